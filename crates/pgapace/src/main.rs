@@ -1,0 +1,2 @@
+//! pgapace
+fn main() {}
