@@ -1,0 +1,253 @@
+//! Making a new cluster: directories, initdb, settings, first start.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use super::directory::Directories;
+use super::guardian::Guardian;
+use super::port::Port;
+use super::privileges::ServerUser;
+use super::{Cluster, Started};
+use crate::error::{Context, Error, Result};
+use crate::servers::ServerBinaries;
+
+/// How often a first start is tried with another port.
+const PORT_ATTEMPTS: usize = 5;
+
+/// What a new cluster is to be like; see [`Cluster::builder`].
+#[derive(Clone, Debug)]
+pub struct ClusterBuilder {
+    binaries: ServerBinaries,
+    name: String,
+    directory: Option<PathBuf>,
+    settings: Vec<(String, String)>,
+    logical: bool,
+    durable: bool,
+    listen: String,
+    hba: Vec<String>,
+    files: Vec<(String, Vec<u8>)>,
+    initdb_args: Vec<String>,
+    locale: String,
+    encoding: String,
+    keep: bool,
+}
+
+impl ClusterBuilder {
+    pub(super) fn new(binaries: &ServerBinaries) -> Self {
+        Self {
+            binaries: binaries.clone(),
+            name: format!("postgres{}", binaries.major()),
+            directory: None,
+            settings: Vec::new(),
+            logical: true,
+            durable: false,
+            listen: "127.0.0.1".into(),
+            hba: Vec::new(),
+            files: Vec::new(),
+            initdb_args: Vec::new(),
+            locale: "C".into(),
+            encoding: "UTF8".into(),
+            keep: false,
+        }
+    }
+
+    /// Keeps everything in this directory, which must be empty or absent, rather than in a
+    /// temporary one.
+    pub fn dir(mut self, path: impl Into<PathBuf>) -> Self {
+        self.directory = Some(path.into());
+        self
+    }
+
+    /// A server setting; a later one wins over an earlier one and over our defaults.
+    pub fn setting(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.settings.push((name.into(), value.into()));
+        self
+    }
+
+    /// Whether logical decoding is possible; it is by default.
+    pub fn wal_level_logical(mut self, on: bool) -> Self {
+        self.logical = on;
+        self
+    }
+
+    /// Survives a crash of the machine: fsync and full page writes as in production.
+    pub fn durable(mut self) -> Self {
+        self.durable = true;
+        self
+    }
+
+    /// The TCP addresses to listen on (`127.0.0.1` by default, empty for none).
+    pub fn listen_tcp(mut self, addresses: impl Into<String>) -> Self {
+        self.listen = addresses.into();
+        self
+    }
+
+    /// Lines for `pg_hba.conf`, before the default ones, which trust everybody on this machine.
+    pub fn hba<S: Into<String>>(mut self, lines: impl IntoIterator<Item = S>) -> Self {
+        self.hba.extend(lines.into_iter().map(Into::into));
+        self
+    }
+
+    /// A file in the data directory, such as a TLS key; only the server may read it.
+    pub fn file(mut self, name: impl Into<String>, contents: impl Into<Vec<u8>>) -> Self {
+        self.files.push((name.into(), contents.into()));
+        self
+    }
+
+    /// More arguments for initdb.
+    pub fn initdb_args<S: AsRef<str>>(mut self, args: &[S]) -> Self {
+        self.initdb_args.extend(args.iter().map(|arg| arg.as_ref().to_string()));
+        self
+    }
+
+    /// The locale of the databases (`C` by default).
+    pub fn locale(mut self, locale: impl Into<String>) -> Self {
+        self.locale = locale.into();
+        self
+    }
+
+    /// The encoding of the databases (`UTF8` by default).
+    pub fn encoding(mut self, encoding: impl Into<String>) -> Self {
+        self.encoding = encoding.into();
+        self
+    }
+
+    /// What messages call this server.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Leaves the directory in place when the cluster is dropped. The server still stops.
+    pub fn keep(mut self, keep: bool) -> Self {
+        self.keep = keep;
+        self
+    }
+
+    /// Makes the cluster and starts its server.
+    pub fn start(self) -> Result<Cluster> {
+        let user = ServerUser::needed()?;
+        let directories = Directories::create(self.directory.as_deref(), user.as_ref())?;
+        let data = directories.data_home.join("data");
+        let remove = if self.keep { Vec::new() } else { directories.each() };
+        let guardian = Guardian::start(&data, &remove)?;
+        let log = directories.home.join("server.log");
+        let in_memory = directories.in_memory();
+        // From here on the cluster's drop cleans up.
+        let mut cluster = Cluster {
+            binaries: self.binaries.clone(),
+            name: self.name.clone(),
+            user,
+            directories,
+            data,
+            log,
+            port: Port::take()?,
+            server: None,
+            guardian,
+            keep: self.keep,
+        };
+        self.initdb(&cluster)?;
+        self.configure(&cluster, in_memory)?;
+        for attempt in 1.. {
+            match cluster.launch()? {
+                Started::Ready => break,
+                Started::PortInUse if attempt < PORT_ATTEMPTS => cluster.port = Port::take()?,
+                Started::PortInUse => return Err(cluster.failure("found no free port")),
+                Started::Failed => return Err(cluster.failure("did not start")),
+            }
+        }
+        Ok(cluster)
+    }
+
+    fn initdb(&self, cluster: &Cluster) -> Result<()> {
+        let mut command = cluster.command("initdb");
+        command
+            .arg("-D")
+            .arg(&cluster.data)
+            .args(["-A", "trust", "-U", "postgres", "--no-sync", "--no-instructions"])
+            .args(["-E", &self.encoding])
+            .arg(format!("--locale={}", self.locale))
+            .args(&self.initdb_args)
+            .stdin(Stdio::null());
+        let output = command
+            .output()
+            .context(|| format!("run {}", self.binaries.bin("initdb").display()))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(Error::Server {
+            what: format!("initdb of {} failed: {}", self.name, output.status),
+            log_tail: String::from_utf8_lossy(&output.stdout).into_owned()
+                + &String::from_utf8_lossy(&output.stderr),
+        })
+    }
+
+    fn configure(&self, cluster: &Cluster, in_memory: bool) -> Result<()> {
+        let mut lines = String::from("\n# testbed\n");
+        let defaults = self.default_settings(cluster, in_memory);
+        let defaults = defaults.iter().map(|(name, value)| (*name, value.as_str()));
+        let own = self.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        for (name, value) in defaults.chain(own) {
+            let quoted = value.replace('\\', "\\\\").replace('\'', "''");
+            let _ = writeln!(lines, "{name} = '{quoted}'");
+        }
+        append(&cluster.data.join("postgresql.conf"), &lines)?;
+        if !self.hba.is_empty() {
+            let path = cluster.data.join("pg_hba.conf");
+            let rest = fs::read_to_string(&path).context(|| format!("read {}", path.display()))?;
+            fs::write(&path, format!("{}\n{rest}", self.hba.join("\n")))
+                .context(|| format!("write {}", path.display()))?;
+        }
+        for (name, contents) in &self.files {
+            let path = cluster.data.join(name);
+            fs::write(&path, contents).context(|| format!("write {}", path.display()))?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600))
+                .context(|| format!("close {}", path.display()))?;
+            if let Some(user) = &cluster.user {
+                user.own(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn default_settings(&self, cluster: &Cluster, in_memory: bool) -> Vec<(&'static str, String)> {
+        let on_off = |on: bool| if on { "on" } else { "off" }.to_string();
+        let mut settings = vec![
+            ("unix_socket_directories", cluster.directories.home.display().to_string()),
+            ("listen_addresses", self.listen.clone()),
+            ("wal_level", if self.logical { "logical" } else { "replica" }.into()),
+            ("fsync", on_off(self.durable)),
+            ("full_page_writes", on_off(self.durable)),
+            ("synchronous_commit", "on".into()),
+            ("shared_buffers", "128MB".into()),
+            ("max_connections", "100".into()),
+            ("max_wal_senders", "20".into()),
+            ("max_replication_slots", "20".into()),
+            ("max_prepared_transactions", "100".into()),
+            ("max_worker_processes", "20".into()),
+            ("max_logical_replication_workers", "10".into()),
+            ("jit", "off".into()),
+            ("log_line_prefix", "%m [%p] %a ".into()),
+            ("logging_collector", "off".into()),
+            ("timezone", "UTC".into()),
+            ("log_timezone", "UTC".into()),
+        ];
+        if in_memory {
+            // Segments as files among the data, so that they go away with it even after kill -9.
+            settings.push(("dynamic_shared_memory_type", "mmap".into()));
+        }
+        settings
+    }
+}
+
+fn append(path: &Path, text: &str) -> Result<()> {
+    use std::io::Write as _;
+    fs::OpenOptions::new()
+        .append(true)
+        .open(path)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .context(|| format!("append to {}", path.display()))
+}

@@ -1,0 +1,362 @@
+//! One running PostgreSQL server in a directory of its own.
+
+mod builder;
+mod directory;
+mod guardian;
+mod port;
+pub(crate) mod privileges;
+pub(crate) mod process;
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use postgres::{Client, NoTls, SimpleQueryMessage};
+use rustix::process::Signal;
+
+pub use builder::ClusterBuilder;
+use directory::Directories;
+use guardian::Guardian;
+use port::Port;
+use privileges::ServerUser;
+
+use crate::error::{Context, Error, Result};
+use crate::servers::ServerBinaries;
+use crate::wait::wait_until;
+
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(10);
+const LOG_TAIL_LINES: usize = 30;
+
+/// How a server stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Waits until every client has gone.
+    Smart,
+    /// Disconnects the clients and shuts down cleanly.
+    Fast,
+    /// Aborts; the next start recovers from the write-ahead log.
+    Immediate,
+}
+
+/// A running server. Dropping it stops the server and removes its directory; if this process
+/// is killed instead, a guardian process does the same.
+#[derive(Debug)]
+pub struct Cluster {
+    binaries: ServerBinaries,
+    name: String,
+    user: Option<ServerUser>,
+    directories: Directories,
+    data: PathBuf,
+    log: PathBuf,
+    port: Port,
+    server: Option<Child>,
+    guardian: Guardian,
+    keep: bool,
+}
+
+/// How a launch ended.
+enum Started {
+    Ready,
+    PortInUse,
+    Failed,
+}
+
+impl Cluster {
+    /// A new cluster of these programs.
+    pub fn builder(binaries: &ServerBinaries) -> ClusterBuilder {
+        ClusterBuilder::new(binaries)
+    }
+
+    /// The programs that this server runs.
+    pub fn binaries(&self) -> &ServerBinaries {
+        &self.binaries
+    }
+
+    /// What messages call this server.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The port, for TCP and in the name of the Unix socket.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// The directory of the Unix socket.
+    pub fn socket_dir(&self) -> &Path {
+        &self.directories.home
+    }
+
+    /// The data directory.
+    pub fn data_dir(&self) -> &Path {
+        &self.data
+    }
+
+    /// The server's log.
+    pub fn log_file(&self) -> &Path {
+        &self.log
+    }
+
+    /// The last lines of the server's log.
+    pub fn log_tail(&self) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")
+    }
+
+    /// A connection string over the Unix socket, as superuser `postgres`.
+    pub fn conninfo(&self, dbname: &str) -> String {
+        self.conninfo_at(&self.directories.home.display().to_string(), dbname)
+    }
+
+    /// A connection string over TCP, as superuser `postgres`.
+    pub fn conninfo_tcp(&self, dbname: &str) -> String {
+        self.conninfo_at("127.0.0.1", dbname)
+    }
+
+    fn conninfo_at(&self, host: &str, dbname: &str) -> String {
+        let quoted = |value: &str| value.replace('\\', "\\\\").replace('\'', "\\'");
+        let (host, dbname) = (quoted(host), quoted(dbname));
+        format!("host='{host}' port={} user=postgres dbname='{dbname}'", self.port())
+    }
+
+    /// A connection over the Unix socket.
+    pub fn connect(&self, dbname: &str) -> Result<Client> {
+        Client::connect(&self.conninfo(dbname), NoTls)
+            .context(|| format!("connect to {} database {dbname}", self.name))
+    }
+
+    /// Runs SQL on a connection of its own.
+    pub fn sql(&self, dbname: &str, sql: &str) -> Result<()> {
+        self.connect(dbname)?
+            .batch_execute(sql)
+            .context(|| format!("run on {} {dbname}: {}", self.name, abbreviated(sql)))
+    }
+
+    /// The rows of a query as text, on a connection of its own.
+    pub fn query_texts(&self, dbname: &str, sql: &str) -> Result<Vec<Vec<Option<String>>>> {
+        let messages = self
+            .connect(dbname)?
+            .simple_query(sql)
+            .context(|| format!("run on {} {dbname}: {}", self.name, abbreviated(sql)))?;
+        let row_texts = |message| match message {
+            SimpleQueryMessage::Row(row) => {
+                Some((0..row.len()).map(|i| row.get(i).map(str::to_string)).collect())
+            }
+            _ => None,
+        };
+        Ok(messages.into_iter().filter_map(row_texts).collect())
+    }
+
+    /// The first column of the first row as text; an error when there is no row or it is null.
+    pub fn query_one_text(&self, dbname: &str, sql: &str) -> Result<String> {
+        let rows = self.query_texts(dbname, sql)?;
+        let value = rows.into_iter().next().and_then(|row| row.into_iter().next()).flatten();
+        value.ok_or_else(|| {
+            Error::other(format!("no value on {} {dbname} from: {}", self.name, abbreviated(sql)))
+        })
+    }
+
+    /// Creates a database.
+    pub fn create_database(&self, name: &str) -> Result<()> {
+        self.sql("postgres", &format!("CREATE DATABASE \"{}\"", name.replace('"', "\"\"")))
+    }
+
+    /// Sets a server setting with ALTER SYSTEM and waits until new sessions see the reload.
+    /// Settings that need a restart have an effect only after [`restart`](Self::restart).
+    pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        let loaded = "SELECT pg_conf_load_time()::text";
+        let before = self.query_one_text("postgres", loaded)?;
+        let value = value.replace('\'', "''");
+        self.sql("postgres", &format!("ALTER SYSTEM SET {name} = '{value}'"))?;
+        self.sql("postgres", "SELECT pg_reload_conf()")?;
+        wait_until(STOP_TIMEOUT, format!("{} to reload its settings", self.name), || {
+            Ok(self.query_one_text("postgres", loaded)? != before)
+        })
+    }
+
+    /// The process id of the postmaster, if the server runs.
+    pub fn postmaster_pid(&self) -> Option<u32> {
+        self.server.as_ref().map(Child::id).filter(|id| process::runs(*id))
+    }
+
+    /// Whether the postmaster runs.
+    pub fn is_running(&self) -> bool {
+        self.postmaster_pid().is_some()
+    }
+
+    /// Starts the server after a stop, on the same port. Does nothing while it runs.
+    pub fn start(&mut self) -> Result<()> {
+        if self.is_running() {
+            return Ok(());
+        }
+        self.reap();
+        match self.launch()? {
+            Started::Ready => Ok(()),
+            Started::PortInUse => Err(self.failure("found its port taken")),
+            Started::Failed => Err(self.failure("did not start")),
+        }
+    }
+
+    /// Stops the server and waits for it. Does nothing when it is not running.
+    pub fn stop(&mut self, mode: Stop) -> Result<()> {
+        let Some(pid) = self.postmaster_pid() else {
+            self.reap();
+            return Ok(());
+        };
+        let stop_signal = match mode {
+            Stop::Smart => Signal::TERM,
+            Stop::Fast => Signal::INT,
+            Stop::Immediate => Signal::QUIT,
+        };
+        process::signal(pid, stop_signal)?;
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while process::runs(pid) {
+            if Instant::now() > deadline {
+                return Err(self.failure(&format!("did not stop ({mode:?}) in time")));
+            }
+            sleep(POLL);
+        }
+        self.reap();
+        Ok(())
+    }
+
+    /// Stops and starts the server.
+    pub fn restart(&mut self, mode: Stop) -> Result<()> {
+        self.stop(mode)?;
+        self.start()
+    }
+
+    /// Kills the postmaster and all its children with SIGKILL, as a crash of the machine would.
+    pub fn kill9(&mut self) -> Result<()> {
+        let Some(pid) = self.postmaster_pid() else {
+            return Ok(());
+        };
+        // A stopped postmaster cannot start another child while we count them.
+        process::signal(pid, Signal::STOP)?;
+        let children = process::children(pid);
+        process::signal(pid, Signal::KILL)?;
+        for child in &children {
+            // It may have ended by itself.
+            let _ = process::signal(*child, Signal::KILL);
+        }
+        self.reap();
+        wait_until(STOP_TIMEOUT, format!("the processes of {} to end", self.name), || {
+            Ok(!children.iter().any(|child| process::runs(*child)))
+        })
+    }
+
+    /// A command for one of this server's programs, as the user that runs the server, in a
+    /// directory which that user can enter.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let mut command = self.binaries.command(program);
+        command.current_dir(&self.directories.home);
+        if let Some(user) = &self.user {
+            user.apply(&mut command);
+        }
+        command
+    }
+
+    /// Starts the postmaster as our child and waits until it takes connections.
+    fn launch(&mut self) -> Result<Started> {
+        let log_before = fs::metadata(&self.log).map_or(0, |metadata| metadata.len());
+        let open_log = || {
+            File::options()
+                .create(true)
+                .append(true)
+                .open(&self.log)
+                .context(|| format!("open {}", self.log.display()))
+        };
+        let (output, errors) = (open_log()?, open_log()?);
+        let child = self
+            .command("postgres")
+            .arg("-D")
+            .arg(&self.data)
+            .args(["-p", &self.port().to_string()])
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors)
+            // An interrupt from the keyboard is for us, and we stop the server.
+            .process_group(0)
+            .spawn()
+            .context(|| format!("run {}", self.binaries.bin("postgres").display()))?;
+        let pid = child.id();
+        self.guardian.server_started(pid);
+        self.server = Some(child);
+
+        let deadline = Instant::now() + START_TIMEOUT;
+        while process::runs(pid) {
+            if Client::connect(&self.conninfo("postgres"), NoTls).is_ok() {
+                return Ok(Started::Ready);
+            }
+            if Instant::now() > deadline {
+                let failure = self.failure("took no connection in time");
+                self.kill9()?;
+                return Err(failure);
+            }
+            sleep(POLL);
+        }
+        self.reap();
+        let log = fs::read(&self.log).unwrap_or_default();
+        let new = log.get(usize::try_from(log_before).unwrap_or(0)..).unwrap_or_default();
+        let in_use = String::from_utf8_lossy(new).contains("Address already in use");
+        Ok(if in_use { Started::PortInUse } else { Started::Failed })
+    }
+
+    /// Collects the exit status of a postmaster that has ended or is about to.
+    fn reap(&mut self) {
+        if let Some(mut child) = self.server.take() {
+            let _ = child.wait();
+            self.guardian.server_stopped();
+        }
+    }
+
+    fn failure(&self, what: &str) -> Error {
+        Error::Server {
+            what: format!("{} (PostgreSQL {}) {what}", self.name, self.binaries.version()),
+            log_tail: self.log_tail(),
+        }
+    }
+
+    /// A killed postmaster leaves a small System V segment, named in its lock file.
+    fn remove_segment(&self) {
+        let lock_file = fs::read_to_string(self.data.join("postmaster.pid")).unwrap_or_default();
+        let segment = lock_file.lines().nth(6).and_then(|line| line.split_whitespace().nth(1));
+        if let Some(segment) = segment {
+            let _ = Command::new("ipcrm")
+                .args(["-m", segment])
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status();
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if self.stop(Stop::Immediate).is_err()
+            && let Err(error) = self.kill9()
+        {
+            tracing::warn!(server = self.name, %error, "could not stop a test server");
+        }
+        if !self.keep {
+            self.remove_segment();
+            self.directories.remove();
+        }
+    }
+}
+
+fn abbreviated(sql: &str) -> String {
+    const LONGEST: usize = 200;
+    let mut text: String = sql.chars().take(LONGEST).collect();
+    if text.len() < sql.len() {
+        text.push('…');
+    }
+    text
+}

@@ -1,0 +1,42 @@
+//! Ports for the servers.
+
+use std::collections::HashSet;
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use crate::error::{Error, Result};
+
+/// Below the range from which systems give ports to outgoing connections, so that a server that
+/// is down for a moment finds its port free again.
+const RANGE: std::ops::Range<u16> = 20_000..32_000;
+
+static TAKEN: LazyLock<Mutex<HashSet<u16>>> = LazyLock::new(Mutex::default);
+
+/// A port that no other cluster of this process has; free again when dropped.
+#[derive(Debug)]
+pub(super) struct Port(u16);
+
+impl Port {
+    /// Takes a port on which nothing listens now.
+    pub(super) fn take() -> Result<Self> {
+        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..1000 {
+            let port = fastrand::u16(RANGE);
+            if !taken.contains(&port) && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+                taken.insert(port);
+                return Ok(Self(port));
+            }
+        }
+        Err(Error::other(format!("no free port in {RANGE:?}")))
+    }
+
+    pub(super) fn number(&self) -> u16 {
+        self.0
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        TAKEN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}

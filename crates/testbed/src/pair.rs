@@ -1,0 +1,50 @@
+//! A publisher and a target.
+
+use std::thread;
+
+use crate::cluster::{Cluster, ClusterBuilder};
+use crate::error::{Error, Result};
+use crate::servers::find_or_fetch;
+
+/// Two running servers.
+#[derive(Debug)]
+pub struct Pair {
+    /// The server that changes are read from.
+    pub publisher: Cluster,
+    /// The server that changes are applied to.
+    pub target: Cluster,
+}
+
+impl Pair {
+    /// Starts two servers of these major versions with the default settings.
+    pub fn start(publisher_major: u16, target_major: u16) -> Result<Self> {
+        Self::start_with(publisher_major, target_major, |publisher| publisher, |target| target)
+    }
+
+    /// Starts two servers of these major versions, each after a say of the caller.
+    pub fn start_with(
+        publisher_major: u16,
+        target_major: u16,
+        publisher: impl FnOnce(ClusterBuilder) -> ClusterBuilder,
+        target: impl FnOnce(ClusterBuilder) -> ClusterBuilder,
+    ) -> Result<Self> {
+        let publisher_binaries = find_or_fetch(publisher_major)?;
+        let target_binaries = find_or_fetch(target_major)?;
+        Self::from_builders(
+            publisher(Cluster::builder(&publisher_binaries).name("publisher")),
+            target(Cluster::builder(&target_binaries).name("target")),
+        )
+    }
+
+    /// Starts both servers at the same time.
+    pub fn from_builders(publisher: ClusterBuilder, target: ClusterBuilder) -> Result<Self> {
+        thread::scope(|scope| {
+            let publisher = scope.spawn(|| publisher.start());
+            let target = target.start();
+            let publisher = publisher
+                .join()
+                .unwrap_or_else(|_| Err(Error::other("the start of the publisher panicked")))?;
+            Ok(Self { publisher, target: target? })
+        })
+    }
+}
