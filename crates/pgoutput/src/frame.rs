@@ -1,0 +1,263 @@
+//! The envelope: what one CopyData packet holds, in either direction.
+//!
+//! Chapter "Streaming Replication Protocol"; the publisher's side is
+//! `src/backend/replication/walsender.c`.
+
+use crate::reader::Reader;
+use crate::{DecodeError, DecodeErrorKind, Lsn, Timestamp, writer};
+
+/// What the publisher sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// `w`: one message of the output plugin.
+    XLogData {
+        /// Position of the change, or the end of the transaction for messages that end one; 0/0
+        /// if another message of the same change follows, so it may go backwards.
+        start: Lsn,
+        /// The same as `start` in logical replication.
+        end: Lsn,
+        /// The publisher's clock when it sent this.
+        sent: Timestamp,
+        /// The message, for [`Decoder::decode`](crate::Decoder::decode).
+        payload: &'a [u8],
+    },
+    /// `k`: a sign of life.
+    Keepalive {
+        /// How far the publisher has come.
+        wal_end: Lsn,
+        /// The publisher's clock when it sent this.
+        sent: Timestamp,
+        /// The publisher wants a [`StatusUpdate`] at once, or will drop the connection.
+        reply_requested: bool,
+    },
+    /// `s`: the answer to a [`PrimaryStatusRequest`] (PostgreSQL 19 and later).
+    PrimaryStatus {
+        /// The end of what was written on the publisher.
+        lsn: Lsn,
+        /// The oldest transaction that is just committing: 64 bits, epoch included.
+        oldest_commit_xid: u64,
+        /// The next transaction to be assigned: 64 bits, epoch included.
+        next_xid: u64,
+        /// The publisher's clock when it sent this.
+        sent: Timestamp,
+    },
+}
+
+impl<'a> Frame<'a> {
+    /// Reads the contents of one CopyData packet.
+    pub fn decode(copy_data: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(copy_data);
+        let frame = match reader.u8()? {
+            b'w' => {
+                let (start, end, sent) = (reader.lsn()?, reader.lsn()?, reader.timestamp()?);
+                return Ok(Self::XLogData { start, end, sent, payload: reader.rest() });
+            }
+            b'k' => Self::Keepalive {
+                wal_end: reader.lsn()?,
+                sent: reader.timestamp()?,
+                reply_requested: reader.bool()?,
+            },
+            b's' => Self::PrimaryStatus {
+                lsn: reader.lsn()?,
+                oldest_commit_xid: reader.u64()?,
+                next_xid: reader.u64()?,
+                sent: reader.timestamp()?,
+            },
+            kind => return Err(reader.error_before(1, DecodeErrorKind::UnknownFrame(kind))),
+        };
+        reader.finish()?;
+        Ok(frame)
+    }
+
+    /// Appends the contents of one CopyData packet to `out`, as a publisher would send it.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match *self {
+            Self::XLogData { start, end, sent, payload } => {
+                writer::u8(out, b'w');
+                writer::lsn(out, start);
+                writer::lsn(out, end);
+                writer::timestamp(out, sent);
+                out.extend_from_slice(payload);
+            }
+            Self::Keepalive { wal_end, sent, reply_requested } => {
+                writer::u8(out, b'k');
+                writer::lsn(out, wal_end);
+                writer::timestamp(out, sent);
+                writer::u8(out, u8::from(reply_requested));
+            }
+            Self::PrimaryStatus { lsn, oldest_commit_xid, next_xid, sent } => {
+                writer::u8(out, b's');
+                writer::lsn(out, lsn);
+                writer::u64(out, oldest_commit_xid);
+                writer::u64(out, next_xid);
+                writer::timestamp(out, sent);
+            }
+        }
+    }
+}
+
+/// `r`: how far the subscriber is.
+///
+/// The publisher may forget everything before `flush`; what was not made durable by then is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatusUpdate {
+    /// Received up to here. Shown on the publisher, without further effect.
+    pub write: Lsn,
+    /// Durable up to here: moves the slot's `confirmed_flush_lsn`, and it alone does.
+    pub flush: Lsn,
+    /// Visible to readers up to here. Used by `synchronous_commit = remote_apply`.
+    pub apply: Lsn,
+    /// The subscriber's clock.
+    pub clock: Timestamp,
+    /// The publisher is to answer at once with a [`Frame::Keepalive`].
+    pub reply_requested: bool,
+}
+
+impl StatusUpdate {
+    /// Appends the contents of one CopyData packet to `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        writer::u8(out, b'r');
+        writer::lsn(out, self.write);
+        writer::lsn(out, self.flush);
+        writer::lsn(out, self.apply);
+        writer::timestamp(out, self.clock);
+        writer::u8(out, u8::from(self.reply_requested));
+    }
+
+    /// Reads the contents of one CopyData packet, as a publisher would.
+    pub fn decode(copy_data: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(copy_data);
+        expect_kind(&mut reader, b'r')?;
+        let update = Self {
+            write: reader.lsn()?,
+            flush: reader.lsn()?,
+            apply: reader.lsn()?,
+            clock: reader.timestamp()?,
+            reply_requested: reader.bool()?,
+        };
+        reader.finish()?;
+        Ok(update)
+    }
+}
+
+/// `p`: asks the publisher for a [`Frame::PrimaryStatus`] (PostgreSQL 19 and later).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrimaryStatusRequest {
+    /// The subscriber's clock.
+    pub clock: Timestamp,
+}
+
+impl PrimaryStatusRequest {
+    /// Appends the contents of one CopyData packet to `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        writer::u8(out, b'p');
+        writer::timestamp(out, self.clock);
+    }
+
+    /// Reads the contents of one CopyData packet, as a publisher would.
+    pub fn decode(copy_data: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(copy_data);
+        expect_kind(&mut reader, b'p')?;
+        let request = Self { clock: reader.timestamp()? };
+        reader.finish()?;
+        Ok(request)
+    }
+}
+
+fn expect_kind(reader: &mut Reader<'_>, expected: u8) -> Result<(), DecodeError> {
+    let kind = reader.u8()?;
+    if kind != expected {
+        return Err(reader.error_before(1, DecodeErrorKind::UnknownFrame(kind)));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(frame: Frame<'_>, bytes: &[u8]) {
+        assert_eq!(Frame::decode(bytes), Ok(frame));
+        let mut out = Vec::new();
+        frame.encode(&mut out);
+        assert_eq!(out, bytes);
+    }
+
+    #[test]
+    fn log_data_carries_its_payload_untouched() {
+        check(
+            Frame::XLogData {
+                start: Lsn(0x16B_3748),
+                end: Lsn(0x16B_3748),
+                sent: Timestamp(-2),
+                payload: b"E",
+            },
+            b"w\0\0\0\0\x01\x6B\x37\x48\0\0\0\0\x01\x6B\x37\x48\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFEE",
+        );
+    }
+
+    #[test]
+    fn keepalive() {
+        check(
+            Frame::Keepalive { wal_end: Lsn(1 << 32), sent: Timestamp(5), reply_requested: true },
+            b"k\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\x05\x01",
+        );
+    }
+
+    #[test]
+    fn primary_status() {
+        check(
+            Frame::PrimaryStatus {
+                lsn: Lsn(1),
+                oldest_commit_xid: 2,
+                next_xid: 1 << 32 | 3,
+                sent: Timestamp(4),
+            },
+            b"s\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\x01\0\0\0\x03\0\0\0\0\0\0\0\x04",
+        );
+    }
+
+    #[test]
+    fn status_update() {
+        let update = StatusUpdate {
+            write: Lsn(3),
+            flush: Lsn(1),
+            apply: Lsn(2),
+            clock: Timestamp(4),
+            reply_requested: true,
+        };
+        let bytes = b"r\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\
+            \0\0\0\0\0\0\0\x04\x01";
+        let mut out = Vec::new();
+        update.encode(&mut out);
+        assert_eq!(out, bytes);
+        assert_eq!(StatusUpdate::decode(bytes), Ok(update));
+    }
+
+    #[test]
+    fn primary_status_request() {
+        let request = PrimaryStatusRequest { clock: Timestamp(9) };
+        let mut out = Vec::new();
+        request.encode(&mut out);
+        assert_eq!(out, b"p\0\0\0\0\0\0\0\x09");
+        assert_eq!(PrimaryStatusRequest::decode(&out), Ok(request));
+    }
+
+    #[test]
+    fn other_packets_are_refused() {
+        let cases: [(&[u8], usize, DecodeErrorKind); 5] = [
+            (b"", 0, DecodeErrorKind::Truncated { needed: 1, left: 0 }),
+            (b"x", 0, DecodeErrorKind::UnknownFrame(b'x')),
+            (b"w\0\0\0", 1, DecodeErrorKind::Truncated { needed: 8, left: 3 }),
+            (b"k\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\x05\x02", 17, DecodeErrorKind::UnexpectedFlags(2)),
+            (b"k\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\x05\x01!", 18, DecodeErrorKind::TrailingBytes(1)),
+        ];
+        for (bytes, offset, kind) in cases {
+            assert_eq!(Frame::decode(bytes), Err(DecodeError::new(offset, kind)));
+        }
+        assert_eq!(
+            StatusUpdate::decode(b"k"),
+            Err(DecodeError::new(0, DecodeErrorKind::UnknownFrame(b'k')))
+        );
+    }
+}

@@ -1,0 +1,234 @@
+//! The messages of `pgoutput`: one module each, with its fields, both directions and its tests.
+
+mod begin;
+mod commit;
+mod delete;
+mod insert;
+mod logical;
+mod origin;
+mod prepare;
+mod relation;
+mod stream;
+mod truncate;
+mod type_info;
+mod update;
+
+pub use begin::Begin;
+pub use commit::Commit;
+pub use delete::Delete;
+pub use insert::Insert;
+pub use logical::LogicalMessage;
+pub use origin::Origin;
+pub use prepare::{BeginPrepare, CommitPrepared, Prepare, RollbackPrepared};
+pub use relation::{Columns, Relation, RelationColumn, RelationColumns, ReplicaIdentity};
+pub use stream::{StreamAbort, StreamCommit, StreamStart};
+pub use truncate::{RelIds, RelIdsIter, Truncate};
+pub use type_info::TypeInfo;
+pub use update::Update;
+
+use crate::reader::Reader;
+use crate::{DecodeError, DecodeErrorKind, Xid};
+
+/// One message of the output plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message<'a> {
+    /// `B`: a transaction begins.
+    Begin(Begin),
+    /// `C`: it has committed.
+    Commit(Commit),
+    /// `O`: it did not begin on this publisher.
+    Origin(Origin<'a>),
+    /// `R`: what a table looks like from now on.
+    Relation(Relation<'a>),
+    /// `Y`: the name of a type that is not built in.
+    Type(TypeInfo<'a>),
+    /// `I`: a row is new.
+    Insert(Insert<'a>),
+    /// `U`: a row is different.
+    Update(Update<'a>),
+    /// `D`: a row is gone.
+    Delete(Delete<'a>),
+    /// `T`: tables are emptied.
+    Truncate(Truncate<'a>),
+    /// `M`: something an application wrote into the log.
+    Logical(LogicalMessage<'a>),
+    /// `S`: a block of a streamed transaction begins.
+    StreamStart(StreamStart),
+    /// `E`: the block ends.
+    StreamStop,
+    /// `c`: a streamed transaction has committed.
+    StreamCommit(StreamCommit),
+    /// `A`: a streamed transaction, or a part of it, did not happen.
+    StreamAbort(StreamAbort),
+    /// `b`: a transaction begins that will be prepared.
+    BeginPrepare(BeginPrepare<'a>),
+    /// `P`: it is prepared.
+    Prepare(Prepare<'a>),
+    /// `K`: a prepared transaction has committed.
+    CommitPrepared(CommitPrepared<'a>),
+    /// `r`: a prepared transaction was undone.
+    RollbackPrepared(RollbackPrepared<'a>),
+    /// `p`: a streamed transaction is prepared.
+    StreamPrepare(Prepare<'a>),
+}
+
+/// The changes: what may stand in a stream block, each with its transaction in front (except
+/// Origin).
+pub(crate) fn is_change(tag: u8) -> bool {
+    matches!(tag, b'I' | b'U' | b'D' | b'R' | b'Y' | b'T' | b'M' | b'O')
+}
+
+impl<'a> Message<'a> {
+    /// Reads what follows the first byte. `abort_has_position` is so for parallel streaming.
+    #[inline]
+    pub(crate) fn decode(
+        tag: u8,
+        reader: &mut Reader<'a>,
+        in_stream: bool,
+        abort_has_position: bool,
+    ) -> Result<Self, DecodeError> {
+        let message = match tag {
+            b'I' => Self::Insert(Insert::decode(reader, in_stream)?),
+            b'U' => Self::Update(Update::decode(reader, in_stream)?),
+            b'D' => Self::Delete(Delete::decode(reader, in_stream)?),
+            b'B' => Self::Begin(Begin::decode(reader)?),
+            b'C' => Self::Commit(Commit::decode(reader)?),
+            b'O' => Self::Origin(Origin::decode(reader)?),
+            b'R' => Self::Relation(Relation::decode(reader, in_stream)?),
+            b'Y' => Self::Type(TypeInfo::decode(reader, in_stream)?),
+            b'T' => Self::Truncate(Truncate::decode(reader, in_stream)?),
+            b'M' => Self::Logical(LogicalMessage::decode(reader, in_stream)?),
+            b'S' => Self::StreamStart(StreamStart::decode(reader)?),
+            b'E' => Self::StreamStop,
+            b'c' => Self::StreamCommit(StreamCommit::decode(reader)?),
+            b'A' => Self::StreamAbort(StreamAbort::decode(reader, abort_has_position)?),
+            b'b' => Self::BeginPrepare(BeginPrepare::decode(reader)?),
+            b'P' => Self::Prepare(Prepare::decode(reader)?),
+            b'K' => Self::CommitPrepared(CommitPrepared::decode(reader)?),
+            b'r' => Self::RollbackPrepared(RollbackPrepared::decode(reader)?),
+            b'p' => Self::StreamPrepare(Prepare::decode(reader)?),
+            _ => return Err(reader.error_before(1, DecodeErrorKind::UnknownMessage(tag))),
+        };
+        reader.finish()?;
+        Ok(message)
+    }
+
+    /// Appends the message to `out` as a publisher would send it; for tests and simulations.
+    ///
+    /// The transaction in front of a change is written if the change has one, so changes inside a
+    /// stream block must and others must not. Nothing else is checked: flags that are unknown and
+    /// positions that are not set are written as they are.
+    ///
+    /// # Panics
+    ///
+    /// If a [`LogicalMessage`] holds 2 GiB or more, or in debug builds if a name holds a zero
+    /// byte.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.push(self.tag());
+        match self {
+            Self::Begin(message) => message.encode(out),
+            Self::Commit(message) => message.encode(out),
+            Self::Origin(message) => message.encode(out),
+            Self::Relation(message) => message.encode(out),
+            Self::Type(message) => message.encode(out),
+            Self::Insert(message) => message.encode(out),
+            Self::Update(message) => message.encode(out),
+            Self::Delete(message) => message.encode(out),
+            Self::Truncate(message) => message.encode(out),
+            Self::Logical(message) => message.encode(out),
+            Self::StreamStart(message) => message.encode(out),
+            Self::StreamStop => {}
+            Self::StreamCommit(message) => message.encode(out),
+            Self::StreamAbort(message) => message.encode(out),
+            Self::BeginPrepare(message) => message.encode(out),
+            Self::Prepare(message) | Self::StreamPrepare(message) => message.encode(out),
+            Self::CommitPrepared(message) => message.encode(out),
+            Self::RollbackPrepared(message) => message.encode(out),
+        }
+    }
+
+    /// The message's first byte on the wire.
+    #[must_use]
+    pub const fn tag(&self) -> u8 {
+        match self {
+            Self::Begin(_) => b'B',
+            Self::Commit(_) => b'C',
+            Self::Origin(_) => b'O',
+            Self::Relation(_) => b'R',
+            Self::Type(_) => b'Y',
+            Self::Insert(_) => b'I',
+            Self::Update(_) => b'U',
+            Self::Delete(_) => b'D',
+            Self::Truncate(_) => b'T',
+            Self::Logical(_) => b'M',
+            Self::StreamStart(_) => b'S',
+            Self::StreamStop => b'E',
+            Self::StreamCommit(_) => b'c',
+            Self::StreamAbort(_) => b'A',
+            Self::BeginPrepare(_) => b'b',
+            Self::Prepare(_) => b'P',
+            Self::CommitPrepared(_) => b'K',
+            Self::RollbackPrepared(_) => b'r',
+            Self::StreamPrepare(_) => b'p',
+        }
+    }
+
+    /// The transaction or subtransaction in front of a change; inside a stream block only.
+    #[must_use]
+    pub const fn stream_xid(&self) -> Option<Xid> {
+        match self {
+            Self::Relation(message) => message.xid,
+            Self::Type(message) => message.xid,
+            Self::Insert(message) => message.xid,
+            Self::Update(message) => message.xid,
+            Self::Delete(message) => message.xid,
+            Self::Truncate(message) => message.xid,
+            Self::Logical(message) => message.xid,
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! Compares one message with its bytes.
+
+    use super::Message;
+    use crate::{DecodeError, DecodeErrorKind, Decoder, Streaming};
+
+    fn decode(bytes: &[u8], in_stream: bool) -> Result<Message<'_>, DecodeError> {
+        let mut decoder = Decoder::new(Streaming::On);
+        if in_stream {
+            decoder.decode(b"S\0\0\0\x01\x01").unwrap();
+        }
+        decoder.decode(bytes)
+    }
+
+    fn check_at(bytes: &[u8], message: Message<'_>, in_stream: bool) {
+        assert_eq!(decode(bytes, in_stream), Ok(message));
+        let mut out = Vec::new();
+        message.encode(&mut out);
+        assert_eq!(out.escape_ascii().to_string(), bytes.escape_ascii().to_string());
+    }
+
+    fn refused_at(bytes: &[u8], offset: usize, kind: DecodeErrorKind, in_stream: bool) {
+        let message = bytes.first().copied();
+        assert_eq!(decode(bytes, in_stream), Err(DecodeError { offset, kind, message }));
+    }
+
+    pub(crate) fn check(bytes: &[u8], message: Message<'_>) {
+        check_at(bytes, message, false);
+    }
+
+    pub(crate) fn check_in_stream(bytes: &[u8], message: Message<'_>) {
+        check_at(bytes, message, true);
+    }
+
+    pub(crate) fn refused(bytes: &[u8], offset: usize, kind: DecodeErrorKind) {
+        refused_at(bytes, offset, kind, false);
+    }
+
+    pub(crate) fn refused_in_stream(bytes: &[u8], offset: usize, kind: DecodeErrorKind) {
+        refused_at(bytes, offset, kind, true);
+    }
+}

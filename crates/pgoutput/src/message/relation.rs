@@ -1,0 +1,286 @@
+//! `R`: what a table looks like from now on.
+
+use std::iter::FusedIterator;
+use std::str;
+
+use crate::reader::Reader;
+use crate::{DecodeError, DecodeErrorKind, RelId, TypeOid, Xid, writer};
+
+/// The columns of a table as of the changes that follow (`logicalrep_write_rel` in `proto.c`).
+///
+/// Sent before the first change of a table and again whenever it may have changed, even in the
+/// middle of a transaction. Only published columns are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Relation<'a> {
+    /// The transaction it is part of; inside a stream block only.
+    pub xid: Option<Xid>,
+    /// The number by which changes refer to this message. Two messages with the same number
+    /// replace one another.
+    pub id: RelId,
+    /// The schema. Never empty: an empty name on the wire means `pg_catalog`, and is decoded so.
+    pub schema: &'a str,
+    /// The table.
+    pub name: &'a str,
+    /// By what the publisher identifies rows.
+    pub replica_identity: ReplicaIdentity,
+    /// The columns, in the order in which [`Tuple`](crate::Tuple)s hold them.
+    pub columns: Columns<'a>,
+}
+
+impl<'a> Relation<'a> {
+    pub(crate) fn decode(reader: &mut Reader<'a>, in_stream: bool) -> Result<Self, DecodeError> {
+        Ok(Self {
+            xid: reader.stream_xid(in_stream)?,
+            id: RelId(reader.u32()?),
+            schema: reader.schema()?,
+            name: reader.name()?,
+            replica_identity: ReplicaIdentity::decode(reader)?,
+            columns: Columns::decode(reader)?,
+        })
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        writer::stream_xid(out, self.xid);
+        writer::u32(out, self.id.0);
+        writer::schema(out, self.schema);
+        writer::name(out, self.name);
+        writer::u8(out, self.replica_identity.as_byte());
+        self.columns.encode(out);
+    }
+}
+
+/// What old rows hold, from `pg_class.relreplident`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReplicaIdentity {
+    /// `d`: the primary key; nothing if there is none.
+    Default,
+    /// `n`: nothing. Updates and deletes are refused on the publisher.
+    Nothing,
+    /// `f`: all columns.
+    Full,
+    /// `i`: the columns of a chosen unique index.
+    Index,
+}
+
+impl ReplicaIdentity {
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        match reader.u8()? {
+            b'd' => Ok(Self::Default),
+            b'n' => Ok(Self::Nothing),
+            b'f' => Ok(Self::Full),
+            b'i' => Ok(Self::Index),
+            other => Err(reader.error_before(1, DecodeErrorKind::UnknownReplicaIdentity(other))),
+        }
+    }
+
+    const fn as_byte(self) -> u8 {
+        match self {
+            Self::Default => b'd',
+            Self::Nothing => b'n',
+            Self::Full => b'f',
+            Self::Index => b'i',
+        }
+    }
+}
+
+/// One column of a [`Relation`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RelationColumn<'a> {
+    /// Whether it belongs to the replica identity; with [`ReplicaIdentity::Full`] all do.
+    pub key: bool,
+    /// Its name.
+    pub name: &'a str,
+    /// Its type on the publisher (`pg_attribute.atttypid`).
+    pub type_oid: TypeOid,
+    /// Its type modifier, such as the length of a `varchar`; -1 if there is none
+    /// (`pg_attribute.atttypmod`).
+    pub type_modifier: i32,
+}
+
+/// `LOGICALREP_IS_REPLICA_IDENTITY` in `proto.c`.
+const FLAG_KEY: u8 = 1;
+
+impl<'a> RelationColumn<'a> {
+    fn decode(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        Ok(Self {
+            key: reader.flags(FLAG_KEY)? == FLAG_KEY,
+            name: reader.name()?,
+            type_oid: TypeOid(reader.u32()?),
+            type_modifier: reader.i32()?,
+        })
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        writer::u8(out, if self.key { FLAG_KEY } else { 0 });
+        writer::name(out, self.name);
+        writer::u32(out, self.type_oid.0);
+        writer::i32(out, self.type_modifier);
+    }
+}
+
+/// The columns of a [`Relation`], checked but not unpacked.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Columns<'a> {
+    count: u16,
+    /// Exactly `count` valid columns.
+    columns: &'a [u8],
+}
+
+impl<'a> Columns<'a> {
+    /// `columns` must hold exactly `count` valid columns.
+    pub(crate) const fn from_parts(count: u16, columns: &'a [u8]) -> Self {
+        Self { count, columns }
+    }
+
+    fn decode(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let count = reader.column_count()?;
+        let start = reader.clone();
+        for _ in 0..count {
+            RelationColumn::decode(reader)?;
+        }
+        Ok(Self { count, columns: reader.read_since(&start) })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        writer::u16(out, self.count);
+        out.extend_from_slice(self.columns);
+    }
+
+    /// The number of columns, at most [`MAX_COLUMNS`](crate::MAX_COLUMNS).
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.count as usize
+    }
+
+    /// Whether the table has no published columns, which is legal.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The columns in the order of the message.
+    #[must_use]
+    pub const fn iter(&self) -> RelationColumns<'a> {
+        RelationColumns { left: self.count, reader: Reader::new(self.columns) }
+    }
+}
+
+impl<'a> IntoIterator for &Columns<'a> {
+    type Item = RelationColumn<'a>;
+    type IntoIter = RelationColumns<'a>;
+
+    fn into_iter(self) -> RelationColumns<'a> {
+        self.iter()
+    }
+}
+
+impl std::fmt::Debug for Columns<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// Walks the columns of a [`Relation`].
+#[derive(Clone, Debug)]
+pub struct RelationColumns<'a> {
+    left: u16,
+    reader: Reader<'a>,
+}
+
+impl<'a> Iterator for RelationColumns<'a> {
+    type Item = RelationColumn<'a>;
+
+    fn next(&mut self) -> Option<RelationColumn<'a>> {
+        self.left = self.left.checked_sub(1)?;
+        // The bytes were checked when the message was decoded. Names are checked a second time,
+        // which costs little: relations are rare.
+        RelationColumn::decode(&mut self.reader).ok()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = usize::from(self.left);
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for RelationColumns<'_> {}
+impl FusedIterator for RelationColumns<'_> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::testing::{check, check_in_stream, refused};
+    use crate::{ColumnsBuilder, Message};
+
+    #[test]
+    fn relation() {
+        let columns = ColumnsBuilder::new().column(true, "id", TypeOid(23), -1).column(
+            false,
+            "größe",
+            TypeOid(1043),
+            54,
+        );
+        check(
+            b"R\0\0\x40\x01public\0t\0d\0\x02\
+            \x01id\0\0\0\0\x17\xFF\xFF\xFF\xFF\
+            \0gr\xC3\xB6\xC3\x9Fe\0\0\0\x04\x13\0\0\0\x36",
+            Message::Relation(Relation {
+                xid: None,
+                id: RelId(16385),
+                schema: "public",
+                name: "t",
+                replica_identity: ReplicaIdentity::Default,
+                columns: columns.columns(),
+            }),
+        );
+    }
+
+    #[test]
+    fn columns_are_walked_in_order() {
+        let built = ColumnsBuilder::new().column(true, "a", TypeOid(23), -1).column(
+            false,
+            "b",
+            TypeOid(25),
+            4,
+        );
+        let columns = built.columns();
+        assert_eq!((columns.len(), columns.is_empty(), columns.iter().len()), (2, false, 2));
+        let second =
+            RelationColumn { key: false, name: "b", type_oid: TypeOid(25), type_modifier: 4 };
+        assert_eq!(columns.iter().nth(1), Some(second));
+        assert_eq!(columns.iter().nth(2), None);
+        assert!(columns.into_iter().next().unwrap().key);
+    }
+
+    #[test]
+    fn no_schema_means_pg_catalog_and_no_columns_are_legal() {
+        for (letter, replica_identity) in [
+            (b'n', ReplicaIdentity::Nothing),
+            (b'f', ReplicaIdentity::Full),
+            (b'i', ReplicaIdentity::Index),
+        ] {
+            let mut bytes = b"R\0\0\0\x09\0\0\0\x07\0pg_class\0?\0\0".to_vec();
+            bytes[19] = letter;
+            check_in_stream(
+                &bytes,
+                Message::Relation(Relation {
+                    xid: Some(Xid(9)),
+                    id: RelId(7),
+                    schema: "pg_catalog",
+                    name: "pg_class",
+                    replica_identity,
+                    columns: Columns::default(),
+                }),
+            );
+        }
+    }
+
+    #[test]
+    fn wrong_relations_are_refused_where_they_are() {
+        refused(b"R\0\0\0\x07s\0t", 7, DecodeErrorKind::MissingNul);
+        refused(b"R\0\0\0\x07s\xC3\0t\0", 6, DecodeErrorKind::NotUtf8);
+        refused(b"R\0\0\0\x07s\0t\0x", 9, DecodeErrorKind::UnknownReplicaIdentity(b'x'));
+        refused(b"R\0\0\0\x07s\0t\0d\xFF\xFF", 10, DecodeErrorKind::TooManyColumns);
+        refused(b"R\0\0\0\x07s\0t\0d\0\x01\x02", 12, DecodeErrorKind::UnexpectedFlags(2));
+    }
+}

@@ -1,0 +1,58 @@
+//! The other direction of the reader, for tests and simulations. All numbers are big-endian.
+
+use crate::reader::PG_CATALOG;
+use crate::{Lsn, Timestamp, Xid};
+
+pub(crate) fn u8(out: &mut Vec<u8>, value: u8) {
+    out.push(value);
+}
+
+pub(crate) fn u16(out: &mut Vec<u8>, value: u16) {
+    out.extend_from_slice(&value.to_be_bytes());
+}
+
+pub(crate) fn u32(out: &mut Vec<u8>, value: u32) {
+    out.extend_from_slice(&value.to_be_bytes());
+}
+
+pub(crate) fn i32(out: &mut Vec<u8>, value: i32) {
+    out.extend_from_slice(&value.to_be_bytes());
+}
+
+pub(crate) fn u64(out: &mut Vec<u8>, value: u64) {
+    out.extend_from_slice(&value.to_be_bytes());
+}
+
+pub(crate) fn lsn(out: &mut Vec<u8>, lsn: Lsn) {
+    u64(out, lsn.0);
+}
+
+pub(crate) fn timestamp(out: &mut Vec<u8>, timestamp: Timestamp) {
+    out.extend_from_slice(&timestamp.0.to_be_bytes());
+}
+
+pub(crate) fn xid(out: &mut Vec<u8>, xid: Xid) {
+    u32(out, xid.0);
+}
+
+/// The transaction in front of a streamed change.
+pub(crate) fn stream_xid(out: &mut Vec<u8>, stream_xid: Option<Xid>) {
+    if let Some(stream_xid) = stream_xid {
+        xid(out, stream_xid);
+    }
+}
+
+/// A length of contents, which PostgreSQL itself keeps below 1 GiB.
+pub(crate) fn length(out: &mut Vec<u8>, length: usize) {
+    i32(out, i32::try_from(length).expect("contents of 2 GiB and more cannot be sent"));
+}
+
+pub(crate) fn name(out: &mut Vec<u8>, name: &str) {
+    debug_assert!(!name.contains('\0'), "a zero byte would end the name early: {name:?}");
+    out.extend_from_slice(name.as_bytes());
+    out.push(0);
+}
+
+pub(crate) fn schema(out: &mut Vec<u8>, schema: &str) {
+    name(out, if schema == PG_CATALOG { "" } else { schema });
+}
