@@ -23,9 +23,12 @@ pub mod workload;
 
 pub use cluster::{Cluster, ClusterBuilder, Stop};
 
+pub use compare::TableName;
 pub use error::{Error, Result};
 pub use pair::Pair;
 pub use postgres;
+pub use program::Program;
+pub use proxy::Proxy;
 
 pub use servers::ServerBinaries;
 pub use wait::wait_until;

@@ -1,1 +1,263 @@
-//! To come.
+//! Running the binary under test, from outside, as a user would.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::cluster::process;
+use crate::error::{Context, Error, Result};
+
+const POLL: Duration = Duration::from_millis(5);
+
+/// Kills the program if its owner goes away without saying so.
+const WATCHER: &str =
+    "trap '' HUP INT QUIT TERM; read -r pid; read -r word || kill -KILL \"$pid\" 2>/dev/null";
+
+/// A program to run: path, arguments, environment.
+#[derive(Clone, Debug)]
+pub struct Program {
+    path: PathBuf,
+    args: Vec<OsString>,
+    env: Vec<(OsString, Option<OsString>)>,
+    directory: Option<PathBuf>,
+}
+
+impl Program {
+    /// The program at this path.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), args: Vec::new(), env: Vec::new(), directory: None }
+    }
+
+    /// One more argument.
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_os_string());
+        self
+    }
+
+    /// More arguments.
+    pub fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+        self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_os_string()));
+        self
+    }
+
+    /// Sets an environment variable.
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.as_ref().to_os_string(), Some(value.as_ref().to_os_string())));
+        self
+    }
+
+    /// Removes an environment variable.
+    pub fn env_remove(mut self, name: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.as_ref().to_os_string(), None));
+        self
+    }
+
+    /// The directory to run in.
+    pub fn current_dir(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.directory = Some(directory.into());
+        self
+    }
+
+    /// Starts the program with its output, both streams, appended to a log file.
+    pub fn spawn_logged(&self, log: impl Into<PathBuf>) -> Result<Process> {
+        let log = log.into();
+        let open = || {
+            File::options()
+                .create(true)
+                .append(true)
+                .open(&log)
+                .context(|| format!("open {}", log.display()))
+        };
+        let (output, errors) = (open()?, open()?);
+        let (watcher, leash) = watcher()?;
+        let mut watcher = Watcher { process: watcher, leash: Some(leash) };
+        let child = self
+            .command()
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors)
+            .spawn()
+            .context(|| format!("run {}", self.path.display()))?;
+        watcher.tell(&format!("{}\n", child.id()));
+        Ok(Process { child, log, status: None, _watcher: watcher })
+    }
+
+    /// Runs the program to its end and collects its output.
+    pub fn output(&self) -> Result<Output> {
+        self.command()
+            .stdin(Stdio::null())
+            .output()
+            .context(|| format!("run {}", self.path.display()))
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        command.args(&self.args).process_group(0);
+        for (name, value) in &self.env {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        command
+    }
+}
+
+/// A running program, killed when dropped, and also when we are killed.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    log: PathBuf,
+    status: Option<ExitStatus>,
+    _watcher: Watcher,
+}
+
+impl Process {
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where its output goes.
+    pub fn log_file(&self) -> &Path {
+        &self.log
+    }
+
+    /// Its output so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// The exit status, if it has ended.
+    pub fn status(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().ok().flatten();
+        }
+        self.status
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.status().is_none()
+    }
+
+    /// The exit code, if it has ended by itself.
+    pub fn exit_code(&mut self) -> Option<i32> {
+        self.status().and_then(|status| status.code())
+    }
+
+    /// Kills it with SIGKILL and waits for its end.
+    pub fn kill9(&mut self) -> Result<()> {
+        if self.is_running() {
+            self.child.kill().context(|| format!("kill process {}", self.pid()))?;
+            self.status = Some(self.child.wait().context(|| "wait for a killed process".into())?);
+        }
+        Ok(())
+    }
+
+    /// Asks it to end, with SIGTERM.
+    pub fn terminate(&mut self) -> Result<()> {
+        self.signal(Signal::TERM)
+    }
+
+    /// Interrupts it as Ctrl-C would, with SIGINT.
+    pub fn interrupt(&mut self) -> Result<()> {
+        self.signal(Signal::INT)
+    }
+
+    /// Asks it to read its configuration again, with SIGHUP.
+    pub fn hang_up(&mut self) -> Result<()> {
+        self.signal(Signal::HUP)
+    }
+
+    /// Stops it in its tracks, with SIGSTOP.
+    pub fn freeze(&mut self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets it go on after [`freeze`](Self::freeze).
+    pub fn thaw(&mut self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&mut self, signal: Signal) -> Result<()> {
+        if self.is_running() {
+            return process::signal(self.pid(), signal);
+        }
+        Ok(())
+    }
+
+    /// Waits for its end, at most this long; none if it still runs then.
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        while self.is_running() && Instant::now() < deadline {
+            sleep(POLL);
+        }
+        self.status()
+    }
+
+    /// Waits for its end; an error with the end of the log if it still runs after `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        self.wait_timeout(timeout).ok_or_else(|| {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let tail = lines[lines.len().saturating_sub(30)..].join("\n");
+            Error::other(format!("process {} still runs after {timeout:?}:\n{tail}", self.pid()))
+        })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Err(error) = self.kill9() {
+            tracing::warn!(%error, "could not kill a program under test");
+        }
+    }
+}
+
+/// The shell that kills the program if we are killed.
+#[derive(Debug)]
+struct Watcher {
+    process: Child,
+    leash: Option<ChildStdin>,
+}
+
+impl Watcher {
+    fn tell(&mut self, line: &str) {
+        if let Some(leash) = &mut self.leash {
+            let _ = leash.write_all(line.as_bytes());
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.tell("done\n");
+        self.leash = None;
+        let _ = self.process.wait();
+    }
+}
+
+fn watcher() -> Result<(Child, ChildStdin)> {
+    let mut process = Command::new("sh")
+        .args(["-c", WATCHER, "pgapace-watcher"])
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .context(|| "start the watcher shell".to_string())?;
+    let leash = process.stdin.take().ok_or_else(|| Error::other("the watcher has no input"))?;
+    Ok((process, leash))
+}

@@ -1,1 +1,242 @@
-//! To come.
+//! A TCP proxy that delays, cuts, freezes and refuses: the network on a bad day.
+//!
+//! Each direction of a connection has a thread that reads and stamps, and one that waits until a
+//! chunk is due and writes. So a delay costs latency, not bandwidth.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Context, Result};
+
+const CHUNK: usize = 64 << 10;
+/// Chunks on their way in one direction; a slow reader holds up the sender beyond it.
+const CHUNKS_IN_FLIGHT_MAX: usize = 512;
+
+/// A listening address in front of a server. Dropping it cuts every connection.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    target: SocketAddr,
+    delay_us: AtomicU64,
+    refuse: AtomicBool,
+    closed: AtomicBool,
+    forwarded_bytes: AtomicU64,
+    frozen: Mutex<bool>,
+    thawed: Condvar,
+    connections: Mutex<Vec<Connection>>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    client: TcpStream,
+    server: TcpStream,
+    /// Directions that still flow.
+    open: Arc<AtomicU64>,
+}
+
+/// Bytes and when to pass them on; none is the end of the direction.
+type Chunk = (Instant, Option<Vec<u8>>);
+
+impl Proxy {
+    /// Starts a proxy on a free local port.
+    pub fn start(target: SocketAddr) -> Result<Self> {
+        let listener =
+            TcpListener::bind(("127.0.0.1", 0)).context(|| "listen for the proxy".to_string())?;
+        let address = listener.local_addr().context(|| "ask for the proxy's port".to_string())?;
+        let shared = Arc::new(Shared {
+            target,
+            delay_us: AtomicU64::new(0),
+            refuse: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            forwarded_bytes: AtomicU64::new(0),
+            frozen: Mutex::new(false),
+            thawed: Condvar::new(),
+            connections: Mutex::new(Vec::new()),
+        });
+        let acceptor = Arc::clone(&shared);
+        thread::Builder::new()
+            .name("proxy".into())
+            .spawn(move || acceptor.accept(&listener))
+            .context(|| "start the proxy's thread".to_string())?;
+        Ok(Self { address, shared })
+    }
+
+    /// Starts a proxy in front of a cluster's TCP port.
+    pub fn in_front_of(cluster: &crate::Cluster) -> Result<Self> {
+        Self::start(SocketAddr::from(([127, 0, 0, 1], cluster.port())))
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A connection string through the proxy, as superuser `postgres`.
+    pub fn conninfo(&self, dbname: &str) -> String {
+        let dbname = dbname.replace('\\', "\\\\").replace('\'', "\\'");
+        format!("host='127.0.0.1' port={} user=postgres dbname='{dbname}'", self.address.port())
+    }
+
+    /// Delays each direction by this much, from the next chunk on.
+    pub fn set_delay(&self, one_way: Duration) {
+        let delay = u64::try_from(one_way.as_micros()).unwrap_or(u64::MAX);
+        self.shared.delay_us.store(delay, Ordering::Relaxed);
+    }
+
+    /// Closes every connection now. Bytes on their way are lost.
+    pub fn cut_all(&self) {
+        for connection in self.shared.connections().drain(..) {
+            connection.cut();
+        }
+    }
+
+    /// Passes nothing on until [`unfreeze`](Self::unfreeze): connections stay open and silent,
+    /// as with a network that drops every packet.
+    pub fn freeze(&self) {
+        *self.shared.frozen() = true;
+    }
+
+    /// Passes on what was held back.
+    pub fn unfreeze(&self) {
+        *self.shared.frozen() = false;
+        self.shared.thawed.notify_all();
+    }
+
+    /// Closes each new connection at once, or stops doing so.
+    pub fn refuse(&self, refuse: bool) {
+        self.shared.refuse.store(refuse, Ordering::Relaxed);
+    }
+
+    /// Connections open now.
+    pub fn connections(&self) -> usize {
+        let mut connections = self.shared.connections();
+        connections.retain(|connection| connection.open.load(Ordering::Acquire) > 0);
+        connections.len()
+    }
+
+    /// Bytes passed on so far, both directions.
+    pub fn forwarded_bytes(&self) -> u64 {
+        self.shared.forwarded_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::Release);
+        self.cut_all();
+        self.unfreeze();
+        // Wakes the acceptor, which then sees that it is over.
+        let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+    }
+}
+
+impl Connection {
+    fn cut(&self) {
+        let _ = self.client.shutdown(Shutdown::Both);
+        let _ = self.server.shutdown(Shutdown::Both);
+    }
+}
+
+impl Shared {
+    fn connections(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn frozen(&self) -> MutexGuard<'_, bool> {
+        self.frozen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        for client in listener.incoming() {
+            if self.closed.load(Ordering::Acquire) {
+                return;
+            }
+            let Ok(client) = client else { continue };
+            if self.refuse.load(Ordering::Relaxed) {
+                continue;
+            }
+            if let Err(error) = self.connect(client) {
+                tracing::debug!(%error, "the proxy could not connect");
+            }
+        }
+    }
+
+    fn connect(self: &Arc<Self>, client: TcpStream) -> std::io::Result<()> {
+        let server = TcpStream::connect_timeout(&self.target, Duration::from_secs(5))?;
+        client.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        let open = Arc::new(AtomicU64::new(2));
+        let connection = Connection {
+            client: client.try_clone()?,
+            server: server.try_clone()?,
+            open: Arc::clone(&open),
+        };
+        {
+            let mut connections = self.connections();
+            connections.retain(|connection| connection.open.load(Ordering::Acquire) > 0);
+            connections.push(connection);
+        }
+        self.direction(client.try_clone()?, server.try_clone()?, Arc::clone(&open))?;
+        self.direction(server, client, open)
+    }
+
+    fn direction(
+        self: &Arc<Self>,
+        from: TcpStream,
+        to: TcpStream,
+        open: Arc<AtomicU64>,
+    ) -> std::io::Result<()> {
+        let (sender, receiver) = sync_channel(CHUNKS_IN_FLIGHT_MAX);
+        let (reader, writer) = (Arc::clone(self), Arc::clone(self));
+        thread::Builder::new().spawn(move || reader.read(from, &sender))?;
+        thread::Builder::new().spawn(move || {
+            writer.write(to, &receiver);
+            open.fetch_sub(1, Ordering::AcqRel);
+        })?;
+        Ok(())
+    }
+
+    fn read(&self, mut from: TcpStream, sender: &SyncSender<Chunk>) {
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let length = from.read(&mut buffer).unwrap_or(0);
+            let delay = Duration::from_micros(self.delay_us.load(Ordering::Relaxed));
+            let bytes = (length > 0).then(|| buffer[..length].to_vec());
+            if sender.send((Instant::now() + delay, bytes)).is_err() || length == 0 {
+                return;
+            }
+        }
+    }
+
+    fn write(&self, mut to: TcpStream, receiver: &Receiver<Chunk>) {
+        while let Ok((due, bytes)) = receiver.recv() {
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            {
+                let mut frozen = self.frozen();
+                while *frozen {
+                    frozen = self.thawed.wait(frozen).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+            let Some(bytes) = bytes else {
+                let _ = to.shutdown(Shutdown::Write);
+                return;
+            };
+            if to.write_all(&bytes).is_err() {
+                // The reader's side must end as well, or its peer would wait for ever.
+                let _ = to.shutdown(Shutdown::Both);
+                return;
+            }
+            self.forwarded_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,1 +1,39 @@
-//! To come.
+//! What changes the publisher during a test, a demo or a benchmark.
+
+pub mod ledger;
+pub mod random_dml;
+pub mod tpcb;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use postgres::{Client, NoTls};
+
+const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+const NAP: Duration = Duration::from_millis(20);
+
+/// Connects, trying again while the server is away, until told to stop.
+fn connect_until(conninfo: &str, stop: &AtomicBool) -> Option<Client> {
+    while !stop.load(Ordering::Relaxed) {
+        match Client::connect(conninfo, NoTls) {
+            Ok(client) => return Some(client),
+            Err(error) => {
+                tracing::debug!(%error, "a workload waits for its server");
+                sleep(RECONNECT_PAUSE);
+            }
+        }
+    }
+    None
+}
+
+/// Sleeps until `due`, waking up early when told to stop.
+fn sleep_until(due: Instant, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let left = due.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        sleep(left.min(NAP));
+    }
+}

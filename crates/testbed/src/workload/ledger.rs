@@ -1,0 +1,472 @@
+//! Transactions that say what they consist of, so that a reader of the target can tell a torn
+//! transaction, a missing one and a wrong order.
+//!
+//! A writer spreads a known number of rows over several tables, moves money between two accounts,
+//! and last of all takes the next number from a counter row and writes a header with it. It holds
+//! the counter row until its commit has taken effect, so the order of numbers is the order of
+//! commits. The counter is an unlogged table and not replicated: the transactions share no
+//! replicated row but the accounts, and may be applied in parallel.
+//!
+//! [`check`] on the target, at any moment: the numbers are 1 to n without a gap (a prefix of the
+//! commit order), each transaction has all its rows, and no money is made or lost.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use postgres::{Client, IsolationLevel, NoTls};
+
+use super::{connect_until, sleep_until};
+use crate::compare::TableName;
+use crate::error::{Context, Error, Result};
+
+const ACCOUNTS: i32 = 100;
+/// The key of the advisory lock under which a crash of the publisher is mended.
+const RECOVERY_LOCK: i64 = 0x6c65_6467_6572;
+
+/// The replicated tables of a ledger with this many tables of entries.
+pub fn tables(entry_tables: usize) -> Vec<TableName> {
+    let fixed = ["ledger_header", "ledger_account"].map(TableName::from);
+    let entries = (1..=entry_tables).map(|i| TableName::new("public", format!("ledger_entry_{i}")));
+    fixed.into_iter().chain(entries).collect()
+}
+
+/// Creates the empty tables, as on a target that starts with a copy of the data.
+pub fn create_schema(client: &mut Client, entry_tables: usize) -> Result<()> {
+    let mut sql = String::from(
+        "BEGIN;
+         CREATE UNLOGGED TABLE ledger_counter (one bool PRIMARY KEY CHECK (one), last bigint NOT NULL);
+         CREATE TABLE ledger_account (id int PRIMARY KEY, balance bigint NOT NULL);
+         CREATE TABLE ledger_header (
+             id bigint PRIMARY KEY, txn bigint NOT NULL UNIQUE, entries int NOT NULL,
+             written_at timestamptz NOT NULL DEFAULT clock_timestamp());
+         CREATE SEQUENCE ledger_free_id;",
+    );
+    for i in 1..=entry_tables {
+        sql.push_str(&format!(
+            "CREATE TABLE ledger_entry_{i}
+                 (txn bigint, seq int, payload text NOT NULL, PRIMARY KEY (txn, seq));"
+        ));
+    }
+    sql.push_str("COMMIT");
+    client.batch_execute(&sql).context(|| "create the ledger's tables".to_string())
+}
+
+/// Creates the tables with their first rows, as on a publisher.
+pub fn create(client: &mut Client, entry_tables: usize) -> Result<()> {
+    create_schema(client, entry_tables)?;
+    client
+        .batch_execute(&format!(
+            "INSERT INTO ledger_account SELECT i, 1000 FROM generate_series(1, {ACCOUNTS}) AS i"
+        ))
+        .context(|| "fill the ledger's accounts".to_string())
+}
+
+/// What the writers do.
+#[derive(Clone, Debug)]
+pub struct WriterOptions {
+    /// Makes the writers repeatable, as far as one session goes.
+    pub seed: u64,
+    /// Rows of an ordinary transaction, at most.
+    pub entries_max: u32,
+    /// One in so many transactions is large; 0 for none.
+    pub large_every: u64,
+    /// Rows of a large transaction.
+    pub large_entries: u32,
+    /// One in so many transactions is rolled back at its end; 0 for none.
+    pub rollback_every: u64,
+    /// One in so many transactions rolls back to a savepoint; 0 for none.
+    pub savepoint_every: u64,
+    /// One in so many transactions is prepared and committed in two phases; 0 for none.
+    pub two_phase_every: u64,
+    /// Transactions per second of all writers together.
+    pub rate: Option<f64>,
+    /// Numbers are in commit order; the check for a prefix needs it. Without, the writers take
+    /// numbers from a sequence and do not wait for each other.
+    pub ordered: bool,
+}
+
+impl Default for WriterOptions {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            entries_max: 10,
+            large_every: 0,
+            large_entries: 5000,
+            rollback_every: 17,
+            savepoint_every: 7,
+            two_phase_every: 0,
+            rate: None,
+            ordered: true,
+        }
+    }
+}
+
+/// Sessions that write transactions until stopped or dropped.
+#[derive(Debug)]
+pub struct Writer {
+    shared: Arc<Shared>,
+    sessions: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    conninfo: String,
+    options: WriterOptions,
+    entry_tables: u64,
+    stop: AtomicBool,
+    started: Instant,
+    tickets: AtomicU64,
+    committed: AtomicU64,
+    failure: Mutex<Option<String>>,
+}
+
+impl Writer {
+    /// Starts `sessions` writers with the default options.
+    pub fn start(conninfo: &str, sessions: usize) -> Result<Self> {
+        Self::start_with(conninfo, sessions, WriterOptions::default())
+    }
+
+    /// Starts `sessions` writers. They reconnect when the server goes away.
+    pub fn start_with(conninfo: &str, sessions: usize, options: WriterOptions) -> Result<Self> {
+        let mut client =
+            Client::connect(conninfo, NoTls).context(|| "connect for the ledger".to_string())?;
+        let entry_tables = u64::try_from(entry_tables(&mut client)?.len()).unwrap_or(0);
+        if entry_tables == 0 {
+            return Err(Error::other("no ledger here: ledger::create makes it"));
+        }
+        let shared = Arc::new(Shared {
+            conninfo: conninfo.to_string(),
+            options,
+            entry_tables,
+            stop: AtomicBool::new(false),
+            started: Instant::now(),
+            tickets: AtomicU64::new(0),
+            committed: AtomicU64::new(0),
+            failure: Mutex::new(None),
+        });
+        let mut writer = Self { shared: Arc::clone(&shared), sessions: Vec::new() };
+        for number in 0..sessions {
+            let shared = Arc::clone(&shared);
+            let session = thread::Builder::new()
+                .name(format!("ledger-{number}"))
+                .spawn(move || shared.work(number))
+                .context(|| "start a writer thread".to_string())?;
+            writer.sessions.push(session);
+        }
+        Ok(writer)
+    }
+
+    /// Transactions that are known to be committed.
+    pub fn committed(&self) -> u64 {
+        self.shared.committed.load(Ordering::Relaxed)
+    }
+
+    /// Ends the writers and returns how many transactions are known to be committed. An error if
+    /// a writer met one that is not the loss of its connection.
+    pub fn stop(mut self) -> Result<u64> {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for session in self.sessions.drain(..) {
+            session.join().map_err(|_| Error::other("a ledger writer panicked"))?;
+        }
+        let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match failure {
+            Some(failure) => Err(Error::other(format!("a ledger writer failed: {failure}"))),
+            None => Ok(self.committed()),
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for session in self.sessions.drain(..) {
+            let _ = session.join();
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self, number: usize) {
+        let mut rng = Rng::with_seed(self.options.seed.wrapping_add(number as u64));
+        while let Some(mut client) = connect_until(&self.conninfo, &self.stop) {
+            let result = self.session(&mut client, number, &mut rng);
+            let Err(error) = result else { return };
+            // A server that goes away says so with a code of class 57 (57P01, 57P02, 57P03).
+            let going = error.code().is_some_and(|code| code.code().starts_with("57"));
+            if !(going || client.is_closed() || error.is_closed()) {
+                let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+                failure.get_or_insert(error.to_string());
+                return;
+            }
+        }
+    }
+
+    fn session(
+        &self,
+        client: &mut Client,
+        number: usize,
+        rng: &mut Rng,
+    ) -> std::result::Result<(), postgres::Error> {
+        recover(client, number)?;
+        while !self.stop.load(Ordering::Relaxed) {
+            let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
+            if let Some(rate) = self.options.rate {
+                let due = self.started + Duration::from_secs_f64(ticket as f64 / rate);
+                sleep_until(due, &self.stop);
+            }
+            self.transaction(client, number, ticket, rng)?;
+        }
+        Ok(())
+    }
+
+    fn transaction(
+        &self,
+        client: &mut Client,
+        number: usize,
+        ticket: u64,
+        rng: &mut Rng,
+    ) -> std::result::Result<(), postgres::Error> {
+        let options = &self.options;
+        let falls_on = |every: u64| every > 0 && ticket % every == every - 1;
+        let entries = if falls_on(options.large_every) {
+            options.large_entries
+        } else {
+            rng.u32(1..=options.entries_max.max(1))
+        };
+        // Not from the seeded source: a number must not come again after a restart.
+        let txn = i64::try_from(fastrand::u64(..) >> 1).unwrap_or(i64::MAX);
+        let mut sql = String::from("BEGIN;");
+        self.push_entries(&mut sql, txn, entries, rng);
+        if falls_on(options.savepoint_every) {
+            sql.push_str("SAVEPOINT s;");
+            self.push_entries(&mut sql, -txn, rng.u32(1..=5), rng);
+            sql.push_str("ROLLBACK TO s;");
+        }
+        // In the order of keys, so that two writers cannot wait for each other.
+        let (mut from, mut to) = (rng.i32(1..=ACCOUNTS), rng.i32(1..=ACCOUNTS));
+        (from, to) = (from.min(to), from.max(to));
+        let amount = rng.i64(-100..=100);
+        sql.push_str(&format!(
+            "UPDATE ledger_account SET balance = balance - {amount} WHERE id = {from};
+             UPDATE ledger_account SET balance = balance + {amount} WHERE id = {to};"
+        ));
+        if options.ordered {
+            sql.push_str(&format!(
+                "WITH c AS (UPDATE ledger_counter SET last = last + 1 RETURNING last)
+                 INSERT INTO ledger_header (id, txn, entries) SELECT last, {txn}, {entries} FROM c;"
+            ));
+        } else {
+            sql.push_str(&format!(
+                "INSERT INTO ledger_header (id, txn, entries)
+                 VALUES (nextval('ledger_free_id'), {txn}, {entries});"
+            ));
+        }
+        let committed = !falls_on(options.rollback_every);
+        let two_phase = falls_on(options.two_phase_every);
+        let gid = format!("ledger_{number}_{txn}");
+        match (two_phase, committed) {
+            (true, _) => sql.push_str(&format!("PREPARE TRANSACTION '{gid}';")),
+            (false, true) => sql.push_str("COMMIT;"),
+            (false, false) => sql.push_str("ROLLBACK;"),
+        }
+        client.batch_execute(&sql)?;
+        if two_phase {
+            let end = if committed { "COMMIT" } else { "ROLLBACK" };
+            client.batch_execute(&format!("{end} PREPARED '{gid}'"))?;
+        }
+        if committed {
+            self.committed.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Spreads `count` rows over the tables, a run of rows in each.
+    fn push_entries(&self, sql: &mut String, txn: i64, count: u32, rng: &mut Rng) {
+        let mut next = 1;
+        while next <= count {
+            let table = rng.u64(1..=self.entry_tables);
+            let last = rng.u32(next..=count);
+            let width = rng.u32(1..=8);
+            sql.push_str(&format!(
+                "INSERT INTO ledger_entry_{table} SELECT {txn}, i, repeat(md5(i::text), {width})
+                 FROM generate_series({next}, {last}) AS i;"
+            ));
+            next = last + 1;
+        }
+    }
+}
+
+/// Makes a ledger fit for a session: after a crash of the publisher the counter is empty, and
+/// there may be prepared transactions that nobody will end.
+fn recover(client: &mut Client, number: usize) -> std::result::Result<(), postgres::Error> {
+    client.execute("SELECT pg_advisory_lock($1)", &[&RECOVERY_LOCK])?;
+    let crashed = client.query("SELECT 1 FROM ledger_counter", &[])?.is_empty();
+    let pattern = if crashed { "^ledger_".to_string() } else { format!("^ledger_{number}_") };
+    let prepared = client.query(
+        "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid ~ $1",
+        &[&pattern],
+    )?;
+    for row in prepared {
+        client.batch_execute(&format!("ROLLBACK PREPARED '{}'", row.get::<_, &str>(0)))?;
+    }
+    client.batch_execute(
+        "INSERT INTO ledger_counter SELECT true, coalesce(max(id), 0) FROM ledger_header
+         ON CONFLICT DO NOTHING",
+    )?;
+    client.execute("SELECT pg_advisory_unlock($1)", &[&RECOVERY_LOCK])?;
+    Ok(())
+}
+
+/// What a sound ledger holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LedgerReport {
+    /// Transactions, which is the number of the last one if they are in order.
+    pub transactions: i64,
+    /// Rows that they wrote.
+    pub entries: i64,
+}
+
+/// What is wrong with a ledger.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Violation {
+    /// The numbers are not 1 to n: a later transaction is visible without an earlier one.
+    Gap {
+        /// A number that is missing.
+        missing: i64,
+        /// The highest number.
+        last: i64,
+    },
+    /// A transaction is there with only a part of its rows, or with too many.
+    Torn {
+        /// Its number.
+        id: i64,
+        /// The rows that it wrote.
+        expected: i64,
+        /// The rows that are there.
+        found: i64,
+    },
+    /// Rows of a transaction that itself is not there.
+    Orphan {
+        /// The transaction's key.
+        txn: i64,
+        /// Its rows.
+        found: i64,
+    },
+    /// Money was made or lost: a transaction changed only some of its accounts.
+    Balance {
+        /// What the accounts should hold together.
+        expected: i64,
+        /// What they hold.
+        found: i64,
+    },
+    /// The ledger could not be read.
+    Unreadable(Error),
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gap { missing, last } => {
+                write!(f, "transaction {last} is visible without transaction {missing}")
+            }
+            Self::Torn { id, expected, found } => {
+                write!(f, "transaction {id} has {found} of its {expected} rows")
+            }
+            Self::Orphan { txn, found } => {
+                write!(f, "{found} rows of transaction key {txn}, which has no header")
+            }
+            Self::Balance { expected, found } => {
+                write!(f, "the accounts hold {found} instead of {expected}")
+            }
+            Self::Unreadable(error) => write!(f, "cannot read the ledger: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Violation {}
+
+impl From<postgres::Error> for Violation {
+    fn from(error: postgres::Error) -> Self {
+        Self::Unreadable(error.into())
+    }
+}
+
+/// Checks in one snapshot that the transactions are a prefix of the commit order, each whole.
+pub fn check(client: &mut Client) -> std::result::Result<LedgerReport, Violation> {
+    check_ledger(client, true)
+}
+
+/// Checks in one snapshot that each transaction is whole, whatever the order; for an unordered
+/// writer, or a target that does not keep commit order.
+pub fn check_atomicity(client: &mut Client) -> std::result::Result<LedgerReport, Violation> {
+    check_ledger(client, false)
+}
+
+fn check_ledger(
+    client: &mut Client,
+    ordered: bool,
+) -> std::result::Result<LedgerReport, Violation> {
+    let entries = entry_tables(client).map_err(Violation::Unreadable)?;
+    let counts: Vec<String> = entries
+        .iter()
+        .map(|table| format!("SELECT txn, count(*) AS n FROM {table} GROUP BY txn"))
+        .collect();
+    let counts = counts.join(" UNION ALL ");
+    let mut snapshot = client
+        .build_transaction()
+        .isolation_level(IsolationLevel::RepeatableRead)
+        .read_only(true)
+        .start()?;
+    if ordered {
+        let gap = snapshot.query_opt(
+            "SELECT n, (SELECT max(id) FROM ledger_header)
+             FROM (SELECT row_number() OVER (ORDER BY id) AS n, id FROM ledger_header) AS numbered
+             WHERE n <> id ORDER BY n LIMIT 1",
+            &[],
+        )?;
+        if let Some(row) = gap {
+            return Err(Violation::Gap { missing: row.get(0), last: row.get(1) });
+        }
+    }
+    let wrong = snapshot.query_opt(
+        &format!(
+            "SELECT h.id, h.entries::bigint, coalesce(e.n, 0)::bigint, e.txn
+             FROM ledger_header h
+             FULL JOIN (SELECT txn, sum(n) AS n FROM ({counts}) AS c GROUP BY txn) AS e USING (txn)
+             WHERE h.entries IS DISTINCT FROM e.n ORDER BY h.id LIMIT 1"
+        ),
+        &[],
+    )?;
+    if let Some(row) = wrong {
+        let found = row.get(2);
+        return Err(match row.get::<_, Option<i64>>(0) {
+            Some(id) => Violation::Torn { id, expected: row.get(1), found },
+            None => Violation::Orphan { txn: row.get(3), found },
+        });
+    }
+    let money = snapshot.query_one(
+        "SELECT count(*) * 1000, coalesce(sum(balance), 0)::bigint FROM ledger_account",
+        &[],
+    )?;
+    let (expected, found): (i64, i64) = (money.get(0), money.get(1));
+    if expected != found {
+        return Err(Violation::Balance { expected, found });
+    }
+    let totals = snapshot
+        .query_one("SELECT count(*), coalesce(sum(entries), 0)::bigint FROM ledger_header", &[])?;
+    Ok(LedgerReport { transactions: totals.get(0), entries: totals.get(1) })
+}
+
+fn entry_tables(client: &mut Client) -> Result<Vec<String>> {
+    let rows = client.query(
+        r"SELECT relname::text FROM pg_class WHERE relkind = 'r' AND relname LIKE 'ledger\_entry\_%'
+          ORDER BY 1",
+        &[],
+    )?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
