@@ -1,6 +1,7 @@
 //! Any bytes as a replication connection, for each way of streaming.
 //!
-//! `mkdir -p fuzz/corpus.local && cargo +nightly fuzz run decode fuzz/corpus.local fuzz/corpus/decode`
+//! `mkdir -p fuzz/corpus.local`
+//! `cargo +nightly fuzz run decode fuzz/corpus.local fuzz/corpus/decode`
 //!
 //! What is found goes to `corpus.local`; `corpus/decode` holds the seeds, which are written by
 //! `cargo run -p pgoutput --example seed_corpus` and tried by its tests.

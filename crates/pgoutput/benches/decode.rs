@@ -89,7 +89,7 @@ fn tpcb() -> Stream {
 
 /// Rows of about 190 bytes, ten thousand in a transaction.
 fn bulk_insert() -> Stream {
-    let text = "0123456789abcdef".repeat(6);
+    let text = "0123456789abcdef".repeat(7);
     Stream::new(move |transaction, send| {
         send(begin(transaction));
         for number in 0..10_000 {

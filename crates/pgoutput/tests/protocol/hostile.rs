@@ -81,7 +81,9 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_look_like_messages_never_panic(mode in 0..3_u8, payloads in vec(messagelike(), 1..5)) {
+    fn bytes_that_look_like_messages_never_panic(
+        mode in 0..3_u8, payloads in vec(messagelike(), 1..5),
+    ) {
         let packets: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
         exercise(&connection(mode, &packets));
     }
