@@ -1,0 +1,108 @@
+//! Cancelling what another thread's session runs.
+//!
+//! Source: <https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-CANCELING-REQUESTS>
+//! and `PQcancelBlocking`, `src/interfaces/libpq/fe-cancel.c`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use postgres_protocol::message::frontend;
+
+use super::{open, startup};
+use crate::conninfo::{ConnInfo, Host};
+use crate::error::{Error, Result};
+use crate::stream::{Address, Want, from_io};
+
+/// How long a cancel may take when the connection string sets no `connect_timeout`.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Cancels what a session runs. Cheap to clone; usable from any thread.
+#[derive(Clone)]
+pub struct CancelHandle(Arc<Backend>);
+
+struct Backend {
+    info: ConnInfo,
+    host: Host,
+    /// The very address of the session: another address of the host may be another server.
+    address: Address,
+    /// Cancel requests are encrypted when the session is.
+    encrypted: bool,
+    pid: i32,
+    secret: i32,
+}
+
+impl CancelHandle {
+    pub(super) fn new(
+        info: &ConnInfo,
+        host: &Host,
+        address: &Address,
+        encrypted: bool,
+        pid: i32,
+        secret: i32,
+    ) -> CancelHandle {
+        CancelHandle(Arc::new(Backend {
+            info: info.clone(),
+            host: host.clone(),
+            address: address.clone(),
+            encrypted,
+            pid,
+            secret,
+        }))
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.0.pid
+    }
+
+    /// Asks the server to cancel what the session runs at this moment, on a connection of its
+    /// own, and waits until the server has taken the request. That something was cancelled can
+    /// only be seen by the session itself.
+    pub fn cancel(&self) -> Result<()> {
+        let backend = &*self.0;
+        let settings = backend.info.settings();
+        let deadline = Some(Instant::now() + settings.connect_timeout.unwrap_or(PATIENCE));
+        let mut stream = open(settings, &backend.address, deadline)?;
+        if backend.encrypted
+            && !startup::start_tls(&mut stream, &backend.info, &backend.host, deadline)?
+        {
+            return Err(Error::Tls("the server no longer offers SSL".to_owned()));
+        }
+        let mut request = BytesMut::new();
+        frontend::cancel_request(backend.pid, backend.secret, &mut request);
+        let mut written = 0;
+        let mut answer = [0; 64];
+        // The server answers by closing the connection, once the signal is sent.
+        loop {
+            let result = if written < request.len() {
+                stream.write(&request[written..]).map(|count| written += count)
+            } else if stream.has_unsent() {
+                stream.push()
+            } else {
+                match stream.read(&mut answer) {
+                    Ok(0) => return Ok(()),
+                    Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return Ok(()),
+                    result => result.map(|_| ()),
+                }
+            };
+            match result {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    let writing = written < request.len() || stream.has_unsent();
+                    let want = Want { read: !writing, write: writing };
+                    if stream.wait(want, None, deadline)?.is_none() {
+                        return Err(Error::Timeout);
+                    }
+                }
+                Err(error) => return Err(from_io(error)),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for CancelHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CancelHandle").field("pid", &self.0.pid).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,260 @@
+//! From a connection string to a session: hosts in order, TLS, authentication, and the check
+//! that the server is of the wanted kind.
+
+mod auth;
+mod cancel;
+mod resolve;
+mod session_attrs;
+mod startup;
+
+pub use cancel::CancelHandle;
+
+use std::fmt::Write as _;
+use std::time::Instant;
+
+use crate::conninfo::{ConnInfo, Host, Place, SessionAttrs, Settings, SslMode};
+use crate::error::{Error, Result};
+use crate::session::Session;
+use crate::stream::{Address, SocketOptions, Stream, peer_uid};
+
+/// What the program wants of a session, besides what the user's connection string says.
+#[derive(Debug, Clone, Default)]
+pub struct Startup {
+    /// `application_name`, unless the connection string has one.
+    pub application_name: Option<String>,
+    /// A replication connection to a database (`replication=database`).
+    pub replication: bool,
+    /// Server settings for this session, as startup parameters. They win over everything.
+    pub settings: Vec<(String, String)>,
+}
+
+impl Session {
+    /// Connects to the first host that gives a session of the wanted kind. On failure the error
+    /// says what became of every host.
+    ///
+    /// As with libpq, a host that refuses the login ends the search; one that cannot be reached,
+    /// is starting up or shutting down, or is of the wrong kind, does not.
+    pub fn connect(info: &ConnInfo, startup: &Startup) -> Result<Session> {
+        let mut hosts = info.hosts().to_vec();
+        if info.settings().load_balance_random {
+            resolve::shuffle(&mut hosts);
+        }
+        let wanted = info.settings().session_attrs;
+        let passes = match wanted {
+            SessionAttrs::PreferStandby => &[SessionAttrs::Standby, SessionAttrs::Any][..],
+            _ => &[wanted],
+        };
+        let mut failures = Failures::default();
+        for &wanted in passes {
+            for host in &hosts {
+                match connect_host(info, host, startup, wanted, &mut failures) {
+                    Search::Found(session) => return Ok(*session),
+                    Search::GoOn => {}
+                    Search::Stop => return Err(failures.into_error(&hosts)),
+                }
+            }
+        }
+        Err(failures.into_error(&hosts))
+    }
+}
+
+enum Search {
+    Found(Box<Session>),
+    GoOn,
+    Stop,
+}
+
+/// Tries the addresses of one host.
+fn connect_host(
+    info: &ConnInfo,
+    host: &Host,
+    startup: &Startup,
+    wanted: SessionAttrs,
+    failures: &mut Failures,
+) -> Search {
+    let addresses = match resolve::addresses(host) {
+        Ok(addresses) => addresses,
+        Err(error) => {
+            failures.add(format!("could not translate host name \"{}\"", host.name), error);
+            return Search::GoOn;
+        }
+    };
+    let mut target = Target { info, host, address: addresses[0].clone() };
+    for address in addresses {
+        target.address = address;
+        let result = target.connect(startup).and_then(|mut session| {
+            session_attrs::check(&mut session, wanted)?;
+            Ok(session)
+        });
+        match result {
+            Ok(session) => return Search::Found(Box::new(session)),
+            Err(error) => {
+                let reached = matches!(error, Error::Server(_) | Error::Auth(_));
+                let refused = match &error {
+                    Error::Auth(_) => true,
+                    Error::Server(_) => !error.is_connection_loss(),
+                    _ => false,
+                };
+                let wrong_kind = matches!(error, Error::UnexpectedResult(_));
+                failures.add(format!("connection to server {target} failed"), error);
+                if refused {
+                    return Search::Stop;
+                }
+                if reached || wrong_kind {
+                    return Search::GoOn;
+                }
+            }
+        }
+    }
+    Search::GoOn
+}
+
+/// What the attempts said.
+#[derive(Default)]
+struct Failures {
+    lines: Vec<String>,
+    last: Option<Error>,
+}
+
+impl Failures {
+    fn add(&mut self, attempt: String, error: Error) {
+        let mut line = format!("{attempt}: {error}");
+        if let Some(detail) = error.server_error().and_then(|error| error.detail()) {
+            let _ = write!(line, "\nDETAIL: {detail}");
+        }
+        if let Some(hint) = error.server_error().and_then(|error| error.hint()) {
+            let _ = write!(line, "\nHINT: {hint}");
+        }
+        // The second pass of prefer-standby would say the same again.
+        if !self.lines.contains(&line) {
+            self.lines.push(line);
+        }
+        self.last = Some(error);
+    }
+
+    fn into_error(self, hosts: &[Host]) -> Error {
+        let names: Vec<String> = hosts.iter().map(|host| host.name.clone()).collect();
+        Error::Connect {
+            host: names.join(","),
+            detail: self.lines.join("\n"),
+            source: Box::new(self.last.unwrap_or(Error::Closed)),
+        }
+    }
+}
+
+/// One address of one host.
+struct Target<'t> {
+    info: &'t ConnInfo,
+    host: &'t Host,
+    address: Address,
+}
+
+/// With or without TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Encryption {
+    Plain,
+    Tls,
+}
+
+impl Target<'_> {
+    /// A session, by the encryption methods `sslmode` allows in their order.
+    fn connect(&self, startup: &Startup) -> Result<Session> {
+        let settings = self.info.settings();
+        let deadline = settings.connect_timeout.map(|timeout| Instant::now() + timeout);
+        let (first, second) = self.encryption(settings.sslmode);
+        match self.attempt(first, startup, deadline) {
+            Err(error) => match second {
+                Some(second) if may_pass_otherwise(&error) => {
+                    match self.attempt(second, startup, deadline) {
+                        Err(Error::Server(again)) if error.sqlstate() == Some(&again.code) => {
+                            Err(error)
+                        }
+                        result => result,
+                    }
+                }
+                _ => Err(error),
+            },
+            session => session,
+        }
+    }
+
+    fn encryption(&self, mode: SslMode) -> (Encryption, Option<Encryption>) {
+        use Encryption::{Plain, Tls};
+        if matches!(self.address, Address::Unix(_)) {
+            return (Plain, None);
+        }
+        match mode {
+            SslMode::Disable => (Plain, None),
+            SslMode::Allow => (Plain, Some(Tls)),
+            SslMode::Prefer => (Tls, Some(Plain)),
+            SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => (Tls, None),
+        }
+    }
+
+    fn attempt(
+        &self,
+        encryption: Encryption,
+        startup: &Startup,
+        deadline: Option<Instant>,
+    ) -> Result<Session> {
+        let mut stream = open(self.info.settings(), &self.address, deadline)?;
+        self.check_peer(&stream)?;
+        let encrypted = encryption == Encryption::Tls
+            && startup::start_tls(&mut stream, self.info, self.host, deadline)?;
+        startup::start(stream, self, startup, encrypted, deadline)
+    }
+
+    /// `requirepeer`: the server on a Unix socket must run as this user.
+    fn check_peer(&self, stream: &Stream) -> Result<()> {
+        let (Some(wanted), Address::Unix(_)) = (self.info.get("requirepeer"), &self.address) else {
+            return Ok(());
+        };
+        let uid = peer_uid(stream.socket())?;
+        match crate::conninfo::account(uid) {
+            Some(account) if account.name == wanted => Ok(()),
+            Some(account) => Err(Error::Auth(format!(
+                "requirepeer specifies \"{wanted}\", but actual peer user name is \"{}\"",
+                account.name
+            ))),
+            None => Err(Error::Auth(format!("local user with ID {uid} does not exist"))),
+        }
+    }
+}
+
+/// Whether the other encryption method may lead further: TLS did not come about, or the server
+/// has no pg_hba.conf entry for this method. A wrong password stays wrong.
+fn may_pass_otherwise(error: &Error) -> bool {
+    match error {
+        Error::Tls(_) | Error::Closed | Error::Protocol(_) => true,
+        Error::Server(error) => error.code == "28000",
+        Error::Io(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        _ => false,
+    }
+}
+
+/// Opens the socket.
+fn open(settings: &Settings, address: &Address, deadline: Option<Instant>) -> Result<Stream> {
+    let options = SocketOptions {
+        keepalives: settings.keepalives,
+        keepalives_idle: settings.keepalives_idle,
+        keepalives_interval: settings.keepalives_interval,
+        keepalives_count: settings.keepalives_count,
+        tcp_user_timeout: settings.tcp_user_timeout,
+    };
+    match Stream::connect(address, &options, deadline) {
+        Err(error) if error.kind() == std::io::ErrorKind::TimedOut => Err(Error::Timeout),
+        result => Ok(result?),
+    }
+}
+
+impl std::fmt::Display for Target<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (&self.address, &self.host.place) {
+            (Address::Tcp(address), Place::Name) => {
+                let (name, ip, port) = (&self.host.name, address.ip(), self.host.port);
+                write!(f, "at \"{name}\" ({ip}), port {port}")
+            }
+            _ => write!(f, "{}", self.host),
+        }
+    }
+}

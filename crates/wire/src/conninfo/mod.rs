@@ -1,0 +1,221 @@
+//! Connection strings, with everything libpq draws on to complete them.
+//!
+//! What is not in the string comes from the service file, then from the PG* environment, then
+//! from defaults; a value that is given but empty stops the search and means the default. The
+//! password file is consulted while connecting, because the answer depends on the host.
+//!
+//! PGDATESTYLE, PGTZ and PGGEQO are not honoured: they would change what a session sends.
+
+mod environment;
+mod hosts;
+mod options;
+mod parse_keywords;
+mod parse_uri;
+mod passfile;
+mod service;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use environment::account;
+pub(crate) use hosts::{Host, Place};
+pub(crate) use options::{
+    ChannelBinding, SessionAttrs, Settings, SslCertMode, SslMode, TlsVersion,
+};
+pub(crate) use passfile::{Wanted, lookup as lookup_password};
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use environment::Env;
+use options::{PARAMETERS, Support};
+
+/// Why a connection string cannot be used. The messages are libpq's where it has one; none
+/// contains a password.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ConnInfoError {
+    message: String,
+}
+
+impl ConnInfoError {
+    fn new(message: impl Into<String>) -> ConnInfoError {
+        ConnInfoError { message: message.into() }
+    }
+
+    fn invalid_value(name: &str, value: &str) -> ConnInfoError {
+        ConnInfoError::new(format!("invalid {name} value: \"{value}\""))
+    }
+
+    fn unsupported(name: &str, value: Option<&str>) -> ConnInfoError {
+        let value = value.map(|value| format!(" value \"{value}\"")).unwrap_or_default();
+        ConnInfoError::new(format!("connection option \"{name}\"{value} is not supported"))
+    }
+}
+
+/// Parameters as they are gathered from their sources.
+#[derive(Clone, Default, PartialEq, Eq)]
+struct Given(BTreeMap<&'static str, String>);
+
+impl Given {
+    /// A value; `None` when it is unset or empty.
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), ConnInfoError> {
+        // Obsolete spelling, still understood by libpq.
+        if name == "requiressl" {
+            let mode = if value.starts_with('1') { "require" } else { "prefer" };
+            self.0.insert("sslmode", mode.to_owned());
+            return Ok(());
+        }
+        let parameter = options::find(name)
+            .ok_or_else(|| ConnInfoError::new(format!("invalid connection option \"{name}\"")))?;
+        if value.contains('\0') {
+            return Err(ConnInfoError::new(format!("NUL character in value of \"{name}\"")));
+        }
+        self.0.insert(parameter.name, value.to_owned());
+        Ok(())
+    }
+
+    fn set_default(&mut self, name: &str, value: &str) -> Result<(), ConnInfoError> {
+        if self.0.contains_key(name) { Ok(()) } else { self.set(name, value) }
+    }
+}
+
+/// A connection string, completed and checked.
+///
+/// Neither Debug nor Display shows a password.
+#[derive(Clone)]
+pub struct ConnInfo {
+    given: Given,
+    hosts: Vec<Host>,
+    settings: Settings,
+    /// Where `.postgresql/` with certificates is.
+    home: Option<PathBuf>,
+}
+
+impl ConnInfo {
+    /// Reads a connection string, URI or `keyword = value`, and completes it from the service
+    /// file, the environment and defaults.
+    pub fn parse(text: &str) -> Result<ConnInfo, ConnInfoError> {
+        let env = |name: &str| std::env::var(name).ok();
+        ConnInfo::parse_with_env(text, &env, environment::home().as_deref())
+    }
+
+    /// [`ConnInfo::parse`] with another environment and home directory.
+    pub fn parse_with_env(
+        text: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+        home: Option<&Path>,
+    ) -> Result<ConnInfo, ConnInfoError> {
+        let mut given = Given::default();
+        match parse_uri::strip_scheme(text) {
+            Some(rest) => parse_uri::parse(text, rest, &mut given)?,
+            None => parse_keywords::parse(text, &mut given)?,
+        }
+        service::fill(&mut given, env, home)?;
+        environment::fill(&mut given, env)?;
+        fill_defaults(&mut given, env, home)?;
+        ConnInfo::checked(given, home.map(Path::to_owned))
+    }
+
+    fn checked(given: Given, home: Option<PathBuf>) -> Result<ConnInfo, ConnInfoError> {
+        let settings = options::settings(&given)?;
+        let hosts = hosts::hosts(&given)?;
+        Ok(ConnInfo { given, hosts, settings, home })
+    }
+
+    /// The value of a parameter; `None` when it is unset or empty.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.given.get(key)
+    }
+
+    /// The same with one parameter changed.
+    pub fn with(mut self, key: &str, value: &str) -> Result<ConnInfo, ConnInfoError> {
+        self.given.set(key, value)?;
+        ConnInfo::checked(self.given, self.home)
+    }
+
+    /// The database to connect to.
+    pub fn dbname(&self) -> &str {
+        self.get("dbname").unwrap_or_else(|| self.user())
+    }
+
+    /// The user to connect as.
+    pub fn user(&self) -> &str {
+        self.get("user").unwrap_or_default()
+    }
+
+    /// The parameters in keyword form, fit for logs: every secret is `****`.
+    pub fn redacted(&self) -> String {
+        let mut text = String::new();
+        for parameter in PARAMETERS {
+            let Some(value) = self.get(parameter.name) else { continue };
+            if !text.is_empty() {
+                text.push(' ');
+            }
+            text.push_str(parameter.name);
+            text.push('=');
+            match parameter.support {
+                Support::Secret | Support::Refused => text.push_str("****"),
+                _ => text.push_str(&parse_keywords::quote(value)),
+            }
+        }
+        text
+    }
+
+    pub(crate) fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// A file of `~/.postgresql`.
+    pub(crate) fn user_file(&self, name: &str) -> Option<PathBuf> {
+        self.home.as_ref().map(|home| home.join(".postgresql").join(name))
+    }
+}
+
+/// User, database and password file when nothing names them.
+fn fill_defaults(
+    given: &mut Given,
+    env: Env<'_>,
+    home: Option<&Path>,
+) -> Result<(), ConnInfoError> {
+    if given.get("user").is_none() {
+        let user = environment::os_user(env).ok_or_else(|| {
+            ConnInfoError::new(format!(
+                "local user with ID {} does not exist",
+                rustix::process::geteuid().as_raw()
+            ))
+        })?;
+        given.set("user", &user)?;
+    }
+    if given.get("dbname").is_none() {
+        let user = given.get("user").unwrap_or_default().to_owned();
+        given.set("dbname", &user)?;
+    }
+    if given.get("passfile").is_none()
+        && let Some(file) = home.map(|home| home.join(".pgpass"))
+        && let Some(file) = file.to_str()
+    {
+        given.set("passfile", file)?;
+    }
+    Ok(())
+}
+
+impl fmt::Display for ConnInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.redacted())
+    }
+}
+
+impl fmt::Debug for ConnInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ConnInfo({})", self.redacted())
+    }
+}

@@ -1,0 +1,50 @@
+//! Quoting of identifiers and literals for SQL text.
+
+/// Quotes an identifier, always: `a"b` becomes `"a""b"`.
+///
+/// Source: `PQescapeIdentifier`, `src/interfaces/libpq/fe-exec.c`.
+pub fn quote_ident(ident: &str) -> String {
+    let mut quoted = String::with_capacity(ident.len() + 2);
+    quoted.push('"');
+    for c in ident.chars() {
+        if c == '"' {
+            quoted.push('"');
+        }
+        quoted.push(c);
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// Quotes a string literal: `it's` becomes `'it''s'`. With a backslash inside it becomes
+/// ` E'...'`, which means the same whatever `standard_conforming_strings` says; the leading
+/// space keeps the E from gluing to a word before it.
+///
+/// Source: `PQescapeLiteral`, `src/interfaces/libpq/fe-exec.c`.
+pub fn quote_literal(literal: &str) -> String {
+    let escape = literal.contains('\\');
+    let mut quoted = String::with_capacity(literal.len() + 4);
+    quoted.push_str(if escape { " E'" } else { "'" });
+    for c in literal.chars() {
+        if c == '\'' || c == '\\' {
+            quoted.push(c);
+        }
+        quoted.push(c);
+    }
+    quoted.push('\'');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotes() {
+        assert_eq!(quote_ident("plain"), "\"plain\"");
+        assert_eq!(quote_ident("a\"b c"), "\"a\"\"b c\"");
+        assert_eq!(quote_literal("it's"), "'it''s'");
+        assert_eq!(quote_literal(r"a\b'"), r" E'a\\b'''");
+        assert_eq!(quote_literal(""), "''");
+    }
+}

@@ -1,0 +1,57 @@
+//! Waking a thread that waits for the publisher.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Makes a blocked [`crate::ReplicationStream::receive`] return. Wakes are not counted: any
+/// number of them before the stream looks is one.
+#[derive(Clone)]
+pub struct Waker(Arc<Shared>);
+
+struct Shared {
+    /// Set before the descriptor is written and cleared before it is read, so that a set flag
+    /// with an empty descriptor can happen (and is noticed by the next look), but never a lost
+    /// wake.
+    pending: AtomicBool,
+    descriptor: OwnedFd,
+}
+
+impl Waker {
+    pub(super) fn new() -> io::Result<Waker> {
+        let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Waker(Arc::new(Shared { pending: AtomicBool::new(false), descriptor })))
+    }
+
+    /// Wakes the stream. Costs a system call only for the first wake since the stream looked.
+    pub fn wake(&self) {
+        if !self.0.pending.swap(true, Ordering::AcqRel) {
+            // The only failure is a full counter, which wakes as well.
+            let _ = rustix::io::write(&self.0.descriptor, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether a wake is pending; takes it.
+    pub(super) fn take(&self) -> bool {
+        if !self.0.pending.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.0.descriptor, &mut count);
+        true
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.descriptor.as_fd()
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waker").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,276 @@
+//! Queueing extended-protocol messages and taking their replies.
+//!
+//! The queue functions only append to the output buffer. Nothing here knows which reply belongs
+//! to which message: that is the caller's bookkeeping, with Sync as the fence after an error.
+//! Source: <https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-PIPELINING>.
+
+use std::time::{Duration, Instant};
+
+use bytes::BufMut;
+use postgres_protocol::message::frontend;
+
+use super::Session;
+use super::reply::{Reply, TransactionStatus};
+use crate::error::{Error, Result};
+use crate::stream::{MAX_MESSAGE, Message, Want};
+
+/// A parameter value of a Bind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Param<'a> {
+    /// NULL.
+    Null,
+    /// The text form.
+    Text(&'a [u8]),
+    /// The binary form.
+    Binary(&'a [u8]),
+}
+
+impl Param<'_> {
+    fn format(&self) -> i16 {
+        i16::from(matches!(self, Param::Binary(_)))
+    }
+}
+
+impl Session {
+    /// Queues a Parse. The empty name is the unnamed statement; type 0 lets the server decide.
+    pub fn queue_parse(&mut self, statement: &str, sql: &str, param_types: &[u32]) {
+        self.queue_message(statement.len() + sql.len() + 16 + 4 * param_types.len(), |out| {
+            frontend::parse(statement, sql, param_types.iter().copied(), out)
+        });
+    }
+
+    /// Queues a Bind of the unnamed portal; all results will come as text. Allocates nothing
+    /// once the output buffer has its working size.
+    ///
+    /// On error nothing is queued.
+    pub fn queue_bind<'v>(
+        &mut self,
+        statement: &str,
+        params: impl ExactSizeIterator<Item = Param<'v>> + Clone,
+    ) -> Result<()> {
+        let Ok(count) = u16::try_from(params.len()) else {
+            return Err(Error::Protocol(format!(
+                "{} parameters, but a statement can have 65535 at most",
+                params.len()
+            )));
+        };
+        if statement.as_bytes().contains(&0) {
+            return Err(Error::protocol("a statement name contains a NUL character"));
+        }
+        let mut values = 0;
+        let mut formats = [false; 2];
+        for param in params.clone() {
+            values += 4;
+            match param {
+                Param::Null => {}
+                Param::Text(value) => {
+                    formats[0] = true;
+                    values += value.len();
+                }
+                Param::Binary(value) => {
+                    formats[1] = true;
+                    values += value.len();
+                }
+            }
+        }
+        // No code: all text. One code: for all. Else one for each.
+        let format_codes = match formats {
+            [true, true] => usize::from(count),
+            [false, true] => 1,
+            _ => 0,
+        };
+        let length = 4 + 1 + statement.len() + 1 + 2 + 2 * format_codes + 2 + values + 2;
+        let word = match i32::try_from(length) {
+            Ok(word) if length <= MAX_MESSAGE => word,
+            _ => return Err(Error::MessageTooLarge { bytes: length, limit: MAX_MESSAGE }),
+        };
+
+        let out = &mut self.channel.out;
+        let start = out.len();
+        out.reserve(length + 1);
+        out.put_u8(b'B');
+        out.put_i32(word);
+        out.put_u8(0);
+        out.put_slice(statement.as_bytes());
+        out.put_u8(0);
+        match formats {
+            [true, true] => {
+                out.put_u16(count);
+                for param in params.clone() {
+                    out.put_i16(param.format());
+                }
+            }
+            [false, true] => {
+                out.put_u16(1);
+                out.put_i16(1);
+            }
+            _ => out.put_u16(0),
+        }
+        out.put_u16(count);
+        for param in params {
+            match param {
+                Param::Null => out.put_i32(-1),
+                Param::Text(value) | Param::Binary(value) => {
+                    // Fits: it is part of a message whose whole length fits.
+                    out.put_i32(i32::try_from(value.len()).unwrap_or(i32::MAX));
+                    out.put_slice(value);
+                }
+            }
+        }
+        out.put_u16(0);
+        debug_assert_eq!(out.len() - start, length + 1, "params gave different items twice");
+        Ok(())
+    }
+
+    /// Queues an Execute of the unnamed portal, without a row limit.
+    pub fn queue_execute(&mut self) {
+        self.queue_message(16, |out| frontend::execute("", 0, out));
+    }
+
+    /// Queues a Describe of the unnamed portal.
+    pub fn queue_describe_portal(&mut self) {
+        self.queue_message(16, |out| frontend::describe(b'P', "", out));
+    }
+
+    /// Queues a Describe of a statement.
+    pub fn queue_describe_statement(&mut self, statement: &str) {
+        self.queue_message(16 + statement.len(), |out| frontend::describe(b'S', statement, out));
+    }
+
+    /// Queues a Close of a statement.
+    pub fn queue_close_statement(&mut self, statement: &str) {
+        self.queue_message(16 + statement.len(), |out| frontend::close(b'S', statement, out));
+    }
+
+    /// Queues a Sync.
+    pub fn queue_sync(&mut self) {
+        frontend::sync(&mut self.channel.out);
+        self.ready_expected += 1;
+    }
+
+    /// Queues a Flush message: the server sends what it has, without a Sync.
+    pub fn queue_flush(&mut self) {
+        frontend::flush(&mut self.channel.out);
+    }
+
+    /// Queues a simple query.
+    pub fn queue_simple(&mut self, sql: &str) {
+        self.queue_message(16 + sql.len(), |out| frontend::query(sql, out));
+        self.ready_expected += 1;
+    }
+
+    /// Appends one message or, if it cannot be sent, nothing; then the next [`Session::flush`]
+    /// reports why.
+    fn queue_message(
+        &mut self,
+        size: usize,
+        write: impl FnOnce(&mut bytes::BytesMut) -> std::io::Result<()>,
+    ) {
+        let out = &mut self.channel.out;
+        let start = out.len();
+        let failure = if size > MAX_MESSAGE {
+            Error::MessageTooLarge { bytes: size, limit: MAX_MESSAGE }
+        } else {
+            match write(out) {
+                Ok(()) => return,
+                Err(error) => Error::Protocol(format!("cannot send a message: {error}")),
+            }
+        };
+        out.truncate(start);
+        self.queue_failure.get_or_insert(failure);
+    }
+
+    /// The number of bytes that wait to be written.
+    pub fn queued(&self) -> usize {
+        self.channel.queued()
+    }
+
+    /// Writes everything that is queued. While the socket takes nothing, replies are read into
+    /// the input buffer, so a pipeline of any length cannot deadlock with the server.
+    ///
+    /// When the connection is lost and the server has said why, that is the error returned.
+    pub fn flush(&mut self) -> Result<()> {
+        if let Some(failure) = self.queue_failure.take() {
+            // A message is missing in the middle of the queue: what follows it cannot be sent.
+            return Err(self.channel.fail(failure));
+        }
+        self.channel.flush(self.read_timeout)
+    }
+
+    /// Takes the next reply, waiting for it if need be (see [`Session::set_read_timeout`]).
+    /// Does not flush.
+    pub fn next_reply(&mut self) -> Result<Reply<'_>> {
+        let message = self.channel.next(self.read_timeout)?;
+        self.reply(message)
+    }
+
+    /// Takes a reply that is already here, after one non-blocking read at most.
+    pub fn try_reply(&mut self) -> Result<Option<Reply<'_>>> {
+        let mut message = self.take_message()?;
+        if message.is_none() && self.channel.try_fill()? {
+            message = self.take_message()?;
+        }
+        match message {
+            Some(message) => self.reply(message).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits until a whole reply can be taken without waiting; false after `timeout`.
+    pub fn poll_reply(&mut self, timeout: Duration) -> Result<bool> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if self.channel.has_message()? {
+                return Ok(true);
+            }
+            match self.channel.fill(Some(deadline)) {
+                Ok(()) => {}
+                Err(Error::Timeout) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits until the socket has something to read (true), `wake` is readable, or the timeout
+    /// has passed. For a worker that waits for its session and for its own queue at once.
+    pub fn wait_readable(
+        &mut self,
+        wake: Option<std::os::fd::BorrowedFd<'_>>,
+        timeout: Duration,
+    ) -> Result<bool> {
+        if self.channel.has_message()? {
+            return Ok(true);
+        }
+        let want = Want { read: true, write: false };
+        match self.channel.stream().wait(want, wake, Some(Instant::now() + timeout)) {
+            Ok(ready) => Ok(ready.is_some_and(|ready| ready.readable)),
+            Err(error) => Err(self.channel.fail(error.into())),
+        }
+    }
+
+    fn take_message(&mut self) -> Result<Option<Message>> {
+        self.channel.take().map_err(|error| self.channel.fail(error))
+    }
+
+    /// Turns a message into a reply and keeps the session's own books.
+    fn reply(&mut self, message: Message) -> Result<Reply<'_>> {
+        if message.tag == b'Z' {
+            self.note_ready(&message)?;
+        }
+        let reply = Reply::parse(message.tag, self.channel.bytes(message.body));
+        match &reply {
+            Err(_) => self.channel.set_broken(),
+            Ok(Reply::Error(error)) if error.is_fatal() => self.channel.set_broken(),
+            Ok(_) => {}
+        }
+        reply
+    }
+
+    pub(super) fn note_ready(&mut self, message: &Message) -> Result<TransactionStatus> {
+        let body = self.channel.bytes(message.body.clone());
+        let status = TransactionStatus::parse(body).map_err(|error| self.channel.fail(error))?;
+        self.status = status;
+        self.ready_expected = self.ready_expected.saturating_sub(1);
+        Ok(status)
+    }
+}

@@ -1,0 +1,301 @@
+//! A complete result of a control query, as text.
+
+use std::any::type_name;
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+use crate::session::reply::DataRow;
+
+/// The result of one statement: text values, all in one allocation.
+#[derive(Debug, Clone, Default)]
+pub struct Rows {
+    columns: Vec<Column>,
+    text: String,
+    /// Row-major; `None` is NULL.
+    cells: Vec<Option<Range<usize>>>,
+    count: usize,
+    tag: String,
+}
+
+/// A column of a result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Column {
+    /// The column's name.
+    pub name: String,
+    /// The OID of its type.
+    pub type_oid: u32,
+}
+
+impl Rows {
+    /// Reads a RowDescription.
+    pub(crate) fn describe(&mut self, body: &[u8]) -> Result<()> {
+        self.columns =
+            parse_columns(body).ok_or_else(|| Error::protocol("malformed RowDescription"))?;
+        Ok(())
+    }
+
+    /// Adds a row.
+    pub(crate) fn push(&mut self, row: DataRow<'_>) -> Result<()> {
+        if row.len() != self.columns.len() {
+            return Err(Error::protocol("DataRow does not fit its RowDescription"));
+        }
+        let mut seen = 0;
+        for value in row.values() {
+            seen += 1;
+            let cell = match value {
+                None => None,
+                Some(value) => {
+                    // The session asks for client_encoding UTF8; only an SQL_ASCII database can
+                    // still send something else.
+                    let value = std::str::from_utf8(value).map_err(|_| {
+                        Error::UnexpectedResult("a value is not valid UTF-8".to_owned())
+                    })?;
+                    let start = self.text.len();
+                    self.text.push_str(value);
+                    Some(start..self.text.len())
+                }
+            };
+            self.cells.push(cell);
+        }
+        if seen != self.columns.len() {
+            return Err(Error::protocol("malformed DataRow"));
+        }
+        self.count += 1;
+        Ok(())
+    }
+
+    pub(crate) fn complete(&mut self, tag: &str) {
+        tag.clone_into(&mut self.tag);
+    }
+
+    /// The columns, empty for a statement that returns no rows.
+    pub fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    /// The command tag, e.g. `SELECT 3`.
+    pub fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    /// The number of rows the statement affected, from its command tag.
+    pub fn affected(&self) -> u64 {
+        super::reply::affected_rows(&self.tag)
+    }
+
+    /// The number of rows.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are no rows.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// A row by its number.
+    pub fn row(&self, index: usize) -> Option<Row<'_>> {
+        (index < self.count).then_some(Row { rows: self, index })
+    }
+
+    /// The first row.
+    pub fn first(&self) -> Option<Row<'_>> {
+        self.row(0)
+    }
+
+    /// The only row; an error when there is none or more than one.
+    pub fn one(&self) -> Result<Row<'_>> {
+        match self.count {
+            1 => Ok(Row { rows: self, index: 0 }),
+            count => Err(Error::UnexpectedResult(format!("one row expected, {count} came"))),
+        }
+    }
+
+    /// The rows in order.
+    pub fn iter(&self) -> RowIter<'_> {
+        RowIter { rows: self, range: 0..self.count }
+    }
+}
+
+impl<'r> IntoIterator for &'r Rows {
+    type Item = Row<'r>;
+    type IntoIter = RowIter<'r>;
+
+    fn into_iter(self) -> RowIter<'r> {
+        self.iter()
+    }
+}
+
+/// Iterator over the rows of a result.
+#[derive(Debug, Clone)]
+pub struct RowIter<'r> {
+    rows: &'r Rows,
+    range: Range<usize>,
+}
+
+impl<'r> Iterator for RowIter<'r> {
+    type Item = Row<'r>;
+
+    fn next(&mut self) -> Option<Row<'r>> {
+        self.range.next().map(|index| Row { rows: self.rows, index })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.range.size_hint()
+    }
+}
+
+impl ExactSizeIterator for RowIter<'_> {}
+
+/// One row of [`Rows`].
+#[derive(Clone, Copy)]
+pub struct Row<'r> {
+    rows: &'r Rows,
+    index: usize,
+}
+
+impl<'r> Row<'r> {
+    /// A value; `None` for NULL or beyond the last column.
+    pub fn get(&self, column: usize) -> Option<&'r str> {
+        let columns = self.rows.columns.len();
+        if column >= columns {
+            return None;
+        }
+        let cell = self.rows.cells[self.index * columns + column].clone()?;
+        Some(&self.rows.text[cell])
+    }
+
+    /// A value by column name; `None` for NULL or an unknown name.
+    pub fn get_by_name(&self, name: &str) -> Option<&'r str> {
+        let column = self.rows.columns.iter().position(|column| column.name == name)?;
+        self.get(column)
+    }
+
+    /// The number of columns.
+    pub fn len(&self) -> usize {
+        self.rows.columns.len()
+    }
+
+    /// Whether there are no columns.
+    pub fn is_empty(&self) -> bool {
+        self.rows.columns.is_empty()
+    }
+
+    /// A value that must not be NULL.
+    pub fn str(&self, column: usize) -> Result<&'r str> {
+        self.get(column).ok_or_else(|| {
+            let problem = if column < self.len() { "is NULL" } else { "does not exist" };
+            Error::UnexpectedResult(format!("column {} {problem}", self.name(column)))
+        })
+    }
+
+    /// A value that must not be NULL, parsed.
+    pub fn parse<T: FromStr>(&self, column: usize) -> Result<T> {
+        let value = self.str(column)?;
+        value.parse().map_err(|_| self.mistyped::<T>(column, value))
+    }
+
+    /// A value parsed, `None` for NULL.
+    pub fn parse_opt<T: FromStr>(&self, column: usize) -> Result<Option<T>> {
+        match self.get(column) {
+            None if column >= self.len() => self.parse(column).map(Some),
+            None => Ok(None),
+            Some(value) => value.parse().map(Some).map_err(|_| self.mistyped::<T>(column, value)),
+        }
+    }
+
+    /// A boolean: PostgreSQL's text form is `t` or `f`.
+    pub fn bool(&self, column: usize) -> Result<bool> {
+        match self.str(column)? {
+            "t" | "true" | "on" => Ok(true),
+            "f" | "false" | "off" => Ok(false),
+            value => Err(self.mistyped::<bool>(column, value)),
+        }
+    }
+
+    fn name(&self, column: usize) -> String {
+        match self.rows.columns.get(column) {
+            Some(known) => format!("\"{}\"", known.name),
+            None => (column + 1).to_string(),
+        }
+    }
+
+    fn mistyped<T>(&self, column: usize, value: &str) -> Error {
+        let (name, wanted) = (self.name(column), type_name::<T>());
+        Error::UnexpectedResult(format!("column {name}: \"{value}\" is no {wanted}"))
+    }
+}
+
+impl fmt::Debug for Row<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries((0..self.len()).map(|column| self.get(column))).finish()
+    }
+}
+
+fn parse_columns(body: &[u8]) -> Option<Vec<Column>> {
+    let (count, mut rest) = body.split_first_chunk::<2>()?;
+    let count = usize::from(u16::from_be_bytes(*count));
+    let mut columns = Vec::with_capacity(count);
+    for _ in 0..count {
+        let end = rest.iter().position(|&byte| byte == 0)?;
+        let name = String::from_utf8_lossy(&rest[..end]).into_owned();
+        // Table OID (4), column number (2), type OID (4), type length (2), modifier (4),
+        // format (2).
+        let (fixed, after) = rest[end + 1..].split_at_checked(18)?;
+        let type_oid = u32::from_be_bytes(fixed[6..10].try_into().ok()?);
+        columns.push(Column { name, type_oid });
+        rest = after;
+    }
+    Some(columns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Rows {
+        let mut rows = Rows::default();
+        let mut description = b"\x00\x02".to_vec();
+        for (name, oid) in [("a", 23_u32), ("b", 25)] {
+            description.extend_from_slice(name.as_bytes());
+            description.push(0);
+            description.extend_from_slice(&[0; 6]);
+            description.extend_from_slice(&oid.to_be_bytes());
+            description.extend_from_slice(&[0; 8]);
+        }
+        rows.describe(&description).unwrap();
+        rows.push(DataRow::parse(b"\x00\x02\x00\x00\x00\x0242\xff\xff\xff\xff").unwrap()).unwrap();
+        rows.push(DataRow::parse(b"\x00\x02\x00\x00\x00\x01x\x00\x00\x00\x01t").unwrap()).unwrap();
+        rows
+    }
+
+    #[test]
+    fn gives_typed_values() {
+        let rows = sample();
+        assert_eq!(rows.len(), 2);
+        let first = rows.first().unwrap();
+        assert_eq!(first.parse::<i32>(0).unwrap(), 42);
+        assert_eq!(first.get_by_name("b"), None);
+        assert_eq!(first.parse_opt::<i32>(1).unwrap(), None);
+        assert!(first.str(1).unwrap_err().to_string().contains("column \"b\" is NULL"));
+        assert!(first.str(7).is_err());
+        let second = rows.row(1).unwrap();
+        assert!(second.parse::<i32>(0).is_err());
+        assert!(second.bool(1).unwrap());
+        assert_eq!(
+            rows.iter().filter_map(|row| row.get_by_name("a")).collect::<Vec<_>>(),
+            ["42", "x"]
+        );
+        assert_eq!(rows.columns()[0].type_oid, 23);
+    }
+
+    #[test]
+    fn refuses_rows_that_do_not_fit() {
+        let mut rows = sample();
+        assert!(rows.push(DataRow::parse(b"\x00\x01\xff\xff\xff\xff").unwrap()).is_err());
+        assert!(rows.push(DataRow::parse(b"\x00\x02\xff\xff\xff\xff").unwrap()).is_err());
+    }
+}

@@ -1,0 +1,335 @@
+//! A stream with an input buffer that is split into backend messages and an output buffer that
+//! collects frontend messages.
+
+use std::cell::Cell;
+use std::io;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+
+use super::{Stream, Want};
+use crate::error::{Error, Result, ServerError};
+
+/// The longest message that is accepted or sent, length word included. The server's own limit
+/// for what it receives is 1 GB less one (`PQ_LARGE_MESSAGE_LIMIT`, `src/include/libpq/libpq.h`).
+pub(crate) const MAX_MESSAGE: usize = 0x3fff_fffe;
+
+/// The longest message that is believed: a replication message wraps a value of up to 1 GB.
+const MAX_RECEIVED_MESSAGE: usize = MAX_MESSAGE + 64 * 1024;
+
+const INPUT_SIZE: usize = 64 * 1024;
+/// A buffer that has grown beyond this for one large message is given back afterwards.
+const KEPT_SIZE: usize = 4 * 1024 * 1024;
+/// Replies that may pile up while a pipeline is written. Replies are tiny (about 50 bytes a
+/// statement), so this is a guard against a caller who queues millions of SELECTs.
+const MAX_UNREAD: usize = 1 << 30;
+
+/// Tag and place of a backend message; the place is valid until the buffer is used again.
+#[derive(Debug, Clone)]
+pub(crate) struct Message {
+    pub(crate) tag: u8,
+    pub(crate) body: Range<usize>,
+}
+
+/// See the module.
+pub(crate) struct Buffered {
+    stream: Stream,
+    /// Always fully initialised; `start..end` holds what was read and not yet taken.
+    input: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Messages that wait for [`Buffered::flush`]; the first `written` bytes are already gone.
+    pub(crate) out: BytesMut,
+    written: usize,
+    parameters: Vec<(String, String)>,
+    /// A cell, because a reply that borrows the input may turn out to be malformed.
+    broken: Cell<bool>,
+}
+
+impl Buffered {
+    pub(crate) fn new(stream: Stream) -> Buffered {
+        Buffered {
+            stream,
+            input: vec![0; INPUT_SIZE],
+            start: 0,
+            end: 0,
+            out: BytesMut::with_capacity(INPUT_SIZE),
+            written: 0,
+            parameters: Vec::new(),
+            broken: Cell::new(false),
+        }
+    }
+
+    /// The stream, and what was read from it but not taken.
+    pub(crate) fn into_parts(self) -> (Stream, Vec<u8>) {
+        let unread = self.input[self.start..self.end].to_vec();
+        (self.stream, unread)
+    }
+
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    pub(crate) fn stream_mut(&mut self) -> &mut Stream {
+        &mut self.stream
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.get()
+    }
+
+    pub(crate) fn set_broken(&self) {
+        self.broken.set(true);
+    }
+
+    pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
+        self.parameters.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn bytes(&self, place: Range<usize>) -> &[u8] {
+        &self.input[place]
+    }
+
+    /// The next message that is completely here. Notices, parameter changes and notifications
+    /// are dealt with on the way and never returned.
+    pub(crate) fn take(&mut self) -> Result<Option<Message>> {
+        let Some((tag, length)) = self.peek()? else { return Ok(None) };
+        let body = self.start + 5..self.start + length;
+        self.start += length;
+        Ok(Some(Message { tag, body }))
+    }
+
+    /// Whether [`Buffered::take`] would return a message.
+    pub(crate) fn has_message(&mut self) -> Result<bool> {
+        match self.peek() {
+            Ok(message) => Ok(message.is_some()),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// Tag and length of the message that [`Buffered::take`] would return.
+    fn peek(&mut self) -> Result<Option<(u8, usize)>> {
+        loop {
+            let unread = &self.input[self.start..self.end];
+            let Some((tag, length)) = header(unread)? else { return Ok(None) };
+            if unread.len() < length {
+                return Ok(None);
+            }
+            let body = self.start + 5..self.start + length;
+            match tag {
+                b'N' => log_notice(&ServerError::parse(&self.input[body])),
+                b'S' => self.set_parameter(body),
+                b'A' => {}
+                _ => return Ok(Some((tag, length))),
+            }
+            self.start += length;
+        }
+    }
+
+    /// The next message; waits up to `timeout` for every piece of it.
+    pub(crate) fn next(&mut self, timeout: Option<Duration>) -> Result<Message> {
+        loop {
+            match self.take() {
+                Ok(Some(message)) => return Ok(message),
+                Ok(None) => {}
+                Err(error) => return Err(self.fail(error)),
+            }
+            self.fill(timeout.map(|timeout| Instant::now() + timeout))?;
+        }
+    }
+
+    /// Reads at least one byte, waiting until `deadline`.
+    pub(crate) fn fill(&mut self, deadline: Option<Instant>) -> Result<()> {
+        loop {
+            if self.try_fill()? {
+                return Ok(());
+            }
+            let want = Want { read: true, write: self.stream.has_unsent() };
+            match self.stream.wait(want, None, deadline) {
+                Ok(Some(ready)) if ready.writable => self.push()?,
+                Ok(Some(_)) => {}
+                Ok(None) => return Err(Error::Timeout),
+                Err(error) => return Err(self.fail(error.into())),
+            }
+        }
+    }
+
+    /// One non-blocking read; false when nothing was there. The end of the stream is an error.
+    pub(crate) fn try_fill(&mut self) -> Result<bool> {
+        if let Err(error) = self.make_room() {
+            return Err(self.fail(error));
+        }
+        match self.stream.read(&mut self.input[self.end..]) {
+            Ok(0) => Err(self.fail(Error::Closed)),
+            Ok(count) => {
+                self.end += count;
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(self.fail(from_io(error))),
+        }
+    }
+
+    /// Makes room to read into: for the whole message that has begun, or a fair piece.
+    fn make_room(&mut self) -> Result<()> {
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+            if self.input.len() > KEPT_SIZE {
+                self.input = vec![0; INPUT_SIZE];
+            }
+            return Ok(());
+        }
+        let unread = self.end - self.start;
+        let needed = match header(&self.input[self.start..self.end])? {
+            Some((_, length)) => length.max(unread + INPUT_SIZE / 4),
+            None => INPUT_SIZE / 4,
+        };
+        if self.start + needed <= self.input.len() {
+            return Ok(());
+        }
+        if unread > MAX_UNREAD {
+            return Err(Error::protocol("too many unread replies while a pipeline is written"));
+        }
+        if needed <= self.input.len() {
+            self.input.copy_within(self.start..self.end, 0);
+        } else {
+            // One allocation for a large message; doubling when replies pile up.
+            let mut larger = vec![0; needed.max(self.input.len() * 2).min(needed + MAX_MESSAGE)];
+            larger[..unread].copy_from_slice(&self.input[self.start..self.end]);
+            self.input = larger;
+        }
+        self.start = 0;
+        self.end = unread;
+        Ok(())
+    }
+
+    /// Writes all of the output buffer. While the socket takes nothing, replies are read into
+    /// the input buffer, because a server that cannot get rid of its replies stops reading.
+    /// `timeout` bounds every wait for progress.
+    pub(crate) fn flush(&mut self, timeout: Option<Duration>) -> Result<()> {
+        while self.queued() > 0 || self.stream.has_unsent() {
+            let result = if self.queued() == 0 {
+                self.stream.push()
+            } else {
+                self.stream.write(&self.out[self.written..]).map(|count| self.written += count)
+            };
+            match result {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait_to_write(timeout)?;
+                }
+                Err(error) => return Err(self.write_failed(error)),
+            }
+        }
+        self.written = 0;
+        if self.out.capacity() > KEPT_SIZE {
+            self.out = BytesMut::with_capacity(INPUT_SIZE);
+        } else {
+            self.out.clear();
+        }
+        Ok(())
+    }
+
+    /// Bytes that wait to be written.
+    pub(crate) fn queued(&self) -> usize {
+        self.out.len() - self.written
+    }
+
+    fn wait_to_write(&mut self, timeout: Option<Duration>) -> Result<()> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let want = Want { read: true, write: true };
+        match self.stream.wait(want, None, deadline) {
+            Ok(Some(ready)) if ready.readable => match self.try_fill() {
+                Ok(_) => Ok(()),
+                Err(error) => Err(self.explain(error)),
+            },
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(Error::Timeout),
+            Err(error) => Err(self.fail(error.into())),
+        }
+    }
+
+    fn push(&mut self) -> Result<()> {
+        match self.stream.push() {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(self.write_failed(error)),
+        }
+    }
+
+    /// A failed write most often means that the server has said good-bye: read on to learn why.
+    fn write_failed(&mut self, error: io::Error) -> Error {
+        while let Ok(true) = self.try_fill() {}
+        let error = self.fail(from_io(error));
+        self.explain(error)
+    }
+
+    /// Replaces the loss of the connection by the FATAL error that announced it, if it is here.
+    fn explain(&mut self, loss: Error) -> Error {
+        let mut at = self.start;
+        while let Ok(Some((tag, length))) = header(&self.input[at..self.end]) {
+            if self.end - at < length {
+                break;
+            }
+            if tag == b'E' {
+                let error = ServerError::parse(&self.input[at + 5..at + length]);
+                if error.is_fatal() {
+                    return Error::Server(Box::new(error));
+                }
+            }
+            at += length;
+        }
+        loss
+    }
+
+    /// Marks the connection as unusable on the way out.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        self.set_broken();
+        error
+    }
+
+    fn set_parameter(&mut self, body: Range<usize>) {
+        let text = String::from_utf8_lossy(&self.input[body]);
+        let mut parts = text.split('\0');
+        let (Some(name), Some(value)) = (parts.next(), parts.next()) else { return };
+        match self.parameters.iter_mut().find(|(known, _)| known == name) {
+            Some((_, known)) => value.clone_into(known),
+            None => self.parameters.push((name.to_owned(), value.to_owned())),
+        }
+    }
+}
+
+/// Tag and total length (tag included) of the message at the front, once its header is there.
+pub(crate) fn header(bytes: &[u8]) -> Result<Option<(u8, usize)>> {
+    let Some((&[tag, a, b, c, d], _)) = bytes.split_first_chunk::<5>() else { return Ok(None) };
+    let length = i32::from_be_bytes([a, b, c, d]);
+    match usize::try_from(length) {
+        Ok(length) if (4..=MAX_RECEIVED_MESSAGE).contains(&length) => Ok(Some((tag, length + 1))),
+        _ => Err(Error::Protocol(format!(
+            "message type 0x{tag:02x} has the impossible length {length}"
+        ))),
+    }
+}
+
+/// Notices go to the log: what the server calls a warning as a warning, the rest for debugging.
+pub(crate) fn log_notice(notice: &ServerError) {
+    let (severity, message, code) = (&notice.severity, &notice.message, &notice.code);
+    if severity == "WARNING" {
+        tracing::warn!(sqlstate = %code, detail = notice.detail(), "server: {severity}: {message}");
+    } else {
+        tracing::debug!(sqlstate = %code, detail = notice.detail(), "server: {severity}: {message}");
+    }
+}
+
+/// An error of the stream: TLS packs its own into `io::Error`.
+pub(crate) fn from_io(error: io::Error) -> Error {
+    if error.kind() == io::ErrorKind::UnexpectedEof {
+        return Error::Closed;
+    }
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+        Some(tls) => Error::Tls(format!("SSL error: {tls}")),
+        None => Error::Io(error),
+    }
+}

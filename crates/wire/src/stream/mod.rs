@@ -1,0 +1,180 @@
+//! Bytes to and from a server: a non-blocking socket, with or without TLS, and poll(2).
+
+mod buffered;
+mod socket;
+
+pub(crate) use buffered::{Buffered, MAX_MESSAGE, Message, from_io, header, log_notice};
+pub(crate) use socket::{Address, SocketOptions, peer_uid};
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use socket2::Socket;
+
+/// A connected, non-blocking byte stream.
+pub(crate) struct Stream {
+    socket: Socket,
+    says_goodbye: bool,
+}
+
+/// What to wait for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Want {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+}
+
+/// What poll(2) found. An error or hang-up of the socket counts as everything that was wanted, so
+/// that the read or write which follows reports it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Ready {
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    /// The wake-up descriptor is readable.
+    pub(crate) woken: bool,
+    /// The peer has closed at least its sending side.
+    pub(crate) hangup: bool,
+}
+
+impl Stream {
+    /// Connects, waiting no longer than `deadline`.
+    pub(crate) fn connect(
+        address: &Address,
+        options: &SocketOptions,
+        deadline: Option<Instant>,
+    ) -> io::Result<Stream> {
+        let socket = socket::connect(address, options, deadline)?;
+        Ok(Stream { socket, says_goodbye: false })
+    }
+
+    /// From now on dropping the stream tells the server that this is the end, so that it does
+    /// not log a lost connection.
+    pub(crate) fn say_goodbye_on_drop(&mut self) {
+        self.says_goodbye = true;
+    }
+
+    pub(crate) fn is_encrypted(&self) -> bool {
+        false
+    }
+
+    /// The hash of the server's certificate that binds SCRAM to this channel, if there is one.
+    pub(crate) fn tls_server_end_point(&self) -> Option<Vec<u8>> {
+        None
+    }
+
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Reads what is there, at most `into.len()` bytes. `Ok(0)` is the end of the stream,
+    /// `WouldBlock` means that nothing is there.
+    pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match (&self.socket).read(into) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Takes some of `bytes` for sending; `WouldBlock` when none can be taken.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match (&self.socket).write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(0) if !bytes.is_empty() => return Err(io::ErrorKind::WriteZero.into()),
+                result => return result,
+            }
+        }
+    }
+
+    /// Sends what an earlier [`Stream::write`] took but the socket did not; `WouldBlock` when
+    /// some of it stays.
+    pub(crate) fn push(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Whether [`Stream::push`] has something to do.
+    pub(crate) fn has_unsent(&self) -> bool {
+        false
+    }
+
+    /// Whether bytes are at hand that poll(2) cannot see.
+    fn has_unread(&self) -> bool {
+        false
+    }
+
+    /// Waits until something wanted is possible, `wake` is readable, or `deadline` has passed
+    /// (`None`).
+    pub(crate) fn wait(
+        &self,
+        want: Want,
+        wake: Option<BorrowedFd<'_>>,
+        deadline: Option<Instant>,
+    ) -> io::Result<Option<Ready>> {
+        if want.read && self.has_unread() {
+            return Ok(Some(Ready { readable: true, ..Ready::default() }));
+        }
+        wait(self.socket.as_fd(), want, wake, deadline)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.says_goodbye {
+            // Terminate, as far as the socket takes it at once.
+            let _ = self.write(b"X\0\0\0\x04");
+            let _ = self.push();
+        }
+    }
+}
+
+/// [`Stream::wait`] for a bare socket.
+pub(crate) fn wait(
+    socket: BorrowedFd<'_>,
+    want: Want,
+    wake: Option<BorrowedFd<'_>>,
+    deadline: Option<Instant>,
+) -> io::Result<Option<Ready>> {
+    let mut flags = PollFlags::RDHUP;
+    flags.set(PollFlags::IN, want.read);
+    flags.set(PollFlags::OUT, want.write);
+    // RDHUP reports a closed peer also to who does not read. Once set it makes poll(2) return at
+    // once for ever, so every caller either reads (and finds the end) or takes it for the end.
+    let mut fds = [
+        PollFd::from_borrowed_fd(socket, flags),
+        PollFd::from_borrowed_fd(wake.unwrap_or(socket), PollFlags::IN),
+    ];
+    let used = if wake.is_some() { 2 } else { 1 };
+    loop {
+        let timeout = match deadline {
+            None => None,
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                Some(Timespec::try_from(left).map_err(io::Error::other)?)
+            }
+        };
+        match poll(&mut fds[..used], timeout.as_ref()) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(errno) => return Err(errno.into()),
+            Ok(0) => {
+                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    return Ok(None);
+                }
+            }
+            Ok(_) => {
+                let found = fds[0].revents();
+                let failed = found.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
+                return Ok(Some(Ready {
+                    readable: want.read
+                        && (failed || found.intersects(PollFlags::IN | PollFlags::RDHUP)),
+                    writable: want.write && (failed || found.contains(PollFlags::OUT)),
+                    woken: used == 2 && !fds[1].revents().is_empty(),
+                    hangup: failed || found.contains(PollFlags::RDHUP),
+                }));
+            }
+        }
+    }
+}
