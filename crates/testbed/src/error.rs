@@ -32,7 +32,7 @@ pub enum Error {
         cause: io::Error,
     },
     /// A statement or a connection failed.
-    #[error("cannot {action}: {cause}")]
+    #[error("cannot {action}: {}", sql_text(.cause))]
     Sql {
         /// Verb and object.
         action: String,
@@ -62,6 +62,23 @@ impl Error {
     pub fn other(text: impl Into<String>) -> Self {
         Self::Other(text.into())
     }
+}
+
+/// What the server said, which the client library's own text leaves out.
+pub(crate) fn sql_text(error: &postgres::Error) -> String {
+    let Some(said) = error.as_db_error() else {
+        let cause = std::error::Error::source(error);
+        return cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));
+    };
+    let mut text = format!("{}: {} ({})", said.severity(), said.message(), said.code().code());
+    for (word, more) in
+        [("DETAIL", said.detail()), ("HINT", said.hint()), ("CONTEXT", said.where_())]
+    {
+        if let Some(more) = more {
+            text.push_str(&format!("\n{word}: {more}"));
+        }
+    }
+    text
 }
 
 impl From<postgres::Error> for Error {

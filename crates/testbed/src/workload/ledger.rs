@@ -21,7 +21,7 @@ use postgres::{Client, IsolationLevel, NoTls};
 
 use super::{connect_until, sleep_until};
 use crate::compare::TableName;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, sql_text};
 
 const ACCOUNTS: i32 = 100;
 /// The key of the advisory lock under which a crash of the publisher is mended.
@@ -199,7 +199,7 @@ impl Shared {
             let going = error.code().is_some_and(|code| code.code().starts_with("57"));
             if !(going || client.is_closed() || error.is_closed()) {
                 let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-                failure.get_or_insert(error.to_string());
+                failure.get_or_insert(sql_text(&error));
                 return;
             }
         }

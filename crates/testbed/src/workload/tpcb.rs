@@ -13,7 +13,7 @@ use postgres::{Client, NoTls, Statement};
 
 use super::{connect_until, sleep_until};
 use crate::compare::TableName;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, sql_text};
 
 const BRANCHES_PER_SCALE: u64 = 1;
 const TELLERS_PER_SCALE: u64 = 10;
@@ -351,7 +351,7 @@ impl Shared {
     fn note_failure(&self, error: &postgres::Error) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let mut last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
-        *last = Some(error.to_string());
+        *last = Some(sql_text(error));
     }
 
     /// Waits for the turn of the next transaction; false at the end of the load.

@@ -1,0 +1,288 @@
+//! Random tables.
+
+use fastrand::Rng;
+
+use super::ddl;
+use super::value::ValueType;
+use crate::compare::{TableName, quote};
+
+/// What may occur in a schema and in its changes.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The number of tables, at least one for each kind of key if six or more.
+    pub tables: usize,
+    /// The schema (in SQL's sense) that the tables are in.
+    pub schema: String,
+    /// Tables with REPLICA IDENTITY FULL and no key.
+    pub identity_full: bool,
+    /// Partitioned tables, which the target partitions otherwise or not at all.
+    pub partitioned: bool,
+    /// Stored generated columns.
+    pub generated_columns: bool,
+    /// Unique indexes beside the key: plain, of several columns, partial, of an expression,
+    /// deferrable.
+    pub unique_indexes: bool,
+    /// Foreign keys with their cascades.
+    pub foreign_keys: bool,
+    /// The target has its columns in another order, other defaults, and more columns.
+    pub target_differs: bool,
+    /// Tables without a key may have more columns on the target, too. Off by default: the native
+    /// apply worker, which compares the whole row, does not find such a row.
+    pub full_identity_extra_columns: bool,
+    /// Names that need quotes.
+    pub odd_names: bool,
+    /// Statements that change keys.
+    pub key_changes: bool,
+    /// TRUNCATE, now and then.
+    pub truncate: bool,
+    /// Some transactions commit in two phases.
+    pub two_phase: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            tables: 8,
+            schema: "random".into(),
+            identity_full: true,
+            partitioned: true,
+            generated_columns: true,
+            unique_indexes: true,
+            foreign_keys: true,
+            target_differs: true,
+            full_identity_extra_columns: false,
+            odd_names: true,
+            key_changes: true,
+            truncate: true,
+            two_phase: false,
+        }
+    }
+}
+
+/// A random schema: its DDL for both sides, and the tables.
+#[derive(Clone, Debug)]
+pub struct RandomSchema {
+    /// For the publisher.
+    pub publisher_ddl: String,
+    /// For the target.
+    pub target_ddl: String,
+    /// The tables to publish, roots rather than partitions.
+    pub tables: Vec<TableName>,
+    pub(super) options: Options,
+    pub(super) models: Vec<Table>,
+}
+
+impl RandomSchema {
+    /// The schema of a seed.
+    pub fn generate(seed: u64, options: &Options) -> Self {
+        let mut rng = Rng::with_seed(seed ^ 0x5c8e_3a00);
+        let mut models = Vec::new();
+        for number in 0..options.tables.max(1) {
+            let table = Table::random(&mut rng, options, number, &models);
+            models.push(table);
+        }
+        let publisher_ddl = ddl::publisher(options, &models);
+        let target_ddl = ddl::target(options, &models, &mut rng);
+        let tables = models.iter().map(|table| table.name.clone()).collect();
+        Self { publisher_ddl, target_ddl, tables, options: options.clone(), models }
+    }
+
+    /// A publication of all the tables, through the roots of the partitioned ones.
+    pub fn publication_ddl(&self, name: &str) -> String {
+        let tables: Vec<String> = self.tables.iter().map(TableName::to_string).collect();
+        format!(
+            "CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)",
+            quote(name),
+            tables.join(", ")
+        )
+    }
+}
+
+/// How the rows of a table are identified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    Primary,
+    /// Both key columns together.
+    CompositePrimary,
+    /// A primary key that is an identity column GENERATED ALWAYS.
+    IdentityAlways,
+    /// No primary key: a unique index is the replica identity.
+    UniqueIndex,
+    /// No key: the whole old row.
+    Full,
+    /// No key and no replica identity: rows are only inserted.
+    InsertOnly,
+}
+
+/// A unique index beside the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unique {
+    Column,
+    TwoColumns,
+    Partial,
+    Expression,
+    Deferrable,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Table {
+    pub(super) name: TableName,
+    pub(super) key: Key,
+    /// Key columns first.
+    pub(super) columns: Vec<Column>,
+    pub(super) key_columns: usize,
+    pub(super) partitions: u32,
+    pub(super) unique: Option<Unique>,
+    /// The table that a column refers to.
+    pub(super) parent: Option<TableName>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Column {
+    pub(super) name: String,
+    pub(super) kind: ValueType,
+    pub(super) role: Role,
+    pub(super) nullable: bool,
+    pub(super) default: Option<String>,
+    /// TOAST storage without compression.
+    pub(super) external: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Key,
+    Identity,
+    Plain,
+    /// One of the two columns of unique indexes.
+    Unique,
+    /// Refers to a parent's key.
+    Reference,
+    /// Generated from other columns.
+    Generated(String),
+}
+
+impl Column {
+    fn new(name: &str, kind: ValueType, role: Role) -> Self {
+        let nullable = !matches!(role, Role::Key | Role::Identity);
+        Self { name: name.to_string(), kind, role, nullable, default: None, external: false }
+    }
+
+    /// The quoted name.
+    pub(super) fn sql(&self) -> String {
+        quote(&self.name)
+    }
+
+    /// Whether a statement may give it a value.
+    pub(super) fn is_writable(&self) -> bool {
+        !matches!(self.role, Role::Identity | Role::Generated(_))
+    }
+}
+
+impl Table {
+    fn random(rng: &mut Rng, options: &Options, number: usize, earlier: &[Self]) -> Self {
+        let mut kinds = vec![
+            Key::Primary,
+            Key::CompositePrimary,
+            Key::IdentityAlways,
+            Key::UniqueIndex,
+            Key::InsertOnly,
+        ];
+        if options.identity_full {
+            kinds.push(Key::Full);
+        }
+        // Every kind in turn, then at random.
+        let key = match kinds.get(number) {
+            Some(key) => *key,
+            None => kinds[rng.usize(..kinds.len())],
+        };
+        let odd = ["Mixed Case", "quo\"te", "select", "naïve.dot", "back\\slash", "it's"];
+        let plain_name = format!("t{number}");
+        let name = if options.odd_names && rng.u8(0..3) == 0 {
+            format!("{plain_name} {}", odd[rng.usize(..odd.len())])
+        } else {
+            plain_name
+        };
+        let mut columns = key_columns(rng, key);
+        let key_columns = columns.len();
+        let mut unique = None;
+        if options.unique_indexes && rng.u8(0..3) > 0 && key != Key::Full {
+            let kinds = [
+                Unique::Column,
+                Unique::TwoColumns,
+                Unique::Partial,
+                Unique::Expression,
+                Unique::Deferrable,
+            ];
+            unique = Some(kinds[rng.usize(..kinds.len())]);
+            columns.push(Column::new("u1", ValueType::Int, Role::Unique));
+            columns.push(Column::new("u2", ValueType::Text, Role::Unique));
+        }
+        let mut parent = None;
+        // A cascade deletes and updates rows, which an insert-only table does not publish.
+        if options.foreign_keys && key != Key::InsertOnly && rng.bool() {
+            let parents: Vec<&Self> =
+                earlier.iter().filter(|table| table.key == Key::Primary).collect();
+            if let Some(found) = rng.choice(parents) {
+                parent = Some(found.name.clone());
+                columns.push(Column::new("parent", found.columns[0].kind, Role::Reference));
+            }
+        }
+        columns.extend(plain_columns(rng, options, key));
+        // From PostgreSQL 18 on a replica identity may not hold an unpublished generated column.
+        if options.generated_columns && key != Key::Full && rng.bool() {
+            let from = columns.iter().find(|column| column.role == Role::Plain);
+            let expression = from.map_or("'none'".into(), |column| {
+                format!("CASE WHEN {} IS NULL THEN 'null' ELSE 'set' END", column.sql())
+            });
+            columns.push(Column::new("generated", ValueType::Text, Role::Generated(expression)));
+        }
+        let can_partition = matches!(key, Key::Primary | Key::CompositePrimary)
+            && unique.is_none()
+            && parent.is_none();
+        let partitions = if options.partitioned && can_partition && rng.u8(0..2) == 0 {
+            rng.u32(2..=4)
+        } else {
+            0
+        };
+        let name = TableName::new(&options.schema, name);
+        Self { name, key, columns, key_columns, partitions, unique, parent }
+    }
+}
+
+fn key_columns(rng: &mut Rng, key: Key) -> Vec<Column> {
+    let mut kind = || ValueType::KEYS[rng.usize(..ValueType::KEYS.len())];
+    match key {
+        Key::Primary | Key::UniqueIndex => vec![Column::new("k", kind(), Role::Key)],
+        Key::CompositePrimary => {
+            vec![Column::new("k1", kind(), Role::Key), Column::new("k 2", kind(), Role::Key)]
+        }
+        Key::IdentityAlways => vec![Column::new("id", ValueType::BigInt, Role::Identity)],
+        // Something to choose rows by, not unique.
+        Key::Full => vec![Column::new("pick", ValueType::Int, Role::Key)],
+        Key::InsertOnly => Vec::new(),
+    }
+}
+
+fn plain_columns(rng: &mut Rng, options: &Options, key: Key) -> Vec<Column> {
+    let mut columns = Vec::new();
+    for number in 0..rng.usize(2..=7) {
+        let kind = ValueType::ALL[rng.usize(..ValueType::ALL.len())];
+        if key == Key::Full && !kind.has_equality() {
+            continue;
+        }
+        let name = match (options.odd_names, number) {
+            (true, 1) => "Order".to_string(),
+            (true, 2) => "a \"b\"".to_string(),
+            _ => format!("c{number}"),
+        };
+        let mut column = Column::new(&name, kind, Role::Plain);
+        column.nullable = rng.u8(0..4) > 0;
+        if rng.u8(0..3) == 0 {
+            column.default = Some(kind.random(rng, &quote(&options.schema)))
+                .filter(|default| !default.contains("SELECT"));
+        }
+        column.external = kind == ValueType::LongText && rng.bool();
+        columns.push(column);
+    }
+    columns
+}
