@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use postgres_protocol::message::frontend;
 
-use super::{open, startup};
+use super::{encryption, open};
 use crate::conninfo::{ConnInfo, Host};
 use crate::error::{Error, Result};
 use crate::stream::{Address, Want, from_io};
@@ -65,7 +65,7 @@ impl CancelHandle {
         let deadline = Some(Instant::now() + settings.connect_timeout.unwrap_or(PATIENCE));
         let mut stream = open(settings, &backend.address, deadline)?;
         if backend.encrypted
-            && !startup::start_tls(&mut stream, &backend.info, &backend.host, deadline)?
+            && !encryption::start_tls(&mut stream, &backend.info, &backend.host, deadline)?
         {
             return Err(Error::Tls("the server no longer offers SSL".to_owned()));
         }

@@ -3,9 +3,12 @@
 
 mod auth;
 mod cancel;
+mod encryption;
 mod resolve;
 mod session_attrs;
 mod startup;
+mod tls_config;
+mod verify;
 
 pub use cancel::CancelHandle;
 
@@ -75,7 +78,7 @@ fn connect_host(
     let addresses = match resolve::addresses(host) {
         Ok(addresses) => addresses,
         Err(error) => {
-            failures.add(format!("could not translate host name \"{}\"", host.name), error);
+            failures.add(&format!("could not translate host name \"{}\"", host.name), error);
             return Search::GoOn;
         }
     };
@@ -96,7 +99,7 @@ fn connect_host(
                     _ => false,
                 };
                 let wrong_kind = matches!(error, Error::UnexpectedResult(_));
-                failures.add(format!("connection to server {target} failed"), error);
+                failures.add(&format!("connection to server {target} failed"), error);
                 if refused {
                     return Search::Stop;
                 }
@@ -117,7 +120,7 @@ struct Failures {
 }
 
 impl Failures {
-    fn add(&mut self, attempt: String, error: Error) {
+    fn add(&mut self, attempt: &str, error: Error) {
         let mut line = format!("{attempt}: {error}");
         if let Some(detail) = error.server_error().and_then(|error| error.detail()) {
             let _ = write!(line, "\nDETAIL: {detail}");
@@ -200,7 +203,7 @@ impl Target<'_> {
         let mut stream = open(self.info.settings(), &self.address, deadline)?;
         self.check_peer(&stream)?;
         let encrypted = encryption == Encryption::Tls
-            && startup::start_tls(&mut stream, self.info, self.host, deadline)?;
+            && encryption::start_tls(&mut stream, self.info, self.host, deadline)?;
         startup::start(stream, self, startup, encrypted, deadline)
     }
 

@@ -9,7 +9,7 @@ use postgres_protocol::message::frontend;
 use super::auth::{self, Credentials};
 use super::cancel::CancelHandle;
 use super::{Startup, Target};
-use crate::conninfo::{ConnInfo, Host, SslMode};
+use crate::conninfo::ConnInfo;
 use crate::error::{Error, Result, ServerError};
 use crate::session::{Session, unexpected};
 use crate::stream::{Buffered, Stream};
@@ -17,19 +17,6 @@ use crate::stream::{Buffered, Stream};
 /// Time left until a deadline.
 pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
-}
-
-/// Asks for TLS. False when the server has none and `sslmode` lets that pass.
-pub(super) fn start_tls(
-    _stream: &mut Stream,
-    info: &ConnInfo,
-    _host: &Host,
-    _deadline: Option<Instant>,
-) -> Result<bool> {
-    if info.settings().sslmode >= SslMode::Require {
-        return Err(Error::Tls("TLS is not built in yet".to_owned()));
-    }
-    Ok(false)
 }
 
 /// Sends the startup message, authenticates, and waits until the server is ready.

@@ -35,7 +35,7 @@ impl CopyChunk {
 
     /// The payloads in order, each with its offset in [`CopyChunk::bytes`].
     pub fn frames(&self) -> Frames<'_> {
-        Frames { bytes: &self.bytes, at: 0 }
+        Frames::new(&self.bytes)
     }
 }
 
@@ -44,6 +44,13 @@ impl CopyChunk {
 pub struct Frames<'c> {
     bytes: &'c [u8],
     at: usize,
+}
+
+impl<'c> Frames<'c> {
+    /// Walks whole CopyData messages, as [`CopyChunk::bytes`] holds them.
+    pub fn new(bytes: &'c [u8]) -> Frames<'c> {
+        Frames { bytes, at: 0 }
+    }
 }
 
 impl<'c> Iterator for Frames<'c> {

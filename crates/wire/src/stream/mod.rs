@@ -1,21 +1,34 @@
 //! Bytes to and from a server: a non-blocking socket, with or without TLS, and poll(2).
 
 mod buffered;
+pub(crate) mod certificate;
+mod channel_binding;
 mod socket;
+mod tls;
 
 pub(crate) use buffered::{Buffered, MAX_MESSAGE, Message, from_io, header, log_notice};
 pub(crate) use socket::{Address, SocketOptions, peer_uid};
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use socket2::Socket;
+
+use crate::error::{Error, Result};
+use tls::Tls;
+
+/// The protocol name of PostgreSQL in TLS (ALPN).
+pub(crate) const ALPN: &[u8] = b"postgresql";
 
 /// A connected, non-blocking byte stream.
 pub(crate) struct Stream {
     socket: Socket,
+    tls: Option<Box<Tls>>,
     says_goodbye: bool,
 }
 
@@ -46,7 +59,7 @@ impl Stream {
         deadline: Option<Instant>,
     ) -> io::Result<Stream> {
         let socket = socket::connect(address, options, deadline)?;
-        Ok(Stream { socket, says_goodbye: false })
+        Ok(Stream { socket, tls: None, says_goodbye: false })
     }
 
     /// From now on dropping the stream tells the server that this is the end, so that it does
@@ -55,13 +68,33 @@ impl Stream {
         self.says_goodbye = true;
     }
 
+    /// Puts TLS between us and the server. With `direct` negotiation the server must say by ALPN
+    /// that it speaks PostgreSQL, or the bytes could be meant for another protocol.
+    pub(crate) fn start_tls(
+        &mut self,
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+        direct: bool,
+        deadline: Option<Instant>,
+    ) -> Result<()> {
+        let tls = Tls::start(&self.socket, config, name, deadline)?;
+        if direct && !tls.speaks_postgresql() {
+            return Err(Error::Tls(
+                "direct SSL connection was established without ALPN protocol negotiation extension"
+                    .to_owned(),
+            ));
+        }
+        self.tls = Some(Box::new(tls));
+        Ok(())
+    }
+
     pub(crate) fn is_encrypted(&self) -> bool {
-        false
+        self.tls.is_some()
     }
 
     /// The hash of the server's certificate that binds SCRAM to this channel, if there is one.
     pub(crate) fn tls_server_end_point(&self) -> Option<Vec<u8>> {
-        None
+        self.tls.as_ref().and_then(|tls| tls.server_end_point())
     }
 
     pub(crate) fn socket(&self) -> &Socket {
@@ -71,39 +104,37 @@ impl Stream {
     /// Reads what is there, at most `into.len()` bytes. `Ok(0)` is the end of the stream,
     /// `WouldBlock` means that nothing is there.
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match (&self.socket).read(into) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                result => return result,
-            }
+        match &mut self.tls {
+            Some(tls) => tls.read(&self.socket, into),
+            None => retry(|| (&self.socket).read(into)),
         }
     }
 
     /// Takes some of `bytes` for sending; `WouldBlock` when none can be taken.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            match (&self.socket).write(bytes) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(0) if !bytes.is_empty() => return Err(io::ErrorKind::WriteZero.into()),
-                result => return result,
-            }
+        match &mut self.tls {
+            Some(tls) => tls.write(&self.socket, bytes),
+            None => retry(|| (&self.socket).write(bytes)),
         }
     }
 
     /// Sends what an earlier [`Stream::write`] took but the socket did not; `WouldBlock` when
     /// some of it stays.
     pub(crate) fn push(&mut self) -> io::Result<()> {
-        Ok(())
+        match &mut self.tls {
+            Some(tls) => tls.push(&self.socket),
+            None => Ok(()),
+        }
     }
 
     /// Whether [`Stream::push`] has something to do.
     pub(crate) fn has_unsent(&self) -> bool {
-        false
+        self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }
 
     /// Whether bytes are at hand that poll(2) cannot see.
     fn has_unread(&self) -> bool {
-        false
+        self.tls.as_ref().is_some_and(|tls| tls.has_unread())
     }
 
     /// Waits until something wanted is possible, `wake` is readable, or `deadline` has passed
@@ -126,7 +157,19 @@ impl Drop for Stream {
         if self.says_goodbye {
             // Terminate, as far as the socket takes it at once.
             let _ = self.write(b"X\0\0\0\x04");
-            let _ = self.push();
+            if let Some(tls) = &mut self.tls {
+                tls.close(&self.socket);
+            }
+        }
+    }
+}
+
+/// Repeats a system call that a signal has interrupted.
+fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
         }
     }
 }

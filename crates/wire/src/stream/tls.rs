@@ -1,0 +1,170 @@
+//! TLS over the non-blocking socket: rustls keeps the records, we move the bytes.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection};
+use socket2::Socket;
+
+use super::{Want, channel_binding, from_io, wait};
+use crate::error::{Error, Result};
+
+/// rustls reads 4 KiB at a time when left alone; one large read(2) feeds it many times instead.
+const RECORDS_SIZE: usize = 64 * 1024;
+/// Ciphertext that may wait for the socket before writes are refused.
+const UNSENT_LIMIT: usize = 256 * 1024;
+
+/// The TLS layer of a stream.
+pub(super) struct Tls {
+    connection: ClientConnection,
+    /// Records as they came; `start..end` has not been given to rustls yet.
+    records: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// Whether plaintext may be at hand that poll(2) cannot see.
+    unread: bool,
+}
+
+impl Tls {
+    /// Shakes hands.
+    pub(super) fn start(
+        socket: &Socket,
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+        deadline: Option<Instant>,
+    ) -> Result<Tls> {
+        let mut connection =
+            ClientConnection::new(config, name).map_err(|error| tls_error(&error))?;
+        connection.set_buffer_limit(Some(UNSENT_LIMIT));
+        let records = vec![0; RECORDS_SIZE].into_boxed_slice();
+        let mut tls = Tls { connection, records, start: 0, end: 0, unread: false };
+        while tls.connection.is_handshaking() || tls.connection.wants_write() {
+            let progress = match tls.push(socket) {
+                Ok(()) if !tls.connection.is_handshaking() => break,
+                Ok(()) => tls.advance(socket),
+                Err(error) => Err(error),
+            };
+            match progress {
+                Ok(true) => {}
+                Ok(false) => return Err(Error::Closed),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let write = tls.connection.wants_write();
+                    if wait(socket.as_fd(), Want { read: !write, write }, None, deadline)?.is_none()
+                    {
+                        return Err(Error::Timeout);
+                    }
+                }
+                Err(error) => return Err(from_io(error)),
+            }
+        }
+        Ok(tls)
+    }
+
+    pub(super) fn read(&mut self, socket: &Socket, into: &mut [u8]) -> io::Result<usize> {
+        let mut filled = 0;
+        loop {
+            match self.connection.reader().read(&mut into[filled..]) {
+                // The peer has said that this is all.
+                Ok(0) => return Ok(filled),
+                Ok(count) => {
+                    filled += count;
+                    if filled == into.len() {
+                        self.unread = true;
+                        return Ok(filled);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    match self.advance(socket) {
+                        Ok(true) => {}
+                        Ok(false) => return Ok(filled),
+                        // What is wrong will still be wrong at the next read.
+                        Err(_) if filled > 0 => {
+                            self.unread = false;
+                            return Ok(filled);
+                        }
+                        Err(error) => {
+                            self.unread = false;
+                            return Err(error);
+                        }
+                    }
+                }
+                // Closed without close_notify, as a killed server does. A protocol whose
+                // messages carry their length cannot be fooled by a cut.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(filled),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Gives rustls some more records; false at the end of the stream.
+    fn advance(&mut self, socket: &Socket) -> io::Result<bool> {
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+            self.end = super::retry(|| Read::read(&mut &*socket, &mut self.records))?;
+            if self.end == 0 {
+                // Lets rustls know, so that its reader reports the end from now on.
+                let _ = self.connection.read_tls(&mut io::empty());
+                return Ok(false);
+            }
+        }
+        let mut records = &self.records[self.start..self.end];
+        self.start += self.connection.read_tls(&mut records)?;
+        if let Err(error) = self.connection.process_new_packets() {
+            // The alert that says why goes out as far as it can.
+            let _ = self.push(socket);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+        }
+        Ok(true)
+    }
+
+    pub(super) fn write(&mut self, socket: &Socket, bytes: &[u8]) -> io::Result<usize> {
+        self.push(socket)?;
+        let count = self.connection.writer().write(bytes)?;
+        match self.push(socket) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(count),
+        }
+    }
+
+    /// Writes ciphertext until none is left or the socket takes no more (`WouldBlock`).
+    pub(super) fn push(&mut self, socket: &Socket) -> io::Result<()> {
+        while self.connection.wants_write() {
+            super::retry(|| self.connection.write_tls(&mut &*socket))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn has_unsent(&self) -> bool {
+        self.connection.wants_write()
+    }
+
+    pub(super) fn has_unread(&self) -> bool {
+        self.unread || self.start < self.end
+    }
+
+    /// Tells the peer that nothing more will come.
+    pub(super) fn close(&mut self, socket: &Socket) {
+        self.connection.send_close_notify();
+        let _ = self.push(socket);
+    }
+
+    /// See [`channel_binding`].
+    pub(super) fn server_end_point(&self) -> Option<Vec<u8>> {
+        let certificate = self.connection.peer_certificates()?.first()?;
+        channel_binding::tls_server_end_point(certificate)
+    }
+
+    /// Whether the server has chosen PostgreSQL by ALPN.
+    pub(super) fn speaks_postgresql(&self) -> bool {
+        self.connection.alpn_protocol() == Some(super::ALPN)
+    }
+}
+
+/// An error of rustls as ours.
+pub(super) fn tls_error(error: &rustls::Error) -> Error {
+    Error::Tls(format!("SSL error: {error}"))
+}
