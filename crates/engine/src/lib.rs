@@ -1,1 +1,21 @@
-//! engine
+//! The pure core of pgapace: what happens between a decoded message and a statement.
+//!
+//! Nothing here knows sockets, clocks or threads: events go in, commands come out. That is what
+//! lets a test run any interleaving, crash or error from a seed. Modules stand in the order in
+//! which a change meets them:
+//!
+//! 1. [`relation`]: what the publisher says its tables look like, by version.
+//! 2. [`transaction`]: a run of changes of one source transaction, kept as references into the
+//!    received bytes.
+//! 3. [`assemble`]: messages to transactions, large ones in parts.
+//! 4. [`gate`]: which changes of a table are already in its initial copy.
+//! 5. [`progress`]: received, applied, durable: what may be acknowledged.
+//! 6. [`history`]: may a publisher's timeline be followed from where we are?
+#![forbid(unsafe_code)]
+
+pub mod assemble;
+pub mod gate;
+pub mod history;
+pub mod progress;
+pub mod relation;
+pub mod transaction;

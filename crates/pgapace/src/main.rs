@@ -1,2 +1,19 @@
-//! pgapace
-fn main() {}
+//! pgapace: applies PostgreSQL logical replication from outside the servers.
+//!
+//! A change travels `publisher/receiver` → `pgoutput` → `engine` → `apply/worker` →
+//! `target/statement` → commit → `engine::progress` → `publisher/feedback`; see ARCHITECTURE.md.
+#![forbid(unsafe_code)]
+
+mod apply;
+mod cli;
+mod config;
+mod error;
+mod observe;
+mod publisher;
+mod supervisor;
+mod sync;
+mod target;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

@@ -1,0 +1,237 @@
+//! Received, applied, durable: what may be acknowledged.
+//!
+//! The tracker is fed with what happened, in any order that the parts of the program can produce,
+//! and says what may be reported to the publisher. Promise P4 lives here: the flush position never
+//! passes a transaction that is not durable on the target.
+
+use std::collections::VecDeque;
+
+use pgoutput::Lsn;
+
+/// The three positions of a standby status update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Positions {
+    /// Received and understood.
+    pub write: Lsn,
+    /// Durable on the target: this alone moves the slot.
+    pub flush: Lsn,
+    /// Visible on the target.
+    pub apply: Lsn,
+}
+
+/// A flush that is on its way: what will be durable when it returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a flush that is not reported as finished blocks all later ones"]
+pub struct FlushTicket(Lsn);
+
+impl FlushTicket {
+    /// Everything committed up to here becomes durable with this flush.
+    #[must_use]
+    pub fn lsn(self) -> Lsn {
+        self.0
+    }
+}
+
+/// Progress arithmetic of one subscription with its commits in order.
+#[derive(Debug)]
+pub struct Progress {
+    received: Lsn,
+    /// Ends of the transactions handed to apply and not yet committed, in commit order.
+    outstanding: VecDeque<Lsn>,
+    last_dispatched: Lsn,
+    committed: Lsn,
+    durable: Lsn,
+    flushing: Option<Lsn>,
+}
+
+impl Progress {
+    /// Starts from the progress row read on the target, which is durable once it was read after a
+    /// flush; pass `durable = false` to have it flushed before it is acknowledged.
+    #[must_use]
+    pub fn resume(recorded: Lsn, durable: Lsn) -> Self {
+        assert!(durable <= recorded, "nothing beyond the progress can be durable");
+        Self {
+            received: recorded,
+            outstanding: VecDeque::new(),
+            last_dispatched: recorded,
+            committed: recorded,
+            durable,
+            flushing: None,
+        }
+    }
+
+    /// The last LSN that has a progress row, or will have one once what is dispatched commits:
+    /// the predecessor of the next transaction.
+    #[must_use]
+    pub fn last_dispatched(&self) -> Lsn {
+        self.last_dispatched
+    }
+
+    /// The last committed position.
+    #[must_use]
+    pub fn committed(&self) -> Lsn {
+        self.committed
+    }
+
+    /// The last position known to survive a crash of the target.
+    #[must_use]
+    pub fn durable(&self) -> Lsn {
+        self.durable
+    }
+
+    /// Transactions dispatched and not committed.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    /// Everything before `lsn` has been received and assembled.
+    pub fn received(&mut self, lsn: Lsn) {
+        self.received = self.received.max(lsn);
+    }
+
+    /// A transaction (or idle progress) that ends at `end` was handed to apply.
+    ///
+    /// # Panics
+    /// When `end` is not after everything dispatched before: order is the caller's promise.
+    pub fn dispatched(&mut self, end: Lsn) {
+        assert!(end > self.last_dispatched, "dispatched {end} after {}", self.last_dispatched);
+        self.outstanding.push_back(end);
+        self.last_dispatched = end;
+        self.received(end);
+    }
+
+    /// All transactions up to the one that ends at `end` are committed on the target.
+    ///
+    /// # Panics
+    /// When `end` is not the end of an outstanding one: commits happen in order.
+    pub fn committed_through(&mut self, end: Lsn) {
+        let position = self.outstanding.iter().position(|outstanding| *outstanding == end);
+        let position = position.expect("a commit of something that was not dispatched");
+        self.outstanding.drain(..=position);
+        self.committed = end;
+    }
+
+    /// Starts a flush if something committed is not durable and none is on its way.
+    pub fn start_flush(&mut self) -> Option<FlushTicket> {
+        if self.flushing.is_some() || self.durable >= self.committed {
+            return None;
+        }
+        self.flushing = Some(self.committed);
+        Some(FlushTicket(self.committed))
+    }
+
+    /// A flush returned: what was committed when it started is durable now.
+    ///
+    /// # Panics
+    /// When the ticket is not of the flush that is on its way.
+    pub fn flushed(&mut self, ticket: FlushTicket) {
+        assert_eq!(self.flushing.take(), Some(ticket.0), "one flush at a time");
+        self.durable = self.durable.max(ticket.0);
+    }
+
+    /// The position that idle progress should record now: nothing is outstanding, and only
+    /// filtered or empty work lies between the last progress and what was received.
+    #[must_use]
+    pub fn idle_candidate(&self) -> Option<Lsn> {
+        (self.outstanding.is_empty() && self.received > self.last_dispatched)
+            .then_some(self.received)
+    }
+
+    /// Whether everything received is committed, recorded and durable.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.outstanding.is_empty() && self.durable >= self.committed
+    }
+
+    /// What may be reported to the publisher now.
+    #[must_use]
+    pub fn positions(&self) -> Positions {
+        // With nothing outstanding, all that was received is visible: it held nothing for us.
+        let apply = if self.outstanding.is_empty() { self.received } else { self.committed };
+        Positions { write: self.received, flush: self.durable, apply }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lsn, Positions, Progress};
+    use proptest::prelude::*;
+
+    #[test]
+    fn flush_follows_commits_not_dispatch() {
+        let mut progress = Progress::resume(Lsn(100), Lsn(100));
+        progress.dispatched(Lsn(110));
+        progress.dispatched(Lsn(120));
+        assert_eq!(progress.start_flush(), None);
+        progress.committed_through(Lsn(110));
+        let ticket = progress.start_flush().expect("110 is not durable");
+        progress.committed_through(Lsn(120));
+        assert_eq!(progress.start_flush(), None, "one at a time");
+        progress.flushed(ticket);
+        let now = progress.positions();
+        assert_eq!(now, Positions { write: Lsn(120), flush: Lsn(110), apply: Lsn(120) });
+        assert!(!progress.is_settled());
+    }
+
+    #[test]
+    fn idle_work_is_recorded_before_it_is_acknowledged() {
+        let mut progress = Progress::resume(Lsn(100), Lsn(100));
+        assert_eq!(progress.idle_candidate(), None);
+        progress.received(Lsn(150));
+        assert_eq!(progress.positions().flush, Lsn(100));
+        assert_eq!(progress.idle_candidate(), Some(Lsn(150)));
+        progress.dispatched(Lsn(150));
+        assert_eq!(progress.idle_candidate(), None);
+        progress.committed_through(Lsn(150));
+        let ticket = progress.start_flush().expect("not durable yet");
+        progress.flushed(ticket);
+        assert_eq!(progress.positions().flush, Lsn(150));
+    }
+
+    #[test]
+    fn resumed_progress_is_flushed_before_it_is_acknowledged() {
+        let mut progress = Progress::resume(Lsn(100), Lsn(40));
+        assert_eq!(progress.positions().flush, Lsn(40));
+        let ticket = progress.start_flush().expect("100 may be lost");
+        progress.flushed(ticket);
+        assert_eq!(progress.positions().flush, Lsn(100));
+    }
+
+    proptest! {
+        /// Whatever happens in whatever order: flush never passes an uncommitted transaction,
+        /// never moves back, and never passes what was committed when the flush began.
+        #[test]
+        fn flush_never_passes_what_is_durable(steps in prop::collection::vec(0u8..5, 1..200)) {
+            let mut progress = Progress::resume(Lsn(1), Lsn(1));
+            let mut pending = std::collections::VecDeque::new();
+            let (mut next, mut committed, mut ticket) = (1u64, 1u64, None);
+            let mut last_flush = Lsn(1);
+            for step in steps {
+                match step {
+                    0 => { next += 10; progress.dispatched(Lsn(next)); pending.push_back(next); }
+                    1 => if let Some(end) = pending.pop_front() {
+                        progress.committed_through(Lsn(end));
+                        committed = end;
+                    },
+                    2 => if ticket.is_none() {
+                        ticket = progress.start_flush();
+                        if let Some(ticket) = ticket {
+                            prop_assert_eq!(ticket.lsn(), Lsn(committed));
+                        }
+                    },
+                    3 => if let Some(ticket) = ticket.take() { progress.flushed(ticket); },
+                    _ => { next += 5; progress.received(Lsn(next)); }
+                }
+                let now = progress.positions();
+                prop_assert!(now.flush >= last_flush);
+                prop_assert!(now.flush <= Lsn(committed));
+                prop_assert!(now.flush <= now.apply && now.apply <= now.write);
+                if let Some(oldest) = pending.front() {
+                    prop_assert!(now.apply < Lsn(*oldest));
+                }
+                last_flush = now.flush;
+            }
+        }
+    }
+}

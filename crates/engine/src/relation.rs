@@ -1,0 +1,97 @@
+//! What the publisher says its tables look like, by version.
+//!
+//! A Relation message is sent again after every invalidation on the publisher, mostly unchanged.
+//! Only a changed content makes a new version; the identity of the `Arc` is the version.
+
+use std::sync::Arc;
+
+use pgoutput::{RelId, Relation, ReplicaIdentity, TypeOid};
+use rustc_hash::FxHashMap;
+
+/// One published column, in the order in which tuples carry it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteColumn {
+    /// Name on the publisher; mapping to the target is by this name.
+    pub name: String,
+    /// Whether the column is part of the replica identity (every column under FULL).
+    pub key: bool,
+    /// The publisher's type; a local oid for types that are not built in.
+    pub type_oid: TypeOid,
+    /// The publisher's `atttypmod`, -1 for none.
+    pub type_modifier: i32,
+}
+
+/// One version of a published table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteRelation {
+    /// The publisher's oid of the table: stable under rename, so never used for mapping.
+    pub id: RelId,
+    /// Schema name; `pg_catalog` where the wire has an empty string.
+    pub schema: String,
+    /// Table name.
+    pub name: String,
+    /// `pg_class.relreplident` at the time of the change.
+    pub replica_identity: ReplicaIdentity,
+    /// Published columns.
+    pub columns: Vec<RemoteColumn>,
+}
+
+impl RemoteRelation {
+    /// Copies a Relation message out of the receive buffer.
+    #[must_use]
+    pub fn from_message(message: &Relation<'_>) -> Self {
+        Self {
+            id: message.id,
+            schema: if message.schema.is_empty() { "pg_catalog" } else { message.schema }
+                .to_owned(),
+            name: message.name.to_owned(),
+            replica_identity: message.replica_identity,
+            columns: message
+                .columns
+                .iter()
+                .map(|column| RemoteColumn {
+                    name: column.name.to_owned(),
+                    key: column.key,
+                    type_oid: column.type_oid,
+                    type_modifier: column.type_modifier,
+                })
+                .collect(),
+        }
+    }
+
+    /// `schema.name`, for people; not quoted.
+    #[must_use]
+    pub fn display_name(&self) -> String {
+        format!("{}.{}", self.schema, self.name)
+    }
+}
+
+/// The newest version of every relation seen on this connection.
+///
+/// The publisher sends a Relation message before the first change that needs it on every
+/// connection, so the cache starts empty with each and a change without its relation is an error.
+#[derive(Debug, Default)]
+pub struct RelationCache {
+    by_id: FxHashMap<RelId, Arc<RemoteRelation>>,
+}
+
+impl RelationCache {
+    /// Takes a Relation message; an unchanged one keeps its version. Returns the version.
+    pub fn update(&mut self, message: &Relation<'_>) -> Arc<RemoteRelation> {
+        let relation = RemoteRelation::from_message(message);
+        match self.by_id.get(&relation.id) {
+            Some(known) if **known == relation => Arc::clone(known),
+            _ => {
+                let version = Arc::new(relation);
+                self.by_id.insert(version.id, Arc::clone(&version));
+                version
+            }
+        }
+    }
+
+    /// The newest version of a relation, if one was announced.
+    #[must_use]
+    pub fn get(&self, id: RelId) -> Option<&Arc<RemoteRelation>> {
+        self.by_id.get(&id)
+    }
+}

@@ -1,0 +1,100 @@
+//! The durability session: turns committed into durable, many transactions at a time.
+//!
+//! Apply sessions commit with `synchronous_commit = off`. This thread makes one small synchronous
+//! commit whenever something is committed and not yet durable; its return covers everything before
+//! it. It also removes old progress rows (that is the small commit) and writes the statistics.
+
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use engine::progress::FlushTicket;
+use pgoutput::Lsn;
+use wire::Session;
+
+use crate::error::{Failure, Result};
+use crate::target::state::SubscriptionId;
+use crate::target::state::progress;
+use crate::target::state::statistics::{self, Delta};
+
+/// What the leader asks for.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Make everything committed so far durable.
+    Flush(FlushTicket),
+    /// Add to the counters in `pgapace.stat_subscription`.
+    Statistics(Box<Delta>),
+}
+
+/// What comes back.
+#[derive(Debug)]
+pub(crate) enum FromDurability {
+    Flushed(FlushTicket),
+    Failed(Failure),
+}
+
+/// A running durability thread.
+#[derive(Debug)]
+pub(crate) struct Durability {
+    jobs: Option<Sender<Job>>,
+    pub(crate) events: Receiver<FromDurability>,
+    thread: Option<JoinHandle<()>>,
+    cancel: wire::CancelHandle,
+}
+
+impl Durability {
+    pub(crate) fn spawn(session: Session, id: SubscriptionId) -> Result<Self> {
+        let (jobs, inbox) = unbounded();
+        let (sender, events) = unbounded();
+        let cancel = session.cancel_handle();
+        let thread = std::thread::Builder::new()
+            .name("durability".to_owned())
+            .spawn(move || run(session, id, &inbox, &sender))
+            .map_err(|e| Failure::internal(format!("cannot start the durability thread: {e}")))?;
+        Ok(Self { jobs: Some(jobs), events, thread: Some(thread), cancel })
+    }
+
+    /// Queues a job. A thread that is gone has reported why in `events`.
+    pub(crate) fn submit(&self, job: Job) {
+        if let Some(jobs) = &self.jobs {
+            let _ = jobs.send(job);
+        }
+    }
+}
+
+impl Drop for Durability {
+    fn drop(&mut self) {
+        self.jobs = None;
+        crate::apply::worker::join_or_cancel(self.thread.take(), &self.cancel);
+    }
+}
+
+fn run(
+    mut session: Session,
+    id: SubscriptionId,
+    inbox: &Receiver<Job>,
+    sender: &Sender<FromDurability>,
+) {
+    let mut removed_before = Lsn::INVALID;
+    for job in inbox {
+        let done = match job {
+            Job::Flush(ticket) => {
+                let flushed = progress::flush(&mut session, id, removed_before, ticket.lsn());
+                removed_before = ticket.lsn();
+                flushed.map(|()| Some(FromDurability::Flushed(ticket)))
+            }
+            Job::Statistics(delta) => statistics::add(&mut session, id, &delta).map(|()| None),
+        };
+        let (event, failed) = match done {
+            Ok(event) => (event, false),
+            Err(failure) => (Some(FromDurability::Failed(failure)), true),
+        };
+        if let Some(event) = event
+            && sender.send(event).is_err()
+        {
+            return;
+        }
+        if failed {
+            return;
+        }
+    }
+}

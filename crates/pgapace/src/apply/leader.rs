@@ -1,0 +1,338 @@
+//! The leader: one thread that turns received bytes into work, and answers into progress.
+//!
+//! It alone owns the progress arithmetic, so there is one place that decides what is dispatched
+//! and what is acknowledged.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{never, select, tick};
+use engine::assemble::{Assembler, PartLimits};
+use engine::gate::already_applied;
+use engine::progress::Progress;
+use engine::transaction::{Location, TransactionPart};
+use pgoutput::{Decoder, Frame, Lsn, Streaming};
+use wire::{Frames, Session};
+
+use crate::apply::durability::{Durability, FromDurability, Job};
+use crate::apply::tables::Tables;
+use crate::apply::worker::{FromWorker, Work, Worker};
+use crate::cli::shutdown::Shutdown;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::feedback::Feedback;
+use crate::publisher::receiver::{Chunk, FromPublisher, Receiver};
+use crate::sync::Adder;
+use crate::target::state::statistics::{Counters, Delta};
+
+/// Transactions dispatched and not committed, above which the leader reads no further: the bytes
+/// are bounded by the receiver's budget, this bounds what each small transaction costs beside them.
+const OUTSTANDING_LIMIT: usize = 8192;
+/// How often the leader looks at the time.
+const TICK: Duration = Duration::from_millis(100);
+/// How often counters are written.
+const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a stop waits for the rest of a large transaction that is partly applied.
+const STOP_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Why the leader ended without a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It was asked to stop.
+    Stopped,
+    /// The point of `--until` is durable on the target.
+    Reached,
+}
+
+/// What the leader needs of the rest.
+pub(crate) struct Parts<'a> {
+    pub(crate) control: Session,
+    pub(crate) receiver: Receiver,
+    pub(crate) worker: Worker,
+    pub(crate) durability: Durability,
+    pub(crate) feedback: Feedback,
+    pub(crate) progress: Progress,
+    pub(crate) tables: Tables,
+    pub(crate) adder: Adder<'a>,
+    pub(crate) shutdown: &'a Shutdown,
+    pub(crate) until: Option<Lsn>,
+    /// Longest time between two idle progress rows.
+    pub(crate) idle_interval: Duration,
+    pub(crate) part_limits: PartLimits,
+}
+
+/// The leader of one run of a subscription.
+pub(crate) struct Leader<'a> {
+    parts: Parts<'a>,
+    decoder: Decoder,
+    assembler: Assembler,
+    /// What was applied before this run: transactions before it are skipped.
+    resumed_at: Lsn,
+    /// Whether a transaction is dispatched in part.
+    partly_dispatched: bool,
+    /// Set when no new transaction is to be dispatched.
+    closing: Option<Closing>,
+    last_idle: Instant,
+    counters: Counters,
+    last_statistics: Instant,
+    reported: Option<Delta>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Closing {
+    outcome: Outcome,
+    since: Instant,
+}
+
+impl<'a> Leader<'a> {
+    pub(crate) fn new(parts: Parts<'a>) -> Self {
+        let resumed_at = parts.progress.committed();
+        let assembler = Assembler::new(parts.part_limits);
+        let now = Instant::now();
+        Self {
+            parts,
+            decoder: Decoder::new(Streaming::Off),
+            assembler,
+            resumed_at,
+            partly_dispatched: false,
+            closing: None,
+            last_idle: now,
+            counters: Counters::default(),
+            last_statistics: now,
+            reported: None,
+        }
+    }
+
+    /// Runs until asked to stop, until the goal is reached, or until something fails.
+    pub(crate) fn run(mut self) -> Result<Outcome> {
+        let ticks = tick(TICK);
+        let (no_chunks, stop) = (never(), self.parts.shutdown.channel());
+        loop {
+            self.flush_if_needed();
+            self.look_for_the_end()?;
+            if let Some(closing) = self.closing
+                && self.is_closed()
+            {
+                return Ok(self.finish(closing.outcome));
+            }
+            let reading = self.wants_chunks();
+            let chunks = if reading { &self.parts.receiver.chunks } else { &no_chunks };
+            select! {
+                recv(chunks) -> message => match message {
+                    Ok(FromPublisher::Chunk(chunk)) => self.take_chunk(&chunk)?,
+                    Ok(FromPublisher::Ended(failure)) => return Err(failure),
+                    Err(_) => return Err(Failure::internal("the receiver thread is gone")),
+                },
+                recv(self.parts.worker.events) -> event => match event {
+                    Ok(FromWorker::Committed { through, counters }) => {
+                        self.parts.progress.committed_through(through);
+                        self.counters.add(&counters);
+                        self.publish_positions();
+                    }
+                    Ok(FromWorker::Failed(failure)) => return Err(failure),
+                    Err(_) => return Err(Failure::internal("the apply thread is gone")),
+                },
+                recv(self.parts.durability.events) -> event => match event {
+                    Ok(FromDurability::Flushed(ticket)) => {
+                        self.parts.progress.flushed(ticket);
+                        self.publish_positions();
+                    }
+                    Ok(FromDurability::Failed(failure)) => return Err(failure),
+                    Err(_) => return Err(Failure::internal("the durability thread is gone")),
+                },
+                recv(stop) -> _ => {}
+                recv(ticks) -> _ => self.write_statistics(false),
+            }
+            self.dispatch_idle();
+        }
+    }
+
+    fn wants_chunks(&self) -> bool {
+        let room = self.parts.progress.outstanding() < OUTSTANDING_LIMIT;
+        match self.closing {
+            None => room,
+            // What was begun is ended if that does not take too long.
+            Some(_) => room && self.partly_dispatched,
+        }
+    }
+
+    fn take_chunk(&mut self, chunk: &Chunk) -> Result<()> {
+        let mut batch = Vec::new();
+        for (offset, payload) in Frames::new(&chunk.bytes) {
+            if self.closing.is_some() && !self.partly_dispatched {
+                // Nothing of what follows is dispatched, so nothing of it may count as received:
+                // it is sent again next time.
+                break;
+            }
+            match Frame::decode(payload).map_err(|e| undecodable(&e))? {
+                Frame::XLogData { payload, .. } => {
+                    let at = Location {
+                        chunk: &chunk.bytes,
+                        // The payload is the rest of the frame.
+                        offset: offset + frame_header(&chunk.bytes[offset..], payload),
+                        length: payload.len(),
+                    };
+                    let message = self.decoder.decode(payload).map_err(|e| undecodable(&e))?;
+                    let part = self.assembler.push(at, &message).map_err(|e| {
+                        Failure::new(Class::Publisher, e.to_string())
+                            .hint("This is a bug of the publisher or of pgapace; please report it.")
+                    })?;
+                    if let Some(part) = part {
+                        self.take_part(part, &mut batch)?;
+                    }
+                }
+                Frame::Keepalive { wal_end, .. } => {
+                    // Inside a transaction it says nothing about what is complete.
+                    if !self.assembler.in_transaction() {
+                        self.parts.progress.received(wal_end);
+                    }
+                }
+                Frame::PrimaryStatus { .. } => {}
+            }
+        }
+        if !batch.is_empty() {
+            self.parts.worker.submit(batch);
+        }
+        Ok(())
+    }
+
+    fn take_part(&mut self, part: TransactionPart, batch: &mut Vec<Work>) -> Result<()> {
+        let end = part.end_lsn;
+        let commit_lsn = part.head.commit_lsn;
+        if already_applied(commit_lsn, self.resumed_at) {
+            return Ok(());
+        }
+        if self.is_beyond_the_goal(commit_lsn) && !self.partly_dispatched {
+            self.close(Outcome::Reached);
+        }
+        if self.closing.is_some() && !self.partly_dispatched {
+            return Ok(());
+        }
+        let mut tables = Vec::with_capacity(part.relations().len());
+        for remote in part.relations() {
+            if !self.parts.tables.knows(remote) {
+                self.parts.adder.add(&mut self.parts.control, &mut self.parts.tables, remote)?;
+            }
+            tables.push(self.parts.tables.resolve(&mut self.parts.control, remote, commit_lsn)?);
+        }
+        let predecessor = self.parts.progress.last_dispatched();
+        if let Some(end) = end {
+            self.parts.progress.dispatched(end);
+        }
+        self.partly_dispatched = end.is_none();
+        batch.push(Work { part, tables, predecessor });
+        Ok(())
+    }
+
+    /// Records filtered or foreign work, so that the slot advances while nothing is to be applied.
+    fn dispatch_idle(&mut self) {
+        let due = self.last_idle.elapsed() >= self.parts.idle_interval || self.closing.is_some();
+        if !due || self.assembler.in_transaction() || self.partly_dispatched {
+            return;
+        }
+        if let Some(lsn) = self.parts.progress.idle_candidate() {
+            self.last_idle = Instant::now();
+            let predecessor = self.parts.progress.last_dispatched();
+            self.parts.progress.dispatched(lsn);
+            let part = TransactionPart::idle(lsn);
+            self.parts.worker.submit(vec![Work { part, tables: Vec::new(), predecessor }]);
+        }
+    }
+
+    fn flush_if_needed(&mut self) {
+        if let Some(ticket) = self.parts.progress.start_flush() {
+            self.parts.durability.submit(Job::Flush(ticket));
+        }
+    }
+
+    fn publish_positions(&mut self) {
+        if self.parts.feedback.set(self.parts.progress.positions()) {
+            self.parts.receiver.wake();
+        }
+    }
+
+    fn is_beyond_the_goal(&self, commit_lsn: Lsn) -> bool {
+        self.parts.until.is_some_and(|until| commit_lsn >= until)
+    }
+
+    /// Decides whether to stop dispatching: a signal, or the goal is received.
+    fn look_for_the_end(&mut self) -> Result<()> {
+        if self.parts.shutdown.requested() {
+            self.close(Outcome::Stopped);
+        }
+        let received = self.parts.progress.positions().write;
+        if let Some(until) = self.parts.until
+            && received >= until
+            && !self.assembler.in_transaction()
+        {
+            self.close(Outcome::Reached);
+        }
+        if let Some(closing) = self.closing
+            && self.partly_dispatched
+            && (closing.since.elapsed() > STOP_PATIENCE || self.parts.shutdown.insisted())
+        {
+            return Err(Failure::new(
+                Class::Internal,
+                "stopped inside a large transaction; it is rolled back and sent again next time",
+            ));
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, outcome: Outcome) {
+        if self.closing.is_none() {
+            tracing::debug!(?outcome, "closing");
+            self.closing = Some(Closing { outcome, since: Instant::now() });
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        let progress = &self.parts.progress;
+        !self.partly_dispatched && progress.is_settled() && {
+            // Once nothing is outstanding, idle progress takes the slot to what was received.
+            self.assembler.in_transaction() || progress.idle_candidate().is_none()
+        }
+    }
+
+    fn finish(mut self, outcome: Outcome) -> Outcome {
+        self.write_statistics(true);
+        self.publish_positions();
+        let at = self.parts.progress.durable();
+        // In this order: statistics are written before the durability session ends, and the
+        // publisher hears the last positions before the stream ends.
+        drop(self.parts.worker);
+        drop(self.parts.durability);
+        self.parts.receiver.finish();
+        tracing::info!(lsn = %at, ?outcome, "stopped; everything applied is durable and acknowledged");
+        outcome
+    }
+
+    fn write_statistics(&mut self, now: bool) {
+        if !now && self.last_statistics.elapsed() < STATISTICS_INTERVAL {
+            return;
+        }
+        self.last_statistics = Instant::now();
+        let positions = self.parts.progress.positions();
+        let delta = Delta {
+            counters: std::mem::take(&mut self.counters),
+            received: positions.write,
+            applied: positions.apply,
+            flushed: positions.flush,
+        };
+        if self.reported == Some(delta) {
+            return;
+        }
+        self.reported = Some(Delta { counters: Counters::default(), ..delta });
+        self.parts.durability.submit(Job::Statistics(Box::new(delta)));
+    }
+}
+
+/// Length of what stands before the payload in a frame: the payload is the frame's tail.
+fn frame_header(frame: &[u8], payload: &[u8]) -> usize {
+    payload.as_ptr() as usize - frame.as_ptr() as usize
+}
+
+fn undecodable(error: &pgoutput::DecodeError) -> Failure {
+    Failure::new(Class::Publisher, format!("cannot read what the publisher sends: {error}")).hint(
+        "The publisher is newer than this program, or damaged data arrived. Nothing of the \
+               message was applied.",
+    )
+}

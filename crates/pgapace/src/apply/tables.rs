@@ -1,0 +1,106 @@
+//! From the publisher's relations to the target's tables: mapped once per version.
+
+use std::sync::Arc;
+
+use engine::gate::Gate;
+use engine::relation::RemoteRelation;
+use pgoutput::Lsn;
+use rustc_hash::FxHashMap;
+use wire::Session;
+
+use crate::error::{Class, Failure, Result};
+use crate::target::catalogue;
+use crate::target::mapping::TableMap;
+use crate::target::state::RelationState;
+
+/// Schema of our state: never mapped, copied or applied, whatever the publication says.
+pub(crate) const OWN_SCHEMA: &str = "pgapace";
+
+/// A relation version, resolved.
+#[derive(Debug, Clone)]
+enum Resolved {
+    /// A table of ours, or one that the user keeps out.
+    Ignored,
+    Table {
+        gate: Gate,
+        map: Arc<TableMap>,
+    },
+}
+
+/// Known tables with their gates, and relation versions with their maps.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    gates: FxHashMap<(String, String), Gate>,
+    /// By the address of the version, which the value keeps alive.
+    resolved: FxHashMap<usize, (Arc<RemoteRelation>, Resolved)>,
+}
+
+impl Tables {
+    pub(crate) fn new(states: &[RelationState]) -> Self {
+        let gates = states
+            .iter()
+            .filter_map(|s| Some(((s.schema.clone(), s.name.clone()), s.gate?)))
+            .collect();
+        Self { gates, resolved: FxHashMap::default() }
+    }
+
+    /// Whether a table is part of the subscription; if not, it was added to the publication later.
+    pub(crate) fn knows(&self, remote: &RemoteRelation) -> bool {
+        remote.schema == OWN_SCHEMA
+            || self.gates.contains_key(&(remote.schema.clone(), remote.name.clone()))
+    }
+
+    /// Adds a table that was copied while the stream went on.
+    pub(crate) fn add(&mut self, schema: &str, name: &str, gate: Gate) {
+        self.gates.insert((schema.to_owned(), name.to_owned()), gate);
+    }
+
+    /// The map for a change of a transaction with this commit LSN, `None` if it is not applied.
+    pub(crate) fn resolve(
+        &mut self,
+        session: &mut Session,
+        remote: &Arc<RemoteRelation>,
+        commit_lsn: Lsn,
+    ) -> Result<Option<Arc<TableMap>>> {
+        let address = Arc::as_ptr(remote) as usize;
+        if !self.resolved.contains_key(&address) {
+            let resolved = self.load(session, remote)?;
+            self.resolved.insert(address, (Arc::clone(remote), resolved));
+        }
+        Ok(match &self.resolved[&address].1 {
+            Resolved::Table { gate, map } if gate.passes(commit_lsn) => Some(Arc::clone(map)),
+            Resolved::Table { .. } | Resolved::Ignored => None,
+        })
+    }
+
+    fn load(&self, session: &mut Session, remote: &Arc<RemoteRelation>) -> Result<Resolved> {
+        if remote.schema == OWN_SCHEMA {
+            return Ok(Resolved::Ignored);
+        }
+        let gate = self
+            .gates
+            .get(&(remote.schema.clone(), remote.name.clone()))
+            .copied()
+            .ok_or_else(|| Failure::internal("a table was resolved before it was copied"))?;
+        let table = catalogue::load(session, &remote.schema, &remote.name)?
+            .ok_or_else(|| missing(&remote.schema, &remote.name))?;
+        let map = Arc::new(TableMap::new(Arc::clone(remote), table)?);
+        if map.table.hooks.rules {
+            tracing::warn!(
+                table = map.table.display_name(),
+                "rewrite rules enabled for replica run on the target; a native subscription would \
+                 not run them"
+            );
+        }
+        tracing::debug!(table = map.table.display_name(), search = ?map.search, "mapped");
+        Ok(Resolved::Table { gate, map })
+    }
+}
+
+/// A published table that the target does not have.
+pub(crate) fn missing(schema: &str, name: &str) -> Failure {
+    Failure::new(Class::Mismatch, format!("the target has no table {schema}.{name}")).hint(
+        "Create it on the target (pg_dump --schema-only of the publisher has its definition), or \
+         take it out of the publication; then start pgapace again.",
+    )
+}

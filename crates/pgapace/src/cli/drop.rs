@@ -1,0 +1,69 @@
+//! `pgapace drop`: removes a subscription.
+
+use clap::Args;
+
+use crate::cli::{Selection, output};
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::Publisher;
+use crate::publisher::slot;
+use crate::target::origin;
+use crate::target::session::Target;
+use crate::target::state::{self, ownership, schema};
+
+#[derive(Debug, Args)]
+pub(crate) struct DropArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// Leave the slot on the publisher, which may be gone for good. A slot that stays keeps WAL
+    #[arg(long)]
+    keep_slot: bool,
+
+    /// Do not fail if there is no such subscription
+    #[arg(long)]
+    if_exists: bool,
+}
+
+/// Drops slot, origins and state, in this order: if the slot cannot be dropped, nothing is.
+pub(crate) fn run(args: &DropArgs) -> Result<()> {
+    let config = args.selection.one()?;
+    let mut target = Target::new(config.target.clone(), &config.name);
+    let mut control = target.connect_first()?;
+    let row = if schema::version(&mut control)? == 0 {
+        None
+    } else {
+        schema::migrate(&mut control)?;
+        state::find(&mut control, &config.name)?
+    };
+    let Some(row) = row else {
+        if args.if_exists {
+            return Ok(());
+        }
+        return Err(Failure::new(
+            Class::Config,
+            format!("the target has no subscription {:?}", config.name),
+        ));
+    };
+    ownership::become_owner(&mut control, row.id, std::time::Duration::ZERO, false)?;
+    ownership::fence(&mut control, row.id)?;
+    let mut slot_dropped = false;
+    if row.owns_slot && !args.keep_slot {
+        let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
+        let mut source = publisher.connect().map_err(|failure| {
+            failure.hint(
+                "If the publisher is gone for good, pass --keep-slot to drop the rest without it.",
+            )
+        })?;
+        slot::wait_until_free(&mut source, &row.slot_name, config.busy_timeout, &|| false)?;
+        slot_dropped = slot::drop(&mut source, &row.slot_name)?;
+    }
+    origin::drop_all(&mut control, row.id)?;
+    state::forget(&mut control, row.id)?;
+    output::line(&format!("dropped subscription {}", row.name));
+    if slot_dropped {
+        output::line(&format!("dropped replication slot {} on the publisher", row.slot_name));
+    } else {
+        output::line(&format!("replication slot {} was left or not there", row.slot_name));
+    }
+    Ok(())
+}

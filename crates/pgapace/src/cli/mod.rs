@@ -1,0 +1,124 @@
+//! The command line: verbs, flags, exit codes.
+
+pub(crate) mod check;
+pub(crate) mod demo;
+pub(crate) mod drop;
+pub(crate) mod output;
+pub(crate) mod run;
+pub(crate) mod shutdown;
+pub(crate) mod status;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Settings, Subscription, subscriptions};
+use crate::error::{Failure, Result};
+use crate::observe::logging::{self, LogFormat};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+   0  the stated goal was reached
+   1  internal error
+   2  wrong command line
+   3  wrong configuration: file, connection string, combination of settings
+   4  the publisher cannot be reached, is too old, or refuses
+   5  the target cannot be reached, is too old, or refuses
+   6  publisher and target do not fit together (tables, columns, identities)
+   7  the replication slot is gone, invalidated, or ahead of the target
+   8  the subscription or its slot is used by somebody else
+   9  a change could not be applied
+  10  the publisher's history is not the one the target has followed";
+
+const EXAMPLES: &str = "\
+Examples:
+  pgapace check --publisher 'host=a dbname=shop user=repl' --target 'host=b dbname=shop' \\
+                --publication shop --name shop
+  pgapace run   --publisher postgresql://repl@a/shop --target postgresql://b/shop \\
+                --publication shop --name shop
+  pgapace run   --config /etc/pgapace.toml --until current
+  pgapace demo";
+
+/// Applies PostgreSQL logical replication from outside the servers.
+///
+/// pgapace reads publications of a publisher over the replication protocol and applies them to a
+/// target database. Nothing is installed in either server; all state is kept on the target, in
+/// schema pgapace.
+#[derive(Debug, Parser)]
+#[command(name = "pgapace", version, after_help = EXIT_CODES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
+pub(crate) struct Cli {
+    /// How log lines look [default: human on a terminal, else text without colour]
+    #[arg(long, global = true, value_enum, env = "PGAPACE_LOG_FORMAT", default_value = "human")]
+    log_format: LogFormat,
+
+    /// What is logged: error, warn, info, debug, trace, or a filter such as pgapace=debug
+    #[arg(long, global = true, value_name = "LEVEL", env = "PGAPACE_LOG", default_value = "info")]
+    log_level: String,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Copy the tables on the first run, then apply changes until stopped
+    Run(run::RunArgs),
+    /// Look for everything that would keep a subscription from working, with the SQL that mends it
+    Check(check::CheckArgs),
+    /// Show the state of subscriptions
+    Status(status::StatusArgs),
+    /// Remove a subscription: its slot, its origins and its state; tables are left as they are
+    Drop(drop::DropArgs),
+    /// Start two servers in a temporary directory, replicate a live load and compare
+    Demo(demo::DemoArgs),
+}
+
+/// Which subscriptions a verb works on.
+#[derive(Debug, Args)]
+pub(crate) struct Selection {
+    /// Configuration file (TOML) with one or several subscriptions
+    #[arg(long, value_name = "FILE", env = "PGAPACE_CONFIG")]
+    config: Option<PathBuf>,
+
+    #[command(flatten)]
+    settings: Settings,
+}
+
+impl Selection {
+    fn subscriptions(&self) -> Result<Vec<Subscription>> {
+        subscriptions(self.config.as_deref(), &self.settings)
+    }
+
+    /// For verbs that work on one subscription.
+    fn one(&self) -> Result<Subscription> {
+        let mut all = self.subscriptions()?;
+        match (all.pop(), all.is_empty()) {
+            (Some(one), true) => Ok(one),
+            _ => Err(Failure::new(
+                crate::error::Class::Config,
+                "the configuration file has several subscriptions",
+            )
+            .hint("Name one with --name.")),
+        }
+    }
+}
+
+/// Parses the command line and runs the verb.
+pub(crate) fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Err(failure) = logging::start(cli.log_format, &cli.log_level) {
+        return output::fail(&failure);
+    }
+    let result = match cli.command {
+        Command::Run(args) => run::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Drop(args) => drop::run(&args),
+        Command::Demo(args) => demo::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => output::fail(&failure),
+    }
+}

@@ -1,0 +1,30 @@
+//! What goes to standard output and standard error besides the log.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use crate::error::Failure;
+
+/// Writes a failure as psql would, and gives its exit code.
+pub(crate) fn fail(failure: &Failure) -> ExitCode {
+    // Standard error may be closed; there is nobody left to tell then.
+    let _ = writeln!(std::io::stderr(), "pgapace: error: {failure}");
+    ExitCode::from(failure.class.exit_code())
+}
+
+/// Writes a line to standard output. A reader that went away (`| head`) is no error.
+pub(crate) fn line(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// `1.5 MB` and the like, in powers of 1024 as PostgreSQL's `pg_size_pretty`.
+pub(crate) fn size(bytes: i64) -> String {
+    const UNITS: [&str; 5] = ["bytes", "kB", "MB", "GB", "TB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value.abs() >= 10240.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.0} {}", UNITS[unit])
+}

@@ -1,0 +1,73 @@
+//! SIGINT and SIGTERM: the first asks for an orderly end, the second insists.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::error::{Failure, Result};
+
+/// Whether the program was asked to end; shared by all threads.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Shutdown {
+    requests: Arc<AtomicUsize>,
+    listeners: Arc<Mutex<Vec<Sender<()>>>>,
+}
+
+impl Shutdown {
+    /// Starts listening for signals.
+    pub(crate) fn on_signals() -> Result<Self> {
+        let shutdown = Self::default();
+        let mut signals = Signals::new([SIGINT, SIGTERM])
+            .map_err(|e| Failure::internal(format!("cannot handle signals: {e}")))?;
+        let shared = shutdown.clone();
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                for signal in &mut signals {
+                    let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
+                    tracing::info!(signal = name, "stopping after the transaction in hand");
+                    shared.request();
+                }
+            })
+            .map_err(|e| Failure::internal(format!("cannot start the signal thread: {e}")))?;
+        Ok(shutdown)
+    }
+
+    fn request(&self) {
+        self.requests.fetch_add(1, Ordering::AcqRel);
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        for listener in listeners.iter() {
+            // A full channel already says it.
+            let _ = listener.try_send(());
+        }
+    }
+
+    /// Whether somebody asked.
+    pub(crate) fn requested(&self) -> bool {
+        self.requests.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether somebody asked again.
+    pub(crate) fn insisted(&self) -> bool {
+        self.requests.load(Ordering::Acquire) > 1
+    }
+
+    /// A channel that gets a message at each request, to be waited on with others.
+    pub(crate) fn channel(&self) -> Receiver<()> {
+        let (sender, receiver) = bounded(1);
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
+        receiver
+    }
+
+    /// Sleeps, but not beyond a request.
+    pub(crate) fn sleep(&self, duration: Duration) {
+        let deadline = Instant::now() + duration;
+        while !self.requested() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20).min(duration));
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Configuration: a file, the environment and flags, in that order of precedence from weak to
+//! strong. Every key exists in all three under the same name.
+
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use serde::Deserialize;
+use wire::ConnInfo;
+
+use crate::error::{Class, Failure, Result};
+
+/// Which origins the publisher sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OriginFilter {
+    /// Changes of every origin.
+    Any,
+    /// Only changes that were made on the publisher itself (publisher 16 and later).
+    None,
+}
+
+/// Settings of one subscription as they were given; nothing is filled in.
+#[derive(Debug, Clone, Default, Deserialize, Args)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Settings {
+    /// Connection string of the publisher: URI or keywords, as libpq takes them. PG* variables,
+    /// the password file and the service file are honoured
+    #[arg(long, value_name = "CONNINFO", env = "PGAPACE_PUBLISHER", hide_env_values = true)]
+    pub(crate) publisher: Option<String>,
+
+    /// Connection string of the target
+    #[arg(long, value_name = "CONNINFO", env = "PGAPACE_TARGET", hide_env_values = true)]
+    pub(crate) target: Option<String>,
+
+    /// Publication to apply; repeat it, or separate several by commas
+    #[arg(
+        long = "publication",
+        value_name = "NAME",
+        env = "PGAPACE_PUBLICATION",
+        value_delimiter = ','
+    )]
+    #[serde(rename = "publication", alias = "publications")]
+    pub(crate) publications: Option<Vec<String>>,
+
+    /// Name of the subscription: its state on the target, the slot and application_name on the
+    /// publisher
+    #[arg(long, value_name = "NAME", env = "PGAPACE_NAME")]
+    pub(crate) name: Option<String>,
+
+    /// Replication slot on the publisher [default: the subscription's name]
+    #[arg(long, value_name = "NAME", env = "PGAPACE_SLOT")]
+    pub(crate) slot: Option<String>,
+
+    /// Create the slot on the first run; false uses one that exists [default: true]
+    #[arg(
+        long, value_name = "BOOL", env = "PGAPACE_CREATE_SLOT",
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    #[serde(rename = "create-slot", alias = "create_slot")]
+    pub(crate) create_slot: Option<bool>,
+
+    /// Copy the tables on the first run [default: true]
+    #[arg(
+        long, value_name = "BOOL", env = "PGAPACE_COPY_DATA",
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    #[serde(rename = "copy-data", alias = "copy_data")]
+    pub(crate) copy_data: Option<bool>,
+
+    /// Have the slot synchronised to standbys, where the publisher can (17 and later)
+    /// [default: true]
+    #[arg(
+        long, value_name = "BOOL", env = "PGAPACE_FAILOVER",
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    pub(crate) failover: Option<bool>,
+
+    /// Changes of which origins to take [default: any]
+    #[arg(long, value_enum, env = "PGAPACE_ORIGIN")]
+    pub(crate) origin: Option<OriginFilter>,
+
+    /// Tag commits with a replication origin, if the role may [default: true]
+    #[arg(
+        long, value_name = "BOOL", env = "PGAPACE_TAG_COMMITS",
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    #[serde(rename = "tag-commits", alias = "tag_commits")]
+    pub(crate) tag_commits: Option<bool>,
+
+    /// Longest time between two status messages to the publisher, and between two records of
+    /// progress while idle, in seconds [default: 10]
+    #[arg(long, value_name = "SECONDS", env = "PGAPACE_STATUS_INTERVAL")]
+    #[serde(rename = "status-interval", alias = "status_interval")]
+    pub(crate) status_interval: Option<u64>,
+
+    /// A publisher that is silent for so long is gone, in seconds [default: 60]
+    #[arg(long, value_name = "SECONDS", env = "PGAPACE_RECEIVE_TIMEOUT")]
+    #[serde(rename = "receive-timeout", alias = "receive_timeout")]
+    pub(crate) receive_timeout: Option<u64>,
+
+    /// How long to wait for the slot, or the subscription, while somebody else uses it, in seconds
+    /// [default: 75: a dead connection holds a slot for wal_sender_timeout]
+    #[arg(long, value_name = "SECONDS", env = "PGAPACE_BUSY_TIMEOUT")]
+    #[serde(rename = "busy-timeout", alias = "busy_timeout")]
+    pub(crate) busy_timeout: Option<u64>,
+
+    /// Memory for what is received and not yet applied, in megabytes [default: 256]
+    #[arg(long, value_name = "MB", env = "PGAPACE_MEMORY_LIMIT")]
+    #[serde(rename = "memory-limit", alias = "memory_limit")]
+    pub(crate) memory_limit: Option<usize>,
+}
+
+impl Settings {
+    /// Fills what is not given from weaker settings.
+    fn or(self, weaker: &Self) -> Self {
+        Self {
+            publisher: self.publisher.or_else(|| weaker.publisher.clone()),
+            target: self.target.or_else(|| weaker.target.clone()),
+            publications: self.publications.or_else(|| weaker.publications.clone()),
+            name: self.name.or_else(|| weaker.name.clone()),
+            slot: self.slot.or_else(|| weaker.slot.clone()),
+            create_slot: self.create_slot.or(weaker.create_slot),
+            copy_data: self.copy_data.or(weaker.copy_data),
+            failover: self.failover.or(weaker.failover),
+            origin: self.origin.or(weaker.origin),
+            tag_commits: self.tag_commits.or(weaker.tag_commits),
+            status_interval: self.status_interval.or(weaker.status_interval),
+            receive_timeout: self.receive_timeout.or(weaker.receive_timeout),
+            busy_timeout: self.busy_timeout.or(weaker.busy_timeout),
+            memory_limit: self.memory_limit.or(weaker.memory_limit),
+        }
+    }
+
+    /// Fills in the defaults and checks what can be checked without a server.
+    fn resolve(self) -> Result<Subscription> {
+        let need = |value: Option<String>, key: &str| {
+            value.filter(|text| !text.is_empty()).ok_or_else(|| {
+                config(format!("--{key} is not given")).hint(format!(
+                    "Give it as a flag, as {key} in the configuration file, or as {} in the \
+                     environment.",
+                    variable(key)
+                ))
+            })
+        };
+        let name = need(self.name, "name")?;
+        check_name(&name, "name")?;
+        let slot = self.slot.unwrap_or_else(|| name.clone());
+        check_name(&slot, "slot")?;
+        let publications = self.publications.unwrap_or_default();
+        if publications.iter().all(String::is_empty) {
+            return Err(config("--publication is not given")
+                .hint("Name at least one publication of the publisher: --publication mypub"));
+        }
+        let create_slot = self.create_slot.unwrap_or(true);
+        let copy_data = self.copy_data.unwrap_or(create_slot);
+        if copy_data && !create_slot {
+            return Err(config("--copy-data needs --create-slot").hint(
+                "Rows can only be copied from the snapshot of a slot that is created with them.",
+            ));
+        }
+        let conninfo = |text: &str, key: &str| {
+            ConnInfo::parse(text).map_err(|e| config(format!("--{key}: {e}")))
+        };
+        let seconds = |value: Option<u64>, default, key: &str| match value.unwrap_or(default) {
+            0 => Err(config(format!("--{key} must be at least 1 second"))),
+            value => Ok(Duration::from_secs(value)),
+        };
+        let memory_limit = self.memory_limit.unwrap_or(256);
+        if !(16..=1 << 20).contains(&memory_limit) {
+            return Err(config("--memory-limit must be between 16 and 1048576 megabytes"));
+        }
+        Ok(Subscription {
+            publisher: conninfo(&need(self.publisher, "publisher")?, "publisher")?,
+            target: conninfo(&need(self.target, "target")?, "target")?,
+            publications,
+            name,
+            slot,
+            create_slot,
+            copy_data,
+            failover: self.failover.unwrap_or(true),
+            origin_none: self.origin == Some(OriginFilter::None),
+            tag_commits: self.tag_commits.unwrap_or(true),
+            status_interval: seconds(self.status_interval, 10, "status-interval")?,
+            receive_timeout: seconds(self.receive_timeout, 60, "receive-timeout")?,
+            busy_timeout: Duration::from_secs(self.busy_timeout.unwrap_or(75)),
+            memory_limit: memory_limit << 20,
+        })
+    }
+}
+
+/// One subscription, complete.
+#[derive(Debug, Clone)]
+pub(crate) struct Subscription {
+    pub(crate) publisher: ConnInfo,
+    pub(crate) target: ConnInfo,
+    pub(crate) publications: Vec<String>,
+    pub(crate) name: String,
+    pub(crate) slot: String,
+    pub(crate) create_slot: bool,
+    pub(crate) copy_data: bool,
+    pub(crate) failover: bool,
+    pub(crate) origin_none: bool,
+    pub(crate) tag_commits: bool,
+    pub(crate) status_interval: Duration,
+    pub(crate) receive_timeout: Duration,
+    pub(crate) busy_timeout: Duration,
+    /// Bytes.
+    pub(crate) memory_limit: usize,
+}
+
+/// A configuration file: common settings, and any number of subscriptions.
+#[derive(Debug, Default, Deserialize)]
+struct File {
+    #[serde(default)]
+    subscription: Vec<Settings>,
+    #[serde(flatten)]
+    common: toml::Table,
+}
+
+/// Puts file, environment and flags together. With several subscriptions in the file, `--name`
+/// picks one, and other flags hold for all that are run.
+pub(crate) fn subscriptions(file: Option<&Path>, given: &Settings) -> Result<Vec<Subscription>> {
+    let Some(path) = file else { return Ok(vec![given.clone().resolve()?]) };
+    let shown = path.display();
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| config(format!("cannot read configuration file {shown}: {e}")))?;
+    let unreadable = |e: toml::de::Error| config(format!("configuration file {shown}: {e}"));
+    let file: File = toml::from_str(&text).map_err(unreadable)?;
+    let common: Settings = file.common.try_into().map_err(unreadable)?;
+    if file.subscription.is_empty() {
+        return Ok(vec![given.clone().or(&common).resolve()?]);
+    }
+    let chosen: Vec<_> = file
+        .subscription
+        .into_iter()
+        .filter(|entry| given.name.is_none() || entry.name == given.name)
+        .map(|entry| given.clone().or(&entry.or(&common)).resolve())
+        .collect::<Result<_>>()?;
+    if chosen.is_empty() {
+        return Err(config(format!(
+            "configuration file {shown} has no subscription {:?}",
+            given.name.as_deref().unwrap_or_default()
+        )));
+    }
+    let mut names: Vec<_> = chosen.iter().map(|s| (&s.name, s.target.redacted())).collect();
+    names.sort();
+    if names.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(config(format!(
+            "configuration file {shown} has two subscriptions of one name on one target"
+        )));
+    }
+    Ok(chosen)
+}
+
+/// Names become slot names and advisory state, so PostgreSQL's rule for slots holds for both.
+fn check_name(name: &str, key: &str) -> Result<()> {
+    let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    if !name.is_empty() && name.len() <= 63 && name.chars().all(legal) {
+        return Ok(());
+    }
+    Err(config(format!("--{key} {name:?} is not a valid name")).hint(
+        "Use lower case letters, digits and underscores, at most 63, as for a replication slot.",
+    ))
+}
+
+fn variable(key: &str) -> String {
+    format!("PGAPACE_{}", key.to_uppercase().replace('-', "_"))
+}
+
+fn config(message: impl Into<String>) -> Failure {
+    Failure::new(Class::Config, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Settings, subscriptions};
+    use std::io::Write;
+
+    fn given(name: Option<&str>) -> Settings {
+        Settings { name: name.map(str::to_owned), ..Settings::default() }
+    }
+
+    fn file(text: &str) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+        file.write_all(text.as_bytes()).expect("written");
+        file
+    }
+
+    const TWO: &str = r#"
+        publisher = "host=p user=u dbname=d"
+        target = "host=t user=u dbname=d"
+        memory-limit = 64
+        [[subscription]]
+        name = "a"
+        publication = ["p1", "p2"]
+        [[subscription]]
+        name = "b"
+        publication = ["p3"]
+        slot = "other"
+        memory-limit = 128
+    "#;
+
+    #[test]
+    fn common_settings_reach_every_subscription() {
+        let file = file(TWO);
+        let all = subscriptions(Some(file.path()), &given(None)).expect("valid");
+        assert_eq!(all.len(), 2);
+        assert_eq!((all[0].slot.as_str(), all[0].memory_limit), ("a", 64 << 20));
+        assert_eq!((all[1].slot.as_str(), all[1].memory_limit), ("other", 128 << 20));
+        assert_eq!(all[0].publications, ["p1", "p2"]);
+    }
+
+    #[test]
+    fn a_name_picks_one_and_flags_win() {
+        let file = file(TWO);
+        let flags = Settings { memory_limit: Some(32), ..given(Some("b")) };
+        let all = subscriptions(Some(file.path()), &flags).expect("valid");
+        assert_eq!(all.len(), 1);
+        assert_eq!((all[0].name.as_str(), all[0].memory_limit), ("b", 32 << 20));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let message = |text: &str, name| {
+            let file = file(text);
+            subscriptions(Some(file.path()), &given(name)).expect_err("invalid").to_string()
+        };
+        assert!(message("publishr = 'x'", None).contains("publishr"));
+        assert!(message(TWO, Some("c")).contains("no subscription \"c\""));
+        assert!(message("name = 'Bad Name'", None).contains("not a valid name"));
+        assert!(message("name = 'a'", None).contains("--publication is not given"));
+        let both = "name='a'\npublication=['p']\ncreate-slot=false\ncopy-data=true";
+        assert!(message(both, None).contains("needs --create-slot"));
+    }
+}

@@ -1,0 +1,183 @@
+//! What can go wrong, by who has to act: the class decides the exit code and the next step.
+
+use std::fmt;
+
+use pgoutput::{Lsn, Xid};
+
+/// Classes of failures; each has one documented exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// A bug or something nobody foresaw.
+    Internal,
+    /// Configuration: file, connection string, impossible combination.
+    Config,
+    /// The publisher cannot be reached, is too old, or refuses.
+    Publisher,
+    /// The target cannot be reached, is too old, or refuses.
+    Target,
+    /// Publisher and target do not fit together: tables, columns, identities.
+    Mismatch,
+    /// The slot is gone, invalidated, or ahead of our progress.
+    Slot,
+    /// Somebody else runs this subscription or uses its slot.
+    Busy,
+    /// A change could not be applied.
+    Apply,
+    /// The publisher's history is not the one our progress belongs to.
+    History,
+}
+
+impl Class {
+    /// The process exit code. Documented in `pgapace help exit-codes` and the README.
+    pub(crate) fn exit_code(self) -> u8 {
+        match self {
+            Self::Internal => 1,
+            // 2 is a usage error, given by the command line parser.
+            Self::Config => 3,
+            Self::Publisher => 4,
+            Self::Target => 5,
+            Self::Mismatch => 6,
+            Self::Slot => 7,
+            Self::Busy => 8,
+            Self::Apply => 9,
+            Self::History => 10,
+        }
+    }
+}
+
+/// Which change could not be applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Offender {
+    pub(crate) commit_lsn: Lsn,
+    pub(crate) xid: Xid,
+    pub(crate) table: Option<String>,
+    pub(crate) operation: &'static str,
+    pub(crate) key: Option<String>,
+}
+
+impl fmt::Display for Offender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "transaction {} with commit LSN {}", self.xid, self.commit_lsn)?;
+        write!(f, ", {}", self.operation)?;
+        if let Some(table) = &self.table {
+            write!(f, " on {table}")?;
+        }
+        if let Some(key) = &self.key {
+            write!(f, ", key {key}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A failure, as it is shown: what happened, detail, and what to do next.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) class: Class,
+    pub(crate) message: String,
+    pub(crate) sqlstate: Option<String>,
+    pub(crate) detail: Option<String>,
+    pub(crate) hint: Option<String>,
+    pub(crate) offender: Option<Box<Offender>>,
+    /// Whether trying again from the recorded state may succeed.
+    pub(crate) transient: bool,
+}
+
+impl Failure {
+    pub(crate) fn new(class: Class, message: impl Into<String>) -> Self {
+        Self {
+            class,
+            message: message.into(),
+            sqlstate: None,
+            detail: None,
+            hint: None,
+            offender: None,
+            transient: false,
+        }
+    }
+
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(Class::Internal, message)
+    }
+
+    /// A wire error on the publisher's side; `doing` completes "while …".
+    pub(crate) fn publisher(error: &wire::Error, doing: &str) -> Self {
+        Self::from_wire(Class::Publisher, "publisher", error, doing)
+    }
+
+    /// A wire error on the target's side; `doing` completes "while …".
+    pub(crate) fn target(error: &wire::Error, doing: &str) -> Self {
+        Self::from_wire(Class::Target, "target", error, doing)
+    }
+
+    fn from_wire(class: Class, party: &str, error: &wire::Error, doing: &str) -> Self {
+        let class = if matches!(error, wire::Error::ConnInfo(_)) { Class::Config } else { class };
+        let mut failure = match error {
+            wire::Error::Server(server) => {
+                let mut failure =
+                    Self::new(class, format!("{party}: {} while {doing}", server.message));
+                failure.detail.clone_from(&server.detail);
+                failure.hint.clone_from(&server.hint);
+                failure
+            }
+            other => Self::new(class, format!("{party}: {other} while {doing}")),
+        };
+        failure.sqlstate = error.sqlstate().map(str::to_owned);
+        failure.transient = error.is_connection_loss()
+            || matches!(error, wire::Error::Timeout)
+            || failure.sqlstate.as_deref().is_some_and(is_transient);
+        failure
+    }
+
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    #[must_use]
+    pub(crate) fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    #[must_use]
+    pub(crate) fn transient(mut self, transient: bool) -> Self {
+        self.transient = transient;
+        self
+    }
+}
+
+/// SQLSTATEs that say "not now" rather than "never" (design 5: retried, never skipped).
+pub(crate) fn is_transient(sqlstate: &str) -> bool {
+    matches!(sqlstate.get(..2), Some("08" | "40" | "53" | "57" | "58")) || sqlstate == "55P03"
+}
+
+/// SQLSTATEs after which reading the target's catalogue again may help: its schema changed while
+/// we held prepared statements for the old one.
+pub(crate) fn is_stale_catalogue(sqlstate: &str) -> bool {
+    sqlstate.starts_with("42") || matches!(sqlstate, "0A000" | "26000")
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        if let Some(sqlstate) = &self.sqlstate {
+            write!(f, " (SQLSTATE {sqlstate})")?;
+        }
+        if let Some(offender) = &self.offender {
+            write!(f, "\nCONTEXT:  {offender}")?;
+        }
+        if let Some(detail) = &self.detail {
+            write!(f, "\nDETAIL:  {detail}")?;
+        }
+        if let Some(hint) = &self.hint {
+            write!(f, "\nHINT:  {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Result with a [`Failure`].
+pub(crate) type Result<T> = std::result::Result<T, Failure>;

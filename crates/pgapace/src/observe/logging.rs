@@ -1,0 +1,33 @@
+//! The log: lines for people, or JSON for machines; always on standard error.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+
+use crate::error::{Class, Failure, Result};
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// One line an event, coloured on a terminal.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Starts logging for the whole process.
+pub(crate) fn start(format: LogFormat, level: &str) -> Result<()> {
+    let filter = EnvFilter::try_new(level).map_err(|e| {
+        Failure::new(Class::Config, format!("--log-level {level:?}: {e}"))
+            .hint("Use error, warn, info, debug or trace.")
+    })?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false);
+    match format {
+        LogFormat::Human => builder.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => builder.json().flatten_event(true).init(),
+    }
+    Ok(())
+}

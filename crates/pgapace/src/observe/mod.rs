@@ -1,0 +1,3 @@
+//! What people and machines see of a running subscription.
+
+pub(crate) mod logging;

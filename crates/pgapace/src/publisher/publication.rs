@@ -1,0 +1,223 @@
+//! What the publications publish: tables, columns, row filters.
+
+use wire::{Session, quote_ident, quote_literal};
+
+use crate::error::{Class, Failure, Result};
+use crate::target::catalogue::{boolean, field, parse_name_array};
+
+/// A published table, under the name by which its changes arrive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PublishedTable {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    /// Partitioned tables are copied whole, plain ones without their inheritance children.
+    pub(crate) partitioned: bool,
+    pub(crate) columns: Vec<PublishedColumn>,
+    /// OR-ed row filters; empty where all rows are published.
+    pub(crate) filters: Vec<String>,
+    /// `pg_class.relreplident`, and whether it comes with an index that is there.
+    pub(crate) replica_identity: char,
+    pub(crate) has_identity: bool,
+    /// Whether updates or deletes are published.
+    pub(crate) updates_or_deletes: bool,
+    pub(crate) row_security: bool,
+    pub(crate) readable: bool,
+}
+
+/// A published column and the type under its domains.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PublishedColumn {
+    pub(crate) name: String,
+    pub(crate) base_type: u32,
+}
+
+impl PublishedTable {
+    pub(crate) fn display_name(&self) -> String {
+        format!("{}.{}", self.schema, self.name)
+    }
+
+    /// The query whose rows are the table's initial content.
+    pub(crate) fn copy_source(&self) -> String {
+        let columns: Vec<_> = self.columns.iter().map(|c| quote_ident(&c.name)).collect();
+        let table = format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name));
+        if !self.partitioned && self.filters.is_empty() && !columns.is_empty() {
+            return format!("{table} ({})", columns.join(", "));
+        }
+        let only = if self.partitioned { "" } else { "ONLY " };
+        let filter = if self.filters.is_empty() {
+            String::new()
+        } else {
+            let parts: Vec<_> = self.filters.iter().map(|f| format!("({f})")).collect();
+            format!(" WHERE {}", parts.join(" OR "))
+        };
+        format!("(SELECT {} FROM {only}{table}{filter})", columns.join(", "))
+    }
+}
+
+/// Checks that the publications exist; a missing one would stop the stream later.
+pub(crate) fn check_exist(session: &mut Session, publications: &[String]) -> Result<()> {
+    let rows = query(
+        session,
+        &format!(
+            "SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({})",
+            literals(publications)
+        ),
+    )?;
+    let found: Vec<_> = rows.iter().filter_map(|row| row.get(0).map(str::to_owned)).collect();
+    let missing: Vec<_> =
+        publications.iter().filter(|name| !found.contains(name)).map(String::as_str).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Class::Mismatch,
+        format!("the publisher has no publication {}", missing.join(", ")),
+    )
+    .hint("Create it in the publisher's database: CREATE PUBLICATION … FOR ALL TABLES;"))
+}
+
+/// All tables of the publications, except those of schema `pgapace`.
+pub(crate) fn tables(
+    session: &mut Session,
+    publications: &[String],
+) -> Result<Vec<PublishedTable>> {
+    let names = literals(publications);
+    let rows = query(
+        session,
+        &format!(
+            "SELECT DISTINCT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, \
+               pg_catalog.row_security_active(c.oid), \
+               pg_catalog.has_table_privilege(c.oid, 'SELECT'), \
+               EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid \
+                 AND CASE c.relreplident WHEN 'i' THEN i.indisreplident \
+                          WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE false END), \
+               (SELECT pg_catalog.bool_or(p.pubupdate OR p.pubdelete) \
+                FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})) \
+             FROM pg_catalog.pg_publication_tables t \
+             JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname \
+             JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename \
+             WHERE t.pubname IN ({names}) AND n.nspname <> 'pgapace' \
+             ORDER BY n.nspname, c.relname"
+        ),
+    )?;
+    let mut tables = Vec::with_capacity(rows.len());
+    for row in rows.iter() {
+        let oid: u32 = field(&row, 0)?;
+        let schema: String = field(&row, 1)?;
+        let name: String = field(&row, 2)?;
+        let (columns, filters) = details(session, oid, &schema, &name, &names)?;
+        tables.push(PublishedTable {
+            partitioned: row.get(3) == Some("p"),
+            columns,
+            filters,
+            replica_identity: field(&row, 4)?,
+            row_security: boolean(&row, 5)?,
+            readable: boolean(&row, 6)?,
+            has_identity: boolean(&row, 7)?,
+            updates_or_deletes: boolean(&row, 8)?,
+            schema,
+            name,
+        });
+    }
+    Ok(tables)
+}
+
+/// One table by name, if the publications have it.
+pub(crate) fn table(
+    session: &mut Session,
+    publications: &[String],
+    schema: &str,
+    name: &str,
+) -> Result<Option<PublishedTable>> {
+    let all = tables(session, publications)?;
+    Ok(all.into_iter().find(|table| table.schema == schema && table.name == name))
+}
+
+/// Columns and row filters of one table (server rules as in `fetch_remote_table_info`).
+fn details(
+    session: &mut Session,
+    oid: u32,
+    schema: &str,
+    name: &str,
+    publications: &str,
+) -> Result<(Vec<PublishedColumn>, Vec<String>)> {
+    let major = session.server_version().major();
+    let mut listed: Option<Vec<String>> = None;
+    let mut filters = Vec::new();
+    if major >= 15 {
+        // attnames are the columns as published: lists, and generated columns as the server says.
+        let rows = query(
+            session,
+            &format!(
+                "SELECT DISTINCT t.attnames::pg_catalog.text[], t.rowfilter \
+                 FROM pg_catalog.pg_publication_tables t \
+                 WHERE t.pubname IN ({publications}) AND t.schemaname = {} AND t.tablename = {}",
+                quote_literal(schema),
+                quote_literal(name)
+            ),
+        )?;
+        let mut unfiltered = false;
+        for row in rows.iter() {
+            let columns = row.get(0).map(parse_name_array).transpose()?.unwrap_or_default();
+            match &listed {
+                Some(known) if *known != columns => {
+                    return Err(Failure::new(
+                        Class::Mismatch,
+                        format!(
+                            "the publications have different column lists for table {schema}.{name}"
+                        ),
+                    )
+                    .hint(
+                        "PostgreSQL cannot send such a table: use the same list in all of them.",
+                    ));
+                }
+                _ => listed = Some(columns),
+            }
+            match row.get(1) {
+                Some(filter) => filters.push(filter.to_owned()),
+                None => unfiltered = true,
+            }
+        }
+        if unfiltered {
+            filters.clear();
+        }
+    }
+    let rows = query(
+        session,
+        &format!(
+            "WITH RECURSIVE chain AS ( \
+               SELECT a.attnum, a.attname, a.attgenerated, a.atttypid AS typ, 0 AS depth \
+               FROM pg_catalog.pg_attribute a \
+               WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped \
+               UNION ALL \
+               SELECT c.attnum, c.attname, c.attgenerated, t.typbasetype, c.depth + 1 \
+               FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype = 'd') \
+             SELECT DISTINCT ON (attnum) attname, typ, attgenerated <> '' \
+             FROM chain ORDER BY attnum, depth DESC"
+        ),
+    )?;
+    let mut columns = Vec::new();
+    for row in rows.iter() {
+        let column: String = field(&row, 0)?;
+        let published = match &listed {
+            Some(listed) => listed.contains(&column),
+            None => !boolean(&row, 2)?,
+        };
+        if published {
+            columns.push(PublishedColumn { name: column, base_type: field(&row, 1)? });
+        }
+    }
+    Ok((columns, filters))
+}
+
+fn query(session: &mut Session, sql: &str) -> Result<wire::Rows> {
+    let results = session
+        .simple(sql)
+        .map_err(|e| Failure::publisher(&e, "reading what the publications publish"))?;
+    results.into_iter().next().ok_or_else(|| Failure::internal("a query returned nothing"))
+}
+
+fn literals(names: &[String]) -> String {
+    let quoted: Vec<_> = names.iter().map(|name| quote_literal(name)).collect();
+    quoted.join(", ")
+}

@@ -1,0 +1,166 @@
+//! Sessions on the publisher: settings that shape the text form of values, and who it is.
+
+use engine::history::{Timeline, check_history};
+use pgoutput::Lsn;
+use wire::{ConnInfo, Session, Startup};
+
+use crate::error::{Class, Failure, Result};
+use crate::target::catalogue::field;
+
+/// Oldest publisher: the first with binary transfer, logical messages and streaming options.
+const OLDEST_MAJOR: u32 = 14;
+
+/// How to open sessions on the publisher of one subscription.
+#[derive(Debug, Clone)]
+pub(crate) struct Publisher {
+    info: ConnInfo,
+    application_name: String,
+    encoding: &'static str,
+}
+
+/// Who the publisher is, as `IDENTIFY_SYSTEM` says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SystemIdentity {
+    pub(crate) system_identifier: String,
+    pub(crate) timeline: u32,
+    pub(crate) flushed: Lsn,
+}
+
+impl Publisher {
+    /// `encoding`: what values are to be sent in, the one that target sessions declare.
+    pub(crate) fn new(info: ConnInfo, subscription: &str, encoding: &'static str) -> Self {
+        Self { info, application_name: subscription.to_owned(), encoding }
+    }
+
+    /// Opens a session of the walsender, which also runs ordinary SQL by the simple protocol.
+    ///
+    /// The settings are those of the native worker (reference 3.1) and those it lacks: values must
+    /// look the same after every reconnect, whatever role, database or server defaults say.
+    pub(crate) fn connect(&self) -> Result<Session> {
+        let settings = [
+            ("client_encoding", self.encoding),
+            ("datestyle", "ISO"),
+            ("intervalstyle", "postgres"),
+            ("extra_float_digits", "3"),
+            ("TimeZone", "UTC"),
+            ("bytea_output", "hex"),
+            ("lc_monetary", "C"),
+            ("xmlbinary", "base64"),
+            ("search_path", ""),
+            ("statement_timeout", "0"),
+            ("lock_timeout", "0"),
+            ("idle_in_transaction_session_timeout", "0"),
+            // Rows hidden by a policy must not look like rows that are not there.
+            ("row_security", "off"),
+        ];
+        let startup = Startup {
+            application_name: Some(self.application_name.clone()),
+            replication: true,
+            settings: settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        };
+        let session = Session::connect(&self.info, &startup)
+            .map_err(|e| explain_connect(Failure::publisher(&e, "connecting")))?;
+        if session.server_version().major() < OLDEST_MAJOR {
+            return Err(Failure::new(
+                Class::Publisher,
+                format!(
+                    "the publisher runs PostgreSQL {}; {OLDEST_MAJOR} is the oldest supported",
+                    session.server_version()
+                ),
+            ));
+        }
+        Ok(session)
+    }
+}
+
+fn explain_connect(failure: Failure) -> Failure {
+    match failure.sqlstate.as_deref() {
+        Some("42501") => failure.hint("The role needs the REPLICATION attribute."),
+        Some("53300") => failure.hint("Raise max_wal_senders or max_connections on the publisher."),
+        Some("28000") => failure.hint(
+            "Allow the role in pg_hba.conf: logical replication matches the database's name, not \
+             the keyword replication.",
+        ),
+        _ => failure,
+    }
+}
+
+/// Asks the publisher who it is.
+pub(crate) fn identify(session: &mut Session) -> Result<SystemIdentity> {
+    let results = session
+        .simple("IDENTIFY_SYSTEM")
+        .map_err(|e| Failure::publisher(&e, "identifying the system"))?;
+    let row = results
+        .first()
+        .and_then(wire::Rows::first)
+        .ok_or_else(|| Failure::internal("IDENTIFY_SYSTEM returned nothing"))?;
+    Ok(SystemIdentity {
+        system_identifier: field(&row, 0)?,
+        timeline: field(&row, 1)?,
+        flushed: field(&row, 2)?,
+    })
+}
+
+/// Checks that this publisher continues the history that our progress belongs to.
+pub(crate) fn check_identity(
+    session: &mut Session,
+    now: &SystemIdentity,
+    recorded_identifier: &str,
+    recorded_timeline: u32,
+    progress: Lsn,
+) -> Result<()> {
+    if now.system_identifier != recorded_identifier {
+        return Err(Failure::new(
+            Class::History,
+            format!(
+                "the publisher is another database system: its identifier is {}, the progress on \
+                 the target belongs to {recorded_identifier}",
+                now.system_identifier
+            ),
+        )
+        .hint(
+            "Check the connection string. LSNs of two systems cannot be compared: to follow this \
+             one, drop the subscription (pgapace drop) and start it anew.",
+        ));
+    }
+    if now.timeline == recorded_timeline {
+        return Ok(());
+    }
+    let history = session
+        .simple(&format!("TIMELINE_HISTORY {}", now.timeline))
+        .map_err(|e| Failure::publisher(&e, "reading the timeline history"))?;
+    let row = history
+        .first()
+        .and_then(wire::Rows::first)
+        .ok_or_else(|| Failure::internal("TIMELINE_HISTORY returned nothing"))?;
+    let content: String = field(&row, 1)?;
+    check_history(Timeline(recorded_timeline), progress, Timeline(now.timeline), &content).map_err(
+        |error| {
+            Failure::new(Class::History, error.to_string()).hint(
+                "Transactions that the target has are missing on this server. Use failover slots \
+                 with synchronized_standby_slots so that a standby is never behind, or build the \
+                 target anew.",
+            )
+        },
+    )
+}
+
+/// Where the publisher's WAL ends now.
+pub(crate) fn current_lsn(session: &mut Session) -> Result<Lsn> {
+    one_lsn(
+        session,
+        "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() \
+         THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END",
+        "reading its current LSN",
+    )
+}
+
+/// Runs a query that returns one LSN.
+pub(crate) fn one_lsn(session: &mut Session, sql: &str, doing: &str) -> Result<Lsn> {
+    let results = session.simple(sql).map_err(|e| Failure::publisher(&e, doing))?;
+    let row = results
+        .first()
+        .and_then(wire::Rows::first)
+        .ok_or_else(|| Failure::internal("a query for an LSN returned nothing"))?;
+    field(&row, 0)
+}

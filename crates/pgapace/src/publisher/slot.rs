@@ -1,0 +1,272 @@
+//! The replication slot: create, look at, refuse, drop.
+
+use std::time::{Duration, Instant};
+
+use pgoutput::Lsn;
+use wire::{Session, quote_ident, quote_literal};
+
+use crate::error::{Class, Failure, Result};
+use crate::target::catalogue::{boolean, field};
+
+/// A slot that was just created, and the snapshot that goes with it while its session stays idle.
+#[derive(Debug)]
+pub(crate) struct CreatedSlot {
+    pub(crate) consistent_point: Lsn,
+    pub(crate) snapshot: String,
+}
+
+/// Creates a logical slot and exports its snapshot.
+///
+/// `failover` is asked for where the server has it (17, not on a standby): a synchronised standby
+/// then has the slot when it is promoted.
+pub(crate) fn create(
+    session: &mut Session,
+    name: &str,
+    temporary: bool,
+    failover: bool,
+) -> Result<CreatedSlot> {
+    let major = session.server_version().major();
+    let options = if major >= 15 {
+        let failover =
+            if failover && !temporary && supports_failover(session)? { ", FAILOVER" } else { "" };
+        format!("(SNAPSHOT 'export'{failover})")
+    } else {
+        "EXPORT_SNAPSHOT".to_owned()
+    };
+    let sql = format!(
+        "CREATE_REPLICATION_SLOT {} {}LOGICAL pgoutput {options}",
+        quote_ident(name),
+        if temporary { "TEMPORARY " } else { "" },
+    );
+    let results = session.simple(&sql).map_err(|e| {
+        let failure = Failure::publisher(&e, &format!("creating slot \"{name}\""));
+        match failure.sqlstate.as_deref() {
+            Some("55000") => failure.hint("Set wal_level = logical on the publisher."),
+            Some("53400") => failure.hint("Raise max_replication_slots on the publisher."),
+            Some("42710") => failure.hint("Choose another name with --slot, or drop that slot."),
+            _ => failure,
+        }
+    })?;
+    let row = results
+        .first()
+        .and_then(wire::Rows::first)
+        .ok_or_else(|| Failure::internal("CREATE_REPLICATION_SLOT returned nothing"))?;
+    Ok(CreatedSlot { consistent_point: field(&row, 1)?, snapshot: field(&row, 2)? })
+}
+
+fn supports_failover(session: &mut Session) -> Result<bool> {
+    if session.server_version().major() < 17 {
+        return Ok(false);
+    }
+    let results = session
+        .simple("SELECT pg_catalog.pg_is_in_recovery()")
+        .map_err(|e| Failure::publisher(&e, "looking at the server"))?;
+    let row = results.first().and_then(wire::Rows::first);
+    Ok(row.is_some_and(|row| row.get(0) == Some("f")))
+}
+
+/// A row of `pg_replication_slots`, as far as we judge it.
+#[derive(Debug, Clone)]
+pub(crate) struct Slot {
+    pub(crate) plugin: Option<String>,
+    pub(crate) in_this_database: bool,
+    pub(crate) active_pid: Option<i32>,
+    pub(crate) confirmed_flush: Option<Lsn>,
+    pub(crate) two_phase: bool,
+    pub(crate) invalid: Option<String>,
+    pub(crate) retained_bytes: Option<i64>,
+}
+
+/// Looks a slot up.
+pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
+    let major = session.server_version().major();
+    let reason = match major {
+        17.. => "s.invalidation_reason",
+        16 => "CASE WHEN s.conflicting THEN 'conflict with recovery' END",
+        _ => "NULL::pg_catalog.text",
+    };
+    let two_phase = if major >= 14 { "s.two_phase" } else { "false" };
+    let results = session
+        .simple(&format!(
+            "SELECT s.plugin, s.database = pg_catalog.current_database(), s.active_pid, \
+             s.confirmed_flush_lsn, {two_phase}, s.wal_status, {reason}, \
+             pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() \
+               THEN pg_catalog.pg_last_wal_replay_lsn() \
+               ELSE pg_catalog.pg_current_wal_lsn() END, s.restart_lsn)::pg_catalog.int8 \
+             FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = {}",
+            quote_literal(name)
+        ))
+        .map_err(|e| Failure::publisher(&e, &format!("looking at slot \"{name}\"")))?;
+    let Some(row) = results.first().and_then(wire::Rows::first) else { return Ok(None) };
+    let lost = row.get(5) == Some("lost");
+    Ok(Some(Slot {
+        plugin: row.get(0).map(str::to_owned),
+        in_this_database: row.get(1) == Some("t"),
+        active_pid: row.get(2).map(|_| field(&row, 2)).transpose()?,
+        confirmed_flush: row.get(3).map(|_| field(&row, 3)).transpose()?,
+        two_phase: boolean(&row, 4)?,
+        invalid: row
+            .get(6)
+            .map(str::to_owned)
+            .or_else(|| lost.then(|| "required WAL was removed".to_owned())),
+        retained_bytes: row.get(7).map(|_| field(&row, 7)).transpose()?,
+    }))
+}
+
+/// Checks that the stream can go on from this slot without losing a change, and returns the
+/// position to start at: always the slot's own, what was applied beyond it is skipped by LSN.
+pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Result<Lsn> {
+    let refuse = |what: String| Failure::new(Class::Slot, what);
+    let rebuild = "What it had not sent is lost for the target: drop the subscription (pgapace \
+                   drop) and start it anew with empty tables.";
+    let Some(slot) = slot else {
+        return Err(refuse(format!("slot \"{name}\" does not exist on the publisher")).hint(
+            "If the publisher is a promoted standby, its slots were not synchronised. \
+             What was not sent is lost for the target: drop the subscription (pgapace drop) and \
+             start it anew with empty tables.",
+        ));
+    };
+    if slot.plugin.as_deref() != Some("pgoutput") || !slot.in_this_database {
+        return Err(refuse(format!(
+            "slot \"{name}\" is not a pgoutput slot of the publisher's database"
+        ))
+        .hint("Check --slot and the database in --publisher."));
+    }
+    if let Some(reason) = &slot.invalid {
+        return Err(refuse(format!("slot \"{name}\" was invalidated: {reason}")).hint(rebuild));
+    }
+    if slot.two_phase {
+        return Err(refuse(format!(
+            "slot \"{name}\" decodes two-phase transactions, which this version cannot apply"
+        ))
+        .hint(
+            "Use a slot that was created without two_phase; prepared transactions are then \
+               applied when they are committed.",
+        ));
+    }
+    let confirmed = slot
+        .confirmed_flush
+        .ok_or_else(|| refuse(format!("slot \"{name}\" has no confirmed position")))?;
+    if confirmed > progress {
+        return Err(refuse(format!(
+            "slot \"{name}\" has moved to {confirmed}, but the target is applied only up to \
+             {progress}: changes in between were skipped"
+        ))
+        .hint(
+            "Something else consumed or advanced the slot, or the target was restored from a \
+               backup. Drop the subscription (pgapace drop) and start it anew with empty tables.",
+        ));
+    }
+    Ok(confirmed)
+}
+
+/// Waits while somebody else uses the slot, usually our own walsender that has not noticed that
+/// its connection is gone: it does within wal_sender_timeout.
+pub(crate) fn wait_until_free(
+    session: &mut Session,
+    name: &str,
+    patience: Duration,
+    stopping: &dyn Fn() -> bool,
+) -> Result<Option<Slot>> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let slot = find(session, name)?;
+        let Some(pid) = slot.as_ref().and_then(|slot| slot.active_pid) else { return Ok(slot) };
+        if Instant::now() >= deadline {
+            return Err(Failure::new(
+                Class::Busy,
+                format!("slot \"{name}\" is in use by walsender {pid} of the publisher"),
+            )
+            .hint("See pg_stat_replication on the publisher for who uses it."));
+        }
+        if stopping() {
+            return Err(Failure::new(Class::Busy, "stopped while waiting for the slot"));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Drops a slot; one that is not there is no error.
+pub(crate) fn drop(session: &mut Session, name: &str) -> Result<bool> {
+    match session.simple(&format!("DROP_REPLICATION_SLOT {} WAIT", quote_ident(name))) {
+        Ok(_) => Ok(true),
+        Err(error) if error.sqlstate() == Some("42704") => Ok(false),
+        Err(error) => Err(Failure::publisher(&error, &format!("dropping slot \"{name}\""))),
+    }
+}
+
+/// The START_REPLICATION command with the best options of the server's version.
+pub(crate) fn start_command(
+    major: u32,
+    slot: &str,
+    from: Lsn,
+    publications: &[String],
+    origin_none: bool,
+) -> String {
+    let protocol = match major {
+        16.. => 4,
+        15 => 3,
+        _ => 2,
+    };
+    let names: Vec<_> = publications.iter().map(|name| quote_ident(name)).collect();
+    let mut options = format!(
+        "proto_version '{protocol}', publication_names {}",
+        quote_literal(&names.join(","))
+    );
+    if major >= 16 {
+        options.push_str(if origin_none { ", origin 'none'" } else { ", origin 'any'" });
+    }
+    format!("START_REPLICATION SLOT {} LOGICAL {from} ({options})", quote_ident(slot))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lsn, Slot, check_resume, start_command};
+    use crate::error::Class;
+
+    fn slot(confirmed: u64) -> Slot {
+        Slot {
+            plugin: Some("pgoutput".to_owned()),
+            in_this_database: true,
+            active_pid: None,
+            confirmed_flush: Some(Lsn(confirmed)),
+            two_phase: false,
+            invalid: None,
+            retained_bytes: None,
+        }
+    }
+
+    fn class(slot: Option<&Slot>) -> Option<Class> {
+        check_resume("s", slot, Lsn(100)).err().map(|failure| failure.class)
+    }
+
+    #[test]
+    fn a_slot_at_or_behind_progress_resumes_at_its_own_position() {
+        assert_eq!(check_resume("s", Some(&slot(40)), Lsn(100)).ok(), Some(Lsn(40)));
+        assert_eq!(check_resume("s", Some(&slot(100)), Lsn(100)).ok(), Some(Lsn(100)));
+    }
+
+    #[test]
+    fn gaps_and_unusable_slots_are_refused() {
+        assert_eq!(class(Some(&slot(101))), Some(Class::Slot));
+        assert_eq!(class(None), Some(Class::Slot));
+        assert_eq!(class(Some(&Slot { invalid: Some("x".into()), ..slot(1) })), Some(Class::Slot));
+        assert_eq!(class(Some(&Slot { two_phase: true, ..slot(1) })), Some(Class::Slot));
+        assert_eq!(class(Some(&Slot { in_this_database: false, ..slot(1) })), Some(Class::Slot));
+        assert_eq!(class(Some(&Slot { plugin: None, ..slot(1) })), Some(Class::Slot));
+    }
+
+    #[test]
+    fn options_follow_the_version() {
+        let publications = ["p".to_owned(), "it's \"q\"".to_owned()];
+        assert_eq!(
+            start_command(14, "s", Lsn(16), &publications[..1], false),
+            "START_REPLICATION SLOT \"s\" LOGICAL 0/10 (proto_version '2', \
+             publication_names '\"p\"')"
+        );
+        let newest = start_command(18, "s", Lsn(16), &publications, true);
+        assert!(newest.contains("proto_version '4'"), "{newest}");
+        assert!(newest.contains(r#"publication_names '"p","it''s ""q"""'"#), "{newest}");
+        assert!(newest.contains("origin 'none'"), "{newest}");
+    }
+}

@@ -1,0 +1,373 @@
+//! One subscription from start to end: set-up, runs of the pipeline, and another run after every
+//! failure that may pass.
+//!
+//! A run owns all its sessions and threads and leaves nothing behind in memory: what the next one
+//! needs is read from the target. So every failure takes the same tested way.
+
+use std::time::{Duration, Instant};
+
+use engine::assemble::PartLimits;
+use engine::progress::Progress;
+use pgoutput::Lsn;
+use wire::{ReplicationStream, Session};
+
+use crate::apply::durability::Durability;
+use crate::apply::leader::{Leader, Outcome, Parts};
+use crate::apply::tables::Tables;
+use crate::apply::worker::{Identity, Worker};
+use crate::cli::shutdown::Shutdown;
+use crate::config::Subscription as Config;
+use crate::error::{Class, Failure, Result, is_stale_catalogue};
+use crate::publisher::feedback::Feedback;
+use crate::publisher::publication;
+use crate::publisher::receiver::{Receiver, ReceiverOptions, explain};
+use crate::publisher::session::{Publisher, check_identity, current_lsn, identify};
+use crate::publisher::slot;
+use crate::sync::{Adder, SyncContext, check_targets, copy_tables, empty_copied_tables};
+use crate::target::origin;
+use crate::target::session::{Purpose, Target};
+use crate::target::state::{self, NewSubscription, Phase, Subscription};
+use crate::target::state::{ownership, progress, schema, statistics};
+
+/// First and longest pause before another run.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// A run that lasted this long was not a failed attempt: the next pause is short again.
+const GOOD_RUN: Duration = Duration::from_secs(30);
+
+/// Where to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// Where the publisher's WAL ends when the run starts.
+    Current,
+    Lsn(Lsn),
+}
+
+/// How to run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RunOptions {
+    pub(crate) until: Option<Until>,
+    pub(crate) take_over: bool,
+}
+
+/// Runs one subscription until it is stopped, reaches its goal, or fails for good.
+pub(crate) fn run(config: &Config, options: RunOptions, shutdown: &Shutdown) -> Result<Outcome> {
+    let mut supervisor = Supervisor {
+        config,
+        shutdown,
+        take_over: options.take_over,
+        until: options.until,
+        streamed: false,
+        catalogue_error: None,
+    };
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let started = Instant::now();
+        let failure = match supervisor.run_once() {
+            Ok(outcome) => return Ok(outcome),
+            Err(failure) => failure,
+        };
+        if shutdown.requested() || !supervisor.may_retry(&failure) {
+            supervisor.record(&failure);
+            return Err(failure);
+        }
+        if started.elapsed() >= GOOD_RUN {
+            pause = FIRST_PAUSE;
+        }
+        tracing::warn!(
+            subscription = config.name,
+            retry_in_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX),
+            "{failure}"
+        );
+        shutdown.sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+struct Supervisor<'a> {
+    config: &'a Config,
+    shutdown: &'a Shutdown,
+    take_over: bool,
+    until: Option<Until>,
+    /// Whether a run of this process got as far as streaming: from then on, servers that are away
+    /// are waited for; before, the user is told at once.
+    streamed: bool,
+    /// The progress at which the last error that may come from a stale catalogue happened.
+    catalogue_error: Option<Lsn>,
+}
+
+impl Supervisor<'_> {
+    fn may_retry(&mut self, failure: &Failure) -> bool {
+        if failure.transient {
+            return self.streamed;
+        }
+        // The target's schema may have changed under our prepared statements: read it again, once
+        // for each place of the stream.
+        let stale = failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);
+        if let (true, Some(offender)) = (stale && self.streamed, &failure.offender) {
+            return self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn);
+        }
+        false
+    }
+
+    /// Leaves the reason of the end on the target, for `status`; best effort.
+    fn record(&self, failure: &Failure) {
+        let mut target = Target::new(self.config.target.clone(), &self.config.name);
+        let recorded = target.connect_first().and_then(|mut session| {
+            if schema::version(&mut session)? == 0 {
+                return Ok(());
+            }
+            match state::find(&mut session, &self.config.name)? {
+                Some(row) => statistics::error(&mut session, row.id, &failure.to_string()),
+                None => Ok(()),
+            }
+        });
+        if let Err(error) = recorded {
+            tracing::debug!(%error, "cannot record the failure on the target");
+        }
+    }
+
+    fn run_once(&mut self) -> Result<Outcome> {
+        let config = self.config;
+        let mut target = Target::new(config.target.clone(), &config.name);
+        let mut control = target.connect_first()?;
+        let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
+        let mut source = publisher.connect()?;
+
+        schema::migrate(&mut control)?;
+        let mut row = match state::find(&mut control, &config.name)? {
+            Some(row) => row,
+            None => self.create(&mut control, &mut source)?,
+        };
+        self.check_same_settings(&mut control, &mut row)?;
+        ownership::become_owner(&mut control, row.id, config.busy_timeout, self.take_over)?;
+        self.take_over = false;
+        row.epoch = ownership::fence(&mut control, row.id)?;
+        statistics::started(&mut control, row.id)?;
+
+        let context = SyncContext {
+            publisher: &publisher,
+            target: &target,
+            id: row.id,
+            publications: &config.publications,
+            copy_data: row.copy_data,
+        };
+        if row.phase != Phase::Streaming {
+            self.set_up(&mut control, &mut source, &mut row, context)?;
+        }
+
+        let system = identify(&mut source)?;
+        let applied = progress::read(&mut control, row.id)?.ok_or_else(|| {
+            Failure::new(Class::Target, "the progress of the subscription is missing").hint(
+                "Rows of pgapace.progress were deleted. Without them nothing can be resumed: drop \
+                 the subscription (pgapace drop) and start it anew.",
+            )
+        })?;
+        if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
+            check_identity(&mut source, &system, identifier, timeline, applied)?;
+        }
+        let found =
+            slot::wait_until_free(&mut source, &row.slot_name, config.busy_timeout, &|| {
+                self.shutdown.requested()
+            })?;
+        let acknowledged = slot::check_resume(&row.slot_name, found.as_ref(), applied)?;
+        state::set_publisher(&mut control, row.id, &system.system_identifier, system.timeline)?;
+        let waits = publisher_waits_for(&mut source, &config.name)?;
+        let until = match self.until {
+            Some(Until::Current) => {
+                let lsn = current_lsn(&mut source)?;
+                // Fixed at the first run: a later one must not move the goal.
+                self.until = Some(Until::Lsn(lsn));
+                Some(lsn)
+            }
+            Some(Until::Lsn(lsn)) => Some(lsn),
+            None => None,
+        };
+
+        let major = source.server_version().major();
+        let progress = Progress::resume(applied, acknowledged);
+        let feedback = Feedback::new(progress.positions());
+        let (worker, durability) = self.open_sessions(&target, &row)?;
+        let command = slot::start_command(
+            major,
+            &row.slot_name,
+            acknowledged,
+            &config.publications,
+            config.origin_none,
+        );
+        tracing::debug!(command, "starting the stream");
+        let stream = ReplicationStream::start(source, &command)
+            .map_err(|e| explain(Failure::publisher(&e, "starting the stream")))?;
+        let receiver = Receiver::spawn(
+            stream,
+            feedback.clone(),
+            ReceiverOptions {
+                status_interval: config.status_interval,
+                receive_timeout: config.receive_timeout,
+                memory_limit: config.memory_limit,
+            },
+        )?;
+        self.streamed = true;
+        tracing::info!(
+            subscription = config.name,
+            slot = row.slot_name,
+            applied = %applied,
+            acknowledged = %acknowledged,
+            epoch = row.epoch,
+            "streaming"
+        );
+        let tables = Tables::new(&state::relations(&mut control, row.id)?);
+        let part_bytes = (config.memory_limit / 16).min(PartLimits::default().bytes);
+        Leader::new(Parts {
+            control,
+            receiver,
+            worker,
+            durability,
+            feedback,
+            progress,
+            tables,
+            adder: Adder::new(context),
+            shutdown: self.shutdown,
+            until,
+            idle_interval: if waits { Duration::ZERO } else { config.status_interval },
+            part_limits: PartLimits { bytes: part_bytes, ..PartLimits::default() },
+        })
+        .run()
+    }
+
+    /// Records a new subscription, after everything that can be checked has been.
+    fn create(&self, control: &mut Session, source: &mut Session) -> Result<Subscription> {
+        let config = self.config;
+        publication::check_exist(source, &config.publications)?;
+        let existing = slot::find(source, &config.slot)?;
+        if existing.is_some() == config.create_slot {
+            let message = if config.create_slot {
+                format!("slot \"{}\" already exists on the publisher", config.slot)
+            } else {
+                format!("slot \"{}\" does not exist on the publisher", config.slot)
+            };
+            return Err(Failure::new(Class::Slot, message).hint(
+                "A new subscription creates its slot, unless --create-slot=false says that it \
+                 exists. Choose the name with --slot.",
+            ));
+        }
+        let tables = publication::tables(source, &config.publications)?;
+        check_targets(control, &tables, config.copy_data)?;
+        state::create(
+            control,
+            &NewSubscription {
+                name: &config.name,
+                slot_name: &config.slot,
+                publications: &config.publications,
+                owns_slot: config.create_slot,
+                copy_data: config.copy_data,
+            },
+        )
+    }
+
+    /// A resumed subscription keeps its slot; its publications may change.
+    fn check_same_settings(&self, control: &mut Session, row: &mut Subscription) -> Result<()> {
+        if row.slot_name != self.config.slot {
+            return Err(Failure::new(
+                Class::Config,
+                format!(
+                    "subscription {} uses slot \"{}\", not \"{}\"",
+                    row.name, row.slot_name, self.config.slot
+                ),
+            )
+            .hint("Start it with the settings it was created with, or drop it (pgapace drop)."));
+        }
+        if row.publications != self.config.publications {
+            tracing::info!(
+                before = row.publications.join(","),
+                now = self.config.publications.join(","),
+                "the subscription reads other publications than before"
+            );
+            state::set_publications(control, row.id, &self.config.publications)?;
+        }
+        Ok(())
+    }
+
+    /// The first run, or one more attempt at it: slot, tables, start of progress.
+    fn set_up(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        row: &mut Subscription,
+        context: SyncContext<'_>,
+    ) -> Result<()> {
+        let tables = publication::tables(source, context.publications)?;
+        let system = identify(source)?;
+        let stopping = || self.shutdown.requested();
+        let start = if row.owns_slot {
+            // A slot left by an interrupted attempt is of no use: its snapshot is gone.
+            if slot::drop(source, &row.slot_name)? {
+                tracing::info!(slot = row.slot_name, "starting an interrupted set-up again");
+            }
+            empty_copied_tables(control, row.id)?;
+            check_targets(control, &tables, context.copy_data)?;
+            let created = slot::create(source, &row.slot_name, false, self.config.failover)?;
+            tracing::info!(
+                slot = row.slot_name,
+                lsn = %created.consistent_point,
+                "created the replication slot"
+            );
+            state::set_phase(control, row.id, Phase::Copying)?;
+            copy_tables(context, &tables, &created.snapshot, created.consistent_point, &stopping)?;
+            created.consistent_point
+        } else {
+            let confirmed = slot::find(source, &row.slot_name)?.and_then(|s| s.confirmed_flush);
+            let start = confirmed.ok_or_else(|| {
+                Failure::new(Class::Slot, format!("slot \"{}\" has no position", row.slot_name))
+            })?;
+            copy_tables(context, &tables, "", start, &stopping)?;
+            start
+        };
+        progress::start(control, row.id, start, row.epoch)?;
+        state::set_publisher(control, row.id, &system.system_identifier, system.timeline)?;
+        state::set_phase(control, row.id, Phase::Streaming)?;
+        row.phase = Phase::Streaming;
+        Ok(())
+    }
+
+    fn open_sessions(&self, target: &Target, row: &Subscription) -> Result<(Worker, Durability)> {
+        let mut apply = target.connect(Purpose::Apply)?;
+        ownership::join(&mut apply, row.id)?;
+        let tagged = self.config.tag_commits
+            && match origin::attach(&mut apply, row.id)? {
+                Ok(()) => true,
+                Err(reason) if self.config.origin_none => {
+                    return Err(Failure::new(
+                        Class::Target,
+                        format!("cannot tag commits with a replication origin: {reason}"),
+                    )
+                    .hint(
+                        "With --origin none, untagged commits would be sent back by the other \
+                         direction. Grant the role the origin functions (see README), or pass \
+                         --tag-commits=false if there is no other direction.",
+                    ));
+                }
+                Err(reason) => {
+                    tracing::info!(reason, "commits are not tagged with a replication origin");
+                    false
+                }
+            };
+        let durability = target.connect(Purpose::Durability)?;
+        let identity = Identity { id: row.id, epoch: row.epoch, tagged };
+        Ok((
+            Worker::spawn(apply, identity, &self.config.name)?,
+            Durability::spawn(durability, row.id)?,
+        ))
+    }
+}
+
+/// Whether commits of the publisher may wait for us (synchronous_standby_names has our name).
+fn publisher_waits_for(source: &mut Session, name: &str) -> Result<bool> {
+    let results = source
+        .simple("SELECT pg_catalog.current_setting('synchronous_standby_names')")
+        .map_err(|e| Failure::publisher(&e, "reading synchronous_standby_names"))?;
+    let row = results.first().and_then(wire::Rows::first);
+    let names = row.and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default();
+    // Read loosely: a false positive costs a small write per keepalive, nothing else.
+    Ok(names.contains('*') || names.to_lowercase().contains(&name.to_lowercase()))
+}

@@ -1,0 +1,212 @@
+//! Table sync: the initial content of tables, from a snapshot that goes with a slot.
+//!
+//! A table is copied in one target transaction together with its gate: the LSN from which its
+//! changes in the stream are to be applied. A crash leaves a table either copied or empty.
+
+mod copy;
+
+use std::time::Instant;
+
+use engine::gate::Gate;
+use engine::relation::RemoteRelation;
+use pgoutput::Lsn;
+use wire::Session;
+
+use crate::apply::tables::{Tables, missing};
+use crate::error::{Class, Failure, Result};
+use crate::publisher::publication::{self, PublishedTable};
+use crate::publisher::session::Publisher;
+use crate::publisher::slot;
+use crate::target::catalogue;
+use crate::target::session::{Purpose, Target};
+use crate::target::state::{self, SubscriptionId};
+
+/// What copying needs to know of the subscription.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SyncContext<'a> {
+    pub(crate) publisher: &'a Publisher,
+    pub(crate) target: &'a Target,
+    pub(crate) id: SubscriptionId,
+    pub(crate) publications: &'a [String],
+    pub(crate) copy_data: bool,
+}
+
+/// Checks that every table can be copied into, before anything is created on the publisher.
+///
+/// `may_hold_rows`: tables of an interrupted first run, which are emptied.
+pub(crate) fn check_targets(
+    session: &mut Session,
+    tables: &[PublishedTable],
+    copy_data: bool,
+) -> Result<()> {
+    let (mut absent, mut filled) = (Vec::new(), Vec::new());
+    for table in tables {
+        let Some(target) = catalogue::load(session, &table.schema, &table.name)? else {
+            absent.push(table.display_name());
+            continue;
+        };
+        if copy_data {
+            let sql = format!("SELECT 1 FROM {} LIMIT 1", target.sql_only());
+            let rows = session.query(&sql, &[]).map_err(|e| {
+                Failure::target(&e, &format!("looking whether {} is empty", target.display_name()))
+            })?;
+            if !rows.is_empty() {
+                filled.push(target.display_name());
+            }
+        }
+    }
+    if !absent.is_empty() {
+        return Err(Failure::new(
+            Class::Mismatch,
+            format!("the target lacks published tables: {}", absent.join(", ")),
+        )
+        .hint(
+            "Create them: pg_dump --schema-only PUBLISHER | psql TARGET; or take them out of the \
+             publication.",
+        ));
+    }
+    if !filled.is_empty() {
+        return Err(Failure::new(
+            Class::Mismatch,
+            format!("target tables are not empty: {}", filled.join(", ")),
+        )
+        .hint(
+            "Empty them (TRUNCATE), or pass --copy-data=false if they already hold the publisher's \
+             rows as of the slot.",
+        ));
+    }
+    Ok(())
+}
+
+/// Copies tables from an exported snapshot and records their gate.
+pub(crate) fn copy_tables(
+    context: SyncContext<'_>,
+    tables: &[PublishedTable],
+    snapshot: &str,
+    gate: Lsn,
+    stopping: &dyn Fn() -> bool,
+) -> Result<()> {
+    if tables.is_empty() {
+        return Ok(());
+    }
+    let mut target = context.target.connect(Purpose::Copy)?;
+    if !context.copy_data {
+        for table in tables {
+            let gate = Gate(gate);
+            state::set_gate(&mut target, context.id, &table.schema, &table.name, gate, None)?;
+        }
+        return Ok(());
+    }
+    let mut source = context.publisher.connect()?;
+    source
+        .simple(&format!(
+            "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; \
+             SET TRANSACTION SNAPSHOT {}",
+            wire::quote_literal(snapshot)
+        ))
+        .map_err(|e| Failure::publisher(&e, "importing the slot's snapshot"))?;
+    for (index, table) in tables.iter().enumerate() {
+        if stopping() {
+            return Err(Failure::new(Class::Internal, "stopped during table sync")
+                .hint("Nothing is lost: the next run starts the sync again."));
+        }
+        let started = Instant::now();
+        let name = table.display_name();
+        let definition = catalogue::load(&mut target, &table.schema, &table.name)?
+            .ok_or_else(|| missing(&table.schema, &table.name))?;
+        let copied = copy::table(&mut source, &mut target, table, &definition, |session, rows| {
+            state::set_gate(session, context.id, &table.schema, &table.name, Gate(gate), Some(rows))
+        })?;
+        tracing::info!(
+            table = name,
+            number = index + 1,
+            of = tables.len(),
+            rows = copied.rows,
+            bytes = copied.bytes,
+            format = if copied.binary { "binary" } else { "text" },
+            seconds = started.elapsed().as_secs_f64(),
+            "copied"
+        );
+    }
+    Ok(())
+}
+
+/// Empties the tables of a first run that was interrupted, all that were already copied.
+pub(crate) fn empty_copied_tables(session: &mut Session, id: SubscriptionId) -> Result<()> {
+    let copied: Vec<_> = state::relations(session, id)?
+        .into_iter()
+        .filter(|relation| relation.copied_rows.is_some())
+        .collect();
+    if copied.is_empty() {
+        return Ok(());
+    }
+    let mut names = Vec::new();
+    for relation in &copied {
+        if let Some(table) = catalogue::load(session, &relation.schema, &relation.name)? {
+            names.push(table.sql_only());
+        }
+    }
+    let forget = format!("DELETE FROM pgapace.relation WHERE subscription = {}", id.0);
+    let failed = |e: &wire::Error| Failure::target(e, "emptying tables of an interrupted sync");
+    let truncate = format!("TRUNCATE TABLE {}; {forget}", names.join(", "));
+    match session.simple(&truncate) {
+        Ok(_) => Ok(()),
+        // Referenced by a foreign key of a table that is not ours to truncate.
+        Err(error) if error.sqlstate() == Some("0A000") => {
+            let deletes: Vec<_> =
+                names.iter().map(|name| format!("DELETE FROM {name}; ")).collect();
+            let sql = format!("{}{forget}", deletes.concat());
+            session.simple(&sql).map(|_| ()).map_err(|e| failed(&e))
+        }
+        Err(error) => Err(failed(&error)),
+    }
+}
+
+/// Copies tables that appear in the stream without being part of the subscription yet: they were
+/// added to the publication later. The stream waits meanwhile; the receiver still answers.
+#[derive(Debug)]
+pub(crate) struct Adder<'a> {
+    context: SyncContext<'a>,
+}
+
+impl<'a> Adder<'a> {
+    pub(crate) fn new(context: SyncContext<'a>) -> Self {
+        Self { context }
+    }
+
+    /// Copies the table under a snapshot of its own, whose LSN becomes the table's gate.
+    pub(crate) fn add(
+        &self,
+        control: &mut Session,
+        tables: &mut Tables,
+        remote: &RemoteRelation,
+    ) -> Result<()> {
+        let context = self.context;
+        let mut session = context.publisher.connect()?;
+        let published =
+            publication::table(&mut session, context.publications, &remote.schema, &remote.name)?;
+        let Some(published) = published else {
+            // Dropped or renamed since: its rows are not there to be copied any more.
+            return Err(Failure::new(
+                Class::Mismatch,
+                format!(
+                    "the stream has changes of table {}, which was added to the publication and \
+                     has since been dropped, renamed or removed from it",
+                    remote.display_name()
+                ),
+            )
+            .hint(
+                "Create the table on the target and register it as complete: INSERT INTO \
+                 pgapace.relation (subscription, schema_name, table_name, gate_lsn) VALUES (…, \
+                 '0/0'); then start pgapace again.",
+            ));
+        };
+        tracing::info!(table = remote.display_name(), "a table was added to the publication");
+        check_targets(control, std::slice::from_ref(&published), context.copy_data)?;
+        let name = format!("pgapace_sync_{}_{}", context.id.0, std::process::id());
+        let created = slot::create(&mut session, &name, true, false)?;
+        copy_tables(context, &[published], &created.snapshot, created.consistent_point, &|| false)?;
+        tables.add(&remote.schema, &remote.name, Gate(created.consistent_point));
+        Ok(())
+    }
+}

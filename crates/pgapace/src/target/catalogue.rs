@@ -1,0 +1,423 @@
+//! What the target's tables look like: the part of the system catalogues that applying needs.
+//!
+//! Everything is read by oid or by schema-qualified name with an empty search path, so that no
+//! object of a user can take the place of a system one.
+
+use wire::{Row, Session, quote_ident};
+
+use crate::error::{Failure, Result};
+
+/// How two values of a column are compared in a search.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Equality {
+    /// With this operator, written with its schema: under an empty search path `=` of an
+    /// extension's type is not found, or a built-in one silently takes its place (citext).
+    Operator(String),
+    /// The type has no equality (json, xml, point): compare the text form, byte by byte.
+    Text,
+}
+
+impl Equality {
+    fn operator(schema: &str, name: &str) -> Self {
+        Self::Operator(format!("OPERATOR({}.{name})", quote_ident(schema)))
+    }
+}
+
+/// `pg_attribute.attidentity`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Identity {
+    None,
+    /// UPDATE cannot set it, INSERT needs OVERRIDING SYSTEM VALUE.
+    Always,
+    ByDefault,
+}
+
+/// One column of a target table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Column {
+    pub(crate) name: String,
+    pub(crate) attnum: i16,
+    /// The type under all domains: what parameters are declared as, so that assignment checks
+    /// lengths and domain constraints instead of an explicit cast truncating silently.
+    pub(crate) base_type: u32,
+    /// Name of the declared type, for messages.
+    pub(crate) type_name: String,
+    pub(crate) identity: Identity,
+    pub(crate) generated: bool,
+    pub(crate) not_null: bool,
+    /// By the default operator class of the type.
+    pub(crate) equality: Equality,
+}
+
+/// Columns by which at most one row is found, with the operators of their index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Key {
+    /// Name of the index, for messages.
+    pub(crate) index: String,
+    /// `attnum` and operator of each column, in index order.
+    pub(crate) columns: Vec<(i16, Equality)>,
+}
+
+/// Which row triggers (enabled for replica) and rules stand between a statement and the row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Hooks {
+    /// BEFORE ROW UPDATE or DELETE triggers, or rules: zero affected rows may be their doing.
+    pub(crate) may_swallow_rows: bool,
+    /// Any UPDATE trigger: `UPDATE OF` fires for every replicated column, as natively.
+    pub(crate) on_update: bool,
+    /// Rewrite rules enabled for replica; natively they never run.
+    pub(crate) rules: bool,
+}
+
+/// One target table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Table {
+    pub(crate) oid: u32,
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    pub(crate) partitioned: bool,
+    pub(crate) row_security: bool,
+    pub(crate) hooks: Hooks,
+    pub(crate) columns: Vec<Column>,
+    /// The replica identity index if one is set, else the primary key.
+    pub(crate) identity_key: Option<Key>,
+    /// Unique, immediate, complete indexes over NOT NULL columns, other than the identity.
+    pub(crate) unique_keys: Vec<Key>,
+    /// For a partitioned table without a key of its own: the key columns of each leaf.
+    pub(crate) leaf_keys: Vec<(String, Option<Vec<String>>)>,
+}
+
+impl Table {
+    /// The quoted, schema-qualified name.
+    pub(crate) fn sql_name(&self) -> String {
+        format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
+    }
+
+    /// The name as the source of a search or DML: ONLY for a plain table, since its inheritance
+    /// children are other tables to replication; a partitioned table is its partitions.
+    pub(crate) fn sql_only(&self) -> String {
+        if self.partitioned { self.sql_name() } else { format!("ONLY {}", self.sql_name()) }
+    }
+
+    pub(crate) fn display_name(&self) -> String {
+        format!("{}.{}", self.schema, self.name)
+    }
+
+    pub(crate) fn column(&self, name: &str) -> Option<(usize, &Column)> {
+        self.columns.iter().enumerate().find(|(_, column)| column.name == name)
+    }
+}
+
+const TABLE_SQL: &str = "\
+SELECT c.oid, c.relkind, c.relreplident, pg_catalog.row_security_active(c.oid),
+       h.swallow, h.on_update, h.rules
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+CROSS JOIN LATERAL (
+  SELECT coalesce(pg_catalog.bool_or(t.tgtype & 3 = 3 AND t.tgtype & 24 <> 0), false)
+           OR coalesce(pg_catalog.bool_or(r.oid IS NOT NULL), false) AS swallow,
+         coalesce(pg_catalog.bool_or(t.tgtype & 16 <> 0), false) AS on_update,
+         coalesce(pg_catalog.bool_or(r.oid IS NOT NULL), false) AS rules
+  FROM (SELECT c.oid AS relid
+        UNION SELECT p.relid FROM pg_catalog.pg_partition_tree(c.oid) p) tree
+  LEFT JOIN pg_catalog.pg_trigger t
+    ON t.tgrelid = tree.relid AND NOT t.tgisinternal AND t.tgenabled IN ('R', 'A')
+  LEFT JOIN pg_catalog.pg_rewrite r
+    ON r.ev_class = tree.relid AND r.ev_enabled IN ('R', 'A') AND r.ev_type <> '1'
+) h
+WHERE n.nspname = $1 AND c.relname = $2";
+
+/// Default equality of a type: the default btree (else hash) operator class of the type itself,
+/// of the polymorphic type that covers it, or of a type it is binary coercible to; and only if
+/// every part of an array or composite has one too (`json[]` has `=` that fails when it runs).
+const COLUMNS_SQL: &str = "\
+WITH RECURSIVE attribute AS (
+  SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attidentity, a.attgenerated, a.attnotnull
+  FROM pg_catalog.pg_attribute a
+  WHERE a.attrelid = $1::pg_catalog.oid AND a.attnum > 0 AND NOT a.attisdropped
+), domain_chain AS (
+  SELECT attnum, atttypid AS typ, 0 AS depth FROM attribute
+  UNION ALL
+  SELECT d.attnum, t.typbasetype, d.depth + 1
+  FROM domain_chain d JOIN pg_catalog.pg_type t ON t.oid = d.typ WHERE t.typtype = 'd'
+), base AS (
+  SELECT DISTINCT ON (attnum) attnum, typ FROM domain_chain ORDER BY attnum, depth DESC
+), part AS (
+  SELECT attnum, typ FROM base
+  UNION
+  SELECT p.attnum, next.typ
+  FROM part p JOIN pg_catalog.pg_type t ON t.oid = p.typ
+  CROSS JOIN LATERAL (
+    SELECT t.typbasetype AS typ WHERE t.typtype = 'd'
+    UNION ALL
+    SELECT t.typelem WHERE t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
+    UNION ALL
+    SELECT ca.atttypid FROM pg_catalog.pg_attribute ca
+    WHERE t.typtype = 'c' AND ca.attrelid = t.typrelid AND ca.attnum > 0 AND NOT ca.attisdropped
+  ) next
+), comparable AS (
+  SELECT p.attnum, p.typ, eq.nspname, eq.oprname
+  FROM part p JOIN pg_catalog.pg_type t ON t.oid = p.typ
+  LEFT JOIN LATERAL (
+    SELECT n.nspname, o.oprname
+    FROM pg_catalog.pg_opclass oc
+    JOIN pg_catalog.pg_amop ao ON ao.amopfamily = oc.opcfamily
+      AND ao.amoplefttype = oc.opcintype AND ao.amoprighttype = oc.opcintype
+      AND ao.amoppurpose = 's' AND ao.amopstrategy = CASE oc.opcmethod WHEN 403 THEN 3 ELSE 1 END
+    JOIN pg_catalog.pg_operator o ON o.oid = ao.amopopr
+    JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+    WHERE oc.opcdefault AND oc.opcmethod IN (403, 405) AND (
+      oc.opcintype = t.oid
+      OR oc.opcintype = CASE t.typtype WHEN 'e' THEN 3500 WHEN 'r' THEN 3831 WHEN 'm' THEN 4537
+                                       WHEN 'c' THEN 2249 ELSE 0 END::pg_catalog.oid
+      OR (oc.opcintype = 2277
+          AND t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc)
+      OR EXISTS (SELECT 1 FROM pg_catalog.pg_cast ct
+                 WHERE ct.castsource = t.oid AND ct.casttarget = oc.opcintype
+                   AND ct.castmethod = 'b' AND ct.castcontext = 'i'))
+    ORDER BY oc.opcintype = t.oid DESC, oc.opcmethod LIMIT 1
+  ) eq ON true
+  WHERE t.typtype <> 'd'
+)
+SELECT a.attname, a.attnum, b.typ, pg_catalog.format_type(a.atttypid, a.atttypmod),
+       a.attidentity, a.attgenerated <> '', a.attnotnull, own.nspname, own.oprname,
+       (SELECT pg_catalog.bool_and(c.oprname IS NOT NULL) FROM comparable c
+        WHERE c.attnum = a.attnum)
+FROM attribute a
+JOIN base b ON b.attnum = a.attnum
+LEFT JOIN comparable own ON own.attnum = a.attnum AND own.typ = b.typ
+ORDER BY a.attnum";
+
+/// Key columns of the unique indexes that can find a row, with the equality operator of each
+/// column's operator class (NULL for methods whose strategy numbers are their own: then the
+/// type's default equality stands in, which such indexes hold too).
+const KEYS_SQL: &str = "\
+SELECT i.indexrelid, ic.relname, i.indisreplident, i.indisprimary, a.attnum, a.attnotnull,
+       n.nspname, o.oprname
+FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid
+JOIN pg_catalog.pg_am am ON am.oid = ic.relam
+CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) AS k(ord)
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.ord]
+JOIN pg_catalog.pg_opclass oc ON oc.oid = i.indclass[k.ord]
+LEFT JOIN pg_catalog.pg_amop ao ON am.amname IN ('btree', 'hash')
+  AND ao.amopfamily = oc.opcfamily AND ao.amoplefttype = oc.opcintype
+  AND ao.amoprighttype = oc.opcintype AND ao.amoppurpose = 's'
+  AND ao.amopstrategy = CASE am.amname WHEN 'btree' THEN 3 ELSE 1 END
+LEFT JOIN pg_catalog.pg_operator o ON o.oid = ao.amopopr
+LEFT JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+WHERE i.indrelid = $1::pg_catalog.oid AND i.indisunique AND i.indimmediate AND i.indisvalid
+  AND i.indpred IS NULL AND i.indexprs IS NULL
+ORDER BY i.indisprimary DESC, i.indexrelid, k.ord";
+
+const LEAVES_SQL: &str = "\
+SELECT c.relname, key.columns
+FROM pg_catalog.pg_partition_tree($1::pg_catalog.oid::pg_catalog.regclass) p
+JOIN pg_catalog.pg_class c ON c.oid = p.relid
+LEFT JOIN LATERAL (
+  SELECT pg_catalog.array_agg(a.attname ORDER BY k.ord)::pg_catalog.text[] AS columns
+  FROM pg_catalog.pg_index i
+  CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) AS k(ord)
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.ord]
+  WHERE i.indrelid = p.relid AND i.indisvalid AND i.indimmediate
+    AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END
+) key ON true
+WHERE p.isleaf";
+
+/// Reads one table, `None` if there is none of that name.
+pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Option<Table>> {
+    let doing = format!("reading the catalogue of {schema}.{name}");
+    let failed = |error: &wire::Error| Failure::target(error, &doing);
+    let rows = session.query(TABLE_SQL, &[Some(schema), Some(name)]).map_err(|e| failed(&e))?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    let oid: u32 = field(&row, 0)?;
+    let kind: String = field(&row, 1)?;
+    let replica_identity: String = field(&row, 2)?;
+    let partitioned = kind == "p";
+    if !partitioned && kind != "r" {
+        return Err(Failure::new(
+            crate::error::Class::Mismatch,
+            format!("target relation {schema}.{name} is {}", describe_kind(&kind)),
+        )
+        .hint("Only plain and partitioned tables can be replicated into."));
+    }
+    let oid_text = oid.to_string();
+    let columns = session
+        .query(COLUMNS_SQL, &[Some(&oid_text)])
+        .map_err(|e| failed(&e))?
+        .iter()
+        .map(|row| column(&row))
+        .collect::<Result<Vec<_>>>()?;
+    let keys = session.query(KEYS_SQL, &[Some(&oid_text)]).map_err(|e| failed(&e))?;
+    let (identity_key, unique_keys) = keys_of(&keys, &columns, &replica_identity)?;
+    let mut leaf_keys = Vec::new();
+    if partitioned && identity_key.is_none() {
+        for row in session.query(LEAVES_SQL, &[Some(&oid_text)]).map_err(|e| failed(&e))?.iter() {
+            let columns = row.get(1).map(parse_name_array).transpose()?;
+            leaf_keys.push((field::<String>(&row, 0)?, columns));
+        }
+    }
+    Ok(Some(Table {
+        oid,
+        schema: schema.to_owned(),
+        name: name.to_owned(),
+        partitioned,
+        row_security: boolean(&row, 3)?,
+        hooks: Hooks {
+            may_swallow_rows: boolean(&row, 4)?,
+            on_update: boolean(&row, 5)?,
+            rules: boolean(&row, 6)?,
+        },
+        columns,
+        identity_key,
+        unique_keys,
+        leaf_keys,
+    }))
+}
+
+fn column(row: &Row<'_>) -> Result<Column> {
+    let comparable = row.get(9) == Some("t");
+    let equality = match (row.get(7), row.get(8)) {
+        (Some(schema), Some(operator)) if comparable => Equality::operator(schema, operator),
+        _ => Equality::Text,
+    };
+    Ok(Column {
+        name: field(row, 0)?,
+        attnum: field(row, 1)?,
+        base_type: field(row, 2)?,
+        type_name: field(row, 3)?,
+        identity: match row.get(4) {
+            Some("a") => Identity::Always,
+            Some("d") => Identity::ByDefault,
+            _ => Identity::None,
+        },
+        generated: boolean(row, 5)?,
+        not_null: boolean(row, 6)?,
+        equality,
+    })
+}
+
+/// Sorts index columns into the key by which rows are found and the other unique keys.
+///
+/// As natively (`GetRelationIdentityOrPK`): the index named by REPLICA IDENTITY USING INDEX, else
+/// the primary key; FULL and NOTHING on the target do not matter.
+fn keys_of(
+    rows: &wire::Rows,
+    columns: &[Column],
+    replica_identity: &str,
+) -> Result<(Option<Key>, Vec<Key>)> {
+    struct Candidate {
+        index_oid: u32,
+        is_identity: bool,
+        is_primary: bool,
+        all_not_null: bool,
+        key: Key,
+    }
+    let mut candidates: Vec<Candidate> = Vec::new();
+    for row in rows.iter() {
+        let index_oid: u32 = field(&row, 0)?;
+        let attnum: i16 = field(&row, 4)?;
+        let equality = match (row.get(6), row.get(7)) {
+            (Some(schema), Some(operator)) => Equality::operator(schema, operator),
+            _ => columns
+                .iter()
+                .find(|column| column.attnum == attnum)
+                .map(|column| column.equality.clone())
+                .ok_or_else(|| Failure::internal("an index column is not a column"))?,
+        };
+        if candidates.last().is_none_or(|last| last.index_oid != index_oid) {
+            candidates.push(Candidate {
+                index_oid,
+                is_identity: boolean(&row, 2)?,
+                is_primary: boolean(&row, 3)?,
+                all_not_null: true,
+                key: Key { index: field(&row, 1)?, columns: Vec::new() },
+            });
+        }
+        let not_null = boolean(&row, 5)?;
+        if let Some(last) = candidates.last_mut() {
+            last.all_not_null &= not_null;
+            last.key.columns.push((attnum, equality));
+        }
+    }
+    let chosen =
+        if replica_identity == "i" { candidates.iter().position(|c| c.is_identity) } else { None }
+            .or_else(|| candidates.iter().position(|c| c.is_primary));
+    let identity = chosen.map(|index| candidates.remove(index).key);
+    let unique = candidates.into_iter().filter(|c| c.all_not_null).map(|c| c.key).collect();
+    Ok((identity, unique))
+}
+
+fn describe_kind(kind: &str) -> &'static str {
+    match kind {
+        "v" => "a view",
+        "m" => "a materialized view",
+        "f" => "a foreign table",
+        "S" => "a sequence",
+        "i" | "I" => "an index",
+        _ => "not a table",
+    }
+}
+
+/// A field of a catalogue row that must be there and must parse.
+pub(crate) fn field<T: std::str::FromStr>(row: &Row<'_>, index: usize) -> Result<T> {
+    row.get(index).and_then(|text| text.parse().ok()).ok_or_else(|| {
+        Failure::internal(format!(
+            "a catalogue query returned {:?} in column {index}",
+            row.get(index)
+        ))
+    })
+}
+
+pub(crate) fn boolean(row: &Row<'_>, index: usize) -> Result<bool> {
+    match row.get(index) {
+        Some("t") => Ok(true),
+        Some("f") => Ok(false),
+        other => {
+            Err(Failure::internal(format!("a catalogue query returned {other:?} for a boolean")))
+        }
+    }
+}
+
+/// Reads the text form of a one-dimensional array of names without NULLs.
+pub(crate) fn parse_name_array(text: &str) -> Result<Vec<String>> {
+    let bad = || Failure::internal(format!("a catalogue query returned the array {text:?}"));
+    let inner = text.strip_prefix('{').and_then(|t| t.strip_suffix('}')).ok_or_else(bad)?;
+    let mut names = Vec::new();
+    let mut characters = inner.chars().peekable();
+    while characters.peek().is_some() {
+        let mut name = String::new();
+        if characters.next_if_eq(&'"').is_some() {
+            loop {
+                match characters.next().ok_or_else(bad)? {
+                    '"' => break,
+                    '\\' => name.push(characters.next().ok_or_else(bad)?),
+                    other => name.push(other),
+                }
+            }
+        } else {
+            while let Some(character) = characters.next_if(|c| *c != ',') {
+                name.push(character);
+            }
+        }
+        names.push(name);
+        if characters.next().is_some_and(|separator| separator != ',') {
+            return Err(bad());
+        }
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_name_array;
+
+    #[test]
+    fn name_arrays() {
+        let parse = |text| parse_name_array(text).expect("a valid array");
+        assert_eq!(parse("{}"), Vec::<String>::new());
+        assert_eq!(parse("{a,b}"), ["a", "b"]);
+        assert_eq!(parse(r#"{"a b","c\"d","e\\f","g,h"}"#), ["a b", "c\"d", "e\\f", "g,h"]);
+        assert!(parse_name_array("a").is_err());
+    }
+}

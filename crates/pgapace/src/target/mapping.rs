@@ -1,0 +1,200 @@
+//! A published table onto a target table: by name, column by column.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use engine::relation::RemoteRelation;
+use pgoutput::ReplicaIdentity;
+
+use crate::error::{Class, Failure, Result};
+use crate::target::catalogue::{Equality, Identity, Key, Table};
+
+/// A column that takes part in finding a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SearchColumn {
+    /// Index among the published columns.
+    pub(crate) remote: usize,
+    /// How the target compares it.
+    pub(crate) equality: Equality,
+}
+
+/// How the target finds the row of an update or delete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Search {
+    /// By columns that identify at most one row.
+    Key(Vec<SearchColumn>),
+    /// By all published columns: exactly one of several equal rows is taken.
+    WholeRow(Vec<SearchColumn>),
+    /// Not at all: why, shown when an update or delete comes.
+    Impossible { reason: String, hint: String },
+}
+
+/// One version of a published table on one version of its target table.
+#[derive(Debug)]
+pub(crate) struct TableMap {
+    /// Never reused in this process: statements prepared for a map are found by it.
+    pub(crate) id: u64,
+    pub(crate) remote: Arc<RemoteRelation>,
+    pub(crate) table: Table,
+    /// For each published column its index in `table.columns`.
+    pub(crate) columns: Vec<usize>,
+    pub(crate) search: Search,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl TableMap {
+    /// Maps a published table, with every reason why it cannot be done at once.
+    pub(crate) fn new(remote: Arc<RemoteRelation>, table: Table) -> Result<Self> {
+        let name = table.display_name();
+        let mut columns = Vec::with_capacity(remote.columns.len());
+        let (mut missing, mut generated) = (Vec::new(), Vec::new());
+        for column in &remote.columns {
+            match table.column(&column.name) {
+                Some((_, local)) if local.generated => generated.push(column.name.as_str()),
+                Some((index, _)) => columns.push(index),
+                None => missing.push(column.name.as_str()),
+            }
+        }
+        if !missing.is_empty() {
+            return Err(mismatch(format!(
+                "target table {name} lacks published columns: {}",
+                missing.join(", ")
+            ))
+            .hint("Add the columns on the target, or publish the table with a column list."));
+        }
+        if !generated.is_empty() {
+            return Err(mismatch(format!(
+                "published columns are generated columns of target table {name}: {}",
+                generated.join(", ")
+            ))
+            .hint("Leave them out with a column list, or make them plain columns on the target."));
+        }
+        if table.row_security {
+            return Err(mismatch(format!(
+                "row-level security is active for this role on target table {name}"
+            ))
+            .hint("Use a role with BYPASSRLS, or the table's owner without FORCE."));
+        }
+        let search = search(&remote, &table, &columns);
+        Ok(Self { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), remote, table, columns, search })
+    }
+
+    /// The target's column under a published one.
+    pub(crate) fn local(&self, remote: usize) -> &crate::target::catalogue::Column {
+        &self.table.columns[self.columns[remote]]
+    }
+
+    /// Whether the target refuses to UPDATE this column (GENERATED ALWAYS AS IDENTITY).
+    pub(crate) fn is_identity_always(&self, remote: usize) -> bool {
+        self.local(remote).identity == Identity::Always
+    }
+
+    /// Whether any published column is GENERATED ALWAYS AS IDENTITY on the target.
+    pub(crate) fn has_identity_always(&self) -> bool {
+        (0..self.columns.len()).any(|remote| self.is_identity_always(remote))
+    }
+
+    /// The columns that find a row, none where that is impossible.
+    pub(crate) fn search_columns(&self) -> &[SearchColumn] {
+        match &self.search {
+            Search::Key(columns) | Search::WholeRow(columns) => columns,
+            Search::Impossible { .. } => &[],
+        }
+    }
+}
+
+fn mismatch(message: String) -> Failure {
+    Failure::new(Class::Mismatch, message)
+}
+
+fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
+    let full = remote.replica_identity == ReplicaIdentity::Full;
+    let name = table.display_name();
+    if let Some(key) = &table.identity_key {
+        return match key_columns(remote, table, columns, key, full) {
+            Ok(found) => Search::Key(found),
+            Err(column) => Search::Impossible {
+                reason: format!(
+                    "the publisher does not send column {column:?} of the key {:?} by which \
+                     target table {name} finds rows",
+                    key.index
+                ),
+                hint: format!(
+                    "Make the replica identity of {} on the publisher cover the column, or set \
+                     another one on the target: ALTER TABLE {} REPLICA IDENTITY USING INDEX …",
+                    remote.display_name(),
+                    table.sql_name()
+                ),
+            },
+        };
+    }
+    if full {
+        let unique = table
+            .unique_keys
+            .iter()
+            .find_map(|key| key_columns(remote, table, columns, key, true).ok());
+        if let Some(found) = unique {
+            return Search::Key(found);
+        }
+        let all = (0..remote.columns.len()).map(|index| by_default_equality(table, columns, index));
+        return Search::WholeRow(all.collect());
+    }
+    let remote_key: Vec<usize> =
+        (0..remote.columns.len()).filter(|index| remote.columns[*index].key).collect();
+    if !table.leaf_keys.is_empty() && !remote_key.is_empty() {
+        // The root has no key, but every leaf finds its rows by columns that the publisher sends.
+        let covered = table.leaf_keys.iter().all(|(_, key)| {
+            key.as_ref().is_some_and(|key| {
+                key.iter().all(|name| remote.columns.iter().any(|c| c.key && c.name == *name))
+            })
+        });
+        if covered {
+            let key = remote_key.iter().map(|index| by_default_equality(table, columns, *index));
+            return Search::Key(key.collect());
+        }
+    }
+    Search::Impossible {
+        reason: format!(
+            "target table {name} has neither a replica identity index nor a primary key, and the \
+             publisher's replica identity is not FULL"
+        ),
+        hint: format!(
+            "On the target: ALTER TABLE {} ADD PRIMARY KEY (…); or on the publisher: \
+             ALTER TABLE {} REPLICA IDENTITY FULL.",
+            table.sql_name(),
+            remote.display_name()
+        ),
+    }
+}
+
+fn by_default_equality(table: &Table, columns: &[usize], remote: usize) -> SearchColumn {
+    SearchColumn { remote, equality: table.columns[columns[remote]].equality.clone() }
+}
+
+/// The published columns of a target key; `Err` names the first one that is not sent.
+fn key_columns(
+    remote: &RemoteRelation,
+    table: &Table,
+    columns: &[usize],
+    key: &Key,
+    full: bool,
+) -> std::result::Result<Vec<SearchColumn>, String> {
+    key.columns
+        .iter()
+        .map(|(attnum, equality)| {
+            let index = columns
+                .iter()
+                .position(|local| table.columns[*local].attnum == *attnum)
+                .filter(|index| full || remote.columns[*index].key);
+            match index {
+                Some(remote) => Ok(SearchColumn { remote, equality: equality.clone() }),
+                None => Err(table
+                    .columns
+                    .iter()
+                    .find(|column| column.attnum == *attnum)
+                    .map_or_else(String::new, |column| column.name.clone())),
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,8 @@
+//! The target: its sessions, its tables, the statements that change them, and our state there.
+
+pub(crate) mod catalogue;
+pub(crate) mod mapping;
+pub(crate) mod origin;
+pub(crate) mod session;
+pub(crate) mod state;
+pub(crate) mod statement;

@@ -1,0 +1,176 @@
+//! Sessions on the target: what every one of them has set, and why.
+
+use wire::{ConnInfo, ServerVersion, Session, Startup};
+
+use crate::error::{Class, Failure, Result};
+
+/// Oldest server that a subscription can be applied to.
+const OLDEST_MAJOR: u32 = 14;
+
+/// Settings of every session, where the server has them. Roles and databases can carry defaults
+/// that would change what a change means, so nothing is left to them (reference 7.2).
+const SETTINGS: &[(&str, &str)] = &[
+    // Only triggers and rules meant for replication fire; foreign keys are the publisher's.
+    ("session_replication_role", "replica"),
+    ("search_path", ""),
+    // Row-level security becomes an error instead of silently hiding rows.
+    ("row_security", "off"),
+    ("default_transaction_read_only", "off"),
+    ("default_transaction_isolation", "read committed"),
+    ("default_transaction_deferrable", "off"),
+    ("statement_timeout", "0"),
+    ("lock_timeout", "0"),
+    ("idle_in_transaction_session_timeout", "0"),
+    ("idle_session_timeout", "0"),
+    ("transaction_timeout", "0"),
+    // How the publisher's text form is to be read (its session has the same ones).
+    ("datestyle", "ISO"),
+    ("intervalstyle", "postgres"),
+    ("timezone", "UTC"),
+    ("lc_monetary", "C"),
+    ("xmloption", "content"),
+    ("extra_float_digits", "3"),
+    ("bytea_output", "hex"),
+    // One plan per statement, by index: a table that was empty when the plan was made must not be
+    // scanned for ever. Without a usable index the scan is still there.
+    ("plan_cache_mode", "force_generic_plan"),
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("jit", "off"),
+];
+
+/// What a session is for: part of its `application_name`, and its durability.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// State, catalogue, ownership of the subscription.
+    Control,
+    /// Applies changes; durability comes from [`Purpose::Durability`].
+    Apply,
+    /// Makes what was committed durable.
+    Durability,
+    /// Copies tables.
+    Copy,
+}
+
+impl Purpose {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Control => "control",
+            Self::Apply => "apply",
+            Self::Durability => "durability",
+            Self::Copy => "copy",
+        }
+    }
+
+    fn synchronous_commit(self) -> &'static str {
+        match self {
+            Self::Apply => "off",
+            // State changes and copied tables are few, and later steps rely on them.
+            Self::Control | Self::Durability | Self::Copy => "on",
+        }
+    }
+}
+
+/// How to open sessions on the target of one subscription.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    info: ConnInfo,
+    subscription: String,
+    encoding: &'static str,
+}
+
+impl Target {
+    /// `encoding`: `UTF8`, or `SQL_ASCII` for a target that stores bytes as they come.
+    pub(crate) fn new(info: ConnInfo, subscription: &str) -> Self {
+        Self { info, subscription: subscription.to_owned(), encoding: "UTF8" }
+    }
+
+    pub(crate) fn encoding(&self) -> &'static str {
+        self.encoding
+    }
+
+    /// Opens the first session, checks that the server can be a target, and learns its encoding.
+    pub(crate) fn connect_first(&mut self) -> Result<Session> {
+        let mut session = self.connect(Purpose::Control)?;
+        let version = session.server_version();
+        check_version(version)?;
+        let rows = session
+            .query(
+                "SELECT pg_catalog.pg_is_in_recovery(), \
+                 pg_catalog.current_setting('server_encoding')",
+                &[],
+            )
+            .map_err(|e| Failure::target(&e, "looking at the server"))?;
+        if rows.first().is_some_and(|row| row.get(0) == Some("t")) {
+            return Err(Failure::new(
+                Class::Target,
+                "the target is a standby: it cannot be written",
+            )
+            .hint(
+                "Connect to its primary, or list both hosts with target_session_attrs=primary.",
+            ));
+        }
+        if rows.first().is_some_and(|row| row.get(1) == Some("SQL_ASCII"))
+            && self.encoding != "SQL_ASCII"
+        {
+            self.encoding = "SQL_ASCII";
+            return self.connect(Purpose::Control);
+        }
+        Ok(session)
+    }
+
+    /// Opens a session with all settings made.
+    pub(crate) fn connect(&self, purpose: Purpose) -> Result<Session> {
+        let startup = Startup {
+            application_name: Some(format!("pgapace {} {}", self.subscription, purpose.name())),
+            replication: false,
+            settings: vec![("client_encoding".to_owned(), self.encoding.to_owned())],
+        };
+        let mut session = Session::connect(&self.info, &startup)
+            .map_err(|e| Failure::target(&e, "connecting"))?;
+        let mut values: Vec<String> = SETTINGS
+            .iter()
+            .map(|(name, value)| {
+                format!("({}, {})", wire::quote_literal(name), wire::quote_literal(value))
+            })
+            .collect();
+        values.push(format!("('synchronous_commit', '{}')", purpose.synchronous_commit()));
+        let sql = format!(
+            "SELECT pg_catalog.set_config(v.name, v.value, false) \
+             FROM (VALUES {}) AS v(name, value) \
+             JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = v.name",
+            values.join(", ")
+        );
+        session.query(&sql, &[]).map_err(|e| {
+            let failure = Failure::target(&e, "preparing the session");
+            if failure.sqlstate.as_deref() == Some("42501") {
+                failure.hint(
+                    "The role must be allowed to act as a replica: \
+                     GRANT SET ON PARAMETER session_replication_role TO <role> (PostgreSQL 15 and \
+                     later), else it must be a superuser.",
+                )
+            } else {
+                failure
+            }
+        })?;
+        // A backend that waits for a lock notices that we are gone. Not on every platform.
+        let watch = session.simple("SET client_connection_check_interval = '2s'");
+        if let Err(error) = watch
+            && error.sqlstate().is_none()
+        {
+            return Err(Failure::target(&error, "preparing the session"));
+        }
+        Ok(session)
+    }
+}
+
+fn check_version(version: ServerVersion) -> Result<()> {
+    if version.major() < OLDEST_MAJOR {
+        return Err(Failure::new(
+            Class::Target,
+            format!("the target runs PostgreSQL {version}; {OLDEST_MAJOR} is the oldest supported"),
+        ));
+    }
+    Ok(())
+}

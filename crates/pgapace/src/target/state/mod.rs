@@ -1,0 +1,260 @@
+//! What a subscription remembers, on the target: its row, its tables, its progress.
+
+pub(crate) mod ownership;
+pub(crate) mod progress;
+pub(crate) mod schema;
+pub(crate) mod statistics;
+
+use engine::gate::Gate;
+use pgoutput::Lsn;
+use wire::Session;
+
+use crate::error::{Failure, Result};
+use crate::target::catalogue::{boolean, field, parse_name_array};
+
+/// How far the set-up of a subscription has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The slot may or may not exist yet.
+    Creating,
+    /// The slot exists; tables are being copied.
+    Copying,
+    /// All tables are copied; the stream goes on from the progress.
+    Streaming,
+}
+
+impl Phase {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Creating => "creating",
+            Self::Copying => "copying",
+            Self::Streaming => "streaming",
+        }
+    }
+}
+
+/// Id of a subscription in `pgapace.subscription`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SubscriptionId(pub(crate) i32);
+
+/// A row of `pgapace.subscription`.
+#[derive(Debug, Clone)]
+pub(crate) struct Subscription {
+    pub(crate) id: SubscriptionId,
+    pub(crate) name: String,
+    pub(crate) slot_name: String,
+    pub(crate) publications: Vec<String>,
+    pub(crate) phase: Phase,
+    pub(crate) owns_slot: bool,
+    pub(crate) copy_data: bool,
+    pub(crate) epoch: i64,
+    pub(crate) system_identifier: Option<String>,
+    pub(crate) timeline: Option<u32>,
+}
+
+const COLUMNS: &str = "id, name, slot_name, publications, phase, owns_slot, copy_data, epoch, \
+                       system_identifier, timeline";
+
+/// The subscription of this name, if the target has one.
+pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Subscription>> {
+    let sql = format!("SELECT {COLUMNS} FROM pgapace.subscription WHERE name = $1");
+    let rows = session.query(&sql, &[Some(name)]).map_err(|e| reading(&e))?;
+    rows.first().map(|row| subscription(&row)).transpose()
+}
+
+/// All subscriptions of the target.
+pub(crate) fn all(session: &mut Session) -> Result<Vec<Subscription>> {
+    let sql = format!("SELECT {COLUMNS} FROM pgapace.subscription ORDER BY name");
+    let rows = session.query(&sql, &[]).map_err(|e| reading(&e))?;
+    rows.iter().map(|row| subscription(&row)).collect()
+}
+
+fn subscription(row: &wire::Row<'_>) -> Result<Subscription> {
+    Ok(Subscription {
+        id: SubscriptionId(field(row, 0)?),
+        name: field(row, 1)?,
+        slot_name: field(row, 2)?,
+        publications: parse_name_array(&field::<String>(row, 3)?)?,
+        phase: match row.get(4) {
+            Some("creating") => Phase::Creating,
+            Some("copying") => Phase::Copying,
+            Some("streaming") => Phase::Streaming,
+            other => return Err(Failure::internal(format!("unknown phase {other:?}"))),
+        },
+        owns_slot: boolean(row, 5)?,
+        copy_data: boolean(row, 6)?,
+        epoch: field(row, 7)?,
+        system_identifier: row.get(8).map(str::to_owned),
+        timeline: row.get(9).map(|_| field(row, 9)).transpose()?,
+    })
+}
+
+/// What a new subscription starts with.
+pub(crate) struct NewSubscription<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) slot_name: &'a str,
+    pub(crate) publications: &'a [String],
+    pub(crate) owns_slot: bool,
+    pub(crate) copy_data: bool,
+}
+
+/// Records a new subscription, before anything is created for it on the publisher.
+pub(crate) fn create(session: &mut Session, new: &NewSubscription<'_>) -> Result<Subscription> {
+    session
+        .execute(
+            "INSERT INTO pgapace.subscription \
+               (name, slot_name, publications, phase, owns_slot, copy_data) \
+             VALUES ($1, $2, $3::pg_catalog.text[], 'creating', $4::pg_catalog.bool, \
+               $5::pg_catalog.bool)",
+            &[
+                Some(new.name),
+                Some(new.slot_name),
+                Some(&name_array(new.publications)),
+                Some(if new.owns_slot { "t" } else { "f" }),
+                Some(if new.copy_data { "t" } else { "f" }),
+            ],
+        )
+        .map_err(|e| writing(&e))?;
+    find(session, new.name)?.ok_or_else(|| Failure::internal("a created subscription is gone"))
+}
+
+/// Records the phase and, when they are known, which publisher the progress belongs to.
+pub(crate) fn set_phase(session: &mut Session, id: SubscriptionId, phase: Phase) -> Result<()> {
+    session
+        .execute(
+            "UPDATE pgapace.subscription SET phase = $2 WHERE id = $1::pg_catalog.int4",
+            &[Some(&id.0.to_string()), Some(phase.name())],
+        )
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Records which publisher, and which of its timelines, the progress belongs to.
+pub(crate) fn set_publisher(
+    session: &mut Session,
+    id: SubscriptionId,
+    system_identifier: &str,
+    timeline: u32,
+) -> Result<()> {
+    session
+        .execute(
+            "UPDATE pgapace.subscription \
+             SET system_identifier = $2, timeline = $3::pg_catalog.int8 \
+             WHERE id = $1::pg_catalog.int4 \
+               AND (system_identifier, timeline) IS DISTINCT FROM ($2, $3::pg_catalog.int8)",
+            &[Some(&id.0.to_string()), Some(system_identifier), Some(&timeline.to_string())],
+        )
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Records the publications that the subscription reads.
+pub(crate) fn set_publications(
+    session: &mut Session,
+    id: SubscriptionId,
+    publications: &[String],
+) -> Result<()> {
+    session
+        .execute(
+            "UPDATE pgapace.subscription SET publications = $2::pg_catalog.text[] \
+             WHERE id = $1::pg_catalog.int4",
+            &[Some(&id.0.to_string()), Some(&name_array(publications))],
+        )
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// A table of a subscription.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RelationState {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    /// `None` until the table is copied.
+    pub(crate) gate: Option<Gate>,
+    pub(crate) copied_rows: Option<i64>,
+}
+
+/// The tables of a subscription.
+pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec<RelationState>> {
+    let rows = session
+        .query(
+            "SELECT schema_name, table_name, gate_lsn, copied_rows FROM pgapace.relation \
+             WHERE subscription = $1::pg_catalog.int4 ORDER BY schema_name, table_name",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| reading(&e))?;
+    rows.iter()
+        .map(|row| {
+            Ok(RelationState {
+                schema: field(&row, 0)?,
+                name: field(&row, 1)?,
+                gate: row.get(2).map(|_| field::<Lsn>(&row, 2).map(Gate)).transpose()?,
+                copied_rows: row.get(3).map(|_| field(&row, 3)).transpose()?,
+            })
+        })
+        .collect()
+}
+
+/// Records a table's gate; `rows` if it was copied. Part of the transaction that copies it.
+pub(crate) fn set_gate(
+    session: &mut Session,
+    id: SubscriptionId,
+    schema: &str,
+    name: &str,
+    gate: Gate,
+    rows: Option<u64>,
+) -> Result<()> {
+    let rows = rows.map(|rows| rows.to_string());
+    session
+        .execute(
+            "INSERT INTO pgapace.relation AS r \
+               (subscription, schema_name, table_name, gate_lsn, copied_rows, copied_at) \
+             VALUES ($1::pg_catalog.int4, $2, $3, $4::pg_catalog.pg_lsn, $5::pg_catalog.int8, \
+               pg_catalog.now()) \
+             ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
+             SET gate_lsn = excluded.gate_lsn, copied_rows = excluded.copied_rows, \
+                 copied_at = excluded.copied_at",
+            &[
+                Some(&id.0.to_string()),
+                Some(schema),
+                Some(name),
+                Some(&gate.0.to_string()),
+                rows.as_deref(),
+            ],
+        )
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Forgets a subscription: everything that schema `pgapace` knows of it.
+pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
+    session
+        .simple(&format!(
+            "BEGIN; \
+             DELETE FROM pgapace.progress WHERE subscription = {id}; \
+             DELETE FROM pgapace.relation WHERE subscription = {id}; \
+             DELETE FROM pgapace.stat_subscription WHERE subscription = {id}; \
+             DELETE FROM pgapace.subscription WHERE id = {id}; \
+             COMMIT",
+            id = id.0
+        ))
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// The text form of an array of names.
+fn name_array(names: &[String]) -> String {
+    let quoted: Vec<_> = names
+        .iter()
+        .map(|name| format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\"")))
+        .collect();
+    format!("{{{}}}", quoted.join(","))
+}
+
+fn reading(error: &wire::Error) -> Failure {
+    Failure::target(error, "reading the state in schema pgapace")
+}
+
+fn writing(error: &wire::Error) -> Failure {
+    Failure::target(error, "writing the state in schema pgapace")
+}

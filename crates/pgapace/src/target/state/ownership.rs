@@ -1,0 +1,157 @@
+//! One process per subscription, and the fence against sessions of an earlier one.
+//!
+//! Two advisory locks of the target database: the owner's, held exclusively by the control session
+//! of the process that runs the subscription; and the sessions', held shared by every session that
+//! may commit for it. Who starts raises the epoch, ends the sessions of older epochs, and takes the
+//! sessions' lock exclusively once: after that no packet of theirs, however late, can commit, and
+//! the progress that is read stays true.
+
+use std::time::{Duration, Instant};
+
+use wire::Session;
+
+use crate::error::{Class, Failure, Result};
+use crate::target::catalogue::field;
+use crate::target::state::SubscriptionId;
+
+/// First key of the owner's lock ("pgao").
+const OWNER_LOCK: i32 = 0x7067_616f;
+/// First key of the sessions' lock ("pgas").
+const SESSION_LOCK: i32 = 0x7067_6173;
+/// How long old sessions may take to end.
+const FENCE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Becomes the owner, waiting up to `patience` for another one to go.
+///
+/// With `take_over` the session of another owner is terminated first.
+pub(crate) fn become_owner(
+    session: &mut Session,
+    id: SubscriptionId,
+    patience: Duration,
+    take_over: bool,
+) -> Result<()> {
+    let failed = |e: &wire::Error| Failure::target(e, "taking ownership of the subscription");
+    if take_over {
+        terminate_holders(session, OWNER_LOCK, id)?;
+    }
+    let deadline = Instant::now() + patience;
+    loop {
+        let sql = format!("SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {})", id.0);
+        let rows = session.query(&sql, &[]).map_err(|e| failed(&e))?;
+        if rows.first().is_some_and(|row| row.get(0) == Some("t")) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            let owner = describe_holders(session, OWNER_LOCK, id)?;
+            return Err(Failure::new(
+                Class::Busy,
+                format!("the subscription is run by another process: {owner}"),
+            )
+            .hint("Stop that process, or pass --take-over to end its sessions."));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Raises the epoch and waits until no session of an older one can commit. Returns the epoch.
+pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<i64> {
+    let failed = |e: &wire::Error| Failure::target(e, "fencing off earlier sessions");
+    let rows = session
+        .query(
+            "UPDATE pgapace.subscription SET epoch = epoch + 1 \
+             WHERE id = $1::pg_catalog.int4 RETURNING epoch",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| failed(&e))?;
+    let row = rows.first().ok_or_else(|| Failure::internal("the subscription is gone"))?;
+    let epoch = field(&row, 0)?;
+    let deadline = Instant::now() + FENCE_TIMEOUT;
+    loop {
+        terminate_holders(session, SESSION_LOCK, id)?;
+        session.simple("SET lock_timeout = '300ms'").map_err(|e| failed(&e))?;
+        let sql = format!(
+            "SELECT pg_catalog.pg_advisory_lock({SESSION_LOCK}, {id}); \
+             SELECT pg_catalog.pg_advisory_unlock({SESSION_LOCK}, {id})",
+            id = id.0
+        );
+        let locked = session.simple(&sql);
+        session.simple("SET lock_timeout = 0").map_err(|e| failed(&e))?;
+        match locked {
+            Ok(_) => return Ok(epoch),
+            Err(error) if error.sqlstate() == Some("55P03") && Instant::now() < deadline => {}
+            Err(error) if error.sqlstate() == Some("55P03") => {
+                let holders = describe_holders(session, SESSION_LOCK, id)?;
+                return Err(Failure::new(
+                    Class::Busy,
+                    format!("sessions of an earlier run do not end: {holders}"),
+                )
+                .hint("Look at what they wait for in pg_stat_activity on the target."));
+            }
+            Err(error) => return Err(failed(&error)),
+        }
+    }
+}
+
+/// Marks a session as one that may commit for the subscription. Its statements still carry the
+/// epoch, so a session that takes the lock too late is refused by its first progress row.
+pub(crate) fn join(session: &mut Session, id: SubscriptionId) -> Result<()> {
+    let sql = format!("SELECT pg_catalog.pg_advisory_lock_shared({SESSION_LOCK}, {})", id.0);
+    session.simple(&sql).map_err(|e| Failure::target(&e, "joining the subscription"))?;
+    Ok(())
+}
+
+/// Whether some process runs the subscription now.
+pub(crate) fn is_running(session: &mut Session, id: SubscriptionId) -> Result<bool> {
+    Ok(!holders(session, OWNER_LOCK, id)?.is_empty())
+}
+
+fn holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<wire::Rows> {
+    let sql = format!(
+        "SELECT a.pid, a.application_name, a.client_addr, a.backend_start \
+         FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
+         WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 \
+           AND l.classid::pg_catalog.int8 = {class} AND l.objid::pg_catalog.int8 = {} \
+           AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d \
+                             WHERE d.datname = pg_catalog.current_database()) \
+           AND l.pid <> pg_catalog.pg_backend_pid()",
+        id.0
+    );
+    session.query(&sql, &[]).map_err(|e| Failure::target(&e, "looking for earlier sessions"))
+}
+
+fn describe_holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<String> {
+    let rows = holders(session, class, id)?;
+    let described: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            format!(
+                "backend {} from {} since {}",
+                row.get(0).unwrap_or("?"),
+                row.get(2).unwrap_or("this host"),
+                row.get(3).unwrap_or("?"),
+            )
+        })
+        .collect();
+    Ok(if described.is_empty() {
+        "one that has just ended".to_owned()
+    } else {
+        described.join(", ")
+    })
+}
+
+fn terminate_holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<()> {
+    for row in holders(session, class, id)?.iter() {
+        let pid: i32 = field(&row, 0)?;
+        session
+            .query(
+                "SELECT pg_catalog.pg_terminate_backend($1::pg_catalog.int4)",
+                &[Some(&pid.to_string())],
+            )
+            .map_err(|e| {
+                Failure::target(&e, "ending a session of an earlier run").hint(
+                    "Run pgapace with the role that ran it before, or grant pg_signal_backend.",
+                )
+            })?;
+    }
+    Ok(())
+}

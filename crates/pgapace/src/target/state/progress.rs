@@ -1,0 +1,129 @@
+//! Progress rows: promise P3, and the turn of each commit, enforced by the database.
+//!
+//! Each target transaction inserts its row in the packet of its COMMIT. The statement fails, rather
+//! than touching no row, unless the predecessor's row is committed and the epoch is ours: both are
+//! NOT NULL columns filled by sub-selects. So a session of an older start, a second commit of the
+//! same transaction, and a commit out of turn are refused by the target itself.
+
+use pgoutput::{Lsn, Timestamp};
+use wire::Session;
+
+use crate::error::{Failure, Result};
+use crate::target::catalogue::field;
+use crate::target::state::SubscriptionId;
+
+/// The statement that a transaction runs right before its COMMIT.
+///
+/// Parameters: subscription, LSN, predecessor, epoch, the source's commit time. With `tagged`, the
+/// session has a replication origin, and the commit carries the source's time; the origin's LSN is
+/// left alone ('0/0'), because since PostgreSQL 16 an abort would move it too (reference 7.1).
+pub(crate) fn record_sql(tagged: bool) -> String {
+    let tag = if tagged {
+        " WHERE pg_catalog.pg_replication_origin_xact_setup('0/0', $5) IS NOT NULL"
+    } else {
+        ""
+    };
+    format!(
+        "INSERT INTO pgapace.progress (subscription, lsn, predecessor, epoch, source_time) \
+         SELECT $1, $2, \
+           (SELECT p.lsn FROM pgapace.progress p \
+            WHERE p.subscription OPERATOR(pg_catalog.=) $1 \
+              AND p.lsn OPERATOR(pg_catalog.=) $3), \
+           (SELECT s.epoch FROM pgapace.subscription s \
+            WHERE s.id OPERATOR(pg_catalog.=) $1 AND s.epoch OPERATOR(pg_catalog.=) $4), \
+           $5{tag}"
+    )
+}
+
+/// Types of the parameters of [`record_sql`]: int4, pg_lsn, pg_lsn, int8, timestamptz.
+pub(crate) const RECORD_TYPES: [u32; 5] = [23, 3220, 3220, 20, 1184];
+
+/// The binary parameters of [`record_sql`].
+#[derive(Debug)]
+pub(crate) struct RecordParams {
+    subscription: [u8; 4],
+    lsn: [u8; 8],
+    predecessor: [u8; 8],
+    epoch: [u8; 8],
+    time: [u8; 8],
+}
+
+impl RecordParams {
+    pub(crate) fn new(
+        id: SubscriptionId,
+        lsn: Lsn,
+        predecessor: Lsn,
+        epoch: i64,
+        time: Timestamp,
+    ) -> Self {
+        Self {
+            subscription: id.0.to_be_bytes(),
+            lsn: lsn.as_u64().to_be_bytes(),
+            predecessor: predecessor.as_u64().to_be_bytes(),
+            epoch: epoch.to_be_bytes(),
+            time: time.0.to_be_bytes(),
+        }
+    }
+
+    pub(crate) fn params(&self) -> [wire::Param<'_>; 5] {
+        [
+            wire::Param::Binary(&self.subscription),
+            wire::Param::Binary(&self.lsn),
+            wire::Param::Binary(&self.predecessor),
+            wire::Param::Binary(&self.epoch),
+            wire::Param::Binary(&self.time),
+        ]
+    }
+}
+
+/// The first row of a subscription: nothing before `lsn` is to be applied.
+pub(crate) fn start(session: &mut Session, id: SubscriptionId, lsn: Lsn, epoch: i64) -> Result<()> {
+    session
+        .simple(&format!(
+            "BEGIN; DELETE FROM pgapace.progress WHERE subscription = {id}; \
+             INSERT INTO pgapace.progress (subscription, lsn, predecessor, epoch) \
+             VALUES ({id}, '{lsn}', '0/0', {epoch}); COMMIT",
+            id = id.0
+        ))
+        .map_err(|e| Failure::target(&e, "recording the start of progress"))?;
+    Ok(())
+}
+
+/// How far the subscription is applied, and the source's time of the last transaction.
+pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<Lsn>> {
+    let rows = session
+        .query(
+            "SELECT lsn FROM pgapace.progress WHERE subscription = $1::pg_catalog.int4 \
+             ORDER BY lsn DESC LIMIT 1",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| Failure::target(&e, "reading the progress"))?;
+    rows.first().map(|row| field(&row, 0)).transpose()
+}
+
+/// Makes everything that was committed before this call durable, on synchronous standbys too: a
+/// commit with `synchronous_commit = on` waits for all WAL before it. What it commits is useful
+/// work, the removal of progress rows before `lsn`; with none left it touches the subscription.
+///
+/// `done` is the bound of the previous call, so that the scan does not walk over dead rows.
+pub(crate) fn flush(session: &mut Session, id: SubscriptionId, done: Lsn, lsn: Lsn) -> Result<()> {
+    let failed = |e: &wire::Error| Failure::target(e, "making commits durable");
+    let id = id.0.to_string();
+    let removed = session
+        .execute(
+            "DELETE FROM pgapace.progress WHERE subscription = $1::pg_catalog.int4 \
+             AND lsn >= $2::pg_catalog.pg_lsn AND lsn < $3::pg_catalog.pg_lsn",
+            &[Some(&id), Some(&done.to_string()), Some(&lsn.to_string())],
+        )
+        .map_err(|e| failed(&e))?;
+    if removed == 0 {
+        session
+            .execute(
+                "UPDATE pgapace.subscription SET flushed_at = pg_catalog.now() \
+                 WHERE id = $1::pg_catalog.int4",
+                &[Some(&id)],
+            )
+            .map_err(|e| failed(&e))?;
+    }
+    Ok(())
+}

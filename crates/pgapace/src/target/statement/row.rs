@@ -1,0 +1,403 @@
+//! Row mode: which statements a change becomes, one prepared statement per shape.
+//!
+//! A shape is the table, the operation, the set of columns written, and which search values are
+//! NULL. Parameters are declared with the base type of the target's column, never cast: INSERT and
+//! UPDATE then coerce by assignment, so that lengths and domains are checked as natively, where an
+//! explicit cast would truncate silently (reference 7.3).
+
+use pgoutput::{Column, ReplicaIdentity};
+use wire::{Param, quote_ident};
+
+use crate::target::catalogue::Equality;
+use crate::target::mapping::{Search, TableMap};
+use crate::target::statement::column_set::ColumnSet;
+
+/// PostgreSQL's oid of type text.
+const TEXT: u32 = 25;
+
+/// One statement that a change needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Insert,
+    Update,
+    Delete,
+    /// Deletes the row and inserts it changed, for columns that UPDATE cannot set.
+    Replace,
+    /// The update of a table with an identity column outside the key: if that is unchanged …
+    UpdateSameIdentity,
+    /// … and the replacement if it did change. At most one of the two finds the row.
+    ReplaceChangedIdentity,
+    /// Looks whether the row is there, where a trigger may swallow the change itself.
+    Probe,
+}
+
+/// What a statement's affected rows must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// One row; none is a missing row.
+    One,
+    /// This statement and the one after it together affect one row.
+    OneWithNext,
+    /// Any number.
+    Any,
+}
+
+/// Where a parameter's value comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A published column of the new row.
+    New(usize),
+    /// A published column of the row to find.
+    Search(usize),
+}
+
+/// The text of a statement and what its parameters are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Statement {
+    pub(crate) sql: String,
+    pub(crate) types: Vec<u32>,
+    pub(crate) sources: Vec<Source>,
+}
+
+/// The statements of an update, and the column sets of their shape.
+#[derive(Debug, Default)]
+pub(crate) struct UpdatePlan {
+    /// Published columns that are written (for a replacement: that have a new value).
+    pub(crate) set: ColumnSet,
+    /// Search columns whose value is NULL.
+    pub(crate) nulls: ColumnSet,
+}
+
+/// A change that cannot be carried out; completes "cannot apply …: ".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PlanError {
+    /// The target cannot find rows of this table.
+    NoSearch { reason: String, hint: String },
+    /// A search value was not sent.
+    UnchangedSearchValue { column: String },
+    /// The tuple has another number of columns than its relation.
+    ColumnCount { expected: usize, found: usize },
+    /// A column without equality can only be compared as text, but was sent in binary.
+    BinaryWithoutEquality { column: String },
+}
+
+impl std::fmt::Display for PlanError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoSearch { reason, .. } => f.write_str(reason),
+            Self::UnchangedSearchValue { column } => {
+                write!(f, "the publisher did not send the key column {column:?}")
+            }
+            Self::ColumnCount { expected, found } => {
+                write!(f, "the tuple has {found} columns, its relation {expected}")
+            }
+            Self::BinaryWithoutEquality { column } => {
+                write!(f, "column {column:?} has no equality and was sent in binary")
+            }
+        }
+    }
+}
+
+/// The values of one tuple, by published column.
+pub(crate) type Values<'a> = smallvec::SmallVec<[Column<'a>; 32]>;
+
+/// Collects a tuple's columns for access by index.
+pub(crate) fn values<'a>(
+    map: &TableMap,
+    tuple: &pgoutput::Tuple<'a>,
+) -> Result<Values<'a>, PlanError> {
+    let expected = map.remote.columns.len();
+    if tuple.len() != expected {
+        return Err(PlanError::ColumnCount { expected, found: tuple.len() });
+    }
+    Ok(tuple.columns().collect())
+}
+
+/// Decides how an update is carried out and fills the sets of its shape.
+///
+/// `old` is the K or O tuple. Without one the replica identity did not change, so its columns are
+/// not written, unless an UPDATE trigger would miss them.
+pub(crate) fn plan_update(
+    map: &TableMap,
+    old: Option<&[Column<'_>]>,
+    new: &[Column<'_>],
+    plan: &mut UpdatePlan,
+) -> Result<&'static [(Operation, Expect)], PlanError> {
+    plan_search(map, old.unwrap_or(new), &mut plan.nulls)?;
+    plan.set.reset(new.len());
+    let full = map.remote.replica_identity == ReplicaIdentity::Full;
+    let (mut replace, mut identity_unknown) = (false, false);
+    for (index, value) in new.iter().enumerate() {
+        if matches!(value, Column::Unchanged) {
+            continue;
+        }
+        let in_identity = map.remote.columns[index].key;
+        let known_unchanged = match old {
+            None => in_identity && !full,
+            Some(old) => in_identity && old[index] == *value,
+        };
+        if map.is_identity_always(index) {
+            match (known_unchanged, in_identity && old.is_some()) {
+                (true, _) => continue,
+                (false, true) => replace = true,
+                (false, false) => identity_unknown = true,
+            }
+        } else if known_unchanged && old.is_none() && !map.table.hooks.on_update {
+            continue;
+        }
+        plan.set.insert(index);
+    }
+    if replace {
+        // A replacement writes the whole row: what is left out of `set` comes from the old row,
+        // so values known to be unchanged may stay out.
+        return Ok(&[(Operation::Replace, Expect::One)]);
+    }
+    if identity_unknown {
+        return Ok(&[
+            (Operation::UpdateSameIdentity, Expect::OneWithNext),
+            (Operation::ReplaceChangedIdentity, Expect::One),
+        ]);
+    }
+    if plan.set.is_empty() {
+        // Nothing to write: all columns are an unchanged key or unchanged TOAST. Native makes a new
+        // row version; we need to know only whether the row is there.
+        return Ok(&[(Operation::Probe, Expect::One)]);
+    }
+    if map.table.hooks.may_swallow_rows {
+        return Ok(&[(Operation::Probe, Expect::One), (Operation::Update, Expect::Any)]);
+    }
+    Ok(&[(Operation::Update, Expect::One)])
+}
+
+/// Decides how a delete is carried out and which search values are NULL.
+pub(crate) fn plan_delete(
+    map: &TableMap,
+    old: &[Column<'_>],
+    plan: &mut UpdatePlan,
+) -> Result<&'static [(Operation, Expect)], PlanError> {
+    plan_search(map, old, &mut plan.nulls)?;
+    plan.set.reset(0);
+    if map.table.hooks.may_swallow_rows {
+        return Ok(&[(Operation::Probe, Expect::One), (Operation::Delete, Expect::Any)]);
+    }
+    Ok(&[(Operation::Delete, Expect::One)])
+}
+
+fn plan_search(
+    map: &TableMap,
+    values: &[Column<'_>],
+    nulls: &mut ColumnSet,
+) -> Result<(), PlanError> {
+    if let Search::Impossible { reason, hint } = &map.search {
+        return Err(PlanError::NoSearch { reason: reason.clone(), hint: hint.clone() });
+    }
+    nulls.reset(values.len());
+    for column in map.search_columns() {
+        let name = || map.remote.columns[column.remote].name.clone();
+        match values[column.remote] {
+            Column::Null => nulls.insert(column.remote),
+            Column::Unchanged => return Err(PlanError::UnchangedSearchValue { column: name() }),
+            Column::Binary(_) if column.equality == Equality::Text => {
+                return Err(PlanError::BinaryWithoutEquality { column: name() });
+            }
+            Column::Text(_) | Column::Binary(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// A value as a statement parameter. An unchanged TOAST value has none; it is left out of every
+/// SET, and in an insert it is NULL as natively (reference 3.3).
+pub(crate) fn param<'a>(value: &Column<'a>) -> Param<'a> {
+    match value {
+        Column::Null | Column::Unchanged => Param::Null,
+        Column::Text(bytes) => Param::Text(bytes),
+        Column::Binary(bytes) => Param::Binary(bytes),
+    }
+}
+
+/// The statement of a shape.
+pub(crate) fn statement(
+    map: &TableMap,
+    operation: Operation,
+    set: &ColumnSet,
+    nulls: &ColumnSet,
+) -> Statement {
+    let mut builder = Builder { map, nulls, types: Vec::new(), sources: Vec::new() };
+    let sql = match operation {
+        Operation::Insert => builder.insert(),
+        Operation::Update => builder.update(set, None),
+        Operation::UpdateSameIdentity => builder.update(set, Some("=")),
+        Operation::Delete => builder.delete(),
+        Operation::Replace => builder.replace(set, None),
+        Operation::ReplaceChangedIdentity => builder.replace(set, Some("<>")),
+        Operation::Probe => builder.probe(),
+    };
+    Statement { sql, types: builder.types, sources: builder.sources }
+}
+
+struct Builder<'a> {
+    map: &'a TableMap,
+    nulls: &'a ColumnSet,
+    types: Vec<u32>,
+    sources: Vec<Source>,
+}
+
+impl Builder<'_> {
+    fn parameter(&mut self, source: Source, type_oid: u32) -> String {
+        self.types.push(type_oid);
+        self.sources.push(source);
+        format!("${}", self.types.len())
+    }
+
+    fn new_value(&mut self, remote: usize) -> String {
+        self.parameter(Source::New(remote), self.map.local(remote).base_type)
+    }
+
+    fn column(&self, remote: usize) -> String {
+        quote_ident(&self.map.remote.columns[remote].name)
+    }
+
+    fn insert(&mut self) -> String {
+        let table = self.map.table.sql_name();
+        let count = self.map.remote.columns.len();
+        if count == 0 {
+            return format!("INSERT INTO {table} DEFAULT VALUES");
+        }
+        let columns: Vec<_> = (0..count).map(|index| self.column(index)).collect();
+        let values: Vec<_> = (0..count).map(|index| self.new_value(index)).collect();
+        let overriding =
+            if self.map.has_identity_always() { " OVERRIDING SYSTEM VALUE" } else { "" };
+        format!(
+            "INSERT INTO {table} ({}){overriding} VALUES ({})",
+            columns.join(", "),
+            values.join(", ")
+        )
+    }
+
+    /// `identity`: the operator by which identity columns are compared with their new value.
+    fn update(&mut self, set: &ColumnSet, identity: Option<&str>) -> String {
+        let mut assignments = Vec::new();
+        for index in (0..self.map.remote.columns.len()).filter(|index| set.contains(*index)) {
+            if !self.map.is_identity_always(index) {
+                assignments.push(format!("{} = {}", self.column(index), self.new_value(index)));
+            }
+        }
+        let table = self.map.table.sql_only();
+        if assignments.is_empty() {
+            // Only the identity was sent: a statement is still needed to see whether it changed.
+            let condition = self.condition(identity, set);
+            return format!("SELECT 1 FROM {table} WHERE {condition} LIMIT 1 FOR NO KEY UPDATE");
+        }
+        let (with, from, condition) = self.found(identity, set);
+        format!("{with}UPDATE {table} AS target SET {}{from}{condition}", assignments.join(", "))
+    }
+
+    fn delete(&mut self) -> String {
+        let (with, from, condition) = self.found(None, &ColumnSet::default());
+        let using = from.replacen(" FROM ", " USING ", 1);
+        format!("{with}DELETE FROM {} AS target{using}{condition}", self.map.table.sql_only())
+    }
+
+    /// One statement: the old row gives every column that has no new value.
+    fn replace(&mut self, set: &ColumnSet, identity: Option<&str>) -> String {
+        let map = self.map;
+        let (mut columns, mut values) = (Vec::new(), Vec::new());
+        for (local, column) in map.table.columns.iter().enumerate() {
+            if column.generated {
+                continue;
+            }
+            let name = quote_ident(&column.name);
+            let remote = map.columns.iter().position(|index| *index == local);
+            values.push(match remote.filter(|remote| set.contains(*remote)) {
+                Some(remote) => self.new_value(remote),
+                None => format!("old.{name}"),
+            });
+            columns.push(name);
+        }
+        let (with, from, condition) = self.found(identity, set);
+        let using = from.replacen(" FROM ", " USING ", 1);
+        let found = with
+            .strip_prefix("WITH ")
+            .map_or(String::new(), |found| format!("{}, ", found.trim_end()));
+        format!(
+            "WITH {found}old AS (DELETE FROM {only} AS target{using}{condition} RETURNING target.*) \
+             INSERT INTO {table} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM old",
+            columns.join(", "),
+            values.join(", "),
+            only = map.table.sql_only(),
+            table = map.table.sql_name(),
+        )
+    }
+
+    fn probe(&mut self) -> String {
+        let condition = self.condition(None, &ColumnSet::default());
+        format!(
+            "SELECT 1 FROM {} WHERE {condition} LIMIT 1 FOR NO KEY UPDATE",
+            self.map.table.sql_only()
+        )
+    }
+
+    /// The parts of a statement that select its row: a WITH clause, a FROM clause, a WHERE clause.
+    ///
+    /// Without a key, one of several equal rows is chosen and locked first, as natively, and then
+    /// found by its address; a row's address is unique only together with its partition.
+    fn found(&mut self, identity: Option<&str>, set: &ColumnSet) -> (String, &'static str, String) {
+        let condition = self.condition(identity, set);
+        match self.map.search {
+            Search::WholeRow(_) => (
+                format!(
+                    "WITH found AS MATERIALIZED (SELECT tableoid AS relation, ctid AS address \
+                     FROM {} WHERE {condition} LIMIT 1 FOR UPDATE) ",
+                    self.map.table.sql_only()
+                ),
+                " FROM found",
+                " WHERE target.ctid OPERATOR(pg_catalog.=) found.address \
+                 AND target.tableoid OPERATOR(pg_catalog.=) found.relation"
+                    .to_owned(),
+            ),
+            _ => (String::new(), "", format!(" WHERE {condition}")),
+        }
+    }
+
+    fn condition(&mut self, identity: Option<&str>, set: &ColumnSet) -> String {
+        let map = self.map;
+        let mut conditions = Vec::new();
+        for column in map.search_columns() {
+            let name = self.column(column.remote);
+            if self.nulls.contains(column.remote) {
+                // Unlike IS NULL, this is not true of a composite whose fields are all NULL.
+                conditions.push(format!("{name} IS NOT DISTINCT FROM NULL"));
+                continue;
+            }
+            let source = Source::Search(column.remote);
+            conditions.push(match &column.equality {
+                Equality::Operator(operator) => {
+                    let value = self.parameter(source, map.local(column.remote).base_type);
+                    format!("{name} {operator} {value}")
+                }
+                Equality::Text => {
+                    let value = self.parameter(source, TEXT);
+                    format!(
+                        "({name}::pg_catalog.text COLLATE pg_catalog.\"C\") \
+                         OPERATOR(pg_catalog.=) {value}"
+                    )
+                }
+            });
+        }
+        if let Some(operator) = identity {
+            let always = (0..map.columns.len())
+                .filter(|index| set.contains(*index) && map.is_identity_always(*index));
+            let compared: Vec<_> = always
+                .map(|index| {
+                    let value = self.new_value(index);
+                    format!("{} OPERATOR(pg_catalog.{operator}) {value}", self.column(index))
+                })
+                .collect();
+            // All the same, or any different: the two statements exclude each other.
+            let joined = compared.join(if operator == "=" { " AND " } else { " OR " });
+            conditions.push(format!("({joined})"));
+        }
+        if conditions.is_empty() { "true".to_owned() } else { conditions.join(" AND ") }
+    }
+}
