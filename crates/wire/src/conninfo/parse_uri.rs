@@ -23,7 +23,10 @@ pub(super) fn parse(uri: &str, mut rest: &str, given: &mut Given) -> Result<(), 
             given.set("user", &decode(user)?)?;
         }
         if !password.is_empty() {
-            given.set("password", &decode(password)?)?;
+            let decoded = decode(password).map_err(|_| {
+                ConnInfoError::new("invalid percent-encoding in the password of the URI")
+            })?;
+            given.set("password", &decoded)?;
         }
         rest = &rest[at + 1..];
     }

@@ -1,0 +1,80 @@
+//! Servers that go away.
+
+use std::time::Duration;
+
+use testbed::Stop;
+use wire::{Error, Param};
+
+use super::{MAJORS, connect, start};
+
+#[test]
+fn a_server_killed_in_a_statement() {
+    for major in MAJORS {
+        for tcp in [false, true] {
+            let mut server = start(major);
+            let info = if tcp { server.tcp("postgres", "sslmode=require") } else { server.local() };
+            let mut session = connect(&info).unwrap();
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| session.simple("SELECT pg_sleep(60)").unwrap_err());
+                std::thread::sleep(Duration::from_millis(300));
+                server.cluster.kill9().unwrap();
+                let error = waiting.join().unwrap();
+                assert!(error.is_connection_loss(), "{error:?}");
+            });
+            assert!(session.is_broken());
+            assert!(matches!(session.simple("SELECT 1"), Err(Error::Closed)));
+            let error = connect(&info).unwrap_err();
+            assert!(error.is_connection_loss(), "{error:?}");
+            server.cluster.start().unwrap();
+            connect(&info).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_shutdown_says_so() {
+    for major in MAJORS {
+        let mut server = start(major);
+        let mut idle = server.session();
+        let mut busy = server.session();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| busy.simple("SELECT pg_sleep(60)").unwrap_err());
+            std::thread::sleep(Duration::from_millis(300));
+            server.cluster.stop(Stop::Fast).unwrap();
+            let error = waiting.join().unwrap();
+            assert_eq!(error.sqlstate(), Some("57P01"));
+            assert!(error.is_connection_loss());
+        });
+        // The good-bye waits in the socket; the write that fails must find it.
+        let error = idle.simple("SELECT 1").unwrap_err();
+        assert!(error.is_connection_loss());
+        assert_eq!(error.sqlstate(), Some("57P01"), "{error:?}");
+        assert!(idle.is_broken());
+    }
+}
+
+#[test]
+fn a_kill_in_a_long_pipeline() {
+    let mut server = start(18);
+    let mut session = connect(&server.tcp("postgres", "sslmode=disable")).unwrap();
+    let pid = session.backend_pid();
+    session.queue_parse("s", "SELECT pg_sleep(0.001), $1::text", &[]);
+    let value = vec![b'v'; 1000];
+    for _ in 0..50_000 {
+        session.queue_bind("s", [Param::Text(&value)].into_iter()).unwrap();
+        session.queue_execute();
+    }
+    session.queue_sync();
+    let other = server.local();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            let sql = format!("SELECT pg_terminate_backend({pid})");
+            connect(&other).unwrap().simple(&sql).unwrap();
+        });
+        let error = session.flush().unwrap_err();
+        assert!(error.is_connection_loss(), "{error:?}");
+        assert!(session.is_broken());
+    });
+    server.cluster.stop(Stop::Fast).unwrap();
+}

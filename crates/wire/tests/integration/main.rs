@@ -1,0 +1,115 @@
+//! The crate against real servers, an old and a new major.
+
+mod auth;
+mod certificates;
+mod copy;
+mod hosts;
+mod loss;
+mod pipeline;
+mod replication;
+mod sql;
+mod tls;
+
+use std::sync::OnceLock;
+
+use testbed::{Cluster, servers};
+use wire::{ConnInfo, Error, Session, Startup};
+
+use certificates::Certificates;
+
+const MAJORS: [u16; 2] = [15, 18];
+
+/// A server for all tests that only use it, with one user for each way to authenticate.
+pub(crate) struct Server {
+    pub(crate) cluster: Cluster,
+    pub(crate) certificates: Certificates,
+}
+
+/// Users and how pg_hba.conf lets each in.
+const HBA: [&str; 8] = [
+    "host all u_scram 127.0.0.1/32 scram-sha-256",
+    "host all u_md5 127.0.0.1/32 md5",
+    "host all u_clear 127.0.0.1/32 password",
+    "hostssl all u_cert 127.0.0.1/32 cert",
+    "hostssl all u_tls 127.0.0.1/32 trust",
+    "host all u_tls 127.0.0.1/32 reject",
+    "hostnossl all u_plain 127.0.0.1/32 trust",
+    "host all u_plain 127.0.0.1/32 reject",
+];
+
+/// The shared server of a major version. A guardian stops it when the tests are over.
+pub(crate) fn server(major: u16) -> &'static Server {
+    static SERVERS: [OnceLock<Server>; MAJORS.len()] = [const { OnceLock::new() }; MAJORS.len()];
+    let at = MAJORS.iter().position(|&known| known == major).unwrap();
+    SERVERS[at].get_or_init(|| start(major))
+}
+
+/// A server like the shared ones, for a test that does something to it.
+pub(crate) fn start(major: u16) -> Server {
+    let certificates = Certificates::new();
+    let binaries = servers::find_or_fetch(major).unwrap();
+    let mut builder = Cluster::builder(&binaries)
+        .hba(HBA)
+        .setting("ssl", "on")
+        .setting("ssl_ca_file", "root.crt")
+        .setting("ssl_cert_file", "server.crt")
+        .setting("ssl_key_file", "server.key");
+    for (name, contents) in certificates.server_files() {
+        builder = builder.file(name, contents);
+    }
+    let cluster = builder.start().unwrap();
+    cluster
+        .sql(
+            "postgres",
+            "CREATE ROLE u_scram LOGIN PASSWORD 'sécret ''x'; CREATE ROLE u_cert LOGIN;
+             CREATE ROLE u_tls LOGIN; CREATE ROLE u_plain LOGIN;
+             CREATE ROLE u_clear LOGIN PASSWORD 'clear';
+             SET password_encryption = 'md5'; CREATE ROLE u_md5 LOGIN PASSWORD 'md5pw'",
+        )
+        .unwrap();
+    Server { cluster, certificates }
+}
+
+impl Server {
+    /// Over the Unix socket, as superuser.
+    pub(crate) fn local(&self) -> ConnInfo {
+        info(&self.cluster.conninfo("postgres"))
+    }
+
+    /// Over TCP as some user; `extra` are more parameters.
+    pub(crate) fn tcp(&self, user: &str, extra: &str) -> ConnInfo {
+        let port = self.cluster.port();
+        info(&format!("host=127.0.0.1 port={port} dbname=postgres user={user} {extra}"))
+    }
+
+    pub(crate) fn session(&self) -> Session {
+        connect(&self.local()).unwrap()
+    }
+}
+
+/// A connection string without the environment and home of whoever runs the tests.
+pub(crate) fn info(text: &str) -> ConnInfo {
+    ConnInfo::parse_with_env(text, &|_| None, None).unwrap()
+}
+
+pub(crate) fn connect(info: &ConnInfo) -> Result<Session, Error> {
+    Session::connect(info, &Startup::default())
+}
+
+/// The message of a connection that must fail.
+pub(crate) fn refused(info: &ConnInfo) -> String {
+    match connect(info) {
+        Ok(session) => panic!("{info} connected: {session:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// The first value of a query.
+pub(crate) fn value(session: &mut Session, sql: &str) -> String {
+    session.query(sql, &[]).unwrap().one().unwrap().str(0).unwrap().to_owned()
+}
+
+/// Whether the session is encrypted, as the server sees it.
+pub(crate) fn is_encrypted(session: &mut Session) -> bool {
+    value(session, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == "t"
+}

@@ -1,0 +1,140 @@
+//! The extended protocol by hand.
+
+use std::time::{Duration, Instant};
+
+use wire::{Error, Param, Reply, Session, TransactionStatus};
+
+use super::{MAJORS, connect, server, value};
+
+/// Takes replies up to the next Ready: statements done, rows, and the error if any.
+fn drain(session: &mut Session) -> (usize, usize, Option<String>) {
+    let (mut done, mut rows, mut failed) = (0, 0, None);
+    loop {
+        match session.next_reply().unwrap() {
+            Reply::CommandComplete(_) => done += 1,
+            Reply::DataRow(_) => rows += 1,
+            Reply::Error(error) => failed = Some(error.code.clone()),
+            Reply::Ready(_) => return (done, rows, failed),
+            _ => {}
+        }
+    }
+}
+
+/// More than all socket buffers hold, in both directions: whoever only writes would wait for a
+/// server that waits to get rid of its replies.
+#[test]
+fn a_long_pipeline_does_not_deadlock() {
+    const STATEMENTS: usize = 200_000;
+    for major in MAJORS {
+        for info in [server(major).local(), server(major).tcp("postgres", "sslmode=require")] {
+            let mut session = connect(&info).unwrap();
+            session.queue_parse("s", "SELECT $1, repeat('x', 60)", &[23]);
+            for number in 0..STATEMENTS {
+                let value = i32::try_from(number).unwrap().to_be_bytes();
+                session.queue_bind("s", [Param::Binary(&value)].into_iter()).unwrap();
+                session.queue_execute();
+            }
+            session.queue_sync();
+            assert!(session.queued() > STATEMENTS * 10);
+            assert_eq!(session.pending_ready(), 1);
+            session.flush().unwrap();
+            assert_eq!(session.queued(), 0);
+            assert_eq!(drain(&mut session), (STATEMENTS, STATEMENTS, None));
+            assert_eq!(session.pending_ready(), 0);
+        }
+    }
+}
+
+#[test]
+fn parameters_of_all_forms() {
+    let mut session = server(18).session();
+    session.queue_parse("", "SELECT $1::int4, $2::text, $3::int4, $4::text", &[]);
+    let params = [
+        Param::Binary(&7_i32.to_be_bytes()),
+        Param::Text(b"te\0xt".split(|&byte| byte == 0).next().unwrap()),
+        Param::Null,
+        Param::Text(b""),
+    ];
+    session.queue_bind("", params.into_iter()).unwrap();
+    session.queue_describe_portal();
+    session.queue_execute();
+    session.queue_sync();
+    session.flush().unwrap();
+    assert_eq!(session.next_reply().unwrap(), Reply::ParseComplete);
+    assert_eq!(session.next_reply().unwrap(), Reply::BindComplete);
+    assert_eq!(session.next_reply().unwrap(), Reply::RowDescription);
+    match session.next_reply().unwrap() {
+        Reply::DataRow(row) => {
+            let values: Vec<_> = row.values().collect();
+            assert_eq!(values, [Some(&b"7"[..]), Some(b"te"), None, Some(b"")]);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(session.next_reply().unwrap(), Reply::CommandComplete("SELECT 1"));
+    assert_eq!(session.next_reply().unwrap(), Reply::Ready(TransactionStatus::Idle));
+}
+
+#[test]
+fn an_error_skips_to_the_sync() {
+    let mut session = server(15).session();
+    session.queue_parse("d", "SELECT 10 / $1::int", &[]);
+    for divisor in ["1", "0", "2"] {
+        session.queue_bind("d", [Param::Text(divisor.as_bytes())].into_iter()).unwrap();
+        session.queue_execute();
+    }
+    session.queue_sync();
+    session.queue_bind("d", [Param::Text(b"5")].into_iter()).unwrap();
+    session.queue_execute();
+    session.queue_close_statement("d");
+    session.queue_sync();
+    session.flush().unwrap();
+    assert!(matches!(session.query("SELECT 1", &[]), Err(Error::Protocol(_))));
+    assert_eq!(drain(&mut session), (1, 1, Some("22012".to_owned())));
+    assert_eq!(drain(&mut session), (1, 1, None));
+    assert_eq!(value(&mut session, "SELECT 1"), "1");
+}
+
+#[test]
+fn flush_and_poll_without_a_sync() {
+    let mut session = server(18).session();
+    session.queue_parse("", "SELECT pg_sleep(0.3)", &[]);
+    session.queue_bind("", [].into_iter()).unwrap();
+    session.queue_execute();
+    session.queue_flush();
+    assert!(session.try_reply().unwrap().is_none());
+    session.flush().unwrap();
+    for _ in 0..2 {
+        assert!(session.poll_reply(Duration::from_secs(10)).unwrap());
+        session.next_reply().unwrap();
+    }
+    let start = Instant::now();
+    assert!(!session.poll_reply(Duration::from_millis(20)).unwrap());
+    assert!(start.elapsed() >= Duration::from_millis(20));
+    assert!(session.try_reply().unwrap().is_none());
+    assert!(session.poll_reply(Duration::from_secs(10)).unwrap());
+    assert!(matches!(session.try_reply().unwrap(), Some(Reply::DataRow(_))));
+    session.queue_sync();
+    session.flush().unwrap();
+    assert_eq!(drain(&mut session), (1, 0, None));
+
+    session.set_read_timeout(Some(Duration::from_millis(50)));
+    session.queue_simple("SELECT pg_sleep(0.5)");
+    session.flush().unwrap();
+    assert!(matches!(session.next_reply(), Err(Error::Timeout)));
+    assert!(!session.is_broken());
+    session.set_read_timeout(None);
+    assert_eq!(drain(&mut session), (1, 1, None));
+}
+
+#[test]
+fn too_large_or_too_many_is_an_error_and_queues_nothing() {
+    let mut session = server(18).session();
+    let value = vec![b'x'; 512 << 20];
+    let params = [Param::Text(&value), Param::Text(&value)];
+    let error = session.queue_bind("s", params.into_iter()).unwrap_err();
+    assert!(matches!(error, Error::MessageTooLarge { .. }), "{error}");
+    let error = session.queue_bind("s", (0..70_000).map(|_| Param::Null)).unwrap_err();
+    assert!(error.to_string().contains("65535"), "{error}");
+    assert_eq!(session.queued(), 0);
+    assert_eq!(super::value(&mut session, "SELECT 1"), "1");
+}

@@ -1,0 +1,235 @@
+//! The replication stream, with pgoutput as the plugin.
+
+use std::time::{Duration, Instant};
+
+use wire::{
+    CopyChunk, EndReason, Error, Received, ReplicationStream, Session, Startup, WaitOutcome,
+};
+
+use super::{MAJORS, Server, connect, server, start};
+
+/// A database of its own with a table and a publication, and a stream from a temporary slot.
+fn stream(server: &Server, name: &str, tcp: &str) -> (Session, ReplicationStream) {
+    server.cluster.create_database(name).unwrap();
+    let info = match tcp {
+        "" => server.local(),
+        extra => server.tcp("postgres", extra),
+    };
+    let info = info.with("dbname", name).unwrap();
+    let mut sql = connect(&info).unwrap();
+    sql.simple("CREATE TABLE t (a int PRIMARY KEY, b text); CREATE PUBLICATION p FOR TABLE t")
+        .unwrap();
+    let startup = Startup { replication: true, ..Startup::default() };
+    let mut session = Session::connect(&info, &startup).unwrap();
+    let create = format!("CREATE_REPLICATION_SLOT s_{name} TEMPORARY LOGICAL pgoutput");
+    session.simple(&create).unwrap();
+    let command = format!(
+        "START_REPLICATION SLOT s_{name} LOGICAL 0/0 (proto_version '1', publication_names 'p')"
+    );
+    (sql, ReplicationStream::start(session, &command).unwrap())
+}
+
+/// The kinds of the logical messages in a chunk (`B`, `I`, `C`, ...), keepalives left out.
+fn kinds(chunk: &CopyChunk) -> Vec<u8> {
+    let mut end = 0;
+    let mut kinds = Vec::new();
+    for (offset, payload) in chunk.frames() {
+        assert_eq!(offset, end + 5);
+        assert_eq!(chunk.bytes()[end], b'd');
+        end = offset + payload.len();
+        match payload[0] {
+            b'w' => kinds.push(payload[25]),
+            b'k' => {}
+            other => panic!("0x{other:x}"),
+        }
+    }
+    assert_eq!(end, chunk.len());
+    kinds
+}
+
+/// Receives until `count` commits have been seen; all kinds in order.
+fn receive_commits(stream: &mut ReplicationStream, count: usize) -> Vec<u8> {
+    let mut all = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while all.iter().filter(|&&kind| kind == b'C').count() < count {
+        assert!(Instant::now() < deadline, "too few commits");
+        match stream.receive(Duration::from_secs(1)).unwrap() {
+            Received::Chunk(chunk) => all.extend(kinds(&chunk)),
+            Received::Idle => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    all
+}
+
+/// A standby status update that confirms everything.
+fn status(lsn: u64) -> Vec<u8> {
+    let mut update = vec![b'r'];
+    for _ in 0..3 {
+        update.extend_from_slice(&lsn.to_be_bytes());
+    }
+    update.extend_from_slice(&[0; 9]);
+    update
+}
+
+#[test]
+fn thousands_of_messages() {
+    for major in MAJORS {
+        for (name, tcp) in [("many_local", ""), ("many_tls", "sslmode=require")] {
+            let (mut sql, mut stream) = stream(server(major), name, tcp);
+            for batch in 0..10 {
+                for number in 0..200 {
+                    let key = batch * 200 + number;
+                    sql.queue_simple(&format!("INSERT INTO t VALUES ({key}, 'x')"));
+                }
+                sql.flush().unwrap();
+                while sql.pending_ready() > 0 {
+                    sql.next_reply().unwrap();
+                }
+            }
+            sql.simple(
+                "INSERT INTO t SELECT i, repeat('y', 100) FROM generate_series(10000, 30000) i",
+            )
+            .unwrap();
+            let all = receive_commits(&mut stream, 2001);
+            let count = |kind: u8| all.iter().filter(|&&found| found == kind).count();
+            assert_eq!((count(b'B'), count(b'I'), count(b'C')), (2001, 22_001, 2001));
+            stream.send(&status(0)).unwrap();
+            stream.finish().unwrap();
+        }
+    }
+}
+
+/// A value larger than every buffer.
+#[test]
+fn large_messages() {
+    let (mut sql, mut stream) = stream(server(18), "large", "");
+    for (key, size) in [(1, 300_000), (2, 5_000_000), (3, 10), (4, 40_000_000), (5, 262_140)] {
+        sql.simple(&format!("INSERT INTO t VALUES ({key}, repeat('z', {size}))")).unwrap();
+        let mut largest = 0;
+        let mut commits = 0;
+        while commits == 0 {
+            if let Received::Chunk(chunk) = stream.receive(Duration::from_secs(10)).unwrap() {
+                largest =
+                    chunk.frames().map(|(_, payload)| payload.len()).max().unwrap().max(largest);
+                commits += kinds(&chunk).iter().filter(|&&kind| kind == b'C').count();
+            }
+        }
+        assert!(largest >= size, "{largest} of {size}");
+    }
+}
+
+/// Promise P9: nothing is held back on an idle connection.
+#[test]
+fn a_lone_transaction_arrives_at_once() {
+    let (mut sql, mut stream) = stream(server(18), "lone", "");
+    let mut worst = Duration::ZERO;
+    let mut total = Duration::ZERO;
+    for key in 0..20 {
+        while !matches!(stream.receive(Duration::from_millis(20)).unwrap(), Received::Idle) {}
+        sql.simple(&format!("INSERT INTO t VALUES ({key}, '')")).unwrap();
+        let committed = Instant::now();
+        receive_commits(&mut stream, 1);
+        worst = worst.max(committed.elapsed());
+        total += committed.elapsed();
+    }
+    println!("lone transaction: mean {:?}, worst {worst:?}", total / 20);
+    assert!(total / 20 < Duration::from_millis(100));
+}
+
+#[test]
+fn waker_and_timeouts() {
+    let (_sql, mut stream) = stream(server(18), "waker", "");
+    while !matches!(stream.receive(Duration::from_millis(50)).unwrap(), Received::Idle) {}
+    let start = Instant::now();
+    assert!(matches!(stream.receive(Duration::from_millis(100)).unwrap(), Received::Idle));
+    assert!(start.elapsed() >= Duration::from_millis(100));
+
+    let waker = stream.waker();
+    let waking = std::thread::spawn({
+        let waker = waker.clone();
+        move || {
+            std::thread::sleep(Duration::from_millis(200));
+            waker.wake();
+            waker.wake();
+        }
+    });
+    let start = Instant::now();
+    while !matches!(stream.receive(Duration::from_secs(30)).unwrap(), Received::Woken) {}
+    assert!(start.elapsed() < Duration::from_secs(10));
+    waking.join().unwrap();
+    // Both wakes may have been one or two, but they do not last.
+    let _ = stream.wait_without_reading(Duration::from_millis(50)).unwrap();
+    let outcome = stream.wait_without_reading(Duration::from_millis(50)).unwrap();
+    assert_eq!(outcome, WaitOutcome::Timeout);
+    waker.wake();
+    let outcome = stream.wait_without_reading(Duration::from_secs(30)).unwrap();
+    assert_eq!(outcome, WaitOutcome::Woken);
+    waker.wake();
+    assert!(matches!(stream.receive(Duration::from_secs(30)).unwrap(), Received::Woken));
+    stream.finish().unwrap();
+}
+
+/// Back pressure: while the publisher's data stays where it is, status can still be sent.
+#[test]
+fn status_goes_out_while_nothing_is_read() {
+    let server = start(18);
+    server.cluster.sql("postgres", "ALTER SYSTEM SET wal_sender_timeout = '2s'").unwrap();
+    server.cluster.sql("postgres", "SELECT pg_reload_conf()").unwrap();
+    let (mut sql, mut stream) = stream(&server, "pressure", "sslmode=disable");
+    sql.simple("INSERT INTO t SELECT i, repeat('y', 1000) FROM generate_series(1, 30000) i")
+        .unwrap();
+    for _ in 0..20 {
+        stream.send(&status(0)).unwrap();
+        let outcome = stream.wait_without_reading(Duration::from_millis(200)).unwrap();
+        assert_eq!(outcome, WaitOutcome::Timeout);
+    }
+    let all = receive_commits(&mut stream, 1);
+    assert_eq!(all.iter().filter(|&&kind| kind == b'I').count(), 30_000);
+}
+
+#[test]
+fn a_bad_command_is_an_error() {
+    let startup = Startup { replication: true, ..Startup::default() };
+    let session = Session::connect(&server(18).local(), &startup).unwrap();
+    let error =
+        ReplicationStream::start(session, "START_REPLICATION SLOT nix LOGICAL 0/0").unwrap_err();
+    assert_eq!(error.sqlstate(), Some("42704"));
+    let session = Session::connect(&server(18).local(), &startup).unwrap();
+    ReplicationStream::start(session, "SELECT 1").unwrap_err();
+}
+
+#[test]
+fn the_end_of_the_server_ends_the_stream() {
+    // A crash: nothing is said.
+    let mut server = start(18);
+    let (_sql, mut stream) = stream(&server, "crash", "");
+    while !matches!(stream.receive(Duration::from_millis(50)).unwrap(), Received::Idle) {}
+    server.cluster.kill9().unwrap();
+    loop {
+        match stream.receive(Duration::from_secs(10)) {
+            Ok(Received::Ended(EndReason::Closed)) => break,
+            Ok(Received::Chunk(_)) => {}
+            Err(error) if error.is_connection_loss() => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(matches!(stream.wait_without_reading(Duration::from_secs(5)), Err(Error::Closed)));
+}
+
+#[test]
+fn a_terminated_sender_says_why() {
+    let (mut sql, mut stream) = stream(server(15), "terminated", "");
+    while !matches!(stream.receive(Duration::from_millis(50)).unwrap(), Received::Idle) {}
+    sql.simple("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = 'terminated'").unwrap();
+    loop {
+        match stream.receive(Duration::from_secs(10)).unwrap() {
+            Received::Ended(EndReason::Error(error)) => {
+                assert_eq!(error.code, "57P01");
+                break;
+            }
+            Received::Chunk(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Certificates on both sides, and what each `sslmode` makes of them.
+
+use std::process::Command;
+
+use wire::{ConnInfo, Session, Startup};
+
+use super::certificates::SERVER_NAME;
+use super::{MAJORS, Server, connect, is_encrypted, refused, server, start, value};
+
+/// TLS to the server under a host name (by hostaddr, so that no name is looked up).
+fn tls(server: &Server, host: &str, root: &str, sslmode: &str) -> ConnInfo {
+    let root = server.certificates.path(root);
+    let extra = format!("host={host} hostaddr=127.0.0.1 sslrootcert={root} sslmode={sslmode}");
+    server.tcp("u_tls", &extra)
+}
+
+#[test]
+fn verifies_chain_and_name() {
+    for major in MAJORS {
+        let server = server(major);
+        for host in ["localhost", SERVER_NAME] {
+            let mut session = connect(&tls(server, host, "root.crt", "verify-full")).unwrap();
+            assert!(is_encrypted(&mut session));
+        }
+        let wrong_host = tls(server, "other.pgapace.test", "root.crt", "verify-full");
+        let text = refused(&wrong_host);
+        assert!(
+            text.contains("other.pgapace.test") && text.contains("not valid for name"),
+            "{text}"
+        );
+        assert!(
+            refused(&tls(server, "127.0.0.1", "root.crt", "verify-full")).contains("not valid")
+        );
+        connect(&tls(server, "other.pgapace.test", "root.crt", "verify-ca")).unwrap();
+        connect(&tls(server, "odd_name!", "root.crt", "verify-ca")).unwrap();
+        // A root file is always used, except that "prefer" then goes on without TLS.
+        for sslmode in ["require", "verify-ca", "verify-full"] {
+            let text = refused(&tls(server, "localhost", "other.crt", sslmode));
+            assert!(text.contains("UnknownIssuer"), "{text}");
+        }
+        let text = refused(&tls(server, "localhost", "missing.crt", "verify-ca"));
+        assert!(
+            text.contains("root certificate file") && text.contains("does not exist"),
+            "{text}"
+        );
+        connect(&tls(server, "localhost", "missing.crt", "require")).unwrap();
+    }
+}
+
+#[test]
+fn falls_back_as_sslmode_says() {
+    for major in MAJORS {
+        let server = server(major);
+        let encrypted = |user: &str, sslmode: &str| {
+            let info = server.tcp(user, &format!("sslmode={sslmode}"));
+            connect(&info).map(|mut session| is_encrypted(&mut session))
+        };
+        assert!(encrypted("postgres", "prefer").unwrap());
+        assert!(!encrypted("postgres", "allow").unwrap());
+        assert!(encrypted("u_tls", "allow").unwrap());
+        assert!(!encrypted("u_plain", "prefer").unwrap());
+        assert_eq!(encrypted("u_plain", "require").unwrap_err().sqlstate(), Some("28000"));
+        assert_eq!(encrypted("u_tls", "disable").unwrap_err().sqlstate(), Some("28000"));
+        // Sockets of this machine are never encrypted.
+        let local =
+            super::info(&format!("{} sslmode=require", server.cluster.conninfo("postgres")));
+        assert!(!is_encrypted(&mut connect(&local).unwrap()));
+    }
+}
+
+#[test]
+fn direct_negotiation() {
+    let extra = "sslmode=require sslnegotiation=direct";
+    let mut session = connect(&server(18).tcp("u_tls", extra)).unwrap();
+    assert!(is_encrypted(&mut session));
+    connect(&server(15).tcp("u_tls", extra)).unwrap_err();
+}
+
+#[test]
+fn protocol_versions() {
+    let server = server(18);
+    for version in ["TLSv1.2", "TLSv1.3"] {
+        let extra = format!(
+            "sslmode=require ssl_min_protocol_version={version} ssl_max_protocol_version={version}"
+        );
+        let mut session = connect(&server.tcp("u_tls", &extra)).unwrap();
+        let used =
+            value(&mut session, "SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()");
+        assert_eq!(used, version);
+    }
+}
+
+#[test]
+fn client_certificates() {
+    for major in MAJORS {
+        let server = server(major);
+        let with = |certificate: &str, key: &str, more: &str| {
+            let (certificate, key) =
+                (server.certificates.path(certificate), server.certificates.path(key));
+            server.tcp(
+                "u_cert",
+                &format!("sslmode=require sslcert={certificate} sslkey={key} {more}"),
+            )
+        };
+        let mut session = connect(&with("client.crt", "client.key", "")).unwrap();
+        assert_eq!(value(&mut session, "SELECT current_user::text"), "u_cert");
+        connect(&with("client.crt", "client.key", "sslcertmode=require")).unwrap();
+        let text = refused(&with("client.crt", "client.key", "sslcertmode=disable"));
+        assert!(text.contains("connection requires a valid client certificate"), "{text}");
+        let text = refused(&with("foreign.crt", "foreign.key", ""));
+        assert!(text.contains("alert"), "{text}");
+        let text = refused(&with("client.crt", "missing.key", ""));
+        assert!(text.contains("certificate present, but not private key file"), "{text}");
+        let text = refused(&with("client.crt", "open.key", ""));
+        assert!(text.contains("has group or world access"), "{text}");
+        let text = refused(&with("client.crt", "foreign.key", ""));
+        assert!(text.contains("could not load private key file"), "{text}");
+        let text = refused(&with("missing.crt", "missing.key", "sslcertmode=require"));
+        assert!(text.contains("no client certificate"), "{text}");
+    }
+}
+
+#[test]
+fn certificates_of_the_home_directory() {
+    let server = server(18);
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join(".postgresql");
+    std::fs::create_dir(&dir).unwrap();
+    for (from, to) in [
+        ("root.crt", "root.crt"),
+        ("client.crt", "postgresql.crt"),
+        ("client.key", "postgresql.key"),
+    ] {
+        std::fs::copy(server.certificates.dir().join(from), dir.join(to)).unwrap();
+    }
+    let text = format!(
+        "host=localhost hostaddr=127.0.0.1 port={} user=u_cert dbname=postgres sslmode=verify-full",
+        server.cluster.port()
+    );
+    connect(&ConnInfo::parse_with_env(&text, &|_| None, Some(home.path())).unwrap()).unwrap();
+}
+
+/// Other server certificates, one after the other on one server.
+#[test]
+fn kinds_of_server_certificates() {
+    let mut server = start(18);
+    let use_certificate = |server: &mut Server, file: &str| {
+        server.cluster.set("ssl_key_file", &format!("{file}.key")).unwrap();
+        server.cluster.set("ssl_cert_file", &format!("{file}.crt")).unwrap();
+    };
+    let scram = |server: &Server, root: &str, extra: &str| {
+        let root = server.certificates.path(root);
+        server.tcp(
+            "u_scram",
+            &format!(
+                "host=localhost hostaddr=127.0.0.1 sslmode=verify-full sslrootcert={root} \
+                 password='sécret \\'x' {extra}"
+            ),
+        )
+    };
+
+    use_certificate(&mut server, "p384");
+    connect(&scram(&server, "p384-root.crt", "channel_binding=require")).unwrap();
+
+    // There is no channel binding for Ed25519.
+    use_certificate(&mut server, "ed25519");
+    connect(&scram(&server, "ed25519-root.crt", "channel_binding=disable")).unwrap();
+    let text = refused(&scram(&server, "ed25519-root.crt", "channel_binding=require"));
+    assert!(text.contains("channel binding"), "{text}");
+
+    // The common name counts when there are no alternative names.
+    use_certificate(&mut server, "common");
+    connect(&tls(&server, SERVER_NAME, "root.crt", "verify-full")).unwrap();
+    refused(&tls(&server, "localhost", "root.crt", "verify-full"));
+
+    use_certificate(&mut server, "address");
+    connect(&tls(&server, "127.0.0.1", "root.crt", "verify-full")).unwrap();
+    refused(&tls(&server, "127.0.0.2", "root.crt", "verify-full"));
+
+    // Trusted as it stands, although it is an authority.
+    use_certificate(&mut server, "own");
+    connect(&tls(&server, SERVER_NAME, "own.crt", "verify-full")).unwrap();
+    refused(&tls(&server, SERVER_NAME, "root.crt", "verify-ca"));
+    connect(&tls(&server, SERVER_NAME, "missing.crt", "require")).unwrap();
+}
+
+/// RSA, and X.509 version 1: what the commands of the documentation make.
+#[test]
+fn certificates_of_openssl() {
+    let mut server = start(18);
+    let dir = tempfile::tempdir().unwrap();
+    let run = |arguments: &str| {
+        let output =
+            Command::new("openssl").args(arguments.split(' ')).current_dir(dir.path()).output();
+        match output {
+            Ok(output) => {
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                true
+            }
+            Err(_) => false,
+        }
+    };
+    let subject = format!("/CN={SERVER_NAME}");
+    if !run(&format!(
+        "req -new -x509 -newkey rsa:2048 -nodes -subj {subject} -keyout v3.key -out v3.crt"
+    )) {
+        eprintln!("SKIPPED: there is no openssl program");
+        return;
+    }
+    run(&format!("req -new -newkey rsa:2048 -nodes -subj {subject} -keyout v1.key -out v1.csr"));
+    run("x509 -req -in v1.csr -signkey v1.key -out v1.crt");
+    for file in ["v3", "v1"] {
+        for suffix in ["crt", "key"] {
+            let text =
+                std::fs::read_to_string(dir.path().join(format!("{file}.{suffix}"))).unwrap();
+            let sql = format!(
+                "COPY (SELECT {}) TO PROGRAM 'umask 077; base64 -d > {file}.{suffix}'",
+                wire::quote_literal(&base64(&text))
+            );
+            server.cluster.sql("postgres", &sql).unwrap();
+        }
+        server.cluster.set("ssl_key_file", &format!("{file}.key")).unwrap();
+        server.cluster.set("ssl_cert_file", &format!("{file}.crt")).unwrap();
+        let extra = "sslmode=require channel_binding=require password='sécret \\'x'";
+        let mut session = connect(&server.tcp("u_scram", extra)).unwrap();
+        assert!(is_encrypted(&mut session), "{file}");
+    }
+}
+
+/// Base64 by the server: the test needs no library for it.
+fn base64(text: &str) -> String {
+    let sql = "SELECT translate(encode(convert_to($1, 'UTF8'), 'base64'), E'\\n', '')";
+    let mut session = server(18).session();
+    session.query(sql, &[Some(text)]).unwrap().one().unwrap().str(0).unwrap().to_owned()
+}
+
+#[test]
+fn cancel_and_replication_are_encrypted_too() {
+    let server = server(18);
+    let info = server.tcp("postgres", "sslmode=require");
+    let startup = Startup { replication: true, ..Startup::default() };
+    let mut session = Session::connect(&info, &startup).unwrap();
+    assert!(is_encrypted_simple(&mut session));
+    let handle = session.cancel_handle();
+    let canceller = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        handle.cancel().unwrap();
+    });
+    let error = session.simple("SELECT pg_sleep(60)").unwrap_err();
+    assert_eq!(error.sqlstate(), Some("57014"));
+    canceller.join().unwrap();
+}
+
+fn is_encrypted_simple(session: &mut Session) -> bool {
+    let sql = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
+    session.simple(sql).unwrap()[0].one().unwrap().bool(0).unwrap()
+}
