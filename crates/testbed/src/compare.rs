@@ -303,7 +303,8 @@ struct Shape {
 impl Shape {
     fn read(session: &mut Transaction<'_>, table: &TableName) -> Result<Option<Self>> {
         let found = session.query_opt(
-            "SELECT c.oid, c.relkind = 'r' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+            "SELECT c.oid, c.relkind = 'r' \
+             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
              WHERE n.nspname = $1 AND c.relname = $2",
             &[&table.schema, &table.name],
         )?;
@@ -385,7 +386,8 @@ fn buckets(
     source: &str,
 ) -> Result<BTreeMap<String, (i64, String, String)>> {
     let sql = format!(
-        "SELECT substr(h, 1, 3), {SUMS} FROM (SELECT md5(r) AS h FROM ({source}) AS s) AS t GROUP BY 1"
+        "SELECT substr(h, 1, 3), {SUMS} \
+         FROM (SELECT md5(r) AS h FROM ({source}) AS s) AS t GROUP BY 1"
     );
     let rows = session.query(&sql, &[])?;
     Ok(rows.iter().map(|row| (row.get(0), (row.get(1), row.get(2), row.get(3)))).collect())

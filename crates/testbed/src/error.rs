@@ -40,7 +40,7 @@ pub enum Error {
         cause: postgres::Error,
     },
     /// A condition did not come true in time.
-    #[error("waited {waited:.1?} in vain for {what}{}", .last.as_ref().map(|e| format!(" (last error: {e})")).unwrap_or_default())]
+    #[error("waited {waited:.1?} in vain for {what}{}", last_error(.last.as_deref()))]
     Timeout {
         /// What was awaited.
         what: String,
@@ -62,6 +62,10 @@ impl Error {
     pub fn other(text: impl Into<String>) -> Self {
         Self::Other(text.into())
     }
+}
+
+fn last_error(last: Option<&Error>) -> String {
+    last.map(|error| format!(" (last error: {error})")).unwrap_or_default()
 }
 
 /// What the server said, which the client library's own text leaves out.

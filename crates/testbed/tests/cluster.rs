@@ -1,7 +1,8 @@
 //! Servers start, stop, crash and come back; nothing is left behind.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use testbed::{Cluster, Stop, servers, wait_until};
@@ -91,11 +92,31 @@ fn two_servers_have_two_system_identifiers() {
 
 #[test]
 fn a_killed_owner_leaves_nothing() {
-    let example = example("start_and_die");
-    let output = Command::new(example).arg(OLD.to_string()).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
+    let mut command = Command::new(example("start_and_die"));
+    let output = command.arg(OLD.to_string()).output().unwrap();
+    expect_cleaned_up(&output);
+}
+
+#[test]
+fn an_ordinary_user_runs_servers_too() {
+    if !rustix::process::geteuid().is_root() {
+        return; // Then every other test is this one.
+    }
+    let mut command = Command::new(example("start_and_die"));
+    command.arg(OLD.to_string()).uid(65534).gid(65534).current_dir("/");
+    match command.output() {
+        Ok(output) => expect_cleaned_up(&output),
+        Err(error) => eprintln!("skipped: nobody may not enter the build directory: {error}"),
+    }
+}
+
+/// The example has said what it started and was killed: nothing of it may stay.
+fn expect_cleaned_up(output: &Output) {
+    let text = String::from_utf8_lossy(&output.stdout);
     let mut lines = text.lines();
-    let pid = lines.next().expect("the example says its postmaster");
+    let pid = lines
+        .next()
+        .unwrap_or_else(|| panic!("no postmaster: {}", String::from_utf8_lossy(&output.stderr)));
     let directories: Vec<&Path> = lines.map(Path::new).collect();
     assert_eq!(directories.len(), 2, "{text}");
     wait_until(Duration::from_secs(10), "the guardian to clean up", || {

@@ -41,6 +41,11 @@ impl ServerUser {
         Ok(Some(user))
     }
 
+    /// The user's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Makes the command run as this user, with no supplementary groups: the standard library
     /// clears them when root sets a user.
     pub(crate) fn apply(&self, command: &mut Command) {

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::ServerBinaries;
@@ -10,10 +10,14 @@ use crate::error::{Context, Result};
 
 const MAJORS: std::ops::RangeInclusive<u16> = 14..=20;
 
-/// The cached installation of `major`, if there is a complete one.
+/// The cached installation of `major`, if there is a complete one in any of the caches.
 pub(super) fn find(major: u16) -> Option<ServerBinaries> {
-    let directory = root().join(major.to_string()).join("bin");
-    if !directory.is_dir() {
+    roots().iter().find_map(|root| find_in(root, major))
+}
+
+fn find_in(root: &Path, major: u16) -> Option<ServerBinaries> {
+    let directory = root.join(major.to_string()).join("bin");
+    if !directory.is_dir() || !is_trusted(root) {
         return None;
     }
     match ServerBinaries::in_directory(&directory) {
@@ -25,6 +29,12 @@ pub(super) fn find(major: u16) -> Option<ServerBinaries> {
     }
 }
 
+/// We run what is in a cache only if nobody but us or root could put it there.
+fn is_trusted(root: &Path) -> bool {
+    let owner = fs::metadata(root).map(|metadata| metadata.uid());
+    owner.is_ok_and(|owner| owner == 0 || owner == rustix::process::geteuid().as_raw())
+}
+
 /// Every cached installation.
 pub(super) fn all() -> Vec<ServerBinaries> {
     MAJORS.filter_map(find).collect()
@@ -34,12 +44,11 @@ pub(super) fn all() -> Vec<ServerBinaries> {
 /// that does not exist yet). Only one process does it; the others wait and find it done.
 #[cfg_attr(not(feature = "fetch"), allow(dead_code))]
 pub(super) fn fill(major: u16, unpack: impl FnOnce(&Path) -> Result<()>) -> Result<ServerBinaries> {
-    let root = root();
-    fs::create_dir_all(&root).context(|| format!("create the cache {}", root.display()))?;
+    let root = writable_root()?;
     let lock_path = root.join(format!("{major}.lock"));
     let lock = File::create(&lock_path).context(|| format!("create {}", lock_path.display()))?;
     lock.lock().context(|| format!("lock {}", lock_path.display()))?;
-    if let Some(found) = find(major) {
+    if let Some(found) = find_in(&root, major) {
         return Ok(found);
     }
     let place = root.join(major.to_string());
@@ -58,22 +67,43 @@ pub(super) fn fill(major: u16, unpack: impl FnOnce(&Path) -> Result<()>) -> Resu
     ServerBinaries::in_directory(&place.join("bin"))
 }
 
-/// Where the cache is. Root's own cache directory is closed to the user that runs the servers,
-/// so root has its cache under /var/cache.
-fn root() -> PathBuf {
+/// Where servers made by root are, for everybody. Root's own cache directory is closed to the
+/// user that runs the servers.
+const SYSTEM_ROOT: &str = "/var/cache/pgapace/postgresql";
+
+/// Where caches may be, the preferred place first.
+fn roots() -> Vec<PathBuf> {
     let variable = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(directory) = variable("PGAPACE_CACHE") {
-        return directory;
+        return vec![directory];
     }
-    if rustix::process::geteuid().is_root() {
-        return PathBuf::from("/var/cache/pgapace/postgresql");
+    let user = rustix::process::geteuid();
+    let mut roots = Vec::new();
+    if !user.is_root() {
+        let own = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+        roots.extend(own.map(|cache| cache.join("pgapace/postgresql")));
     }
-    variable("XDG_CACHE_HOME")
-        .or_else(|| variable("HOME").map(|home| home.join(".cache")))
-        .unwrap_or_else(|| {
-            env::temp_dir().join(format!("pgapace-{}", rustix::process::geteuid().as_raw()))
-        })
-        .join("pgapace/postgresql")
+    roots.push(PathBuf::from(SYSTEM_ROOT));
+    roots.push(env::temp_dir().join(format!("pgapace-cache-{}", user.as_raw())));
+    roots
+}
+
+/// The first place that we can write to.
+#[cfg_attr(not(feature = "fetch"), allow(dead_code))]
+fn writable_root() -> Result<PathBuf> {
+    let mut failure = None;
+    for root in roots() {
+        let writable = fs::create_dir_all(&root)
+            .and_then(|()| Ok(rustix::fs::access(&root, rustix::fs::Access::WRITE_OK)?));
+        match writable {
+            Ok(()) => return Ok(root),
+            Err(error) => {
+                failure.get_or_insert((root, error));
+            }
+        }
+    }
+    let (root, error) = failure.unwrap_or_else(|| (PathBuf::new(), std::io::Error::other("none")));
+    Err(error).context(|| format!("write to the cache {}", root.display()))
 }
 
 /// Lets every user read the tree, whatever the umask was.

@@ -40,14 +40,14 @@ impl ServerBinaries {
         }
         // As the user that will run the server: a directory that only root may enter is no use.
         let mut command = probe.command("postgres");
-        if let Some(user) = ServerUser::needed()? {
+        let user = ServerUser::needed()?;
+        if let Some(user) = &user {
             user.apply(&mut command);
         }
-        let output = command
-            .arg("--version")
-            .current_dir("/")
-            .output()
-            .context(|| format!("run {} --version", probe.bin("postgres").display()))?;
+        let output = command.arg("--version").current_dir("/").output().context(|| {
+            let who = user.map_or(String::new(), |user| format!(" as user {}", user.name()));
+            format!("run {} --version{who}", probe.bin("postgres").display())
+        })?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let (version, major) = parse_version(&text).ok_or_else(|| {
             Error::other(format!(

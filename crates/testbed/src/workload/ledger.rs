@@ -38,7 +38,8 @@ pub fn tables(entry_tables: usize) -> Vec<TableName> {
 pub fn create_schema(client: &mut Client, entry_tables: usize) -> Result<()> {
     let mut sql = String::from(
         "BEGIN;
-         CREATE UNLOGGED TABLE ledger_counter (one bool PRIMARY KEY CHECK (one), last bigint NOT NULL);
+         CREATE UNLOGGED TABLE ledger_counter
+             (one bool PRIMARY KEY CHECK (one), last bigint NOT NULL);
          CREATE TABLE ledger_account (id int PRIMARY KEY, balance bigint NOT NULL);
          CREATE TABLE ledger_header (
              id bigint PRIMARY KEY, txn bigint NOT NULL UNIQUE, entries int NOT NULL,
