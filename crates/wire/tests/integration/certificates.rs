@@ -36,16 +36,15 @@ impl Certificates {
             ("p384", &rcgen::PKCS_ECDSA_P384_SHA384),
             ("ed25519", &rcgen::PKCS_ED25519),
         ] {
-            // A chain of the same algorithm, so that the signature has its hash.
+            // The key is always P-256; it is the issuer who signs.
             let issuer = authority_for(algorithm, file);
             made.client_file(&format!("{file}-root.crt"), &issuer.pem(), 0o644);
             let issuer = if file == "server" { &root } else { &issuer };
-            made.server_pair(file, "server", &names, issuer, algorithm);
+            made.server_pair(file, "server", &names, issuer);
         }
         // Only a common name, no alternative names.
-        let plain = &rcgen::PKCS_ECDSA_P256_SHA256;
-        made.server_pair("common", SERVER_NAME, &[], &root, plain);
-        made.server_pair("address", "server", &["127.0.0.1"], &root, plain);
+        made.server_pair("common", SERVER_NAME, &[], &root);
+        made.server_pair("address", "server", &["127.0.0.1"], &root);
 
         // Its own authority, as `openssl req -x509` makes it.
         let own = authority(SERVER_NAME);
@@ -53,11 +52,11 @@ impl Certificates {
         made.server_file("own.key", own.key().serialize_pem());
         made.client_file("own.crt", &own.pem(), 0o644);
 
-        let (certificate, key) = issue("u_cert", &[], &root, plain);
+        let (certificate, key) = issue("u_cert", &[], &root);
         made.client_file("client.crt", &certificate, 0o644);
         made.client_file("client.key", &key, 0o600);
         made.client_file("open.key", &key, 0o644);
-        let (certificate, key) = issue("u_cert", &[], &other, plain);
+        let (certificate, key) = issue("u_cert", &[], &other);
         made.client_file("foreign.crt", &certificate, 0o644);
         made.client_file("foreign.key", &key, 0o600);
         made
@@ -90,15 +89,8 @@ impl Certificates {
         self.server.push((name.to_owned(), text.into()));
     }
 
-    fn server_pair(
-        &mut self,
-        file: &str,
-        common_name: &str,
-        names: &[&str],
-        issuer: &Authority,
-        algorithm: &'static SignatureAlgorithm,
-    ) {
-        let (certificate, key) = issue(common_name, names, issuer, algorithm);
+    fn server_pair(&mut self, file: &str, common_name: &str, names: &[&str], issuer: &Authority) {
+        let (certificate, key) = issue(common_name, names, issuer);
         self.server_file(&format!("{file}.crt"), certificate);
         self.server_file(&format!("{file}.key"), key);
     }
@@ -127,13 +119,8 @@ fn authority_for(algorithm: &'static SignatureAlgorithm, name: &str) -> Authorit
     CertifiedIssuer::self_signed(params, KeyPair::generate_for(algorithm).unwrap()).unwrap()
 }
 
-fn issue(
-    common_name: &str,
-    names: &[&str],
-    issuer: &Authority,
-    algorithm: &'static SignatureAlgorithm,
-) -> (String, String) {
-    let key = KeyPair::generate_for(algorithm).unwrap();
+fn issue(common_name: &str, names: &[&str], issuer: &Authority) -> (String, String) {
+    let key = KeyPair::generate().unwrap();
     let certificate = params(common_name, names).signed_by(&key, issuer).unwrap();
     (certificate.pem(), key.serialize_pem())
 }

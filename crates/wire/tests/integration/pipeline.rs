@@ -99,7 +99,6 @@ fn flush_and_poll_without_a_sync() {
     let mut session = server(18).session();
     session.queue_parse("", "SELECT pg_sleep(0.3)", &[]);
     session.queue_bind("", [].into_iter()).unwrap();
-    session.queue_execute();
     session.queue_flush();
     assert!(session.try_reply().unwrap().is_none());
     session.flush().unwrap();
@@ -107,6 +106,9 @@ fn flush_and_poll_without_a_sync() {
         assert!(session.poll_reply(Duration::from_secs(10)).unwrap());
         session.next_reply().unwrap();
     }
+    session.queue_execute();
+    session.queue_flush();
+    session.flush().unwrap();
     let start = Instant::now();
     assert!(!session.poll_reply(Duration::from_millis(20)).unwrap());
     assert!(start.elapsed() >= Duration::from_millis(20));
