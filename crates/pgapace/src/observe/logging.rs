@@ -17,7 +17,8 @@ pub(crate) enum LogFormat {
 
 /// Starts logging for the whole process.
 pub(crate) fn start(format: LogFormat, level: &str) -> Result<()> {
-    let filter = EnvFilter::try_new(level).map_err(|e| {
+    // The demo's own client repeats every notice of the servers.
+    let filter = EnvFilter::try_new(format!("{level},tokio_postgres=warn")).map_err(|e| {
         Failure::new(Class::Config, format!("--log-level {level:?}: {e}"))
             .hint("Use error, warn, info, debug or trace.")
     })?;
