@@ -42,6 +42,8 @@ pub struct Progress {
     committed: Lsn,
     durable: Lsn,
     flushing: Option<Lsn>,
+    /// Something received is neither applied nor recorded (a prepared transaction that is held).
+    held_from: Option<Lsn>,
 }
 
 impl Progress {
@@ -57,6 +59,7 @@ impl Progress {
             committed: recorded,
             durable,
             flushing: None,
+            held_from: None,
         }
     }
 
@@ -88,6 +91,15 @@ impl Progress {
     /// Everything before `lsn` has been received and assembled.
     pub fn received(&mut self, lsn: Lsn) {
         self.received = self.received.max(lsn);
+    }
+
+    /// Nothing from `lsn` on may be acknowledged, whatever is durable: it would not be sent again.
+    ///
+    /// What is acknowledged already stays so: a transaction that was prepared before the slot began
+    /// to decode them has an old LSN, but is sent again with its COMMIT PREPARED.
+    pub fn hold(&mut self, lsn: Option<Lsn>) {
+        let acknowledged = self.positions().flush;
+        self.held_from = lsn.map(|lsn| lsn.max(acknowledged));
     }
 
     /// A transaction (or idle progress) that ends at `end` was handed to apply.
@@ -149,7 +161,8 @@ impl Progress {
     pub fn positions(&self) -> Positions {
         // With nothing outstanding, all that was received is visible: it held nothing for us.
         let apply = if self.outstanding.is_empty() { self.received } else { self.committed };
-        Positions { write: self.received, flush: self.durable, apply }
+        let flush = self.held_from.map_or(self.durable, |held| self.durable.min(held));
+        Positions { write: self.received, flush, apply }
     }
 }
 
@@ -196,6 +209,19 @@ mod tests {
         let ticket = progress.start_flush().expect("100 may be lost");
         progress.flushed(ticket);
         assert_eq!(progress.positions().flush, Lsn(100));
+    }
+
+    #[test]
+    fn nothing_is_acknowledged_past_what_is_held() {
+        let mut progress = Progress::resume(Lsn(100), Lsn(100));
+        progress.hold(Some(Lsn(105)));
+        progress.dispatched(Lsn(120));
+        progress.committed_through(Lsn(120));
+        let ticket = progress.start_flush().expect("120 is not durable");
+        progress.flushed(ticket);
+        assert_eq!(progress.positions().flush, Lsn(105));
+        progress.hold(None);
+        assert_eq!(progress.positions().flush, Lsn(120));
     }
 
     proptest! {

@@ -131,6 +131,23 @@ impl TransactionPart {
         Ok((decode_change(payload, false)?, touched))
     }
 
+    /// Copies the changes out of the receive buffers, so that those can be released.
+    #[must_use]
+    pub(crate) fn compact(mut self) -> Self {
+        let mut own = Vec::with_capacity(self.bytes);
+        for change in &mut self.changes {
+            let chunk = &self.chunks[change.chunk as usize];
+            let start = change.offset as usize;
+            let payload = &chunk[start..start + change.length as usize];
+            change.chunk = 0;
+            change.offset = index_u32(own.len());
+            own.extend_from_slice(payload);
+        }
+        self.chunks = vec![Bytes::from(own)];
+        self.changes.shrink_to_fit();
+        self
+    }
+
     pub(crate) fn push(&mut self, at: Location<'_>, relation: &Arc<RemoteRelation>) {
         let relation = self.relation_index(relation);
         self.push_ref(at, relation, false);

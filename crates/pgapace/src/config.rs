@@ -76,6 +76,15 @@ pub(crate) struct Settings {
     )]
     pub(crate) failover: Option<bool>,
 
+    /// Create the slot so that prepared transactions are sent at their PREPARE (publisher 15 and
+    /// later); they are held in memory and applied at COMMIT PREPARED [default: false]
+    #[arg(
+        long, value_name = "BOOL", env = "PGAPACE_TWO_PHASE",
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    #[serde(rename = "two-phase", alias = "two_phase")]
+    pub(crate) two_phase: Option<bool>,
+
     /// Changes of which origins to take [default: any]
     #[arg(long, value_enum, env = "PGAPACE_ORIGIN")]
     pub(crate) origin: Option<OriginFilter>,
@@ -123,6 +132,7 @@ impl Settings {
             create_slot: self.create_slot.or(weaker.create_slot),
             copy_data: self.copy_data.or(weaker.copy_data),
             failover: self.failover.or(weaker.failover),
+            two_phase: self.two_phase.or(weaker.two_phase),
             origin: self.origin.or(weaker.origin),
             tag_commits: self.tag_commits.or(weaker.tag_commits),
             status_interval: self.status_interval.or(weaker.status_interval),
@@ -179,6 +189,7 @@ impl Settings {
             create_slot,
             copy_data,
             failover: self.failover.unwrap_or(true),
+            two_phase: self.two_phase.unwrap_or(false),
             origin_none: self.origin == Some(OriginFilter::None),
             tag_commits: self.tag_commits.unwrap_or(true),
             status_interval: seconds(self.status_interval, 10, "status-interval")?,
@@ -200,6 +211,7 @@ pub(crate) struct Subscription {
     pub(crate) create_slot: bool,
     pub(crate) copy_data: bool,
     pub(crate) failover: bool,
+    pub(crate) two_phase: bool,
     pub(crate) origin_none: bool,
     pub(crate) tag_commits: bool,
     pub(crate) status_interval: Duration,

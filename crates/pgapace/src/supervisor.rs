@@ -193,7 +193,10 @@ impl Supervisor<'_> {
             &row.slot_name,
             acknowledged,
             &config.publications,
-            config.origin_none,
+            &slot::StreamOptions {
+                origin_none: config.origin_none,
+                two_phase: found.is_some_and(|slot| slot.two_phase),
+            },
         );
         tracing::debug!(command, "starting the stream");
         let stream = ReplicationStream::start(source, &command)
@@ -230,7 +233,11 @@ impl Supervisor<'_> {
             shutdown: self.shutdown,
             until,
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
-            part_limits: PartLimits { bytes: part_bytes, ..PartLimits::default() },
+            part_limits: PartLimits {
+                bytes: part_bytes,
+                held_bytes: config.memory_limit / 2,
+                ..PartLimits::default()
+            },
         })
         .run()
     }
@@ -306,7 +313,14 @@ impl Supervisor<'_> {
             }
             empty_copied_tables(control, row.id)?;
             check_targets(control, &tables, context.copy_data)?;
-            let created = slot::create(source, &row.slot_name, false, self.config.failover)?;
+            let created = slot::create(
+                source,
+                &row.slot_name,
+                slot::Kind::Permanent {
+                    failover: self.config.failover,
+                    two_phase: self.config.two_phase,
+                },
+            )?;
             tracing::info!(
                 slot = row.slot_name,
                 lsn = %created.consistent_point,

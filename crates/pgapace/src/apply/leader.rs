@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{never, select, tick};
-use engine::assemble::{Assembler, PartLimits};
+use engine::assemble::{AssembleError, Assembler, PartLimits};
 use engine::gate::already_applied;
 use engine::progress::Progress;
 use engine::transaction::{Location, TransactionPart};
@@ -171,10 +171,7 @@ impl<'a> Leader<'a> {
                         length: payload.len(),
                     };
                     let message = self.decoder.decode(payload).map_err(|e| undecodable(&e))?;
-                    let part = self.assembler.push(at, &message).map_err(|e| {
-                        Failure::new(Class::Publisher, e.to_string())
-                            .hint("This is a bug of the publisher or of pgapace; please report it.")
-                    })?;
+                    let part = self.assembler.push(at, &message).map_err(|e| unassemblable(&e))?;
                     if let Some(part) = part {
                         self.take_part(part, &mut batch)?;
                     }
@@ -188,6 +185,7 @@ impl<'a> Leader<'a> {
                 Frame::PrimaryStatus { .. } => {}
             }
         }
+        self.parts.progress.hold(self.assembler.oldest_held());
         if !batch.is_empty() {
             self.parts.worker.submit(batch);
         }
@@ -328,6 +326,18 @@ impl<'a> Leader<'a> {
 /// Length of what stands before the payload in a frame: the payload is the frame's tail.
 fn frame_header(frame: &[u8], payload: &[u8]) -> usize {
     payload.as_ptr() as usize - frame.as_ptr() as usize
+}
+
+fn unassemblable(error: &AssembleError) -> Failure {
+    let hint = match error {
+        AssembleError::HeldTooLarge { .. } => {
+            "Half of --memory-limit is for prepared transactions until they are resolved: raise \
+             it, or COMMIT PREPARED or ROLLBACK PREPARED the oldest ones on the publisher (see \
+             pg_prepared_xacts)."
+        }
+        _ => "This is a bug of the publisher or of pgapace; please report it.",
+    };
+    Failure::new(Class::Publisher, error.to_string()).hint(hint)
 }
 
 fn undecodable(error: &pgoutput::DecodeError) -> Failure {

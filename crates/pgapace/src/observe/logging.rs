@@ -18,10 +18,11 @@ pub(crate) enum LogFormat {
 /// Starts logging for the whole process.
 pub(crate) fn start(format: LogFormat, level: &str) -> Result<()> {
     // The demo's own client repeats every notice of the servers.
-    let filter = EnvFilter::try_new(format!("{level},tokio_postgres=warn")).map_err(|e| {
-        Failure::new(Class::Config, format!("--log-level {level:?}: {e}"))
-            .hint("Use error, warn, info, debug or trace.")
-    })?;
+    let filter =
+        EnvFilter::try_new(format!("{level},tokio_postgres=warn,postgres=warn")).map_err(|e| {
+            Failure::new(Class::Config, format!("--log-level {level:?}: {e}"))
+                .hint("Use error, warn, info, debug or trace.")
+        })?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

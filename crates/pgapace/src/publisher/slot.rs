@@ -15,28 +15,48 @@ pub(crate) struct CreatedSlot {
     pub(crate) snapshot: String,
 }
 
+/// What a slot is created for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// For the snapshot only; gone with its session.
+    Temporary,
+    /// For the stream.
+    Permanent {
+        /// Have standbys hold a copy, where the server can (17, not on a standby itself).
+        failover: bool,
+        /// Decode prepared transactions at their PREPARE (15).
+        two_phase: bool,
+    },
+}
+
 /// Creates a logical slot and exports its snapshot.
-///
-/// `failover` is asked for where the server has it (17, not on a standby): a synchronised standby
-/// then has the slot when it is promoted.
-pub(crate) fn create(
-    session: &mut Session,
-    name: &str,
-    temporary: bool,
-    failover: bool,
-) -> Result<CreatedSlot> {
+pub(crate) fn create(session: &mut Session, name: &str, kind: Kind) -> Result<CreatedSlot> {
     let major = session.server_version().major();
+    let mut options = vec!["SNAPSHOT 'export'"];
+    if let Kind::Permanent { failover, two_phase } = kind {
+        if two_phase {
+            if major < 15 {
+                return Err(Failure::new(
+                    Class::Publisher,
+                    "the publisher decodes two-phase transactions only from PostgreSQL 15 on",
+                )
+                .hint("Leave --two-phase off: they are then applied when they are committed."));
+            }
+            options.push("TWO_PHASE");
+        }
+        if failover && supports_failover(session)? {
+            options.push("FAILOVER");
+        }
+    }
     let options = if major >= 15 {
-        let failover =
-            if failover && !temporary && supports_failover(session)? { ", FAILOVER" } else { "" };
-        format!("(SNAPSHOT 'export'{failover})")
+        format!("({})", options.join(", "))
     } else {
         "EXPORT_SNAPSHOT".to_owned()
     };
     let sql = format!(
         "CREATE_REPLICATION_SLOT {} {}LOGICAL pgoutput {options}",
         quote_ident(name),
-        if temporary { "TEMPORARY " } else { "" },
+        if kind == Kind::Temporary { "TEMPORARY " } else { "" },
     );
     let results = session.simple(&sql).map_err(|e| {
         let failure = Failure::publisher(&e, &format!("creating slot \"{name}\""));
@@ -135,15 +155,6 @@ pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Re
     if let Some(reason) = &slot.invalid {
         return Err(refuse(format!("slot \"{name}\" was invalidated: {reason}")).hint(rebuild));
     }
-    if slot.two_phase {
-        return Err(refuse(format!(
-            "slot \"{name}\" decodes two-phase transactions, which this version cannot apply"
-        ))
-        .hint(
-            "Use a slot that was created without two_phase; prepared transactions are then \
-               applied when they are committed.",
-        ));
-    }
     let confirmed = slot
         .confirmed_flush
         .ok_or_else(|| refuse(format!("slot \"{name}\" has no confirmed position")))?;
@@ -195,13 +206,22 @@ pub(crate) fn drop(session: &mut Session, name: &str) -> Result<bool> {
     }
 }
 
+/// Options of the stream beside the protocol version.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct StreamOptions {
+    /// Leave out changes that carry a replication origin (16).
+    pub(crate) origin_none: bool,
+    /// The slot decodes two-phase transactions.
+    pub(crate) two_phase: bool,
+}
+
 /// The START_REPLICATION command with the best options of the server's version.
 pub(crate) fn start_command(
     major: u32,
     slot: &str,
     from: Lsn,
     publications: &[String],
-    origin_none: bool,
+    options: &StreamOptions,
 ) -> String {
     let protocol = match major {
         16.. => 4,
@@ -209,19 +229,25 @@ pub(crate) fn start_command(
         _ => 2,
     };
     let names: Vec<_> = publications.iter().map(|name| quote_ident(name)).collect();
-    let mut options = format!(
-        "proto_version '{protocol}', publication_names {}",
+    let mut sql = format!(
+        "START_REPLICATION SLOT {} LOGICAL {from} (proto_version '{protocol}', \
+         publication_names {}",
+        quote_ident(slot),
         quote_literal(&names.join(","))
     );
     if major >= 16 {
-        options.push_str(if origin_none { ", origin 'none'" } else { ", origin 'any'" });
+        sql.push_str(if options.origin_none { ", origin 'none'" } else { ", origin 'any'" });
     }
-    format!("START_REPLICATION SLOT {} LOGICAL {from} ({options})", quote_ident(slot))
+    if options.two_phase {
+        sql.push_str(", two_phase 'on'");
+    }
+    sql.push(')');
+    sql
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Lsn, Slot, check_resume, start_command};
+    use super::{Lsn, Slot, StreamOptions, check_resume, start_command};
     use crate::error::Class;
 
     fn slot(confirmed: u64) -> Slot {
@@ -251,7 +277,6 @@ mod tests {
         assert_eq!(class(Some(&slot(101))), Some(Class::Slot));
         assert_eq!(class(None), Some(Class::Slot));
         assert_eq!(class(Some(&Slot { invalid: Some("x".into()), ..slot(1) })), Some(Class::Slot));
-        assert_eq!(class(Some(&Slot { two_phase: true, ..slot(1) })), Some(Class::Slot));
         assert_eq!(class(Some(&Slot { in_this_database: false, ..slot(1) })), Some(Class::Slot));
         assert_eq!(class(Some(&Slot { plugin: None, ..slot(1) })), Some(Class::Slot));
     }
@@ -260,13 +285,14 @@ mod tests {
     fn options_follow_the_version() {
         let publications = ["p".to_owned(), "it's \"q\"".to_owned()];
         assert_eq!(
-            start_command(14, "s", Lsn(16), &publications[..1], false),
+            start_command(14, "s", Lsn(16), &publications[..1], &StreamOptions::default()),
             "START_REPLICATION SLOT \"s\" LOGICAL 0/10 (proto_version '2', \
              publication_names '\"p\"')"
         );
-        let newest = start_command(18, "s", Lsn(16), &publications, true);
+        let options = StreamOptions { origin_none: true, two_phase: true };
+        let newest = start_command(18, "s", Lsn(16), &publications, &options);
         assert!(newest.contains("proto_version '4'"), "{newest}");
         assert!(newest.contains(r#"publication_names '"p","it''s ""q"""'"#), "{newest}");
-        assert!(newest.contains("origin 'none'"), "{newest}");
+        assert!(newest.ends_with("origin 'none', two_phase 'on')"), "{newest}");
     }
 }

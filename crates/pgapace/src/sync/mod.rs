@@ -204,7 +204,7 @@ impl<'a> Adder<'a> {
         tracing::info!(table = remote.display_name(), "a table was added to the publication");
         check_targets(control, std::slice::from_ref(&published), context.copy_data)?;
         let name = format!("pgapace_sync_{}_{}", context.id.0, std::process::id());
-        let created = slot::create(&mut session, &name, true, false)?;
+        let created = slot::create(&mut session, &name, slot::Kind::Temporary)?;
         copy_tables(context, &[published], &created.snapshot, created.consistent_point, &|| false)?;
         tables.add(&remote.schema, &remote.name, Gate(created.consistent_point));
         Ok(())
