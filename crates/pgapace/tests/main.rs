@@ -1,0 +1,5 @@
+//! pgapace against real servers, as a user runs it: the built program, its exit code, its log, and
+//! the tables.
+
+mod semantics;
+mod support;

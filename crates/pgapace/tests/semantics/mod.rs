@@ -1,0 +1,6 @@
+//! What a change means: the target ends up with what the publisher has, in every case that SQL
+//! and the native apply worker treat differently.
+
+mod identity;
+mod rows;
+mod types;

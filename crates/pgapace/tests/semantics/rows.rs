@@ -1,0 +1,429 @@
+//! Which row a change finds, and what it makes of it.
+
+use crate::support::{VERSIONS, on_versions};
+
+#[test]
+fn copy_insert_update_delete() {
+    on_versions(&VERSIONS, |case| {
+        let ddl = "CREATE TABLE t (id int PRIMARY KEY, v text)";
+        case.both(ddl);
+        case.publish("FOR ALL TABLES");
+        case.publisher.sql("INSERT INTO t SELECT g, 'copied' FROM generate_series(1, 10) g");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        case.publisher.sql(
+            "INSERT INTO t VALUES (11, 'streamed'); UPDATE t SET v = 'changed' WHERE id < 4; \
+             UPDATE t SET id = 40 WHERE id = 4; DELETE FROM t WHERE id = 5",
+        );
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        assert_eq!(case.statistic("inserts || '|' || updates || '|' || deletes"), "1|4|1");
+    });
+}
+
+/// Non-deferrable uniqueness is checked row by row: the changes must come in stream order.
+#[test]
+fn unique_chains_in_stream_order() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate(
+            "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, w text, UNIQUE (w, u)); \
+             CREATE TABLE d (id int PRIMARY KEY, u int UNIQUE DEFERRABLE INITIALLY DEFERRED); \
+             CREATE TABLE x (id int PRIMARY KEY, r int4range, EXCLUDE USING gist (r WITH &&))",
+        );
+        case.publisher.sql(
+            "INSERT INTO t SELECT g, g, 'w' FROM generate_series(1, 60) g; \
+             INSERT INTO d SELECT g, g FROM generate_series(1, 60) g; \
+             INSERT INTO x SELECT g, int4range(g * 10, g * 10 + 10) FROM generate_series(1, 9) g;",
+        );
+        case.run_until_current();
+        case.publisher.sql(
+            "DELETE FROM t WHERE id = 51; UPDATE t SET u = 51 WHERE id = 50; \
+             UPDATE t SET u = 50 WHERE id = 49; UPDATE t SET u = -1 WHERE id = 10; \
+             UPDATE t SET u = 10 WHERE id = 11; UPDATE t SET u = 11 WHERE id = 10; \
+             UPDATE d SET u = 61 - u; DELETE FROM x WHERE id = 5; \
+             UPDATE x SET r = int4range(40, 60) WHERE id = 4",
+        );
+        // Keys that move on, one after the other.
+        case.publisher.sql(
+            "DELETE FROM t WHERE id = 60; UPDATE t SET id = 60 WHERE id = 59; \
+             UPDATE t SET id = 59 WHERE id = 58; INSERT INTO t VALUES (58, 1000, 'new')",
+        );
+        case.run_until_current();
+        case.expect_equal(&["t", "d", "x"]);
+    });
+}
+
+#[test]
+fn delete_then_insert_of_the_same_key() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        let mut sql = String::from("INSERT INTO t VALUES (1, 'first');");
+        for round in 0..20 {
+            sql += &format!(
+                "DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1, 'round {round}'); \
+                 UPDATE t SET v = v || '!' WHERE id = 1; UPDATE t SET id = 2; UPDATE t SET id = 1;"
+            );
+        }
+        case.publisher.sql(&format!("BEGIN; {sql} COMMIT; TRUNCATE t; {sql}"));
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+#[test]
+fn missing_rows_are_counted_and_logged_with_their_key() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE t (a int, \"B b\" text, v text, PRIMARY KEY (a, \"B b\")); \
+             CREATE TABLE f (v text, n int); ALTER TABLE f REPLICA IDENTITY FULL",
+        );
+        case.publish("FOR ALL TABLES");
+        case.publisher.sql(
+            "INSERT INTO t SELECT g, 'key ' || g, 'v' FROM generate_series(1, 9) g; \
+             INSERT INTO f SELECT 'v', g FROM generate_series(1, 9) g",
+        );
+        case.run_until_current();
+        case.target.sql("DELETE FROM t WHERE a IN (2, 3, 4); DELETE FROM f WHERE n = 5");
+        case.publisher.sql(
+            "BEGIN; UPDATE t SET v = 'new' WHERE a < 3; DELETE FROM t WHERE a = 3; COMMIT; \
+             UPDATE t SET a = 44 WHERE a = 4; DELETE FROM f WHERE n = 5; UPDATE f SET n = 66 WHERE n = 6",
+        );
+        let log = case.run_until_current();
+        let line = |conflict: &str, key: &str| {
+            assert!(
+                log.lines().any(|line| line.contains(conflict) && line.contains(key)),
+                "no {conflict} of {key}:\n{log}"
+            );
+        };
+        line("update_missing", "(a, B b)=(2, key 2)");
+        line("delete_missing", "(a, B b)=(3, key 3)");
+        line("update_missing", "(a, B b)=(4, key 4)");
+        line("delete_missing", "(v, n)=(v, 5)");
+        assert!(log.contains("public.t") && log.contains("public.f"), "{log}");
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "2|2");
+        // What could be done was done.
+        let rows = "SELECT count(*) FILTER (WHERE v = 'new') || '|' || count(*) FROM t";
+        assert_eq!(case.target.value(rows), "1|6");
+    });
+}
+
+/// REPLICA IDENTITY FULL against every kind of target: a primary key, a unique index, an index
+/// with NULLs, nothing, columns of its own.
+#[test]
+fn replica_identity_full_finds_exactly_one_row() {
+    on_versions(&VERSIONS, |case| {
+        let tables = ["pk", "uniq", "nullable", "partial", "expression", "nothing", "extra"];
+        for table in tables {
+            case.both(&format!("CREATE TABLE {table} (a int, b text, c float8)"));
+            case.publisher.sql(&format!("ALTER TABLE {table} REPLICA IDENTITY FULL"));
+        }
+        case.target.sql(
+            "ALTER TABLE pk ADD PRIMARY KEY (a); \
+             ALTER TABLE uniq ALTER a SET NOT NULL, ALTER b SET NOT NULL; CREATE UNIQUE INDEX ON uniq (a, b); \
+             CREATE UNIQUE INDEX ON nullable (a); \
+             CREATE UNIQUE INDEX ON partial (a) WHERE b IS NOT NULL; \
+             CREATE UNIQUE INDEX ON expression ((a + 0), (coalesce(b, 'null')), c); \
+             ALTER TABLE extra ADD own text DEFAULT 'own'",
+        );
+        case.publish("FOR ALL TABLES");
+        let rows = |from: i32| {
+            let mut sql = String::new();
+            for table in ["pk", "uniq", "nullable", "partial", "expression"] {
+                sql += &format!(
+                    "INSERT INTO {table} SELECT g, 'b' || g, 1 FROM generate_series({from}, {from} + 9) g;"
+                );
+            }
+            // Of these there are several alike, with NULLs and NaN.
+            for table in ["nothing", "extra"] {
+                sql += &format!(
+                    "INSERT INTO {table} SELECT CASE WHEN g % 2 = 0 THEN {from} END, \
+                       CASE WHEN g % 3 = 0 THEN 'b' END, \
+                       (CASE g % 3 WHEN 0 THEN 'NaN' WHEN 1 THEN NULL ELSE '1' END)::float8 \
+                     FROM generate_series(1, 24) g;"
+                );
+            }
+            sql + &format!(
+                "INSERT INTO nullable VALUES (NULL, 'one', {from}), (NULL, 'one', {from}), (NULL, NULL, {from}); \
+                 INSERT INTO partial VALUES (1, NULL, {from}), (1, NULL, {from});"
+            )
+        };
+        case.publisher.sql(&rows(0));
+        case.run_until_current();
+        case.publisher.sql(&rows(100));
+        for table in tables {
+            for (number, change) in [
+                "UPDATE {} SET b = 'changed', c = 7",
+                "DELETE FROM {}",
+                "UPDATE {} SET a = 500, b = 'moved'",
+            ]
+            .iter()
+            .enumerate()
+            {
+                // Every fifth row of those in physical order, one at a time.
+                let change = change.replace("{}", table);
+                case.publisher.sql(&format!(
+                    "DO $$ DECLARE row_id tid; BEGIN \
+                       FOR row_id IN SELECT ctid FROM (SELECT ctid, row_number() OVER (ORDER BY ctid) AS n \
+                         FROM {table}) t WHERE n % 7 = {number} LOOP \
+                         {change_at}; EXIT WHEN {number} = 2 AND '{table}' = 'pk'; END LOOP; END $$",
+                    change_at = format_args!("{change} WHERE ctid = row_id"),
+                ));
+            }
+        }
+        case.publisher.sql(
+            "UPDATE nullable SET b = 'only one' WHERE ctid = (SELECT min(ctid) FROM nullable WHERE b = 'one'); \
+             DELETE FROM nullable WHERE ctid = (SELECT max(ctid) FROM nullable WHERE b = 'one')",
+        );
+        case.run_until_current();
+        case.expect_equal(&tables);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        assert_eq!(case.target.value("SELECT count(*) FROM extra WHERE own IS NULL"), "0");
+    });
+}
+
+/// Keys that the two sides choose differently.
+#[test]
+fn keys_of_publisher_and_target_may_differ() {
+    on_versions(&[(15, 18)], |case| {
+        case.publisher.sql(
+            "CREATE TABLE wider (a int, b int, v text, PRIMARY KEY (a, b)); \
+             CREATE TABLE by_index (id int PRIMARY KEY, code text NOT NULL UNIQUE, v text); \
+             ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_index_code_key; \
+             CREATE TABLE inserts (id int, v text); \
+             CREATE TABLE including (id int, w int, PRIMARY KEY (id) INCLUDE (w)); \
+             CREATE TABLE other (id int PRIMARY KEY, code text); \
+             CREATE TABLE none (id int PRIMARY KEY, v text)",
+        );
+        case.target.sql(
+            "CREATE TABLE wider (b int, a int PRIMARY KEY, v text); \
+             CREATE TABLE by_index (id int, code text PRIMARY KEY, v text); \
+             CREATE TABLE inserts (id int, v text, own int GENERATED ALWAYS AS IDENTITY PRIMARY KEY); \
+             CREATE TABLE including (id int, w int, PRIMARY KEY (id) INCLUDE (w)); \
+             CREATE TABLE other (id int, code text PRIMARY KEY); \
+             CREATE TABLE none (id int, v text)",
+        );
+        case.publish("FOR TABLE wider, by_index, including");
+        case.publisher.sql(
+            "INSERT INTO wider VALUES (1, 1, 'v'), (2, 1, 'v'); INSERT INTO by_index VALUES (1, 'x', 'v'), (2, 'y', 'v'); \
+             INSERT INTO including VALUES (1, 1), (2, 2); INSERT INTO other VALUES (1, 'x'); \
+             INSERT INTO inserts VALUES (1, 'x'); INSERT INTO none VALUES (1, 'x'), (2, 'x')",
+        );
+        case.run_until_current();
+        case.publisher.sql(
+            "UPDATE wider SET v = 'w' WHERE a = 1; UPDATE wider SET b = 7 WHERE a = 2; \
+             UPDATE by_index SET v = 'w' WHERE id = 1; UPDATE by_index SET code = 'z' WHERE id = 2; \
+             UPDATE by_index SET id = 5 WHERE id = 1; DELETE FROM by_index WHERE id = 2; \
+             UPDATE including SET w = 5 WHERE id = 1; UPDATE including SET id = 7 WHERE id = 2",
+        );
+        case.run_until_current();
+        case.expect_equal(&["wider", "by_index", "including"]);
+
+        // Inserts need no key at all.
+        case.publisher.sql(
+            "CREATE PUBLICATION ins FOR TABLE inserts, other, none WITH (publish = 'insert'); \
+             ALTER TABLE other REPLICA IDENTITY NOTHING",
+        );
+        let mut inserts = case.tool.clone();
+        inserts.name = format!("{}_ins", case.tool.name);
+        inserts.publications = "ins".to_owned();
+        inserts.run_until_current();
+        case.publisher.sql(
+            "INSERT INTO inserts VALUES (2, 'y'); INSERT INTO other VALUES (2, 'y'); \
+             INSERT INTO none VALUES (3, 'x'); UPDATE inserts SET v = 'not published'",
+        );
+        inserts.run_until_current();
+        case.expect_equal(&["other", "none"]);
+        assert_eq!(case.target.value("SELECT string_agg(v, ',' ORDER BY id) FROM inserts"), "x,y");
+        case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", inserts.name));
+
+        // Updates without a way to find the row are refused, and say what to do.
+        case.publisher.sql("ALTER PUBLICATION pub ADD TABLE none");
+        case.target.sql("TRUNCATE none");
+        case.publisher.sql("INSERT INTO none VALUES (4, 'x')");
+        case.run_until_current();
+        case.publisher.sql("UPDATE none SET v = 'y' WHERE id = 1");
+        let refused = case.run();
+        refused.expect(
+            6,
+            &["public.none", "neither a replica identity index nor a primary key", "UPDATE"],
+        );
+        case.target.sql("ALTER TABLE none ADD PRIMARY KEY (id)");
+        case.run_until_current();
+        case.expect_equal(&["none"]);
+    });
+}
+
+/// An equal key of other bytes finds its row: numeric scale, citext, a collation that does not
+/// tell case or composition apart.
+#[test]
+fn equal_keys_of_other_bytes_find_their_row() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(
+            "CREATE EXTENSION citext SCHEMA public; \
+             CREATE TABLE c (k public.citext PRIMARY KEY, n int); \
+             CREATE TABLE cf (k public.citext, n int); ALTER TABLE cf REPLICA IDENTITY FULL; \
+             CREATE TABLE num (k numeric PRIMARY KEY, n int); \
+             CREATE TABLE fl (k float8 PRIMARY KEY, n int); \
+             CREATE TABLE ch (k char(5) PRIMARY KEY, n int)",
+        );
+        let icu = "SELECT count(*) FROM pg_collation WHERE collprovider = 'i'";
+        let has_icu = case.publisher.value(icu) != "0" && case.target.value(icu) != "0";
+        assert!(case.publisher.major() == 15 || has_icu, "the fetched build has lost ICU");
+        if has_icu {
+            case.both(
+                "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false); \
+                 CREATE TABLE ic (k text COLLATE ci PRIMARY KEY, n int); \
+                 CREATE TABLE icf (k text COLLATE ci, n int); ALTER TABLE icf REPLICA IDENTITY FULL",
+            );
+        }
+        case.publish("FOR ALL TABLES");
+        case.publisher.sql(
+            "INSERT INTO c VALUES ('Abc', 1), ('Del', 2); INSERT INTO cf VALUES ('Abc', 1), ('Del', 2); \
+             INSERT INTO num VALUES (1.0, 1), (2.0, 2); INSERT INTO fl VALUES ('-0', 1), ('NaN', 2); \
+             INSERT INTO ch VALUES ('ab', 1), ('cd', 2)",
+        );
+        if has_icu {
+            case.publisher.sql(
+                "INSERT INTO ic VALUES ('Abc', 1), (U&'\\00e4', 2); INSERT INTO icf VALUES ('Abc', 1), (U&'\\00e4', 2)",
+            );
+        }
+        case.run_until_current();
+        // The target spells its keys differently from now on.
+        case.target.sql(
+            "UPDATE c SET k = upper(k::text)::public.citext; UPDATE cf SET k = upper(k::text)::public.citext; \
+             UPDATE num SET k = k::numeric(10,5); UPDATE fl SET k = 0 WHERE n = 1",
+        );
+        if has_icu {
+            case.target.sql(
+                "UPDATE ic SET k = 'ABC' WHERE n = 1; UPDATE ic SET k = U&'a\\0308' WHERE n = 2; \
+                 UPDATE icf SET k = 'ABC' WHERE n = 1; UPDATE icf SET k = U&'a\\0308' WHERE n = 2",
+            );
+        }
+        let mut tables = vec!["c", "cf", "num", "fl", "ch"];
+        if has_icu {
+            tables.extend(["ic", "icf"]);
+        }
+        for table in &tables {
+            case.publisher.sql(&format!(
+                "UPDATE {table} SET n = 10 WHERE n = 1; DELETE FROM {table} WHERE n = 2"
+            ));
+        }
+        // A re-spelling on the publisher is a change of the key.
+        case.publisher.sql("UPDATE c SET k = 'aBC'; UPDATE num SET k = 1.00; UPDATE fl SET k = 0");
+        case.run_until_current();
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        for table in &tables {
+            let rows = format!("SELECT string_agg(n::text, ',') FROM {table}");
+            assert_eq!(case.target.value(&rows), "10", "{table}");
+        }
+        case.expect_equal(&["c", "num", "fl", "ch"]);
+    });
+}
+
+/// Values that are stored out of line and did not change are not sent.
+#[test]
+fn unchanged_toast_values_stay() {
+    on_versions(&VERSIONS, |case| {
+        let big = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 200) g)";
+        case.both(
+            "CREATE TABLE t (id int PRIMARY KEY, big text, v int, other text, nothing text); \
+             ALTER TABLE t ALTER big SET STORAGE EXTERNAL; \
+             CREATE TABLE only_big (id int PRIMARY KEY, big text); \
+             ALTER TABLE only_big ALTER big SET STORAGE EXTERNAL; \
+             CREATE TABLE f (big text, v int); ALTER TABLE f ALTER big SET STORAGE EXTERNAL; \
+             ALTER TABLE f REPLICA IDENTITY FULL; \
+             CREATE TABLE k (big text PRIMARY KEY, v int, more text); \
+             ALTER TABLE k ALTER big SET STORAGE EXTERNAL; ALTER TABLE k ALTER more SET STORAGE EXTERNAL",
+        );
+        case.publish("FOR ALL TABLES");
+        let rows = |from: i32| {
+            format!(
+                "INSERT INTO t SELECT g, {big} || g, 0, {big} FROM generate_series({from}, {from} + 5) g; \
+                 INSERT INTO only_big SELECT g, {big} FROM generate_series({from}, {from} + 5) g; \
+                 INSERT INTO f SELECT {big}, g / 2 FROM generate_series({from}, {from} + 5) g; \
+                 INSERT INTO k SELECT repeat('x', 2600) || g, g, {big} FROM generate_series({from}, {from} + 5) g;"
+            )
+        };
+        case.publisher.sql(&rows(0));
+        case.run_until_current();
+        case.publisher.sql(&rows(100));
+        case.publisher.sql(
+            "UPDATE t SET v = 1; UPDATE t SET id = id + 50 WHERE id < 3; \
+             UPDATE t SET big = 'short' WHERE id = 4; UPDATE t SET big = big || 'x', other = NULL WHERE id = 5; \
+             UPDATE only_big SET big = big; UPDATE only_big SET id = 77 WHERE id = 1; \
+             UPDATE f SET v = v + 10 WHERE ctid IN (SELECT min(ctid) FROM f GROUP BY v); \
+             DELETE FROM f WHERE ctid = (SELECT max(ctid) FROM f); \
+             UPDATE k SET v = v + 1000; UPDATE k SET big = 'y' || big WHERE v = 1001; \
+             DELETE FROM k WHERE v = 1002",
+        );
+        case.run_until_current();
+        case.expect_equal(&["t", "only_big", "f", "k"]);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+    });
+}
+
+/// A parent's changes are its own, whatever its children hold.
+#[test]
+fn inheritance_children_are_not_touched() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE parent (id int PRIMARY KEY, v text); \
+             CREATE TABLE child (extra text, PRIMARY KEY (id)) INHERITS (parent); \
+             CREATE TABLE full_parent (v text); CREATE TABLE full_child () INHERITS (full_parent); \
+             ALTER TABLE full_parent REPLICA IDENTITY FULL; ALTER TABLE full_child REPLICA IDENTITY FULL",
+        );
+        case.publish("FOR ALL TABLES");
+        case.publisher.sql(
+            "INSERT INTO parent SELECT g, 'p' FROM generate_series(1, 6) g; \
+             INSERT INTO child SELECT g, 'c', 'x' FROM generate_series(1, 6) g; \
+             INSERT INTO full_parent VALUES ('a'), ('b'); INSERT INTO full_child VALUES ('a'), ('b')",
+        );
+        case.run_until_current();
+        let tables = ["parent", "child", "full_parent", "full_child"];
+        case.expect_equal(&tables);
+        case.publisher.sql(
+            "UPDATE ONLY parent SET v = 'only' WHERE id = 1; DELETE FROM ONLY parent WHERE id = 2; \
+             UPDATE parent SET v = 'both' WHERE id = 3; UPDATE child SET v = 'child' WHERE id = 4; \
+             UPDATE ONLY full_parent SET v = 'A' WHERE v = 'a'; DELETE FROM ONLY full_parent WHERE v = 'b'; \
+             DELETE FROM full_child WHERE v = 'a'",
+        );
+        case.run_until_current();
+        case.expect_equal(&tables);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        case.publisher.sql("TRUNCATE ONLY parent");
+        case.run_until_current();
+        case.expect_equal(&tables);
+        case.publisher.sql("INSERT INTO parent VALUES (1, 'again')");
+        case.publisher.sql("TRUNCATE parent");
+        case.run_until_current();
+        case.expect_equal(&tables);
+    });
+}
+
+/// A primary key WITHOUT OVERLAPS is a GiST index.
+#[test]
+fn temporal_primary_key() {
+    on_versions(&[(18, 18)], |case| {
+        if !(case.publisher.offers("btree_gist") && case.target.offers("btree_gist")) {
+            return;
+        }
+        case.both("CREATE EXTENSION btree_gist SCHEMA public");
+        case.replicate(
+            "CREATE TABLE stay (room int, during daterange, guest text, \
+               PRIMARY KEY (room, during WITHOUT OVERLAPS)); \
+             CREATE TABLE stay_full (room int, during daterange, guest text, \
+               PRIMARY KEY (room, during WITHOUT OVERLAPS)); ALTER TABLE stay_full REPLICA IDENTITY FULL",
+        );
+        for table in ["stay", "stay_full"] {
+            case.publisher.sql(&format!(
+                "INSERT INTO {table} SELECT r, daterange('2024-01-01'::date + 10 * g, '2024-01-01'::date + 10 * g + 10), 'g' \
+                 FROM generate_series(1, 3) r, generate_series(1, 5) g; \
+                 UPDATE {table} SET guest = 'h' WHERE room = 1; \
+                 UPDATE {table} SET during = daterange(lower(during), upper(during) - 1) WHERE room = 2; \
+                 DELETE FROM {table} WHERE room = 3 AND during @> '2024-01-25'::date"
+            ));
+        }
+        case.run_until_current();
+        case.expect_equal(&["stay", "stay_full"]);
+    });
+}

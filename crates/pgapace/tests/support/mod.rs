@@ -1,0 +1,382 @@
+//! What the tests share: servers, a database on each side, and the program between them.
+
+// Every topic uses a part of it.
+#![allow(dead_code)]
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use testbed::postgres::{Client, SimpleQueryMessage};
+use testbed::program::Process;
+use testbed::servers::find_or_fetch;
+use testbed::{Cluster, Program, TableName, compare, wait_until};
+
+/// How long anything may take that a healthy system does at once.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The versions that differ most: oldest and newest, alone and together.
+pub(crate) const VERSIONS: [(u16, u16); 3] = [(15, 15), (18, 18), (15, 18)];
+
+/// Runs a test's body on each of these pairs of versions (publisher, target).
+pub(crate) fn on_versions(versions: &[(u16, u16)], body: impl Fn(Case)) {
+    for (publisher, target) in versions {
+        body(Case::new(*publisher, *target));
+    }
+}
+
+/// A publisher and a target that the tests of this process share, each with databases of its own.
+/// They end with the process: their guardians see to that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedPair {
+    pub(crate) publisher: &'static Cluster,
+    pub(crate) target: &'static Cluster,
+}
+
+/// The shared servers of these versions, started when they are first asked for.
+pub(crate) fn servers(publisher_major: u16, target_major: u16) -> SharedPair {
+    SharedPair {
+        publisher: cluster("publisher", publisher_major),
+        target: cluster("target", target_major),
+    }
+}
+
+fn cluster(role: &'static str, major: u16) -> &'static Cluster {
+    type Started = HashMap<(&'static str, u16), &'static Mutex<Option<&'static Cluster>>>;
+    static CLUSTERS: Mutex<Option<Started>> = Mutex::new(None);
+    // Servers of different versions start at the same time.
+    let slot = *CLUSTERS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get_or_insert_with(HashMap::new)
+        .entry((role, major))
+        .or_insert_with(|| Box::leak(Box::default()));
+    let mut started = slot.lock().unwrap_or_else(PoisonError::into_inner);
+    started.get_or_insert_with(|| {
+        let binaries = find_or_fetch(major).unwrap_or_else(|error| panic!("{error}"));
+        let cluster = Cluster::builder(&binaries)
+            .name(format!("{role} {major}"))
+            .setting("max_replication_slots", "200")
+            .setting("max_wal_senders", "200")
+            .setting("max_connections", "400")
+            .setting("autovacuum", "off")
+            .start()
+            .unwrap_or_else(|error| panic!("{error}"));
+        Box::leak(Box::new(cluster))
+    })
+}
+
+/// One database of a cluster, with a session to look at it and change it.
+pub(crate) struct Database<'a> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) name: String,
+    client: RefCell<Client>,
+}
+
+impl<'a> Database<'a> {
+    /// Creates it. `options` go after the name, such as `ENCODING 'LATIN1'`.
+    pub(crate) fn create(cluster: &'a Cluster, name: &str, options: &str) -> Self {
+        must(cluster.sql("postgres", &format!("CREATE DATABASE {name} {options}")));
+        let client = RefCell::new(must(cluster.connect(name)));
+        Self { cluster, name: name.to_owned(), client }
+    }
+
+    /// Runs statements, as one transaction unless they say otherwise.
+    #[track_caller]
+    pub(crate) fn sql(&self, sql: &str) {
+        if let Err(error) = self.client.borrow_mut().batch_execute(sql) {
+            panic!("{}: {}\n{sql}", self.cluster.name(), explain(&error));
+        }
+    }
+
+    /// The rows of a query as text, columns separated by `|`, NULL as `∅`.
+    #[track_caller]
+    pub(crate) fn rows(&self, sql: &str) -> Vec<String> {
+        let messages =
+            self.client.borrow_mut().simple_query(sql).unwrap_or_else(|error| {
+                panic!("{}: {}\n{sql}", self.cluster.name(), explain(&error))
+            });
+        let row_text = |message: &SimpleQueryMessage| match message {
+            SimpleQueryMessage::Row(row) => {
+                let fields: Vec<_> = (0..row.len()).map(|i| row.get(i).unwrap_or("∅")).collect();
+                Some(fields.join("|"))
+            }
+            _ => None,
+        };
+        messages.iter().filter_map(row_text).collect()
+    }
+
+    /// The only row of a query.
+    #[track_caller]
+    pub(crate) fn value(&self, sql: &str) -> String {
+        let mut rows = self.rows(sql);
+        assert_eq!(rows.len(), 1, "{sql}");
+        rows.remove(0)
+    }
+
+    /// Whether the server offers this extension.
+    pub(crate) fn offers(&self, extension: &str) -> bool {
+        let sql = "SELECT count(*) FROM pg_available_extensions WHERE name = ";
+        self.value(&format!("{sql}'{extension}'")) == "1"
+    }
+
+    /// The server's major version.
+    pub(crate) fn major(&self) -> u16 {
+        self.cluster.binaries().major()
+    }
+
+    pub(crate) fn conninfo(&self) -> String {
+        self.cluster.conninfo(&self.name)
+    }
+
+    /// One more session.
+    pub(crate) fn connect(&self) -> Client {
+        must(self.cluster.connect(&self.name))
+    }
+}
+
+/// How a run of the program ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    /// The exit code; none if a signal ended it.
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    /// Standard error: the log and the last error.
+    pub(crate) log: String,
+}
+
+impl Finished {
+    /// Asserts the exit code and that the log names all of this.
+    #[track_caller]
+    pub(crate) fn expect(&self, code: i32, named: &[&str]) -> &Self {
+        assert_eq!(self.code, Some(code), "{}", self.log);
+        for text in named {
+            assert!(self.log.contains(text), "the log does not say {text:?}:\n{}", self.log);
+        }
+        self
+    }
+}
+
+/// The program, told which subscription to work on. It knows no cluster, so that a test may stop
+/// and start servers while it runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Tool {
+    pub(crate) publisher: String,
+    pub(crate) target: String,
+    /// Name of the subscription and its slot.
+    pub(crate) name: String,
+    /// Separated by commas.
+    pub(crate) publications: String,
+    /// More arguments of `run`.
+    pub(crate) args: Vec<String>,
+}
+
+impl Tool {
+    /// Of publication `pub`.
+    pub(crate) fn new(publisher: String, target: String, name: &str) -> Self {
+        let (name, publications) = (name.to_owned(), "pub".to_owned());
+        Self { publisher, target, name, publications, args: Vec::new() }
+    }
+
+    /// A verb with the subscription as its arguments.
+    pub(crate) fn program(&self, verb: &str) -> Program {
+        Program::new(env!("CARGO_BIN_EXE_pgapace"))
+            .arg(verb)
+            .args(["--publisher", &self.publisher])
+            .args(["--target", &self.target])
+            .args(["--name", &self.name])
+            .args(["--publication", &self.publications])
+            .args(&self.args)
+    }
+
+    /// Runs a verb to its end.
+    pub(crate) fn finish(&self, verb: &str, args: &[&str]) -> Finished {
+        let output = must(self.program(verb).args(args).output());
+        Finished {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            log: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// `run --until current`, whatever comes of it.
+    pub(crate) fn run(&self) -> Finished {
+        self.finish("run", &["--until", "current"])
+    }
+
+    /// `run --until current` to its goal. Returns the log.
+    #[track_caller]
+    pub(crate) fn run_until_current(&self) -> String {
+        let finished = self.run();
+        finished.expect(0, &[]);
+        finished.log
+    }
+
+    /// Starts `run`, logging to this file.
+    pub(crate) fn start(&self, log: PathBuf) -> Process {
+        must(self.program("run").spawn_logged(log))
+    }
+}
+
+/// One test on one pair of versions: a new database on each side and a subscription between them.
+pub(crate) struct Case {
+    pub(crate) publisher: Database<'static>,
+    pub(crate) target: Database<'static>,
+    pub(crate) tool: Tool,
+    directory: TempDir,
+}
+
+impl Case {
+    pub(crate) fn new(publisher_major: u16, target_major: u16) -> Self {
+        Self::with_databases(publisher_major, target_major, "", "")
+    }
+
+    /// With options for CREATE DATABASE on either side.
+    pub(crate) fn with_databases(
+        publisher_major: u16,
+        target_major: u16,
+        publisher_options: &str,
+        target_options: &str,
+    ) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(1);
+        let name = format!("case{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let pair = servers(publisher_major, target_major);
+        let publisher = Database::create(pair.publisher, &name, publisher_options);
+        let target = Database::create(pair.target, &name, target_options);
+        let tool = Tool::new(publisher.conninfo(), target.conninfo(), &name);
+        let directory = TempDir::new().expect("a temporary directory");
+        Self { publisher, target, tool, directory }
+    }
+
+    /// Runs SQL on both sides, the publisher first.
+    #[track_caller]
+    pub(crate) fn both(&self, sql: &str) {
+        self.publisher.sql(sql);
+        self.target.sql(sql);
+    }
+
+    /// Creates publication `pub`.
+    #[track_caller]
+    pub(crate) fn publish(&self, what: &str) {
+        self.publisher.sql(&format!("CREATE PUBLICATION pub {what}"));
+    }
+
+    /// Creates the same tables on both sides, publishes all tables, and makes the (empty) copy.
+    #[track_caller]
+    pub(crate) fn replicate(&self, ddl: &str) {
+        self.both(ddl);
+        self.publish("FOR ALL TABLES");
+        self.run_until_current();
+    }
+
+    /// `run --until current`, whatever comes of it.
+    pub(crate) fn run(&self) -> Finished {
+        self.tool.run()
+    }
+
+    /// `run --until current` to its goal. Returns the log.
+    #[track_caller]
+    pub(crate) fn run_until_current(&self) -> String {
+        self.tool.run_until_current()
+    }
+
+    /// Starts `run` and waits until it streams.
+    #[track_caller]
+    pub(crate) fn start(&self) -> Process {
+        let log = self.directory.path().join(format!("{}.log", self.tool.name));
+        let _ = std::fs::remove_file(&log);
+        let mut process = self.tool.start(log);
+        let streams = wait_until(PATIENCE, "pgapace to stream", || {
+            if !process.is_running() {
+                panic!("pgapace ended:\n{}", process.log());
+            }
+            Ok(process.log().contains("streaming"))
+        });
+        streams.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+        process
+    }
+
+    /// Waits until a running process has applied everything that the publisher has committed.
+    #[track_caller]
+    pub(crate) fn wait_until_applied(&self, process: &mut Process) {
+        let end = self.publisher.value("SELECT pg_current_wal_lsn()");
+        let sql = format!(
+            "SELECT count(*) FROM pg_stat_replication \
+             WHERE application_name = '{}' AND replay_lsn >= '{end}'",
+            self.tool.name
+        );
+        let applied = wait_until(PATIENCE, "pgapace to catch up", || {
+            if !process.is_running() {
+                panic!("pgapace ended:\n{}", process.log());
+            }
+            Ok(self.publisher.value(&sql) == "1")
+        });
+        applied.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+    }
+
+    /// Ends a running process as an administrator would, and expects it to end well.
+    #[track_caller]
+    pub(crate) fn stop(&self, mut process: Process) -> String {
+        must(process.terminate());
+        let status = must(process.wait(PATIENCE));
+        assert!(status.success(), "{status}:\n{}", process.log());
+        process.log()
+    }
+
+    /// Asserts that tables hold the same rows on both sides. Names are `schema.table` or `table`,
+    /// without quotes.
+    #[track_caller]
+    pub(crate) fn expect_equal(&self, tables: &[&str]) {
+        let names: Vec<TableName> = tables.iter().map(|name| TableName::from(*name)).collect();
+        let equal = compare::expect_equal(
+            &mut self.publisher.client.borrow_mut(),
+            &mut self.target.client.borrow_mut(),
+            &names,
+        );
+        if let Err(error) = equal {
+            panic!("{} to {}: {error}", self.publisher.cluster.name(), self.target.cluster.name());
+        }
+    }
+
+    /// A column of `pgapace.stat_subscription` on the target.
+    #[track_caller]
+    pub(crate) fn statistic(&self, column: &str) -> String {
+        self.target.value(&format!(
+            "SELECT t.{column} FROM pgapace.stat_subscription t JOIN pgapace.subscription s \
+             ON s.id = t.subscription WHERE s.name = '{}'",
+            self.tool.name
+        ))
+    }
+}
+
+impl Drop for Case {
+    fn drop(&mut self) {
+        // The slot would hold WAL for the rest of the process.
+        let sql = format!(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+             WHERE slot_name = '{}' AND NOT active",
+            self.tool.name
+        );
+        let _ = self.publisher.cluster.sql("postgres", &sql);
+    }
+}
+
+/// The value, or a panic with the error's own text.
+#[track_caller]
+pub(crate) fn must<T, E: Display>(result: Result<T, E>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn explain(error: &testbed::postgres::Error) -> String {
+    match error.as_db_error() {
+        Some(said) => {
+            format!("{} ({}) {}", said.message(), said.code().code(), said.detail().unwrap_or(""))
+        }
+        None => error.to_string(),
+    }
+}
