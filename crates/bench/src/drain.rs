@@ -1,0 +1,247 @@
+//! The raw drain: one backlog, read into nothing from copies of one slot, in alternating rounds.
+
+use std::hint::black_box;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use pgoutput::{Column, Decoder, Frame, Lsn, Message, Streaming};
+use testbed::servers::{ServerBinaries, find_local, find_or_fetch};
+use testbed::workload::tpcb;
+use testbed::{Cluster, postgres};
+use wire::{ConnInfo, CopyChunk, Received, ReplicationStream, Session, Startup};
+
+const DATABASE: &str = "bench";
+/// Copied for every round, never read itself.
+const SLOT: &str = "backlog";
+const PUBLICATION: &str = "bench";
+/// A publisher that sends nothing for so long has nothing more to send.
+const STALLED: Duration = Duration::from_secs(20);
+
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// Major version of the publisher
+    #[arg(long, default_value_t = 18)]
+    server: u16,
+
+    /// TPC-B transactions of the backlog, six messages each
+    #[arg(long, default_value_t = 100_000)]
+    transactions: u32,
+
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+}
+
+/// What one reader read.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Drained {
+    messages: u64,
+    bytes: u64,
+    seconds: f64,
+}
+
+impl Drained {
+    fn messages_per_second(&self) -> f64 {
+        self.messages as f64 / self.seconds
+    }
+}
+
+pub(crate) fn run(args: &DrainArgs) -> Result<()> {
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
+    let binaries = find_or_fetch(args.server)?;
+    let publisher = Cluster::builder(&binaries)
+        .name("publisher")
+        .setting("shared_buffers", "512MB")
+        .setting("max_wal_size", "8GB")
+        .setting("synchronous_commit", "off")
+        .start()?;
+    let end = prepare(&publisher, args.transactions)?;
+    let recvlogical = tool_with_recvlogical(&binaries);
+    if recvlogical.is_none() {
+        eprintln!("no pg_recvlogical found: install PostgreSQL's client tools to compare with it");
+    }
+    let (mut native, mut ours) = (Vec::new(), Vec::new());
+    let mut chunks = Vec::new();
+    for round in 0..args.rounds {
+        // The order is reversed in every other round, so that drift hits both alike.
+        for turn in 0..2 {
+            if (round + turn) % 2 == 0 {
+                if let Some(tool) = &recvlogical {
+                    native.push(drain_with_recvlogical(&publisher, tool, end)?);
+                }
+            } else {
+                chunks.clear();
+                ours.push(drain_with_receiver(&publisher, end, &mut chunks)?);
+            }
+        }
+    }
+    let decoded = (0..args.rounds).map(|_| decode(&chunks)).collect::<Result<Vec<_>>>()?;
+    let ours = median(ours);
+    let decoded = median(decoded);
+    ensure!(decoded.messages == ours.messages, "decoding lost messages");
+    println!("PostgreSQL {}, {} transactions, TCP", binaries.version(), args.transactions);
+    println!("{:<22} {:>12} {:>10} {:>9}", "", "messages/s", "MB/s", "ratio");
+    let line = |name: &str, drained: &Drained, ratio: f64| {
+        println!(
+            "{name:<22} {:>12.0} {:>10.1} {ratio:>8.2}x",
+            drained.messages_per_second(),
+            drained.bytes as f64 / drained.seconds / 1e6,
+        );
+    };
+    let base = if native.is_empty() {
+        ours
+    } else {
+        // pg_recvlogical counts nothing; it read the same backlog.
+        Drained { messages: ours.messages, bytes: ours.bytes, ..median(native) }
+    };
+    if recvlogical.is_some() {
+        line("pg_recvlogical", &base, 1.0);
+    }
+    line("our receiver", &ours, ours.messages_per_second() / base.messages_per_second());
+    line("decode alone", &decoded, decoded.messages_per_second() / base.messages_per_second());
+    let faster = ours.messages_per_second().max(base.messages_per_second());
+    println!("decode / raw drain: {:.1}", decoded.messages_per_second() / faster);
+    Ok(())
+}
+
+/// Makes the backlog and returns its end.
+fn prepare(publisher: &Cluster, transactions: u32) -> Result<Lsn> {
+    publisher.create_database(DATABASE)?;
+    let mut client = publisher.connect(DATABASE)?;
+    tpcb::create_tables(&mut client, 10)?;
+    client.batch_execute(&format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"))?;
+    client.query_one("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", &[&SLOT])?;
+    // TPC-B transactions inside the server: the backlog is what counts, not who wrote it.
+    client.batch_execute(
+        "CREATE PROCEDURE tpcb(n int) LANGUAGE plpgsql AS $$
+         DECLARE a int; t int; b int; d int;
+         BEGIN
+           FOR i IN 1..n LOOP
+             a := 1 + random() * 999999; t := 1 + random() * 99; b := 1 + random() * 9;
+             d := random() * 10000 - 5000;
+             UPDATE pgbench_accounts SET abalance = abalance + d WHERE aid = a;
+             UPDATE pgbench_tellers SET tbalance = tbalance + d WHERE tid = t;
+             UPDATE pgbench_branches SET bbalance = bbalance + d WHERE bid = b;
+             INSERT INTO pgbench_history (tid, bid, aid, delta, mtime)
+               VALUES (t, b, a, d, now());
+             COMMIT;
+           END LOOP;
+         END $$",
+    )?;
+    client.batch_execute(&format!("CALL tpcb({transactions})"))?;
+    client.batch_execute("VACUUM; CHECKPOINT")?;
+    lsn(&mut client, "SELECT pg_current_wal_insert_lsn()::text")
+}
+
+fn lsn(client: &mut postgres::Client, sql: &str) -> Result<Lsn> {
+    let text: String = client.query_one(sql, &[])?.get(0);
+    Ok(text.parse()?)
+}
+
+/// A slot of its own for each reader: what is read is not consumed for the others.
+fn copy_slot(publisher: &Cluster, name: &str) -> Result<()> {
+    let sql = format!(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+           WHERE slot_name = '{name}'; \
+         SELECT pg_copy_logical_replication_slot('{SLOT}', '{name}', true)"
+    );
+    publisher.sql(DATABASE, &sql)?;
+    Ok(())
+}
+
+/// The server's own tools, or those of any server that is installed: the protocol is the same.
+fn tool_with_recvlogical(binaries: &ServerBinaries) -> Option<ServerBinaries> {
+    std::iter::once(binaries.clone())
+        .chain((14..=19).rev().filter_map(find_local))
+        .find(|candidate| candidate.has("pg_recvlogical"))
+}
+
+fn drain_with_recvlogical(publisher: &Cluster, tool: &ServerBinaries, end: Lsn) -> Result<Drained> {
+    copy_slot(publisher, "by_recvlogical")?;
+    let started = Instant::now();
+    let status = tool
+        .command("pg_recvlogical")
+        .args(["-d", &publisher.conninfo_tcp(DATABASE), "--slot", "by_recvlogical", "--start"])
+        .args(["-o", "proto_version=1", "-o", &format!("publication_names={PUBLICATION}")])
+        .args(["--endpos", &end.to_string(), "-f", "/dev/null", "--no-loop"])
+        .stdin(Stdio::null())
+        .status()
+        .context("cannot run pg_recvlogical")?;
+    ensure!(status.success(), "pg_recvlogical ended with {status}");
+    Ok(Drained { seconds: started.elapsed().as_secs_f64(), ..Drained::default() })
+}
+
+fn drain_with_receiver(
+    publisher: &Cluster,
+    end: Lsn,
+    chunks: &mut Vec<CopyChunk>,
+) -> Result<Drained> {
+    copy_slot(publisher, "by_receiver")?;
+    let startup = Startup { replication: true, ..Startup::default() };
+    let started = Instant::now();
+    let session = Session::connect(&ConnInfo::parse(&publisher.conninfo_tcp(DATABASE))?, &startup)?;
+    let command = format!(
+        "START_REPLICATION SLOT by_receiver LOGICAL 0/0 \
+         (proto_version '1', publication_names '{PUBLICATION}')"
+    );
+    let mut stream = ReplicationStream::start(session, &command)?;
+    let mut drained = Drained::default();
+    'stream: loop {
+        match stream.receive(STALLED)? {
+            Received::Chunk(chunk) => {
+                let mut complete = false;
+                for (_, payload) in chunk.frames() {
+                    match Frame::decode(payload)? {
+                        Frame::XLogData { payload, .. } => {
+                            drained.messages += 1;
+                            drained.bytes += payload.len() as u64;
+                        }
+                        Frame::Keepalive { wal_end, .. } => complete |= wal_end >= end,
+                        Frame::PrimaryStatus { .. } => {}
+                    }
+                }
+                chunks.push(chunk);
+                if complete {
+                    break 'stream;
+                }
+            }
+            Received::Woken => {}
+            Received::Idle => bail!("the publisher sent nothing for {STALLED:?}"),
+            Received::Ended(reason) => bail!("the stream ended: {reason:?}"),
+        }
+    }
+    drained.seconds = started.elapsed().as_secs_f64();
+    stream.finish()?;
+    Ok(drained)
+}
+
+/// Decodes what was received, every column looked at.
+fn decode(chunks: &[CopyChunk]) -> Result<Drained> {
+    let mut decoder = Decoder::new(Streaming::Off);
+    let mut drained = Drained::default();
+    let started = Instant::now();
+    for (_, payload) in chunks.iter().flat_map(CopyChunk::frames) {
+        let Frame::XLogData { payload, .. } = Frame::decode(payload)? else { continue };
+        drained.messages += 1;
+        drained.bytes += payload.len() as u64;
+        let tuple = match decoder.decode(payload)? {
+            Message::Insert(insert) => insert.new,
+            Message::Update(update) => update.new,
+            _ => continue,
+        };
+        let values = tuple.columns().map(|column| match column {
+            Column::Text(value) | Column::Binary(value) => value.len(),
+            Column::Null | Column::Unchanged => 0,
+        });
+        black_box(values.sum::<usize>());
+    }
+    drained.seconds = started.elapsed().as_secs_f64();
+    Ok(drained)
+}
+
+fn median(mut rounds: Vec<Drained>) -> Drained {
+    rounds.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    rounds[rounds.len() / 2]
+}
