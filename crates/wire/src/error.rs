@@ -21,8 +21,9 @@ pub enum Error {
         host: String,
         /// What every attempt said, joined by newlines.
         detail: String,
-        /// The error of the last attempt.
-        source: Box<Error>,
+        /// The error of the last attempt. Not the `source` of this error in the sense of
+        /// `std::error::Error`, because `detail` already has its text.
+        last: Box<Error>,
     },
     /// Authentication did not come about (not: the server refused; that is [`Error::Server`]).
     #[error("{0}")]
@@ -67,7 +68,7 @@ impl Error {
     pub fn sqlstate(&self) -> Option<&str> {
         match self {
             Error::Server(error) => Some(&error.code),
-            Error::Connect { source, .. } => source.sqlstate(),
+            Error::Connect { last, .. } => last.sqlstate(),
             _ => None,
         }
     }
@@ -76,7 +77,7 @@ impl Error {
     pub fn server_error(&self) -> Option<&ServerError> {
         match self {
             Error::Server(error) => Some(error),
-            Error::Connect { source, .. } => source.server_error(),
+            Error::Connect { last, .. } => last.server_error(),
             _ => None,
         }
     }
@@ -91,10 +92,10 @@ impl Error {
         match self {
             Error::Io(_) | Error::Closed => true,
             Error::Server(error) => error.ends_connection(),
-            Error::Connect { source, .. } => {
-                matches!(**source, Error::Timeout)
-                    || source.is_connection_loss()
-                    || source.sqlstate() == Some("53300")
+            Error::Connect { last, .. } => {
+                matches!(**last, Error::Timeout)
+                    || last.is_connection_loss()
+                    || last.sqlstate() == Some("53300")
             }
             _ => false,
         }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use postgres_protocol::message::frontend;
@@ -13,7 +13,7 @@ use postgres_protocol::message::frontend;
 use super::{encryption, open};
 use crate::conninfo::{ConnInfo, Host};
 use crate::error::{Error, Result};
-use crate::stream::{Address, Want, from_io};
+use crate::stream::{Address, Want, after, from_io};
 
 /// How long a cancel may take when the connection string sets no `connect_timeout`.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -62,7 +62,7 @@ impl CancelHandle {
     pub fn cancel(&self) -> Result<()> {
         let backend = &*self.0;
         let settings = backend.info.settings();
-        let deadline = Some(Instant::now() + settings.connect_timeout.unwrap_or(PATIENCE));
+        let deadline = after(settings.connect_timeout.unwrap_or(PATIENCE));
         let mut stream = open(settings, &backend.address, deadline)?;
         if backend.encrypted
             && !encryption::start_tls(&mut stream, &backend.info, &backend.host, deadline)?

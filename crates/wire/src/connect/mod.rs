@@ -18,7 +18,7 @@ use std::time::Instant;
 use crate::conninfo::{ConnInfo, Host, Place, SessionAttrs, Settings, SslMode};
 use crate::error::{Error, Result};
 use crate::session::Session;
-use crate::stream::{Address, SocketOptions, Stream, peer_uid};
+use crate::stream::{Address, SocketOptions, Stream, after, peer_uid};
 
 /// What the program wants of a session, besides what the user's connection string says.
 #[derive(Debug, Clone, Default)]
@@ -76,7 +76,12 @@ fn connect_host(
     failures: &mut Failures,
 ) -> Search {
     let addresses = match resolve::addresses(host) {
-        Ok(addresses) => addresses,
+        Ok(mut addresses) => {
+            if info.settings().load_balance_random {
+                resolve::shuffle(&mut addresses);
+            }
+            addresses
+        }
         Err(error) => {
             failures.add(&format!("could not translate host name \"{}\"", host.name), error);
             return Search::GoOn;
@@ -140,7 +145,7 @@ impl Failures {
         Error::Connect {
             host: names.join(","),
             detail: self.lines.join("\n"),
-            source: Box::new(self.last.unwrap_or(Error::Closed)),
+            last: Box::new(self.last.unwrap_or(Error::Closed)),
         }
     }
 }
@@ -163,7 +168,7 @@ impl Target<'_> {
     /// A session, by the encryption methods `sslmode` allows in their order.
     fn connect(&self, startup: &Startup) -> Result<Session> {
         let settings = self.info.settings();
-        let deadline = settings.connect_timeout.map(|timeout| Instant::now() + timeout);
+        let deadline = settings.connect_timeout.and_then(after);
         let (first, second) = self.encryption(settings.sslmode);
         match self.attempt(first, startup, deadline) {
             Err(error) => match second {
@@ -253,7 +258,7 @@ fn open(settings: &Settings, address: &Address, deadline: Option<Instant>) -> Re
 impl std::fmt::Display for Target<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (&self.address, &self.host.place) {
-            (Address::Tcp(address), Place::Name) => {
+            (Address::Tcp(address), Place::Name) if address.ip().to_string() != self.host.name => {
                 let (name, ip, port) = (&self.host.name, address.ip(), self.host.port);
                 write!(f, "at \"{name}\" ({ip}), port {port}")
             }

@@ -8,6 +8,8 @@
 //! the nap needs data to have come just before.
 
 mod chunk;
+#[cfg(test)]
+mod tests;
 mod waker;
 
 pub use chunk::{CopyChunk, Frames};
@@ -22,7 +24,7 @@ use postgres_protocol::message::frontend;
 
 use crate::error::{Error, Result, ServerError};
 use crate::session::{Session, unexpected};
-use crate::stream::{MAX_MESSAGE, Stream, Want, from_io, header, log_notice};
+use crate::stream::{MAX_MESSAGE, Stream, Want, after, from_io, header, log_notice};
 
 /// What is allocated for reading at a time.
 const BUFFER_SIZE: usize = 256 * 1024;
@@ -95,9 +97,7 @@ pub enum WaitOutcome {
 impl ReplicationStream {
     /// Sends `command` (a START_REPLICATION) and expects the server to begin streaming.
     pub fn start(mut session: Session, command: &str) -> Result<ReplicationStream> {
-        session.queue_simple(command);
-        session.flush()?;
-        let message = session.channel.next(None)?;
+        let message = session.start_streaming(command)?;
         match message.tag {
             b'W' => {}
             b'E' => {
@@ -146,59 +146,63 @@ impl ReplicationStream {
         if self.waker.take() {
             return Ok(Received::Woken);
         }
-        let deadline = Instant::now() + timeout;
+        let deadline = after(timeout);
+        let passed = |now: Instant| deadline.is_some_and(|deadline| now >= deadline);
         let mut has_read = false;
+        let mut may_nap = true;
         loop {
             if let Some(received) = self.take_buffered()? {
                 return Ok(received);
             }
             // A huge message may take longer than the caller can go without sending its status.
-            if has_read && Instant::now() >= deadline {
+            if has_read && passed(Instant::now()) {
                 return Ok(Received::Idle);
             }
             self.make_room()?;
-            match self.read_some() {
-                Ok(0) => {}
-                Ok(count) => {
-                    has_read = true;
-                    self.batch(count)?;
-                    continue;
-                }
+            let count = match self.read_some() {
+                Ok(count) => count,
                 Err(Error::Closed) => return Ok(Received::Ended(EndReason::Closed)),
                 Err(error) => return Err(error),
+            };
+            if may_nap && self.should_nap(count) && !passed(Instant::now() + NAP) {
+                may_nap = false;
+                std::thread::sleep(NAP);
+                match self.read_some() {
+                    Ok(more) if count + more == 0 => {}
+                    // What the end means is found out by the next read, after this data.
+                    Ok(_) | Err(Error::Closed) => {
+                        has_read = true;
+                        self.last_data = Some(Instant::now());
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                }
+            } else if count > 0 {
+                has_read = true;
+                self.last_data = Some(Instant::now());
+                continue;
             }
             let want = Want { read: true, write: self.has_unsent() };
-            let Some(ready) =
-                self.stream.wait(want, Some(self.waker.descriptor()), Some(deadline))?
+            let Some(ready) = self.stream.wait(want, Some(self.waker.descriptor()), deadline)?
             else {
                 return Ok(Received::Idle);
             };
             if ready.writable {
                 self.push()?;
             }
-            if ready.woken && self.waker.take() {
+            if ready.woken {
+                self.waker.drain();
                 return Ok(Received::Woken);
             }
         }
     }
 
-    /// After a read of `count` bytes: leaves the sender alone for a moment when data flows but
-    /// comes in small pieces, then reads once more.
-    fn batch(&mut self, count: usize) -> Result<()> {
-        let now = Instant::now();
-        let flowing = self.last_data.is_some_and(|last| now - last < FLOW);
-        self.last_data = Some(now);
-        if !flowing || count >= SHORT_READ || self.filled == self.buffer.len() {
-            return Ok(());
-        }
-        std::thread::sleep(NAP);
-        match self.read_some() {
-            // What the end means is found out by the next receive, after this data.
-            Ok(_) | Err(Error::Closed) => {}
-            Err(error) => return Err(error),
-        }
-        self.last_data = Some(Instant::now());
-        Ok(())
+    /// Whether to leave the sender alone for a moment after a read of `count` bytes, 0 included:
+    /// when data flows, but comes in small pieces.
+    fn should_nap(&self, count: usize) -> bool {
+        count < SHORT_READ
+            && self.filled < self.buffer.len()
+            && self.last_data.is_some_and(|last| last.elapsed() < FLOW)
     }
 
     /// Reads what is there and fits; 0 when nothing is there, [`Error::Closed`] at the end.
@@ -336,15 +340,19 @@ impl ReplicationStream {
     /// that has closed the connection is [`Error::Closed`]; what it sent before that can still
     /// be received.
     pub fn wait_without_reading(&mut self, timeout: Duration) -> Result<WaitOutcome> {
-        let deadline = Instant::now() + timeout;
+        let deadline = after(timeout);
         loop {
             if self.waker.take() {
                 return Ok(WaitOutcome::Woken);
             }
             let want = Want { read: false, write: self.has_unsent() };
-            let ready = self.stream.wait(want, Some(self.waker.descriptor()), Some(deadline))?;
+            let ready = self.stream.wait(want, Some(self.waker.descriptor()), deadline)?;
             match ready {
                 None => return Ok(WaitOutcome::Timeout),
+                Some(ready) if ready.woken => {
+                    self.waker.drain();
+                    return Ok(WaitOutcome::Woken);
+                }
                 Some(ready) if ready.hangup => return Err(Error::Closed),
                 Some(ready) if ready.writable => self.push()?,
                 Some(_) => {}

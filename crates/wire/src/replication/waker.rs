@@ -37,12 +37,19 @@ impl Waker {
 
     /// Whether a wake is pending; takes it.
     pub(super) fn take(&self) -> bool {
-        if !self.0.pending.swap(false, Ordering::AcqRel) {
-            return false;
+        let pending = self.0.pending.load(Ordering::Acquire);
+        if pending {
+            self.drain();
         }
+        pending
+    }
+
+    /// Takes a wake that poll(2) has seen. That may be the late second half of one that was
+    /// taken between its two halves: one wake too many, never one too few.
+    pub(super) fn drain(&self) {
+        self.0.pending.store(false, Ordering::SeqCst);
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.0.descriptor, &mut count);
-        true
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {

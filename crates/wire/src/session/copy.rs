@@ -10,6 +10,7 @@ use postgres_protocol::message::frontend;
 use super::Session;
 use super::reply::{affected_rows, command_tag, unexpected};
 use crate::error::{Error, Result, ServerError};
+use crate::stream::Message;
 
 /// CopyData is sent when this much has come together.
 const COPY_BATCH: usize = 128 * 1024;
@@ -30,7 +31,7 @@ impl Session {
     fn start_copy(&mut self, sql: &str, wanted: u8) -> Result<()> {
         self.begin_exchange()?;
         self.queue_simple(sql);
-        self.flush()?;
+        self.send_exchange()?;
         let message = self.channel.next(self.read_timeout).map_err(|error| self.give_up(error))?;
         match message.tag {
             tag if tag == wanted => Ok(()),
@@ -43,6 +44,14 @@ impl Session {
                 Err(self.channel.fail(error))
             }
         }
+    }
+
+    /// Sends START_REPLICATION and takes the first message of the answer.
+    pub(crate) fn start_streaming(&mut self, command: &str) -> Result<Message> {
+        self.begin_exchange()?;
+        self.queue_simple(command);
+        self.send_exchange()?;
+        self.channel.next(self.read_timeout)
     }
 
     pub(super) fn server_error(&self, body: Range<usize>) -> Error {

@@ -115,7 +115,7 @@ impl Session {
     pub fn simple(&mut self, sql: &str) -> Result<Vec<Rows>> {
         self.begin_exchange()?;
         self.queue_simple(sql);
-        self.flush()?;
+        self.send_exchange()?;
         self.collect()
     }
 
@@ -124,18 +124,17 @@ impl Session {
     pub fn query(&mut self, sql: &str, params: &[Option<&str>]) -> Result<Rows> {
         self.begin_exchange()?;
         self.queue_parse("", sql, &[]);
-        self.queue_bind(
-            "",
-            params.iter().map(|param| match param {
-                None => Param::Null,
-                Some(text) => Param::Text(text.as_bytes()),
-            }),
-        )
-        .inspect_err(|_| self.channel.out.clear())?;
+        let params = params.iter().map(|param| match param {
+            None => Param::Null,
+            Some(text) => Param::Text(text.as_bytes()),
+        });
+        if let Err(error) = self.queue_bind("", params) {
+            self.queue_failure.get_or_insert(error);
+        }
         self.queue_describe_portal();
         self.queue_execute();
         self.queue_sync();
-        self.flush()?;
+        self.send_exchange()?;
         Ok(self.collect()?.pop().unwrap_or_default())
     }
 
@@ -153,6 +152,16 @@ impl Session {
             return Err(Error::protocol("a statement was to run while a pipeline is under way"));
         }
         Ok(())
+    }
+
+    /// Sends the messages of a whole statement, or, if one of them cannot be sent, none.
+    fn send_exchange(&mut self) -> Result<()> {
+        if let Some(failure) = self.queue_failure.take() {
+            self.channel.forget_queued();
+            self.ready_expected = 0;
+            return Err(failure);
+        }
+        self.flush().map_err(|error| self.give_up(error))
     }
 
     /// Takes results until ReadyForQuery.

@@ -4,7 +4,7 @@
 //! to which message: that is the caller's bookkeeping, with Sync as the fence after an error.
 //! Source: <https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-PIPELINING>.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::BufMut;
 use postgres_protocol::message::frontend;
@@ -12,7 +12,7 @@ use postgres_protocol::message::frontend;
 use super::Session;
 use super::reply::{Reply, TransactionStatus};
 use crate::error::{Error, Result};
-use crate::stream::{MAX_MESSAGE, Message, Want};
+use crate::stream::{MAX_MESSAGE, Message, Want, after};
 
 /// A parameter value of a Bind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -218,12 +218,12 @@ impl Session {
 
     /// Waits until a whole reply can be taken without waiting; false after `timeout`.
     pub fn poll_reply(&mut self, timeout: Duration) -> Result<bool> {
-        let deadline = Instant::now() + timeout;
+        let deadline = after(timeout);
         loop {
             if self.channel.has_message()? {
                 return Ok(true);
             }
-            match self.channel.fill(Some(deadline)) {
+            match self.channel.fill(deadline) {
                 Ok(()) => {}
                 Err(Error::Timeout) => return Ok(false),
                 Err(error) => return Err(error),
@@ -242,7 +242,7 @@ impl Session {
             return Ok(true);
         }
         let want = Want { read: true, write: false };
-        match self.channel.stream().wait(want, wake, Some(Instant::now() + timeout)) {
+        match self.channel.stream().wait(want, wake, after(timeout)) {
             Ok(ready) => Ok(ready.is_some_and(|ready| ready.readable)),
             Err(error) => Err(self.channel.fail(error.into())),
         }

@@ -174,6 +174,21 @@ mod tests {
     }
 
     #[test]
+    fn survives_any_body() {
+        let bodies: [&[u8]; 8] =
+            [b"", b"\0", b"\xff", b"\xff\xff", b"\0\x05\0\0\0\xff", b"SELECT 1", b"\xc3\0", b"IT"];
+        for tag in 0..=u8::MAX {
+            for body in bodies {
+                if let Ok(Reply::DataRow(row)) = Reply::parse(tag, body) {
+                    assert!(row.values().count() <= row.len());
+                    let mut rows = crate::Rows::default();
+                    let _ = (rows.describe(body), rows.push(row));
+                }
+            }
+        }
+    }
+
+    #[test]
     fn counts_rows_in_tags() {
         assert_eq!(affected_rows("INSERT 0 5"), 5);
         assert_eq!(affected_rows("COPY 17"), 17);

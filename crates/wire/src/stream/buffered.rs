@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 
-use super::{Stream, Want};
+use super::{Stream, Want, after};
 use crate::error::{Error, Result, ServerError};
 
 /// The longest message that is accepted or sent, length word included. The server's own limit
@@ -135,7 +135,7 @@ impl Buffered {
                 Ok(None) => {}
                 Err(error) => return Err(self.fail(error)),
             }
-            self.fill(timeout.map(|timeout| Instant::now() + timeout))?;
+            self.fill(timeout.and_then(after))?;
         }
     }
 
@@ -232,13 +232,19 @@ impl Buffered {
         Ok(())
     }
 
+    /// Forgets what was queued; nothing of it may have been written yet.
+    pub(crate) fn forget_queued(&mut self) {
+        debug_assert_eq!(self.written, 0);
+        self.out.clear();
+    }
+
     /// Bytes that wait to be written.
     pub(crate) fn queued(&self) -> usize {
         self.out.len() - self.written
     }
 
     fn wait_to_write(&mut self, timeout: Option<Duration>) -> Result<()> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let deadline = timeout.and_then(after);
         let want = Want { read: true, write: true };
         match self.stream.wait(want, None, deadline) {
             Ok(Some(ready)) if ready.readable => match self.try_fill() {

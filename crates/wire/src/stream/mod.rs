@@ -12,7 +12,7 @@ pub(crate) use socket::{Address, SocketOptions, peer_uid};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::ClientConfig;
@@ -60,6 +60,13 @@ impl Stream {
     ) -> io::Result<Stream> {
         let socket = socket::connect(address, options, deadline)?;
         Ok(Stream { socket, tls: None, says_goodbye: false })
+    }
+
+    /// A stream on one end of a socket pair.
+    #[cfg(test)]
+    pub(crate) fn on(socket: Socket) -> Stream {
+        socket.set_nonblocking(true).unwrap();
+        Stream { socket, tls: None, says_goodbye: false }
     }
 
     /// From now on dropping the stream tells the server that this is the end, so that it does
@@ -162,6 +169,11 @@ impl Drop for Stream {
             }
         }
     }
+}
+
+/// The moment `timeout` from now; `None`, which is never, when that is beyond all clocks.
+pub(crate) fn after(timeout: Duration) -> Option<Instant> {
+    Instant::now().checked_add(timeout)
 }
 
 /// Repeats a system call that a signal has interrupted.

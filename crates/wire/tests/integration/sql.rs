@@ -37,6 +37,12 @@ fn values_and_errors() {
         assert_eq!(session.execute("DELETE FROM t WHERE a = $1", &[Some("1")]).unwrap(), 1);
         assert_eq!(session.simple("").unwrap().len(), 0);
 
+        // What cannot be sent leaves the session as it was.
+        session.simple("SELECT '\0'").unwrap_err();
+        session.query("SELECT '\0'", &[]).unwrap_err();
+        session.copy_in("COPY \0").err().unwrap();
+        assert_eq!(value(&mut session, "SELECT 1"), "1");
+
         session.simple("BEGIN").unwrap();
         assert_eq!(session.transaction_status(), TransactionStatus::InTransaction);
         session.simple("SELECT 1/0").unwrap_err();

@@ -1,0 +1,201 @@
+//! The stream against a scripted server on a socket pair.
+
+use std::io::{Read as _, Write as _};
+
+use socket2::{Domain, Socket, Type};
+
+use super::*;
+
+const SOON: Duration = Duration::from_secs(5);
+
+fn pair() -> (Socket, ReplicationStream) {
+    let (server, client) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+    (server, ReplicationStream::new(Stream::on(client), &[], "test".to_owned()).unwrap())
+}
+
+fn message(tag: u8, body: &[u8]) -> Vec<u8> {
+    let mut message = vec![tag];
+    message.extend_from_slice(&u32::try_from(body.len() + 4).unwrap().to_be_bytes());
+    message.extend_from_slice(body);
+    message
+}
+
+fn payloads(chunk: &CopyChunk) -> Vec<Vec<u8>> {
+    chunk.frames().map(|(_, payload)| payload.to_vec()).collect()
+}
+
+/// The payloads of everything up to the end, and the end.
+fn receive_all(stream: &mut ReplicationStream) -> (Vec<Vec<u8>>, EndReason) {
+    let mut all = Vec::new();
+    loop {
+        match stream.receive(SOON).unwrap() {
+            Received::Chunk(chunk) => all.extend(payloads(&chunk)),
+            Received::Ended(reason) => return (all, reason),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn other_messages_are_handled_in_order() {
+    let (mut server, mut stream) = pair();
+    let error = message(b'E', b"SFATAL\0VFATAL\0C57P01\0Mgood-bye\0\0");
+    let script = [
+        message(b'd', b"one"),
+        message(b'd', b"two"),
+        message(b'N', b"VNOTICE\0Mhello\0\0"),
+        message(b'd', b"three"),
+        message(b'S', b"TimeZone\0UTC\0"),
+        error,
+        message(b'd', b"after the end"),
+    ];
+    server.write_all(&script.concat()).unwrap();
+    match stream.receive(SOON).unwrap() {
+        Received::Chunk(chunk) => {
+            assert_eq!(payloads(&chunk), [&b"one"[..], b"two"]);
+            assert_eq!(chunk.len(), 16);
+        }
+        other => panic!("{other:?}"),
+    }
+    let (rest, reason) = receive_all(&mut stream);
+    assert_eq!(rest, [b"three"]);
+    assert!(matches!(reason, EndReason::Error(error) if error.message == "good-bye"));
+}
+
+#[test]
+fn frames_may_come_in_any_pieces() {
+    let script: Vec<u8> =
+        (0..50_u8).flat_map(|size| message(b'd', &vec![size; usize::from(size)])).collect();
+    for piece in [1, 2, 3, 5, 7, 64, 1000] {
+        let (mut server, mut stream) = pair();
+        let script = script.clone();
+        let writer = std::thread::spawn(move || {
+            for bytes in script.chunks(piece) {
+                server.write_all(bytes).unwrap();
+            }
+        });
+        let (all, reason) = receive_all(&mut stream);
+        writer.join().unwrap();
+        assert!(matches!(reason, EndReason::Closed));
+        assert_eq!(all.len(), 50);
+        assert!(all.iter().zip(0..).all(|(body, size)| *body == vec![size; usize::from(size)]));
+    }
+}
+
+#[test]
+fn large_and_small_messages_through_many_buffers() {
+    let sizes = [10, 100_000, 262_139, 262_144, 1, 3_000_000, 0, 65_536, 700_000, 5];
+    let (mut server, mut stream) = pair();
+    let writer = std::thread::spawn(move || {
+        for (size, fill) in sizes.into_iter().zip(0..) {
+            server.write_all(&message(b'd', &vec![fill; size])).unwrap();
+        }
+        server.write_all(&message(b'c', b"")).unwrap();
+        server.write_all(&message(b'C', b"COPY 0\0")).unwrap();
+        // The answer to CopyDone.
+        let mut answer = [0; 5];
+        server.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, *b"c\0\0\0\x04");
+    });
+    let (all, reason) = receive_all(&mut stream);
+    assert!(matches!(reason, EndReason::Done));
+    assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), sizes);
+    assert!(all.iter().zip(0..).all(|(body, fill)| body.iter().all(|&byte| byte == fill)));
+    writer.join().unwrap();
+}
+
+#[test]
+fn impossible_messages_are_errors() {
+    for bytes in [&b"d\0\0\0\x03"[..], b"d\xff\xff\xff\xff", b"d\x7f\xff\xff\xff", b"HTTP/1.1 400"]
+    {
+        let (mut server, mut stream) = pair();
+        server.write_all(bytes).unwrap();
+        assert!(matches!(stream.receive(SOON), Err(Error::Protocol(_))), "{bytes:?}");
+    }
+    let (mut server, mut stream) = pair();
+    server.write_all(&message(b'D', b"")).unwrap();
+    assert!(matches!(stream.receive(SOON), Err(Error::Protocol(_))));
+}
+
+#[test]
+fn sending_never_blocks() {
+    let (mut server, mut stream) = pair();
+    server.set_send_buffer_size(4096).unwrap();
+    let update = vec![b'u'; 1000];
+    let mut sent = 0;
+    let error = loop {
+        match stream.send(&update) {
+            Ok(()) => sent += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(sent > 1000 && matches!(error, Error::Protocol(_)), "{sent} {error}");
+
+    // What was kept goes out with receive and wait, in order.
+    let (mut other, mut stream) = pair();
+    for number in 0..2000_u32 {
+        stream.send(&[&number.to_be_bytes()[..], &[0; 296]].concat()).unwrap();
+    }
+    let reader = std::thread::spawn(move || {
+        let mut all = vec![0; 2000 * 305];
+        other.read_exact(&mut all).unwrap();
+        for (frame, number) in all.chunks(305).zip(0_u32..) {
+            assert_eq!(frame[..9], [&b"d\0\0\x01\x30"[..], &number.to_be_bytes()].concat());
+        }
+    });
+    while stream.has_unsent() {
+        let _ = stream.wait_without_reading(Duration::from_millis(10));
+    }
+    reader.join().unwrap();
+    server.flush().unwrap();
+}
+
+#[test]
+fn a_wake_taken_half_way_is_not_lost_and_does_not_spin() {
+    let (_server, mut stream) = pair();
+    let waker = stream.waker();
+    let waking = std::thread::spawn(move || {
+        for _ in 0..20_000 {
+            waker.wake();
+        }
+    });
+    while !waking.is_finished() {
+        let _ = stream.receive(Duration::from_micros(50)).unwrap();
+    }
+    waking.join().unwrap();
+    // At most the flag and a late descriptor are left.
+    let mut woken = 0;
+    while matches!(stream.receive(Duration::from_millis(20)).unwrap(), Received::Woken) {
+        woken += 1;
+        assert!(woken <= 2);
+    }
+}
+
+/// A lone message on an idle connection is not held back for a nap; in a flow, naps gather.
+#[test]
+fn naps_only_while_data_flows() {
+    let (mut server, mut stream) = pair();
+    for _ in 0..20 {
+        std::thread::sleep(2 * FLOW);
+        server.write_all(&message(b'd', b"lone")).unwrap();
+        let start = Instant::now();
+        assert!(matches!(stream.receive(SOON).unwrap(), Received::Chunk(_)));
+        if start.elapsed() < NAP {
+            return;
+        }
+    }
+    panic!("every lone message took a nap");
+}
+
+#[test]
+fn handles_can_go_to_other_threads() {
+    fn send<T: Send>() {}
+    fn share<T: Send + Sync>() {}
+    send::<ReplicationStream>();
+    send::<Session>();
+    send::<CopyChunk>();
+    share::<Waker>();
+    share::<crate::CancelHandle>();
+    share::<crate::ConnInfo>();
+    share::<Error>();
+}
