@@ -90,7 +90,7 @@ fn connect_host(
     let mut target = Target { info, host, address: addresses[0].clone() };
     for address in addresses {
         target.address = address;
-        let result = target.connect(startup).and_then(|mut session| {
+        let result = target.connect(startup, failures).and_then(|mut session| {
             session_attrs::check(&mut session, wanted)?;
             Ok(session)
         });
@@ -165,8 +165,9 @@ enum Encryption {
 }
 
 impl Target<'_> {
-    /// A session, by the encryption methods `sslmode` allows in their order.
-    fn connect(&self, startup: &Startup) -> Result<Session> {
+    /// A session, by the encryption methods `sslmode` allows in their order. When both fail the
+    /// first failure is kept with the others, the second returned.
+    fn connect(&self, startup: &Startup, failures: &mut Failures) -> Result<Session> {
         let settings = self.info.settings();
         let deadline = settings.connect_timeout.and_then(after);
         let (first, second) = self.encryption(settings.sslmode);
@@ -174,10 +175,17 @@ impl Target<'_> {
             Err(error) => match second {
                 Some(second) if may_pass_otherwise(&error) => {
                     match self.attempt(second, startup, deadline) {
-                        Err(Error::Server(again)) if error.sqlstate() == Some(&again.code) => {
+                        // Twice the same refusal is told once.
+                        Err(again)
+                            if again.sqlstate().is_some_and(|c| error.sqlstate() == Some(c)) =>
+                        {
                             Err(error)
                         }
-                        result => result,
+                        Err(again) => {
+                            failures.add(&format!("connection to server {self} failed"), error);
+                            Err(again)
+                        }
+                        session => session,
                     }
                 }
                 _ => Err(error),

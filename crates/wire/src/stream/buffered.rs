@@ -325,7 +325,8 @@ pub(crate) fn log_notice(notice: &ServerError) {
     if severity == "WARNING" {
         tracing::warn!(sqlstate = %code, detail = notice.detail(), "server: {severity}: {message}");
     } else {
-        tracing::debug!(sqlstate = %code, detail = notice.detail(), "server: {severity}: {message}");
+        let detail = notice.detail();
+        tracing::debug!(sqlstate = %code, detail, "server: {severity}: {message}");
     }
 }
 
