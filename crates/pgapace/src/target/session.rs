@@ -31,6 +31,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("xmloption", "content"),
     ("extra_float_digits", "3"),
     ("bytea_output", "hex"),
+    ("array_nulls", "on"),
     // One plan per statement, by index: a table that was empty when the plan was made must not be
     // scanned for ever. Without a usable index the scan is still there.
     ("plan_cache_mode", "force_generic_plan"),
