@@ -114,7 +114,10 @@ pub(crate) fn migrate(session: &mut Session) -> Result<()> {
     }
     if current == 0 {
         session
-            .simple("CREATE TABLE IF NOT EXISTS pgapace.schema_version (version integer NOT NULL)")
+            // With a key, so that it can be updated also where all tables are published.
+            .simple(
+                "CREATE TABLE IF NOT EXISTS pgapace.schema_version (version integer PRIMARY KEY)",
+            )
             .map_err(|e| failed(&e))?;
         session.simple("INSERT INTO pgapace.schema_version VALUES (0)").map_err(|e| failed(&e))?;
     }
