@@ -2,14 +2,30 @@
 //!
 //! Tagged commits can be filtered by `origin = none` elsewhere, and carry the source's commit time.
 
+use std::time::{Duration, Instant};
+
 use wire::Session;
 
 use crate::error::{Failure, Result};
+use crate::target::catalogue::field;
 use crate::target::state::SubscriptionId;
 
-/// Name of the origin of a subscription's apply session.
-pub(crate) fn name(id: SubscriptionId) -> String {
-    format!("pgapace_{}_0", id.0)
+/// How long an origin may still be held by a session that is ending.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the names of a subscription's origins begin with. Origins belong to the whole server,
+/// subscription ids to one database, so the database is part of the name.
+fn prefix(session: &mut Session, id: SubscriptionId) -> Result<String> {
+    let rows = session
+        .query(
+            "SELECT d.oid FROM pg_catalog.pg_database d \
+             WHERE d.datname = pg_catalog.current_database()",
+            &[],
+        )
+        .map_err(|e| Failure::target(&e, "naming the replication origin"))?;
+    let row = rows.first().ok_or_else(|| Failure::internal("the database has no row"))?;
+    let database: u32 = field(&row, 0)?;
+    Ok(format!("pgapace_{database}_{}_", id.0))
 }
 
 /// Sets the session's origin, creating it when needed.
@@ -19,7 +35,8 @@ pub(crate) fn attach(
     session: &mut Session,
     id: SubscriptionId,
 ) -> Result<std::result::Result<(), String>> {
-    let name = wire::quote_literal(&name(id));
+    let name = wire::quote_literal(&format!("{}0", prefix(session, id)?));
+    let deadline = Instant::now() + RELEASE_PATIENCE;
     // A failed statement must not leave anything behind, so each is its own.
     let statements = [
         format!(
@@ -33,12 +50,23 @@ pub(crate) fn attach(
             .to_owned(),
     ];
     for statement in statements {
-        match session.simple(&statement) {
-            Ok(_) => {}
-            Err(wire::Error::Server(error)) => {
-                return Ok(Err(format!("{} (SQLSTATE {})", error.message, error.code)));
+        loop {
+            match session.simple(&statement) {
+                Ok(_) => break,
+                // An ending session gives its locks back, which the fence waits for, a moment
+                // before its origin.
+                Err(wire::Error::Server(error))
+                    if error.code == "55006" && Instant::now() < deadline =>
+                {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(wire::Error::Server(error)) => {
+                    return Ok(Err(format!("{} (SQLSTATE {})", error.message, error.code)));
+                }
+                Err(error) => {
+                    return Err(Failure::target(&error, "setting the replication origin"));
+                }
             }
-            Err(error) => return Err(Failure::target(&error, "setting the replication origin")),
         }
     }
     Ok(Ok(()))
@@ -47,7 +75,7 @@ pub(crate) fn attach(
 /// Removes the subscription's origins. Those that never existed do not matter.
 pub(crate) fn drop_all(session: &mut Session, id: SubscriptionId) -> Result<()> {
     let failed = |e: &wire::Error| Failure::target(e, "dropping the replication origin");
-    let prefix = format!("pgapace_{}_", id.0);
+    let prefix = prefix(session, id)?;
     // The catalogue is readable by all, the function only with privilege, and then only if needed.
     let rows = session
         .query(
