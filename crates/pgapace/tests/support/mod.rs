@@ -59,8 +59,11 @@ fn cluster(role: &'static str, major: u16) -> &'static Cluster {
     let mut started = slot.lock().unwrap_or_else(PoisonError::into_inner);
     started.get_or_insert_with(|| {
         let binaries = find_or_fetch(major).unwrap_or_else(|error| panic!("{error}"));
-        let cluster = Cluster::builder(&binaries)
-            .name(format!("{role} {major}"))
+        let mut builder = Cluster::builder(&binaries).name(format!("{role} {major}"));
+        if major >= 18 {
+            builder = builder.setting("max_active_replication_origins", "200");
+        }
+        let cluster = builder
             .setting("max_replication_slots", "200")
             .setting("max_wal_senders", "200")
             .setting("max_connections", "400")

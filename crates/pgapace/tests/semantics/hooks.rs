@@ -1,0 +1,153 @@
+//! Triggers and rules of the target.
+
+use crate::support::{Case, VERSIONS, on_versions};
+
+const NOTE: &str = "
+    CREATE TABLE note (seq serial, what text);
+    CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+      INSERT INTO public.note (what) VALUES (TG_NAME || ' ' || TG_TABLE_NAME || ' ' || TG_OP);
+      RETURN coalesce(NEW, OLD);
+    END $$;";
+
+fn noted(case: &Case) -> Vec<String> {
+    let rows = case.target.rows("SELECT what FROM note ORDER BY seq");
+    case.target.sql("TRUNCATE note");
+    rows
+}
+
+#[test]
+fn triggers_fire_by_their_replica_rules() {
+    on_versions(&VERSIONS, |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, v text, w text)");
+        case.target.sql(NOTE);
+        for (name, when, enable) in [
+            ("origin", "AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW", "TRIGGER"),
+            ("disabled", "AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW", ""),
+            ("always", "AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW", "ALWAYS TRIGGER"),
+            ("before", "BEFORE INSERT OR UPDATE OR DELETE ON t FOR EACH ROW", "REPLICA TRIGGER"),
+            ("of_v", "AFTER UPDATE OF v ON t FOR EACH ROW", "REPLICA TRIGGER"),
+            ("of_id", "AFTER UPDATE OF id ON t FOR EACH ROW", "ALWAYS TRIGGER"),
+            ("statement", "AFTER UPDATE ON t FOR EACH STATEMENT", "REPLICA TRIGGER"),
+            ("origin_statement", "AFTER UPDATE ON t FOR EACH STATEMENT", "TRIGGER"),
+            ("truncate", "AFTER TRUNCATE ON t", "REPLICA TRIGGER"),
+            ("origin_truncate", "AFTER TRUNCATE ON t", "TRIGGER"),
+        ] {
+            case.target.sql(&format!("CREATE TRIGGER {name} {when} EXECUTE FUNCTION note()"));
+            let enable = if enable.is_empty() {
+                format!("DISABLE TRIGGER {name}")
+            } else {
+                format!("ENABLE {enable} {name}")
+            };
+            case.target.sql(&format!("ALTER TABLE t {enable}"));
+        }
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        noted(&case);
+
+        case.publisher.sql("INSERT INTO t VALUES (1, 'v', 'w')");
+        case.run_until_current();
+        assert_eq!(noted(&case), ["before t INSERT", "always t INSERT"]);
+        // Only w changes, yet every column is in the change: UPDATE OF fires for each (natively too).
+        case.publisher.sql("UPDATE t SET w = 'x' WHERE id = 1");
+        case.run_until_current();
+        assert_eq!(
+            noted(&case),
+            [
+                "before t UPDATE",
+                "always t UPDATE",
+                "of_id t UPDATE",
+                "of_v t UPDATE",
+                "statement t UPDATE"
+            ]
+        );
+        case.publisher.sql("DELETE FROM t");
+        case.run_until_current();
+        assert_eq!(noted(&case), ["before t DELETE", "always t DELETE"]);
+        case.publisher.sql("TRUNCATE t");
+        case.run_until_current();
+        assert_eq!(noted(&case), ["truncate t TRUNCATE"]);
+        case.expect_equal(&["t"]);
+    });
+}
+
+/// A BEFORE trigger that returns NULL skips the row: not a missing row. A row that is missing is,
+/// and a trigger may change what is written.
+#[test]
+fn before_triggers_that_return_null_are_not_missing_rows() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE t (id int PRIMARY KEY, v text); \
+             CREATE TABLE r (id int, v text); ALTER TABLE r REPLICA IDENTITY FULL; \
+             CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); \
+             CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
+        );
+        case.target.sql(
+            "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+               IF TG_OP = 'DELETE' THEN RETURN CASE WHEN OLD.id = 1 THEN NULL ELSE OLD END; END IF; \
+               IF NEW.id = 1 THEN RETURN NULL; END IF; \
+               NEW.v := NEW.v || ' seen'; RETURN NEW; END $$",
+        );
+        case.publish("FOR ALL TABLES WITH (publish_via_partition_root = true)");
+        for table in ["t", "r", "p"] {
+            case.publisher
+                .sql(&format!("INSERT INTO {table} SELECT g, 'v' FROM generate_series(1, 5) g"));
+        }
+        case.run_until_current();
+        for table in ["t", "r", "p1"] {
+            case.target.sql(&format!(
+                "CREATE TRIGGER skip BEFORE INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION skip(); \
+                 ALTER TABLE {table} ENABLE ALWAYS TRIGGER skip"
+            ));
+        }
+        for table in ["t", "r", "p"] {
+            case.target.sql(&format!("DELETE FROM {table} WHERE id = 5"));
+            case.publisher.sql(&format!(
+                "UPDATE {table} SET v = 'w' WHERE id IN (1, 2); DELETE FROM {table} WHERE id = 1; \
+                 DELETE FROM {table} WHERE id = 3; UPDATE {table} SET v = 'missing' WHERE id = 5; \
+                 INSERT INTO {table} VALUES (1, 'skipped'), (6, 'new')"
+            ));
+        }
+        // Of r the whole row is looked for: the skipped update left another one.
+        let log = case.run_until_current();
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "3|1", "{log}");
+        for table in ["t", "r", "p"] {
+            assert_eq!(
+                case.target.rows(&format!("SELECT id, v FROM {table} ORDER BY id")),
+                ["1|v", "2|w seen", "4|v", "6|new seen"],
+                "{table}"
+            );
+        }
+    });
+}
+
+/// Rules enabled for replicas run for SQL and not for the native worker: they run, with a warning;
+/// those for the origin do not.
+#[test]
+fn rules_enabled_always_run_with_a_warning() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)");
+        case.target.sql(
+            "CREATE TABLE also (id int); \
+             CREATE RULE origin AS ON INSERT TO u DO INSTEAD NOTHING; \
+             CREATE RULE origin_update AS ON UPDATE TO u DO INSTEAD NOTHING; \
+             CREATE RULE also AS ON INSERT TO t DO ALSO INSERT INTO public.also VALUES (NEW.id); \
+             ALTER TABLE t ENABLE ALWAYS RULE also",
+        );
+        case.publish("FOR ALL TABLES");
+        case.publisher.sql("INSERT INTO t VALUES (1, 'copied')");
+        case.run_until_current();
+        // COPY knows no rules.
+        assert_eq!(case.target.value("SELECT count(*) FROM also"), "0");
+        case.publisher.sql(
+            "INSERT INTO t VALUES (2, 'v'); INSERT INTO u VALUES (1, 'v'); UPDATE u SET v = 'w'",
+        );
+        let log = case.run_until_current();
+        assert!(
+            log.contains("rewrite rules enabled for replica") && log.contains("public.t"),
+            "{log}"
+        );
+        assert!(!log.contains("public.u"), "{log}");
+        case.expect_equal(&["t", "u"]);
+        assert_eq!(case.target.value("SELECT string_agg(id::text, ',') FROM also"), "2");
+    });
+}

@@ -1,0 +1,237 @@
+//! Partitioned publishers and targets, and TRUNCATE.
+
+use crate::support::{Case, VERSIONS, on_versions};
+
+/// Tables of one name and columns (id, region, n, v), partitioned in another way on each side.
+fn tables() -> [(&'static str, &'static str, &'static str); 8] {
+    let plain = "CREATE TABLE {t} (id int, region text, n int, v text, PRIMARY KEY (id, region))";
+    let by_region = "CREATE TABLE {t} (id int, region text, n int, v text, PRIMARY KEY (id, region)) PARTITION BY LIST (region); \
+        CREATE TABLE {t}_a PARTITION OF {t} FOR VALUES IN ('a'); \
+        CREATE TABLE {t}_b (v text, gone int, n int, region text NOT NULL, id int NOT NULL); \
+        ALTER TABLE {t}_b DROP gone; ALTER TABLE {t} ATTACH PARTITION {t}_b FOR VALUES IN ('b'); \
+        CREATE TABLE {t}_rest PARTITION OF {t} DEFAULT PARTITION BY RANGE (id); \
+        CREATE TABLE {t}_rest1 PARTITION OF {t}_rest FOR VALUES FROM (MINVALUE) TO (50); \
+        CREATE TABLE {t}_rest2 PARTITION OF {t}_rest DEFAULT";
+    let by_hash = "CREATE TABLE {t} (region text, v text, id int, n int, PRIMARY KEY (id, region)) PARTITION BY HASH (id); \
+        CREATE TABLE {t}_0 PARTITION OF {t} FOR VALUES WITH (MODULUS 2, REMAINDER 0); \
+        CREATE TABLE {t}_1 PARTITION OF {t} FOR VALUES WITH (MODULUS 2, REMAINDER 1)";
+    // No key on the root, one on each leaf.
+    let leaf_keys = "CREATE TABLE {t} (id int, region text, n int, v text) PARTITION BY LIST (region); \
+        CREATE TABLE {t}_a PARTITION OF {t} (PRIMARY KEY (id)) FOR VALUES IN ('a'); \
+        CREATE TABLE {t}_b PARTITION OF {t} DEFAULT; ALTER TABLE {t}_b ADD PRIMARY KEY (id, region)";
+    let no_key = "CREATE TABLE {t} (id int, region text, n int, v text) PARTITION BY LIST (region); \
+        CREATE TABLE {t}_a PARTITION OF {t} FOR VALUES IN ('a'); CREATE TABLE {t}_b PARTITION OF {t} DEFAULT";
+    let no_key_plain = "CREATE TABLE {t} (id int, region text, n int, v text)";
+    [
+        ("plain_list", plain, by_region),
+        ("plain_hash", plain, by_hash),
+        ("list_plain", by_region, plain),
+        ("list_hash", by_region, by_hash),
+        ("hash_list", by_hash, by_region),
+        ("plain_leafkeys", plain, leaf_keys),
+        ("full_nokey", no_key_plain, no_key),
+        ("full_part_nokey", no_key, no_key),
+    ]
+}
+
+#[test]
+fn differently_partitioned_through_the_root() {
+    on_versions(&VERSIONS, |case| {
+        let tables = tables();
+        for (table, publisher, target) in &tables {
+            case.publisher.sql(&publisher.replace("{t}", table));
+            case.target.sql(&target.replace("{t}", table));
+            if table.starts_with("full") {
+                case.publisher.sql(&format!(
+                    "DO $$ DECLARE r regclass; BEGIN FOR r IN SELECT '{table}'::regclass UNION \
+                     SELECT relid FROM pg_partition_tree('{table}') LOOP \
+                     EXECUTE format('ALTER TABLE %s REPLICA IDENTITY FULL', r); END LOOP; END $$"
+                ));
+            }
+        }
+        case.publish("FOR ALL TABLES WITH (publish_via_partition_root = true)");
+        let fill = |from: i32| {
+            for (table, ..) in &tables {
+                case.publisher.sql(&format!(
+                    "INSERT INTO {table} (id, region, n, v) SELECT g, chr(97 + g % 4), g, 'v' \
+                     FROM generate_series({from}, {from} + 39) g"
+                ));
+                if table.starts_with("full") {
+                    case.publisher.sql(&format!(
+                        "INSERT INTO {table} (id, region, n, v) SELECT 1, r, NULL, 'same' FROM unnest(ARRAY['a','a','b','b','b']) r"
+                    ));
+                }
+            }
+        };
+        let names: Vec<_> = tables.iter().map(|(table, ..)| *table).collect();
+        fill(0);
+        case.run_until_current();
+        case.expect_equal(&names);
+        fill(100);
+        for table in &names {
+            case.publisher.sql(&format!(
+                "UPDATE {table} SET v = 'w' WHERE n % 5 = 0; \
+                 UPDATE {table} SET region = chr(97 + (ascii(region) - 96) % 4) WHERE n % 5 = 1; \
+                 UPDATE {table} SET id = id + 1000, n = n + 1000 WHERE n % 5 = 2; \
+                 UPDATE {table} SET id = id + 20, region = 'b' WHERE n BETWEEN 30 AND 33; \
+                 DELETE FROM {table} WHERE n % 5 = 3"
+            ));
+        }
+        for table in ["full_nokey", "full_part_nokey"] {
+            case.publisher.sql(&format!(
+                "DELETE FROM {table} WHERE (tableoid, ctid) = (SELECT tableoid, ctid FROM {table} WHERE v = 'same' AND region = 'a' LIMIT 1); \
+                 UPDATE {table} SET region = 'a' WHERE (tableoid, ctid) = (SELECT tableoid, ctid FROM {table} WHERE v = 'same' AND region = 'b' LIMIT 1)"
+            ));
+        }
+        case.run_until_current();
+        case.expect_equal(&names);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        // Through the root, the truncation of a partition is not published, that of the root is.
+        for table in &names {
+            case.publisher.sql(&format!(
+                "TRUNCATE {table}; INSERT INTO {table} (id, region, n, v) VALUES (1, 'a', 1, 'x')"
+            ));
+        }
+        case.run_until_current();
+        case.expect_equal(&names);
+    });
+}
+
+/// Published by partition: the target has tables of the partitions' names.
+#[test]
+fn partitions_published_as_themselves() {
+    on_versions(&VERSIONS, |case| {
+        let ddl = "CREATE TABLE p (id int, region text, v text, PRIMARY KEY (id, region)) PARTITION BY LIST (region); \
+                   CREATE TABLE p_a PARTITION OF p FOR VALUES IN ('a'); CREATE TABLE p_b PARTITION OF p FOR VALUES IN ('b')";
+        case.publisher.sql(ddl);
+        case.target.sql(
+            "CREATE TABLE p_a (id int, region text, v text, PRIMARY KEY (id, region)); \
+             CREATE TABLE p_b (region text, id int, v text, PRIMARY KEY (id, region)) PARTITION BY HASH (id); \
+             CREATE TABLE p_b0 PARTITION OF p_b FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+        );
+        case.publish("FOR TABLE p");
+        case.publisher
+            .sql("INSERT INTO p SELECT g, chr(97 + g % 2), 'v' FROM generate_series(1, 20) g");
+        case.run_until_current();
+        case.publisher.sql(
+            "UPDATE p SET v = 'w' WHERE id < 5; UPDATE p SET region = 'a' WHERE id IN (5, 7); \
+             DELETE FROM p WHERE id = 8; INSERT INTO p VALUES (30, 'b', 'x')",
+        );
+        case.run_until_current();
+        case.expect_equal(&["p_a", "p_b"]);
+        case.publisher.sql("TRUNCATE p_a; INSERT INTO p VALUES (1, 'a', 'y')");
+        case.run_until_current();
+        case.expect_equal(&["p_a", "p_b"]);
+        case.publisher.sql("TRUNCATE p");
+        case.run_until_current();
+        case.expect_equal(&["p_a", "p_b"]);
+
+        // Partitions that come and go while the stream runs.
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO p VALUES (1, 'a', 'z')");
+        case.target.sql("CREATE TABLE p_c (id int PRIMARY KEY, region text, v text)");
+        case.publisher.sql("CREATE TABLE p_c PARTITION OF p FOR VALUES IN ('c'); INSERT INTO p VALUES (1, 'c', 'z')");
+        case.publisher.sql("UPDATE p SET v = 'zz'; ALTER TABLE p DETACH PARTITION p_a; INSERT INTO p_a VALUES (2, 'a', 'not published')");
+        case.publisher.sql("INSERT INTO p VALUES (3, 'c', 'z')");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["p_b", "p_c"]);
+        assert_eq!(case.target.rows("SELECT * FROM p_a"), ["1|a|zz"]);
+        case.stop(process);
+    });
+}
+
+/// A row without a partition stops the stream until there is one; triggers of leaves see what
+/// happens to them.
+#[test]
+fn rows_find_or_miss_a_partition() {
+    on_versions(&[(15, 18), (18, 15)], |case| {
+        case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.target.sql(
+            "CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); \
+             CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (10); \
+             CREATE TABLE t_2 PARTITION OF t FOR VALUES FROM (10) TO (20); \
+             CREATE TABLE note (seq serial, what text); \
+             CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+               INSERT INTO public.note (what) VALUES (TG_TABLE_NAME || ' ' || TG_OP); RETURN NULL; END $$; \
+             CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION note(); \
+             ALTER TABLE t_1 ENABLE ALWAYS TRIGGER note; ALTER TABLE t_2 ENABLE ALWAYS TRIGGER note",
+        );
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        case.publisher
+            .sql("INSERT INTO t VALUES (1, 'v'); UPDATE t SET v = 'w'; UPDATE t SET id = 11");
+        case.run_until_current();
+        assert_eq!(
+            case.target.rows("SELECT what FROM note ORDER BY seq"),
+            ["t_1 INSERT", "t_1 UPDATE", "t_1 DELETE", "t_2 INSERT"]
+        );
+        case.publisher.sql("UPDATE t SET id = 21 WHERE id = 11");
+        case.run().expect(9, &["23514", "no partition", "public.t", "(id)=(11)"]);
+        case.target.sql("CREATE TABLE t_3 PARTITION OF t FOR VALUES FROM (20) TO (30)");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+#[test]
+fn truncate() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE parent (id int PRIMARY KEY); \
+             CREATE TABLE child (id int PRIMARY KEY, p int REFERENCES parent); \
+             CREATE TABLE other (id int PRIMARY KEY, p int REFERENCES parent); \
+             CREATE TABLE counted (id serial PRIMARY KEY, v text); \
+             CREATE TABLE unpublished (id int PRIMARY KEY); \
+             CREATE TABLE kept (id int PRIMARY KEY)",
+        );
+        case.publish("FOR TABLE parent, child, other, counted");
+        case.publisher.sql(
+            "CREATE PUBLICATION keep FOR TABLE kept WITH (publish = 'insert, update, delete')",
+        );
+        let mut case = case;
+        case.tool.publications = "pub,keep".to_owned();
+        let fill = |case: &Case| {
+            case.publisher.sql(
+                "INSERT INTO parent VALUES (1), (2); INSERT INTO child VALUES (1, 1); INSERT INTO other VALUES (1, 2); \
+                 INSERT INTO counted (v) VALUES ('a'), ('b')",
+            );
+        };
+        case.publisher.sql("INSERT INTO kept VALUES (1); INSERT INTO unpublished VALUES (1)");
+        case.target
+            .sql("INSERT INTO unpublished VALUES (1); SELECT setval('counted_id_seq', 1000)");
+        fill(&case);
+        case.run_until_current();
+        let tables = ["parent", "child", "other", "counted"];
+        for statement in [
+            "TRUNCATE parent, child, other",
+            "TRUNCATE parent CASCADE",
+            "BEGIN; TRUNCATE child; TRUNCATE other; DELETE FROM parent; COMMIT",
+            "TRUNCATE counted, unpublished",
+            "BEGIN; TRUNCATE counted; INSERT INTO counted (v) VALUES ('c'); TRUNCATE parent CASCADE; INSERT INTO parent VALUES (7); COMMIT",
+        ] {
+            case.publisher.sql(statement);
+            case.run_until_current();
+            case.expect_equal(&tables);
+            case.publisher.sql("TRUNCATE parent CASCADE; DELETE FROM counted");
+            fill(&case);
+            case.run_until_current();
+            case.expect_equal(&tables);
+        }
+        assert_eq!(case.target.value("SELECT count(*) FROM unpublished"), "1");
+        assert_eq!(case.target.value("SELECT nextval('counted_id_seq')"), "1001");
+        case.publisher
+            .sql("TRUNCATE counted RESTART IDENTITY; TRUNCATE kept; INSERT INTO kept VALUES (2)");
+        case.run_until_current();
+        case.expect_equal(&tables);
+        assert_eq!(case.target.value("SELECT nextval('counted_id_seq')"), "1");
+        assert_eq!(case.target.value("SELECT count(*) FROM kept"), "2");
+
+        // A table on the target that refers to a truncated one is not emptied behind its back.
+        case.target.sql("CREATE TABLE local (p int REFERENCES parent)");
+        case.publisher.sql("TRUNCATE parent, child, other");
+        case.run().expect(9, &["0A000", "TRUNCATE", "public.parent"]);
+        case.target.sql("DROP TABLE local");
+        case.run_until_current();
+        case.expect_equal(&tables);
+    });
+}
