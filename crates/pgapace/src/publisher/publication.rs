@@ -29,6 +29,8 @@ pub(crate) struct PublishedTable {
 pub(crate) struct PublishedColumn {
     pub(crate) name: String,
     pub(crate) base_type: u32,
+    /// Published as a value all the same (18 and later).
+    pub(crate) generated: bool,
 }
 
 impl PublishedTable {
@@ -40,7 +42,9 @@ impl PublishedTable {
     pub(crate) fn copy_source(&self) -> String {
         let columns: Vec<_> = self.columns.iter().map(|c| quote_ident(&c.name)).collect();
         let table = format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name));
-        if !self.partitioned && self.filters.is_empty() && !columns.is_empty() {
+        // COPY of a table refuses its generated columns.
+        let generated = self.columns.iter().any(|column| column.generated);
+        if !self.partitioned && self.filters.is_empty() && !columns.is_empty() && !generated {
             return format!("{table} ({})", columns.join(", "));
         }
         let only = if self.partitioned { "" } else { "ONLY " };
@@ -199,12 +203,11 @@ fn details(
     let mut columns = Vec::new();
     for row in rows.iter() {
         let column: String = field(&row, 0)?;
-        let published = match &listed {
-            Some(listed) => listed.contains(&column),
-            None => !boolean(&row, 2)?,
-        };
-        if published {
-            columns.push(PublishedColumn { name: column, base_type: field(&row, 1)? });
+        let generated = boolean(&row, 2)?;
+        // Before 18 the view names generated columns, but no publication sends them.
+        let sendable = !generated || major >= 18;
+        if sendable && listed.as_ref().map_or(!generated, |listed| listed.contains(&column)) {
+            columns.push(PublishedColumn { name: column, base_type: field(&row, 1)?, generated });
         }
     }
     Ok((columns, filters))
