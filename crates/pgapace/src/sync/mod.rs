@@ -18,6 +18,7 @@ use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::target::catalogue;
+use crate::target::mapping::map_columns;
 use crate::target::session::{Purpose, Target};
 use crate::target::state::{self, SubscriptionId};
 
@@ -39,12 +40,15 @@ pub(crate) fn check_targets(
     tables: &[PublishedTable],
     copy_data: bool,
 ) -> Result<()> {
-    let (mut absent, mut filled) = (Vec::new(), Vec::new());
+    let (mut absent, mut filled, mut unfit) = (Vec::new(), Vec::new(), Vec::new());
     for table in tables {
         let Some(target) = catalogue::load(session, &table.schema, &table.name)? else {
             absent.push(table.display_name());
             continue;
         };
+        if let Err(failure) = map_columns(table.columns.iter().map(|c| c.name.as_str()), &target) {
+            unfit.push(failure);
+        }
         if copy_data {
             let sql = format!("SELECT 1 FROM {} LIMIT 1", target.sql_only());
             let rows = session.query(&sql, &[]).map_err(|e| {
@@ -64,6 +68,10 @@ pub(crate) fn check_targets(
             "Create them: pg_dump --schema-only PUBLISHER | psql TARGET; or take them out of the \
              publication.",
         ));
+    }
+    let reasons: Vec<_> = unfit.iter().map(|failure| failure.message.clone()).collect();
+    if let Some(first) = unfit.into_iter().next() {
+        return Err(Failure { message: reasons.join("; "), ..first });
     }
     if !filled.is_empty() {
         return Err(Failure::new(

@@ -46,36 +46,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 impl TableMap {
     /// Maps a published table, with every reason why it cannot be done at once.
     pub(crate) fn new(remote: Arc<RemoteRelation>, table: Table) -> Result<Self> {
-        let name = table.display_name();
-        let mut columns = Vec::with_capacity(remote.columns.len());
-        let (mut missing, mut generated) = (Vec::new(), Vec::new());
-        for column in &remote.columns {
-            match table.column(&column.name) {
-                Some((_, local)) if local.generated => generated.push(column.name.as_str()),
-                Some((index, _)) => columns.push(index),
-                None => missing.push(column.name.as_str()),
-            }
-        }
-        if !missing.is_empty() {
-            return Err(mismatch(format!(
-                "target table {name} lacks published columns: {}",
-                missing.join(", ")
-            ))
-            .hint("Add the columns on the target, or publish the table with a column list."));
-        }
-        if !generated.is_empty() {
-            return Err(mismatch(format!(
-                "published columns are generated columns of target table {name}: {}",
-                generated.join(", ")
-            ))
-            .hint("Leave them out with a column list, or make them plain columns on the target."));
-        }
-        if table.row_security {
-            return Err(mismatch(format!(
-                "row-level security is active for this role on target table {name}"
-            ))
-            .hint("Use a role with BYPASSRLS, or the table's owner without FORCE."));
-        }
+        let columns = map_columns(remote.columns.iter().map(|c| c.name.as_str()), &table)?;
         let search = search(&remote, &table, &columns);
         Ok(Self { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), remote, table, columns, search })
     }
@@ -102,6 +73,45 @@ impl TableMap {
             Search::Impossible { .. } => &[],
         }
     }
+}
+
+/// For each published column its index in the target table, or every reason at once why there is
+/// no such table.
+pub(crate) fn map_columns<'a>(
+    published: impl Iterator<Item = &'a str>,
+    table: &Table,
+) -> Result<Vec<usize>> {
+    let name = table.display_name();
+    let mut columns = Vec::new();
+    let (mut missing, mut generated) = (Vec::new(), Vec::new());
+    for column in published {
+        match table.column(column) {
+            Some((_, local)) if local.generated => generated.push(column),
+            Some((index, _)) => columns.push(index),
+            None => missing.push(column),
+        }
+    }
+    if !missing.is_empty() {
+        return Err(mismatch(format!(
+            "target table {name} lacks published columns: {}",
+            missing.join(", ")
+        ))
+        .hint("Add the columns on the target, or publish the table with a column list."));
+    }
+    if !generated.is_empty() {
+        return Err(mismatch(format!(
+            "published columns are generated columns of target table {name}: {}",
+            generated.join(", ")
+        ))
+        .hint("Leave them out with a column list, or make them plain columns on the target."));
+    }
+    if table.row_security {
+        return Err(mismatch(format!(
+            "row-level security is active for this role on target table {name}"
+        ))
+        .hint("Use a role with BYPASSRLS, or the table's owner without FORCE."));
+    }
+    Ok(columns)
 }
 
 fn mismatch(message: String) -> Failure {
