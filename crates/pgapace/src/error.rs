@@ -153,9 +153,10 @@ pub(crate) fn is_transient(sqlstate: &str) -> bool {
 }
 
 /// SQLSTATEs after which reading the target's catalogue again may help: its schema changed while
-/// we held prepared statements for the old one.
+/// we held prepared statements for the old one. A value may have been read as the type that
+/// its column had before (class 22).
 pub(crate) fn is_stale_catalogue(sqlstate: &str) -> bool {
-    sqlstate.starts_with("42") || matches!(sqlstate, "0A000" | "26000")
+    matches!(sqlstate.get(..2), Some("22" | "42")) || matches!(sqlstate, "0A000" | "26000")
 }
 
 impl fmt::Display for Failure {
