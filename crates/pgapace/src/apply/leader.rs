@@ -30,7 +30,7 @@ const OUTSTANDING_LIMIT: usize = 8192;
 const TICK: Duration = Duration::from_millis(100);
 /// How often counters are written.
 const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a stop waits for the rest of a large transaction that is partly applied.
+/// How long a stop waits for what is being applied: a large transaction, a lock on the target.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Why the leader ended without a failure.
@@ -71,6 +71,9 @@ pub(crate) struct Leader<'a> {
     /// Set when no new transaction is to be dispatched.
     closing: Option<Closing>,
     last_idle: Instant,
+    /// The publisher asked for an answer: it may be waiting for the position (it does when it is
+    /// shut down), so idle progress is recorded now.
+    asked: bool,
     counters: Counters,
     last_statistics: Instant,
     reported: Option<Delta>,
@@ -95,6 +98,7 @@ impl<'a> Leader<'a> {
             partly_dispatched: false,
             closing: None,
             last_idle: now,
+            asked: false,
             counters: Counters::default(),
             last_statistics: now,
             reported: None,
@@ -176,7 +180,8 @@ impl<'a> Leader<'a> {
                         self.take_part(part, &mut batch)?;
                     }
                 }
-                Frame::Keepalive { wal_end, .. } => {
+                Frame::Keepalive { wal_end, reply_requested, .. } => {
+                    self.asked |= reply_requested;
                     // Inside a transaction it says nothing about what is complete.
                     if !self.assembler.in_transaction() {
                         self.parts.progress.received(wal_end);
@@ -222,10 +227,13 @@ impl<'a> Leader<'a> {
 
     /// Records filtered or foreign work, so that the slot advances while nothing is to be applied.
     fn dispatch_idle(&mut self) {
-        let due = self.last_idle.elapsed() >= self.parts.idle_interval || self.closing.is_some();
+        let due = self.asked
+            || self.closing.is_some()
+            || self.last_idle.elapsed() >= self.parts.idle_interval;
         if !due || self.assembler.in_transaction() || self.partly_dispatched {
             return;
         }
+        self.asked = false;
         if let Some(lsn) = self.parts.progress.idle_candidate() {
             self.last_idle = Instant::now();
             let predecessor = self.parts.progress.last_dispatched();
@@ -263,14 +271,15 @@ impl<'a> Leader<'a> {
         {
             self.close(Outcome::Reached);
         }
-        if let Some(closing) = self.closing
-            && self.partly_dispatched
-            && (closing.since.elapsed() > STOP_PATIENCE || self.parts.shutdown.insisted())
+        if let Some(Closing { outcome: Outcome::Stopped, since }) = self.closing
+            && (since.elapsed() > STOP_PATIENCE || self.parts.shutdown.insisted())
+            && !self.is_closed()
         {
             return Err(Failure::new(
                 Class::Internal,
-                "stopped inside a large transaction; it is rolled back and sent again next time",
-            ));
+                "stopped before the transaction in hand could be ended",
+            )
+            .hint("It is rolled back and sent again next time; nothing is lost."));
         }
         Ok(())
     }

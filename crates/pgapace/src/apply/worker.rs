@@ -269,7 +269,7 @@ impl State {
         }
         if let Some(end) = work.part.end_lsn {
             let Identity { id, epoch, .. } = self.identity;
-            let time = work.part.head.commit_time;
+            let time = (!work.part.is_idle()).then_some(work.part.head.commit_time);
             let record = RecordParams::new(id, end, work.predecessor, epoch, time);
             self.session
                 .queue_bind("progress", record.params().into_iter())
@@ -496,7 +496,11 @@ impl Outcome {
         context: &Context<'_>,
     ) -> Result<()> {
         match pending {
-            Some(Pending::Begin | Pending::Progress { .. }) => Ok(()),
+            Some(Pending::Begin) => Ok(()),
+            Some(Pending::Progress { .. }) if affected == 1 => Ok(()),
+            Some(Pending::Progress { .. }) => {
+                Err(Failure::internal("the target recorded no progress"))
+            }
             Some(Pending::Truncate { .. }) => {
                 self.current.truncates += 1;
                 Ok(())

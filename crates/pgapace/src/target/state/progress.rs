@@ -14,12 +14,15 @@ use crate::target::state::SubscriptionId;
 
 /// The statement that a transaction runs right before its COMMIT.
 ///
-/// Parameters: subscription, LSN, predecessor, epoch, the source's commit time. With `tagged`, the
+/// Parameters: subscription, LSN, predecessor, epoch, the source's commit time (NULL for idle
+/// progress). With `tagged`, the
 /// session has a replication origin, and the commit carries the source's time; the origin's LSN is
 /// left alone ('0/0'), because since PostgreSQL 16 an abort would move it too (reference 7.1).
 pub(crate) fn record_sql(tagged: bool) -> String {
     let tag = if tagged {
-        " WHERE pg_catalog.pg_replication_origin_xact_setup('0/0', $5) IS NOT NULL"
+        // The function is strict: it must not be asked with the NULL of idle progress.
+        " WHERE pg_catalog.pg_replication_origin_xact_setup('0/0', coalesce($5, \
+           pg_catalog.now())) IS NOT NULL"
     } else {
         ""
     };
@@ -45,7 +48,7 @@ pub(crate) struct RecordParams {
     lsn: [u8; 8],
     predecessor: [u8; 8],
     epoch: [u8; 8],
-    time: [u8; 8],
+    time: Option<[u8; 8]>,
 }
 
 impl RecordParams {
@@ -54,14 +57,14 @@ impl RecordParams {
         lsn: Lsn,
         predecessor: Lsn,
         epoch: i64,
-        time: Timestamp,
+        time: Option<Timestamp>,
     ) -> Self {
         Self {
             subscription: id.0.to_be_bytes(),
             lsn: lsn.as_u64().to_be_bytes(),
             predecessor: predecessor.as_u64().to_be_bytes(),
             epoch: epoch.to_be_bytes(),
-            time: time.0.to_be_bytes(),
+            time: time.map(|time| time.0.to_be_bytes()),
         }
     }
 
@@ -71,7 +74,7 @@ impl RecordParams {
             wire::Param::Binary(&self.lsn),
             wire::Param::Binary(&self.predecessor),
             wire::Param::Binary(&self.epoch),
-            wire::Param::Binary(&self.time),
+            self.time.as_ref().map_or(wire::Param::Null, |time| wire::Param::Binary(time)),
         ]
     }
 }
