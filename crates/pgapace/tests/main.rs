@@ -3,3 +3,4 @@
 
 mod semantics;
 mod support;
+mod twophase;
