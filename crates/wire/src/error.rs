@@ -87,13 +87,14 @@ impl Error {
     ///
     /// That is a failed or closed socket, and the server errors of class 08, of administrator or
     /// crash shutdown and of startup (57P01 to 57P05), of an expired idle or transaction timeout
-    /// (25P03, 25P04) and, while connecting, of exhausted connection slots (53300).
+    /// (25P03, 25P04) and, while connecting, of exhausted connection slots (53300), or that no
+    /// host is of the kind that target_session_attrs asks for: during a failover none is.
     pub fn is_connection_loss(&self) -> bool {
         match self {
             Error::Io(_) | Error::Closed => true,
             Error::Server(error) => error.ends_connection(),
             Error::Connect { last, .. } => {
-                matches!(**last, Error::Timeout)
+                matches!(**last, Error::Timeout | Error::UnexpectedResult(_))
                     || last.is_connection_loss()
                     || last.sqlstate() == Some("53300")
             }

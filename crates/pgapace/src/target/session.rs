@@ -108,9 +108,9 @@ impl Target {
                 Class::Target,
                 "the target is a standby: it cannot be written",
             )
-            .hint(
-                "Connect to its primary, or list both hosts with target_session_attrs=primary.",
-            ));
+            .hint("Connect to its primary, or list both hosts with target_session_attrs=primary.")
+            // It may be about to be promoted, if it is one of several hosts.
+            .transient(true));
         }
         if rows.first().is_some_and(|row| row.get(1) == Some("SQL_ASCII"))
             && self.encoding != "SQL_ASCII"
