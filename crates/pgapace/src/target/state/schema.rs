@@ -72,6 +72,11 @@ CREATE TABLE pgapace.stat_subscription (
 );
 COMMENT ON TABLE pgapace.stat_subscription IS 'counters, written about once per second'"];
 
+/// The version that this program creates.
+pub(crate) fn newest() -> usize {
+    MIGRATIONS.len()
+}
+
 /// Creates or upgrades the schema. Concurrent callers wait for each other.
 pub(crate) fn migrate(session: &mut Session) -> Result<()> {
     let current = version(session)?;
@@ -134,10 +139,17 @@ pub(crate) fn migrate(session: &mut Session) -> Result<()> {
 /// The version of the schema on the target, 0 where there is none.
 pub(crate) fn version(session: &mut Session) -> Result<usize> {
     let failed = |e: &wire::Error| Failure::target(e, "reading the version of schema pgapace");
+    // Not to_regclass: after a wait for the lock it may still answer from this session's cache,
+    // that there is no such schema. A scan of the catalogue sees what was committed.
     let there = session
-        .query("SELECT pg_catalog.to_regclass('pgapace.schema_version') IS NOT NULL", &[])
+        .query(
+            "SELECT 1 FROM pg_catalog.pg_class c \
+             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname = 'pgapace' AND c.relname = 'schema_version'",
+            &[],
+        )
         .map_err(|e| failed(&e))?;
-    if there.first().and_then(|row| row.get(0).map(|t| t == "t")) != Some(true) {
+    if there.is_empty() {
         return Ok(0);
     }
     let rows =
