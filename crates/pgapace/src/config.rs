@@ -142,17 +142,28 @@ impl Settings {
         }
     }
 
+    /// Takes what is needed to find the subscription.
+    fn site(self) -> Result<Site> {
+        if let Some(name) = &self.name {
+            check_name(name, "name")?;
+        }
+        let busy_timeout = self.patience();
+        let publisher = self.publisher.filter(|text| !text.is_empty());
+        Ok(Site {
+            target: conninfo(&need(self.target, "target")?, "target")?,
+            publisher: publisher.map(|text| conninfo(&text, "publisher")).transpose()?,
+            name: self.name,
+            busy_timeout,
+        })
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.busy_timeout.unwrap_or(75))
+    }
+
     /// Fills in the defaults and checks what can be checked without a server.
     fn resolve(self) -> Result<Subscription> {
-        let need = |value: Option<String>, key: &str| {
-            value.filter(|text| !text.is_empty()).ok_or_else(|| {
-                config(format!("--{key} is not given")).hint(format!(
-                    "Give it as a flag, as {key} in the configuration file, or as {} in the \
-                     environment.",
-                    variable(key)
-                ))
-            })
-        };
+        let busy_timeout = self.patience();
         let name = need(self.name, "name")?;
         check_name(&name, "name")?;
         let slot = self.slot.unwrap_or_else(|| name.clone());
@@ -169,9 +180,6 @@ impl Settings {
                 "Rows can only be copied from the snapshot of a slot that is created with them.",
             ));
         }
-        let conninfo = |text: &str, key: &str| {
-            ConnInfo::parse(text).map_err(|e| config(format!("--{key}: {e}")))
-        };
         let seconds = |value: Option<u64>, default, key: &str| match value.unwrap_or(default) {
             0 => Err(config(format!("--{key} must be at least 1 second"))),
             value => Ok(Duration::from_secs(value)),
@@ -194,10 +202,21 @@ impl Settings {
             tag_commits: self.tag_commits.unwrap_or(true),
             status_interval: seconds(self.status_interval, 10, "status-interval")?,
             receive_timeout: seconds(self.receive_timeout, 60, "receive-timeout")?,
-            busy_timeout: Duration::from_secs(self.busy_timeout.unwrap_or(75)),
+            busy_timeout,
             memory_limit: memory_limit << 20,
         })
     }
+}
+
+/// Where a subscription is, or all of a target: for verbs that look or remove, and so need no
+/// more than the target.
+#[derive(Debug, Clone)]
+pub(crate) struct Site {
+    pub(crate) target: ConnInfo,
+    pub(crate) publisher: Option<ConnInfo>,
+    /// `None` for all subscriptions of the target.
+    pub(crate) name: Option<String>,
+    pub(crate) busy_timeout: Duration,
 }
 
 /// One subscription, complete.
@@ -233,7 +252,23 @@ struct File {
 /// Puts file, environment and flags together. With several subscriptions in the file, `--name`
 /// picks one, and other flags hold for all that are run.
 pub(crate) fn subscriptions(file: Option<&Path>, given: &Settings) -> Result<Vec<Subscription>> {
-    let Some(path) = file else { return Ok(vec![given.clone().resolve()?]) };
+    let chosen: Vec<_> =
+        entries(file, given)?.into_iter().map(Settings::resolve).collect::<Result<_>>()?;
+    let mut names: Vec<_> = chosen.iter().map(|s| (&s.name, s.target.redacted())).collect();
+    names.sort();
+    if names.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(config("the configuration has two subscriptions of one name on one target"));
+    }
+    Ok(chosen)
+}
+
+/// The same for verbs that need no more than the target.
+pub(crate) fn sites(file: Option<&Path>, given: &Settings) -> Result<Vec<Site>> {
+    entries(file, given)?.into_iter().map(Settings::site).collect()
+}
+
+fn entries(file: Option<&Path>, given: &Settings) -> Result<Vec<Settings>> {
+    let Some(path) = file else { return Ok(vec![given.clone()]) };
     let shown = path.display();
     let text = std::fs::read_to_string(path)
         .map_err(|e| config(format!("cannot read configuration file {shown}: {e}")))?;
@@ -241,28 +276,34 @@ pub(crate) fn subscriptions(file: Option<&Path>, given: &Settings) -> Result<Vec
     let file: File = toml::from_str(&text).map_err(unreadable)?;
     let common: Settings = file.common.try_into().map_err(unreadable)?;
     if file.subscription.is_empty() {
-        return Ok(vec![given.clone().or(&common).resolve()?]);
+        return Ok(vec![given.clone().or(&common)]);
     }
     let chosen: Vec<_> = file
         .subscription
         .into_iter()
         .filter(|entry| given.name.is_none() || entry.name == given.name)
-        .map(|entry| given.clone().or(&entry.or(&common)).resolve())
-        .collect::<Result<_>>()?;
+        .map(|entry| given.clone().or(&entry.or(&common)))
+        .collect();
     if chosen.is_empty() {
         return Err(config(format!(
             "configuration file {shown} has no subscription {:?}",
             given.name.as_deref().unwrap_or_default()
         )));
     }
-    let mut names: Vec<_> = chosen.iter().map(|s| (&s.name, s.target.redacted())).collect();
-    names.sort();
-    if names.windows(2).any(|pair| pair[0] == pair[1]) {
-        return Err(config(format!(
-            "configuration file {shown} has two subscriptions of one name on one target"
-        )));
-    }
     Ok(chosen)
+}
+
+fn need(value: Option<String>, key: &str) -> Result<String> {
+    value.filter(|text| !text.is_empty()).ok_or_else(|| {
+        config(format!("--{key} is not given")).hint(format!(
+            "Give it as a flag, as {key} in the configuration file, or as {} in the environment.",
+            variable(key)
+        ))
+    })
+}
+
+fn conninfo(text: &str, key: &str) -> Result<ConnInfo> {
+    ConnInfo::parse(text).map_err(|e| config(format!("--{key}: {e}")))
 }
 
 /// Names become slot names and advisory state, so PostgreSQL's rule for slots holds for both.

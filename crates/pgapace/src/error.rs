@@ -28,7 +28,7 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    /// The process exit code. Documented in `pgapace help exit-codes` and the README.
+    /// The process exit code. Documented in `pgapace --help` and the README.
     pub(crate) fn exit_code(self) -> u8 {
         match self {
             Self::Internal => 1,

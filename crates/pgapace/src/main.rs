@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod apply;
+mod check;
 mod cli;
 mod config;
 mod error;

@@ -4,3 +4,4 @@
 mod semantics;
 mod support;
 mod twophase;
+mod verbs;

@@ -1,12 +1,89 @@
-//! `pgapace check`.
+//! `pgapace check`: says everything that is in the way, and what mends it.
 
 use clap::Args;
+use serde::Serialize;
 
-use crate::error::{Failure, Result};
+use crate::check;
+use crate::check::report::{Finding, Fix, Report, Severity, Side};
+use crate::cli::{Selection, output};
+use crate::error::{Class, Failure, Result};
 
 #[derive(Debug, Args)]
-pub(crate) struct CheckArgs {}
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    selection: Selection,
 
-pub(crate) fn run(_args: &CheckArgs) -> Result<()> {
-    Err(Failure::internal("not yet"))
+    /// Print a JSON array with one object for each blocker, warning and note
+    #[arg(long)]
+    json: bool,
+}
+
+/// A finding as JSON.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    subscription: &'a str,
+    #[serde(flatten)]
+    finding: &'a Finding,
+}
+
+pub(crate) fn run(args: &CheckArgs) -> Result<()> {
+    let mut reports = Vec::new();
+    for subscription in args.selection.subscriptions()? {
+        reports.push(check::check(&subscription));
+    }
+    for report in &mut reports {
+        report.findings.sort_by_key(|finding| finding.side == Side::Target);
+    }
+    if args.json {
+        let lines: Vec<_> = reports
+            .iter()
+            .flat_map(|report| report.findings.iter().map(move |finding| (report, finding)))
+            .filter(|(_, finding)| finding.severity != Severity::Ok)
+            .map(|(report, finding)| Line { subscription: &report.subscription, finding })
+            .collect();
+        output::json(&lines)?;
+    } else {
+        for (index, report) in reports.iter().enumerate() {
+            if index > 0 {
+                output::line("");
+            }
+            print(report);
+        }
+    }
+    let blockers: usize = reports.iter().map(|report| report.count(Severity::Blocker)).sum();
+    if let Some(failure) = reports.into_iter().find_map(|report| report.unreachable) {
+        return Err(failure);
+    }
+    match blockers {
+        0 => Ok(()),
+        1 => Err(Failure::new(Class::Mismatch, "1 blocker was found")),
+        _ => Err(Failure::new(Class::Mismatch, format!("{blockers} blockers were found"))),
+    }
+}
+
+fn print(report: &Report) {
+    output::line(&format!("subscription {}", report.subscription));
+    for finding in &report.findings {
+        output::line(&format!(
+            "  {:<8} {:<10} {}",
+            finding.severity, finding.side, finding.message
+        ));
+        match &finding.fix {
+            Some(Fix::Sql(sql)) => {
+                output::line(&format!("           SQL on the {}: {sql}", finding.side));
+            }
+            Some(Fix::Command(command)) => output::line(&format!("           run: {command}")),
+            None => {}
+        }
+    }
+    let count = |severity, word: &str| {
+        let count = report.count(severity);
+        format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+    };
+    output::line(&format!(
+        "  {}, {}, {}",
+        count(Severity::Blocker, "blocker"),
+        count(Severity::Warning, "warning"),
+        count(Severity::Note, "note")
+    ));
 }

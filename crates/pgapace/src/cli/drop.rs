@@ -26,14 +26,14 @@ pub(crate) struct DropArgs {
 
 /// Drops slot, origins and state, in this order: if the slot cannot be dropped, nothing is.
 pub(crate) fn run(args: &DropArgs) -> Result<()> {
-    let config = args.selection.one()?;
-    let mut target = Target::new(config.target.clone(), &config.name);
+    let (name, site) = args.selection.one_by_name()?;
+    let mut target = Target::new(site.target.clone(), &name);
     let mut control = target.connect_first()?;
     let row = if schema::version(&mut control)? == 0 {
         None
     } else {
         schema::migrate(&mut control)?;
-        state::find(&mut control, &config.name)?
+        state::find(&mut control, &name)?
     };
     let Some(row) = row else {
         if args.if_exists {
@@ -41,20 +41,26 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
         }
         return Err(Failure::new(
             Class::Config,
-            format!("the target has no subscription {:?}", config.name),
+            format!("the target has no subscription {name:?}"),
         ));
     };
     ownership::become_owner(&mut control, row.id, std::time::Duration::ZERO, false)?;
     ownership::fence(&mut control, row.id)?;
     let mut slot_dropped = false;
     if row.owns_slot && !args.keep_slot {
-        let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
+        let info = site.publisher.ok_or_else(|| {
+            Failure::new(Class::Config, "--publisher is not given").hint(
+                "It is needed to drop the slot. If the publisher is gone for good, pass \
+                 --keep-slot to drop the rest without it.",
+            )
+        })?;
+        let publisher = Publisher::new(info, &name, target.encoding());
         let mut source = publisher.connect().map_err(|failure| {
             failure.hint(
                 "If the publisher is gone for good, pass --keep-slot to drop the rest without it.",
             )
         })?;
-        slot::wait_until_free(&mut source, &row.slot_name, config.busy_timeout, &|| false)?;
+        slot::wait_until_free(&mut source, &row.slot_name, site.busy_timeout, &|| false)?;
         slot_dropped = slot::drop(&mut source, &row.slot_name)?;
     }
     origin::drop_all(&mut control, row.id)?;

@@ -1,6 +1,7 @@
 //! The command line: verbs, flags, exit codes.
 
 pub(crate) mod check;
+pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod drop;
 pub(crate) mod output;
@@ -13,8 +14,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Settings, Subscription, subscriptions};
-use crate::error::{Failure, Result};
+use crate::config::{Settings, Site, Subscription, sites, subscriptions};
+use crate::error::{Class, Failure, Result};
 use crate::observe::logging::{self, LogFormat};
 
 const EXIT_CODES: &str = "\
@@ -38,7 +39,34 @@ Examples:
   pgapace run   --publisher postgresql://repl@a/shop --target postgresql://b/shop \\
                 --publication shop --name shop
   pgapace run   --config /etc/pgapace.toml --until current
+  pgapace status --target postgresql://b/shop
   pgapace demo";
+
+const RUN_HELP: &str = r#"Example:
+  pgapace run --publisher postgresql://repl@a/shop --target postgresql://b/shop \
+              --publication shop --name shop"#;
+
+const CHECK_HELP: &str = r#"Exits with 0 if nothing is in the way, 6 if something is, 4 or 5 if publisher or target cannot be reached.
+
+Example:
+  pgapace check --publisher postgresql://repl@a/shop --target postgresql://b/shop \
+                --publication shop --name shop"#;
+
+const STATUS_HELP: &str = r#"Needs no more than --target. With --publisher it also shows the lag and what the slot keeps.
+
+Example:
+  pgapace status --target postgresql://b/shop --publisher postgresql://a/shop --json"#;
+
+const DROP_HELP: &str = r#"Needs --target and --name, and --publisher unless --keep-slot is given.
+
+Example:
+  pgapace drop --target postgresql://b/shop --publisher postgresql://repl@a/shop --name shop"#;
+
+const DEMO_HELP: &str = r#"Example:
+  pgapace demo --duration 30 --clients 8 --publisher-version 15 --target-version 18"#;
+
+const COMPLETIONS_HELP: &str = r#"Example:
+  pgapace completions bash > /etc/bash_completion.d/pgapace"#;
 
 /// Applies PostgreSQL logical replication from outside the servers.
 ///
@@ -63,15 +91,23 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Copy the tables on the first run, then apply changes until stopped
+    #[command(after_help = RUN_HELP)]
     Run(run::RunArgs),
     /// Look for everything that would keep a subscription from working, with the SQL that mends it
+    #[command(after_help = CHECK_HELP)]
     Check(check::CheckArgs),
     /// Show the state of subscriptions
+    #[command(after_help = STATUS_HELP)]
     Status(status::StatusArgs),
     /// Remove a subscription: its slot, its origins and its state; tables are left as they are
+    #[command(after_help = DROP_HELP)]
     Drop(drop::DropArgs),
     /// Start two servers in a temporary directory, replicate a live load and compare
+    #[command(after_help = DEMO_HELP)]
     Demo(demo::DemoArgs),
+    /// Write the completion script of a shell to standard output
+    #[command(after_help = COMPLETIONS_HELP)]
+    Completions(completions::CompletionsArgs),
 }
 
 /// Which subscriptions a verb works on.
@@ -90,17 +126,23 @@ impl Selection {
         subscriptions(self.config.as_deref(), &self.settings)
     }
 
-    /// For verbs that work on one subscription.
-    fn one(&self) -> Result<Subscription> {
-        let mut all = self.subscriptions()?;
-        match (all.pop(), all.is_empty()) {
-            (Some(one), true) => Ok(one),
-            _ => Err(Failure::new(
-                crate::error::Class::Config,
-                "the configuration file has several subscriptions",
-            )
-            .hint("Name one with --name.")),
-        }
+    /// For verbs that need no more than the target.
+    fn target_only(&self) -> Result<Vec<Site>> {
+        sites(self.config.as_deref(), &self.settings)
+    }
+
+    /// For verbs that work on one subscription and need no more than the target.
+    fn one_by_name(&self) -> Result<(String, Site)> {
+        let mut all = self.target_only()?;
+        let site = all.pop().filter(|_| all.is_empty()).ok_or_else(|| {
+            Failure::new(Class::Config, "the configuration file has several subscriptions")
+                .hint("Name one with --name.")
+        })?;
+        let name = site.name.clone().ok_or_else(|| {
+            Failure::new(Class::Config, "--name is not given")
+                .hint("pgapace status lists the subscriptions of a target.")
+        })?;
+        Ok((name, site))
     }
 }
 
@@ -116,6 +158,10 @@ pub(crate) fn main() -> ExitCode {
         Command::Status(args) => status::run(&args),
         Command::Drop(args) => drop::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Completions(args) => {
+            completions::run(&args);
+            Ok(())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use crate::error::Failure;
+use serde::Serialize;
+
+use crate::error::{Failure, Result};
 
 /// Writes a failure as psql would, and gives its exit code.
 pub(crate) fn fail(failure: &Failure) -> ExitCode {
@@ -15,6 +17,20 @@ pub(crate) fn fail(failure: &Failure) -> ExitCode {
 /// Writes a line to standard output. A reader that went away (`| head`) is no error.
 pub(crate) fn line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// Writes text as it is to standard output.
+pub(crate) fn text(text: &str) {
+    let mut output = std::io::stdout();
+    let _ = output.write_all(text.as_bytes()).and_then(|()| output.flush());
+}
+
+/// Writes a value as JSON to standard output.
+pub(crate) fn json(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|e| Failure::internal(format!("cannot write JSON: {e}")))?;
+    line(&text);
+    Ok(())
 }
 
 /// `1.5 MB` and the like, in powers of 1024 as PostgreSQL's `pg_size_pretty`.

@@ -1,12 +1,302 @@
-//! `pgapace status`.
+//! `pgapace status`: what the target remembers of its subscriptions, and how far the publisher is.
 
 use clap::Args;
+use pgoutput::Lsn;
+use serde::Serialize;
+use wire::Session;
 
+use crate::cli::{Selection, output};
+use crate::config::Site;
 use crate::error::{Failure, Result};
+use crate::publisher::session::{Publisher, current_lsn, system_identifier};
+use crate::publisher::slot;
+use crate::target::session::{Purpose, Target};
+use crate::target::state::ownership::{self, Owner};
+use crate::target::state::statistics::{self, Counters};
+use crate::target::state::{self, Subscription, progress, schema};
 
 #[derive(Debug, Args)]
-pub(crate) struct StatusArgs {}
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    selection: Selection,
 
-pub(crate) fn run(_args: &StatusArgs) -> Result<()> {
-    Err(Failure::internal("not yet"))
+    /// Print a JSON array with one object a subscription
+    #[arg(long)]
+    json: bool,
+}
+
+/// One subscription.
+#[derive(Debug, Serialize)]
+struct Status {
+    name: String,
+    phase: &'static str,
+    running: bool,
+    owner: Option<Owner>,
+    epoch: i64,
+    slot: String,
+    publications: Vec<String>,
+    started_at: Option<String>,
+    received_lsn: Option<String>,
+    applied_lsn: Option<String>,
+    flushed_lsn: Option<String>,
+    lag_bytes: Option<u64>,
+    lag_seconds: Option<f64>,
+    /// Why what only the publisher knows is null.
+    lag_unknown: Option<String>,
+    slot_state: Option<SlotState>,
+    counters: Counters,
+    restarts: u64,
+    tables: Vec<Table>,
+    last_error: Option<String>,
+    last_error_at: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct SlotState {
+    active: bool,
+    wal_status: Option<String>,
+    retained_bytes: Option<i64>,
+    safe_wal_size: Option<i64>,
+    invalid: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Table {
+    schema: String,
+    name: String,
+    /// LSN from which its changes are applied; null until it is copied.
+    gate_lsn: Option<String>,
+    copied_rows: Option<i64>,
+}
+
+/// What the publisher says.
+struct Source {
+    session: Session,
+    system_identifier: Option<String>,
+    lsn: Lsn,
+}
+
+pub(crate) fn run(args: &StatusArgs) -> Result<()> {
+    let mut all = Vec::new();
+    let mut absent = false;
+    for site in args.selection.target_only()? {
+        match of_site(&site)? {
+            Some(statuses) => all.extend(statuses),
+            None => absent = true,
+        }
+    }
+    if args.json {
+        return output::json(&all);
+    }
+    if all.is_empty() {
+        output::line(if absent {
+            "no subscription: the target has no schema pgapace, so pgapace never ran here"
+        } else {
+            "no subscription on the target"
+        });
+    }
+    for (index, status) in all.iter().enumerate() {
+        if index > 0 {
+            output::line("");
+        }
+        print(status);
+    }
+    Ok(())
+}
+
+/// The subscriptions of a target, or the one that is named; `None` without our schema.
+fn of_site(site: &Site) -> Result<Option<Vec<Status>>> {
+    let target = Target::new(site.target.clone(), site.name.as_deref().unwrap_or("status"));
+    let mut session = target.connect(Purpose::Look)?;
+    if schema::version(&mut session)? == 0 {
+        return Ok(None);
+    }
+    let rows = match &site.name {
+        None => state::all(&mut session)?,
+        Some(name) => state::find(&mut session, name)?.into_iter().collect(),
+    };
+    let mut source = connect_source(site, target.encoding());
+    rows.iter().map(|row| of(&mut session, row, &mut source)).collect::<Result<_>>().map(Some)
+}
+
+/// A publisher that cannot be reached is no failure of `status`.
+fn connect_source(site: &Site, encoding: &'static str) -> std::result::Result<Source, String> {
+    let info = site.publisher.clone().ok_or("--publisher is not given")?;
+    let name = site.name.as_deref().unwrap_or("pgapace status");
+    let reason = |failure: Failure| failure.message;
+    let mut session = Publisher::new(info, name, encoding).connect_to_look().map_err(reason)?;
+    let lsn = current_lsn(&mut session).map_err(reason)?;
+    let system_identifier = system_identifier(&mut session);
+    Ok(Source { session, system_identifier, lsn })
+}
+
+fn of(
+    session: &mut Session,
+    row: &Subscription,
+    source: &mut std::result::Result<Source, String>,
+) -> Result<Status> {
+    let recorded = progress::read(session, row.id)?;
+    let statistics = statistics::read(session, row.id)?;
+    let owner = ownership::owner(session, row.id)?;
+    let statistics = statistics.as_ref();
+    // Progress is the truth; the statistics also count what was skipped since.
+    let applied = recorded.max(statistics.and_then(|s| s.applied).filter(|_| recorded.is_some()));
+    let mut lag_bytes = None;
+    let mut slot_state = None;
+    let lag_unknown = match source {
+        Err(reason) => Some(reason.clone()),
+        Ok(source) if differs(row, source) => Some(
+            "the publisher is not the one that the subscription follows: its system identifier \
+             is another"
+                .to_owned(),
+        ),
+        Ok(source) => {
+            lag_bytes = applied.map(|applied| source.lsn.as_u64().saturating_sub(applied.as_u64()));
+            slot_state = find_slot(&mut source.session, &row.slot_name)?;
+            None
+        }
+    };
+    let lag_seconds = match lag_bytes {
+        Some(0) => Some(0.0),
+        Some(_) => progress::seconds_behind(session, row.id)?,
+        None => None,
+    };
+    let text = |lsn: Option<Lsn>| lsn.map(|lsn| lsn.to_string());
+    let tables = state::relations(session, row.id)?;
+    Ok(Status {
+        name: row.name.clone(),
+        phase: row.phase.name(),
+        running: owner.is_some(),
+        owner,
+        epoch: row.epoch,
+        slot: row.slot_name.clone(),
+        publications: row.publications.clone(),
+        started_at: statistics.and_then(|s| s.started_at.clone()),
+        received_lsn: text(statistics.and_then(|s| s.received)),
+        applied_lsn: text(applied),
+        flushed_lsn: text(statistics.and_then(|s| s.flushed)),
+        lag_bytes,
+        lag_seconds,
+        lag_unknown,
+        slot_state,
+        counters: statistics.map(|s| s.counters).unwrap_or_default(),
+        restarts: statistics.map_or(0, |s| s.restarts),
+        tables: tables
+            .into_iter()
+            .map(|table| Table {
+                schema: table.schema,
+                name: table.name,
+                gate_lsn: text(table.gate.map(|gate| gate.0)),
+                copied_rows: table.copied_rows,
+            })
+            .collect(),
+        last_error: statistics.and_then(|s| s.last_error.clone()),
+        last_error_at: statistics.and_then(|s| s.last_error_at.clone()),
+    })
+}
+
+fn differs(row: &Subscription, source: &Source) -> bool {
+    match (&row.system_identifier, &source.system_identifier) {
+        (Some(recorded), Some(now)) => recorded != now,
+        _ => false,
+    }
+}
+
+fn find_slot(session: &mut Session, name: &str) -> Result<Option<SlotState>> {
+    let slot = slot::find(session, name)?;
+    Ok(slot.map(|slot| SlotState {
+        active: slot.active_pid.is_some(),
+        wal_status: slot.wal_status,
+        retained_bytes: slot.retained_bytes,
+        safe_wal_size: slot.safe_wal_size,
+        invalid: slot.invalid,
+    }))
+}
+
+fn print(status: &Status) {
+    let running = match &status.owner {
+        None => "not running".to_owned(),
+        Some(owner) => format!(
+            "running (backend {} from {}, since {})",
+            owner.pid,
+            owner.client.as_deref().unwrap_or("a local socket"),
+            owner.since.as_deref().unwrap_or("?")
+        ),
+    };
+    output::line(&format!("{}: {}, {running}", status.name, status.phase));
+    let item = |label: &str, value: &str| output::line(&format!("  {label:<13}{value}"));
+    let lsn = |lsn: &Option<String>| lsn.clone().unwrap_or_else(|| "-".to_owned());
+    item("publications", &status.publications.join(", "));
+    item("slot", &slot_line(status));
+    item("received", &lsn(&status.received_lsn));
+    item("applied", &lsn(&status.applied_lsn));
+    item("flushed", &lsn(&status.flushed_lsn));
+    item("lag", &lag_line(status));
+    let c = &status.counters;
+    item(
+        "changes",
+        &format!(
+            "{} transactions: {} inserts, {} updates, {} deletes, {} truncates",
+            c.transactions, c.inserts, c.updates, c.deletes, c.truncates
+        ),
+    );
+    item(
+        "missing rows",
+        &format!("{} of updates, {} of deletes", c.update_missing, c.delete_missing),
+    );
+    item("starts", &format!("epoch {}, {} restarts", status.epoch, status.restarts));
+    let waiting: Vec<_> = status
+        .tables
+        .iter()
+        .filter(|table| table.gate_lsn.is_none())
+        .map(|table| format!("{}.{}", table.schema, table.name))
+        .collect();
+    let copied = if waiting.is_empty() {
+        String::new()
+    } else {
+        format!(", not yet copied: {}", waiting.join(", "))
+    };
+    item("tables", &format!("{}{copied}", status.tables.len()));
+    if let Some(error) = &status.last_error {
+        item("last error", status.last_error_at.as_deref().unwrap_or("at an unknown time"));
+        for line in error.lines() {
+            output::line(&format!("    {line}"));
+        }
+    }
+}
+
+fn slot_line(status: &Status) -> String {
+    let Some(slot) = &status.slot_state else {
+        let why = if status.lag_unknown.is_some() { "state unknown" } else { "does not exist" };
+        return format!("{}: {why}", status.slot);
+    };
+    let mut line = format!(
+        "{}: {}, WAL {}",
+        status.slot,
+        if slot.active { "active" } else { "not active" },
+        slot.wal_status.as_deref().unwrap_or("unknown"),
+    );
+    if let Some(bytes) = slot.retained_bytes {
+        line.push_str(&format!(", keeps {}", output::size(bytes)));
+    }
+    if let Some(bytes) = slot.safe_wal_size {
+        line.push_str(&format!(", lost after {} more", output::size(bytes)));
+    }
+    if let Some(reason) = &slot.invalid {
+        line.push_str(&format!(", invalidated: {reason}"));
+    }
+    line
+}
+
+fn lag_line(status: &Status) -> String {
+    if let Some(reason) = &status.lag_unknown {
+        return format!("unknown: {}", reason.lines().next().unwrap_or_default());
+    }
+    let Some(bytes) = status.lag_bytes else { return "unknown: nothing is applied yet".to_owned() };
+    let size = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
+    match status.lag_seconds {
+        Some(_) if bytes == 0 => "none".to_owned(),
+        Some(seconds) => format!("{size}, {seconds:.1} seconds"),
+        None => size,
+    }
 }

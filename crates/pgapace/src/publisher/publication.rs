@@ -8,6 +8,7 @@ use crate::target::catalogue::{boolean, field, parse_name_array};
 /// A published table, under the name by which its changes arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PublishedTable {
+    pub(crate) oid: u32,
     pub(crate) schema: String,
     pub(crate) name: String,
     /// Partitioned tables are copied whole, plain ones without their inheritance children.
@@ -20,6 +21,7 @@ pub(crate) struct PublishedTable {
     pub(crate) has_identity: bool,
     /// Whether updates or deletes are published.
     pub(crate) updates_or_deletes: bool,
+    pub(crate) truncates: bool,
     pub(crate) row_security: bool,
     pub(crate) readable: bool,
 }
@@ -31,6 +33,12 @@ pub(crate) struct PublishedColumn {
     pub(crate) base_type: u32,
     /// Published as a value all the same (18 and later).
     pub(crate) generated: bool,
+    /// Name of the base type, with its schema unless it is built in.
+    pub(crate) base_type_name: String,
+    /// The declared type, with its modifier.
+    pub(crate) type_name: String,
+    /// Whether it is part of the replica identity.
+    pub(crate) key: bool,
 }
 
 impl PublishedTable {
@@ -38,10 +46,15 @@ impl PublishedTable {
         format!("{}.{}", self.schema, self.name)
     }
 
+    /// The quoted, schema-qualified name.
+    pub(crate) fn sql_name(&self) -> String {
+        format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
+    }
+
     /// The query whose rows are the table's initial content.
     pub(crate) fn copy_source(&self) -> String {
         let columns: Vec<_> = self.columns.iter().map(|c| quote_ident(&c.name)).collect();
-        let table = format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name));
+        let table = self.sql_name();
         // COPY of a table refuses its generated columns.
         let generated = self.columns.iter().any(|column| column.generated);
         if !self.partitioned && self.filters.is_empty() && !columns.is_empty() && !generated {
@@ -60,16 +73,7 @@ impl PublishedTable {
 
 /// Checks that the publications exist; a missing one would stop the stream later.
 pub(crate) fn check_exist(session: &mut Session, publications: &[String]) -> Result<()> {
-    let rows = query(
-        session,
-        &format!(
-            "SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({})",
-            literals(publications)
-        ),
-    )?;
-    let found: Vec<_> = rows.iter().filter_map(|row| row.get(0).map(str::to_owned)).collect();
-    let missing: Vec<_> =
-        publications.iter().filter(|name| !found.contains(name)).map(String::as_str).collect();
+    let missing = missing(session, publications)?;
     if missing.is_empty() {
         return Ok(());
     }
@@ -78,6 +82,22 @@ pub(crate) fn check_exist(session: &mut Session, publications: &[String]) -> Res
         format!("the publisher has no publication {}", missing.join(", ")),
     )
     .hint("Create it in the publisher's database: CREATE PUBLICATION … FOR ALL TABLES;"))
+}
+
+/// The publications that the publisher does not have.
+pub(crate) fn missing<'a>(
+    session: &mut Session,
+    publications: &'a [String],
+) -> Result<Vec<&'a str>> {
+    let rows = query(
+        session,
+        &format!(
+            "SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({})",
+            literals(publications)
+        ),
+    )?;
+    let found: Vec<_> = rows.iter().filter_map(|row| row.get(0).map(str::to_owned)).collect();
+    Ok(publications.iter().filter(|name| !found.contains(name)).map(String::as_str).collect())
 }
 
 /// All tables of the publications, except those of schema `pgapace`.
@@ -96,6 +116,8 @@ pub(crate) fn tables(
                  AND CASE c.relreplident WHEN 'i' THEN i.indisreplident \
                           WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE false END), \
                (SELECT pg_catalog.bool_or(p.pubupdate OR p.pubdelete) \
+                FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})), \
+               (SELECT pg_catalog.bool_or(p.pubtruncate) \
                 FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})) \
              FROM pg_catalog.pg_publication_tables t \
              JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname \
@@ -111,6 +133,7 @@ pub(crate) fn tables(
         let name: String = field(&row, 2)?;
         let (columns, filters) = details(session, oid, &schema, &name, &names)?;
         tables.push(PublishedTable {
+            oid,
             partitioned: row.get(3) == Some("p"),
             columns,
             filters,
@@ -119,6 +142,7 @@ pub(crate) fn tables(
             readable: boolean(&row, 6)?,
             has_identity: boolean(&row, 7)?,
             updates_or_deletes: boolean(&row, 8)?,
+            truncates: boolean(&row, 9)?,
             schema,
             name,
         });
@@ -190,13 +214,24 @@ fn details(
         session,
         &format!(
             "WITH RECURSIVE chain AS ( \
-               SELECT a.attnum, a.attname, a.attgenerated, a.atttypid AS typ, 0 AS depth \
+               SELECT a.attnum, a.attname, a.attgenerated, a.atttypid AS typ, 0 AS depth, \
+                 pg_catalog.format_type(a.atttypid, a.atttypmod) AS declared, \
+                 c.relreplident = 'f' OR EXISTS ( \
+                   SELECT 1 FROM pg_catalog.pg_index i \
+                   WHERE i.indrelid = c.oid AND a.attnum = ANY (i.indkey) \
+                     AND pg_catalog.array_position(i.indkey::pg_catalog.int2[], a.attnum) \
+                       < i.indnkeyatts \
+                     AND CASE c.relreplident WHEN 'i' THEN i.indisreplident \
+                         WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE false END) AS key \
                FROM pg_catalog.pg_attribute a \
+               JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
                WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped \
                UNION ALL \
-               SELECT c.attnum, c.attname, c.attgenerated, t.typbasetype, c.depth + 1 \
+               SELECT c.attnum, c.attname, c.attgenerated, t.typbasetype, c.depth + 1, \
+                 c.declared, c.key \
                FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype = 'd') \
-             SELECT DISTINCT ON (attnum) attname, typ, attgenerated <> '' \
+             SELECT DISTINCT ON (attnum) attname, typ, attgenerated <> '', \
+               pg_catalog.format_type(typ, NULL), declared, key \
              FROM chain ORDER BY attnum, depth DESC"
         ),
     )?;
@@ -207,7 +242,14 @@ fn details(
         // Before 18 the view names generated columns, but no publication sends them.
         let sendable = !generated || major >= 18;
         if sendable && listed.as_ref().map_or(!generated, |listed| listed.contains(&column)) {
-            columns.push(PublishedColumn { name: column, base_type: field(&row, 1)?, generated });
+            columns.push(PublishedColumn {
+                name: column,
+                base_type: field(&row, 1)?,
+                generated,
+                base_type_name: field(&row, 3)?,
+                type_name: field(&row, 4)?,
+                key: boolean(&row, 5)?,
+            });
         }
     }
     Ok((columns, filters))

@@ -8,7 +8,7 @@ use crate::error::{Class, Failure, Result};
 use crate::target::catalogue::field;
 
 /// Oldest publisher: the first with binary transfer, logical messages and streaming options.
-const OLDEST_MAJOR: u32 = 14;
+pub(crate) const OLDEST_MAJOR: u32 = 14;
 
 /// How to open sessions on the publisher of one subscription.
 #[derive(Debug, Clone)]
@@ -37,6 +37,26 @@ impl Publisher {
     /// The settings are those of the native worker (reference 3.1) and those it lacks: values must
     /// look the same after every reconnect, whatever role, database or server defaults say.
     pub(crate) fn connect(&self) -> Result<Session> {
+        let session = self.open(true)?;
+        if session.server_version().major() < OLDEST_MAJOR {
+            return Err(Failure::new(
+                Class::Publisher,
+                format!(
+                    "the publisher runs PostgreSQL {}; {OLDEST_MAJOR} is the oldest supported",
+                    session.server_version()
+                ),
+            ));
+        }
+        Ok(session)
+    }
+
+    /// Opens an ordinary session, to look around: it takes no walsender, and needs neither the
+    /// REPLICATION attribute nor a supported version.
+    pub(crate) fn connect_to_look(&self) -> Result<Session> {
+        self.open(false)
+    }
+
+    fn open(&self, replication: bool) -> Result<Session> {
         let settings = [
             ("client_encoding", self.encoding),
             ("datestyle", "ISO"),
@@ -55,21 +75,11 @@ impl Publisher {
         ];
         let startup = Startup {
             application_name: Some(self.application_name.clone()),
-            replication: true,
+            replication,
             settings: settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
         };
-        let session = Session::connect(&self.info, &startup)
-            .map_err(|e| explain_connect(Failure::publisher(&e, "connecting")))?;
-        if session.server_version().major() < OLDEST_MAJOR {
-            return Err(Failure::new(
-                Class::Publisher,
-                format!(
-                    "the publisher runs PostgreSQL {}; {OLDEST_MAJOR} is the oldest supported",
-                    session.server_version()
-                ),
-            ));
-        }
-        Ok(session)
+        Session::connect(&self.info, &startup)
+            .map_err(|e| explain_connect(Failure::publisher(&e, "connecting")))
     }
 }
 
@@ -143,6 +153,13 @@ pub(crate) fn check_identity(
             )
         },
     )
+}
+
+/// The system identifier by SQL, where the role may see it.
+pub(crate) fn system_identifier(session: &mut Session) -> Option<String> {
+    let sql = "SELECT system_identifier FROM pg_catalog.pg_control_system()";
+    let results = session.simple(sql).ok()?;
+    results.first()?.first()?.get(0).map(str::to_owned)
 }
 
 /// Where the publisher's WAL ends now.

@@ -94,7 +94,10 @@ pub(crate) struct Slot {
     pub(crate) confirmed_flush: Option<Lsn>,
     pub(crate) two_phase: bool,
     pub(crate) invalid: Option<String>,
+    pub(crate) wal_status: Option<String>,
     pub(crate) retained_bytes: Option<i64>,
+    /// WAL that may still be written before the slot is lost; `None` for no limit.
+    pub(crate) safe_wal_size: Option<i64>,
 }
 
 /// Looks a slot up.
@@ -112,7 +115,8 @@ pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
              s.confirmed_flush_lsn, {two_phase}, s.wal_status, {reason}, \
              pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() \
                THEN pg_catalog.pg_last_wal_replay_lsn() \
-               ELSE pg_catalog.pg_current_wal_lsn() END, s.restart_lsn)::pg_catalog.int8 \
+               ELSE pg_catalog.pg_current_wal_lsn() END, s.restart_lsn)::pg_catalog.int8, \
+             s.safe_wal_size \
              FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = {}",
             quote_literal(name)
         ))
@@ -129,7 +133,9 @@ pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
             .get(6)
             .map(str::to_owned)
             .or_else(|| lost.then(|| "required WAL was removed".to_owned())),
+        wal_status: row.get(5).map(str::to_owned),
         retained_bytes: row.get(7).map(|_| field(&row, 7)).transpose()?,
+        safe_wal_size: row.get(8).map(|_| field(&row, 8)).transpose()?,
     }))
 }
 
@@ -258,7 +264,9 @@ mod tests {
             confirmed_flush: Some(Lsn(confirmed)),
             two_phase: false,
             invalid: None,
+            wal_status: None,
             retained_bytes: None,
+            safe_wal_size: None,
         }
     }
 

@@ -5,13 +5,11 @@ use wire::{ConnInfo, ServerVersion, Session, Startup};
 use crate::error::{Class, Failure, Result};
 
 /// Oldest server that a subscription can be applied to.
-const OLDEST_MAJOR: u32 = 14;
+pub(crate) const OLDEST_MAJOR: u32 = 14;
 
 /// Settings of every session, where the server has them. Roles and databases can carry defaults
 /// that would change what a change means, so nothing is left to them (reference 7.2).
 const SETTINGS: &[(&str, &str)] = &[
-    // Only triggers and rules meant for replication fire; foreign keys are the publisher's.
-    ("session_replication_role", "replica"),
     ("search_path", ""),
     // Row-level security becomes an error instead of silently hiding rows.
     ("row_security", "off"),
@@ -41,6 +39,10 @@ const SETTINGS: &[(&str, &str)] = &[
     ("jit", "off"),
 ];
 
+/// Only triggers and rules meant for replication fire; foreign keys are the publisher's. The one
+/// setting that needs a privilege, so sessions that only look do without.
+const REPLICA_ROLE: (&str, &str) = ("session_replication_role", "replica");
+
 /// What a session is for: part of its `application_name`, and its durability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -52,6 +54,8 @@ pub(crate) enum Purpose {
     Durability,
     /// Copies tables.
     Copy,
+    /// Looks at state and tables, and changes nothing.
+    Look,
 }
 
 impl Purpose {
@@ -61,6 +65,7 @@ impl Purpose {
             Self::Apply => "apply",
             Self::Durability => "durability",
             Self::Copy => "copy",
+            Self::Look => "look",
         }
     }
 
@@ -68,7 +73,7 @@ impl Purpose {
         match self {
             Self::Apply => "off",
             // State changes and copied tables are few, and later steps rely on them.
-            Self::Control | Self::Durability | Self::Copy => "on",
+            Self::Control | Self::Durability | Self::Copy | Self::Look => "on",
         }
     }
 }
@@ -130,8 +135,10 @@ impl Target {
         };
         let mut session = Session::connect(&self.info, &startup)
             .map_err(|e| Failure::target(&e, "connecting"))?;
-        let mut values: Vec<String> = SETTINGS
-            .iter()
+        let role = (purpose != Purpose::Look).then_some(&REPLICA_ROLE);
+        let mut values: Vec<String> = role
+            .into_iter()
+            .chain(SETTINGS)
             .map(|(name, value)| {
                 format!("({}, {})", wire::quote_literal(name), wire::quote_literal(value))
             })

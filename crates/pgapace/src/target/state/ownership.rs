@@ -8,6 +8,7 @@
 
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use wire::Session;
 
 use crate::error::{Class, Failure, Result};
@@ -100,9 +101,25 @@ pub(crate) fn join(session: &mut Session, id: SubscriptionId) -> Result<()> {
     Ok(())
 }
 
-/// Whether some process runs the subscription now.
-pub(crate) fn is_running(session: &mut Session, id: SubscriptionId) -> Result<bool> {
-    Ok(!holders(session, OWNER_LOCK, id)?.is_empty())
+/// The process that runs a subscription, as the target sees it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Owner {
+    /// Its control session's backend.
+    pub(crate) pid: i32,
+    /// Address of its machine; `None` for a Unix socket, or without the privilege to see it.
+    pub(crate) client: Option<String>,
+    pub(crate) since: Option<String>,
+}
+
+/// Who runs the subscription now, if anybody.
+pub(crate) fn owner(session: &mut Session, id: SubscriptionId) -> Result<Option<Owner>> {
+    let rows = holders(session, OWNER_LOCK, id)?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    Ok(Some(Owner {
+        pid: field(&row, 0)?,
+        client: row.get(2).map(str::to_owned),
+        since: row.get(3).map(str::to_owned),
+    }))
 }
 
 fn holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<wire::Rows> {

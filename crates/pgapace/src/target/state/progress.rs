@@ -92,12 +92,27 @@ pub(crate) fn start(session: &mut Session, id: SubscriptionId, lsn: Lsn, epoch: 
     Ok(())
 }
 
-/// How far the subscription is applied, and the source's time of the last transaction.
+/// How far the subscription is applied.
 pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<Lsn>> {
     let rows = session
         .query(
             "SELECT lsn FROM pgapace.progress WHERE subscription = $1::pg_catalog.int4 \
              ORDER BY lsn DESC LIMIT 1",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| Failure::target(&e, "reading the progress"))?;
+    rows.first().map(|row| field(&row, 0)).transpose()
+}
+
+/// Seconds since the newest transaction that is applied was committed on the publisher; `None` if
+/// its row is not there any more, or never was.
+pub(crate) fn seconds_behind(session: &mut Session, id: SubscriptionId) -> Result<Option<f64>> {
+    // Rows that only carry the position over skipped work have the time 0, which is the year 2000.
+    let rows = session
+        .query(
+            "SELECT pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - p.source_time) \
+             FROM pgapace.progress p WHERE p.subscription = $1::pg_catalog.int4 \
+               AND p.source_time > '2000-01-02' ORDER BY p.lsn DESC LIMIT 1",
             &[Some(&id.0.to_string())],
         )
         .map_err(|e| Failure::target(&e, "reading the progress"))?;

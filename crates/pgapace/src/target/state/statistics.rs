@@ -1,13 +1,15 @@
 //! Counters of a subscription in `pgapace.stat_subscription`, for `status` and for monitoring.
 
 use pgoutput::Lsn;
+use serde::Serialize;
 use wire::Session;
 
 use crate::error::{Failure, Result};
+use crate::target::catalogue::field;
 use crate::target::state::SubscriptionId;
 
 /// What was applied, by kind. Counted when the transaction that holds it is committed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Counters {
     pub(crate) transactions: u64,
     pub(crate) inserts: u64,
@@ -27,10 +29,6 @@ impl Counters {
         self.truncates += other.truncates;
         self.update_missing += other.update_missing;
         self.delete_missing += other.delete_missing;
-    }
-
-    pub(crate) fn changes(&self) -> u64 {
-        self.inserts + self.updates + self.deletes + self.truncates
     }
 }
 
@@ -94,6 +92,53 @@ pub(crate) fn error(session: &mut Session, id: SubscriptionId, message: &str) ->
         )
         .map_err(|e| failed(&e))?;
     Ok(())
+}
+
+/// A row of `pgapace.stat_subscription`. Times are in text form, UTC.
+#[derive(Debug, Clone)]
+pub(crate) struct Statistics {
+    pub(crate) counters: Counters,
+    pub(crate) restarts: u64,
+    pub(crate) received: Option<Lsn>,
+    pub(crate) applied: Option<Lsn>,
+    pub(crate) flushed: Option<Lsn>,
+    pub(crate) started_at: Option<String>,
+    pub(crate) last_error: Option<String>,
+    pub(crate) last_error_at: Option<String>,
+}
+
+/// What was written last; `None` if the subscription never ran.
+pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<Statistics>> {
+    let rows = session
+        .query(
+            "SELECT transactions, inserts, updates, deletes, truncates, update_missing, \
+               delete_missing, restarts, received_lsn, applied_lsn, flushed_lsn, started_at, \
+               last_error, last_error_at \
+             FROM pgapace.stat_subscription WHERE subscription = $1::pg_catalog.int4",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| Failure::target(&e, "reading statistics"))?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    let lsn = |column| row.get(column).map(|_| field(&row, column)).transpose();
+    let text = |column| row.get(column).map(str::to_owned);
+    Ok(Some(Statistics {
+        counters: Counters {
+            transactions: field(&row, 0)?,
+            inserts: field(&row, 1)?,
+            updates: field(&row, 2)?,
+            deletes: field(&row, 3)?,
+            truncates: field(&row, 4)?,
+            update_missing: field(&row, 5)?,
+            delete_missing: field(&row, 6)?,
+        },
+        restarts: field(&row, 7)?,
+        received: lsn(8)?,
+        applied: lsn(9)?,
+        flushed: lsn(10)?,
+        started_at: text(11),
+        last_error: text(12),
+        last_error_at: text(13),
+    }))
 }
 
 fn failed(error: &wire::Error) -> Failure {

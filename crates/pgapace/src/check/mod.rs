@@ -1,0 +1,193 @@
+//! `check`: everything that would keep a subscription from working, at once.
+//!
+//! The checks read; they change nothing on either side. Each group stands alone: one that fails
+//! becomes a finding, and the others go on.
+
+mod publisher;
+pub(crate) mod report;
+mod tables;
+mod target;
+
+use std::collections::HashMap;
+
+use pgoutput::Lsn;
+use wire::{ConnInfo, Session};
+
+use crate::config::Subscription as Config;
+use crate::error::{Failure, Result};
+use crate::publisher::publication::PublishedTable;
+use crate::publisher::session::Publisher;
+use crate::target::catalogue::field;
+use crate::target::session::{Purpose, Target};
+use crate::target::state::ownership::Owner;
+use crate::target::state::{RelationState, Subscription};
+use report::{Report, Reporter, Side};
+
+/// What the target already knows of the subscription.
+#[derive(Debug, Default)]
+struct Known {
+    /// The database role of the target session, quoted.
+    role: String,
+    row: Option<Subscription>,
+    relations: Vec<RelationState>,
+    applied: Option<Lsn>,
+    owner: Option<Owner>,
+}
+
+impl Known {
+    /// Whether a run would copy this table.
+    fn to_copy(&self, config: &Config, table: &PublishedTable) -> bool {
+        let copy_data = self.row.as_ref().map_or(config.copy_data, |row| row.copy_data);
+        let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
+        copy_data && self.relations.iter().find(same).is_none_or(|r| r.gate.is_none())
+    }
+
+    /// Whether a run finds rows in this table that an interrupted one left, and empties it first.
+    fn is_emptied(&self, table: &PublishedTable) -> bool {
+        let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
+        self.relations.iter().find(same).is_some_and(|r| r.copied_rows.is_some())
+    }
+}
+
+/// Checks one subscription.
+pub(crate) fn check(config: &Config) -> Report {
+    let mut report = Report::new(&config.name);
+    let target = Target::new(config.target.clone(), &config.name);
+    let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
+    let source = reach(&mut report, Side::Publisher, publisher.connect_to_look());
+    let sink = reach(&mut report, Side::Target, target.connect(Purpose::Look));
+
+    let mut target_side = None;
+    if let Some(mut session) = sink {
+        let mut reporter = Reporter { report: &mut report, side: Side::Target };
+        if let Some(known) = target::check(&mut session, config, &mut reporter) {
+            target_side = Some((session, known));
+        }
+    }
+    let nothing = Known::default();
+    let known = target_side.as_ref().map_or(&nothing, |(_, known)| known);
+    let mut publisher_side = None;
+    if let Some(mut session) = source {
+        let mut reporter = Reporter { report: &mut report, side: Side::Publisher };
+        if let Some(tables) =
+            publisher::check(&mut session, &publisher, config, known, &mut reporter)
+        {
+            publisher_side = Some((session, tables));
+        }
+    }
+    if let (Some((sink, known)), Some((source, published))) =
+        (&mut target_side, &mut publisher_side)
+    {
+        let mut reporter = Reporter { report: &mut report, side: Side::Target };
+        reporter.group("database", |reporter| not_the_same(source, sink, reporter));
+        tables::check(sink, config, known, published, &mut reporter);
+    }
+    report
+}
+
+fn reach(report: &mut Report, side: Side, session: Result<Session>) -> Option<Session> {
+    match session {
+        Ok(session) => Some(session),
+        Err(failure) => {
+            report.failure(side, "connection", &failure);
+            report.unreachable.get_or_insert(failure);
+            None
+        }
+    }
+}
+
+/// A subscription from a database into itself would apply its own changes for ever.
+fn not_the_same(
+    source: &mut Session,
+    sink: &mut Session,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    // The system identifier alone is not enough: a clone has the same.
+    let sql = "SELECT pg_catalog.current_database(), pg_catalog.pg_postmaster_start_time(), \
+               (SELECT system_identifier FROM pg_catalog.pg_control_system())";
+    let who = |session: &mut Session, failed: &dyn Fn(&wire::Error) -> Failure| {
+        let rows = session.query(sql, &[]).map_err(|e| failed(&e))?;
+        let row = rows.first().ok_or_else(|| Failure::internal("no database"))?;
+        Ok([0, 1, 2].map(|column| row.get(column).map(str::to_owned)))
+    };
+    let doing = "looking at which database it is";
+    let publisher: [_; 3] = who(source, &|e| Failure::publisher(e, doing))?;
+    let target = who(sink, &|e| Failure::target(e, doing))?;
+    if publisher == target {
+        reporter.block(
+            "database",
+            "publisher and target are the same database: its changes would be applied to it again. \
+             Give another database in --target",
+        );
+    } else {
+        reporter.ok("database", "publisher and target are different databases");
+    }
+    Ok(())
+}
+
+/// Server settings by name: the raw number and the text for people.
+#[derive(Debug)]
+struct Settings(HashMap<String, (String, String)>);
+
+impl Settings {
+    fn read(session: &mut Session, side: Side, names: &[&str]) -> Result<Self> {
+        let array = format!("{{{}}}", names.join(","));
+        let rows = session
+            .query(
+                "SELECT name, setting, pg_catalog.current_setting(name) \
+                 FROM pg_catalog.pg_settings WHERE name = ANY ($1::pg_catalog.text[])",
+                &[Some(&array)],
+            )
+            .map_err(|e| failed(side, &e, "reading its settings"))?;
+        let entry = |row: wire::Row<'_>| Ok((field(&row, 0)?, (field(&row, 1)?, shown(&row))));
+        Ok(Self(rows.iter().map(entry).collect::<Result<_>>()?))
+    }
+
+    fn number(&self, name: &str) -> Option<i64> {
+        self.0.get(name)?.0.parse().ok()
+    }
+
+    fn text(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", |(_, text)| text)
+    }
+}
+
+fn shown(row: &wire::Row<'_>) -> String {
+    row.get(2).unwrap_or_default().to_owned()
+}
+
+fn failed(side: Side, error: &wire::Error, doing: &str) -> Failure {
+    match side {
+        Side::Publisher => Failure::publisher(error, doing),
+        Side::Target => Failure::target(error, doing),
+    }
+}
+
+/// The first value of the first row.
+fn one(session: &mut Session, side: Side, sql: &str, doing: &str) -> Result<String> {
+    let rows = session.query(sql, &[]).map_err(|e| failed(side, &e, doing))?;
+    let row = rows.first().ok_or_else(|| Failure::internal("a query returned no row"))?;
+    field(&row, 0)
+}
+
+/// A connection string for commands that are shown: without secrets.
+fn shown_conninfo(info: &ConnInfo) -> String {
+    let keys = ["host", "hostaddr", "port", "user", "dbname"];
+    let parts: Vec<_> = keys
+        .iter()
+        .filter_map(|key| info.get(key).map(|value| (key, value)))
+        .map(|(key, value)| {
+            let plain = |c: char| c.is_ascii_alphanumeric() || "._-/,:@".contains(c);
+            if !value.is_empty() && value.chars().all(plain) {
+                format!("{key}={value}")
+            } else {
+                format!("{key}='{}'", value.replace('\\', "\\\\").replace('\'', "\\'"))
+            }
+        })
+        .collect();
+    shell_quoted(&parts.join(" "))
+}
+
+fn shell_quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}

@@ -1,0 +1,458 @@
+//! The publisher's side: what a slot and its stream need.
+
+use pgoutput::Lsn;
+use wire::{Session, quote_ident, quote_literal};
+
+use crate::check::report::{Reporter, Side};
+use crate::check::{Known, Settings, failed, one};
+use crate::config::Subscription as Config;
+use crate::error::Result;
+use crate::publisher::publication::{self, PublishedTable};
+use crate::publisher::session::{OLDEST_MAJOR, Publisher, check_identity, identify};
+use crate::publisher::slot;
+use crate::target::catalogue::{boolean, field};
+use crate::target::state::Phase;
+
+const SIDE: Side = Side::Publisher;
+
+/// Checks the publisher; the published tables, `None` if they could not be read.
+pub(super) fn check(
+    session: &mut Session,
+    publisher: &Publisher,
+    config: &Config,
+    known: &Known,
+    reporter: &mut Reporter<'_>,
+) -> Option<Vec<PublishedTable>> {
+    let version = session.server_version();
+    if version.major() < OLDEST_MAJOR {
+        reporter.block(
+            "version",
+            format!("PostgreSQL {version}: {OLDEST_MAJOR} is the oldest supported"),
+        );
+        return None;
+    }
+    reporter.ok("version", format!("PostgreSQL {version}"));
+    if config.origin_none && version.major() < 16 {
+        reporter.block(
+            "origin",
+            format!(
+                "--origin none needs PostgreSQL 16 on the publisher: version {} sends the changes \
+                 of all origins",
+                version.major()
+            ),
+        );
+    }
+    if config.two_phase && version.major() < 15 && known.row.is_none() {
+        reporter.block("two_phase", "--two-phase needs PostgreSQL 15 on the publisher");
+    }
+    let role = reporter.group("role", |_| {
+        let sql = "SELECT pg_catalog.quote_ident(current_user::pg_catalog.text)";
+        one(session, SIDE, sql, "reading its role")
+    })?;
+    reporter.group("settings", |reporter| settings(session, config, known, &role, reporter));
+    reporter.group("replication", |reporter| walsender(publisher, known, &role, reporter));
+    reporter.group("slot", |reporter| check_slot(session, config, known, reporter));
+    reporter.group("publication", |reporter| {
+        let missing = publication::missing(session, &config.publications)?;
+        for name in &missing {
+            reporter
+                .block("publication", format!("publication {name} does not exist"))
+                .on(*name)
+                .sql(format!("CREATE PUBLICATION {} FOR ALL TABLES;", quote_ident(name)));
+        }
+        let tables = publication::tables(session, &config.publications)?;
+        if missing.is_empty() {
+            let names = config.publications.join(", ");
+            let count = tables.len();
+            if tables.is_empty() {
+                reporter.warn("publication", format!("nothing is published by {names}"));
+            } else {
+                reporter.ok("publication", format!("{names}: {count} tables"));
+            }
+        }
+        unlogged(session, config, reporter)?;
+        check_tables(session, config, known, &role, &tables, reporter)?;
+        Ok(tables)
+    })
+}
+
+fn settings(
+    session: &mut Session,
+    config: &Config,
+    known: &Known,
+    role: &str,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let settings = Settings::read(
+        session,
+        SIDE,
+        &[
+            "wal_level",
+            "max_replication_slots",
+            "max_wal_senders",
+            "max_slot_wal_keep_size",
+            "idle_replication_slot_timeout",
+            "logical_decoding_work_mem",
+            "wal_sender_timeout",
+            "server_encoding",
+        ],
+    )?;
+    let major = session.server_version().major();
+    let level = settings.text("wal_level");
+    // Since version 19 replica is enough: it is raised when the first logical slot is created.
+    if level == "logical" || (major >= 19 && level == "replica") {
+        reporter.ok("wal_level", format!("wal_level is {level}"));
+    } else {
+        reporter
+            .block("wal_level", format!("wal_level is {level}, and must be logical"))
+            .sql("ALTER SYSTEM SET wal_level = 'logical'; -- then restart the publisher");
+    }
+    let counts = session
+        .query(
+            "SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots), \
+                    (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication), \
+                    pg_catalog.pg_is_in_recovery()",
+            &[],
+        )
+        .map_err(|e| failed(SIDE, &e, "counting its slots"))?;
+    let row = counts.first().ok_or_else(|| crate::error::Failure::internal("no counts"))?;
+    let (slots, senders): (i64, i64) = (field(&row, 0)?, field(&row, 1)?);
+    let new = known.row.as_ref().is_none_or(|row| row.phase != Phase::Streaming);
+    let mut room = |name: &'static str, used: i64, needed: i64| {
+        let most = settings.number(name).unwrap_or(0);
+        let what = format!("{name}: {used} of {most} are in use");
+        if most - used < needed {
+            reporter.block(name, format!("{what}, and {needed} more are needed")).sql(format!(
+                "ALTER SYSTEM SET {name} = {}; -- then restart the publisher",
+                used + needed + 8
+            ));
+        } else {
+            reporter.ok(name, what);
+        }
+    };
+    room("max_replication_slots", slots, i64::from(new && config.create_slot));
+    let senders_needed = match (known.owner.is_some(), new && config.copy_data) {
+        (true, _) => 0,
+        // The slot's session holds the snapshot while another one copies.
+        (false, true) => 2,
+        (false, false) => 1,
+    };
+    room("max_wal_senders", senders, senders_needed);
+    if boolean(&row, 2)? {
+        if major < 16 {
+            reporter.block(
+                "standby",
+                "it is a standby, and can decode only from PostgreSQL 16 on. Connect to its \
+                 primary, or list both hosts with target_session_attrs=primary",
+            );
+        } else {
+            reporter.note(
+                "standby",
+                "it is a standby: creating the slot waits for the primary's next checkpoint or \
+                 pg_log_standby_snapshot() there",
+            );
+        }
+    }
+
+    let keep = settings.text("max_slot_wal_keep_size");
+    if settings.number("max_slot_wal_keep_size").is_some_and(|value| value >= 0) {
+        reporter.warn(
+            "max_slot_wal_keep_size",
+            format!(
+                "max_slot_wal_keep_size is {keep}: a subscription further behind loses its slot"
+            ),
+        );
+    } else {
+        reporter.note(
+            "max_slot_wal_keep_size",
+            "max_slot_wal_keep_size is not set: a subscription that is stopped keeps WAL until the \
+             publisher's disk is full",
+        );
+    }
+    if settings.number("idle_replication_slot_timeout").is_some_and(|value| value > 0) {
+        let value = settings.text("idle_replication_slot_timeout");
+        reporter.warn(
+            "idle_replication_slot_timeout",
+            format!(
+                "idle_replication_slot_timeout is {value}: a subscription that is stopped for \
+                 longer loses its slot"
+            ),
+        );
+    }
+    if settings.number("logical_decoding_work_mem").is_some_and(|kilobytes| kilobytes < 64 << 10) {
+        let value = settings.text("logical_decoding_work_mem");
+        reporter
+            .note(
+                "logical_decoding_work_mem",
+                format!(
+                    "logical_decoding_work_mem is {value}: large transactions are streamed in \
+                     smaller pieces than with the default of 64MB"
+                ),
+            )
+            .sql(format!("ALTER ROLE {role} SET logical_decoding_work_mem = '64MB';"));
+    }
+    match settings.number("wal_sender_timeout") {
+        Some(0) => {
+            reporter
+                .warn(
+                    "wal_sender_timeout",
+                    "wal_sender_timeout is 0: a connection that died unnoticed holds the slot for \
+                     ever",
+                )
+                .sql(format!("ALTER ROLE {role} SET wal_sender_timeout = '60s';"));
+        }
+        Some(timeout)
+            if u128::try_from(timeout).is_ok_and(|t| t > config.busy_timeout.as_millis()) =>
+        {
+            let value = settings.text("wal_sender_timeout");
+            reporter.note(
+                "wal_sender_timeout",
+                format!(
+                    "wal_sender_timeout is {value}, longer than --busy-timeout: a dead connection \
+                     can hold the slot for longer than is waited for it"
+                ),
+            );
+        }
+        _ => {}
+    }
+    let encoding = settings.text("server_encoding");
+    if encoding == "SQL_ASCII" {
+        reporter.note(
+            "encoding",
+            "its encoding is SQL_ASCII: bytes are taken as they are, and must be valid in the \
+             target's encoding",
+        );
+    }
+    Ok(())
+}
+
+/// Whether the role may replicate is proved by a walsender: managed services have own rules.
+fn walsender(
+    publisher: &Publisher,
+    known: &Known,
+    role: &str,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let mut walsender = match publisher.connect() {
+        Ok(walsender) => walsender,
+        Err(failure) if failure.sqlstate.as_deref() == Some("42501") => {
+            reporter
+                .block("replication", format!("role {role} may not replicate"))
+                .sql(format!("ALTER ROLE {role} REPLICATION;"));
+            return Ok(());
+        }
+        // Said above.
+        Err(_) if !reporter.report.fine(&["max_wal_senders"]) => return Ok(()),
+        Err(failure) => return Err(failure),
+    };
+    reporter.ok("replication", format!("role {role} may replicate"));
+    let recorded = known.row.as_ref();
+    let identity = recorded.and_then(|row| Some((row.system_identifier.as_ref()?, row.timeline?)));
+    if let (Some((identifier, timeline)), Some(applied)) = (identity, known.applied) {
+        let now = identify(&mut walsender)?;
+        match check_identity(&mut walsender, &now, identifier, timeline, applied) {
+            Ok(()) => reporter.ok("history", "it continues the history that the target followed"),
+            Err(failure) => {
+                reporter.failure("history", &failure);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_slot(
+    session: &mut Session,
+    config: &Config,
+    known: &Known,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let name = &config.slot;
+    let found = slot::find(session, name)?;
+    let literal = quote_literal(name);
+    match &known.row {
+        Some(row) if row.phase == Phase::Streaming => {
+            let applied = known.applied.unwrap_or(Lsn::INVALID);
+            match slot::check_resume(&row.slot_name, found.as_ref(), applied) {
+                Ok(lsn) => reporter.ok("slot", format!("slot {name} can go on from {lsn}")),
+                Err(failure) => {
+                    reporter.failure("slot", &failure).on(name);
+                }
+            }
+        }
+        // An interrupted first run makes its slot anew.
+        Some(row) if row.owns_slot => reporter.ok("slot", format!("slot {name} is made anew")),
+        None if config.create_slot => match &found {
+            None => reporter.ok("slot", format!("the name {name} is free for the slot")),
+            Some(slot) => {
+                let free = slot.active_pid.is_none();
+                let message = format!(
+                    "slot {name} already exists{}. Choose another name with --slot, or drop it if \
+                     nobody needs it",
+                    if free { "" } else { " and is in use" }
+                );
+                let finding = reporter.block("slot", message).on(name);
+                if free {
+                    finding.sql(format!("SELECT pg_catalog.pg_drop_replication_slot({literal});"));
+                }
+            }
+        },
+        _ => {
+            match slot::check_resume(name, found.as_ref(), Lsn(u64::MAX)) {
+                Ok(lsn) => reporter.ok("slot", format!("slot {name} starts at {lsn}")),
+                Err(failure) => {
+                    let finding = reporter.failure("slot", &failure).on(name);
+                    if found.is_none() {
+                        finding.message = format!(
+                            "slot {name} does not exist, and --create-slot=false says that it does"
+                        );
+                        finding.sql(format!(
+                            "SELECT pg_catalog.pg_create_logical_replication_slot({literal}, \
+                             'pgoutput');"
+                        ));
+                    }
+                }
+            };
+        }
+    }
+    if let (Some(pid), None) = (found.and_then(|slot| slot.active_pid), &known.owner) {
+        reporter
+            .warn("slot", format!("slot {name} is in use by walsender {pid}; a run waits for it"))
+            .on(name);
+    }
+    Ok(())
+}
+
+fn unlogged(session: &mut Session, config: &Config, reporter: &mut Reporter<'_>) -> Result<()> {
+    let names: Vec<_> = config.publications.iter().map(|name| quote_literal(name)).collect();
+    let by_schema = if session.server_version().major() >= 15 {
+        format!(
+            " OR c.relnamespace IN (SELECT pn.pnnspid FROM pg_catalog.pg_publication_namespace pn \
+               JOIN pg_catalog.pg_publication p ON p.oid = pn.pnpubid \
+               WHERE p.pubname IN ({}))",
+            names.join(", ")
+        )
+    } else {
+        String::new()
+    };
+    let rows = session
+        .query(
+            &format!(
+                "SELECT c.oid::pg_catalog.regclass FROM pg_catalog.pg_class c \
+                 WHERE c.relpersistence = 'u' AND c.relkind = 'r' AND c.oid >= 16384 \
+                   AND (EXISTS (SELECT 1 FROM pg_catalog.pg_publication p \
+                          WHERE p.puballtables AND p.pubname IN ({})){by_schema}) ORDER BY 1",
+                names.join(", ")
+            ),
+            &[],
+        )
+        .map_err(|e| failed(SIDE, &e, "looking for unlogged tables"))?;
+    for row in rows.iter() {
+        let name: String = field(&row, 0)?;
+        reporter
+            .note("unlogged", format!("table {name} is unlogged: it is not published"))
+            .on(name);
+    }
+    Ok(())
+}
+
+fn check_tables(
+    session: &mut Session,
+    config: &Config,
+    known: &Known,
+    role: &str,
+    tables: &[PublishedTable],
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let copied: Vec<_> = tables.iter().filter(|table| known.to_copy(config, table)).collect();
+    let mut schemas: Vec<&str> = copied.iter().map(|table| table.schema.as_str()).collect();
+    schemas.dedup();
+    for schema in schemas {
+        let rows = session
+            .query("SELECT pg_catalog.has_schema_privilege($1, 'USAGE')", &[Some(schema)])
+            .map_err(|e| failed(SIDE, &e, "reading privileges"))?;
+        if rows.first().is_some_and(|row| row.get(0) == Some("f")) {
+            reporter
+                .block("privileges", format!("role {role} may not use schema {schema}"))
+                .on(schema)
+                .sql(format!("GRANT USAGE ON SCHEMA {} TO {role};", quote_ident(schema)));
+        }
+    }
+    for table in &copied {
+        let name = table.display_name();
+        if !table.readable {
+            reporter
+                .block("privileges", format!("role {role} may not read table {name} to copy it"))
+                .on(&name)
+                .sql(format!("GRANT SELECT ON TABLE {} TO {role};", table.sql_name()));
+        }
+        if table.row_security {
+            reporter
+                .block(
+                    "row_security",
+                    format!("row-level security hides rows of table {name} from role {role}"),
+                )
+                .on(&name)
+                .sql(format!("ALTER ROLE {role} BYPASSRLS;"));
+        }
+    }
+    if reporter.report.fine(&["privileges", "row_security"]) && !copied.is_empty() {
+        reporter.ok("privileges", format!("{} tables can be copied", copied.len()));
+    }
+    let mut complete = true;
+    for table in tables.iter().filter(|table| table.updates_or_deletes) {
+        complete &= identity(session, table, reporter)?;
+    }
+    if complete && !tables.is_empty() {
+        reporter.ok("replica_identity", "updates and deletes can be published for every table");
+    }
+    Ok(())
+}
+
+/// Without a replica identity the publisher refuses its users' updates and deletes.
+fn identity(
+    session: &mut Session,
+    table: &PublishedTable,
+    reporter: &mut Reporter<'_>,
+) -> Result<bool> {
+    let rows = session
+        .query(
+            "SELECT c.oid::pg_catalog.regclass, \
+               (SELECT pg_catalog.quote_ident(ic.relname) FROM pg_catalog.pg_index i \
+                JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid \
+                WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid \
+                  AND i.indpred IS NULL AND i.indexprs IS NULL \
+                  AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a \
+                    WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey) AND NOT a.attnotnull) \
+                ORDER BY i.indisprimary DESC, ic.relname LIMIT 1) \
+             FROM (SELECT $1::pg_catalog.oid AS relid \
+                   UNION SELECT relid FROM pg_catalog.pg_partition_tree( \
+                     $1::pg_catalog.oid::pg_catalog.regclass)) tree \
+             JOIN pg_catalog.pg_class c ON c.oid = tree.relid \
+             WHERE c.relkind = 'r' AND c.relreplident <> 'f' \
+               AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid \
+                 AND CASE c.relreplident WHEN 'i' THEN i.indisreplident \
+                     WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE false END) \
+             ORDER BY 1",
+            &[Some(&table.oid.to_string())],
+        )
+        .map_err(|e| failed(SIDE, &e, "looking for replica identities"))?;
+    for row in rows.iter() {
+        let name: String = field(&row, 0)?;
+        let identity = match row.get(1) {
+            Some(index) => format!("USING INDEX {index}"),
+            None => "FULL".to_owned(),
+        };
+        reporter
+            .warn(
+                "replica_identity",
+                format!(
+                    "table {name} has no replica identity: since its updates and deletes are \
+                     published, the publisher refuses them to its users. Give it a primary key, \
+                     or a replica identity"
+                ),
+            )
+            .on(table.display_name())
+            .sql(format!("ALTER TABLE {name} REPLICA IDENTITY {identity};"));
+    }
+    Ok(rows.is_empty())
+}

@@ -1,0 +1,465 @@
+//! Every published table against its target table.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use engine::relation::{RemoteColumn, RemoteRelation};
+use pgoutput::{RelId, ReplicaIdentity, TypeOid};
+use wire::{Session, quote_ident};
+
+use crate::check::report::{Reporter, Side};
+use crate::check::{Known, failed, shell_quoted, shown_conninfo};
+use crate::config::Subscription as Config;
+use crate::error::Result;
+use crate::publisher::publication::{PublishedColumn, PublishedTable};
+use crate::target::catalogue::{self, Identity, Table, field};
+use crate::target::mapping::{Search, TableMap};
+
+const SIDE: Side = Side::Target;
+const TOPICS: [&str; 9] = [
+    "schema",
+    "table",
+    "columns",
+    "types",
+    "privileges",
+    "row_security",
+    "rows",
+    "search",
+    "triggers",
+];
+
+struct Checker<'a, 'r> {
+    session: &'a mut Session,
+    config: &'a Config,
+    known: &'a Known,
+    reporter: &'a mut Reporter<'r>,
+    /// Tables that hold rows and must not.
+    filled: Vec<(String, String)>,
+}
+
+/// Checks all tables.
+pub(super) fn check(
+    session: &mut Session,
+    config: &Config,
+    known: &Known,
+    published: &[PublishedTable],
+    reporter: &mut Reporter<'_>,
+) {
+    let mut checker = Checker { session, config, known, reporter, filled: Vec::new() };
+    let before = checker.reporter.report.findings.len();
+    let (session, reporter) = (&mut *checker.session, &mut *checker.reporter);
+    reporter.group("schema", |reporter| schemas(session, known, published, reporter));
+    for table in published {
+        if let Err(failure) = checker.table(table) {
+            checker.reporter.failure("table", &failure).on(table.display_name());
+        }
+    }
+    checker.report_filled();
+    let found = &checker.reporter.report.findings[before..];
+    if !published.is_empty() && !found.iter().any(|f| TOPICS.contains(&f.topic)) {
+        let count = published.len();
+        checker.reporter.ok("table", format!("{count} tables fit the published ones"));
+    }
+}
+
+/// Schemas that are absent, or closed to the role.
+fn schemas(
+    session: &mut Session,
+    known: &Known,
+    published: &[PublishedTable],
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let mut names: Vec<&str> = published.iter().map(|table| table.schema.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    for name in names {
+        let rows = session
+            .query(
+                "SELECT pg_catalog.has_schema_privilege(oid, 'USAGE') \
+                 FROM pg_catalog.pg_namespace WHERE nspname = $1",
+                &[Some(name)],
+            )
+            .map_err(|e| failed(SIDE, &e, "looking for schemas"))?;
+        let quoted = quote_ident(name);
+        let role = &known.role;
+        match rows.first().map(|row| row.get(0) == Some("t")) {
+            None => {
+                reporter
+                    .block("schema", format!("schema {name} does not exist"))
+                    .on(name)
+                    .sql(format!("CREATE SCHEMA {quoted};"));
+            }
+            Some(false) => {
+                reporter
+                    .block("privileges", format!("role {role} may not use schema {name}"))
+                    .on(name)
+                    .sql(format!("GRANT USAGE ON SCHEMA {quoted} TO {role};"));
+            }
+            Some(true) => {}
+        }
+    }
+    Ok(())
+}
+
+impl Checker<'_, '_> {
+    fn table(&mut self, published: &PublishedTable) -> Result<()> {
+        let name = published.display_name();
+        let Some(table) = catalogue::load(self.session, &published.schema, &published.name)? else {
+            let pattern = shell_quoted(&published.sql_name());
+            self.reporter.block("table", format!("table {name} does not exist")).on(&name).command(
+                format!(
+                    "pg_dump --schema-only --no-owner --no-publications --no-subscriptions \
+                     --table={pattern} {} | psql {}",
+                    shown_conninfo(&self.config.publisher),
+                    shown_conninfo(&self.config.target),
+                ),
+            );
+            return Ok(());
+        };
+        let fits = self.columns(published, &table)?;
+        self.required_columns(published, &table)?;
+        if table.row_security {
+            let role = &self.known.role;
+            self.reporter
+                .block(
+                    "row_security",
+                    format!("row-level security is active for role {role} on table {name}"),
+                )
+                .on(&name)
+                .sql(format!("ALTER ROLE {role} BYPASSRLS;"));
+        }
+        let readable = self.privileges(published, &table)?;
+        if readable
+            && self.known.to_copy(self.config, published)
+            && !self.known.is_emptied(published)
+        {
+            let sql = format!("SELECT 1 FROM {} LIMIT 1", table.sql_only());
+            let rows = self
+                .session
+                .query(&sql, &[])
+                .map_err(|e| failed(SIDE, &e, &format!("looking whether {name} is empty")))?;
+            if !rows.is_empty() {
+                self.filled.push((name.clone(), table.sql_only()));
+            }
+        }
+        self.triggers(&table)?;
+        if fits && !table.row_security {
+            self.search(published, table)?;
+        }
+        Ok(())
+    }
+
+    /// Whether every published column has a place.
+    fn columns(&mut self, published: &PublishedTable, table: &Table) -> Result<bool> {
+        let name = published.display_name();
+        let mut fits = true;
+        let mut compared = Vec::new();
+        for column in &published.columns {
+            let quoted = quote_ident(&column.name);
+            let Some((_, local)) = table.column(&column.name) else {
+                fits = false;
+                self.reporter
+                    .block(
+                        "columns",
+                        format!("table {name} lacks published column {}", column.name),
+                    )
+                    .on(&name)
+                    .sql(format!(
+                        "ALTER TABLE {} ADD COLUMN {quoted} {};",
+                        table.sql_name(),
+                        column.type_name
+                    ));
+                continue;
+            };
+            if local.generated {
+                fits = false;
+                let fix = self.ungenerate(table, column)?;
+                self.reporter
+                    .block(
+                        "columns",
+                        format!(
+                            "published column {} is a generated column of table {name}. Make it a \
+                             plain one, or leave it out with a column list",
+                            column.name
+                        ),
+                    )
+                    .on(&name)
+                    .sql(fix);
+                continue;
+            }
+            compared.push((column, local));
+        }
+        self.types(&name, &compared)?;
+        Ok(fits)
+    }
+
+    fn ungenerate(&mut self, table: &Table, column: &PublishedColumn) -> Result<String> {
+        let rows = self
+            .session
+            .query(
+                "SELECT attgenerated FROM pg_catalog.pg_attribute \
+                 WHERE attrelid = $1::pg_catalog.oid AND attname = $2",
+                &[Some(&table.oid.to_string()), Some(&column.name)],
+            )
+            .map_err(|e| failed(SIDE, &e, "looking at generated columns"))?;
+        let quoted = quote_ident(&column.name);
+        let name = table.sql_name();
+        Ok(if rows.first().is_some_and(|row| row.get(0) == Some("v")) {
+            let declared = &column.type_name;
+            format!("ALTER TABLE {name} DROP COLUMN {quoted}, ADD COLUMN {quoted} {declared};")
+        } else {
+            format!("ALTER TABLE {name} ALTER COLUMN {quoted} DROP EXPRESSION;")
+        })
+    }
+
+    /// Base types are compared by name: oids of types that are not built in are each server's own.
+    fn types(
+        &mut self,
+        name: &str,
+        compared: &[(&PublishedColumn, &catalogue::Column)],
+    ) -> Result<()> {
+        let oids: Vec<_> = compared.iter().map(|(_, c)| c.base_type.to_string()).collect();
+        let rows = self
+            .session
+            .query(
+                "SELECT t.oid, pg_catalog.format_type(t.oid, NULL) FROM pg_catalog.pg_type t \
+                 WHERE t.oid = ANY ($1::pg_catalog.oid[])",
+                &[Some(&format!("{{{}}}", oids.join(",")))],
+            )
+            .map_err(|e| failed(SIDE, &e, "reading types"))?;
+        let names: HashMap<u32, String> =
+            rows.iter().map(|row| Ok((field(&row, 0)?, field(&row, 1)?))).collect::<Result<_>>()?;
+        for (column, local) in compared {
+            let there = names.get(&local.base_type).map(String::as_str).unwrap_or_default();
+            if there != column.base_type_name {
+                self.reporter
+                    .warn(
+                        "types",
+                        format!(
+                            "column {} of table {name} is {} on the publisher and {} here: values \
+                             go through their text form, which must be valid here",
+                            column.name, column.type_name, local.type_name
+                        ),
+                    )
+                    .on(name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Columns that no published one fills, and that must have a value.
+    fn required_columns(&mut self, published: &PublishedTable, table: &Table) -> Result<()> {
+        let name = published.display_name();
+        let unfilled: Vec<_> = table
+            .columns
+            .iter()
+            .filter(|c| c.not_null && !c.generated && c.identity == Identity::None)
+            .filter(|c| published.columns.iter().all(|column| column.name != c.name))
+            .collect();
+        for column in unfilled {
+            let rows = self
+                .session
+                .query(
+                    "SELECT atthasdef FROM pg_catalog.pg_attribute \
+                     WHERE attrelid = $1::pg_catalog.oid AND attnum = $2::pg_catalog.int2",
+                    &[Some(&table.oid.to_string()), Some(&column.attnum.to_string())],
+                )
+                .map_err(|e| failed(SIDE, &e, "looking at defaults"))?;
+            if rows.first().is_some_and(|row| row.get(0) == Some("t")) {
+                continue;
+            }
+            self.reporter
+                .block(
+                    "columns",
+                    format!(
+                        "column {} of table {name} is not published, is NOT NULL and has no \
+                         default: no row can be inserted",
+                        column.name
+                    ),
+                )
+                .on(&name)
+                .sql(format!(
+                    "ALTER TABLE {} ALTER COLUMN {} DROP NOT NULL;",
+                    table.sql_name(),
+                    quote_ident(&column.name)
+                ));
+        }
+        Ok(())
+    }
+
+    /// Whether the table may be read.
+    fn privileges(&mut self, published: &PublishedTable, table: &Table) -> Result<bool> {
+        let mut needed = vec!["SELECT", "INSERT"];
+        if published.updates_or_deletes {
+            needed.extend(["UPDATE", "DELETE"]);
+        }
+        if published.truncates {
+            needed.push("TRUNCATE");
+        }
+        let mut refused = Vec::new();
+        for privilege in needed {
+            let rows = self
+                .session
+                .query(
+                    "SELECT pg_catalog.has_table_privilege($1::pg_catalog.oid, $2)",
+                    &[Some(&table.oid.to_string()), Some(privilege)],
+                )
+                .map_err(|e| failed(SIDE, &e, "reading privileges"))?;
+            if rows.first().is_none_or(|row| row.get(0) != Some("t")) {
+                refused.push(privilege);
+            }
+        }
+        if refused.is_empty() {
+            return Ok(true);
+        }
+        let (role, list) = (&self.known.role, refused.join(", "));
+        let name = published.display_name();
+        self.reporter
+            .block("privileges", format!("role {role} lacks {list} on table {name}"))
+            .on(&name)
+            .sql(format!("GRANT {list} ON TABLE {} TO {role};", table.sql_name()));
+        Ok(!refused.contains(&"SELECT"))
+    }
+
+    /// Triggers and rules that run although the session acts as a replica.
+    fn triggers(&mut self, table: &Table) -> Result<()> {
+        let rows = self
+            .session
+            .query(
+                "SELECT hook.* FROM (SELECT $1::pg_catalog.oid AS relid \
+                   UNION SELECT relid FROM pg_catalog.pg_partition_tree( \
+                     $1::pg_catalog.oid::pg_catalog.regclass)) tree \
+                 CROSS JOIN LATERAL ( \
+                   SELECT 'trigger', t.tgname, tree.relid::pg_catalog.regclass \
+                   FROM pg_catalog.pg_trigger t WHERE t.tgrelid = tree.relid \
+                     AND NOT t.tgisinternal AND t.tgparentid = 0 AND t.tgenabled IN ('R', 'A') \
+                   UNION ALL \
+                   SELECT 'rule', r.rulename, tree.relid::pg_catalog.regclass \
+                   FROM pg_catalog.pg_rewrite r WHERE r.ev_class = tree.relid \
+                     AND r.ev_type <> '1' AND r.ev_enabled IN ('R', 'A')) hook \
+                 ORDER BY 1, 3, 2",
+                &[Some(&table.oid.to_string())],
+            )
+            .map_err(|e| failed(SIDE, &e, "looking for triggers"))?;
+        for row in rows.iter() {
+            let (kind, hook, on): (String, String, String) =
+                (field(&row, 0)?, field(&row, 1)?, field(&row, 2)?);
+            if kind == "rule" {
+                self.reporter
+                    .warn(
+                        "rules",
+                        format!(
+                            "rule {hook} of table {on} is enabled for replication and will run; a \
+                             native subscription never runs rules"
+                        ),
+                    )
+                    .on(table.display_name())
+                    .sql(format!("ALTER TABLE {on} ENABLE RULE {};", quote_ident(&hook)));
+            } else {
+                self.reporter
+                    .note(
+                        "replica_triggers",
+                        format!("trigger {hook} of table {on} is enabled for replication: it runs"),
+                    )
+                    .on(table.display_name());
+            }
+        }
+        Ok(())
+    }
+
+    /// How rows of updates and deletes are found.
+    fn search(&mut self, published: &PublishedTable, table: Table) -> Result<()> {
+        let name = published.display_name();
+        let remote = Arc::new(remote_relation(published));
+        let sql_name = table.sql_name();
+        let map = TableMap::new(remote, table)?;
+        // Without an identity the publisher refuses them, which is said there.
+        if !published.updates_or_deletes || !published.columns.iter().any(|column| column.key) {
+            return Ok(());
+        }
+        match &map.search {
+            Search::Key(_) => {}
+            Search::WholeRow(_) => {
+                self.reporter
+                    .note(
+                        "whole_row_search",
+                        format!(
+                            "table {name} has no key here: each update and delete compares whole \
+                             rows, in a scan of the table"
+                        ),
+                    )
+                    .on(&name);
+            }
+            Search::Impossible { reason, hint } => {
+                let key: Vec<_> = published.columns.iter().filter(|column| column.key).collect();
+                let finding = self
+                    .reporter
+                    .block("search", format!("updates and deletes cannot be applied: {reason}"))
+                    .on(&name);
+                let list: Vec<_> = key.iter().map(|column| quote_ident(&column.name)).collect();
+                let list = list.join(", ");
+                if published.replica_identity == 'f' {
+                    finding.message.push_str(". ");
+                    finding.message.push_str(hint);
+                } else if map.table.identity_key.is_none() {
+                    finding.sql(format!("ALTER TABLE {sql_name} ADD PRIMARY KEY ({list});"));
+                } else {
+                    let not_null: Vec<_> = key
+                        .iter()
+                        .map(|c| format!("ALTER COLUMN {} SET NOT NULL", quote_ident(&c.name)))
+                        .collect();
+                    let index = quote_ident(&format!("{}_published_key", published.name));
+                    finding.sql(format!(
+                        "ALTER TABLE {sql_name} {}; CREATE UNIQUE INDEX {index} ON {sql_name} \
+                         ({list}); ALTER TABLE {sql_name} REPLICA IDENTITY USING INDEX {index};",
+                        not_null.join(", ")
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One statement for all: TRUNCATE refuses a table that another one refers to.
+    fn report_filled(&mut self) {
+        let all: Vec<_> = self.filled.iter().map(|(_, sql)| sql.as_str()).collect();
+        let fix = format!("TRUNCATE {};", all.join(", "));
+        for (name, _) in &self.filled {
+            self.reporter
+                .block(
+                    "rows",
+                    format!(
+                        "table {name} is not empty. Empty it, or pass --copy-data=false if it \
+                         already holds the publisher's rows as of the slot"
+                    ),
+                )
+                .on(name)
+                .sql(&fix);
+        }
+    }
+}
+
+/// What the publisher will say of the table in the stream.
+fn remote_relation(published: &PublishedTable) -> RemoteRelation {
+    RemoteRelation {
+        id: RelId(published.oid),
+        schema: published.schema.clone(),
+        name: published.name.clone(),
+        replica_identity: match published.replica_identity {
+            'f' => ReplicaIdentity::Full,
+            'n' => ReplicaIdentity::Nothing,
+            'i' => ReplicaIdentity::Index,
+            _ => ReplicaIdentity::Default,
+        },
+        columns: published
+            .columns
+            .iter()
+            .map(|column| RemoteColumn {
+                name: column.name.clone(),
+                key: column.key,
+                type_oid: TypeOid(column.base_type),
+                type_modifier: -1,
+            })
+            .collect(),
+    }
+}

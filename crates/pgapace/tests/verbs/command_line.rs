@@ -1,0 +1,179 @@
+//! Flags, environment, configuration file, exit codes; and that no password is ever shown.
+
+use std::io::Write;
+
+use testbed::Program;
+
+use crate::support::{Case, must};
+
+const VERBS: [&str; 6] = ["run", "check", "status", "drop", "demo", "completions"];
+
+fn program() -> Program {
+    Program::new(env!("CARGO_BIN_EXE_pgapace"))
+}
+
+fn finish(program: &Program) -> (Option<i32>, String, String) {
+    let output = must(program.output());
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = must(tempfile::NamedTempFile::new());
+    must(file.write_all(text.as_bytes()));
+    file
+}
+
+#[test]
+fn every_verb_has_help_with_an_example() {
+    let (code, help, _) = finish(&program().arg("--help"));
+    assert_eq!(code, Some(0));
+    assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
+    for verb in VERBS {
+        assert!(help.contains(verb), "{verb} is not in {help}");
+        let (code, help, _) = finish(&program().args([verb, "--help"]));
+        assert_eq!(code, Some(0), "{verb}");
+        let example = help.split_once("Example:").map_or("", |(_, example)| example);
+        assert!(example.contains(&format!("pgapace {verb} ")), "{verb}: {help}");
+    }
+}
+
+#[test]
+fn mistakes_have_their_exit_codes() {
+    for verb in VERBS {
+        assert_eq!(finish(&program().args([verb, "--no-such-flag"])).0, Some(2), "{verb}");
+    }
+    assert_eq!(finish(&program()).0, Some(2));
+    for verb in ["run", "check", "status", "drop"] {
+        let (code, _, errors) = finish(&program().arg(verb));
+        assert_eq!(code, Some(3), "{verb}: {errors}");
+        assert!(errors.contains("is not given"), "{errors}");
+        let bad = file("publishr = 'x'");
+        let config = bad.path().display().to_string();
+        let (code, _, errors) = finish(&program().args([verb, "--config", &config]));
+        assert_eq!(code, Some(3), "{verb}: {errors}");
+        assert!(errors.contains("publishr"), "{errors}");
+        let (code, ..) = finish(&program().args([verb, "--config", "/nonexistent.toml"]));
+        assert_eq!(code, Some(3), "{verb}");
+    }
+    let (code, _, errors) =
+        finish(&program().args(["status", "--target", "host=h no_such_option=1"]));
+    assert_eq!(code, Some(3), "{errors}");
+}
+
+#[test]
+fn completions_of_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let (code, script, _) = finish(&program().args(["completions", shell]));
+        assert_eq!(code, Some(0));
+        assert!(script.contains("--take-over") || script.contains("take-over"), "{shell}");
+    }
+}
+
+#[test]
+fn one_process_runs_two_subscriptions_of_a_file() {
+    let case = Case::new(15, 18);
+    case.both("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)");
+    case.publisher.sql(
+        "CREATE PUBLICATION pa FOR TABLE a; CREATE PUBLICATION pb FOR TABLE b; \
+         INSERT INTO a VALUES (1); INSERT INTO b VALUES (1), (2)",
+    );
+    let name = &case.tool.name;
+    let config = file(&format!(
+        "publisher = \"{}\"\ntarget = \"{}\"\n\
+         [[subscription]]\nname = \"{name}a\"\npublication = [\"pa\"]\n\
+         [[subscription]]\nname = \"{name}b\"\npublication = [\"pb\"]\n",
+        case.publisher.conninfo(),
+        case.target.conninfo()
+    ));
+    let config = config.path().display().to_string();
+    let with = |verb| program().args([verb, "--config", &config]);
+    let (code, found, errors) = finish(&with("check"));
+    assert_eq!(code, Some(0), "{found}{errors}");
+    assert!(found.contains(&format!("subscription {name}a")), "{found}");
+    assert!(found.contains(&format!("subscription {name}b")), "{found}");
+    let (code, _, errors) = finish(&with("run").args(["--until", "current"]));
+    assert_eq!(code, Some(0), "{errors}");
+    case.expect_equal(&["a", "b"]);
+    let (code, both, _) = finish(&with("status").arg("--json"));
+    assert_eq!(code, Some(0));
+    let both: serde_json::Value = must(serde_json::from_str(&both));
+    assert_eq!(both.as_array().map(Vec::len), Some(2), "{both:#}");
+    let (code, _, errors) = finish(&with("drop"));
+    assert_eq!(code, Some(3));
+    assert!(errors.contains("--name"), "{errors}");
+    for end in ["a", "b"] {
+        let (code, _, errors) = finish(&with("drop").args(["--name", &format!("{name}{end}")]));
+        assert_eq!(code, Some(0), "{errors}");
+    }
+}
+
+#[test]
+fn the_environment_is_enough() {
+    let case = Case::new(18, 15);
+    case.both("CREATE TABLE t (id int PRIMARY KEY)");
+    case.publisher.sql("INSERT INTO t VALUES (1)");
+    case.publish("FOR TABLE t");
+    let with = |verb| {
+        program()
+            .arg(verb)
+            .env("PGAPACE_PUBLISHER", case.publisher.conninfo())
+            .env("PGAPACE_TARGET", case.target.conninfo())
+            .env("PGAPACE_PUBLICATION", "pub")
+            .env("PGAPACE_NAME", &case.tool.name)
+            .env("PGAPACE_LOG_FORMAT", "json")
+    };
+    let (code, _, log) = finish(&with("run").args(["--until", "current"]));
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.lines().all(|line| line.starts_with('{')), "{log}");
+    case.expect_equal(&["t"]);
+    let (_, shown, _) = finish(&with("status"));
+    assert!(shown.starts_with(&case.tool.name), "{shown}");
+    // A flag wins over the environment.
+    let (code, ..) = finish(&with("drop").args(["--name", "no_such"]));
+    assert_eq!(code, Some(3));
+    assert_eq!(finish(&with("drop")).0, Some(0));
+}
+
+#[test]
+fn no_password_is_shown() {
+    let case = Case::new(15, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY)");
+    // Gives check a command to print.
+    case.publisher.sql("CREATE TABLE absent (id int PRIMARY KEY)");
+    case.publish("FOR ALL TABLES");
+    let secret = "s3cr3t";
+    let away = "host=127.0.0.1 port=1 user=u dbname=d";
+    let here = [case.publisher.conninfo(), case.target.conninfo()];
+    for [publisher, target] in [here, [away.to_owned(), away.to_owned()]] {
+        let with = |program: Program| {
+            program
+                .env("PGAPACE_PUBLISHER", format!("{publisher} password={secret}"))
+                .env("PGAPACE_TARGET", format!("{target} password={secret}"))
+                .env("PGAPACE_PUBLICATION", "pub")
+                .env("PGAPACE_NAME", &case.tool.name)
+                .env("PGPASSWORD", secret)
+                .env("PGAPACE_LOG", "debug")
+        };
+        let mut programs = vec![program().arg("--help"), program().arg("-h")];
+        for verb in VERBS {
+            programs.extend(["-h", "--help", "--no-such"].map(|flag| program().args([verb, flag])));
+        }
+        for verb in ["check", "status", "drop"] {
+            programs.push(program().arg(verb));
+        }
+        for verb in ["check", "status"] {
+            programs.push(program().args([verb, "--json"]));
+        }
+        for program in programs {
+            let (_, output, errors) = finish(&with(program.clone()));
+            assert!(!output.contains(secret), "{program:?}: {output}");
+            assert!(!errors.contains(secret), "{program:?}: {errors}");
+        }
+    }
+    for bad in ["postgresql://u:s3cr3t@h:port/d", "host=h password=s3cr3t nonsense"] {
+        let (code, output, errors) = finish(&program().args(["status", "--target", bad]));
+        assert_eq!(code, Some(3), "{errors}");
+        assert!(!output.contains(secret) && !errors.contains(secret), "{output}{errors}");
+    }
+}

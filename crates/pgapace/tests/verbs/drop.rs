@@ -1,0 +1,66 @@
+//! `drop` leaves tables, and nothing else.
+
+use crate::support::{Case, Tool, must, on_versions};
+
+const STATE: &str = "SELECT (SELECT count(*) FROM pgapace.subscription) \
+    + (SELECT count(*) FROM pgapace.relation) + (SELECT count(*) FROM pgapace.progress) \
+    + (SELECT count(*) FROM pgapace.stat_subscription)";
+
+fn slots(case: &Case) -> String {
+    let name = &case.tool.name;
+    case.publisher
+        .value(&format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{name}'"))
+}
+
+#[test]
+fn removes_slot_origins_and_state() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        case.publish("FOR TABLE t");
+        case.run_until_current();
+        let ids = case.target.value(
+            "SELECT d.oid || '_' || s.id FROM pgapace.subscription s, pg_database d \
+             WHERE d.datname = current_database()",
+        );
+        let origins = format!(
+            "SELECT count(*) FROM pg_replication_origin \
+             WHERE starts_with(roname, 'pgapace_{ids}_')"
+        );
+        assert_eq!((slots(&case).as_str(), case.target.value(&origins).as_str()), ("1", "1"));
+        let finished = case.tool.finish("drop", &[]);
+        finished.expect(0, &[]);
+        assert!(finished.stdout.contains("dropped replication slot"), "{}", finished.stdout);
+        assert_eq!((slots(&case).as_str(), case.target.value(&origins).as_str()), ("0", "0"));
+        assert_eq!(case.target.value(STATE), "0");
+        assert_eq!(case.target.value("SELECT count(*) FROM t"), "1");
+        case.tool.finish("drop", &[]).expect(3, &["has no subscription"]);
+        case.tool.finish("drop", &["--if-exists"]).expect(0, &[]);
+    });
+}
+
+#[test]
+fn refuses_while_it_runs() {
+    let case = Case::new(15, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY)");
+    case.publish("FOR TABLE t");
+    let process = case.start();
+    case.tool.finish("drop", &[]).expect(8, &["run by another process"]);
+    assert_eq!(slots(&case), "1");
+    case.stop(process);
+    case.tool.finish("drop", &[]).expect(0, &[]);
+}
+
+#[test]
+fn keeps_the_slot_without_the_publisher() {
+    let case = Case::new(18, 15);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    let away = Tool { publisher: "host=/nonexistent user=x dbname=x".into(), ..case.tool.clone() };
+    away.finish("drop", &[]).expect(4, &["--keep-slot"]);
+    let program = testbed::Program::new(env!("CARGO_BIN_EXE_pgapace"))
+        .args(["drop", "--keep-slot", "--target", &case.tool.target])
+        .args(["--name", &case.tool.name]);
+    let output = must(program.output());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((slots(&case).as_str(), case.target.value(STATE).as_str()), ("1", "0"));
+}

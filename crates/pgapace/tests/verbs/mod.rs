@@ -1,0 +1,16 @@
+//! The verbs beside `run`, and the command line itself.
+
+mod check;
+mod command_line;
+mod drop;
+mod status;
+
+use serde_json::Value;
+
+use crate::support::{Finished, must};
+
+/// Standard output as JSON.
+#[track_caller]
+fn json(finished: &Finished) -> Value {
+    must(serde_json::from_str(&finished.stdout).map_err(|e| format!("{e}: {}", finished.stdout)))
+}
