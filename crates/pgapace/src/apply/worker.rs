@@ -703,7 +703,9 @@ fn offender(work: &Work, index: Option<usize>) -> Offender {
             None
         }
     };
-    if let (Some(map), Some(tuple)) = (map, tuple) {
+    if let (Some(map), Some(tuple)) = (map, tuple)
+        && !map.search_columns().is_empty()
+    {
         offender.key = Some(describe_key(map, &tuple));
     }
     offender
