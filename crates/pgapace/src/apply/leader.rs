@@ -211,7 +211,7 @@ impl<'a> Leader<'a> {
         }
         let mut tables = Vec::with_capacity(part.relations().len());
         for remote in part.relations() {
-            if !self.parts.tables.knows(remote) {
+            if !self.parts.tables.knows(remote, commit_lsn) {
                 self.parts.adder.add(&mut self.parts.control, &mut self.parts.tables, remote)?;
             }
             tables.push(self.parts.tables.resolve(&mut self.parts.control, remote, commit_lsn)?);

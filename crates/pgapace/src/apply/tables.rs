@@ -33,6 +33,9 @@ pub(crate) struct Tables {
     gates: FxHashMap<(String, String), Gate>,
     /// By the address of the version, which the value keeps alive.
     resolved: FxHashMap<usize, (Arc<RemoteRelation>, Resolved)>,
+    /// Tables that were not published any more at this point: changes that commit before it are of
+    /// no use to anybody.
+    gone: FxHashMap<(String, String), Lsn>,
 }
 
 impl Tables {
@@ -41,18 +44,31 @@ impl Tables {
             .iter()
             .filter_map(|s| Some(((s.schema.clone(), s.name.clone()), s.gate?)))
             .collect();
-        Self { gates, resolved: FxHashMap::default() }
+        Self { gates, ..Self::default() }
     }
 
-    /// Whether a table is part of the subscription; if not, it was added to the publication later.
-    pub(crate) fn knows(&self, remote: &RemoteRelation) -> bool {
-        remote.schema == OWN_SCHEMA
+    /// Whether it is known what to do with changes of a transaction with this commit LSN; if not,
+    /// the table was added to the publication later.
+    pub(crate) fn knows(&self, remote: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool {
+        self.resolved.contains_key(&(Arc::as_ptr(remote) as usize))
+            || remote.schema == OWN_SCHEMA
             || self.gates.contains_key(&(remote.schema.clone(), remote.name.clone()))
+            || self.is_gone(remote, commit_lsn)
     }
 
     /// Adds a table that was copied while the stream went on.
     pub(crate) fn add(&mut self, schema: &str, name: &str, gate: Gate) {
         self.gates.insert((schema.to_owned(), name.to_owned()), gate);
+    }
+
+    /// Notes that a table which is not part of the subscription is not published at this LSN.
+    pub(crate) fn set_gone(&mut self, schema: &str, name: &str, at: Lsn) {
+        self.gone.insert((schema.to_owned(), name.to_owned()), at);
+    }
+
+    fn is_gone(&self, remote: &RemoteRelation, commit_lsn: Lsn) -> bool {
+        let at = self.gone.get(&(remote.schema.clone(), remote.name.clone()));
+        at.is_some_and(|at| commit_lsn < *at)
     }
 
     /// The map for a change of a transaction with this commit LSN, `None` if it is not applied.
@@ -64,6 +80,10 @@ impl Tables {
     ) -> Result<Option<Arc<TableMap>>> {
         let address = Arc::as_ptr(remote) as usize;
         if !self.resolved.contains_key(&address) {
+            let name = (remote.schema.clone(), remote.name.clone());
+            if !self.gates.contains_key(&name) && self.is_gone(remote, commit_lsn) {
+                return Ok(None);
+            }
             let resolved = self.load(session, remote)?;
             self.resolved.insert(address, (Arc::clone(remote), resolved));
         }

@@ -172,6 +172,18 @@ pub(crate) fn current_lsn(session: &mut Session) -> Result<Lsn> {
     )
 }
 
+/// The process that serves this session.
+pub(crate) fn backend_pid(session: &mut Session) -> Result<u32> {
+    let results = session
+        .simple("SELECT pg_catalog.pg_backend_pid()")
+        .map_err(|e| Failure::publisher(&e, "asking for its process id"))?;
+    let row = results
+        .first()
+        .and_then(wire::Rows::first)
+        .ok_or_else(|| Failure::internal("pg_backend_pid returned nothing"))?;
+    field(&row, 0)
+}
+
 /// Runs a query that returns one LSN.
 pub(crate) fn one_lsn(session: &mut Session, sql: &str, doing: &str) -> Result<Lsn> {
     let results = session.simple(sql).map_err(|e| Failure::publisher(&e, doing))?;

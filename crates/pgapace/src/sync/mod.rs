@@ -15,7 +15,7 @@ use wire::Session;
 use crate::apply::tables::{Tables, missing};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
-use crate::publisher::session::Publisher;
+use crate::publisher::session::{Publisher, backend_pid, current_lsn};
 use crate::publisher::slot;
 use crate::target::catalogue;
 use crate::target::mapping::map_columns;
@@ -191,27 +191,32 @@ impl<'a> Adder<'a> {
     ) -> Result<()> {
         let context = self.context;
         let mut session = context.publisher.connect()?;
+        // Before the look: what commits from here on is not judged by it.
+        let now = current_lsn(&mut session)?;
         let published =
             publication::table(&mut session, context.publications, &remote.schema, &remote.name)?;
         let Some(published) = published else {
-            // Dropped or renamed since: its rows are not there to be copied any more.
-            return Err(Failure::new(
-                Class::Mismatch,
-                format!(
-                    "the stream has changes of table {}, which was added to the publication and \
-                     has since been dropped, renamed or removed from it",
-                    remote.display_name()
-                ),
-            )
-            .hint(
-                "Create the table on the target and register it as complete: INSERT INTO \
-                 pgapace.relation (subscription, schema_name, table_name, gate_lsn) VALUES (…, \
-                 '0/0'); then start pgapace again.",
-            ));
+            // Dropped or renamed since, or taken out again: should it, or the table under its new
+            // name, be published later, it is copied then.
+            tracing::warn!(
+                table = remote.display_name(),
+                until = %now,
+                "changes of a table that is not published any more are skipped"
+            );
+            tables.set_gone(&remote.schema, &remote.name, now);
+            return Ok(());
         };
         tracing::info!(table = remote.display_name(), "a table was added to the publication");
         check_targets(control, std::slice::from_ref(&published), context.copy_data)?;
-        let name = format!("pgapace_sync_{}_{}", context.id.0, std::process::id());
+        if !context.copy_data {
+            // Nothing is copied, so every change counts.
+            let gate = Gate(Lsn::INVALID);
+            state::set_gate(control, context.id, &remote.schema, &remote.name, gate, None)?;
+            tables.add(&remote.schema, &remote.name, gate);
+            return Ok(());
+        }
+        // Two subscriptions may have one id, on two targets, and one process: not one session.
+        let name = format!("pgapace_sync_{}_{}", context.id.0, backend_pid(&mut session)?);
         let created = slot::create(&mut session, &name, slot::Kind::Temporary)?;
         copy_tables(context, &[published], &created.snapshot, created.consistent_point, &|| false)?;
         tables.add(&remote.schema, &remote.name, Gate(created.consistent_point));
