@@ -4,6 +4,7 @@
 mod coercion;
 mod hooks;
 mod identity;
+mod limits;
 mod partitions;
 mod publication;
 mod random;

@@ -263,3 +263,55 @@ fn tables_added_to_the_publication_later() {
         case.expect_equal(&["absent", "first"]);
     });
 }
+
+/// Without a copy, every change of a table that joins later counts.
+#[test]
+fn tables_added_later_without_copy() {
+    on_versions(&VERSIONS, |case| {
+        let mut case = case;
+        case.tool.args = vec!["--copy-data=false".to_owned()];
+        case.both(
+            "CREATE TABLE first (id int PRIMARY KEY); CREATE TABLE later (id int PRIMARY KEY, v text)",
+        );
+        case.publish("FOR TABLE first");
+        case.publisher.sql("INSERT INTO first VALUES (1); INSERT INTO later VALUES (1, 'old')");
+        case.target.sql("INSERT INTO first VALUES (1); INSERT INTO later VALUES (1, 'old')");
+        case.run_until_current();
+        case.publisher.sql("ALTER PUBLICATION pub ADD TABLE later");
+        case.publisher.sql("INSERT INTO later VALUES (2, 'new')");
+        case.publisher
+            .sql("UPDATE later SET v = 'changed' WHERE id = 1; INSERT INTO first VALUES (2)");
+        case.run_until_current();
+        case.expect_equal(&["first", "later"]);
+        case.publisher.sql("DELETE FROM later WHERE id = 2");
+        case.run_until_current();
+        case.expect_equal(&["first", "later"]);
+    });
+}
+
+/// Tables that come and go under FOR ALL TABLES do not stop the stream, whether the target has
+/// them or not; those that come to stay are copied.
+#[test]
+fn tables_that_are_gone_when_their_changes_come() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publisher.sql(
+            "BEGIN; CREATE TABLE scratch AS SELECT 1 AS a; INSERT INTO t SELECT a FROM scratch; DROP TABLE scratch; COMMIT; \
+             CREATE TABLE old_name (id int PRIMARY KEY); INSERT INTO old_name VALUES (1); ALTER TABLE old_name RENAME TO new_name; \
+             CREATE TABLE again (id int); INSERT INTO again VALUES (1); DROP TABLE again; \
+             INSERT INTO t VALUES (2)",
+        );
+        let log = case.run_until_current();
+        case.expect_equal(&["t"]);
+        for table in ["public.scratch", "public.old_name", "public.again"] {
+            assert!(log.contains(table), "{log}");
+        }
+        let mut process = case.start();
+        case.both("CREATE TABLE again (id int PRIMARY KEY)");
+        case.target.sql("CREATE TABLE new_name (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO again VALUES (7); INSERT INTO new_name VALUES (2); INSERT INTO t VALUES (3)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t", "again", "new_name"]);
+        case.stop(process);
+    });
+}

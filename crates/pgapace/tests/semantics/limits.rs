@@ -1,0 +1,106 @@
+//! Sizes and numbers beyond the usual, and ends of transactions that fail.
+
+use crate::support::{VERSIONS, on_versions};
+
+/// Values larger than the memory limit, and a transaction that is applied in parts.
+#[test]
+fn large_values_and_large_transactions() {
+    on_versions(&[(15, 18)], |case| {
+        let mut case = case;
+        case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
+        case.both(
+            "CREATE TABLE big (id int PRIMARY KEY, t text, b bytea); \
+             CREATE TABLE f (v text, n int); ALTER TABLE f REPLICA IDENTITY FULL; \
+             CREATE TABLE many (id int PRIMARY KEY, v text)",
+        );
+        case.publish("FOR ALL TABLES");
+        let big = "repeat('0123456789', 2500000)";
+        case.publisher.sql(&format!(
+            "INSERT INTO big VALUES (1, {big}, decode(repeat('00ff', 5000000), 'hex'))"
+        ));
+        case.run_until_current();
+        case.publisher.sql(&format!(
+            "INSERT INTO big VALUES (2, {big} || 'x', NULL); UPDATE big SET b = 'y' WHERE id = 2; \
+             UPDATE big SET t = t || 'z' WHERE id = 1; \
+             INSERT INTO f VALUES ({big}, 1), ({big}, 2); UPDATE f SET n = 3 WHERE n = 1; DELETE FROM f WHERE n = 2"
+        ));
+        case.run_until_current();
+        case.expect_equal(&["big", "f"]);
+
+        // One transaction in several parts, with a failure in the last: nothing of it stays.
+        case.target.sql("INSERT INTO many VALUES (-1, 'in the way')");
+        case.publisher.sql(
+            "BEGIN; INSERT INTO many SELECT g, 'v' || g FROM generate_series(1, 60000) g; \
+             UPDATE many SET v = v || '!' WHERE id % 3 = 0; DELETE FROM many WHERE id % 5 = 0; \
+             INSERT INTO many VALUES (-1, 'collides'); COMMIT",
+        );
+        case.run().expect(9, &["23505", "public.many", "(id)=(-1)"]);
+        assert_eq!(case.target.rows("SELECT id FROM many"), ["-1"]);
+        case.target.sql("TRUNCATE many");
+        case.run_until_current();
+        case.expect_equal(&["many"]);
+    });
+}
+
+/// More statement shapes than a session keeps prepared: every set of NULLs is one.
+#[test]
+fn more_shapes_than_prepared_statements() {
+    on_versions(&[(18, 18)], |case| {
+        let columns: Vec<String> = (0..12).map(|c| format!("c{c} int")).collect();
+        case.replicate(&format!(
+            "CREATE TABLE f ({}, n int); ALTER TABLE f REPLICA IDENTITY FULL",
+            columns.join(", ")
+        ));
+        let values: Vec<String> =
+            (0..12).map(|c| format!("CASE WHEN g >> {c} & 1 = 1 THEN g END")).collect();
+        case.publisher.sql(&format!(
+            "INSERT INTO f SELECT {}, g FROM generate_series(0, 4095) g; \
+             UPDATE f SET n = -n WHERE n % 2 = 0; DELETE FROM f WHERE abs(n) % 3 = 0; \
+             UPDATE f SET c0 = NULL WHERE abs(n) % 7 = 0",
+            values.join(", ")
+        ));
+        case.run_until_current();
+        case.expect_equal(&["f"]);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+    });
+}
+
+/// What fails at COMMIT fails the transaction, and is named.
+#[test]
+fn deferred_constraint_triggers() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE t (id int PRIMARY KEY, v int); \
+             CREATE TABLE p (id int PRIMARY KEY); \
+             CREATE TABLE c (id int PRIMARY KEY, p int)",
+        );
+        case.target.sql(
+            "CREATE FUNCTION check_sum() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+               IF (SELECT sum(v) FROM public.t) <> 0 THEN RAISE 'not balanced' USING ERRCODE = 'check_violation'; END IF; \
+               RETURN NULL; END $$; \
+             CREATE CONSTRAINT TRIGGER balanced AFTER INSERT OR UPDATE ON t DEFERRABLE INITIALLY DEFERRED \
+               FOR EACH ROW EXECUTE FUNCTION check_sum(); \
+             ALTER TABLE t ENABLE ALWAYS TRIGGER balanced; \
+             ALTER TABLE c ADD FOREIGN KEY (p) REFERENCES p DEFERRABLE INITIALLY DEFERRED; \
+             DO $$ DECLARE r record; BEGIN \
+               FOR r IN SELECT tgname, tgrelid::regclass AS rel FROM pg_trigger WHERE tgisinternal LOOP \
+                 EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', r.rel, r.tgname); END LOOP; END $$",
+        );
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        case.publisher.sql("INSERT INTO t VALUES (1, 5), (2, -5); BEGIN; INSERT INTO c VALUES (1, 1); INSERT INTO p VALUES (1); COMMIT");
+        case.run_until_current();
+        case.expect_equal(&["t", "c", "p"]);
+        case.publisher.sql("INSERT INTO t VALUES (3, 1)");
+        case.publisher.sql("INSERT INTO t VALUES (4, -1)");
+        case.run().expect(9, &["23514", "not balanced", "commit LSN"]);
+        assert_eq!(case.target.value("SELECT count(*) FROM t"), "2");
+        case.target.sql("ALTER TABLE t DISABLE TRIGGER balanced");
+        case.run_until_current();
+        case.publisher.sql("INSERT INTO c VALUES (2, 404)");
+        case.run().expect(9, &["23503", "commit LSN"]);
+        case.target.sql("ALTER TABLE c DISABLE TRIGGER ALL");
+        case.run_until_current();
+        case.expect_equal(&["t", "c", "p"]);
+    });
+}
