@@ -133,6 +133,16 @@ impl Supervisor<'_> {
         let mut control = target.connect_first()?;
         let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
         let mut source = publisher.connect()?;
+        if config.origin_none && source.server_version().major() < 16 {
+            // It would send the changes of all origins without a word.
+            return Err(Failure::new(
+                Class::Publisher,
+                format!(
+                    "--origin none needs PostgreSQL 16 on the publisher, which runs {}",
+                    source.server_version()
+                ),
+            ));
+        }
 
         schema::migrate(&mut control)?;
         let mut row = match state::find(&mut control, &config.name)? {
