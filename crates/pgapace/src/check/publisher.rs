@@ -67,7 +67,7 @@ pub(super) fn check(
             if tables.is_empty() {
                 reporter.warn("publication", format!("nothing is published by {names}"));
             } else {
-                reporter.ok("publication", format!("{names}: {count} tables"));
+                reporter.ok("publication", format!("tables published by {names}: {count}"));
             }
         }
         unlogged(session, config, reporter)?;
@@ -396,7 +396,7 @@ fn check_tables(
         }
     }
     if reporter.report.fine(&["privileges", "row_security"]) && !copied.is_empty() {
-        reporter.ok("privileges", format!("{} tables can be copied", copied.len()));
+        reporter.ok("privileges", format!("tables that can be copied: {}", copied.len()));
     }
     let mut complete = true;
     for table in tables.iter().filter(|table| table.updates_or_deletes) {

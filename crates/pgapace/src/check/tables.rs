@@ -58,7 +58,7 @@ pub(super) fn check(
     let found = &checker.reporter.report.findings[before..];
     if !published.is_empty() && !found.iter().any(|f| TOPICS.contains(&f.topic)) {
         let count = published.len();
-        checker.reporter.ok("table", format!("{count} tables fit the published ones"));
+        checker.reporter.ok("table", format!("tables that fit the published ones: {count}"));
     }
 }
 

@@ -7,6 +7,7 @@ use crate::check::{Known, Settings, failed, one};
 use crate::config::Subscription as Config;
 use crate::error::{Failure, Result};
 use crate::target::catalogue::boolean;
+use crate::target::origin;
 use crate::target::session::OLDEST_MAJOR;
 use crate::target::state::{self, ownership, progress, schema};
 
@@ -49,7 +50,7 @@ pub(super) fn check(
     reporter.group("state", |reporter| own_schema(session, config, &mut known, reporter));
     reporter.group("settings", |reporter| settings(session, &known, reporter));
     if config.tag_commits {
-        reporter.group("origin", |reporter| origin(session, config, &known.role, reporter));
+        reporter.group("origin", |reporter| check_origin(session, config, &known, reporter));
     } else if config.origin_none {
         reporter.warn(
             "origin",
@@ -248,12 +249,13 @@ fn settings(session: &mut Session, known: &Known, reporter: &mut Reporter<'_>) -
 }
 
 /// Tagged commits need the origin functions, and a free place for an origin in use.
-fn origin(
+fn check_origin(
     session: &mut Session,
     config: &Config,
-    role: &str,
+    known: &Known,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
+    let role = &known.role;
     let rows = session
         .query(
             "SELECT coalesce(pg_catalog.string_agg( \
@@ -274,9 +276,14 @@ fn origin(
         "max_replication_slots"
     };
     let settings = Settings::read(session, SIDE, &[name])?;
-    let sql = "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin \
-               WHERE NOT pg_catalog.starts_with(roname, 'pgapace_')";
-    let used: i64 = one(session, SIDE, sql, "counting replication origins")?
+    // An origin that was ever used keeps its place until it is dropped; ours has one already.
+    let own = known.row.as_ref().map(|row| origin::prefix(session, row.id)).transpose()?;
+    let sql = format!(
+        "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin \
+         WHERE NOT pg_catalog.starts_with(roname, {})",
+        wire::quote_literal(own.as_deref().unwrap_or("-"))
+    );
+    let used: i64 = one(session, SIDE, &sql, "counting replication origins")?
         .parse()
         .map_err(|_| Failure::internal("a count is no number"))?;
     let most = settings.number(name).unwrap_or(0);

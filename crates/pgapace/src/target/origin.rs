@@ -15,7 +15,7 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the names of a subscription's origins begin with. Origins belong to the whole server,
 /// subscription ids to one database, so the database is part of the name.
-fn prefix(session: &mut Session, id: SubscriptionId) -> Result<String> {
+pub(crate) fn prefix(session: &mut Session, id: SubscriptionId) -> Result<String> {
     let rows = session
         .query(
             "SELECT d.oid FROM pg_catalog.pg_database d \

@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 use testbed::{Cluster, Pair, Stop};
 
-use crate::support::{Case, Tool, must};
+use crate::support::{Case, Tool, must, on_versions};
 use crate::verbs::json;
 
 const PUBLISHED: &str = "
@@ -216,7 +216,9 @@ fn a_good_set_up_has_no_blocker() {
     case.publish("FOR TABLE t");
     let human = case.tool.finish("check", &[]);
     human.expect(0, &[]);
-    for said in ["ok", "1 tables fit", "is free for the slot", "0 blockers"] {
+    for said in
+        ["ok", "tables that fit the published ones: 1", "is free for the slot", "0 blockers"]
+    {
         assert!(human.stdout.contains(said), "{said}:\n{}", human.stdout);
     }
     let machine = case.tool.finish("check", &["--json"]);
@@ -231,6 +233,46 @@ fn a_good_set_up_has_no_blocker() {
     running.expect(0, &[]);
     assert!(running.stdout.contains("run by another process"), "{}", running.stdout);
     case.stop(process);
+}
+
+/// Everything that replicates well must pass without a word.
+#[test]
+fn unusual_tables_are_fine() {
+    on_versions(&[(15, 15), (18, 18), (15, 18), (18, 15)], |case| {
+        case.both(
+            "CREATE SCHEMA \"S p\"; CREATE TYPE mood AS ENUM ('sad', 'ok');
+             CREATE DOMAIN short AS varchar(10) CHECK (VALUE <> '');
+             CREATE TYPE pair AS (a int, b text);
+             CREATE TABLE \"S p\".\"T \"\"q\" (\"I d\" int PRIMARY KEY, m mood, s short, p pair[],
+               r int4range, n numeric(10, 2), g int GENERATED ALWAYS AS (1) STORED,
+               i int GENERATED ALWAYS AS IDENTITY);
+             CREATE TABLE whole (a int, j json);
+             ALTER TABLE whole REPLICA IDENTITY FULL;
+             CREATE TABLE by_index (a int NOT NULL, b int NOT NULL, c int);
+             CREATE UNIQUE INDEX by_index_key ON by_index (a, b) INCLUDE (c);
+             ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_index_key;
+             CREATE TABLE empty (); ALTER TABLE empty REPLICA IDENTITY FULL;
+             CREATE TABLE parent (id int PRIMARY KEY);
+             CREATE TABLE child (PRIMARY KEY (id)) INHERITS (parent);
+             CREATE TABLE parted (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);
+             CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10);
+             CREATE TABLE parted_2 PARTITION OF parted DEFAULT;",
+        );
+        case.target.sql(
+            "ALTER TABLE whole ADD COLUMN extra int NOT NULL DEFAULT 1;
+             ALTER TABLE parted ADD COLUMN extra int;
+             CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+             CREATE TRIGGER ordinary BEFORE INSERT ON parted FOR EACH ROW EXECUTE FUNCTION f();",
+        );
+        for root in [true, false] {
+            case.publish(&format!("FOR ALL TABLES WITH (publish_via_partition_root = {root})"));
+            let finished = case.tool.finish("check", &[]);
+            finished.expect(0, &[]);
+            let quiet = finished.stdout.contains("0 blockers, 0 warnings");
+            assert!(quiet, "{}", finished.stdout);
+            case.publisher.sql("DROP PUBLICATION pub");
+        }
+    });
 }
 
 #[test]

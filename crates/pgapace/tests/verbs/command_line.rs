@@ -62,6 +62,20 @@ fn mistakes_have_their_exit_codes() {
 }
 
 #[test]
+fn a_publisher_that_cannot_filter_origins_is_refused() {
+    let case = Case::new(15, 15);
+    case.both("CREATE TABLE t (id int PRIMARY KEY)");
+    case.publish("FOR TABLE t");
+    for verb in ["check", "run"] {
+        let finished = case.tool.finish(verb, &["--origin", "none"]);
+        let code = if verb == "check" { 6 } else { 4 };
+        finished.expect(code, &[]);
+        let said = finished.stdout + &finished.log;
+        assert!(said.contains("--origin none needs PostgreSQL 16"), "{said}");
+    }
+}
+
+#[test]
 fn completions_of_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let (code, script, _) = finish(&program().args(["completions", shell]));
