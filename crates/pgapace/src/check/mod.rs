@@ -81,6 +81,7 @@ pub(crate) fn check(config: &Config) -> Report {
         let mut reporter = Reporter { report: &mut report, side: Side::Target };
         reporter.group("database", |reporter| not_the_same(source, sink, reporter));
         tables::check(sink, config, known, published, &mut reporter);
+        reporter.group("types", |reporter| tables::enums(source, sink, published, reporter));
     }
     report
 }

@@ -1,11 +1,11 @@
 //! Every published table against its target table.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use engine::relation::{RemoteColumn, RemoteRelation};
 use pgoutput::{RelId, ReplicaIdentity, TypeOid};
-use wire::{Session, quote_ident};
+use wire::{Session, quote_ident, quote_literal};
 
 use crate::check::report::{Reporter, Side};
 use crate::check::{Known, failed, shell_quoted, shown_conninfo};
@@ -437,6 +437,55 @@ impl Checker<'_, '_> {
                 .sql(&fix);
         }
     }
+}
+
+/// Labels that the publisher's enums have and the target's lack: the first row that has one stops
+/// the subscription.
+pub(super) fn enums(
+    source: &mut Session,
+    sink: &mut Session,
+    published: &[PublishedTable],
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let oids: HashSet<String> = published
+        .iter()
+        .flat_map(|table| table.columns.iter().map(|column| column.base_type.to_string()))
+        .collect();
+    let oids: Vec<_> = oids.into_iter().collect();
+    let doing = "reading the labels of enums";
+    let labels = source
+        .query(
+            "SELECT pg_catalog.format_type(e.enumtypid, NULL), e.enumlabel \
+             FROM pg_catalog.pg_enum e WHERE e.enumtypid = ANY ($1::pg_catalog.oid[]) \
+             ORDER BY 1, e.enumsortorder",
+            &[Some(&format!("{{{}}}", oids.join(",")))],
+        )
+        .map_err(|e| failed(Side::Publisher, &e, doing))?;
+    let there = sink
+        .query(
+            "SELECT pg_catalog.format_type(e.enumtypid, NULL), e.enumlabel \
+             FROM pg_catalog.pg_enum e",
+            &[],
+        )
+        .map_err(|e| failed(SIDE, &e, doing))?;
+    let pair = |row: wire::Row<'_>| Ok((field::<String>(&row, 0)?, field::<String>(&row, 1)?));
+    let there: HashSet<_> = there.iter().map(pair).collect::<Result<_>>()?;
+    for row in labels.iter() {
+        let (name, label) = pair(row)?;
+        // A type that is not there at all shows in the columns.
+        if !there.contains(&(name.clone(), label.clone()))
+            && there.iter().any(|(known, _)| *known == name)
+        {
+            reporter
+                .warn(
+                    "types",
+                    format!("enum {name} lacks label {label:?}, which the publisher has"),
+                )
+                .on(&name)
+                .sql(format!("ALTER TYPE {name} ADD VALUE {};", quote_literal(&label)));
+        }
+    }
+    Ok(())
 }
 
 /// What the publisher will say of the table in the stream.

@@ -21,7 +21,8 @@ const PUBLISHED: &str = "
     CREATE TABLE required (id int PRIMARY KEY);
     CREATE TABLE secured (id int PRIMARY KEY);
     ALTER TABLE secured ENABLE ROW LEVEL SECURITY;
-    CREATE TABLE types (id int PRIMARY KEY, v int);
+    CREATE TYPE mood AS ENUM ('sad', 'it''s ok');
+    CREATE TABLE types (id int PRIMARY KEY, v int, m mood);
     CREATE TABLE ruled (id int PRIMARY KEY);
     CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY);
     CREATE SCHEMA \"odd schema\";
@@ -49,7 +50,8 @@ const TARGETED: &str = "
     CREATE TABLE required (id int PRIMARY KEY, r int NOT NULL, d int NOT NULL DEFAULT 1);
     CREATE TABLE secured (id int PRIMARY KEY);
     ALTER TABLE secured ENABLE ROW LEVEL SECURITY;
-    CREATE TABLE types (id int PRIMARY KEY, v text);
+    CREATE TYPE mood AS ENUM ('sad');
+    CREATE TABLE types (id int PRIMARY KEY, v text, m mood);
     CREATE TABLE ruled (id int PRIMARY KEY);
     CREATE RULE swallow AS ON DELETE TO ruled DO INSTEAD NOTHING;
     ALTER TABLE ruled ENABLE ALWAYS RULE swallow;
@@ -90,6 +92,7 @@ const FOUND: &[(&str, &str, &str, &str)] = &[
     ("blocker", "target", "row_security", "public.secured"),
     ("blocker", "target", "privileges", "public.good"),
     ("warning", "target", "types", "public.types"),
+    ("warning", "target", "types", "public.mood"),
     ("warning", "target", "rules", "public.ruled"),
     ("note", "target", "replica_triggers", "public.ruled"),
 ];
