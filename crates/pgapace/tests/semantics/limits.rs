@@ -14,15 +14,15 @@ fn large_values_and_large_transactions() {
              CREATE TABLE many (id int PRIMARY KEY, v text)",
         );
         case.publish("FOR ALL TABLES");
-        let big = "repeat('0123456789', 2500000)";
+        let big = "repeat('0123456789', 1700000)";
         case.publisher.sql(&format!(
-            "INSERT INTO big VALUES (1, {big}, decode(repeat('00ff', 5000000), 'hex'))"
+            "INSERT INTO big VALUES (1, {big}, decode(repeat('00ff', 500000), 'hex'))"
         ));
         case.run_until_current();
         case.publisher.sql(&format!(
             "INSERT INTO big VALUES (2, {big} || 'x', NULL); UPDATE big SET b = 'y' WHERE id = 2; \
              UPDATE big SET t = t || 'z' WHERE id = 1; \
-             INSERT INTO f VALUES ({big}, 1), ({big}, 2); UPDATE f SET n = 3 WHERE n = 1; DELETE FROM f WHERE n = 2"
+             INSERT INTO f VALUES ({big}, 1), ('small', 2); UPDATE f SET n = 3 WHERE n = 1; DELETE FROM f WHERE n = 2"
         ));
         case.run_until_current();
         case.expect_equal(&["big", "f"]);
@@ -30,7 +30,7 @@ fn large_values_and_large_transactions() {
         // One transaction in several parts, with a failure in the last: nothing of it stays.
         case.target.sql("INSERT INTO many VALUES (-1, 'in the way')");
         case.publisher.sql(
-            "BEGIN; INSERT INTO many SELECT g, 'v' || g FROM generate_series(1, 60000) g; \
+            "BEGIN; INSERT INTO many SELECT g, 'v' || g FROM generate_series(1, 20000) g; \
              UPDATE many SET v = v || '!' WHERE id % 3 = 0; DELETE FROM many WHERE id % 5 = 0; \
              INSERT INTO many VALUES (-1, 'collides'); COMMIT",
         );
@@ -55,7 +55,7 @@ fn more_shapes_than_prepared_statements() {
             (0..12).map(|c| format!("CASE WHEN g >> {c} & 1 = 1 THEN g END")).collect();
         case.publisher.sql(&format!(
             "INSERT INTO f SELECT {}, g FROM generate_series(0, 4095) g; \
-             UPDATE f SET n = -n WHERE n % 2 = 0; DELETE FROM f WHERE abs(n) % 3 = 0; \
+             UPDATE f SET n = -n; DELETE FROM f WHERE abs(n) % 3 = 0; \
              UPDATE f SET c0 = NULL WHERE abs(n) % 7 = 0",
             values.join(", ")
         ));

@@ -9,7 +9,7 @@ use testbed::workload::random_dml::{Options, RandomDml, RandomSchema, run_sessio
 use crate::support::{Case, must};
 
 const SESSIONS: u64 = 3;
-const TRANSACTIONS: u64 = 120;
+const TRANSACTIONS: u64 = 80;
 
 fn replicates(publisher_major: u16, target_major: u16, seed: u64) {
     let case = Case::new(publisher_major, target_major);
@@ -53,15 +53,15 @@ fn replicates(publisher_major: u16, target_major: u16, seed: u64) {
 
 #[test]
 fn random_changes_15_to_15() {
-    (1..4).for_each(|seed| replicates(15, 15, seed));
+    (1..3).for_each(|seed| replicates(15, 15, seed));
 }
 
 #[test]
 fn random_changes_18_to_18() {
-    (4..7).for_each(|seed| replicates(18, 18, seed));
+    (3..5).for_each(|seed| replicates(18, 18, seed));
 }
 
 #[test]
 fn random_changes_15_to_18() {
-    (7..10).for_each(|seed| replicates(15, 18, seed));
+    (5..7).for_each(|seed| replicates(15, 18, seed));
 }

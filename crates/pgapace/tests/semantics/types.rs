@@ -263,7 +263,7 @@ fn every_type_as_a_value() {
 /// Each type as a primary key: rows are found by it, in every spelling that the type has.
 #[test]
 fn every_type_as_a_primary_key() {
-    on_versions(&VERSIONS, |case| {
+    on_versions(&[(15, 15), (18, 18)], |case| {
         case.both(SETUP);
         let keys: Vec<_> = available(&case).into_iter().filter(|kind| kind.key).collect();
         let (mut ddl, mut copied, mut streamed) = (String::new(), String::new(), String::new());
@@ -306,7 +306,7 @@ fn every_type_as_a_primary_key() {
 /// exactly one of the equal rows changes. Types without equality are compared by their text.
 #[test]
 fn every_type_in_rows_without_a_key() {
-    on_versions(&VERSIONS, |case| {
+    on_versions(&[(15, 15), (18, 18)], |case| {
         case.both(SETUP);
         let types = available(&case);
         let (mut ddl, mut copied, mut streamed) = (String::new(), String::new(), String::new());
