@@ -29,7 +29,7 @@ fn replicates(publisher_major: u16, target_major: u16, seed: u64) {
         // The copy, and a part of the stream, while they write.
         let process = case.start();
         let report = writers.join().expect("the writers end");
-        assert!(report.committed > SESSIONS * TRANSACTIONS / 2, "seed {seed}: {report:?}");
+        assert!(report.committed > SESSIONS * TRANSACTIONS / 4, "seed {seed}: {report:?}");
         process
     });
     let mut process = running;
