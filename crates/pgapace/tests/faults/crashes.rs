@@ -1,0 +1,115 @@
+//! Crashes of each party under load: nothing lost, nothing twice, readers see a prefix.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use testbed::{Proxy, Result, Stop, wait_until};
+
+use super::site::{DB, Load, NAME, Reader, Site, long, lsn};
+
+const RATE: f64 = 150.0;
+
+#[test]
+fn kill_9_of_pgapace_under_load() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.load_tables()?;
+    let load = Load::start(&site.publisher, RATE)?;
+    let program = site.program().args(["--memory-limit", "16"]);
+    let mut run = site.spawn_streaming(&program)?;
+    let reader = Reader::start(&site.target);
+    let mut random = fastrand::Rng::with_seed(20);
+    let mut resumed = 0;
+    for _ in 0..if long() { 200 } else { 20 } {
+        sleep(Duration::from_millis(random.u64(20..700)));
+        run.kill9()?;
+        resumed += u32::from(run.log().contains("streaming subscription="));
+        run = site.spawn(&program)?;
+    }
+    assert!(resumed >= 5, "only {resumed} runs came as far as streaming");
+    let written = load.stop()?;
+    site.catch_up(&mut run)?;
+    let checks = reader.stop()?;
+    assert!(checks >= 20 && written >= 200, "{checks} checks, {written} transactions");
+    site.expect_equal_load()
+}
+
+/// Asynchronous commits of the target get lost, and are applied again; the publisher was never
+/// told that they were safe.
+#[test]
+fn immediate_restarts_of_the_target_under_load() -> Result<()> {
+    // A walwriter that hardly works, so that what the program does not make durable is lost.
+    let lazy = [("wal_writer_delay", "10s"), ("wal_writer_flush_after", "2GB")];
+    let mut site = Site::start(&[], &lazy)?;
+    site.load_tables()?;
+    let load = Load::start(&site.publisher, RATE)?;
+    let proxy = Proxy::in_front_of(&site.target)?;
+    let program = site.program_between(&site.publisher.conninfo(DB), &proxy.conninfo(DB));
+    let mut run = site.spawn_streaming(&program)?;
+    let reader = Reader::start(&site.target);
+    let mut random = fastrand::Rng::with_seed(10);
+    let mut lost = 0;
+    for round in 0..if long() { 100 } else { 10 } {
+        let at_start = site.progress()?;
+        wait_until(Duration::from_secs(60), "progress after the restart", || {
+            Ok(site.progress()? > at_start)
+        })?;
+        sleep(Duration::from_millis(random.u64(50..400)));
+        let mut observer = site.target.connect(DB)?;
+        if round % 2 == 0 {
+            // Rows that it has locked hold up the durability session, and nothing else.
+            observer.batch_execute("BEGIN; SELECT FROM pgapace.progress FOR SHARE")?;
+            sleep(Duration::from_millis(300));
+        }
+        let sql = "SELECT max(lsn)::text FROM pgapace.progress";
+        let visible = lsn(&observer.query_one(sql, &[])?.get::<_, String>(0))?;
+        proxy.refuse(true);
+        site.target.stop(Stop::Immediate)?;
+        site.target.start()?;
+        let survived = site.progress()?;
+        let confirmed = site.confirmed()?;
+        assert!(
+            confirmed <= survived,
+            "acknowledged {confirmed:X}, but only {survived:X} survived (round {round})"
+        );
+        lost += u32::from(survived < visible);
+        proxy.refuse(false);
+        assert!(run.is_running(), "pgapace ended:\n{}", run.log());
+    }
+    assert!(lost >= 3, "only {lost} restarts lost commits: the test does not test");
+    load.stop()?;
+    site.catch_up(&mut run)?;
+    assert!(reader.stop()? >= 10);
+    site.expect_equal_load()
+}
+
+#[test]
+fn restarts_of_the_publisher_under_load() -> Result<()> {
+    let mut site = Site::start(&[], &[])?;
+    site.load_tables()?;
+    let load = Load::start(&site.publisher, RATE)?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    let reader = Reader::start(&site.target);
+    let mut random = fastrand::Rng::with_seed(11);
+    for round in 0..if long() { 100 } else { 10 } {
+        let before = site.progress()?;
+        wait_until(Duration::from_secs(60), "progress after the restart", || {
+            Ok(site.progress()? > before)
+        })?;
+        sleep(Duration::from_millis(random.u64(50..500)));
+        let started = Instant::now();
+        site.publisher.stop(if round % 2 == 0 { Stop::Fast } else { Stop::Immediate })?;
+        assert!(
+            started.elapsed() < Duration::from_secs(20),
+            "a fast stop of the publisher took {:?}: it waits until we have confirmed everything",
+            started.elapsed()
+        );
+        site.publisher.start()?;
+        assert!(run.is_running(), "pgapace ended:\n{}", run.log());
+    }
+    load.stop()?;
+    site.catch_up(&mut run)?;
+    assert!(reader.stop()? >= 10);
+    let active = format!("SELECT active FROM pg_replication_slots WHERE slot_name = '{NAME}'");
+    assert_eq!(site.publisher.query_one_text(DB, &active)?, "t");
+    site.expect_equal_load()
+}

@@ -1,0 +1,100 @@
+//! Transactions and values larger than the memory that the program may use.
+
+use std::time::Duration;
+
+use testbed::compare::TableName;
+use testbed::program::Process;
+use testbed::{Error, Result};
+
+use super::site::{DB, PATIENCE, Site, wait_while_running};
+
+const LIMIT_MB: u64 = 16;
+const VALUE_MB: u64 = 60;
+/// What the program takes beside its limit (code, stacks, buffers, prepared statements, what the
+/// allocator keeps): 18 to 30 MB were measured.
+const FIXED_MB: u64 = 40;
+/// A value exists twice for a moment: as it was received, and in the message that is sent.
+const COPIES: u64 = 2;
+
+fn site() -> Result<Site> {
+    let site = Site::start(&[], &[])?;
+    site.tables(
+        "CREATE TABLE big (id int PRIMARY KEY, v text); CREATE TABLE log (v int); \
+         CREATE TABLE value (id int PRIMARY KEY, v text)",
+    )?;
+    Ok(site)
+}
+
+/// 300 MB in one transaction: many small rows first, then wide ones, then updates of both.
+const TRANSACTION: &str = "BEGIN; INSERT INTO log VALUES (1); \
+    INSERT INTO big SELECT i, 'small ' || i FROM generate_series(1, 30000) i; \
+    INSERT INTO big SELECT i, repeat(md5(i::text), 3200) FROM generate_series(30001, 32700) i; \
+    UPDATE big SET v = v || 'x' WHERE id % 100 = 0; COMMIT";
+
+fn tables() -> [TableName; 3] {
+    ["big", "log", "value"].map(TableName::from)
+}
+
+/// The most memory that a process has ever had.
+fn peak_mb(run: &Process) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", run.pid()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kb = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kb.map(|kb| kb / 1024).ok_or_else(|| Error::other("no VmHWM"))
+}
+
+#[test]
+fn memory_is_bounded_by_the_limit_not_by_the_transaction() -> Result<()> {
+    let site = site()?;
+    let program = site.program().args(["--memory-limit", "16"]);
+    let mut run = site.spawn_streaming(&program)?;
+    site.publisher.sql(DB, TRANSACTION)?;
+    site.catch_up(&mut run)?;
+    let peak = peak_mb(&run)?;
+    eprintln!("peak after a transaction of 300 MB: {peak} MB");
+    assert!(peak <= LIMIT_MB + FIXED_MB, "{peak} MB");
+    site.expect_equal(&tables())?;
+
+    let units = VALUE_MB * 65536;
+    let value = format!("INSERT INTO value VALUES (1, repeat('0123456789abcdef', {units}))");
+    site.publisher.sql(DB, &value)?;
+    site.catch_up(&mut run)?;
+    let peak = peak_mb(&run)?;
+    eprintln!("peak after a value of {VALUE_MB} MB: {peak} MB");
+    assert!(peak <= LIMIT_MB + COPIES * VALUE_MB + FIXED_MB, "{peak} MB");
+
+    // Several wide values in one transaction are not there together.
+    let values = format!(
+        "INSERT INTO value SELECT i, repeat('0123456789abcdef', {units} / 2) \
+         FROM generate_series(2, 4) i"
+    );
+    site.publisher.sql(DB, &values)?;
+    site.catch_up(&mut run)?;
+    let peak = peak_mb(&run)?;
+    eprintln!("peak after 3 values of half the size: {peak} MB");
+    assert!(peak <= LIMIT_MB + COPIES * VALUE_MB + FIXED_MB, "{peak} MB");
+    site.expect_equal(&tables())
+}
+
+#[test]
+fn killed_inside_a_large_transaction() -> Result<()> {
+    let site = site()?;
+    let program = site.program().args(["--memory-limit", "16"]);
+    let mut run = site.spawn_streaming(&program)?;
+    site.publisher.sql(DB, TRANSACTION)?;
+    let mut inside = 0;
+    for pages in [10, 100] {
+        let size = "SELECT pg_relation_size('big') / 8192";
+        wait_while_running(&mut run, "the transaction to be under way", PATIENCE, || {
+            let now: i64 = site.target.query_one_text(DB, size)?.parse().unwrap_or(0);
+            Ok(now > pages)
+        })?;
+        run.kill9()?;
+        inside += u32::from(site.target.query_one_text(DB, "SELECT count(*) FROM log")? == "0");
+        run = site.spawn_streaming(&program)?;
+    }
+    assert!(inside > 0, "the transaction was over each time: the test does not test");
+    std::thread::sleep(Duration::from_millis(100));
+    site.catch_up(&mut run)?;
+    site.expect_equal(&tables())
+}

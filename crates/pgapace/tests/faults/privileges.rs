@@ -1,0 +1,170 @@
+//! Roles with exactly the privileges of docs/privileges.sql.
+
+use testbed::compare::{TableName, expect_equal};
+use testbed::{Program, Result};
+
+use super::site::{NAME, Site, expect_exit, pgapace, wait_while_running};
+
+const SQL: &str = include_str!("../../../../docs/privileges.sql");
+/// The database of that file.
+const SHOP: &str = "shop";
+
+/// The statements under this heading.
+fn part(heading: &str) -> &'static str {
+    let start = SQL.find(&format!("\n-- {heading}: ")).expect("the heading");
+    let end = SQL[start + 1..].find("\n\n").map_or(SQL.len(), |length| start + 1 + length);
+    &SQL[start..end]
+}
+
+fn site() -> Result<Site> {
+    let site = Site::start(&[], &[])?;
+    let ddl = "CREATE TABLE t (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text); \
+               CREATE TABLE parent (id int PRIMARY KEY); \
+               CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent)";
+    for cluster in [&site.publisher, &site.target] {
+        cluster.create_database(SHOP)?;
+        cluster.sql(SHOP, ddl)?;
+    }
+    site.publisher.sql(
+        SHOP,
+        "CREATE PUBLICATION pub FOR ALL TABLES; INSERT INTO t (v) VALUES ('copied'); \
+         INSERT INTO parent VALUES (1); INSERT INTO child VALUES (1, 1)",
+    )?;
+    site.publisher.sql(SHOP, part("publisher"))?;
+    Ok(site)
+}
+
+fn arguments(site: &Site) -> [String; 8] {
+    let role = |conninfo: String, role| conninfo.replace("user=postgres", &format!("user={role}"));
+    [
+        "--publisher".to_owned(),
+        role(site.publisher.conninfo(SHOP), "pgapace_source"),
+        "--target".to_owned(),
+        role(site.target.conninfo(SHOP), "pgapace_target"),
+        "--publication".to_owned(),
+        "pub".to_owned(),
+        "--name".to_owned(),
+        NAME.to_owned(),
+    ]
+}
+
+fn program(site: &Site) -> Program {
+    pgapace("run").args(arguments(site)).args(["--until", "current"])
+}
+
+/// Every kind of change, and a change of the publisher that comes while nobody reads.
+fn change(site: &Site) -> Result<()> {
+    site.publisher.sql(
+        SHOP,
+        "INSERT INTO t (v) VALUES ('a'), ('b'), ('c'); UPDATE t SET v = 'd' WHERE v = 'b'; \
+         DELETE FROM t WHERE v = 'c'; DELETE FROM child; DELETE FROM parent; \
+         INSERT INTO parent VALUES (2); TRUNCATE child; INSERT INTO child VALUES (2, 2)",
+    )
+}
+
+fn expect_equal_tables(site: &Site) -> Result<()> {
+    let tables = ["t", "parent", "child"].map(TableName::from);
+    let (mut publisher, mut target) = (site.publisher.connect(SHOP)?, site.target.connect(SHOP)?);
+    expect_equal(&mut publisher, &mut target, &tables)
+}
+
+#[test]
+fn the_documented_privileges_are_enough() -> Result<()> {
+    let site = site()?;
+    site.target.sql(SHOP, part("target"))?;
+    let untagged = "commits are not tagged with a replication origin";
+    let mut run = site.spawn(&program(&site))?;
+    expect_exit(&mut run, 0, &[untagged])?;
+    change(&site)?;
+    let mut run = site.spawn(&program(&site))?;
+    expect_exit(&mut run, 0, &[untagged])?;
+    expect_equal_tables(&site)?;
+    // --origin none is a promise that needs the tags.
+    let mut run = site.spawn(&program(&site).args(["--origin", "none"]))?;
+    expect_exit(&mut run, 5, &["cannot tag commits", "--tag-commits=false"])?;
+
+    site.target.sql(SHOP, part("target, optional"))?;
+    change(&site)?;
+    let mut run = site.spawn(&program(&site))?;
+    expect_exit(&mut run, 0, &[])?;
+    assert!(!run.log().contains(untagged), "{}", run.log());
+    expect_equal_tables(&site)?;
+    let origins = "SELECT count(*) FROM pg_replication_origin WHERE roname LIKE 'pgapace%'";
+    assert_eq!(site.target.query_one_text(SHOP, origins)?, "1");
+
+    // Ending the sessions of another process takes no privilege either.
+    let endless = pgapace("run").args(arguments(&site));
+    let mut first = site.spawn_streaming(&endless.clone().args(["--busy-timeout", "1"]))?;
+    let mut second = site.spawn_streaming(&endless.clone().arg("--take-over"))?;
+    expect_exit(&mut first, 8, &["run by another process"])?;
+    change(&site)?;
+    wait_while_running(&mut second, "the change", super::site::PATIENCE, || {
+        Ok(expect_equal_tables(&site).is_ok())
+    })?;
+    second.terminate()?;
+    expect_exit(&mut second, 0, &[])?;
+
+    let mut drop = site.spawn(&pgapace("drop").args(arguments(&site)))?;
+    expect_exit(&mut drop, 0, &["dropped subscription sub", "dropped replication slot sub"])?;
+    assert_eq!(site.target.query_one_text(SHOP, origins)?, "0");
+    Ok(())
+}
+
+/// Each privilege is needed: without it there is an error that says which, and nothing is created.
+#[test]
+fn each_missing_privilege_is_named() -> Result<()> {
+    let site = site()?;
+    site.target.sql(SHOP, part("target"))?;
+    let missing = [
+        (
+            "REVOKE SET ON PARAMETER session_replication_role FROM pgapace_target",
+            "GRANT SET ON PARAMETER session_replication_role TO pgapace_target",
+            5,
+            vec!["session_replication_role", "HINT:", "GRANT SET ON PARAMETER"],
+        ),
+        (
+            "REVOKE CREATE ON DATABASE shop FROM pgapace_target",
+            "GRANT CREATE ON DATABASE shop TO pgapace_target",
+            5,
+            vec!["permission denied for database shop", "CREATE SCHEMA pgapace AUTHORIZATION"],
+        ),
+        (
+            "REVOKE SELECT ON t FROM pgapace_target",
+            "GRANT SELECT ON t TO pgapace_target",
+            5,
+            vec!["permission denied for table t"],
+        ),
+        (
+            "REVOKE INSERT ON t FROM pgapace_target",
+            "GRANT INSERT ON t TO pgapace_target",
+            5,
+            vec!["permission denied for table t"],
+        ),
+    ];
+    for (revoke, grant, code, messages) in &missing {
+        site.target.sql(SHOP, revoke)?;
+        let mut run = site.spawn(&program(&site))?;
+        expect_exit(&mut run, *code, messages)?;
+        site.target.sql(SHOP, grant)?;
+    }
+    site.publisher.sql(SHOP, "ALTER ROLE pgapace_source NOREPLICATION")?;
+    let mut run = site.spawn(&program(&site))?;
+    expect_exit(&mut run, 4, &["HINT:", "REPLICATION"])?;
+    site.publisher.sql(SHOP, "ALTER ROLE pgapace_source REPLICATION")?;
+    site.publisher.sql(SHOP, "REVOKE SELECT ON t FROM pgapace_source")?;
+    let mut run = site.spawn(&program(&site))?;
+    expect_exit(&mut run, 4, &["permission denied for table t"])?;
+    site.publisher.sql(SHOP, "GRANT SELECT ON t TO pgapace_source")?;
+
+    // An administrator may create the schema instead.
+    site.target.sql(
+        SHOP,
+        "TRUNCATE t, parent, child; DROP SCHEMA pgapace CASCADE; CREATE SCHEMA pgapace AUTHORIZATION pgapace_target; \
+         REVOKE CREATE ON DATABASE shop FROM pgapace_target",
+    )?;
+    site.publisher
+        .sql(SHOP, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")?;
+    let mut run = site.spawn(&program(&site))?;
+    expect_exit(&mut run, 0, &[])?;
+    expect_equal_tables(&site)
+}

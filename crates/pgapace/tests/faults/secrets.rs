@@ -1,0 +1,93 @@
+//! Passwords stay out of every message.
+
+use std::process::Command;
+
+use testbed::{Pair, Program, Result};
+
+use super::site::{DB, NAME, Site, expect_exit, pgapace};
+
+const SECRET: &str = "hunter2-Zaphod";
+const WRONG: &str = "wrong-Trillian";
+
+fn site() -> Result<Site> {
+    let hba = ["host all secretive 127.0.0.1/32 scram-sha-256"];
+    let site = Site::of(Pair::start_with(18, 18, |b| b.hba(hba), |b| b.hba(hba))?)?;
+    let role = format!("CREATE ROLE secretive LOGIN SUPERUSER PASSWORD '{SECRET}'");
+    site.publisher.sql(DB, &role)?;
+    site.target.sql(DB, &role)?;
+    site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    Ok(site)
+}
+
+#[test]
+fn no_password_in_any_output() -> Result<()> {
+    let site = site()?;
+    let (from, to) = (site.publisher.port(), site.target.port());
+    let good =
+        |port| format!("host=127.0.0.1 port={port} dbname={DB} user=secretive password={SECRET}");
+    let wrong = |port| good(port).replace(SECRET, WRONG);
+    let uri = |port, password: &str| {
+        format!("postgresql://secretive:{password}@127.0.0.1:{port}/{DB}?application_name=x")
+    };
+    let run = |publisher: &str, target: &str| -> Program {
+        pgapace("run")
+            .args(["--log-level", "trace", "--publisher", publisher, "--target", target])
+            .args(["--publication", "pub", "--name", NAME, "--until", "current"])
+    };
+    let nowhere = format!("host=nowhere.invalid user=secretive password={SECRET}");
+    // A mistake in the string itself is shown as well as may be.
+    let broken = format!("host=127.0.0.1 password={SECRET} bogus=1");
+    let unbalanced = format!("host=127.0.0.1 password='{SECRET}");
+    let bad_uri = format!("postgresql://secretive:{SECRET}@127.0.0.1:notaport/{DB}");
+    let bad_option = format!("postgresql://secretive:{SECRET}@127.0.0.1/{DB}?bogus=1");
+    let runs = [
+        (good(from), good(to), 0),
+        (uri(from, SECRET), uri(to, SECRET), 0),
+        (wrong(from), good(to), 4),
+        (good(from), wrong(to), 5),
+        (uri(from, WRONG), good(to), 4),
+        (good(from), uri(to, WRONG), 5),
+        (nowhere.clone(), good(to), 4),
+        (good(from), nowhere, 5),
+        (good(1), good(to), 4),
+        (good(from), format!("{} sslmode=require", good(to)), 5),
+        (broken.clone(), good(to), 3),
+        (good(from), broken, 3),
+        (unbalanced, good(to), 3),
+        (bad_uri, good(to), 3),
+        (good(from), bad_option, 3),
+    ];
+    for (publisher, target, code) in &runs {
+        for format in ["human", "json"] {
+            let mut run = site.spawn(&run(publisher, target).args(["--log-format", format]))?;
+            expect_exit(&mut run, *code, &[])?;
+            expect_silence(&run.log());
+        }
+    }
+    // The environment, a file, and what --help shows of them.
+    let help = pgapace("run").arg("--help").env("PGAPACE_PUBLISHER", good(from)).output()?;
+    expect_silence(&String::from_utf8_lossy(&help.stdout));
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("pgapace.toml");
+    std::fs::write(&file, format!("publisher = \"{}\"\ntarget = 7\n", good(from)))?;
+    let file_run = pgapace("run").arg("--config").arg(&file).output()?;
+    assert_eq!(file_run.status.code(), Some(3));
+    expect_silence(&String::from_utf8_lossy(&file_run.stderr));
+    std::fs::write(&file, format!("publisher = \"{}\"\nnonsense\n", good(from)))?;
+    let file_run = pgapace("run").arg("--config").arg(&file).output()?;
+    assert_eq!(file_run.status.code(), Some(3));
+    expect_silence(&String::from_utf8_lossy(&file_run.stderr));
+    // And nothing on the target keeps it.
+    let state = "SELECT string_agg(s::text, ' ') FROM pgapace.subscription s";
+    expect_silence(&site.target.query_one_text(DB, state)?);
+    let logs = Command::new("cat").arg(site.target.log_file()).output()?;
+    assert!(!String::from_utf8_lossy(&logs.stdout).contains(WRONG));
+    Ok(())
+}
+
+fn expect_silence(output: &str) {
+    for secret in [SECRET, WRONG] {
+        assert!(!output.contains(secret), "a password in:\n{output}");
+    }
+}

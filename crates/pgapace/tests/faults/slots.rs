@@ -1,0 +1,133 @@
+//! Slots and publishers that cannot be followed: each is refused with its own exit code.
+
+use testbed::compare::TableName;
+use testbed::program::Process;
+use testbed::{Cluster, Result, servers, wait_until};
+
+use super::site::{DB, NAME, PATIENCE, Site, expect_exit};
+
+const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
+
+fn site(settings: &[(&str, &str)]) -> Result<Site> {
+    let site = Site::start(settings, &[])?;
+    site.tables(DDL)?;
+    Ok(site)
+}
+
+/// Runs until everything is applied, then stops in order.
+fn follow_and_stop(site: &Site) -> Result<()> {
+    let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
+    expect_exit(&mut run, 0, &[])
+}
+
+fn insert(site: &Site, id: i32) -> Result<()> {
+    site.publisher.sql(DB, &format!("INSERT INTO t VALUES ({id}, 'x')"))
+}
+
+fn rows_on_target(site: &Site) -> Result<String> {
+    site.target.query_one_text(DB, "SELECT count(*) FROM t")
+}
+
+#[test]
+fn a_dropped_slot_is_refused() -> Result<()> {
+    let site = site(&[])?;
+    follow_and_stop(&site)?;
+    site.publisher.sql(DB, &format!("SELECT pg_drop_replication_slot('{NAME}')"))?;
+    insert(&site, 1)?;
+    let mut run = site.spawn(&site.program())?;
+    expect_exit(
+        &mut run,
+        7,
+        &["slot \"sub\" does not exist on the publisher", "HINT:", "pgapace drop"],
+    )?;
+    assert_eq!(rows_on_target(&site)?, "0");
+    // The hint works: drop the subscription, empty the tables, start anew.
+    let mut drop = site.spawn(&drop_program(&site))?;
+    expect_exit(&mut drop, 0, &["dropped subscription sub"])?;
+    follow_and_stop(&site)?;
+    site.expect_equal(&[TableName::from("t")])
+}
+
+fn drop_program(site: &Site) -> testbed::Program {
+    super::site::pgapace("drop")
+        .args(["--publisher", &site.publisher.conninfo(DB)])
+        .args(["--target", &site.target.conninfo(DB)])
+        .args(["--publication", "pub", "--name", NAME])
+}
+
+#[test]
+fn a_slot_that_lost_its_wal_is_refused() -> Result<()> {
+    let site = site(&[
+        ("max_slot_wal_keep_size", "1MB"),
+        ("min_wal_size", "32MB"),
+        ("max_wal_size", "32MB"),
+    ])?;
+    follow_and_stop(&site)?;
+    insert(&site, 1)?;
+    let lost = format!("SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{NAME}'");
+    wait_until(PATIENCE, "the slot to be invalidated", || {
+        site.publisher.sql(DB, "SELECT pg_switch_wal()")?;
+        site.publisher.sql(DB, "CHECKPOINT")?;
+        Ok(site.publisher.query_one_text(DB, &lost)? == "lost")
+    })?;
+    let mut run = site.spawn(&site.program())?;
+    expect_exit(&mut run, 7, &["slot \"sub\" was invalidated: wal_removed", "pgapace drop"])?;
+    assert_eq!(rows_on_target(&site)?, "0");
+    Ok(())
+}
+
+#[test]
+fn a_slot_that_somebody_advanced_is_a_gap() -> Result<()> {
+    let site = site(&[])?;
+    follow_and_stop(&site)?;
+    insert(&site, 1)?;
+    let advance =
+        format!("SELECT pg_replication_slot_advance('{NAME}', pg_current_wal_flush_lsn())");
+    site.publisher.sql(DB, &advance)?;
+    let mut run = site.spawn(&site.program())?;
+    expect_exit(&mut run, 7, &["slot \"sub\" has moved to", "changes in between were skipped"])?;
+    assert_eq!(rows_on_target(&site)?, "0");
+    Ok(())
+}
+
+#[test]
+fn a_slot_in_use_elsewhere_is_waited_for() -> Result<()> {
+    let site = site(&[])?;
+    follow_and_stop(&site)?;
+    // Another target that was given the same slot.
+    site.target.create_database("other")?;
+    site.target.sql("other", DDL)?;
+    let elsewhere = site
+        .program_between(&site.publisher.conninfo(DB), &site.target.conninfo("other"))
+        .args(["--slot", NAME, "--create-slot=false"]);
+    let mut other: Process = site.spawn_streaming(&elsewhere)?;
+    let mut run = site.spawn(&site.program().args(["--busy-timeout", "1"]))?;
+    expect_exit(&mut run, 8, &["slot \"sub\" is in use by walsender", "pg_stat_replication"])?;
+    // It does not come to streaming before the slot is free, and then it goes on: nothing was
+    // consumed meanwhile.
+    let mut run = site.spawn(&site.program())?;
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    assert!(run.is_running() && !run.log().contains("streaming sub"), "{}", run.log());
+    other.kill9()?;
+    site.catch_up(&mut run)?;
+    insert(&site, 1)?;
+    site.catch_up(&mut run)?;
+    site.expect_equal(&[TableName::from("t")])
+}
+
+#[test]
+fn another_publisher_is_refused() -> Result<()> {
+    let site = site(&[])?;
+    follow_and_stop(&site)?;
+    let impostor = Cluster::builder(&servers::find_or_fetch(18)?).name("impostor").start()?;
+    impostor.sql(DB, DDL)?;
+    impostor.sql(DB, "CREATE PUBLICATION pub FOR ALL TABLES; INSERT INTO t VALUES (1, 'wrong')")?;
+    let create = format!("SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput')");
+    impostor.sql(DB, &create)?;
+    impostor.sql(DB, "INSERT INTO t VALUES (2, 'wrong')")?;
+    let program = site.program_between(&impostor.conninfo(DB), &site.target.conninfo(DB));
+    let mut run = site.spawn(&program)?;
+    expect_exit(&mut run, 10, &["the publisher is another database system", "pgapace drop"])?;
+    assert_eq!(rows_on_target(&site)?, "0");
+    Ok(())
+}
