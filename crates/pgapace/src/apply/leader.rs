@@ -121,7 +121,13 @@ impl<'a> Leader<'a> {
             let chunks = if reading { &self.parts.receiver.chunks } else { &no_chunks };
             select! {
                 recv(chunks) -> message => match message {
-                    Ok(FromPublisher::Chunk(chunk)) => self.take_chunk(&chunk)?,
+                    Ok(FromPublisher::Chunk(chunk)) => {
+                        self.take_chunk(&chunk)?;
+                        if self.parts.idle_interval.is_zero() {
+                            // A commit on the publisher may wait for no more than our receipt.
+                            self.publish_positions();
+                        }
+                    }
                     Ok(FromPublisher::Ended(failure)) => return Err(failure),
                     Err(_) => return Err(Failure::internal("the receiver thread is gone")),
                 },
@@ -143,7 +149,11 @@ impl<'a> Leader<'a> {
                     Err(_) => return Err(Failure::internal("the durability thread is gone")),
                 },
                 recv(stop) -> _ => {}
-                recv(ticks) -> _ => self.write_statistics(false),
+                recv(ticks) -> _ => {
+                    // What was received counts even while nothing commits.
+                    self.publish_positions();
+                    self.write_statistics(false);
+                }
             }
             self.dispatch_idle();
         }

@@ -7,3 +7,4 @@ mod privileges;
 mod secrets;
 mod site;
 mod slots;
+mod status;

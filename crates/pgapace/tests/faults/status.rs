@@ -1,0 +1,131 @@
+//! What the publisher is told, and when.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use testbed::compare::TableName;
+use testbed::{Result, wait_until};
+
+use super::site::{DB, NAME, PATIENCE, Site, lsn, wait_while_running};
+
+const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
+
+fn site(settings: &[(&str, &str)]) -> Result<Site> {
+    let site = Site::start(settings, &[])?;
+    site.tables(DDL)?;
+    // After the publication FOR ALL TABLES this one would be published too.
+    site.publisher.sql(
+        DB,
+        "CREATE TABLE unpublished (v int); DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE t",
+    )?;
+    Ok(site)
+}
+
+/// What pg_stat_replication says: pid and the three positions.
+fn walsender(site: &Site) -> Result<Option<(i32, [u64; 3])>> {
+    let sql = format!(
+        "SELECT pid, write_lsn, flush_lsn, replay_lsn FROM pg_stat_replication \
+         WHERE application_name = '{NAME}' AND state = 'streaming' AND flush_lsn IS NOT NULL"
+    );
+    let rows = site.publisher.query_texts(DB, &sql)?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    let position = |i: usize| lsn(row[i].as_deref().unwrap_or_default());
+    let pid = row[0].as_deref().and_then(|pid| pid.parse().ok()).unwrap_or(0);
+    Ok(Some((pid, [position(1)?, position(2)?, position(3)?])))
+}
+
+#[test]
+fn positions_and_keepalives_while_apply_waits_for_a_lock() -> Result<()> {
+    let site = site(&[("wal_sender_timeout", "2s")])?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'a'), (2, 'b')")?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.catch_up(&mut run)?;
+    wait_until(PATIENCE, "the walsender to appear", || Ok(walsender(&site)?.is_some()))?;
+    let (pid, _) = walsender(&site)?.unwrap_or_default();
+
+    let mut holder = site.target.connect(DB)?;
+    holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 1 FOR UPDATE")?;
+    let before = lsn(&site.publisher_lsn()?)?;
+    site.publisher.sql(DB, "UPDATE t SET v = 'blocked' WHERE id = 1")?;
+    let blocked = lsn(&site.publisher_lsn()?)?;
+    site.publisher.sql(DB, "UPDATE t SET v = 'behind it' WHERE id = 2")?;
+    let end = lsn(&site.publisher_lsn()?)?;
+    let started = Instant::now();
+    let mut written = 0;
+    while started.elapsed() < Duration::from_secs(10) {
+        let (now, [write, flush, apply]) =
+            walsender(&site)?.expect("the walsender is there all the time");
+        assert_eq!(now, pid, "the walsender was replaced: a keepalive was not answered in time");
+        assert!(flush < blocked, "flush {flush:X} is beyond {before:X}, {blocked:X} is blocked");
+        assert!(apply < blocked, "apply {apply:X} is beyond what is visible");
+        assert!(site.confirmed()? < blocked);
+        written = write;
+        sleep(Duration::from_millis(200));
+    }
+    assert!(written >= end, "received, and said so: {written:X} of {end:X}");
+    holder.batch_execute("COMMIT")?;
+    site.catch_up(&mut run)?;
+    wait_while_running(&mut run, "flush and apply to follow", PATIENCE, || {
+        Ok(walsender(&site)?.is_some_and(|(_, [w, f, a])| w >= end && f >= end && a >= end))
+    })?;
+    site.expect_equal(&[TableName::from("t")])
+}
+
+#[test]
+fn an_idle_slot_advances_while_unpublished_tables_are_written() -> Result<()> {
+    let site = site(&[])?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.catch_up(&mut run)?;
+    let rows = "SELECT count(*) FROM pgapace.progress";
+    for _ in 0..3 {
+        for _ in 0..50 {
+            site.publisher.sql(DB, "INSERT INTO unpublished VALUES (1)")?;
+        }
+        let end = lsn(&site.publisher_lsn()?)?;
+        wait_while_running(&mut run, "the slot to advance", Duration::from_secs(10), || {
+            Ok(site.confirmed()? >= end)
+        })?;
+        assert!(site.progress()? >= site.confirmed()?, "recorded before it is acknowledged");
+    }
+    // And old progress does not pile up.
+    let left: i64 = site.target.query_one_text(DB, rows)?.parse().unwrap_or(i64::MAX);
+    assert!(left < 20, "{left} progress rows");
+    Ok(())
+}
+
+#[test]
+fn a_synchronous_publisher_gets_its_answers_at_once() -> Result<()> {
+    let mut site = site(&[])?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.catch_up(&mut run)?;
+    run.kill9()?;
+    site.publisher.set("synchronous_standby_names", NAME)?;
+    let run = site.spawn_streaming(&site.program().args(["--status-interval", "10"]))?;
+    for level in ["on", "remote_write", "remote_apply"] {
+        let mut client = site.publisher.connect(DB)?;
+        client.batch_execute(&format!(
+            "SET synchronous_commit = {level}; SET statement_timeout = '60s'"
+        ))?;
+        for (what, sql) in [
+            ("published", "INSERT INTO t SELECT coalesce(max(id), 0) + 1, 'x' FROM t"),
+            ("unpublished", "INSERT INTO unpublished VALUES (1)"),
+        ] {
+            let started = Instant::now();
+            for _ in 0..10 {
+                client.batch_execute(sql)?;
+                if level == "remote_apply" && what == "published" {
+                    let rows = "SELECT count(*) FROM t";
+                    let here = site.publisher.query_one_text(DB, rows)?;
+                    assert_eq!(site.target.query_one_text(DB, rows)?, here, "visible at return");
+                }
+            }
+            let took = started.elapsed();
+            assert!(
+                took < Duration::from_secs(5),
+                "10 {what} commits with {level} took {took:?}:\n{}",
+                run.log()
+            );
+        }
+    }
+    site.expect_equal(&[TableName::from("t")])
+}
