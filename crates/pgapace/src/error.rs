@@ -25,6 +25,8 @@ pub(crate) enum Class {
     Apply,
     /// The publisher's history is not the one our progress belongs to.
     History,
+    /// Stopped on request; a failure only when there was a goal that is not reached.
+    Stopped,
 }
 
 impl Class {
@@ -41,6 +43,7 @@ impl Class {
             Self::Busy => 8,
             Self::Apply => 9,
             Self::History => 10,
+            Self::Stopped => 11,
         }
     }
 }

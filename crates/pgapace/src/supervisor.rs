@@ -15,6 +15,7 @@ use crate::apply::durability::Durability;
 use crate::apply::leader::{Leader, Outcome, Parts};
 use crate::apply::tables::Tables;
 use crate::apply::worker::{Identity, Worker};
+use crate::cli::interrupt::interruptible;
 use crate::cli::shutdown::Shutdown;
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
@@ -26,6 +27,7 @@ use crate::publisher::slot;
 use crate::sync::{Adder, SyncContext, check_targets, copy_tables, empty_copied_tables};
 use crate::target::origin;
 use crate::target::session::{Purpose, Target};
+use crate::target::state::ownership::{Former, SessionId};
 use crate::target::state::{self, NewSubscription, Phase, Subscription};
 use crate::target::state::{ownership, progress, schema, statistics};
 
@@ -58,16 +60,24 @@ pub(crate) fn run(config: &Config, options: RunOptions, shutdown: &Shutdown) -> 
         take_over: options.take_over,
         until: options.until,
         streamed: false,
+        owner: None,
         catalogue_error: None,
     };
     let mut pause = FIRST_PAUSE;
     loop {
         let started = Instant::now();
         let failure = match supervisor.run_once() {
+            Ok(Outcome::Stopped) => return supervisor.stopped(),
             Ok(outcome) => return Ok(outcome),
             Err(failure) => failure,
         };
-        if shutdown.requested() || !supervisor.may_retry(&failure) {
+        let retry = supervisor.may_retry(&failure);
+        if shutdown.requested() && (retry || failure.class == Class::Stopped) {
+            // What was not finished is rolled back, and comes again with the next start.
+            tracing::warn!(subscription = config.name, "{failure}");
+            return supervisor.stopped();
+        }
+        if !retry {
             supervisor.record(&failure);
             return Err(failure);
         }
@@ -92,6 +102,8 @@ struct Supervisor<'a> {
     /// Whether a run of this process got as far as streaming: from then on, servers that are away
     /// are waited for; before, the user is told at once.
     streamed: bool,
+    /// The control session of the run before this one, which a broken network may have left behind.
+    owner: Option<SessionId>,
     /// The progress at which the last error that may come from a stale catalogue happened.
     catalogue_error: Option<Lsn>,
 }
@@ -108,6 +120,17 @@ impl Supervisor<'_> {
             return self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn);
         }
         false
+    }
+
+    /// The end on request. Only without a goal is that what was asked for.
+    fn stopped(&self) -> Result<Outcome> {
+        match self.until {
+            None => Ok(Outcome::Stopped),
+            Some(_) => {
+                Err(Failure::new(Class::Stopped, "stopped before the goal of --until was reached")
+                    .hint("Nothing is lost: start it again, and it goes on."))
+            }
+        }
     }
 
     /// Leaves the reason of the end on the target, for `status`; best effort.
@@ -150,9 +173,13 @@ impl Supervisor<'_> {
             None => self.create(&mut control, &mut source)?,
         };
         self.check_same_settings(&mut control, &mut row)?;
-        ownership::become_owner(&mut control, row.id, config.busy_timeout, self.take_over)?;
-        self.take_over = false;
+        let former = Former { any: self.take_over, own: self.owner.clone() };
+        self.owner =
+            Some(ownership::become_owner(&mut control, row.id, config.busy_timeout, &former)?);
         row.epoch = ownership::fence(&mut control, row.id)?;
+        if std::mem::take(&mut self.take_over) {
+            slot::end_user(&mut source, &row.slot_name, &config.name, config.busy_timeout)?;
+        }
         statistics::started(&mut control, row.id)?;
 
         let context = SyncContext {
@@ -161,9 +188,13 @@ impl Supervisor<'_> {
             id: row.id,
             publications: &config.publications,
             copy_data: row.copy_data,
+            shutdown: self.shutdown,
         };
         if row.phase != Phase::Streaming {
-            self.set_up(&mut control, &mut source, &mut row, context)?;
+            let sessions = [control.cancel_handle(), source.cancel_handle()];
+            interruptible(self.shutdown, &sessions, "table sync", || {
+                self.set_up(&mut control, &mut source, &mut row, context)
+            })?;
         }
 
         let system = identify(&mut source)?;
@@ -315,7 +346,6 @@ impl Supervisor<'_> {
     ) -> Result<()> {
         let tables = publication::tables(source, context.publications)?;
         let system = identify(source)?;
-        let stopping = || self.shutdown.requested();
         let start = if row.owns_slot {
             // A slot left by an interrupted attempt is of no use: its snapshot is gone.
             if slot::drop(source, &row.slot_name)? {
@@ -337,14 +367,14 @@ impl Supervisor<'_> {
                 "created the replication slot"
             );
             state::set_phase(control, row.id, Phase::Copying)?;
-            copy_tables(context, &tables, &created.snapshot, created.consistent_point, &stopping)?;
+            copy_tables(context, &tables, &created.snapshot, created.consistent_point)?;
             created.consistent_point
         } else {
             let confirmed = slot::find(source, &row.slot_name)?.and_then(|s| s.confirmed_flush);
             let start = confirmed.ok_or_else(|| {
                 Failure::new(Class::Slot, format!("slot \"{}\" has no position", row.slot_name))
             })?;
-            copy_tables(context, &tables, "", start, &stopping)?;
+            copy_tables(context, &tables, "", start)?;
             start
         };
         progress::start(control, row.id, start, row.epoch)?;

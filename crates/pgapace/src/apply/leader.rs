@@ -69,7 +69,9 @@ pub(crate) struct Leader<'a> {
     /// Whether a transaction is dispatched in part.
     partly_dispatched: bool,
     /// Set when no new transaction is to be dispatched.
-    closing: Option<Closing>,
+    closing: Option<Outcome>,
+    /// Since when the user waits for the end.
+    stopping_since: Option<Instant>,
     last_idle: Instant,
     /// The publisher asked for an answer: it may be waiting for the position (it does when it is
     /// shut down), so idle progress is recorded now.
@@ -77,12 +79,6 @@ pub(crate) struct Leader<'a> {
     counters: Counters,
     last_statistics: Instant,
     reported: Option<Delta>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Closing {
-    outcome: Outcome,
-    since: Instant,
 }
 
 impl<'a> Leader<'a> {
@@ -97,6 +93,7 @@ impl<'a> Leader<'a> {
             resumed_at,
             partly_dispatched: false,
             closing: None,
+            stopping_since: None,
             last_idle: now,
             asked: false,
             counters: Counters::default(),
@@ -112,10 +109,10 @@ impl<'a> Leader<'a> {
         loop {
             self.flush_if_needed();
             self.look_for_the_end()?;
-            if let Some(closing) = self.closing
+            if let Some(outcome) = self.closing
                 && self.is_closed()
             {
-                return Ok(self.finish(closing.outcome));
+                return Ok(self.finish(outcome));
             }
             let reading = self.wants_chunks();
             let chunks = if reading { &self.parts.receiver.chunks } else { &no_chunks };
@@ -272,6 +269,7 @@ impl<'a> Leader<'a> {
     /// Decides whether to stop dispatching: a signal, or the goal is received.
     fn look_for_the_end(&mut self) -> Result<()> {
         if self.parts.shutdown.requested() {
+            self.stopping_since.get_or_insert_with(Instant::now);
             self.close(Outcome::Stopped);
         }
         let received = self.parts.progress.positions().write;
@@ -281,12 +279,12 @@ impl<'a> Leader<'a> {
         {
             self.close(Outcome::Reached);
         }
-        if let Some(Closing { outcome: Outcome::Stopped, since }) = self.closing
+        if let Some(since) = self.stopping_since
             && (since.elapsed() > STOP_PATIENCE || self.parts.shutdown.insisted())
             && !self.is_closed()
         {
             return Err(Failure::new(
-                Class::Internal,
+                Class::Stopped,
                 "stopped before the transaction in hand could be ended",
             )
             .hint("It is rolled back and sent again next time; nothing is lost."));
@@ -297,7 +295,7 @@ impl<'a> Leader<'a> {
     fn close(&mut self, outcome: Outcome) {
         if self.closing.is_none() {
             tracing::debug!(?outcome, "closing");
-            self.closing = Some(Closing { outcome, since: Instant::now() });
+            self.closing = Some(outcome);
         }
     }
 

@@ -44,7 +44,8 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
             format!("the target has no subscription {name:?}"),
         ));
     };
-    ownership::become_owner(&mut control, row.id, std::time::Duration::ZERO, false)?;
+    let nobody = ownership::Former::default();
+    ownership::become_owner(&mut control, row.id, std::time::Duration::ZERO, &nobody)?;
     ownership::fence(&mut control, row.id)?;
     let mut slot_dropped = false;
     if row.owns_slot && !args.keep_slot {

@@ -4,6 +4,7 @@ pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod drop;
+pub(crate) mod interrupt;
 pub(crate) mod output;
 pub(crate) mod run;
 pub(crate) mod shutdown;
@@ -30,7 +31,8 @@ Exit codes:
    7  the replication slot is gone, invalidated, or ahead of the target
    8  the subscription or its slot is used by somebody else
    9  a change could not be applied
-  10  the publisher's history is not the one the target has followed";
+  10  the publisher's history is not the one the target has followed
+  11  stopped by a signal before the goal of --until was reached";
 
 const EXAMPLES: &str = "\
 Examples:

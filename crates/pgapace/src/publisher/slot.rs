@@ -189,6 +189,9 @@ pub(crate) fn wait_until_free(
     loop {
         let slot = find(session, name)?;
         let Some(pid) = slot.as_ref().and_then(|slot| slot.active_pid) else { return Ok(slot) };
+        if stopping() {
+            return Err(Failure::new(Class::Stopped, "stopped while waiting for the slot"));
+        }
         if Instant::now() >= deadline {
             return Err(Failure::new(
                 Class::Busy,
@@ -196,11 +199,43 @@ pub(crate) fn wait_until_free(
             )
             .hint("See pg_stat_replication on the publisher for who uses it."));
         }
-        if stopping() {
-            return Err(Failure::new(Class::Busy, "stopped while waiting for the slot"));
-        }
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// Ends the walsender of another process that runs this subscription, and of nobody else. Without
+/// the privilege it is waited for: a walsender ends by itself within wal_sender_timeout.
+pub(crate) fn end_user(
+    session: &mut Session,
+    slot: &str,
+    subscription: &str,
+    patience: Duration,
+) -> Result<()> {
+    let sql = format!(
+        "SELECT pg_catalog.pg_terminate_backend(s.active_pid) \
+         FROM pg_catalog.pg_replication_slots s \
+         JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid \
+         WHERE s.slot_name = {} AND a.application_name = {}",
+        quote_literal(slot),
+        quote_literal(subscription)
+    );
+    let deadline = Instant::now() + patience;
+    while Instant::now() < deadline {
+        match session.simple(&sql) {
+            Ok(results) if results.first().is_none_or(wire::Rows::is_empty) => break,
+            // Again and again: the first signal has it say good-bye to a process that may not read,
+            // and only another one takes it out of that wait (`ProcessClientWriteInterrupt`).
+            Ok(_) => std::thread::sleep(Duration::from_millis(100)),
+            Err(error) if error.sqlstate() == Some("42501") => {
+                tracing::info!(%error, "cannot end the other process's walsender; waiting for it");
+                break;
+            }
+            Err(error) => {
+                return Err(Failure::publisher(&error, "ending the other process's walsender"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Drops a slot; one that is not there is no error.

@@ -13,6 +13,8 @@ use pgoutput::Lsn;
 use wire::Session;
 
 use crate::apply::tables::{Tables, missing};
+use crate::cli::interrupt::interruptible;
+use crate::cli::shutdown::Shutdown;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::{Publisher, backend_pid, current_lsn};
@@ -30,6 +32,8 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) id: SubscriptionId,
     pub(crate) publications: &'a [String],
     pub(crate) copy_data: bool,
+    /// A copy ends as soon as it is asked to.
+    pub(crate) shutdown: &'a Shutdown,
 }
 
 /// Checks that every table can be copied into, before anything is created on the publisher.
@@ -92,7 +96,6 @@ pub(crate) fn copy_tables(
     tables: &[PublishedTable],
     snapshot: &str,
     gate: Lsn,
-    stopping: &dyn Fn() -> bool,
 ) -> Result<()> {
     if tables.is_empty() {
         return Ok(());
@@ -113,16 +116,28 @@ pub(crate) fn copy_tables(
             wire::quote_literal(snapshot)
         ))
         .map_err(|e| Failure::publisher(&e, "importing the slot's snapshot"))?;
+    let sessions = [source.cancel_handle(), target.cancel_handle()];
+    interruptible(context.shutdown, &sessions, "table sync", || {
+        copy_each(context, tables, gate, &mut source, &mut target)
+    })
+}
+
+fn copy_each(
+    context: SyncContext<'_>,
+    tables: &[PublishedTable],
+    gate: Lsn,
+    source: &mut Session,
+    target: &mut Session,
+) -> Result<()> {
     for (index, table) in tables.iter().enumerate() {
-        if stopping() {
-            return Err(Failure::new(Class::Internal, "stopped during table sync")
-                .hint("Nothing is lost: the next run starts the sync again."));
+        if context.shutdown.requested() {
+            return Err(Failure::new(Class::Stopped, "stopped during table sync"));
         }
         let started = Instant::now();
         let name = table.display_name();
-        let definition = catalogue::load(&mut target, &table.schema, &table.name)?
+        let definition = catalogue::load(target, &table.schema, &table.name)?
             .ok_or_else(|| missing(&table.schema, &table.name))?;
-        let copied = copy::table(&mut source, &mut target, table, &definition, |session, rows| {
+        let copied = copy::table(source, target, table, &definition, |session, rows| {
             state::set_gate(session, context.id, &table.schema, &table.name, Gate(gate), Some(rows))
         })?;
         tracing::info!(
@@ -218,7 +233,7 @@ impl<'a> Adder<'a> {
         // Two subscriptions may have one id, on two targets, and one process: not one session.
         let name = format!("pgapace_sync_{}_{}", context.id.0, backend_pid(&mut session)?);
         let created = slot::create(&mut session, &name, slot::Kind::Temporary)?;
-        copy_tables(context, &[published], &created.snapshot, created.consistent_point, &|| false)?;
+        copy_tables(context, &[published], &created.snapshot, created.consistent_point)?;
         tables.add(&remote.schema, &remote.name, Gate(created.consistent_point));
         Ok(())
     }

@@ -3,8 +3,11 @@
 mod crashes;
 mod failover;
 mod large;
+mod network;
 mod privileges;
 mod secrets;
 mod site;
 mod slots;
 mod status;
+mod stops;
+mod takeover;

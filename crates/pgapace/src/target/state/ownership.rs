@@ -22,25 +22,50 @@ const SESSION_LOCK: i32 = 0x7067_6173;
 /// How long old sessions may take to end.
 const FENCE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Becomes the owner, waiting up to `patience` for another one to go.
-///
-/// With `take_over` the session of another owner is terminated first.
+/// A session that owned, or owns, a subscription. The start tells it from a later session with the
+/// same process id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SessionId {
+    pid: i32,
+    backend_start: String,
+}
+
+/// Whose ownership may be ended.
+#[derive(Debug, Default)]
+pub(crate) struct Former {
+    /// Anybody's: the user said so.
+    pub(crate) any: bool,
+    /// That of an earlier session of this process: the server does not notice for hours that a
+    /// connection is gone when the network drops its packets.
+    pub(crate) own: Option<SessionId>,
+}
+
+impl Former {
+    fn includes(&self, owner: &SessionId) -> bool {
+        self.any || self.own.as_ref() == Some(owner)
+    }
+}
+
+/// Becomes the owner, waiting up to `patience` for another one to go; owners that `former` has
+/// are terminated first. Returns the session as an owner.
 pub(crate) fn become_owner(
     session: &mut Session,
     id: SubscriptionId,
     patience: Duration,
-    take_over: bool,
-) -> Result<()> {
+    former: &Former,
+) -> Result<SessionId> {
     let failed = |e: &wire::Error| Failure::target(e, "taking ownership of the subscription");
-    if take_over {
-        terminate_holders(session, OWNER_LOCK, id)?;
-    }
+    terminate_holders(session, OWNER_LOCK, id, &|owner| former.includes(owner))?;
     let deadline = Instant::now() + patience;
     loop {
         let sql = format!("SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {})", id.0);
         let rows = session.query(&sql, &[]).map_err(|e| failed(&e))?;
         if rows.first().is_some_and(|row| row.get(0) == Some("t")) {
-            return Ok(());
+            let sql = "SELECT pid, backend_start FROM pg_catalog.pg_stat_activity \
+                       WHERE pid = pg_catalog.pg_backend_pid()";
+            let rows = session.query(sql, &[]).map_err(|e| failed(&e))?;
+            let row = rows.first().ok_or_else(|| Failure::internal("our own session is gone"))?;
+            return Ok(SessionId { pid: field(&row, 0)?, backend_start: field(&row, 1)? });
         }
         if Instant::now() >= deadline {
             let owner = describe_holders(session, OWNER_LOCK, id)?;
@@ -68,7 +93,7 @@ pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<i64> {
     let epoch = field(&row, 0)?;
     let deadline = Instant::now() + FENCE_TIMEOUT;
     loop {
-        terminate_holders(session, SESSION_LOCK, id)?;
+        terminate_holders(session, SESSION_LOCK, id, &|_| true)?;
         session.simple("SET lock_timeout = '300ms'").map_err(|e| failed(&e))?;
         let sql = format!(
             "SELECT pg_catalog.pg_advisory_lock({SESSION_LOCK}, {id}); \
@@ -156,9 +181,19 @@ fn describe_holders(session: &mut Session, class: i32, id: SubscriptionId) -> Re
     })
 }
 
-fn terminate_holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<()> {
+fn terminate_holders(
+    session: &mut Session,
+    class: i32,
+    id: SubscriptionId,
+    which: &dyn Fn(&SessionId) -> bool,
+) -> Result<()> {
     for row in holders(session, class, id)?.iter() {
         let pid: i32 = field(&row, 0)?;
+        // Not shown of other roles' sessions.
+        let backend_start = row.get(3).unwrap_or_default().to_owned();
+        if !which(&SessionId { pid, backend_start }) {
+            continue;
+        }
         session
             .query(
                 "SELECT pg_catalog.pg_terminate_backend($1::pg_catalog.int4)",

@@ -1,0 +1,49 @@
+//! Work that a request to stop interrupts, whatever its sessions wait for.
+
+use std::time::Duration;
+
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use wire::CancelHandle;
+
+use crate::cli::shutdown::Shutdown;
+use crate::error::{Class, Failure, Result};
+
+const POLL: Duration = Duration::from_millis(100);
+
+/// Runs `work`; once a stop is requested, cancels what these sessions do until the work ends. Work
+/// that fails then is said to be stopped, unless what failed would fail again.
+pub(crate) fn interruptible<T>(
+    shutdown: &Shutdown,
+    sessions: &[CancelHandle],
+    doing: &str,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let (done, ended) = bounded::<()>(0);
+    let result = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
+                if !shutdown.requested() {
+                    continue;
+                }
+                for session in sessions {
+                    if let Err(error) = session.cancel() {
+                        tracing::debug!(%error, "cannot cancel");
+                    }
+                }
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    });
+    match result {
+        Err(failure) if shutdown.requested() && is_cancelled(&failure) => {
+            Err(Failure::new(Class::Stopped, format!("stopped during {doing}")))
+        }
+        result => result,
+    }
+}
+
+fn is_cancelled(failure: &Failure) -> bool {
+    failure.transient || failure.sqlstate.as_deref() == Some("57014")
+}

@@ -1,0 +1,178 @@
+//! Ends in order, ends out of order during the first copy, and goals.
+
+use std::time::{Duration, Instant};
+
+use testbed::compare::TableName;
+use testbed::program::Process;
+use testbed::{Result, Stop, wait_until};
+
+use super::site::{DB, Load, PATIENCE, Site, expect_exit, lsn, wait_for_log, wait_while_running};
+
+/// Everything applied is acknowledged: slot and progress are at the same place.
+fn expect_acknowledged(site: &Site) -> Result<()> {
+    let (confirmed, progress) = (site.confirmed()?, site.progress()?);
+    assert_eq!(format!("{confirmed:X}"), format!("{progress:X}"), "confirmed and progress");
+    Ok(())
+}
+
+#[test]
+fn signals_under_load() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.load_tables()?;
+    let load = Load::start(&site.publisher, 300.0)?;
+    for round in 0..4 {
+        let mut run = site.spawn_streaming(&site.program())?;
+        std::thread::sleep(Duration::from_millis(700));
+        let started = Instant::now();
+        if round % 2 == 0 {
+            run.terminate()?;
+        } else {
+            run.interrupt()?;
+        }
+        expect_exit(&mut run, 0, &["stopped; everything applied is durable and acknowledged"])?;
+        assert!(started.elapsed() < Duration::from_secs(10), "took {:?}", started.elapsed());
+        expect_acknowledged(&site)?;
+    }
+    // A goal that is reached while the load goes on.
+    let last = "SELECT max(id) FROM ledger_header";
+    let number = |text: String| text.parse::<i64>().unwrap_or(-1);
+    let before = number(site.publisher.query_one_text(DB, last)?);
+    let goal = site.publisher_lsn()?;
+    let mut run = site.spawn(&site.program().args(["--until", &goal]))?;
+    expect_exit(&mut run, 0, &[])?;
+    let applied = number(site.target.query_one_text(DB, last)?);
+    assert!(applied >= before, "applied up to {applied}, {before} was committed before the goal");
+    expect_acknowledged(&site)?;
+    let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
+    expect_exit(&mut run, 0, &[])?;
+    expect_acknowledged(&site)?;
+    load.stop()?;
+    let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
+    expect_exit(&mut run, 0, &[])?;
+    site.expect_equal_load()
+}
+
+#[test]
+fn a_goal_is_reached_only_when_it_is_durable() -> Result<()> {
+    let lazy = [("wal_writer_delay", "10s"), ("wal_writer_flush_after", "2GB")];
+    let mut site = Site::start(&[], &lazy)?;
+    site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let mut next = 0;
+    for _ in 0..4 {
+        next += 100;
+        site.publisher
+            .sql(DB, &format!("INSERT INTO t SELECT generate_series({next}, {next} + 99)"))?;
+        let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
+        expect_exit(&mut run, 0, &[])?;
+        site.target.restart(Stop::Immediate)?;
+        site.expect_equal(&[TableName::from("t")])?;
+    }
+    // A goal that the publisher has not reached yet is waited for.
+    let goal = site.publisher.query_one_text(DB, "SELECT pg_current_wal_flush_lsn() + 20000")?;
+    let mut run = site.spawn_streaming(&site.program().args(["--until", &goal]))?;
+    assert!(run.wait_timeout(Duration::from_millis(1500)).is_none(), "too early");
+    site.publisher.sql(DB, "INSERT INTO t SELECT generate_series(10000, 10010)")?;
+    assert!(lsn(&site.publisher_lsn()?)? < lsn(&goal)?, "this one is before the goal");
+    // The goal lies inside this transaction, which therefore commits after it.
+    site.publisher.sql(DB, "INSERT INTO t SELECT generate_series(20000, 23000)")?;
+    expect_exit(&mut run, 0, &[])?;
+    let rows = "SELECT count(*) FROM t WHERE id BETWEEN 10000 AND 10010";
+    assert_eq!(site.target.query_one_text(DB, rows)?, "11");
+    // A goal that was not reached is not a success.
+    let mut run = site.spawn_streaming(&site.program().args(["--until", "FF/0"]))?;
+    run.terminate()?;
+    expect_exit(&mut run, 11, &["stopped before the goal"])
+}
+
+fn copy_site() -> Result<Site> {
+    let site = Site::start(&[], &[])?;
+    site.load_tables()?;
+    // A copy that takes a while: rows are slow to arrive on the target.
+    site.publisher.sql(
+        DB,
+        "CREATE TABLE wide (id int PRIMARY KEY, v text);
+         INSERT INTO wide SELECT i, repeat(md5(i::text), 30) FROM generate_series(1, 100000) i;
+         ALTER PUBLICATION pub ADD TABLE wide",
+    )?;
+    site.target.sql(DB, "CREATE TABLE wide (id int PRIMARY KEY, v text)")?;
+    Ok(site)
+}
+
+fn is_copying(site: &Site) -> Result<bool> {
+    let copying = "SELECT count(*) FROM pg_stat_progress_copy";
+    Ok(site.target.query_one_text(DB, copying)? != "0")
+}
+
+fn wait_for_copy(site: &Site, run: &mut Process) -> Result<()> {
+    wait_while_running(run, "the copy to begin", PATIENCE, || is_copying(site))
+}
+
+#[test]
+fn ends_during_the_first_copy() -> Result<()> {
+    let site = copy_site()?;
+    let load = Load::start(&site.publisher, 100.0)?;
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..5 {
+        let mut run = site.spawn(&site.program())?;
+        wait_for_copy(&site, &mut run)?;
+        std::thread::sleep(Duration::from_millis(random.u64(0..400)));
+        run.kill9()?;
+    }
+    let mut run = site.spawn(&site.program())?;
+    wait_for_copy(&site, &mut run)?;
+    let started = Instant::now();
+    run.terminate()?;
+    expect_exit(&mut run, 0, &["stopped during table sync"])?;
+    assert!(started.elapsed() < Duration::from_secs(5), "took {:?}", started.elapsed());
+    wait_until(PATIENCE, "the copy's session to end", || Ok(!is_copying(&site)?))?;
+
+    let mut run = site.spawn(&site.program())?;
+    wait_for_log(&mut run, "streaming subscription=", PATIENCE)?;
+    load.stop()?;
+    site.catch_up(&mut run)?;
+    site.expect_equal(&[TableName::from("wide")])?;
+    site.expect_equal_load()?;
+    // Nothing of the attempts is left on the publisher.
+    let slots = "SELECT string_agg(slot_name, ' ') FROM pg_replication_slots";
+    assert_eq!(site.publisher.query_one_text(DB, slots)?, "sub");
+    Ok(())
+}
+
+/// A lock that somebody holds on the target does not keep a stop from being one.
+#[test]
+fn a_stop_while_everything_waits_for_a_lock() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    let mut holder = site.target.connect(DB)?;
+    let waiting = "SELECT count(*) FROM pg_stat_activity \
+                   WHERE application_name LIKE 'pgapace%' AND wait_event_type = 'Lock'";
+    let wait_for_lock = |run: &mut Process| {
+        wait_while_running(run, "a session to wait for the lock", PATIENCE, || {
+            Ok(site.target.query_one_text(DB, waiting)? == "1")
+        })
+    };
+    // During the first copy.
+    holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
+    let mut run = site.spawn(&site.program())?;
+    wait_for_lock(&mut run)?;
+    run.terminate()?;
+    let started = Instant::now();
+    expect_exit(&mut run, 0, &["stopped during table sync"])?;
+    holder.batch_execute("COMMIT")?;
+    // While changes are applied: what is under way is given a while, unless the user insists.
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.catch_up(&mut run)?;
+    holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (2)")?;
+    wait_for_lock(&mut run)?;
+    run.terminate()?;
+    assert!(run.wait_timeout(Duration::from_secs(1)).is_none(), "given up at once");
+    run.terminate()?;
+    expect_exit(&mut run, 0, &["stopped before the transaction in hand could be ended"])?;
+    assert!(started.elapsed() < Duration::from_secs(20), "took {:?}", started.elapsed());
+    holder.batch_execute("COMMIT")?;
+    let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
+    expect_exit(&mut run, 0, &[])?;
+    site.expect_equal(&[TableName::from("t")])
+}

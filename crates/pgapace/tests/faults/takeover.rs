@@ -1,0 +1,137 @@
+//! The fence: what an earlier run has still on its way cannot commit once another run has begun.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use testbed::compare::TableName;
+use testbed::postgres::Client;
+use testbed::program::Process;
+use testbed::{Result, wait_until};
+
+use super::site::{DB, PATIENCE, Site, expect_exit, wait_while_running};
+
+/// A table with a key and one without, which shows a double apply.
+fn site() -> Result<Site> {
+    let site = Site::start(&[], &[])?;
+    site.tables("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE log (v int)")?;
+    site.publisher.sql(DB, "INSERT INTO t SELECT i, 0 FROM generate_series(1, 10) i")?;
+    Ok(site)
+}
+
+fn tables() -> [TableName; 2] {
+    [TableName::from("t"), TableName::from("log")]
+}
+
+/// Transactions that all need row 1, each with a row in the log.
+fn write(site: &Site, count: i32) -> Result<()> {
+    let mut client = site.publisher.connect(DB)?;
+    for i in 1..=count {
+        client.batch_execute(&format!(
+            "BEGIN; INSERT INTO log VALUES ({i}); UPDATE t SET v = v + 1 WHERE id = 1; COMMIT"
+        ))?;
+    }
+    Ok(())
+}
+
+/// A session of the target that holds row 1.
+fn hold(site: &Site) -> Result<Client> {
+    let mut holder = site.target.connect(DB)?;
+    holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 1 FOR UPDATE")?;
+    Ok(holder)
+}
+
+fn waits_for_lock(site: &Site) -> Result<bool> {
+    let sql = "SELECT count(*) FROM pg_stat_activity \
+               WHERE application_name = 'pgapace sub apply' AND wait_event_type = 'Lock'";
+    Ok(site.target.query_one_text(DB, sql)? == "1")
+}
+
+fn wait_for_block(site: &Site, run: &mut Process) -> Result<()> {
+    wait_while_running(run, "apply to wait for the lock", PATIENCE, || waits_for_lock(site))
+}
+
+#[test]
+fn killed_while_its_commit_waits_for_a_lock() -> Result<()> {
+    let site = site()?;
+    let mut first = site.spawn_streaming(&site.program())?;
+    let mut holder = hold(&site)?;
+    write(&site, 5)?;
+    wait_for_block(&site, &mut first)?;
+    first.kill9()?;
+    // The old backend has statements and COMMIT in its socket, and the lock is not free. A new run
+    // does not wait for that: it ends the old backend, then its own waits in the same place.
+    let mut second = site.spawn_streaming(&site.program())?;
+    wait_for_block(&site, &mut second)?;
+    holder.batch_execute("COMMIT")?;
+    site.catch_up(&mut second)?;
+    site.expect_equal(&tables())?;
+    Ok(())
+}
+
+#[test]
+fn killed_and_the_lock_released_while_the_next_run_starts() -> Result<()> {
+    let site = site()?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    for round in 0..6 {
+        let mut holder = hold(&site)?;
+        write(&site, 20)?;
+        wait_for_block(&site, &mut run)?;
+        run.kill9()?;
+        run = site.spawn(&site.program())?;
+        // From before the new run's first connection to after its fence.
+        sleep(Duration::from_millis(round * 15));
+        holder.batch_execute("COMMIT")?;
+        site.catch_up(&mut run)?;
+        site.expect_equal(&tables())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_second_process_is_refused_unless_it_takes_over() -> Result<()> {
+    let site = site()?;
+    let mut first = site.spawn_streaming(&site.program())?;
+    let mut second = site.spawn(&site.program().args(["--busy-timeout", "1"]))?;
+    expect_exit(
+        &mut second,
+        8,
+        &["the subscription is run by another process: backend", "--take-over"],
+    )?;
+    assert!(first.is_running(), "{}", first.log());
+    write(&site, 3)?;
+    site.catch_up(&mut first)?;
+
+    let mut third = site.spawn_streaming(&site.program().arg("--take-over"))?;
+    // The first one tries to come back, in vain: its patience ends.
+    write(&site, 3)?;
+    site.catch_up(&mut third)?;
+    assert!(third.is_running());
+    site.expect_equal(&tables())
+}
+
+#[test]
+fn a_frozen_process_commits_nothing_after_a_take_over() -> Result<()> {
+    let site = site()?;
+    let mut frozen = site.spawn_streaming(&site.program().args(["--busy-timeout", "1"]))?;
+    let mut holder = hold(&site)?;
+    write(&site, 50)?;
+    wait_for_block(&site, &mut frozen)?;
+    frozen.freeze()?;
+    // Its session waits with all that it was sent, and its socket stays open. Its walsender cannot
+    // even say good-bye: the socket is full.
+    write(&site, 50)?;
+    site.publisher.sql(DB, "INSERT INTO log SELECT 0 FROM generate_series(1, 20000)")?;
+    let mut next = site.spawn_streaming(&site.program().arg("--take-over"))?;
+    wait_for_block(&site, &mut next)?;
+    let before = site.progress()?;
+    frozen.thaw()?;
+    // With the row still locked nothing can be applied; a commit would show in the progress.
+    expect_exit(&mut frozen, 8, &["run by another process"])?;
+    assert_eq!(site.progress()?, before);
+    holder.batch_execute("COMMIT")?;
+    site.catch_up(&mut next)?;
+    site.expect_equal(&tables())?;
+    assert!(next.is_running());
+    let count = "SELECT count(*) FROM log";
+    wait_until(PATIENCE, "all rows", || Ok(site.target.query_one_text(DB, count)? == "20100"))
+}
