@@ -303,7 +303,25 @@ fn need(value: Option<String>, key: &str) -> Result<String> {
 }
 
 fn conninfo(text: &str, key: &str) -> Result<ConnInfo> {
-    ConnInfo::parse(text).map_err(|e| config(format!("--{key}: {e}")))
+    ConnInfo::parse(text).and_then(with_liveness).map_err(|e| config(format!("--{key}: {e}")))
+}
+
+/// A peer that vanished without a word is noticed within a minute rather than hours, unless the
+/// connection string says otherwise. Milliseconds for the last one, as libpq takes them.
+const LIVENESS: [(&str, &str); 4] = [
+    ("keepalives_idle", "30"),
+    ("keepalives_interval", "10"),
+    ("keepalives_count", "3"),
+    ("tcp_user_timeout", "60000"),
+];
+
+fn with_liveness(mut info: ConnInfo) -> std::result::Result<ConnInfo, wire::ConnInfoError> {
+    for (key, value) in LIVENESS {
+        if info.get(key).is_none() {
+            info = info.with(key, value)?;
+        }
+    }
+    Ok(info)
 }
 
 /// Names become slot names and advisory state, so PostgreSQL's rule for slots holds for both.

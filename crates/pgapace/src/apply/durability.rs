@@ -11,6 +11,7 @@ use engine::progress::FlushTicket;
 use pgoutput::Lsn;
 use wire::Session;
 
+use crate::apply::thread::join_or_cancel;
 use crate::error::{Failure, Result};
 use crate::target::state::SubscriptionId;
 use crate::target::state::progress;
@@ -64,7 +65,7 @@ impl Durability {
 impl Drop for Durability {
     fn drop(&mut self) {
         self.jobs = None;
-        crate::apply::worker::join_or_cancel(self.thread.take(), &self.cancel);
+        join_or_cancel(self.thread.take(), &self.cancel);
     }
 }
 

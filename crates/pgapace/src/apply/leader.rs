@@ -15,11 +15,12 @@ use wire::{Frames, Session};
 
 use crate::apply::durability::{Durability, FromDurability, Job};
 use crate::apply::tables::Tables;
-use crate::apply::worker::{FromWorker, Work, Worker};
-use crate::cli::shutdown::Shutdown;
+use crate::apply::work::Work;
+use crate::apply::worker::{FromWorker, Worker};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::receiver::{Chunk, FromPublisher, Receiver};
+use crate::stopping::shutdown::Shutdown;
 use crate::sync::Adder;
 use crate::target::state::statistics::{Counters, Delta};
 

@@ -1,8 +1,12 @@
 //! From transactions to committed rows: the leader distributes, a worker applies.
 
+pub(crate) mod answers;
 pub(crate) mod durability;
 pub(crate) mod leader;
 pub(crate) mod missing;
+pub(crate) mod offender;
 pub(crate) mod statement_cache;
 pub(crate) mod tables;
+pub(crate) mod thread;
+pub(crate) mod work;
 pub(crate) mod worker;

@@ -8,16 +8,20 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
-use engine::transaction::{Touched, TransactionPart};
-use pgoutput::{Column, Lsn, Message};
+use engine::transaction::Touched;
+use pgoutput::{Lsn, Message};
 use wire::{CancelHandle, Reply, Session, TransactionStatus, affected_rows};
 
+use crate::apply::answers::{Answers, Context, Pending};
 use crate::apply::missing::MissingLog;
+use crate::apply::offender::offender;
 use crate::apply::statement_cache::StatementCache;
-use crate::error::{Class, Failure, Offender, Result};
+use crate::apply::thread::join_or_cancel;
+use crate::apply::work::Work;
+use crate::error::{Class, Failure, Result};
 use crate::target::mapping::TableMap;
 use crate::target::state::SubscriptionId;
 use crate::target::state::progress::{RECORD_TYPES, RecordParams, record_sql};
@@ -34,19 +38,6 @@ const WINDOW: usize = 256;
 const SEND_BYTES: usize = 64 << 10;
 /// How long the worker looks at one of its two inputs, replies and work, before the other.
 const REPLY_PATIENCE: Duration = Duration::from_millis(20);
-/// How long a thread may take to end after its session was cancelled.
-const JOIN_PATIENCE: Duration = Duration::from_secs(10);
-
-/// A part of a transaction, with the target tables of its relations.
-#[derive(Debug)]
-pub(crate) struct Work {
-    pub(crate) part: TransactionPart,
-    /// By index of `part.relations()`; `None` where the changes are not to be applied (already in
-    /// the initial copy, or a table of ours).
-    pub(crate) tables: Vec<Option<Arc<TableMap>>>,
-    /// The progress that must be committed before this transaction.
-    pub(crate) predecessor: Lsn,
-}
 
 /// What a worker reports.
 #[derive(Debug)]
@@ -109,56 +100,6 @@ impl Drop for Worker {
     }
 }
 
-/// Waits for a thread that blocks in its session, cancelling what the session does: it may wait
-/// for a lock. A thread that does not end even so is left behind; the fence keeps its session from
-/// ever committing.
-pub(crate) fn join_or_cancel(thread: Option<JoinHandle<()>>, cancel: &CancelHandle) {
-    let Some(thread) = thread else { return };
-    let started = Instant::now();
-    let mut pause = Duration::from_millis(1);
-    while !thread.is_finished() && started.elapsed() < JOIN_PATIENCE {
-        if pause > Duration::from_millis(20)
-            && let Err(error) = cancel.cancel()
-        {
-            tracing::debug!(%error, "cannot cancel");
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(500));
-    }
-    if thread.is_finished() && thread.join().is_err() {
-        tracing::error!("a thread panicked");
-    }
-}
-
-/// A statement whose result is awaited.
-#[derive(Debug, Clone, Copy)]
-enum Pending {
-    Begin,
-    /// Change `index` of the work with this number.
-    Change {
-        work: u64,
-        index: u32,
-        operation: Operation,
-        expect: Expect,
-    },
-    Truncate {
-        work: u64,
-        index: u32,
-    },
-    Progress {
-        work: u64,
-    },
-    Commit {
-        work: u64,
-    },
-    /// The end of the transaction that ends at this LSN.
-    Sync {
-        work: u64,
-        end: Lsn,
-        idle: bool,
-    },
-}
-
 struct State {
     session: Session,
     sender: Sender<FromWorker>,
@@ -171,19 +112,7 @@ struct State {
     works: VecDeque<Work>,
     first_work: u64,
     transactions: usize,
-    outcome: Outcome,
-}
-
-/// What the answers have said so far.
-struct Outcome {
-    log: MissingLog,
-    /// Counters of the transaction being answered, and of those committed and not reported.
-    current: Counters,
-    committed: Counters,
-    committed_through: Option<Lsn>,
-    missing: Vec<Offender>,
-    /// Rows affected by a statement that is judged together with its next.
-    carried: u64,
+    answers: Answers,
 }
 
 impl State {
@@ -204,14 +133,7 @@ impl State {
             works: VecDeque::new(),
             first_work: 0,
             transactions: 0,
-            outcome: Outcome {
-                log,
-                current: Counters::default(),
-                committed: Counters::default(),
-                committed_through: None,
-                missing: Vec::new(),
-                carried: 0,
-            },
+            answers: Answers::new(log),
         }
     }
 
@@ -442,7 +364,7 @@ impl State {
                     let rolled_back = tag == "ROLLBACK";
                     let pending = self.pending.pop_front();
                     let context = Context { works: &self.works, first: self.first_work };
-                    self.outcome.completed(pending, affected, rolled_back, &context)?;
+                    self.answers.completed(pending, affected, rolled_back, &context)?;
                 }
                 Reply::Error(error) => {
                     let error = wire::Error::Server(error);
@@ -459,7 +381,7 @@ impl State {
                     }
                     self.transactions -= 1;
                     self.release(work + 1);
-                    self.outcome.transaction_committed(end, idle);
+                    self.answers.transaction_committed(end, idle);
                 }
                 _ => {}
             }
@@ -471,8 +393,7 @@ impl State {
         } else if self.pending.is_empty() {
             self.release(self.first_work + self.works.len() as u64);
         }
-        if let Some(through) = self.outcome.committed_through.take() {
-            let counters = std::mem::take(&mut self.outcome.committed);
+        if let Some((through, counters)) = self.answers.take_committed() {
             // The leader may be gone; then nobody needs to know.
             let _ = self.sender.send(FromWorker::Committed { through, counters });
         }
@@ -483,142 +404,6 @@ impl State {
     fn release(&mut self, before: u64) {
         while self.first_work < before && self.works.pop_front().is_some() {
             self.first_work += 1;
-        }
-    }
-}
-
-impl Outcome {
-    fn completed(
-        &mut self,
-        pending: Option<Pending>,
-        affected: u64,
-        rolled_back: bool,
-        context: &Context<'_>,
-    ) -> Result<()> {
-        match pending {
-            Some(Pending::Begin) => Ok(()),
-            Some(Pending::Progress { .. }) if affected == 1 => Ok(()),
-            Some(Pending::Progress { .. }) => {
-                Err(Failure::internal("the target recorded no progress"))
-            }
-            Some(Pending::Truncate { .. }) => {
-                self.current.truncates += 1;
-                Ok(())
-            }
-            Some(Pending::Commit { .. }) if rolled_back => {
-                Err(Failure::internal("the target rolled a transaction back at COMMIT"))
-            }
-            Some(Pending::Commit { .. }) => Ok(()),
-            Some(Pending::Change { work, index, operation, expect }) => {
-                match operation {
-                    Operation::Insert => self.current.inserts += 1,
-                    Operation::Delete => self.current.deletes += 1,
-                    Operation::Update | Operation::Replace | Operation::ReplaceChangedIdentity => {
-                        self.current.updates += 1;
-                    }
-                    Operation::Probe | Operation::UpdateSameIdentity => {}
-                }
-                let rows = affected + std::mem::take(&mut self.carried);
-                match expect {
-                    Expect::Any => Ok(()),
-                    Expect::OneWithNext => {
-                        self.carried = rows;
-                        Ok(())
-                    }
-                    Expect::One if rows == 1 => Ok(()),
-                    Expect::One if rows == 0 => {
-                        let offender = context.offender(work, index as usize);
-                        if offender.operation == "UPDATE" {
-                            self.current.update_missing += 1;
-                        } else {
-                            self.current.delete_missing += 1;
-                        }
-                        self.missing.push(offender);
-                        Ok(())
-                    }
-                    Expect::One => {
-                        let mut failure = Failure::new(
-                            Class::Apply,
-                            format!("a change of one row affected {rows} rows of the target"),
-                        )
-                        .hint("The columns by which rows are found are not unique on the target.");
-                        failure.offender = Some(Box::new(context.offender(work, index as usize)));
-                        Err(failure)
-                    }
-                }
-            }
-            Some(Pending::Sync { .. }) | None => {
-                Err(Failure::internal("the target completed a statement nobody sent"))
-            }
-        }
-    }
-
-    fn transaction_committed(&mut self, end: Lsn, idle: bool) {
-        for offender in self.missing.drain(..) {
-            self.log.log(&offender);
-        }
-        if !idle {
-            self.current.transactions += 1;
-        }
-        self.committed.add(&std::mem::take(&mut self.current));
-        self.committed_through = Some(end);
-    }
-}
-
-/// What is needed to name a change in a message.
-struct Context<'a> {
-    works: &'a VecDeque<Work>,
-    first: u64,
-}
-
-impl Context<'_> {
-    fn work(&self, number: u64) -> Option<&Work> {
-        number.checked_sub(self.first).and_then(|at| self.works.get(usize::try_from(at).ok()?))
-    }
-
-    fn offender(&self, work: u64, index: usize) -> Offender {
-        self.work(work).map_or_else(unknown_offender, |work| offender(work, Some(index)))
-    }
-
-    /// Turns an error of the target into a failure that names the change.
-    fn explain(&self, error: &wire::Error, pending: Option<Pending>) -> Failure {
-        let (doing, offender, progress) = match pending {
-            Some(Pending::Change { work, index, .. } | Pending::Truncate { work, index }) => {
-                ("applying a change", Some(self.offender(work, index as usize)), false)
-            }
-            Some(Pending::Progress { work }) => {
-                ("recording progress", self.work(work).map(|work| self::offender(work, None)), true)
-            }
-            Some(Pending::Commit { work } | Pending::Sync { work, .. }) => {
-                ("committing", self.work(work).map(|work| self::offender(work, None)), false)
-            }
-            Some(Pending::Begin) | None => ("applying changes", None, false),
-        };
-        let mut failure = Failure::target(error, doing);
-        failure.offender = offender.map(Box::new);
-        match failure.sqlstate.as_deref() {
-            // The progress statement refuses a commit whose epoch or predecessor is not there.
-            Some("23502" | "23505") if progress => Failure {
-                class: Class::Busy,
-                hint: Some(
-                    "Another process has taken this subscription over. Run it only once."
-                        .to_owned(),
-                ),
-                ..failure
-            },
-            Some(state) if state.starts_with("23") || state.starts_with("22") => Failure {
-                class: Class::Apply,
-                hint: failure.hint.or_else(|| {
-                    Some(
-                        "Change the conflicting row or the constraint on the target, then start \
-                         pgapace again: it goes on with this transaction."
-                            .to_owned(),
-                    )
-                }),
-                ..failure
-            },
-            _ if !failure.transient => Failure { class: Class::Apply, ..failure },
-            _ => failure,
         }
     }
 }
@@ -648,86 +433,4 @@ impl ChangeError {
         failure.offender = Some(Box::new(offender(work, Some(index))));
         failure
     }
-}
-
-fn unknown_offender() -> Offender {
-    Offender {
-        commit_lsn: Lsn::INVALID,
-        xid: pgoutput::Xid(0),
-        table: None,
-        operation: "change",
-        key: None,
-    }
-}
-
-/// Names a change: transaction, table, operation, key.
-fn offender(work: &Work, index: Option<usize>) -> Offender {
-    let head = work.part.head;
-    let mut offender = Offender {
-        commit_lsn: head.commit_lsn,
-        xid: head.xid,
-        operation: "commit",
-        ..unknown_offender()
-    };
-    let Some(index) = index else { return offender };
-    let Ok((message, touched)) = work.part.change(index) else { return offender };
-    let map = match touched {
-        Touched::One(relation, version) => {
-            offender.table = Some(version.display_name());
-            work.tables[relation].as_deref()
-        }
-        Touched::Many(relations) => {
-            let names: Vec<_> = relations
-                .iter()
-                .map(|r| work.part.relations()[*r as usize].display_name())
-                .collect();
-            offender.table = Some(names.join(", "));
-            None
-        }
-    };
-    let tuple = match message {
-        Message::Insert(insert) => {
-            offender.operation = "INSERT";
-            Some(insert.new)
-        }
-        Message::Update(update) => {
-            offender.operation = "UPDATE";
-            Some(update.old.map_or(update.new, |old| *old.tuple()))
-        }
-        Message::Delete(delete) => {
-            offender.operation = "DELETE";
-            Some(*delete.old.tuple())
-        }
-        _ => {
-            offender.operation = "TRUNCATE";
-            None
-        }
-    };
-    if let (Some(map), Some(tuple)) = (map, tuple)
-        && !map.search_columns().is_empty()
-    {
-        offender.key = Some(describe_key(map, &tuple));
-    }
-    offender
-}
-
-/// `(a)=(1)`, of the columns that find the row; values cut at 64 bytes, as natively.
-fn describe_key(map: &TableMap, tuple: &pgoutput::Tuple<'_>) -> String {
-    let columns: Vec<_> = tuple.columns().collect();
-    let (mut names, mut texts) = (Vec::new(), Vec::new());
-    for search in map.search_columns() {
-        let Some(value) = columns.get(search.remote) else { continue };
-        names.push(map.remote.columns[search.remote].name.as_str());
-        texts.push(match value {
-            Column::Null => "null".to_owned(),
-            Column::Unchanged => "unchanged".to_owned(),
-            Column::Text(bytes) => {
-                let cut = &bytes[..bytes.len().min(64)];
-                let dots = if bytes.len() > 64 { "..." } else { "" };
-                format!("{}{dots}", String::from_utf8_lossy(cut))
-            }
-            Column::Binary(bytes) => format!("{} bytes in binary", bytes.len()),
-        });
-    }
-    format!("({})=({})", names.join(", "), texts.join(", "))
 }

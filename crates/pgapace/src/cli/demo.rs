@@ -12,8 +12,8 @@ use testbed::workload::tpcb::{self, Load, TpcbOptions};
 use testbed::{Cluster, Pair, Program, compare};
 
 use crate::cli::output;
-use crate::cli::shutdown::Shutdown;
 use crate::error::{Class, Failure, Result};
+use crate::stopping::shutdown::Shutdown;
 
 /// Fetched when no server is installed.
 const DEFAULT_MAJOR: u16 = 18;

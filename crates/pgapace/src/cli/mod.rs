@@ -4,10 +4,8 @@ pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod drop;
-pub(crate) mod interrupt;
 pub(crate) mod output;
 pub(crate) mod run;
-pub(crate) mod shutdown;
 pub(crate) mod status;
 
 use std::path::PathBuf;

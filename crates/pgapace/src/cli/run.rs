@@ -4,8 +4,8 @@ use clap::Args;
 use pgoutput::Lsn;
 
 use crate::cli::Selection;
-use crate::cli::shutdown::Shutdown;
 use crate::error::{Failure, Result};
+use crate::stopping::shutdown::Shutdown;
 use crate::supervisor::{self, RunOptions, Until};
 
 #[derive(Debug, Args)]

@@ -13,12 +13,12 @@ use pgoutput::Lsn;
 use wire::Session;
 
 use crate::apply::tables::{Tables, missing};
-use crate::cli::interrupt::interruptible;
-use crate::cli::shutdown::Shutdown;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::{Publisher, backend_pid, current_lsn};
 use crate::publisher::slot;
+use crate::stopping::interrupt::interruptible;
+use crate::stopping::shutdown::Shutdown;
 use crate::target::catalogue;
 use crate::target::mapping::map_columns;
 use crate::target::session::{Purpose, Target};

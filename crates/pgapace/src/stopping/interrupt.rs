@@ -5,8 +5,8 @@ use std::time::Duration;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use wire::CancelHandle;
 
-use crate::cli::shutdown::Shutdown;
 use crate::error::{Class, Failure, Result};
+use crate::stopping::shutdown::Shutdown;
 
 const POLL: Duration = Duration::from_millis(100);
 

@@ -1,0 +1,91 @@
+//! Naming a change: transaction, table, operation, key.
+
+use engine::transaction::Touched;
+use pgoutput::{Column, Lsn, Message};
+
+use crate::apply::work::Work;
+use crate::error::Offender;
+use crate::target::mapping::TableMap;
+
+/// What stands where nothing is known.
+pub(crate) fn unknown_offender() -> Offender {
+    Offender {
+        commit_lsn: Lsn::INVALID,
+        xid: pgoutput::Xid(0),
+        table: None,
+        operation: "change",
+        key: None,
+    }
+}
+
+/// Names change `index` of `work`, or its transaction.
+pub(crate) fn offender(work: &Work, index: Option<usize>) -> Offender {
+    let head = work.part.head;
+    let mut offender = Offender {
+        commit_lsn: head.commit_lsn,
+        xid: head.xid,
+        operation: "commit",
+        ..unknown_offender()
+    };
+    let Some(index) = index else { return offender };
+    let Ok((message, touched)) = work.part.change(index) else { return offender };
+    let map = match touched {
+        Touched::One(relation, version) => {
+            offender.table = Some(version.display_name());
+            work.tables[relation].as_deref()
+        }
+        Touched::Many(relations) => {
+            let names: Vec<_> = relations
+                .iter()
+                .map(|r| work.part.relations()[*r as usize].display_name())
+                .collect();
+            offender.table = Some(names.join(", "));
+            None
+        }
+    };
+    let tuple = match message {
+        Message::Insert(insert) => {
+            offender.operation = "INSERT";
+            Some(insert.new)
+        }
+        Message::Update(update) => {
+            offender.operation = "UPDATE";
+            Some(update.old.map_or(update.new, |old| *old.tuple()))
+        }
+        Message::Delete(delete) => {
+            offender.operation = "DELETE";
+            Some(*delete.old.tuple())
+        }
+        _ => {
+            offender.operation = "TRUNCATE";
+            None
+        }
+    };
+    if let (Some(map), Some(tuple)) = (map, tuple)
+        && !map.search_columns().is_empty()
+    {
+        offender.key = Some(describe_key(map, &tuple));
+    }
+    offender
+}
+
+/// `(a)=(1)`, of the columns that find the row; values cut at 64 bytes, as natively.
+fn describe_key(map: &TableMap, tuple: &pgoutput::Tuple<'_>) -> String {
+    let columns: Vec<_> = tuple.columns().collect();
+    let (mut names, mut texts) = (Vec::new(), Vec::new());
+    for search in map.search_columns() {
+        let Some(value) = columns.get(search.remote) else { continue };
+        names.push(map.remote.columns[search.remote].name.as_str());
+        texts.push(match value {
+            Column::Null => "null".to_owned(),
+            Column::Unchanged => "unchanged".to_owned(),
+            Column::Text(bytes) => {
+                let cut = &bytes[..bytes.len().min(64)];
+                let dots = if bytes.len() > 64 { "..." } else { "" };
+                format!("{}{dots}", String::from_utf8_lossy(cut))
+            }
+            Column::Binary(bytes) => format!("{} bytes in binary", bytes.len()),
+        });
+    }
+    format!("({})=({})", names.join(", "), texts.join(", "))
+}

@@ -1,0 +1,30 @@
+//! Ending a thread that may block in its session.
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use wire::CancelHandle;
+
+/// How long a thread may take to end after its session was cancelled.
+const JOIN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Waits for a thread that blocks in its session, cancelling what the session does: it may wait
+/// for a lock. A thread that does not end even so is left behind; the fence keeps its session from
+/// ever committing.
+pub(crate) fn join_or_cancel(thread: Option<JoinHandle<()>>, cancel: &CancelHandle) {
+    let Some(thread) = thread else { return };
+    let started = Instant::now();
+    let mut pause = Duration::from_millis(1);
+    while !thread.is_finished() && started.elapsed() < JOIN_PATIENCE {
+        if pause > Duration::from_millis(20)
+            && let Err(error) = cancel.cancel()
+        {
+            tracing::debug!(%error, "cannot cancel");
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+    if thread.is_finished() && thread.join().is_err() {
+        tracing::error!("a thread panicked");
+    }
+}
