@@ -1,23 +1,22 @@
 //! The raw drain: one backlog, read into nothing from copies of one slot, in alternating rounds.
 
 use std::hint::black_box;
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use pgoutput::{Column, Decoder, Frame, Lsn, Message, Streaming};
-use testbed::servers::{ServerBinaries, find_local, find_or_fetch};
+use testbed::servers::find_or_fetch;
 use testbed::workload::tpcb;
 use testbed::{Cluster, postgres};
-use wire::{ConnInfo, CopyChunk, Received, ReplicationStream, Session, Startup};
+use wire::CopyChunk;
+
+use crate::raw::{Drained, Source, by_receiver, by_recvlogical, tool_with_recvlogical};
 
 const DATABASE: &str = "bench";
 /// Copied for every round, never read itself.
 const SLOT: &str = "backlog";
 const PUBLICATION: &str = "bench";
-/// A publisher that sends nothing for so long has nothing more to send.
-const STALLED: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
@@ -34,20 +33,6 @@ pub(crate) struct DrainArgs {
     rounds: usize,
 }
 
-/// What one reader read.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Drained {
-    messages: u64,
-    bytes: u64,
-    seconds: f64,
-}
-
-impl Drained {
-    fn messages_per_second(&self) -> f64 {
-        self.messages as f64 / self.seconds
-    }
-}
-
 pub(crate) fn run(args: &DrainArgs) -> Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
     let binaries = find_or_fetch(args.server)?;
@@ -62,6 +47,13 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
     if recvlogical.is_none() {
         eprintln!("no pg_recvlogical found: install PostgreSQL's client tools to compare with it");
     }
+    let source = |slot| Source {
+        publisher: &publisher,
+        database: DATABASE,
+        slot,
+        publication: PUBLICATION,
+        end,
+    };
     let (mut native, mut ours) = (Vec::new(), Vec::new());
     let mut chunks = Vec::new();
     for round in 0..args.rounds {
@@ -69,11 +61,13 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
         for turn in 0..2 {
             if (round + turn) % 2 == 0 {
                 if let Some(tool) = &recvlogical {
-                    native.push(drain_with_recvlogical(&publisher, tool, end)?);
+                    copy_slot(&publisher, "by_recvlogical")?;
+                    native.push(by_recvlogical(&source("by_recvlogical"), tool)?);
                 }
             } else {
                 chunks.clear();
-                ours.push(drain_with_receiver(&publisher, end, &mut chunks)?);
+                copy_slot(&publisher, "by_receiver")?;
+                ours.push(by_receiver(&source("by_receiver"), |chunk| chunks.push(chunk))?);
             }
         }
     }
@@ -151,72 +145,6 @@ fn copy_slot(publisher: &Cluster, name: &str) -> Result<()> {
     );
     publisher.sql(DATABASE, &sql)?;
     Ok(())
-}
-
-/// The server's own tools, or those of any server that is installed: the protocol is the same.
-fn tool_with_recvlogical(binaries: &ServerBinaries) -> Option<ServerBinaries> {
-    std::iter::once(binaries.clone())
-        .chain((14..=19).rev().filter_map(find_local))
-        .find(|candidate| candidate.has("pg_recvlogical"))
-}
-
-fn drain_with_recvlogical(publisher: &Cluster, tool: &ServerBinaries, end: Lsn) -> Result<Drained> {
-    copy_slot(publisher, "by_recvlogical")?;
-    let started = Instant::now();
-    let status = tool
-        .command("pg_recvlogical")
-        .args(["-d", &publisher.conninfo_tcp(DATABASE), "--slot", "by_recvlogical", "--start"])
-        .args(["-o", "proto_version=1", "-o", &format!("publication_names={PUBLICATION}")])
-        .args(["--endpos", &end.to_string(), "-f", "/dev/null", "--no-loop"])
-        .stdin(Stdio::null())
-        .status()
-        .context("cannot run pg_recvlogical")?;
-    ensure!(status.success(), "pg_recvlogical ended with {status}");
-    Ok(Drained { seconds: started.elapsed().as_secs_f64(), ..Drained::default() })
-}
-
-fn drain_with_receiver(
-    publisher: &Cluster,
-    end: Lsn,
-    chunks: &mut Vec<CopyChunk>,
-) -> Result<Drained> {
-    copy_slot(publisher, "by_receiver")?;
-    let startup = Startup { replication: true, ..Startup::default() };
-    let started = Instant::now();
-    let session = Session::connect(&ConnInfo::parse(&publisher.conninfo_tcp(DATABASE))?, &startup)?;
-    let command = format!(
-        "START_REPLICATION SLOT by_receiver LOGICAL 0/0 \
-         (proto_version '1', publication_names '{PUBLICATION}')"
-    );
-    let mut stream = ReplicationStream::start(session, &command)?;
-    let mut drained = Drained::default();
-    'stream: loop {
-        match stream.receive(STALLED)? {
-            Received::Chunk(chunk) => {
-                let mut complete = false;
-                for (_, payload) in chunk.frames() {
-                    match Frame::decode(payload)? {
-                        Frame::XLogData { payload, .. } => {
-                            drained.messages += 1;
-                            drained.bytes += payload.len() as u64;
-                        }
-                        Frame::Keepalive { wal_end, .. } => complete |= wal_end >= end,
-                        Frame::PrimaryStatus { .. } => {}
-                    }
-                }
-                chunks.push(chunk);
-                if complete {
-                    break 'stream;
-                }
-            }
-            Received::Woken => {}
-            Received::Idle => bail!("the publisher sent nothing for {STALLED:?}"),
-            Received::Ended(reason) => bail!("the stream ended: {reason:?}"),
-        }
-    }
-    drained.seconds = started.elapsed().as_secs_f64();
-    stream.finish()?;
-    Ok(drained)
 }
 
 /// Decodes what was received, every column looked at.

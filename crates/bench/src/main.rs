@@ -1,30 +1,129 @@
-//! Measurements: `cargo run --release -p bench -- drain`.
+//! Measurements: `cargo run --release -p bench -- tpcb --server 18 --regime cpu`.
 //!
-//! Every figure is a ratio within one run on one machine. The bench drives servers and programs
-//! from outside; of the workspace it uses what the program itself is built on.
+//! Every figure is a ratio within one run on one machine: the native subscription, pgapace, and
+//! the raw drain, which nobody can beat. The bench drives servers and programs from outside; of
+//! the workspace it uses what the program itself is built on.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod drain;
+mod environment;
+mod measure;
+mod options;
+mod outcome;
+mod raw;
+mod regime;
+mod report;
+mod round;
+mod scenario;
+mod workload;
 
-use clap::{Parser, Subcommand};
+use std::path::{Path, PathBuf};
 
-/// Measures pgapace against the publisher's limits.
-#[derive(Debug, Parser)]
-#[command(name = "bench", version)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-}
+use anyhow::{Result, bail};
+use clap::Parser;
 
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// How fast a publisher can be read, by pg_recvlogical and by our receiver, and how fast what
-    /// was read is decoded
-    Drain(drain::DrainArgs),
-}
+use crate::bench::{Bench, find_program, results_directory};
+use crate::environment::Environment;
+use crate::options::{Cli, Command, MeasureArgs};
+use crate::report::{json, markdown, terminal};
+use crate::workload::{Scale, Workload};
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().command {
-        Command::Drain(args) => drain::run(&args),
+/// The source tree that this was built from.
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+/// Sizes of `--quick`.
+const QUICK_SCALE: f64 = 0.001;
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    match cli.command {
+        Some(Command::Drain(args)) => drain::run(&args),
+        None => measure(&cli.measure),
     }
+}
+
+fn measure(args: &MeasureArgs) -> Result<()> {
+    args.check()?;
+    if args.list {
+        for workload in workload::ALL {
+            println!("{:<22} {}", workload.name, workload.about);
+        }
+        return Ok(());
+    }
+    let mut failures = Vec::new();
+    if args.quick || !args.workloads.is_empty() {
+        let outcomes = run(args, &args.selected()?, &mut failures)?;
+        if let Some(path) = &args.json {
+            json::write(path, &outcomes)?;
+        }
+    }
+    if args.report {
+        let docs = args.docs.clone().unwrap_or_else(|| Path::new(SOURCES).join("docs"));
+        markdown::write(&results(args)?, &docs)?;
+        println!("wrote {}", docs.join("benchmarks.md").display());
+    }
+    if !failures.is_empty() {
+        bail!("{} failed", failures.join(", "));
+    }
+    Ok(())
+}
+
+/// Where results are kept.
+fn results(args: &MeasureArgs) -> Result<PathBuf> {
+    args.results.clone().map_or_else(results_directory, Ok)
+}
+
+/// Measures every workload; one that fails does not keep the others from being measured.
+fn run(
+    args: &MeasureArgs,
+    workloads: &[Workload],
+    failures: &mut Vec<&'static str>,
+) -> Result<Vec<outcome::Outcome>> {
+    let (program, program_version) = find_program()?;
+    if args.quick {
+        println!("quick: whether the tables are equal; the figures mean nothing");
+    }
+    let binaries = testbed::servers::find_or_fetch(args.server)?;
+    let shared = args
+        .quick
+        .then(|| Environment::start(&binaries, args.regime, &Vec::new(), &Vec::new()))
+        .transpose()?;
+    let bench = Bench {
+        binaries,
+        regime: args.regime,
+        rounds: if args.quick { 1 } else { args.rounds },
+        scale: Scale(if args.quick { QUICK_SCALE } else { args.scale }),
+        limit: args.native_limit,
+        quick: args.quick,
+        program,
+        program_version,
+        shared,
+    };
+    let results = results(args)?;
+    let mut outcomes = Vec::new();
+    for workload in workloads {
+        match scenario::measure(&bench, workload) {
+            Ok(measured) => {
+                if outcomes.is_empty()
+                    && let Some(first) = measured.first()
+                {
+                    terminal::print_head(first);
+                }
+                measured.iter().for_each(terminal::print_line);
+                if !args.quick {
+                    json::keep(&results, &measured)?;
+                }
+                outcomes.extend(measured);
+            }
+            Err(error) => {
+                eprintln!("{}: {error:?}", workload.name);
+                failures.push(workload.name);
+                if args.quick {
+                    // The servers are shared, and no longer what the next workload expects.
+                    break;
+                }
+            }
+        }
+    }
+    Ok(outcomes)
 }

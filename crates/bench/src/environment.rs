@@ -1,0 +1,235 @@
+//! Publisher and target of one regime: clusters, databases, slots and their copies.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use pgoutput::Lsn;
+use testbed::postgres::Client;
+use testbed::servers::ServerBinaries;
+use testbed::{Cluster, ClusterBuilder, Proxy, wait_until};
+
+use crate::regime::{Regime, ServerSettings};
+
+/// The publication of every workload.
+pub(crate) const PUBLICATION: &str = "bench";
+/// Copied for every round, never read itself.
+pub(crate) const SLOT: &str = "backlog";
+/// The last transaction of a backlog inserts into this table.
+pub(crate) const MARKER: &str = "bench_marker";
+/// How long the end of a connection may take to be noticed.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// The servers.
+#[derive(Debug)]
+pub(crate) struct Environment {
+    // Before the clusters: connections are cut first.
+    publisher_proxy: Option<Proxy>,
+    target_proxy: Option<Proxy>,
+    pub(crate) publisher: Cluster,
+    pub(crate) target: Cluster,
+    binaries: ServerBinaries,
+    logs: tempfile::TempDir,
+    settings: String,
+}
+
+impl Environment {
+    /// Starts both servers; the settings of a workload win over those of the regime, except that
+    /// a regime keeps what makes it one.
+    pub(crate) fn start(
+        binaries: &ServerBinaries,
+        regime: Regime,
+        publisher_settings: &ServerSettings,
+        target_settings: &ServerSettings,
+    ) -> Result<Self> {
+        let regime_target = regime.target(binaries.major());
+        let publisher_all = [regime.both(), publisher_settings.clone()].concat();
+        let target_all = [regime.both(), target_settings.clone(), regime_target].concat();
+        let builder = |name: &str, settings: &ServerSettings, on_disk, durable| {
+            let mut builder = Cluster::builder(binaries).name(name);
+            for (name, value) in settings {
+                builder = builder.setting(*name, value.as_str());
+            }
+            if on_disk {
+                builder = builder.dir(disk_directory(name));
+            }
+            if durable { builder.durable() } else { builder }
+        };
+        let publisher: ClusterBuilder = builder(
+            "publisher",
+            &publisher_all,
+            regime.publisher_on_disk(),
+            regime.publisher_durable(),
+        );
+        let target =
+            builder("target", &target_all, regime.target_on_disk(), regime.target_durable());
+        let (publisher, target) = thread::scope(|scope| {
+            let publisher = scope.spawn(|| publisher.start());
+            let target = target.start();
+            let publisher =
+                publisher.join().map_err(|_| anyhow!("the start of the publisher panicked"))?;
+            anyhow::Ok((publisher?, target?))
+        })?;
+        let proxy = |cluster: &Cluster, delay| {
+            let proxy = Proxy::in_front_of(cluster)?;
+            proxy.set_delay(delay);
+            anyhow::Ok(proxy)
+        };
+        let (publisher_proxy, target_proxy) = match regime.one_way() {
+            Some(delay) => (Some(proxy(&publisher, delay)?), Some(proxy(&target, delay)?)),
+            None => (None, None),
+        };
+        let describe = |settings: &ServerSettings, durable: bool, on_disk: bool, data: &Path| {
+            let mut last = std::collections::BTreeMap::new();
+            last.extend(settings.iter().map(|(name, value)| (*name, value.as_str())));
+            let list: Vec<_> = last.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            let place = match (on_disk, data.starts_with("/dev/shm")) {
+                (false, true) => "memory",
+                _ => "disk",
+            };
+            format!(
+                "{} fsync={} data in {place}",
+                list.join(" "),
+                if durable { "on" } else { "off" }
+            )
+        };
+        let settings = format!(
+            "publisher: {}; target: {}",
+            describe(
+                &publisher_all,
+                regime.publisher_durable(),
+                regime.publisher_on_disk(),
+                publisher.data_dir()
+            ),
+            describe(
+                &target_all,
+                regime.target_durable(),
+                regime.target_on_disk(),
+                target.data_dir()
+            ),
+        );
+        Ok(Self {
+            publisher_proxy,
+            target_proxy,
+            publisher,
+            target,
+            binaries: binaries.clone(),
+            logs: tempfile::tempdir().context("cannot make a directory for logs")?,
+            settings,
+        })
+    }
+
+    /// The servers' programs.
+    pub(crate) fn binaries(&self) -> &ServerBinaries {
+        &self.binaries
+    }
+
+    /// What was set, for the report.
+    pub(crate) fn settings(&self) -> &str {
+        &self.settings
+    }
+
+    /// A place for a program's log.
+    pub(crate) fn log_file(&self, name: &str) -> PathBuf {
+        self.logs.path().join(name)
+    }
+
+    /// How the native subscription reaches the publisher: that is where its network is.
+    pub(crate) fn publisher_for_native(&self, database: &str) -> String {
+        match &self.publisher_proxy {
+            Some(proxy) => proxy.conninfo(database),
+            None => self.publisher.conninfo_tcp(database),
+        }
+    }
+
+    /// How pgapace reaches the publisher.
+    pub(crate) fn publisher_for_pgapace(&self, database: &str) -> String {
+        self.publisher.conninfo_tcp(database)
+    }
+
+    /// How pgapace reaches the target: that is where its network is.
+    pub(crate) fn target_for_pgapace(&self, database: &str) -> String {
+        match &self.target_proxy {
+            Some(proxy) => proxy.conninfo(database),
+            None => self.target.conninfo(database),
+        }
+    }
+
+    /// A slot of its own for each reader: what is read is not consumed for the others.
+    pub(crate) fn copy_slot(&self, database: &str, name: &str) -> Result<()> {
+        self.drop_slot(database, name)?;
+        let sql = format!("SELECT pg_copy_logical_replication_slot('{SLOT}', '{name}')");
+        Ok(self.publisher.sql(database, &sql)?)
+    }
+
+    /// Drops a slot, if it exists, once its last reader has gone.
+    pub(crate) fn drop_slot(&self, database: &str, name: &str) -> Result<()> {
+        let free = format!(
+            "SELECT NOT EXISTS (SELECT 1 FROM pg_replication_slots \
+             WHERE slot_name = '{name}' AND active)"
+        );
+        wait_until(RELEASE_PATIENCE, format!("slot {name} to be free"), || {
+            Ok(self.publisher.query_one_text(database, &free)? == "t")
+        })?;
+        let sql = format!(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+             WHERE slot_name = '{name}'"
+        );
+        Ok(self.publisher.sql(database, &sql)?)
+    }
+
+    /// Makes the target of a round, a copy of `base`, and has both servers begin it alike.
+    pub(crate) fn reset_target(&self, base: &str, round: &str) -> Result<()> {
+        self.drop_target(round)?;
+        // A copy of the files writes no WAL and leaves shared_buffers alone.
+        let strategy = if self.target.binaries().major() >= 15 { "STRATEGY file_copy" } else { "" };
+        self.target
+            .sql("postgres", &format!("CREATE DATABASE {round} TEMPLATE {base} {strategy}"))?;
+        self.target.sql(round, "VACUUM")?;
+        self.target.sql(round, "CHECKPOINT")?;
+        Ok(())
+    }
+
+    /// Drops the target of a round and the replication origins it left behind.
+    pub(crate) fn drop_target(&self, round: &str) -> Result<()> {
+        self.target.sql("postgres", &format!("DROP DATABASE IF EXISTS {round} WITH (FORCE)"))?;
+        self.target.sql(
+            "postgres",
+            "SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin",
+        )?;
+        Ok(())
+    }
+
+    /// Removes what a workload left, so that another finds the servers as they were.
+    pub(crate) fn clean(&self, database: &str, targets: &[&str]) -> Result<()> {
+        for target in targets {
+            self.drop_target(target)?;
+        }
+        let slots =
+            format!("SELECT slot_name FROM pg_replication_slots WHERE database = '{database}'");
+        for row in self.publisher.query_texts("postgres", &slots)? {
+            if let Some(Some(slot)) = row.first() {
+                self.drop_slot(database, slot)?;
+            }
+        }
+        let drop = format!("DROP DATABASE IF EXISTS {database} WITH (FORCE)");
+        Ok(self.publisher.sql("postgres", &drop)?)
+    }
+}
+
+/// A new directory on a disk; the cluster makes and removes it.
+fn disk_directory(name: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let base = std::env::var_os("PGAPACE_TEST_TMP").filter(|value| !value.is_empty());
+    let base = base.map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    base.join(format!("pgapace-bench-{}-{number}-{name}", std::process::id()))
+}
+
+/// An LSN that a query says.
+pub(crate) fn lsn(client: &mut Client, sql: &str) -> Result<Lsn> {
+    let text: String = client.query_one(sql, &[])?.get(0);
+    text.parse().with_context(|| format!("{text} is no LSN"))
+}

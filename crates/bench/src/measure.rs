@@ -1,0 +1,120 @@
+//! What processes use: CPU seconds and memory, read from /proc while they run.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+/// Jiffies per second in /proc, a constant of Linux's interface.
+const JIFFIES: f64 = 100.0;
+
+/// What a process is to a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Sends changes on the publisher.
+    Walsender,
+    /// Applies them: a worker of the native subscription, or a backend of pgapace.
+    Apply,
+    /// The pgapace process itself.
+    Program,
+}
+
+/// CPU seconds and memory of one run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Usage {
+    /// CPU seconds of the publisher's walsenders.
+    pub(crate) walsender_cpu: f64,
+    /// CPU seconds of the native workers, or of pgapace's backends on the target.
+    pub(crate) apply_cpu: f64,
+    /// CPU seconds of the pgapace process.
+    pub(crate) program_cpu: f64,
+    /// Most memory that the pgapace process ever had (VmHWM), in bytes.
+    pub(crate) peak_memory: u64,
+}
+
+/// Follows processes until they are gone; what was last seen of them counts.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    processes: BTreeMap<u32, (Role, f64)>,
+    peak_memory: u64,
+}
+
+impl Meter {
+    /// One more process. To watch it again changes nothing.
+    pub(crate) fn watch(&mut self, role: Role, pid: u32) {
+        self.processes.entry(pid).or_insert((role, 0.0));
+    }
+
+    /// Looks at every process that still runs.
+    pub(crate) fn sample(&mut self) {
+        for (pid, (role, seconds)) in &mut self.processes {
+            if let Some(now) = cpu_seconds(*pid) {
+                *seconds = seconds.max(now);
+            }
+            if *role == Role::Program {
+                self.peak_memory = self.peak_memory.max(peak_memory(*pid).unwrap_or(0));
+            }
+        }
+    }
+
+    /// The sums so far.
+    pub(crate) fn usage(&self) -> Usage {
+        let sum = |wanted| {
+            let of_role = self.processes.values().filter(|(role, _)| *role == wanted);
+            of_role.fold(0.0, |sum, (_, seconds)| sum + seconds)
+        };
+        Usage {
+            walsender_cpu: sum(Role::Walsender),
+            apply_cpu: sum(Role::Apply),
+            program_cpu: sum(Role::Program),
+            peak_memory: self.peak_memory,
+        }
+    }
+}
+
+fn cpu_seconds(pid: u32) -> Option<f64> {
+    parse_cpu_seconds(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Time in user and kernel mode: fields 14 and 15, counted after the name in parentheses.
+fn parse_cpu_seconds(stat: &str) -> Option<f64> {
+    let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace().skip(11);
+    let mut jiffies = || fields.next()?.parse::<f64>().ok();
+    Some((jiffies()? + jiffies()?) / JIFFIES)
+}
+
+fn peak_memory(pid: u32) -> Option<u64> {
+    parse_peak_memory(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+fn parse_peak_memory(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_of_a_name_with_spaces() {
+        let stat = "42 (postgres: a) b) S 1 42 42 0 -1 4194560 100 0 0 0 150 25 0 0 20 0 1 0";
+        assert_eq!(parse_cpu_seconds(stat), Some(1.75));
+        assert_eq!(parse_cpu_seconds("42 (x) S 1"), None);
+    }
+
+    #[test]
+    fn peak_of_status() {
+        assert_eq!(parse_peak_memory("Name:\tx\nVmHWM:\t    2048 kB\n"), Some(2 << 20));
+        assert_eq!(parse_peak_memory("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn follows_this_process() {
+        let mut meter = Meter::default();
+        meter.watch(Role::Program, std::process::id());
+        meter.sample();
+        assert!(meter.usage().peak_memory > 0);
+        assert_eq!(meter.usage().walsender_cpu, 0.0);
+    }
+}

@@ -1,0 +1,146 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use clap::{Args, Parser, Subcommand};
+
+use crate::drain;
+use crate::regime::Regime;
+use crate::workload::{self, Workload};
+
+/// Measures pgapace against the native subscription and the publisher's limits.
+#[derive(Debug, Parser)]
+#[command(name = "bench", version, args_conflicts_with_subcommands = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+
+    #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// How fast a publisher can be read, by pg_recvlogical and by our receiver, and how fast what
+    /// was read is decoded
+    Drain(drain::DrainArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MeasureArgs {
+    /// What to measure, or all; see --list
+    #[arg(value_name = "WORKLOAD")]
+    pub(crate) workloads: Vec<String>,
+
+    /// List the workloads
+    #[arg(long)]
+    pub(crate) list: bool,
+
+    /// cpu, disk, slow-commit:5ms, cold or rtt:5ms
+    #[arg(long, default_value = "cpu")]
+    pub(crate) regime: Regime,
+
+    /// Major version of both servers
+    #[arg(long, default_value_t = 18)]
+    pub(crate) server: u16,
+
+    /// Workers of pgapace; this version has one
+    #[arg(long, default_value_t = 1)]
+    pub(crate) workers: u32,
+
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 3)]
+    pub(crate) rounds: usize,
+
+    /// Multiplies the size of every workload
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) scale: f64,
+
+    /// Write the results to this file as well
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// Stop a run after this time (600s, 10m) and project it
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
+    pub(crate) native_limit: Duration,
+
+    /// Every workload (or those named) tiny, one round, parity only
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// Write docs/benchmarks.md and its plots from all results that were kept
+    #[arg(long)]
+    pub(crate) report: bool,
+
+    /// Where the report goes [default: docs of this source tree]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) docs: Option<PathBuf>,
+
+    /// Where results are kept [default: bench in the build directory]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) results: Option<PathBuf>,
+}
+
+impl MeasureArgs {
+    /// Says what does not fit together.
+    pub(crate) fn check(&self) -> Result<()> {
+        ensure!(self.rounds > 0, "--rounds must be at least 1");
+        ensure!(self.scale > 0.0 && self.scale <= 1000.0, "--scale must be positive");
+        ensure!(
+            self.workers == 1,
+            "--workers {}: this version of pgapace applies with one worker; only 1 can be measured",
+            self.workers
+        );
+        if self.workloads.is_empty() && !self.quick && !self.list && !self.report {
+            bail!("name the workloads to measure, or all; --list shows them");
+        }
+        Ok(())
+    }
+
+    /// The workloads that were named.
+    pub(crate) fn selected(&self) -> Result<Vec<Workload>> {
+        if self.workloads.iter().any(|name| name == "all") {
+            return workload::select(&[]);
+        }
+        workload::select(&self.workloads)
+    }
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match (text.strip_suffix('s'), text.strip_suffix('m')) {
+        (Some(number), _) => (number, 1),
+        (None, Some(number)) => (number, 60),
+        (None, None) => (text, 1),
+    };
+    match number.parse::<u64>() {
+        Ok(number) if number > 0 => Ok(Duration::from_secs(number.saturating_mul(unit))),
+        _ => Err("a time is 600s or 10m".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory as _;
+        Cli::command().debug_assert();
+        let cli = Cli::parse_from(["bench", "tpcb", "hot", "--regime", "rtt:5ms"]);
+        assert_eq!(cli.measure.workloads, ["tpcb", "hot"]);
+        assert!(cli.measure.check().is_ok());
+        assert!(Cli::parse_from(["bench", "drain", "--rounds", "1"]).command.is_some());
+        assert!(Cli::parse_from(["bench"]).measure.check().is_err());
+        assert!(Cli::parse_from(["bench", "hot", "--workers", "4"]).measure.check().is_err());
+    }
+
+    #[test]
+    fn times() {
+        assert_eq!(parse_time("10m"), Ok(Duration::from_secs(600)));
+        assert_eq!(parse_time("30s"), Ok(Duration::from_secs(30)));
+        assert!(parse_time("0").is_err());
+        assert!(parse_time("h").is_err());
+    }
+}

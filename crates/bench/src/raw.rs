@@ -1,0 +1,102 @@
+//! The raw drain: a slot read as fast as the publisher sends, into nothing.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pgoutput::{Frame, Lsn};
+use testbed::Cluster;
+use testbed::servers::{ServerBinaries, find_local};
+use wire::{ConnInfo, CopyChunk, Received, ReplicationStream, Session, Startup};
+
+/// A publisher that sends nothing for so long has nothing more to send.
+const STALLED: Duration = Duration::from_secs(40);
+
+/// A slot and how to read it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub(crate) publisher: &'a Cluster,
+    pub(crate) database: &'a str,
+    pub(crate) slot: &'a str,
+    pub(crate) publication: &'a str,
+    /// Where to stop.
+    pub(crate) end: Lsn,
+}
+
+/// What one reader read.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Drained {
+    pub(crate) messages: u64,
+    pub(crate) bytes: u64,
+    pub(crate) seconds: f64,
+}
+
+impl Drained {
+    pub(crate) fn messages_per_second(&self) -> f64 {
+        self.messages as f64 / self.seconds
+    }
+}
+
+/// The server's own tools, or those of any server that is installed: the protocol is the same.
+pub(crate) fn tool_with_recvlogical(binaries: &ServerBinaries) -> Option<ServerBinaries> {
+    std::iter::once(binaries.clone())
+        .chain((14..=19).rev().filter_map(find_local))
+        .find(|candidate| candidate.has("pg_recvlogical"))
+}
+
+/// Reads with `pg_recvlogical`. It counts nothing.
+pub(crate) fn by_recvlogical(source: &Source<'_>, tool: &ServerBinaries) -> Result<Drained> {
+    let started = Instant::now();
+    let publications = format!("publication_names={}", source.publication);
+    let status = tool
+        .command("pg_recvlogical")
+        .args(["-d", &source.publisher.conninfo_tcp(source.database)])
+        .args(["--slot", source.slot, "--start", "-o", "proto_version=1", "-o", &publications])
+        .args(["--endpos", &source.end.to_string(), "-f", "/dev/null", "--no-loop"])
+        .stdin(Stdio::null())
+        .status()
+        .context("cannot run pg_recvlogical")?;
+    ensure!(status.success(), "pg_recvlogical ended with {status}");
+    Ok(Drained { seconds: started.elapsed().as_secs_f64(), ..Drained::default() })
+}
+
+/// Reads with our receiver and hands every chunk to `sink`.
+pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) -> Result<Drained> {
+    let startup = Startup { replication: true, ..Startup::default() };
+    let conninfo = ConnInfo::parse(&source.publisher.conninfo_tcp(source.database))?;
+    let started = Instant::now();
+    let session = Session::connect(&conninfo, &startup)?;
+    let command = format!(
+        "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names '{}')",
+        source.slot, source.publication
+    );
+    let mut stream = ReplicationStream::start(session, &command)?;
+    let mut drained = Drained::default();
+    'stream: loop {
+        match stream.receive(STALLED)? {
+            Received::Chunk(chunk) => {
+                let mut complete = false;
+                for (_, payload) in chunk.frames() {
+                    match Frame::decode(payload)? {
+                        Frame::XLogData { payload, .. } => {
+                            drained.messages += 1;
+                            drained.bytes += payload.len() as u64;
+                        }
+                        Frame::Keepalive { wal_end, .. } => complete |= wal_end >= source.end,
+                        Frame::PrimaryStatus { .. } => {}
+                    }
+                }
+                sink(chunk);
+                if complete {
+                    break 'stream;
+                }
+            }
+            Received::Woken => {}
+            Received::Idle => bail!("the publisher sent nothing for {STALLED:?}"),
+            Received::Ended(reason) => bail!("the stream ended: {reason:?}"),
+        }
+    }
+    drained.seconds = started.elapsed().as_secs_f64();
+    stream.finish()?;
+    Ok(drained)
+}

@@ -1,0 +1,143 @@
+//! Regimes: what a round has to wait for besides the processor.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Settings of a server, name and value.
+pub(crate) type ServerSettings = Vec<(&'static str, String)>;
+
+/// One regime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Regime {
+    /// Data directories in memory, where the machine has a memory file system; fsync off.
+    Cpu,
+    /// Data directories on a disk, fsync on.
+    Disk,
+    /// In memory, but each flush of the target's WAL waits this long before it begins.
+    SlowCommit(Duration),
+    /// The target has tiny buffers and, from 16 on, reads past the page cache.
+    Cold,
+    /// A network with this round-trip time between the two sides.
+    Rtt(Duration),
+}
+
+impl Regime {
+    /// What both servers get.
+    pub(crate) fn both(self) -> ServerSettings {
+        vec![
+            ("shared_buffers", "512MB".into()),
+            ("max_wal_size", "8GB".into()),
+            ("checkpoint_timeout", "1h".into()),
+            // Rounds are to be alike: each one begins with VACUUM and CHECKPOINT instead.
+            ("autovacuum", "off".into()),
+            ("max_connections", "200".into()),
+            ("max_prepared_transactions", "200".into()),
+        ]
+    }
+
+    /// What the target gets on top.
+    pub(crate) fn target(self, major: u16) -> ServerSettings {
+        match self {
+            Self::SlowCommit(delay) => vec![
+                ("commit_delay", delay.as_micros().to_string()),
+                ("commit_siblings", "0".into()),
+            ],
+            Self::Cold => {
+                let mut settings = vec![("shared_buffers", "32MB".into())];
+                if major >= 16 {
+                    settings.push(("debug_io_direct", "data".into()));
+                }
+                settings
+            }
+            Self::Cpu | Self::Disk | Self::Rtt(_) => Vec::new(),
+        }
+    }
+
+    /// Whether the publisher's data is on a disk.
+    pub(crate) fn publisher_on_disk(self) -> bool {
+        self == Self::Disk
+    }
+
+    /// Whether the target's data is on a disk: memory file systems cannot be read directly.
+    pub(crate) fn target_on_disk(self) -> bool {
+        matches!(self, Self::Disk | Self::Cold)
+    }
+
+    /// Whether the publisher flushes.
+    pub(crate) fn publisher_durable(self) -> bool {
+        self == Self::Disk
+    }
+
+    /// Whether the target flushes; `commit_delay` has no effect where it does not.
+    pub(crate) fn target_durable(self) -> bool {
+        matches!(self, Self::Disk | Self::SlowCommit(_))
+    }
+
+    /// The delay of the network in each direction.
+    pub(crate) fn one_way(self) -> Option<Duration> {
+        match self {
+            Self::Rtt(round_trip) => Some(round_trip / 2),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Regime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Disk => f.write_str("disk"),
+            Self::Cold => f.write_str("cold"),
+            Self::SlowCommit(delay) => write!(f, "slow-commit:{}ms", delay.as_millis()),
+            Self::Rtt(round_trip) => write!(f, "rtt:{}ms", round_trip.as_millis()),
+        }
+    }
+}
+
+impl FromStr for Regime {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let milliseconds = |text: &str| {
+            let number = text.strip_suffix("ms").and_then(|number| number.parse().ok());
+            number
+                .filter(|number| (1..=1000).contains(number))
+                .map(Duration::from_millis)
+                .ok_or_else(|| format!("{text} is no time from 1ms to 1000ms"))
+        };
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Self::Cpu),
+            None if text == "disk" => Ok(Self::Disk),
+            None if text == "cold" => Ok(Self::Cold),
+            // commit_delay has a limit of its own.
+            Some(("slow-commit", delay)) => match milliseconds(delay)? {
+                delay if delay <= Duration::from_millis(100) => Ok(Self::SlowCommit(delay)),
+                _ => Err("slow-commit goes up to 100ms".into()),
+            },
+            Some(("rtt", time)) => Ok(Self::Rtt(milliseconds(time)?)),
+            _ => Err("a regime is cpu, disk, cold, slow-commit:5ms or rtt:5ms".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for name in ["cpu", "disk", "cold", "slow-commit:5ms", "rtt:20ms"] {
+            assert_eq!(name.parse::<Regime>().unwrap().to_string(), name);
+        }
+        for name in ["", "rtt", "rtt:5", "slow-commit:500ms", "cpu:1ms", "rtt:0ms"] {
+            assert!(name.parse::<Regime>().is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_round_trip_is_two_ways() {
+        let regime: Regime = "rtt:5ms".parse().unwrap();
+        assert_eq!(regime.one_way(), Some(Duration::from_micros(2500)));
+    }
+}

@@ -1,0 +1,263 @@
+//! `docs/benchmarks.md` and its plots, written anew from all results that were kept.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use super::json;
+use super::svg::{Labels, Series, plot};
+use super::terminal::{figure, ratio};
+use crate::outcome::{Outcome, Run, Runner};
+use crate::workload;
+
+const METHOD: &str = "\
+Every figure compares programs within one run on one machine; only the ratios travel. Each workload
+has servers of its own. The tables are filled on both sides, a replication slot is created, and the
+backlog is written once. Then the rounds replay it from copies of that slot (their order reversed
+every other time, VACUUM and CHECKPOINT before each) on a target that is reset to a copy of the
+files. After every round the tables are compared by checksum.
+
+- **raw** is the limit: the same slot read into nothing, by our receiver or by `pg_recvlogical`,
+  whichever is faster. For table syncs it is COPY of all tables into nothing; for `sync`, `large`:
+  the publisher without a subscriber.
+- **native** is CREATE SUBSCRIPTION with the server's best options (binary, streaming parallel where
+  there is such a thing), timed from ENABLE.
+- **pgapace** is `pgapace run`, timed from the start of the process.
+- Both are timed until the last transaction is visible on the target; table syncs until all is
+  copied (pgapace: until it has ended).
+- **× native** and **of raw** are ratios in which more is better, whatever the unit.
+- `~` marks a run that was stopped at its limit and projected from the share of the backlog that was
+  applied (the position of the replication origin).
+- CPU seconds are those of the publisher's walsenders, of the appliers (native workers, or the
+  backends of pgapace) and of the pgapace process; memory is the most that process ever had.
+";
+
+/// Writes the report and the plots.
+pub(crate) fn write(results: &Path, docs: &Path) -> Result<()> {
+    let outcomes = json::read_all(results)?;
+    ensure!(!outcomes.is_empty(), "no results in {}: measure first", results.display());
+    fs::create_dir_all(docs).with_context(|| format!("cannot create {}", docs.display()))?;
+    let mut plots = BTreeMap::new();
+    let text = page(&outcomes, &mut plots);
+    let save = |name: &str, text: &str| {
+        let path = docs.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    for (name, svg) in &plots {
+        save(name, svg)?;
+    }
+    save("benchmarks.md", &text)
+}
+
+/// Outcomes of one server version in one regime, in the order of the workloads.
+fn groups(outcomes: &[Outcome]) -> BTreeMap<(u16, u8, &str), Vec<&Outcome>> {
+    let mut groups = BTreeMap::<_, Vec<_>>::new();
+    for outcome in outcomes {
+        let key = (outcome.server, regime_rank(&outcome.regime), outcome.regime.as_str());
+        groups.entry(key).or_default().push(outcome);
+    }
+    for group in groups.values_mut() {
+        group.sort_by_key(|outcome| (workload_rank(&outcome.workload), outcome.workload.clone()));
+    }
+    groups
+}
+
+fn regime_rank(regime: &str) -> u8 {
+    let order = ["cpu", "disk", "slow-commit", "cold", "rtt"];
+    let place = order.iter().position(|name| regime.starts_with(name)).unwrap_or(order.len());
+    u8::try_from(place).unwrap_or(u8::MAX)
+}
+
+fn workload_rank(name: &str) -> usize {
+    let exact = workload::ALL.iter().position(|workload| workload.name == name);
+    let variant = || workload::ALL.iter().position(|workload| name.starts_with(workload.name));
+    exact.or_else(variant).unwrap_or(usize::MAX)
+}
+
+fn page(outcomes: &[Outcome], plots: &mut BTreeMap<String, String>) -> String {
+    let groups = groups(outcomes);
+    let mut text = String::from("# Benchmarks\n\n");
+    text.push_str("Written by `cargo run --release -p bench -- --report`; do not edit.\n\n");
+    let distinct = |of: &dyn Fn(&Outcome) -> &str| {
+        let all: BTreeSet<_> = outcomes.iter().map(of).collect();
+        all.into_iter().collect::<Vec<_>>().join(", ")
+    };
+    let _ = writeln!(text, "- Machine: {}", distinct(&|o| &o.machine));
+    let _ = writeln!(text, "- PostgreSQL: {}", distinct(&|o| &o.server_version));
+    let _ = writeln!(text, "- Program: {}, one worker", distinct(&|o| &o.program_version));
+    let _ = writeln!(text, "\n## How it is measured\n\n{METHOD}");
+    slower(&mut text, &groups);
+    for ((server, _, regime), group) in &groups {
+        let _ = writeln!(text, "## PostgreSQL {server}, regime {regime}\n");
+        summary(&mut text, group);
+        for outcome in group {
+            if let Some((name, svg)) = curves(outcome) {
+                let _ = writeln!(text, "![{} over time]({name})\n", outcome.workload);
+                plots.insert(name, svg);
+            }
+        }
+        details(&mut text, group);
+    }
+    text
+}
+
+/// Says plainly where pgapace loses.
+fn slower(text: &mut String, groups: &BTreeMap<(u16, u8, &str), Vec<&Outcome>>) {
+    let _ = writeln!(text, "## Where pgapace is slower than the native subscription\n");
+    let mut any = false;
+    for ((server, _, regime), group) in groups {
+        let slower: Vec<_> = group
+            .iter()
+            .filter(|outcome| outcome.ratio_native.is_some_and(|ratio| ratio < 1.0))
+            .map(|outcome| format!("{} ({})", outcome.workload, ratio(outcome.ratio_native)))
+            .collect();
+        if !slower.is_empty() {
+            any = true;
+            let _ = writeln!(text, "- {server}, {regime}: {}", slower.join(", "));
+        }
+    }
+    if !any {
+        let _ = writeln!(text, "In no workload that was measured.");
+    }
+    text.push('\n');
+}
+
+fn summary(text: &mut String, group: &[&Outcome]) {
+    let _ = writeln!(
+        text,
+        "| workload | unit | raw | native | pgapace | × native | of raw | tables |\n\
+         |---|---|--:|--:|--:|--:|--:|---|"
+    );
+    for outcome in group {
+        let value = |value: Option<f64>, runner| {
+            let mark = if outcome.is_projected(runner) { "~" } else { "" };
+            value.map_or("-".into(), |value| format!("{mark}{}", figure(value)))
+        };
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {} | {} | {} |",
+            outcome.workload,
+            outcome.unit,
+            value(outcome.raw, Runner::Receiver),
+            value(outcome.native, Runner::Native),
+            value(outcome.pgapace, Runner::Pgapace),
+            ratio(outcome.ratio_native),
+            ratio(outcome.ratio_raw),
+            match outcome.parity {
+                Some(true) => "equal",
+                Some(false) => "**differ**",
+                None => "-",
+            }
+        );
+    }
+    text.push('\n');
+    for outcome in group {
+        for note in &outcome.notes {
+            let _ = writeln!(text, "- {}: {note}", outcome.workload);
+        }
+    }
+    text.push('\n');
+}
+
+fn details(text: &mut String, group: &[&Outcome]) {
+    let _ = writeln!(text, "<details><summary>Every round, CPU, memory, settings</summary>\n");
+    let _ = writeln!(
+        text,
+        "| workload | scale | who | rounds | unit | CPU s: walsender | applier | pgapace | \
+         memory MB |\n|---|--:|---|---|---|--:|--:|--:|--:|"
+    );
+    for outcome in group {
+        let runners: BTreeSet<_> = outcome.rounds.iter().map(|run| run.runner).collect();
+        for runner in runners {
+            let mut runs: Vec<_> =
+                outcome.rounds.iter().filter(|run| run.runner == runner).collect();
+            runs.sort_by_key(|run| run.round);
+            let _ = writeln!(text, "{}", detail(outcome, runner, &runs));
+        }
+    }
+    text.push('\n');
+    let settings: BTreeSet<_> = group.iter().map(|outcome| outcome.settings.as_str()).collect();
+    for setting in settings.iter().filter(|setting| !setting.is_empty()) {
+        let who: Vec<_> = group
+            .iter()
+            .filter(|outcome| outcome.settings == **setting)
+            .map(|outcome| outcome.workload.as_str())
+            .collect();
+        let _ = writeln!(text, "- {}: `{setting}`", who.join(", "));
+    }
+    let _ = writeln!(text, "\n</details>\n");
+}
+
+/// One line: the figures of every round, and the means of what they used.
+fn detail(outcome: &Outcome, runner: Runner, runs: &[&Run]) -> String {
+    let figures: Vec<_> = runs
+        .iter()
+        .map(|run| {
+            let mark = if run.projected_from.is_some() { "~" } else { "" };
+            format!("{mark}{}", figure(run.value))
+        })
+        .collect();
+    let mean = |of: &dyn Fn(&Run) -> f64| {
+        let sum: f64 = runs.iter().map(|run| of(run)).sum();
+        let mean = sum / runs.len() as f64;
+        if mean > 0.0 { format!("{mean:.1}") } else { "-".into() }
+    };
+    format!(
+        "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+        outcome.workload,
+        outcome.scale,
+        runner.name(),
+        figures.join(", "),
+        outcome.unit,
+        mean(&|run| run.usage.walsender_cpu),
+        mean(&|run| run.usage.apply_cpu),
+        mean(&|run| run.usage.program_cpu),
+        mean(&|run| run.usage.peak_memory as f64 / f64::from(1 << 20)),
+    )
+}
+
+/// The plot of an outcome whose runs have curves: the first round of each runner.
+fn curves(outcome: &Outcome) -> Option<(String, String)> {
+    let series: Vec<_> = [Runner::Native, Runner::Pgapace]
+        .into_iter()
+        .filter_map(|runner| {
+            let run =
+                outcome.rounds.iter().find(|run| run.runner == runner && !run.curve.is_empty())?;
+            Some(Series { name: runner.name(), points: &run.curve })
+        })
+        .collect();
+    if series.is_empty() {
+        return None;
+    }
+    let y = match outcome.workload.as_str() {
+        "twophase" => "bytes of WAL behind",
+        _ => "share of the backlog applied",
+    };
+    let title = format!(
+        "{}, PostgreSQL {}, regime {}",
+        outcome.workload, outcome.server_version, outcome.regime
+    );
+    let name = format!(
+        "benchmarks-{}-{}-{}.svg",
+        outcome.workload,
+        outcome.server,
+        outcome.regime.replace(':', "-")
+    );
+    Some((name, plot(Labels { title: &title, x: "seconds", y }, &series)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_of_workloads_and_regimes() {
+        assert!(workload_rank("tpcb") < workload_rank("hot"));
+        assert_eq!(workload_rank("sync-remote-apply"), workload_rank("sync"));
+        assert_eq!(workload_rank("unknown"), usize::MAX);
+        assert!(regime_rank("cpu") < regime_rank("rtt:5ms"));
+    }
+}

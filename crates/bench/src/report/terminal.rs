@@ -1,0 +1,72 @@
+//! The table on the terminal.
+
+use crate::outcome::{Outcome, Runner};
+
+/// The head of the table.
+pub(crate) fn print_head(outcome: &Outcome) {
+    println!(
+        "PostgreSQL {}, regime {}, scale {}, {}, {}",
+        outcome.server_version,
+        outcome.regime,
+        outcome.scale,
+        outcome.program_version,
+        outcome.machine
+    );
+    println!(
+        "{:<22} {:>12} {:>12} {:>12} {:<7} {:>9} {:>9}  parity",
+        "", "raw", "native", "pgapace", "", "x native", "x raw"
+    );
+}
+
+/// One line, and the notes below it.
+pub(crate) fn print_line(outcome: &Outcome) {
+    let value = |value: Option<f64>, runner| {
+        let mark = if outcome.is_projected(runner) { "~" } else { "" };
+        value.map_or("-".into(), |value| format!("{mark}{}", figure(value)))
+    };
+    println!(
+        "{:<22} {:>12} {:>12} {:>12} {:<7} {:>9} {:>9}  {}",
+        outcome.workload,
+        value(outcome.raw, Runner::Receiver),
+        value(outcome.native, Runner::Native),
+        value(outcome.pgapace, Runner::Pgapace),
+        outcome.unit,
+        ratio(outcome.ratio_native),
+        ratio(outcome.ratio_raw),
+        match outcome.parity {
+            Some(true) => "equal",
+            Some(false) => "DIFFERS",
+            None => "-",
+        }
+    );
+    for note in &outcome.notes {
+        println!("    {note}");
+    }
+}
+
+/// Enough digits to compare by.
+pub(crate) fn figure(value: f64) -> String {
+    match value.abs() {
+        size if size >= 1000.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+pub(crate) fn ratio(value: Option<f64>) -> String {
+    value.map_or("-".into(), |ratio| format!("{ratio:.2}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_enough_digits() {
+        assert_eq!(figure(12345.6), "12346");
+        assert_eq!(figure(123.45), "123.5");
+        assert_eq!(figure(0.1234), "0.123");
+        assert_eq!(ratio(None), "-");
+        assert_eq!(ratio(Some(2.005)), "2.00");
+    }
+}

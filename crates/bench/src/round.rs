@@ -1,0 +1,323 @@
+//! One run of one runner over a backlog.
+//!
+//! Native and pgapace are timed alike: from ENABLE, or from the start of the process, until the
+//! last transaction of the backlog is visible on the target.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pgoutput::Lsn;
+use testbed::Program;
+use testbed::postgres::Client;
+use testbed::program::Process;
+use testbed::servers::ServerBinaries;
+
+use crate::environment::{Environment, MARKER, PUBLICATION};
+use crate::measure::{Meter, Role, Usage};
+use crate::raw::{self, Source};
+
+/// How often the target is asked for the marker.
+const POLL: Duration = Duration::from_millis(10);
+/// How often progress is noted and new processes are looked for.
+const LOOK: Duration = Duration::from_millis(100);
+/// pgapace ends when all is durable, soon after all is visible.
+const EXIT_PATIENCE: Duration = Duration::from_secs(120);
+/// A run without any progress for so long has failed, whatever its limit.
+const STALLED: Duration = Duration::from_secs(1200);
+
+/// A backlog and the databases it is replayed between.
+#[derive(Debug)]
+pub(crate) struct Replay<'a> {
+    pub(crate) environment: &'a Environment,
+    /// On the publisher.
+    pub(crate) database: &'a str,
+    /// On the target, in every round anew.
+    pub(crate) target: &'a str,
+    pub(crate) start: Lsn,
+    pub(crate) end: Lsn,
+    /// Runs that take longer are stopped and projected.
+    pub(crate) limit: Duration,
+    /// The pgapace binary.
+    pub(crate) program: &'a Path,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) seconds: f64,
+    /// The share of the backlog that was applied when the limit was reached.
+    pub(crate) stopped_at: Option<f64>,
+    pub(crate) usage: Usage,
+    /// The share applied over time.
+    pub(crate) curve: Vec<(f64, f64)>,
+}
+
+impl Replay<'_> {
+    /// The raw drain by our receiver.
+    pub(crate) fn receiver(&self) -> Result<f64> {
+        self.environment.copy_slot(self.database, "by_receiver")?;
+        let drained = raw::by_receiver(&self.source("by_receiver"), drop)?;
+        self.environment.drop_slot(self.database, "by_receiver")?;
+        Ok(drained.seconds)
+    }
+
+    /// The raw drain by `pg_recvlogical`.
+    pub(crate) fn recvlogical(&self, tool: &ServerBinaries) -> Result<f64> {
+        self.environment.copy_slot(self.database, "by_recvlogical")?;
+        let drained = raw::by_recvlogical(&self.source("by_recvlogical"), tool)?;
+        self.environment.drop_slot(self.database, "by_recvlogical")?;
+        Ok(drained.seconds)
+    }
+
+    fn source<'a>(&'a self, slot: &'a str) -> Source<'a> {
+        Source {
+            publisher: &self.environment.publisher,
+            database: self.database,
+            slot,
+            publication: PUBLICATION,
+            end: self.end,
+        }
+    }
+
+    /// The native subscription, with its best options.
+    pub(crate) fn native(&self) -> Result<Finished> {
+        let environment = self.environment;
+        environment.copy_slot(self.database, "native")?;
+        let mut control = environment.target.connect(self.target)?;
+        control
+            .batch_execute(&format!(
+                "CREATE SUBSCRIPTION native CONNECTION '{}' PUBLICATION {PUBLICATION} WITH \
+                 (create_slot = false, slot_name = native, copy_data = false, enabled = false, {})",
+                environment.publisher_for_native(self.database).replace('\'', "''"),
+                native_options(environment.binaries().major()),
+            ))
+            .context("cannot create the native subscription")?;
+        let mut watch = Watch::new(
+            self,
+            "native",
+            "SELECT pid FROM pg_stat_subscription WHERE subname = 'native' AND pid IS NOT NULL",
+        )?;
+        let started = Instant::now();
+        control.batch_execute("ALTER SUBSCRIPTION native ENABLE")?;
+        let counts_errors = environment.binaries().major() >= 15;
+        let finished = watch.follow(started, &mut Meter::default(), || {
+            if !counts_errors {
+                return Ok(());
+            }
+            let sql = "SELECT coalesce(sum(apply_error_count), 0)::bigint \
+                       FROM pg_stat_subscription_stats WHERE subname = 'native'";
+            let errors: i64 = control.query_one(sql, &[])?.get(0);
+            ensure!(
+                errors == 0,
+                "the native subscription fails:\n{}",
+                environment.target.log_tail()
+            );
+            Ok(())
+        })?;
+        // Drops its slot with it.
+        control.batch_execute("DROP SUBSCRIPTION native").context("cannot drop it")?;
+        Ok(finished)
+    }
+
+    /// Our program, as a user would run it.
+    pub(crate) fn pgapace(&self) -> Result<Finished> {
+        self.environment.copy_slot(self.database, "pgapace")?;
+        let mut watch = Watch::new(
+            self,
+            "pgapace",
+            "SELECT pid FROM pg_stat_activity \
+             WHERE datname = current_database() AND application_name LIKE 'pgapace %'",
+        )?;
+        let mut meter = Meter::default();
+        let started = Instant::now();
+        let mut process = run_pgapace(
+            self.environment,
+            self.program,
+            [self.database, self.target],
+            "pgapace",
+            &[
+                "--slot=pgapace",
+                "--create-slot=false",
+                "--copy-data=false",
+                &format!("--until={}", self.end),
+            ],
+        )?;
+        meter.watch(Role::Program, process.pid());
+        let mut finished = watch.follow(started, &mut meter, || {
+            // It ends by itself only after the marker, or in failure.
+            match process.status() {
+                Some(status) if !status.success() => {
+                    bail!("pgapace ended with {status}:\n{}", process.log())
+                }
+                _ => Ok(()),
+            }
+        })?;
+        if finished.stopped_at.is_some() {
+            process.kill9()?;
+        } else {
+            expect_success(&mut process, &mut meter)?;
+            finished.usage = meter.usage();
+        }
+        self.environment.drop_slot(self.database, "pgapace")?;
+        Ok(finished)
+    }
+}
+
+/// The options with which the native subscription is fastest.
+pub(crate) fn native_options(major: u16) -> &'static str {
+    match major {
+        16.. => "binary = true, streaming = parallel, origin = any",
+        _ => "binary = true, streaming = on",
+    }
+}
+
+/// Starts pgapace between two databases.
+pub(crate) fn run_pgapace(
+    environment: &Environment,
+    program: &Path,
+    [publisher, target]: [&str; 2],
+    name: &str,
+    arguments: &[&str],
+) -> Result<Process> {
+    Ok(Program::new(program)
+        .args(["run", "--log-level=warn", "--publication", PUBLICATION, "--name", name])
+        .args(["--publisher", &environment.publisher_for_pgapace(publisher)])
+        .args(["--target", &environment.target_for_pgapace(target)])
+        .args(arguments)
+        .spawn_logged(environment.log_file("pgapace.log"))?)
+}
+
+/// Waits until pgapace ends by itself, watching what it uses.
+pub(crate) fn expect_success(process: &mut Process, meter: &mut Meter) -> Result<()> {
+    let deadline = Instant::now() + EXIT_PATIENCE;
+    while process.is_running() {
+        ensure!(Instant::now() < deadline, "pgapace does not end:\n{}", process.log());
+        meter.sample();
+        std::thread::sleep(POLL);
+    }
+    match process.status() {
+        Some(status) if status.success() => Ok(()),
+        status => bail!("pgapace ended with {status:?}:\n{}", process.log()),
+    }
+}
+
+/// Looks at a run from outside.
+struct Watch<'a> {
+    publisher: Client,
+    target: Client,
+    slot: &'static str,
+    /// Which processes of the target apply.
+    appliers: &'static str,
+    start: Lsn,
+    end: Lsn,
+    limit: Duration,
+    environment: &'a Environment,
+}
+
+impl<'a> Watch<'a> {
+    fn new(replay: &Replay<'a>, slot: &'static str, appliers: &'static str) -> Result<Self> {
+        Ok(Self {
+            publisher: replay.environment.publisher.connect(replay.database)?,
+            target: replay.environment.target.connect(replay.target)?,
+            slot,
+            appliers,
+            start: replay.start,
+            end: replay.end,
+            limit: replay.limit,
+            environment: replay.environment,
+        })
+    }
+
+    /// Follows a run until the marker arrives or the limit is reached. `check` fails when the run
+    /// has.
+    fn follow(
+        &mut self,
+        started: Instant,
+        meter: &mut Meter,
+        mut check: impl FnMut() -> Result<()>,
+    ) -> Result<Finished> {
+        let marker = self.target.prepare(&format!("SELECT count(*) FROM {MARKER}"))?;
+        let mut curve = vec![(0.0, 0.0)];
+        let mut looked = started;
+        let mut progressed = started;
+        loop {
+            let arrived = self.target.query_one(&marker, &[])?.get::<_, i64>(0) > 0;
+            let elapsed = started.elapsed();
+            meter.sample();
+            if arrived {
+                self.look(meter)?;
+                meter.sample();
+                curve.push((elapsed.as_secs_f64(), 1.0));
+                return Ok(self.finished(elapsed, None, meter, curve));
+            }
+            if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                check()?;
+                self.look(meter)?;
+                let share = self.share()?;
+                if curve.last().is_none_or(|(_, last)| share > *last) {
+                    progressed = looked;
+                }
+                ensure!(
+                    progressed.elapsed() < STALLED.max(self.limit),
+                    "nothing was applied for {STALLED:?}:\n{}",
+                    self.environment.target.log_tail()
+                );
+                curve.push((elapsed.as_secs_f64(), share));
+                if elapsed >= self.limit {
+                    return Ok(self.finished(elapsed, Some(share), meter, curve));
+                }
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn finished(
+        &self,
+        elapsed: Duration,
+        stopped_at: Option<f64>,
+        meter: &Meter,
+        curve: Vec<(f64, f64)>,
+    ) -> Finished {
+        Finished { seconds: elapsed.as_secs_f64(), stopped_at, usage: meter.usage(), curve }
+    }
+
+    fn look(&mut self, meter: &mut Meter) -> Result<()> {
+        let clients = [&mut self.publisher, &mut self.target];
+        look_for_processes(meter, clients, self.slot, self.appliers)
+    }
+
+    /// The share of the backlog's WAL that is applied: where the replication origin stands. All
+    /// transactions of a backlog are alike, so it is their share as well.
+    fn share(&mut self) -> Result<f64> {
+        let sql = "SELECT coalesce(max(remote_lsn), '0/0')::text FROM pg_replication_origin_status";
+        let applied = crate::environment::lsn(&mut self.target, sql)?;
+        let length = self.end.0.saturating_sub(self.start.0).max(1);
+        Ok((applied.0.saturating_sub(self.start.0) as f64 / length as f64).min(1.0))
+    }
+}
+
+/// Watches the walsender of a slot and the processes of the target that a query names.
+pub(crate) fn look_for_processes(
+    meter: &mut Meter,
+    [publisher, target]: [&mut Client; 2],
+    slot: &str,
+    appliers: &str,
+) -> Result<()> {
+    let senders = "SELECT active_pid FROM pg_replication_slots \
+                   WHERE slot_name::text = $1 AND active_pid IS NOT NULL";
+    for row in publisher.query(senders, &[&slot])? {
+        watch_row(meter, Role::Walsender, row.get(0));
+    }
+    for row in target.query(appliers, &[])? {
+        watch_row(meter, Role::Apply, row.get(0));
+    }
+    Ok(())
+}
+
+pub(crate) fn watch_row(meter: &mut Meter, role: Role, pid: i32) {
+    if let Ok(pid) = u32::try_from(pid) {
+        meter.watch(role, pid);
+    }
+}

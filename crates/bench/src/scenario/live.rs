@@ -1,0 +1,234 @@
+//! A subscriber that follows a publisher at work: native or pgapace, from the first copy on.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use testbed::compare::{expect_equal, published_tables};
+use testbed::postgres::Client;
+use testbed::program::Process;
+use testbed::{Cluster, wait_until};
+
+use crate::bench::Bench;
+use crate::environment::{Environment, MARKER, PUBLICATION};
+use crate::measure::{Meter, Role, Usage};
+use crate::outcome::Runner;
+use crate::round::{look_for_processes, run_pgapace};
+
+/// The database of the publisher.
+pub(crate) const DATABASE: &str = "bench";
+/// The empty tables of the target.
+pub(crate) const BASE: &str = "bench_base";
+/// The target of the run.
+pub(crate) const ROUND: &str = "bench_round";
+/// The subscription, its slot, and its name in `synchronous_standby_names`.
+pub(crate) const NAME: &str = "bench_subscriber";
+
+/// How long the first copy may take.
+const START_PATIENCE: Duration = Duration::from_secs(600);
+/// How long a subscriber may take to be in step after the load.
+const CATCH_UP_PATIENCE: Duration = Duration::from_secs(1800);
+/// pgapace finishes what it has received before it ends.
+const STOP_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How to run a subscriber.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Options<'a> {
+    /// More options of CREATE SUBSCRIPTION.
+    pub(crate) native: &'a str,
+    /// More arguments of `pgapace run`.
+    pub(crate) pgapace: &'a [&'a str],
+    /// Whether the publisher's commits wait for it.
+    pub(crate) synchronous: bool,
+}
+
+/// A subscriber at work.
+pub(crate) struct Live<'a> {
+    environment: &'a Environment,
+    runner: Runner,
+    process: Option<Process>,
+    meter: Meter,
+    publisher: Client,
+    target: Client,
+}
+
+/// Makes the tables on both sides, filled on the publisher, and the publication.
+pub(crate) fn create(environment: &Environment, schema: &str, load: &str) -> Result<()> {
+    let schema = format!("CREATE TABLE {MARKER} (id serial PRIMARY KEY); {schema}");
+    environment.publisher.create_database(DATABASE)?;
+    environment.publisher.sql(DATABASE, &schema).context("cannot make the tables")?;
+    environment.publisher.sql(DATABASE, load).context("cannot fill the tables")?;
+    environment.publisher.sql(DATABASE, "VACUUM (FREEZE, ANALYZE)")?;
+    environment
+        .publisher
+        .sql(DATABASE, &format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"))?;
+    environment.target.create_database(BASE)?;
+    Ok(environment.target.sql(BASE, &schema)?)
+}
+
+/// Removes what [`create`] and the runs left.
+pub(crate) fn clean(environment: &Environment) -> Result<()> {
+    environment.clean(DATABASE, &[ROUND, BASE])
+}
+
+/// Sets a server setting that needs no restart.
+pub(crate) fn set(cluster: &Cluster, name: &str, value: &str) -> Result<()> {
+    cluster.sql("postgres", &format!("ALTER SYSTEM SET {name} = '{value}'"))?;
+    cluster.sql("postgres", "SELECT pg_reload_conf()")?;
+    let sql = format!(
+        "SELECT setting = '{value}' FROM pg_file_settings WHERE name = '{name}' \
+                       ORDER BY seqno DESC LIMIT 1"
+    );
+    wait_until(STOP_PATIENCE, format!("{name} to be set"), || {
+        Ok(cluster.query_one_text("postgres", &sql)? == "t")
+    })?;
+    // Sessions that are there already have seen the signal by now.
+    std::thread::sleep(Duration::from_millis(100));
+    Ok(())
+}
+
+impl<'a> Live<'a> {
+    /// Starts a subscriber on an empty target and waits until it is in step.
+    pub(crate) fn start(
+        bench: &Bench,
+        environment: &'a Environment,
+        runner: Runner,
+        options: Options<'_>,
+    ) -> Result<Self> {
+        environment.reset_target(BASE, ROUND)?;
+        let names = if options.synchronous { NAME } else { "" };
+        // First: pgapace looks at it when it starts.
+        set(&environment.publisher, "synchronous_standby_names", names)?;
+        let mut live = Self {
+            environment,
+            runner,
+            process: None,
+            meter: Meter::default(),
+            publisher: environment.publisher.connect(DATABASE)?,
+            target: environment.target.connect(ROUND)?,
+        };
+        if runner == Runner::Native {
+            live.target
+                .batch_execute(&format!(
+                    "CREATE SUBSCRIPTION {NAME} CONNECTION '{}' PUBLICATION {PUBLICATION} \
+                     WITH ({})",
+                    environment.publisher_for_native(DATABASE).replace('\'', "''"),
+                    options.native
+                ))
+                .context("cannot create the native subscription")?;
+        } else {
+            let databases = [DATABASE, ROUND];
+            let process =
+                run_pgapace(environment, &bench.program, databases, NAME, options.pgapace)?;
+            live.meter.watch(Role::Program, process.pid());
+            live.process = Some(process);
+        }
+        live.wait_until_streaming()?;
+        Ok(live)
+    }
+
+    fn wait_until_streaming(&mut self) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let copied = self.runner != Runner::Native
+                || self
+                    .target
+                    .query_one(
+                        "SELECT NOT EXISTS (SELECT 1 FROM pg_subscription_rel \
+                                            WHERE srsubstate <> 'r')",
+                        &[],
+                    )?
+                    .get(0);
+            let streaming: bool = self
+                .publisher
+                .query_one(
+                    "SELECT EXISTS (SELECT 1 FROM pg_stat_replication \
+                                    WHERE application_name = $1 AND state = 'streaming')",
+                    &[&NAME],
+                )?
+                .get(0);
+            if copied && streaming {
+                return Ok(());
+            }
+            self.check()?;
+            ensure!(
+                started.elapsed() < START_PATIENCE,
+                "{} does not get into step:\n{}",
+                self.runner.name(),
+                self.environment.target.log_tail()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Notes what its processes have used; fails when it has.
+    pub(crate) fn look(&mut self) -> Result<()> {
+        self.check()?;
+        look_for_processes(
+            &mut self.meter,
+            [&mut self.publisher, &mut self.target],
+            NAME,
+            if self.runner == Runner::Native {
+                "SELECT pid FROM pg_stat_subscription WHERE pid IS NOT NULL"
+            } else {
+                "SELECT pid FROM pg_stat_activity \
+                 WHERE datname = current_database() AND application_name LIKE 'pgapace %'"
+            },
+        )?;
+        self.meter.sample();
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<()> {
+        if let Some(process) = &mut self.process {
+            ensure!(process.is_running(), "pgapace ended:\n{}", process.log());
+        }
+        Ok(())
+    }
+
+    /// Bytes of WAL that the publisher has written and the subscriber has not applied.
+    pub(crate) fn lag(&mut self) -> Result<Option<f64>> {
+        let sql = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::float8 \
+                   FROM pg_stat_replication WHERE application_name = $1";
+        Ok(self.publisher.query_opt(sql, &[&NAME])?.and_then(|row| row.get(0)))
+    }
+
+    /// Waits until what is committed now is visible on the target. Nobody waits for the
+    /// subscriber any more. `idle` runs now and then.
+    pub(crate) fn catch_up(&mut self, mut idle: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+        set(&self.environment.publisher, "synchronous_standby_names", "")?;
+        let sql = format!("INSERT INTO {MARKER} DEFAULT VALUES RETURNING id");
+        let marker: i32 = self.publisher.query_one(&sql, &[])?.get(0);
+        let arrived = format!("SELECT count(*) FROM {MARKER} WHERE id = $1");
+        let started = Instant::now();
+        while self.target.query_one(&arrived, &[&marker])?.get::<_, i64>(0) == 0 {
+            idle(self)?;
+            self.look()?;
+            ensure!(
+                started.elapsed() < CATCH_UP_PATIENCE,
+                "{} does not catch up:\n{}",
+                self.runner.name(),
+                self.environment.target.log_tail()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Ends the subscriber, compares the tables and removes what it left.
+    pub(crate) fn finish(mut self) -> Result<Usage> {
+        self.look()?;
+        if let Some(mut process) = self.process.take() {
+            process.terminate()?;
+            process.wait(STOP_PATIENCE)?;
+        } else {
+            self.target.batch_execute(&format!("DROP SUBSCRIPTION {NAME}"))?;
+        }
+        self.environment.drop_slot(DATABASE, NAME)?;
+        let tables = published_tables(&mut self.publisher, PUBLICATION)?;
+        expect_equal(&mut self.publisher, &mut self.target, &tables)
+            .with_context(|| format!("after a run of {}", self.runner.name()))?;
+        drop(self.target);
+        self.environment.drop_target(ROUND)?;
+        Ok(self.meter.usage())
+    }
+}

@@ -1,0 +1,25 @@
+//! How each kind of workload is set up and measured.
+
+pub(crate) mod backlog;
+pub(crate) mod large;
+pub(crate) mod live;
+pub(crate) mod synchronous;
+pub(crate) mod tablesync;
+pub(crate) mod twophase;
+
+use anyhow::Result;
+
+use crate::bench::Bench;
+use crate::outcome::Outcome;
+use crate::workload::{Kind, Workload};
+
+/// Measures one workload; some have several outcomes.
+pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>> {
+    match workload.kind {
+        Kind::Backlog(make) => Ok(vec![backlog::measure(bench, workload, &make(bench.scale))?]),
+        Kind::TableSync(tables) => Ok(vec![tablesync::measure(bench, workload, tables)?]),
+        Kind::Synchronous => synchronous::measure(bench, workload),
+        Kind::Large => large::measure(bench, workload),
+        Kind::TwoPhase => Ok(vec![twophase::measure(bench, workload)?]),
+    }
+}

@@ -1,0 +1,237 @@
+//! The first run of a subscription: creating it, copying its tables, being in step.
+
+use std::fmt::Write as _;
+use std::io;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use testbed::Cluster;
+use testbed::compare::{expect_equal, published_tables};
+
+use crate::bench::Bench;
+use crate::environment::{Environment, PUBLICATION};
+use crate::measure::{Meter, Role, Usage};
+use crate::outcome::{Direction, Outcome, Run, Runner, project};
+use crate::regime::ServerSettings;
+use crate::round::{expect_success, native_options, run_pgapace, watch_row};
+use crate::workload::tablesync::Tables;
+use crate::workload::{Scale, Workload};
+
+const DATABASE: &str = "bench";
+const BASE: &str = "bench_base";
+const ROUND: &str = "bench_round";
+const POLL: Duration = Duration::from_millis(10);
+const LOOK: Duration = Duration::from_millis(200);
+/// Tables per statement when thousands are made: each takes a lock until its end.
+const TABLES_AT_ONCE: u64 = 500;
+
+/// A quick run has fewer and smaller tables.
+fn scaled(tables: Tables, bench: &Bench) -> Tables {
+    if bench.quick {
+        Tables { number: tables.number.min(10), megabytes: tables.megabytes.min(1) }
+    } else {
+        Tables {
+            number: tables.number,
+            megabytes: match tables.megabytes {
+                0 => 0,
+                megabytes => Scale(bench.scale.0).of(megabytes, 1),
+            },
+        }
+    }
+}
+
+pub(crate) fn measure(bench: &Bench, workload: &Workload, tables: Tables) -> Result<Outcome> {
+    let tables = scaled(tables, bench);
+    // Every copied table has a slot and an origin for a while.
+    let settings: ServerSettings =
+        vec![("max_replication_slots", "30".into()), ("max_locks_per_transaction", "1024".into())];
+    let servers = bench.servers(&settings, &settings)?;
+    let mut outcome = bench.outcome(workload, "time to copy", "s");
+    outcome.settings = servers.settings().to_owned();
+    create(&servers.publisher, DATABASE, tables, true)?;
+    create(&servers.target, BASE, tables, false)?;
+    servers.publisher.sql(DATABASE, &format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"))?;
+    let mut runners = vec![Runner::Copy, Runner::Native, Runner::Pgapace];
+    if bench.quick {
+        runners.remove(0);
+    }
+    for round in 1..=bench.rounds {
+        if round > 1 {
+            runners.reverse();
+        }
+        for runner in &runners {
+            servers.publisher.sql(DATABASE, "CHECKPOINT")?;
+            if *runner == Runner::Copy {
+                let seconds = copy_out(&servers, tables)?;
+                outcome.rounds.push(run(*runner, round, seconds, Usage::default()));
+                continue;
+            }
+            servers.reset_target(BASE, ROUND)?;
+            let copied = match runner {
+                Runner::Native => native(&servers, bench.limit),
+                _ => pgapace(&servers, bench),
+            };
+            let copied =
+                copied.with_context(|| format!("round {round} of {} failed", runner.name()))?;
+            let mut run = run(*runner, round, copied.seconds, copied.usage);
+            if let Some(share) = copied.stopped_at {
+                outcome.notes.push(format!(
+                    "{} was stopped after {:.0} s with {:.1} % of the tables copied; projected",
+                    runner.name(),
+                    copied.seconds,
+                    share * 100.0
+                ));
+                run.projected_from = Some(share);
+                run.seconds = project(copied.seconds, share).unwrap_or(f64::MAX);
+                run.value = run.seconds;
+                outcome.rounds.push(run);
+                continue;
+            }
+            let mut publisher = servers.publisher.connect(DATABASE)?;
+            let names = published_tables(&mut publisher, PUBLICATION)?;
+            expect_equal(&mut publisher, &mut servers.target.connect(ROUND)?, &names)
+                .with_context(|| format!("after round {round} of {}", runner.name()))?;
+            outcome.parity = Some(true);
+            outcome.rounds.push(run);
+        }
+    }
+    outcome.conclude(Direction::LessIsBetter);
+    servers.clean(DATABASE, &[ROUND, BASE])?;
+    Ok(outcome)
+}
+
+/// How a first run went.
+struct Copied {
+    seconds: f64,
+    /// The share of the tables that was copied when the limit was reached.
+    stopped_at: Option<f64>,
+    usage: Usage,
+}
+
+fn run(runner: Runner, round: usize, seconds: f64, usage: Usage) -> Run {
+    Run { runner, round, value: seconds, seconds, projected_from: None, usage, curve: Vec::new() }
+}
+
+fn create(cluster: &Cluster, database: &str, tables: Tables, fill: bool) -> Result<()> {
+    cluster.create_database(database)?;
+    let mut client = cluster.connect(database)?;
+    for first in (0..tables.number).step_by(usize::try_from(TABLES_AT_ONCE)?) {
+        let mut sql = String::new();
+        for number in first..tables.number.min(first + TABLES_AT_ONCE) {
+            let _ = write!(sql, "{}", Tables::create(number));
+            if fill && tables.rows() > 0 {
+                let _ = write!(sql, "{}", Tables::fill(number, tables.rows()));
+            }
+        }
+        client
+            .batch_execute(&sql)
+            .with_context(|| format!("cannot make the tables on {}", cluster.name()))?;
+    }
+    client.batch_execute("VACUUM (FREEZE, ANALYZE)")?;
+    Ok(())
+}
+
+/// Reads every table once, on one connection, into nothing.
+fn copy_out(environment: &Environment, tables: Tables) -> Result<f64> {
+    let conninfo = environment.publisher.conninfo_tcp(DATABASE);
+    let started = Instant::now();
+    let mut client = testbed::postgres::Client::connect(&conninfo, testbed::postgres::NoTls)?;
+    for number in 0..tables.number {
+        let mut rows = client.copy_out(&format!("COPY t{number} TO STDOUT (FORMAT binary)"))?;
+        io::copy(&mut rows, &mut io::sink()).context("cannot copy a table out")?;
+    }
+    Ok(started.elapsed().as_secs_f64())
+}
+
+/// From CREATE SUBSCRIPTION until every table is ready.
+fn native(environment: &Environment, limit: Duration) -> Result<Copied> {
+    let mut control = environment.target.connect(ROUND)?;
+    let mut publisher = environment.publisher.connect(DATABASE)?;
+    let mut meter = Meter::default();
+    let started = Instant::now();
+    control
+        .batch_execute(&format!(
+            "CREATE SUBSCRIPTION native CONNECTION '{}' PUBLICATION {PUBLICATION} \
+             WITH (slot_name = native, {})",
+            environment.publisher_for_native(DATABASE).replace('\'', "''"),
+            native_options(environment.binaries().major()),
+        ))
+        .context("cannot create the native subscription")?;
+    let ready = control.prepare(
+        "SELECT coalesce(avg((srsubstate IN ('r', 's'))::int), 1)::float8 FROM pg_subscription_rel",
+    )?;
+    let mut looked = started;
+    let mut stopped_at = None;
+    let seconds = loop {
+        let share: f64 = control.query_one(&ready, &[])?.get(0);
+        if share >= 1.0 {
+            break started.elapsed().as_secs_f64();
+        }
+        if looked.elapsed() >= LOOK {
+            looked = Instant::now();
+            look(&mut meter, &mut control, &mut publisher, NATIVE_WORKERS)?;
+            if started.elapsed() > limit {
+                ensure!(share > 0.0, "no table copied:\n{}", environment.target.log_tail());
+                stopped_at = Some(share);
+                break started.elapsed().as_secs_f64();
+            }
+        }
+        meter.sample();
+        std::thread::sleep(POLL);
+    };
+    look(&mut meter, &mut control, &mut publisher, NATIVE_WORKERS)?;
+    meter.sample();
+    control.batch_execute("DROP SUBSCRIPTION native").context("cannot drop it")?;
+    Ok(Copied { seconds, stopped_at, usage: meter.usage() })
+}
+
+const NATIVE_WORKERS: &str =
+    "SELECT pid FROM pg_stat_subscription WHERE subname = 'native' AND pid IS NOT NULL";
+const PGAPACE_BACKENDS: &str = "SELECT pid FROM pg_stat_activity \
+     WHERE datname = current_database() AND application_name LIKE 'pgapace %'";
+
+/// The start of `pgapace run --until current` to its end.
+fn pgapace(environment: &Environment, bench: &Bench) -> Result<Copied> {
+    let mut control = environment.target.connect(ROUND)?;
+    let mut publisher = environment.publisher.connect(DATABASE)?;
+    let mut meter = Meter::default();
+    let started = Instant::now();
+    let databases = [DATABASE, ROUND];
+    let arguments = ["--until=current"];
+    let mut process = run_pgapace(environment, &bench.program, databases, "pgapace", &arguments)?;
+    meter.watch(Role::Program, process.pid());
+    let mut looked = started;
+    while process.is_running() {
+        meter.sample();
+        if looked.elapsed() >= LOOK {
+            looked = Instant::now();
+            look(&mut meter, &mut control, &mut publisher, PGAPACE_BACKENDS)?;
+            if started.elapsed() > bench.limit {
+                bail!("still copying after {:?}:\n{}", bench.limit, process.log());
+            }
+        }
+        std::thread::sleep(POLL);
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    expect_success(&mut process, &mut meter)?;
+    environment.drop_slot(DATABASE, "pgapace")?;
+    Ok(Copied { seconds, stopped_at: None, usage: meter.usage() })
+}
+
+/// The walsenders, and what applies.
+fn look(
+    meter: &mut Meter,
+    target: &mut testbed::postgres::Client,
+    publisher: &mut testbed::postgres::Client,
+    appliers: &str,
+) -> Result<()> {
+    let senders = "SELECT pid FROM pg_stat_activity \
+                   WHERE backend_type = 'walsender' OR application_name LIKE 'pgapace%'";
+    for row in publisher.query(senders, &[])? {
+        watch_row(meter, Role::Walsender, row.get(0));
+    }
+    for row in target.query(appliers, &[])? {
+        watch_row(meter, Role::Apply, row.get(0));
+    }
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! Seed 002: updates of a table without any key. Every row is looked for in the whole table.
+
+use super::{Backlog, ROWS, Scale};
+
+const ROWS_EACH: u64 = 1000;
+
+pub(super) fn full_update(scale: Scale) -> Backlog {
+    let transactions = scale.of(1000, 2);
+    let rows = transactions * ROWS_EACH;
+    Backlog {
+        schema: "CREATE TABLE foo (id int, value double precision);
+                 ALTER TABLE foo REPLICA IDENTITY FULL"
+            .into(),
+        load: format!("INSERT INTO foo SELECT i, i FROM generate_series(1, {rows}) i"),
+        write: format!(
+            "BEGIN
+               FOR i IN 0..{transactions} - 1 LOOP
+                 UPDATE foo SET value = random()
+                   WHERE id > i * {ROWS_EACH} AND id <= (i + 1) * {ROWS_EACH};
+                 COMMIT;
+               END LOOP;
+             END"
+        ),
+        units: rows,
+        unit: ROWS,
+        target_settings: Vec::new(),
+    }
+}

@@ -1,0 +1,26 @@
+//! Half of the transactions meet at ten rows: what depends on each other cannot be spread.
+
+use super::{Backlog, Scale, TRANSACTIONS};
+
+pub(super) fn hot(scale: Scale) -> Backlog {
+    let (rows, transactions) = (scale.of(1_000_000, 1000), scale.of(300_000, 300));
+    Backlog {
+        schema: "CREATE TABLE t (id int PRIMARY KEY, value bigint, filler text)".into(),
+        load: format!(
+            "INSERT INTO t SELECT i, 0, repeat('x', 40) FROM generate_series(1, {rows}) i"
+        ),
+        write: format!(
+            "DECLARE k int;
+             BEGIN
+               FOR i IN 1..{transactions} LOOP
+                 k := 1 + floor(random() * CASE WHEN i % 2 = 0 THEN 10 ELSE {rows} END);
+                 UPDATE t SET value = value + i WHERE id = k;
+                 COMMIT;
+               END LOOP;
+             END"
+        ),
+        units: transactions,
+        unit: TRANSACTIONS,
+        target_settings: Vec::new(),
+    }
+}

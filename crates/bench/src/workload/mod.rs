@@ -1,0 +1,204 @@
+//! What is measured. A backlog workload is data: tables, rows, and the transactions to be applied.
+
+mod bulk;
+mod full_update;
+mod hot;
+mod indexes;
+mod random;
+mod rollback;
+pub(crate) mod tablesync;
+pub(crate) mod tpcb;
+mod wide;
+
+use anyhow::{Result, bail};
+
+use self::tablesync::Tables;
+use crate::regime::ServerSettings;
+
+/// One workload.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Workload {
+    pub(crate) name: &'static str,
+    /// What happens, for the list and the report.
+    pub(crate) about: &'static str,
+    pub(crate) kind: Kind,
+}
+
+/// How a workload is measured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kind {
+    /// A backlog, replayed in every round from copies of one slot.
+    Backlog(fn(Scale) -> Backlog),
+    /// The first run of a subscription.
+    TableSync(Tables),
+    /// The publisher's rate when its commits wait for the subscriber.
+    Synchronous,
+    /// One large transaction.
+    Large,
+    /// Two-phase transactions and the lag behind them.
+    TwoPhase,
+}
+
+/// Multiplies the sizes of a workload.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scale(pub(crate) f64);
+
+impl Scale {
+    /// This many at scale 1, at least `min`.
+    #[expect(clippy::cast_possible_truncation, reason = "the number is positive and small")]
+    #[expect(clippy::cast_sign_loss, reason = "the number is positive")]
+    pub(crate) fn of(self, base: u64, min: u64) -> u64 {
+        ((base as f64 * self.0).round() as u64).max(min)
+    }
+}
+
+/// Tables and the transactions that change them. All is SQL, and the same at every run.
+#[derive(Debug)]
+pub(crate) struct Backlog {
+    /// DDL, for both sides.
+    pub(crate) schema: String,
+    /// Fills the tables, on both sides alike.
+    pub(crate) load: String,
+    /// Declarations and body of the PL/pgSQL procedure that writes the backlog.
+    pub(crate) write: String,
+    /// What `rate` counts: transactions or rows of the backlog.
+    pub(crate) units: u64,
+    pub(crate) unit: &'static str,
+    /// Settings of the target that the workload depends on.
+    pub(crate) target_settings: ServerSettings,
+}
+
+/// Transactions per second.
+const TRANSACTIONS: &str = "tx/s";
+/// Rows per second.
+const ROWS: &str = "rows/s";
+
+/// Every workload, in the order of the report.
+pub(crate) const ALL: &[Workload] = &[
+    Workload {
+        name: "tpcb",
+        about: "pgbench's default transactions: three updates and an insert each",
+        kind: Kind::Backlog(tpcb::tpcb),
+    },
+    Workload {
+        name: "simple-update",
+        about: "pgbench's simple-update: an update and an insert each",
+        kind: Kind::Backlog(tpcb::simple_update),
+    },
+    Workload {
+        name: "random-update",
+        about: "single-row updates all over a table larger than shared_buffers",
+        kind: Kind::Backlog(random::update),
+    },
+    Workload {
+        name: "random-insert",
+        about: "single-row inserts of random keys into a table larger than shared_buffers",
+        kind: Kind::Backlog(random::insert),
+    },
+    Workload {
+        name: "bulk-insert",
+        about: "1000 transactions that insert 1000 rows each",
+        kind: Kind::Backlog(bulk::insert),
+    },
+    Workload {
+        name: "bulk-update",
+        about: "1000 transactions that update 1000 rows each",
+        kind: Kind::Backlog(bulk::update),
+    },
+    Workload {
+        name: "full-update",
+        about: "bulk-update without any key: REPLICA IDENTITY FULL, no index",
+        kind: Kind::Backlog(full_update::full_update),
+    },
+    Workload {
+        name: "hot",
+        about: "single-row updates, half of them of ten rows",
+        kind: Kind::Backlog(hot::hot),
+    },
+    Workload {
+        name: "indexes",
+        about: "an insert and an update each, five indexes, two of them unique",
+        kind: Kind::Backlog(indexes::indexes),
+    },
+    Workload {
+        name: "wide",
+        about: "updates of rows with two TOASTed columns; one in ten changes one of those",
+        kind: Kind::Backlog(wide::wide),
+    },
+    Workload {
+        name: "rollback",
+        about: "ten large transactions, every other savepoint of 1000 rows rolled back",
+        kind: Kind::Backlog(rollback::rollback),
+    },
+    Workload {
+        name: "sync",
+        about: "publisher tps with the subscriber in synchronous_standby_names",
+        kind: Kind::Synchronous,
+    },
+    Workload {
+        name: "large",
+        about: "one insert of five million rows: until the synchronous COMMIT returns",
+        kind: Kind::Large,
+    },
+    table_sync("tablesync-empty-10", "10 empty tables", 10, 0),
+    table_sync("tablesync-empty-100", "100 empty tables", 100, 0),
+    table_sync("tablesync-empty-1000", "1000 empty tables", 1000, 0),
+    table_sync("tablesync-empty-10000", "10000 empty tables", 10_000, 0),
+    table_sync("tablesync-10x10MB", "10 tables of 10 MB", 10, 10),
+    table_sync("tablesync-100x10MB", "100 tables of 10 MB", 100, 10),
+    table_sync("tablesync-10x100MB", "10 tables of 100 MB", 10, 100),
+    table_sync("tablesync-1x1GB", "1 table of 1 GB", 1, 1024),
+    Workload {
+        name: "twophase",
+        about: "80 connections, an update per two-phase transaction: lag over time",
+        kind: Kind::TwoPhase,
+    },
+];
+
+const fn table_sync(
+    name: &'static str,
+    about: &'static str,
+    number: u64,
+    megabytes: u64,
+) -> Workload {
+    Workload { name, about, kind: Kind::TableSync(Tables { number, megabytes }) }
+}
+
+/// The workloads of these names; all when there are none.
+pub(crate) fn select(names: &[String]) -> Result<Vec<Workload>> {
+    if names.is_empty() {
+        return Ok(ALL.to_vec());
+    }
+    names
+        .iter()
+        .map(|name| match ALL.iter().find(|workload| workload.name == name) {
+            Some(workload) => Ok(*workload),
+            None => {
+                let known: Vec<_> = ALL.iter().map(|workload| workload.name).collect();
+                bail!("there is no workload {name}; there are: {}", known.join(", "))
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_found() {
+        let names: HashSet<_> = ALL.iter().map(|workload| workload.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        assert_eq!(select(&["hot".into()]).unwrap()[0].name, "hot");
+        assert!(select(&["hat".into()]).is_err());
+        assert_eq!(select(&[]).unwrap().len(), ALL.len());
+    }
+
+    #[test]
+    fn scale_keeps_a_minimum() {
+        assert_eq!(Scale(0.5).of(1000, 10), 500);
+        assert_eq!(Scale(0.001).of(1000, 10), 10);
+    }
+}

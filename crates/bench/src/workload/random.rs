@@ -1,0 +1,61 @@
+//! Seed 002: random updates, and inserts of random keys, where the table does not fit into memory.
+
+use super::{Backlog, Scale, TRANSACTIONS};
+use crate::regime::ServerSettings;
+
+const SCHEMA: &str = "CREATE TABLE t (pk bigint PRIMARY KEY, value int, filler text)";
+
+/// Rows of about 140 bytes with their index entry: more than three times `shared_buffers`.
+const ROWS: u64 = 3_000_000;
+
+fn small_buffers() -> ServerSettings {
+    vec![("shared_buffers", "128MB".into())]
+}
+
+pub(super) fn update(scale: Scale) -> Backlog {
+    let (rows, transactions) = (scale.of(ROWS, 1000), scale.of(300_000, 300));
+    Backlog {
+        schema: SCHEMA.into(),
+        load: format!(
+            "INSERT INTO t SELECT i, 0, repeat('x', 80) FROM generate_series(1, {rows}) i"
+        ),
+        write: format!(
+            "DECLARE k bigint;
+             BEGIN
+               FOR i IN 1..{transactions} LOOP
+                 k := 1 + floor(random() * {rows});
+                 UPDATE t SET value = i WHERE pk = k;
+                 COMMIT;
+               END LOOP;
+             END"
+        ),
+        units: transactions,
+        unit: TRANSACTIONS,
+        target_settings: small_buffers(),
+    }
+}
+
+pub(super) fn insert(scale: Scale) -> Backlog {
+    let (rows, transactions) = (scale.of(ROWS, 1000), scale.of(300_000, 300));
+    Backlog {
+        schema: SCHEMA.into(),
+        // A bijection of 63 bits scatters the keys: no key comes twice.
+        load: format!(
+            "INSERT INTO t SELECT (i * 6364136223846793005::numeric % 9223372036854775807)::bigint,
+               0, repeat('x', 80) FROM generate_series(1, {rows}) i"
+        ),
+        write: format!(
+            "BEGIN
+               FOR i IN {rows} + 1..{rows} + {transactions} LOOP
+                 INSERT INTO t VALUES
+                   ((i * 6364136223846793005::numeric % 9223372036854775807)::bigint, i,
+                    repeat('x', 80));
+                 COMMIT;
+               END LOOP;
+             END"
+        ),
+        units: transactions,
+        unit: TRANSACTIONS,
+        target_settings: small_buffers(),
+    }
+}

@@ -1,0 +1,32 @@
+//! Seed 004: many tables, empty or filled, copied when a subscription begins.
+
+/// Tables to copy.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tables {
+    pub(crate) number: u64,
+    /// Megabytes in each.
+    pub(crate) megabytes: u64,
+}
+
+/// Rows of a megabyte: 128 bytes each with their header.
+const ROWS_PER_MEGABYTE: u64 = 8192;
+
+impl Tables {
+    /// DDL of table `number`.
+    pub(crate) fn create(number: u64) -> String {
+        format!("CREATE TABLE t{number} (id int PRIMARY KEY, a int, filler text);")
+    }
+
+    /// Fills one table.
+    pub(crate) fn fill(number: u64, rows: u64) -> String {
+        format!(
+            "INSERT INTO t{number} SELECT i, {number}, repeat('x', 88) \
+             FROM generate_series(1, {rows}) i;"
+        )
+    }
+
+    /// Rows in each table.
+    pub(crate) fn rows(self) -> u64 {
+        self.megabytes * ROWS_PER_MEGABYTE
+    }
+}
