@@ -47,6 +47,16 @@ impl std::ops::Deref for Servers<'_> {
     }
 }
 
+impl Servers<'_> {
+    /// The servers, if nobody else uses them.
+    pub(crate) fn own(&mut self) -> Option<&mut Environment> {
+        match self {
+            Self::Own(environment) => Some(environment),
+            Self::Shared(_) => None,
+        }
+    }
+}
+
 impl Bench {
     /// Fresh servers, or those that all workloads of a quick run share. The latter have none of
     /// the workload's settings.

@@ -31,6 +31,7 @@ pub(crate) struct Environment {
     pub(crate) publisher: Cluster,
     pub(crate) target: Cluster,
     binaries: ServerBinaries,
+    standby: ClusterBuilder,
     logs: tempfile::TempDir,
     settings: String,
 }
@@ -45,7 +46,8 @@ impl Environment {
         target_settings: &ServerSettings,
     ) -> Result<Self> {
         let regime_target = regime.target(binaries.major());
-        let publisher_all = [regime.both(), publisher_settings.clone()].concat();
+        let publisher_all =
+            [regime.both(), regime.publisher(), publisher_settings.clone()].concat();
         let target_all = [regime.both(), target_settings.clone(), regime_target].concat();
         let builder = |name: &str, settings: &ServerSettings, on_disk, durable| {
             let mut builder = Cluster::builder(binaries).name(name);
@@ -63,6 +65,8 @@ impl Environment {
             regime.publisher_on_disk(),
             regime.publisher_durable(),
         );
+        let standby =
+            builder("standby", &publisher_all, regime.target_on_disk(), regime.target_durable());
         let target =
             builder("target", &target_all, regime.target_on_disk(), regime.target_durable());
         let (publisher, target) = thread::scope(|scope| {
@@ -116,6 +120,7 @@ impl Environment {
             publisher,
             target,
             binaries: binaries.clone(),
+            standby,
             logs: tempfile::tempdir().context("cannot make a directory for logs")?,
             settings,
         })
@@ -124,6 +129,11 @@ impl Environment {
     /// The servers' programs.
     pub(crate) fn binaries(&self) -> &ServerBinaries {
         &self.binaries
+    }
+
+    /// A server that could be a standby of the publisher.
+    pub(crate) fn standby_builder(&self) -> ClusterBuilder {
+        self.standby.clone()
     }
 
     /// What was set, for the report.

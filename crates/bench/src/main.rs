@@ -19,6 +19,7 @@ mod scenario;
 mod workload;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Parser;
@@ -34,11 +35,18 @@ const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 /// Sizes of `--quick`.
 const QUICK_SCALE: f64 = 0.001;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     let cli = Cli::parse();
-    match cli.command {
+    let result = match cli.command {
         Some(Command::Drain(args)) => drain::run(&args),
         None => measure(&cli.measure),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 
@@ -116,7 +124,7 @@ fn run(
                 outcomes.extend(measured);
             }
             Err(error) => {
-                eprintln!("{}: {error:?}", workload.name);
+                eprintln!("{}: {error:#}", workload.name);
                 failures.push(workload.name);
                 if args.quick {
                     // The servers are shared, and no longer what the next workload expects.

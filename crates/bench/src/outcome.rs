@@ -98,17 +98,19 @@ pub(crate) struct Outcome {
 impl Outcome {
     /// Fills in the medians and ratios from the runs.
     pub(crate) fn conclude(&mut self, direction: Direction) {
-        let of = |wanted: &dyn Fn(Runner) -> bool| {
-            let values = self.rounds.iter().filter(|run| wanted(run.runner));
-            median(values.map(|run| run.value).collect())
-        };
         let raws = [Runner::Receiver, Runner::Recvlogical, Runner::Copy, Runner::Alone];
-        let raws = raws.into_iter().filter_map(|raw| of(&|runner| runner == raw));
+        let raws = raws.into_iter().filter_map(|raw| self.median_of(raw));
         self.raw = raws.reduce(|a, b| direction.better(a, b));
-        self.native = of(&|runner| runner == Runner::Native);
-        self.pgapace = of(&|runner| runner == Runner::Pgapace);
+        self.native = self.median_of(Runner::Native);
+        self.pgapace = self.median_of(Runner::Pgapace);
         self.ratio_native = ratio(direction, self.pgapace, self.native);
         self.ratio_raw = ratio(direction, self.pgapace, self.raw);
+    }
+
+    /// The median of one runner's figures; none of runs that were stopped before they had any.
+    pub(crate) fn median_of(&self, runner: Runner) -> Option<f64> {
+        let runs = self.rounds.iter().filter(|run| run.runner == runner && run.value > 0.0);
+        median(runs.map(|run| run.value).collect())
     }
 
     /// Whether a figure of this runner is a projection.

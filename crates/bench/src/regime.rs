@@ -29,11 +29,17 @@ impl Regime {
             ("shared_buffers", "512MB".into()),
             ("max_wal_size", "8GB".into()),
             ("checkpoint_timeout", "1h".into()),
-            // Rounds are to be alike: each one begins with VACUUM and CHECKPOINT instead.
-            ("autovacuum", "off".into()),
+            // Servers before 16 start no native worker within this time after another.
+            ("wal_retrieve_retry_interval", "100ms".into()),
             ("max_connections", "200".into()),
             ("max_prepared_transactions", "200".into()),
         ]
+    }
+
+    /// What the publisher gets on top.
+    pub(crate) fn publisher(self) -> ServerSettings {
+        // It is to do nothing but decode; the target's autovacuum is part of applying.
+        vec![("autovacuum", "off".into())]
     }
 
     /// What the target gets on top.

@@ -23,6 +23,8 @@ const POLL: Duration = Duration::from_millis(10);
 const LOOK: Duration = Duration::from_millis(100);
 /// pgapace ends when all is durable, soon after all is visible.
 const EXIT_PATIENCE: Duration = Duration::from_secs(120);
+/// A run that has applied nothing at its limit gets this many times as long.
+const PATIENCE: u32 = 3;
 /// A run without any progress for so long has failed, whatever its limit.
 const STALLED: Duration = Duration::from_secs(1200);
 
@@ -45,6 +47,7 @@ pub(crate) struct Replay<'a> {
 /// How a run ended.
 #[derive(Debug)]
 pub(crate) struct Finished {
+    /// Until the end, or until the last progress of a run that was stopped.
     pub(crate) seconds: f64,
     /// The share of the backlog that was applied when the limit was reached.
     pub(crate) stopped_at: Option<f64>,
@@ -197,8 +200,10 @@ pub(crate) fn expect_success(process: &mut Process, meter: &mut Meter) -> Result
         std::thread::sleep(POLL);
     }
     match process.status() {
-        Some(status) if status.success() => Ok(()),
-        status => bail!("pgapace ended with {status:?}:\n{}", process.log()),
+        Some(status) if !status.success() => {
+            bail!("pgapace ended with {status}:\n{}", process.log())
+        }
+        _ => Ok(()),
     }
 }
 
@@ -240,7 +245,7 @@ impl<'a> Watch<'a> {
         let marker = self.target.prepare(&format!("SELECT count(*) FROM {MARKER}"))?;
         let mut curve = vec![(0.0, 0.0)];
         let mut looked = started;
-        let mut progressed = started;
+        let mut progressed = Duration::ZERO;
         loop {
             let arrived = self.target.query_one(&marker, &[])?.get::<_, i64>(0) > 0;
             let elapsed = started.elapsed();
@@ -257,17 +262,20 @@ impl<'a> Watch<'a> {
                 self.look(meter)?;
                 let share = self.share()?;
                 if curve.last().is_none_or(|(_, last)| share > *last) {
-                    progressed = looked;
+                    progressed = elapsed;
+                }
+                curve.push((elapsed.as_secs_f64(), share));
+                // Transactions, and groups of them, arrive whole: only the time until the last of
+                // them says something, and without any the run gets more time.
+                if elapsed >= self.limit && (share > 0.0 || elapsed >= self.limit * PATIENCE) {
+                    return Ok(self.finished(progressed, Some(share), meter, curve));
                 }
                 ensure!(
-                    progressed.elapsed() < STALLED.max(self.limit),
-                    "nothing was applied for {STALLED:?}:\n{}",
+                    elapsed - progressed < STALLED.max(self.limit * PATIENCE),
+                    "nothing was applied for {:?}:\n{}",
+                    elapsed - progressed,
                     self.environment.target.log_tail()
                 );
-                curve.push((elapsed.as_secs_f64(), share));
-                if elapsed >= self.limit {
-                    return Ok(self.finished(elapsed, Some(share), meter, curve));
-                }
             }
             std::thread::sleep(POLL);
         }
@@ -288,10 +296,16 @@ impl<'a> Watch<'a> {
         look_for_processes(meter, clients, self.slot, self.appliers)
     }
 
-    /// The share of the backlog's WAL that is applied: where the replication origin stands. All
-    /// transactions of a backlog are alike, so it is their share as well.
+    /// The share of the backlog's WAL that is applied. All transactions of a backlog are alike, so
+    /// it is their share as well.
     fn share(&mut self) -> Result<f64> {
-        let sql = "SELECT coalesce(max(remote_lsn), '0/0')::text FROM pg_replication_origin_status";
+        let recorded = "SELECT to_regclass('pgapace.progress') IS NOT NULL";
+        let sql = if self.target.query_one(recorded, &[])?.get(0) {
+            "SELECT coalesce((SELECT lsn FROM pgapace.progress \
+                              ORDER BY subscription DESC, lsn DESC LIMIT 1), '0/0')::text"
+        } else {
+            "SELECT coalesce(max(remote_lsn), '0/0')::text FROM pg_replication_origin_status"
+        };
         let applied = crate::environment::lsn(&mut self.target, sql)?;
         let length = self.end.0.saturating_sub(self.start.0).max(1);
         Ok((applied.0.saturating_sub(self.start.0) as f64 / length as f64).min(1.0))

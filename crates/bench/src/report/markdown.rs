@@ -30,7 +30,8 @@ files. After every round the tables are compared by checksum.
   copied (pgapace: until it has ended).
 - **× native** and **of raw** are ratios in which more is better, whatever the unit.
 - `~` marks a run that was stopped at its limit and projected from the share of the backlog that was
-  applied (the position of the replication origin).
+  applied (by the position in the publisher's WAL).
+- A run of `sync` is the better one of the native subscription with synchronous_commit on and off.
 - CPU seconds are those of the publisher's walsenders, of the appliers (native workers, or the
   backends of pgapace) and of the pgapace process; memory is the most that process ever had.
 ";
@@ -60,7 +61,8 @@ fn groups(outcomes: &[Outcome]) -> BTreeMap<(u16, u8, &str), Vec<&Outcome>> {
         groups.entry(key).or_default().push(outcome);
     }
     for group in groups.values_mut() {
-        group.sort_by_key(|outcome| (workload_rank(&outcome.workload), outcome.workload.clone()));
+        // Variants of one workload as they were measured.
+        group.sort_by_key(|outcome| (workload_rank(&outcome.workload), outcome.measured_at));
     }
     groups
 }

@@ -113,13 +113,13 @@ fn apply_limit(run: &mut Run, finished: &Finished, units: f64, notes: &mut Vec<S
             run.seconds = projected;
             run.value = units / projected;
             notes.push(format!(
-                "{name} was stopped after {seconds:.0} s with {:.2} % applied; projected",
+                "{name} was stopped at its limit; projected from {:.2} % applied in {seconds:.0} s",
                 share * 100.0
             ));
         }
         None => {
             run.value = 0.0;
-            notes.push(format!("{name} had applied no transaction when stopped at {seconds:.0} s"));
+            notes.push(format!("{name} had applied no transaction when it was stopped"));
         }
     }
 }

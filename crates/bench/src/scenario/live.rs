@@ -23,6 +23,8 @@ pub(crate) const ROUND: &str = "bench_round";
 /// The subscription, its slot, and its name in `synchronous_standby_names`.
 pub(crate) const NAME: &str = "bench_subscriber";
 
+/// How often it is looked at while it works: often enough, and not so often as to disturb it.
+pub(crate) const LOOK: Duration = Duration::from_millis(200);
 /// How long the first copy may take.
 const START_PATIENCE: Duration = Duration::from_secs(600);
 /// How long a subscriber may take to be in step after the load.
@@ -200,9 +202,13 @@ impl<'a> Live<'a> {
         let marker: i32 = self.publisher.query_one(&sql, &[])?.get(0);
         let arrived = format!("SELECT count(*) FROM {MARKER} WHERE id = $1");
         let started = Instant::now();
+        let mut looked = started;
         while self.target.query_one(&arrived, &[&marker])?.get::<_, i64>(0) == 0 {
-            idle(self)?;
-            self.look()?;
+            if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                self.look()?;
+                idle(self)?;
+            }
             ensure!(
                 started.elapsed() < CATCH_UP_PATIENCE,
                 "{} does not catch up:\n{}",

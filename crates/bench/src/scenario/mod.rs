@@ -3,6 +3,7 @@
 pub(crate) mod backlog;
 pub(crate) mod large;
 pub(crate) mod live;
+mod standby;
 pub(crate) mod synchronous;
 pub(crate) mod tablesync;
 pub(crate) mod twophase;

@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use testbed::workload::tpcb::{Load, Script, TpcbOptions};
+use testbed::{Cluster, Stop};
 
 use crate::bench::Bench;
 use crate::environment::Environment;
 use crate::measure::Usage;
 use crate::outcome::{Direction, Outcome, Run, Runner};
 use crate::round::native_options;
-use crate::scenario::live::{self, DATABASE, Live, Options};
+use crate::scenario::live::{self, DATABASE, Live, Options, set};
+use crate::scenario::standby::{self, STANDBY};
 use crate::workload::{Workload, tpcb};
 
 const CLIENTS: usize = 40;
@@ -23,17 +25,17 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>
 }
 
 fn measure_mode(bench: &Bench, workload: &Workload, mode: &str) -> Result<Outcome> {
-    let servers = bench.servers(&Vec::new(), &Vec::new())?;
+    let mut servers = bench.servers(&Vec::new(), &Vec::new())?;
     let mut outcome = bench.outcome(workload, "publisher's rate", "tx/s");
     outcome.workload = format!("{}-{}", workload.name, mode.replace('_', "-"));
     outcome.settings = format!("{}; synchronous_commit={mode}", servers.settings());
-    outcome.notes.push("physical replication: not yet".into());
-    let (branches, seconds) = if bench.quick { (1, 1) } else { (10, 15) };
+    let (branches, seconds) = (bench.scale.of(10, 1), bench.scale.of(15, 1));
     live::create(&servers, tpcb::SCHEMA, &tpcb::load(branches * 100_000, branches))?;
     let duration = Duration::from_secs(seconds);
-    let mut runners = vec![Runner::Alone, Runner::Native, Runner::Pgapace];
-    if bench.quick {
-        runners.remove(0);
+    let mut standby = servers.own().map(standby::create).transpose()?;
+    let mut runners = vec![Runner::Native, Runner::Pgapace];
+    if !bench.quick {
+        runners.splice(0..0, [Runner::Alone, Runner::Physical]);
     }
     for round in 1..=bench.rounds {
         if round > 1 {
@@ -42,10 +44,13 @@ fn measure_mode(bench: &Bench, workload: &Workload, mode: &str) -> Result<Outcom
         for runner in &runners {
             servers.publisher.sql(DATABASE, "VACUUM")?;
             servers.publisher.sql(DATABASE, "CHECKPOINT")?;
-            let measured = match runner {
-                Runner::Alone => rate(&servers, mode, duration).map(|r| (r, Usage::default())),
+            let measured = match (runner, &mut standby) {
+                (Runner::Physical, Some(standby)) => {
+                    physical(&servers, standby, mode, duration).map(|r| (r, Usage::default()))
+                }
+                (Runner::Alone, _) => rate(&servers, mode, duration).map(|r| (r, Usage::default())),
                 // Which of its settings is better depends on what the publisher waits for.
-                Runner::Native => {
+                (Runner::Native, _) => {
                     let major = servers.binaries().major();
                     let with = |commit: &str| {
                         let native =
@@ -72,6 +77,9 @@ fn measure_mode(bench: &Bench, workload: &Workload, mode: &str) -> Result<Outcom
         }
     }
     outcome.parity = Some(true);
+    if let Some(rate) = outcome.median_of(Runner::Physical) {
+        outcome.notes.push(format!("a physical standby: {rate:.0} tx/s"));
+    }
     outcome.conclude(Direction::MoreIsBetter);
     live::clean(&servers)?;
     Ok(outcome)
@@ -91,6 +99,21 @@ fn attached(
     let rate = rate(environment, mode, duration)?;
     live.catch_up(|_| Ok(()))?;
     Ok((rate, live.finish()?))
+}
+
+/// The publisher's rate with a synchronous physical standby.
+fn physical(
+    environment: &Environment,
+    standby: &mut Cluster,
+    mode: &str,
+    duration: Duration,
+) -> Result<f64> {
+    standby::start(environment, standby)?;
+    set(&environment.publisher, "synchronous_standby_names", STANDBY)?;
+    let rate = rate(environment, mode, duration);
+    set(&environment.publisher, "synchronous_standby_names", "")?;
+    standby.stop(Stop::Fast)?;
+    rate
 }
 
 /// Transactions per second of the clients.

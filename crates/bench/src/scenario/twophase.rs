@@ -12,7 +12,7 @@ use crate::environment::Environment;
 use crate::measure::Usage;
 use crate::outcome::{Direction, Outcome, Run, Runner};
 use crate::round::native_options;
-use crate::scenario::live::{self, DATABASE, Live, Options, ROUND};
+use crate::scenario::live::{self, DATABASE, LOOK, Live, Options, ROUND};
 use crate::workload::Workload;
 
 const CONNECTIONS: u64 = 80;
@@ -33,7 +33,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Outcome> {
     );
     let load = format!("INSERT INTO t SELECT i, 0 FROM generate_series(1, {ROWS}) i");
     live::create(&servers, SCHEMA, &load)?;
-    let duration = Duration::from_secs(if bench.quick { 1 } else { bench.scale.of(60, 5) });
+    let duration = Duration::from_secs(bench.scale.of(60, 1));
     let connections = if bench.quick { 4 } else { CONNECTIONS };
     let native = format!("{}, two_phase = true", native_options(servers.binaries().major()));
     let options = Options { native: &native, pgapace: &["--two-phase"], synchronous: false };
@@ -95,7 +95,7 @@ fn attached(
         let mut watched = Ok(());
         while watched.is_ok() && started.elapsed() < duration {
             watched = live.look().and_then(|()| sample(&mut live));
-            thread::sleep(Duration::from_millis(50));
+            thread::sleep(LOOK);
         }
         stop.store(true, Ordering::Relaxed);
         for client in clients {
