@@ -25,7 +25,8 @@ pub struct PartLimits {
     pub bytes: usize,
     /// Changes of one part.
     pub changes: usize,
-    /// Payload bytes of all prepared transactions together, held or being received.
+    /// Bytes that all prepared transactions together may cost, held or being received
+    /// ([`TransactionPart::footprint`]).
     pub held_bytes: usize,
 }
 
@@ -239,7 +240,7 @@ impl Assembler {
         }
         // It may stay for days: its few bytes must not keep whole receive buffers alive.
         let part = part.compact();
-        self.held_bytes += part.bytes();
+        self.held_bytes += part.footprint();
         self.held.insert(prepare.xid, part);
         Ok(None)
     }
@@ -265,7 +266,7 @@ impl Assembler {
 
     fn forget(&mut self, xid: Xid) -> Option<TransactionPart> {
         let part = self.held.remove(&xid)?;
-        self.held_bytes -= part.bytes();
+        self.held_bytes -= part.footprint();
         Some(part)
     }
 
@@ -325,7 +326,7 @@ impl Assembler {
                 Ok(Some(std::mem::replace(part, next)))
             }
             Some(Open::Prepared(part))
-                if self.held_bytes + part.bytes() > self.limits.held_bytes =>
+                if self.held_bytes + part.footprint() > self.limits.held_bytes =>
             {
                 Err(AssembleError::HeldTooLarge { limit: self.limits.held_bytes })
             }

@@ -44,6 +44,8 @@ pub struct Progress {
     flushing: Option<Lsn>,
     /// Something received is neither applied nor recorded (a prepared transaction that is held).
     held_from: Option<Lsn>,
+    /// Prepared transactions that the run before this one held may not be sent again yet.
+    catching_up: bool,
 }
 
 impl Progress {
@@ -60,7 +62,30 @@ impl Progress {
             durable,
             flushing: None,
             held_from: None,
+            catching_up: false,
         }
+    }
+
+    /// As [`Self::resume`], on a slot that decodes two-phase transactions.
+    ///
+    /// The progress lies beyond prepared transactions that were held, so nothing beyond
+    /// `acknowledged` may be acknowledged until they are held again: see [`Self::caught_up`].
+    /// The publisher is told that nothing beyond it is received either, so that an idle one says
+    /// how far it has come.
+    #[must_use]
+    pub fn resume_two_phase(recorded: Lsn, acknowledged: Lsn) -> Self {
+        Self {
+            received: acknowledged,
+            held_from: Some(acknowledged),
+            catching_up: true,
+            ..Self::resume(recorded, acknowledged)
+        }
+    }
+
+    /// Everything that the progress covers has been received again, so what is still prepared is
+    /// known.
+    pub fn caught_up(&mut self) {
+        self.catching_up = false;
     }
 
     /// The last LSN that has a progress row, or will have one once what is dispatched commits:
@@ -98,6 +123,9 @@ impl Progress {
     /// What is acknowledged already stays so: a transaction that was prepared before the slot began
     /// to decode them has an old LSN, but is sent again with its COMMIT PREPARED.
     pub fn hold(&mut self, lsn: Option<Lsn>) {
+        if self.catching_up {
+            return;
+        }
         let acknowledged = self.positions().flush;
         self.held_from = lsn.map(|lsn| lsn.max(acknowledged));
     }
@@ -222,6 +250,27 @@ mod tests {
         assert_eq!(progress.positions().flush, Lsn(105));
         progress.hold(None);
         assert_eq!(progress.positions().flush, Lsn(120));
+    }
+
+    #[test]
+    fn what_was_held_is_held_again_before_anything_is_acknowledged() {
+        let mut progress = Progress::resume_two_phase(Lsn(500), Lsn(100));
+        let ticket = progress.start_flush().expect("500 may be lost");
+        progress.flushed(ticket);
+        let start = Positions { write: Lsn(100), flush: Lsn(100), apply: Lsn(100) };
+        assert_eq!(progress.positions(), start);
+        // Resolved before the progress, and sent again with its resolution.
+        progress.hold(Some(Lsn(110)));
+        progress.hold(None);
+        assert_eq!(progress.positions().flush, Lsn(100));
+        // Prepared before the progress, and not resolved.
+        progress.hold(Some(Lsn(300)));
+        progress.received(Lsn(510));
+        progress.caught_up();
+        progress.hold(Some(Lsn(300)));
+        assert_eq!(progress.positions().flush, Lsn(300));
+        progress.hold(None);
+        assert_eq!(progress.positions().flush, Lsn(500));
     }
 
     proptest! {

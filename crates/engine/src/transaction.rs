@@ -106,6 +106,14 @@ impl TransactionPart {
         self.bytes
     }
 
+    /// What it costs to keep the part: payloads, and for each change its place here and the
+    /// headers around it in the receive buffers.
+    #[must_use]
+    pub fn footprint(&self) -> usize {
+        const HEADERS: usize = 32;
+        self.bytes + self.changes.len() * (size_of::<ChangeRef>() + HEADERS)
+    }
+
     /// The relation versions that [`Touched`] indexes.
     #[must_use]
     pub fn relations(&self) -> &[Arc<RemoteRelation>] {

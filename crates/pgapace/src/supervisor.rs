@@ -24,7 +24,9 @@ use crate::publisher::session::{Publisher, check_identity, current_lsn, identify
 use crate::publisher::slot;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
-use crate::sync::{Adder, SyncContext, check_targets, copy_tables, empty_copied_tables};
+use crate::sync::{
+    Adder, SyncContext, check_targets, copy_tables, empty_copied_tables, forget_unpublished,
+};
 use crate::target::origin;
 use crate::target::session::{Purpose, Target};
 use crate::target::state::ownership::{Former, SessionId};
@@ -176,7 +178,11 @@ impl Supervisor<'_> {
         let former = Former { any: self.take_over, own: self.owner.clone() };
         self.owner =
             Some(ownership::become_owner(&mut control, row.id, config.busy_timeout, &former)?);
-        row.epoch = ownership::fence(&mut control, row.id)?;
+        ownership::fence(&mut control, row.id)?;
+        // Read again: another process may have gone on while we waited to become the owner.
+        row = state::find(&mut control, &config.name)?.ok_or_else(|| {
+            Failure::new(Class::Busy, "the subscription was dropped while it was waited for")
+        })?;
         if std::mem::take(&mut self.take_over) {
             slot::end_user(&mut source, &row.slot_name, &config.name, config.busy_timeout)?;
         }
@@ -186,6 +192,7 @@ impl Supervisor<'_> {
             publisher: &publisher,
             target: &target,
             id: row.id,
+            epoch: row.epoch,
             publications: &config.publications,
             copy_data: row.copy_data,
             shutdown: self.shutdown,
@@ -196,6 +203,8 @@ impl Supervisor<'_> {
                 self.set_up(&mut control, &mut source, &mut row, context)
             })?;
         }
+
+        forget_unpublished(&mut control, &mut source, context)?;
 
         let system = identify(&mut source)?;
         let applied = progress::read(&mut control, row.id)?.ok_or_else(|| {
@@ -226,7 +235,24 @@ impl Supervisor<'_> {
         };
 
         let major = source.server_version().major();
-        let progress = Progress::resume(applied, acknowledged);
+        let two_phase = found.is_some_and(|slot| slot.two_phase);
+        if two_phase && waits {
+            return Err(Failure::new(
+                Class::Config,
+                "a two-phase slot and a publisher that waits for this subscription do not go \
+                 together",
+            )
+            .hint(
+                "PREPARE would wait for an acknowledgement that comes only after COMMIT PREPARED. \
+                 Take the subscription out of synchronous_standby_names, or use a slot without \
+                 two_phase.",
+            ));
+        }
+        let progress = if two_phase {
+            Progress::resume_two_phase(applied, acknowledged)
+        } else {
+            Progress::resume(applied, acknowledged)
+        };
         let feedback = Feedback::new(progress.positions());
         let (worker, durability) = self.open_sessions(&target, &row)?;
         let command = slot::start_command(
@@ -234,10 +260,7 @@ impl Supervisor<'_> {
             &row.slot_name,
             acknowledged,
             &config.publications,
-            &slot::StreamOptions {
-                origin_none: config.origin_none,
-                two_phase: found.is_some_and(|slot| slot.two_phase),
-            },
+            &slot::StreamOptions { origin_none: config.origin_none, two_phase },
         );
         tracing::debug!(command, "starting the stream");
         let stream = ReplicationStream::start(source, &command)
@@ -367,14 +390,14 @@ impl Supervisor<'_> {
                 "created the replication slot"
             );
             state::set_phase(control, row.id, Phase::Copying)?;
-            copy_tables(context, &tables, &created.snapshot, created.consistent_point)?;
+            copy_tables(context, &|_| true, &created.snapshot, created.consistent_point)?;
             created.consistent_point
         } else {
             let confirmed = slot::find(source, &row.slot_name)?.and_then(|s| s.confirmed_flush);
             let start = confirmed.ok_or_else(|| {
                 Failure::new(Class::Slot, format!("slot \"{}\" has no position", row.slot_name))
             })?;
-            copy_tables(context, &tables, "", start)?;
+            copy_tables(context, &|_| true, "", start)?;
             start
         };
         progress::start(control, row.id, start, row.epoch)?;
@@ -422,6 +445,7 @@ fn publisher_waits_for(source: &mut Session, name: &str) -> Result<bool> {
         .map_err(|e| Failure::publisher(&e, "reading synchronous_standby_names"))?;
     let row = results.first().and_then(wire::Rows::first);
     let names = row.and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default();
-    // Read loosely: a false positive costs a small write per keepalive, nothing else.
-    Ok(names.contains('*') || names.to_lowercase().contains(&name.to_lowercase()))
+    // The words of the setting, its numbers and FIRST or ANY among them; names match without case.
+    let mut words = names.split(|c: char| c.is_whitespace() || "(),\"".contains(c));
+    Ok(words.any(|word| word == "*" || word.eq_ignore_ascii_case(name)))
 }

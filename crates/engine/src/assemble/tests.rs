@@ -201,10 +201,10 @@ fn a_prepared_transaction_is_held_until_it_is_resolved() {
 
 #[test]
 fn held_transactions_are_bounded() {
-    let mut assembler = announced(PartLimits { held_bytes: 40, ..PartLimits::default() });
+    let mut assembler = announced(PartLimits { held_bytes: 200, ..PartLimits::default() });
     prepare(&mut assembler, 100, 1, "small").expect("fits");
     assert_eq!(
-        prepare(&mut assembler, 200, 2, "a value that is too long to be held beside the other"),
-        Err(AssembleError::HeldTooLarge { limit: 40 })
+        prepare(&mut assembler, 200, 2, &"a value that is too long".repeat(8)),
+        Err(AssembleError::HeldTooLarge { limit: 200 })
     );
 }

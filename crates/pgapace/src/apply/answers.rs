@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use pgoutput::Lsn;
+use pgoutput::{Lsn, Message};
 
 use crate::apply::missing::MissingLog;
 use crate::apply::offender::{self, unknown_offender};
@@ -11,6 +11,9 @@ use crate::apply::work::Work;
 use crate::error::{Class, Failure, Offender, Result};
 use crate::target::state::statistics::Counters;
 use crate::target::statement::row::{Expect, Operation};
+
+/// Missing rows of one transaction that are kept to be named in the log; the rest are counted.
+const KEPT_MISSING: usize = 100;
 
 /// A statement whose result is awaited.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +52,9 @@ pub(crate) struct Answers {
     current: Counters,
     committed: Counters,
     committed_through: Option<Lsn>,
+    /// The first missing rows of the transaction being answered, and how many more there are.
     missing: Vec<Offender>,
+    more_missing: u64,
     /// Rows affected by a statement that is judged together with its next.
     carried: u64,
 }
@@ -62,6 +67,7 @@ impl Answers {
             committed: Counters::default(),
             committed_through: None,
             missing: Vec::new(),
+            more_missing: 0,
             carried: 0,
         }
     }
@@ -106,13 +112,16 @@ impl Answers {
                     }
                     Expect::One if rows == 1 => Ok(()),
                     Expect::One if rows == 0 => {
-                        let offender = context.offender(work, index as usize);
-                        if offender.operation == "UPDATE" {
-                            self.current.update_missing += 1;
-                        } else {
+                        if context.is_delete(work, index as usize) {
                             self.current.delete_missing += 1;
+                        } else {
+                            self.current.update_missing += 1;
                         }
-                        self.missing.push(offender);
+                        if self.missing.len() < KEPT_MISSING {
+                            self.missing.push(context.offender(work, index as usize));
+                        } else {
+                            self.more_missing += 1;
+                        }
                         Ok(())
                     }
                     Expect::One => {
@@ -137,11 +146,28 @@ impl Answers {
         for offender in self.missing.drain(..) {
             self.log.log(&offender);
         }
+        self.log.suppress(std::mem::take(&mut self.more_missing));
         if !idle {
             self.current.transactions += 1;
         }
         self.committed.add(&std::mem::take(&mut self.current));
         self.committed_through = Some(end);
+    }
+
+    /// The session is lost: whether the transaction being answered has committed is not known here.
+    /// If it has, it is not applied again, and this is the only word about its missing rows.
+    pub(crate) fn abandon(&mut self) {
+        if !self.missing.is_empty() {
+            tracing::warn!(
+                rows = self.missing.len() as u64 + self.more_missing,
+                "the next conflicts are of a transaction that may have been committed just now; \
+                 if it was not, they come again"
+            );
+        }
+        for offender in self.missing.drain(..) {
+            self.log.log(&offender);
+        }
+        self.log.suppress(std::mem::take(&mut self.more_missing));
     }
 
     /// What was committed since the last call.
@@ -161,6 +187,11 @@ pub(crate) struct Context<'a> {
 impl Context<'_> {
     fn work(&self, number: u64) -> Option<&Work> {
         number.checked_sub(self.first).and_then(|at| self.works.get(usize::try_from(at).ok()?))
+    }
+
+    fn is_delete(&self, work: u64, index: usize) -> bool {
+        let change = self.work(work).and_then(|work| work.part.change(index).ok());
+        matches!(change, Some((Message::Delete(_), _)))
     }
 
     fn offender(&self, work: u64, index: usize) -> Offender {

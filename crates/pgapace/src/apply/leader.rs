@@ -3,14 +3,16 @@
 //! It alone owns the progress arithmetic, so there is one place that decides what is dispatched
 //! and what is acknowledged.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{never, select, tick};
 use engine::assemble::{AssembleError, Assembler, PartLimits};
 use engine::gate::already_applied;
 use engine::progress::Progress;
+use engine::relation::RemoteRelation;
 use engine::transaction::{Location, TransactionPart};
-use pgoutput::{Decoder, Frame, Lsn, Streaming};
+use pgoutput::{Decoder, Frame, Lsn, Message, Streaming};
 use wire::{Frames, Session};
 
 use crate::apply::durability::{Durability, FromDurability, Job};
@@ -20,8 +22,10 @@ use crate::apply::worker::{FromWorker, Worker};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::receiver::{Chunk, FromPublisher, Receiver};
+use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::sync::Adder;
+use crate::target::mapping::TableMap;
 use crate::target::state::statistics::{Counters, Delta};
 
 /// Transactions dispatched and not committed, above which the leader reads no further: the bytes
@@ -105,6 +109,17 @@ impl<'a> Leader<'a> {
 
     /// Runs until asked to stop, until the goal is reached, or until something fails.
     pub(crate) fn run(mut self) -> Result<Outcome> {
+        match self.lead() {
+            Ok(outcome) => Ok(self.finish(outcome)),
+            Err(failure) => {
+                // What was counted since the last time is committed, and counts.
+                self.write_statistics(true);
+                Err(failure)
+            }
+        }
+    }
+
+    fn lead(&mut self) -> Result<Outcome> {
         let ticks = tick(TICK);
         let (no_chunks, stop) = (never(), self.parts.shutdown.channel());
         loop {
@@ -113,7 +128,7 @@ impl<'a> Leader<'a> {
             if let Some(outcome) = self.closing
                 && self.is_closed()
             {
-                return Ok(self.finish(outcome));
+                return Ok(outcome);
             }
             let reading = self.wants_chunks();
             let chunks = if reading { &self.parts.receiver.chunks } else { &no_chunks };
@@ -183,6 +198,14 @@ impl<'a> Leader<'a> {
                         length: payload.len(),
                     };
                     let message = self.decoder.decode(payload).map_err(|e| undecodable(&e))?;
+                    if let Message::CommitPrepared(commit) = &message
+                        && self.is_beyond_the_goal(commit.commit_lsn)
+                    {
+                        // Before it is resolved: what is not dispatched stays held, or its PREPARE
+                        // would be acknowledged.
+                        self.close(Outcome::Reached);
+                        continue;
+                    }
                     let part = self.assembler.push(at, &message).map_err(|e| unassemblable(&e))?;
                     if let Some(part) = part {
                         self.take_part(part, &mut batch)?;
@@ -193,6 +216,9 @@ impl<'a> Leader<'a> {
                     // Inside a transaction it says nothing about what is complete.
                     if !self.assembler.in_transaction() {
                         self.parts.progress.received(wal_end);
+                        if wal_end >= self.resumed_at {
+                            self.parts.progress.caught_up();
+                        }
                     }
                 }
                 Frame::PrimaryStatus { .. } => {}
@@ -211,6 +237,7 @@ impl<'a> Leader<'a> {
         if already_applied(commit_lsn, self.resumed_at) {
             return Ok(());
         }
+        self.parts.progress.caught_up();
         if self.is_beyond_the_goal(commit_lsn) && !self.partly_dispatched {
             self.close(Outcome::Reached);
         }
@@ -222,7 +249,7 @@ impl<'a> Leader<'a> {
             if !self.parts.tables.knows(remote, commit_lsn) {
                 self.parts.adder.add(&mut self.parts.control, &mut self.parts.tables, remote)?;
             }
-            tables.push(self.parts.tables.resolve(&mut self.parts.control, remote, commit_lsn)?);
+            tables.push(self.resolve(remote, commit_lsn)?);
         }
         let predecessor = self.parts.progress.last_dispatched();
         if let Some(end) = end {
@@ -231,6 +258,21 @@ impl<'a> Leader<'a> {
         self.partly_dispatched = end.is_none();
         batch.push(Work { part, tables, predecessor });
         Ok(())
+    }
+
+    fn resolve(
+        &mut self,
+        remote: &Arc<RemoteRelation>,
+        commit_lsn: Lsn,
+    ) -> Result<Option<Arc<TableMap>>> {
+        let Parts { control, tables, shutdown, .. } = &mut self.parts;
+        if tables.has_resolved(remote) {
+            return tables.resolve(control, remote, commit_lsn);
+        }
+        let sessions = [control.cancel_handle()];
+        interruptible(shutdown, &sessions, "reading the target's catalogue", || {
+            tables.resolve(control, remote, commit_lsn)
+        })
     }
 
     /// Records filtered or foreign work, so that the slot advances while nothing is to be applied.

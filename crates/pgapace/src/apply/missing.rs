@@ -49,6 +49,11 @@ impl MissingLog {
         );
     }
 
+    /// Counts missing rows that are not named.
+    pub(crate) fn suppress(&mut self, rows: u64) {
+        self.suppressed += rows;
+    }
+
     /// Says how many lines were left out.
     pub(crate) fn flush(&mut self) {
         if self.suppressed > 0 {

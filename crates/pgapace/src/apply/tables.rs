@@ -50,7 +50,7 @@ impl Tables {
     /// Whether it is known what to do with changes of a transaction with this commit LSN; if not,
     /// the table was added to the publication later.
     pub(crate) fn knows(&self, remote: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool {
-        self.resolved.contains_key(&(Arc::as_ptr(remote) as usize))
+        self.has_resolved(remote)
             || remote.schema == OWN_SCHEMA
             || self.gates.contains_key(&(remote.schema.clone(), remote.name.clone()))
             || self.is_gone(remote, commit_lsn)
@@ -69,6 +69,11 @@ impl Tables {
     fn is_gone(&self, remote: &RemoteRelation, commit_lsn: Lsn) -> bool {
         let at = self.gone.get(&(remote.schema.clone(), remote.name.clone()));
         at.is_some_and(|at| commit_lsn < *at)
+    }
+
+    /// Whether [`Self::resolve`] needs no look at the target.
+    pub(crate) fn has_resolved(&self, remote: &Arc<RemoteRelation>) -> bool {
+        self.resolved.contains_key(&(Arc::as_ptr(remote) as usize))
     }
 
     /// The map for a change of a transaction with this commit LSN, `None` if it is not applied.

@@ -77,6 +77,7 @@ impl Worker {
             .spawn(move || {
                 let mut state = State::new(session, identity, sender, log);
                 if let Err(failure) = state.run(&inbox) {
+                    state.answers.abandon();
                     // The leader may be gone already.
                     let _ = state.sender.send(FromWorker::Failed(failure));
                 }

@@ -1,5 +1,7 @@
 //! What the publications publish: tables, columns, row filters.
 
+use std::collections::HashSet;
+
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
@@ -148,6 +150,22 @@ pub(crate) fn tables(
         });
     }
     Ok(tables)
+}
+
+/// Schema and name of all tables of the publications.
+pub(crate) fn names(
+    session: &mut Session,
+    publications: &[String],
+) -> Result<HashSet<(String, String)>> {
+    let rows = query(
+        session,
+        &format!(
+            "SELECT DISTINCT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t \
+             WHERE t.pubname IN ({})",
+            literals(publications)
+        ),
+    )?;
+    rows.iter().map(|row| Ok((field(&row, 0)?, field(&row, 1)?))).collect()
 }
 
 /// One table by name, if the publications have it.

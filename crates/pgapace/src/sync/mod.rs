@@ -22,7 +22,7 @@ use crate::stopping::shutdown::Shutdown;
 use crate::target::catalogue;
 use crate::target::mapping::map_columns;
 use crate::target::session::{Purpose, Target};
-use crate::target::state::{self, SubscriptionId};
+use crate::target::state::{self, SubscriptionId, ownership};
 
 /// What copying needs to know of the subscription.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +30,8 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) publisher: &'a Publisher,
     pub(crate) target: &'a Target,
     pub(crate) id: SubscriptionId,
+    /// Of this run; nothing may be committed under another.
+    pub(crate) epoch: i64,
     pub(crate) publications: &'a [String],
     pub(crate) copy_data: bool,
     /// A copy ends as soon as it is asked to.
@@ -90,25 +92,28 @@ pub(crate) fn check_targets(
     Ok(())
 }
 
-/// Copies tables from an exported snapshot and records their gate.
+/// Copies the published tables that are `wanted` from an exported snapshot, and records their gate.
+///
+/// What is published is read after the snapshot was made: to make it, the publisher waits for
+/// running transactions, and a column that one of them adds and fills belongs to the copy.
 pub(crate) fn copy_tables(
     context: SyncContext<'_>,
-    tables: &[PublishedTable],
+    wanted: &dyn Fn(&PublishedTable) -> bool,
     snapshot: &str,
     gate: Lsn,
 ) -> Result<()> {
-    if tables.is_empty() {
-        return Ok(());
-    }
     let mut target = context.target.connect(Purpose::Copy)?;
+    // A later run ends this session, or waits for it, before it looks at the tables.
+    ownership::join(&mut target, context.id)?;
+    let mut source = context.publisher.connect()?;
     if !context.copy_data {
-        for table in tables {
-            let gate = Gate(gate);
-            state::set_gate(&mut target, context.id, &table.schema, &table.name, gate, None)?;
+        let tables = publication::tables(&mut source, context.publications)?;
+        for table in tables.iter().filter(|table| wanted(table)) {
+            let (owner, gate) = ((context.id, context.epoch), Gate(gate));
+            state::set_gate(&mut target, owner, &table.schema, &table.name, gate, None)?;
         }
         return Ok(());
     }
-    let mut source = context.publisher.connect()?;
     source
         .simple(&format!(
             "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; \
@@ -116,9 +121,11 @@ pub(crate) fn copy_tables(
             wire::quote_literal(snapshot)
         ))
         .map_err(|e| Failure::publisher(&e, "importing the slot's snapshot"))?;
+    let mut tables = publication::tables(&mut source, context.publications)?;
+    tables.retain(|table| wanted(table));
     let sessions = [source.cancel_handle(), target.cancel_handle()];
     interruptible(context.shutdown, &sessions, "table sync", || {
-        copy_each(context, tables, gate, &mut source, &mut target)
+        copy_each(context, &tables, gate, &mut source, &mut target)
     })
 }
 
@@ -138,7 +145,8 @@ fn copy_each(
         let definition = catalogue::load(target, &table.schema, &table.name)?
             .ok_or_else(|| missing(&table.schema, &table.name))?;
         let copied = copy::table(source, target, table, &definition, |session, rows| {
-            state::set_gate(session, context.id, &table.schema, &table.name, Gate(gate), Some(rows))
+            let owner = (context.id, context.epoch);
+            state::set_gate(session, owner, &table.schema, &table.name, Gate(gate), Some(rows))
         })?;
         tracing::info!(
             table = name,
@@ -171,6 +179,10 @@ pub(crate) fn empty_copied_tables(session: &mut Session, id: SubscriptionId) -> 
     }
     let forget = format!("DELETE FROM pgapace.relation WHERE subscription = {}", id.0);
     let failed = |e: &wire::Error| Failure::target(e, "emptying tables of an interrupted sync");
+    if names.is_empty() {
+        // All of them have been dropped since.
+        return session.simple(&forget).map(|_| ()).map_err(|e| failed(&e));
+    }
     let truncate = format!("TRUNCATE TABLE {}; {forget}", names.join(", "));
     match session.simple(&truncate) {
         Ok(_) => Ok(()),
@@ -183,6 +195,31 @@ pub(crate) fn empty_copied_tables(session: &mut Session, id: SubscriptionId) -> 
         }
         Err(error) => Err(failed(&error)),
     }
+}
+
+/// Forgets tables that are not published any more. Should one be published again, what was written
+/// in between is not in the stream: it is then a table that was added, and has to be copied.
+///
+/// Within one run this cannot be seen; it is looked at when a run starts.
+pub(crate) fn forget_unpublished(
+    control: &mut Session,
+    source: &mut Session,
+    context: SyncContext<'_>,
+) -> Result<()> {
+    // A publication that is missing says nothing about its tables.
+    publication::check_exist(source, context.publications)?;
+    let published = publication::names(source, context.publications)?;
+    for relation in state::relations(control, context.id)? {
+        if published.contains(&(relation.schema.clone(), relation.name.clone())) {
+            continue;
+        }
+        tracing::warn!(
+            table = format!("{}.{}", relation.schema, relation.name),
+            "the table is not published any more: it is no longer part of the subscription"
+        );
+        state::forget_relation(control, context.id, &relation.schema, &relation.name)?;
+    }
+    Ok(())
 }
 
 /// Copies tables that appear in the stream without being part of the subscription yet: they were
@@ -204,12 +241,25 @@ impl<'a> Adder<'a> {
         tables: &mut Tables,
         remote: &RemoteRelation,
     ) -> Result<()> {
+        let mut session = self.context.publisher.connect()?;
+        let sessions = [control.cancel_handle(), session.cancel_handle()];
+        interruptible(self.context.shutdown, &sessions, "table sync", || {
+            self.add_through(&mut session, control, tables, remote)
+        })
+    }
+
+    fn add_through(
+        &self,
+        session: &mut Session,
+        control: &mut Session,
+        tables: &mut Tables,
+        remote: &RemoteRelation,
+    ) -> Result<()> {
         let context = self.context;
-        let mut session = context.publisher.connect()?;
         // Before the look: what commits from here on is not judged by it.
-        let now = current_lsn(&mut session)?;
+        let now = current_lsn(session)?;
         let published =
-            publication::table(&mut session, context.publications, &remote.schema, &remote.name)?;
+            publication::table(session, context.publications, &remote.schema, &remote.name)?;
         let Some(published) = published else {
             // Dropped or renamed since, or taken out again: should it, or the table under its new
             // name, be published later, it is copied then.
@@ -226,14 +276,17 @@ impl<'a> Adder<'a> {
         if !context.copy_data {
             // Nothing is copied, so every change counts.
             let gate = Gate(Lsn::INVALID);
-            state::set_gate(control, context.id, &remote.schema, &remote.name, gate, None)?;
+            let owner = (context.id, context.epoch);
+            state::set_gate(control, owner, &remote.schema, &remote.name, gate, None)?;
             tables.add(&remote.schema, &remote.name, gate);
             return Ok(());
         }
         // Two subscriptions may have one id, on two targets, and one process: not one session.
-        let name = format!("pgapace_sync_{}_{}", context.id.0, backend_pid(&mut session)?);
-        let created = slot::create(&mut session, &name, slot::Kind::Temporary)?;
-        copy_tables(context, &[published], &created.snapshot, created.consistent_point)?;
+        let name = format!("pgapace_sync_{}_{}", context.id.0, backend_pid(session)?);
+        let created = slot::create(session, &name, slot::Kind::Temporary)?;
+        let this =
+            |table: &PublishedTable| table.schema == remote.schema && table.name == remote.name;
+        copy_tables(context, &this, &created.snapshot, created.consistent_point)?;
         tables.add(&remote.schema, &remote.name, Gate(created.consistent_point));
         Ok(())
     }

@@ -108,6 +108,8 @@ impl Table {
     }
 }
 
+/// Partitions are found through `pg_inherits`, which takes no lock on them: a lock here could wait
+/// for a user's ALTER TABLE that waits for our own open transaction.
 const TABLE_SQL: &str = "\
 SELECT c.oid, c.relkind, c.relreplident, pg_catalog.row_security_active(c.oid),
        h.swallow, h.on_update, h.rules
@@ -118,8 +120,13 @@ CROSS JOIN LATERAL (
            OR coalesce(pg_catalog.bool_or(r.oid IS NOT NULL), false) AS swallow,
          coalesce(pg_catalog.bool_or(t.tgtype & 16 <> 0), false) AS on_update,
          coalesce(pg_catalog.bool_or(r.oid IS NOT NULL), false) AS rules
-  FROM (SELECT c.oid AS relid
-        UNION SELECT p.relid FROM pg_catalog.pg_partition_tree(c.oid) p) tree
+  FROM (WITH RECURSIVE tree AS (
+          SELECT c.oid AS relid
+          UNION ALL
+          SELECT p.oid FROM tree t
+          JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
+          JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid AND p.relispartition)
+        SELECT relid FROM tree) tree
   LEFT JOIN pg_catalog.pg_trigger t
     ON t.tgrelid = tree.relid AND NOT t.tgisinternal AND t.tgenabled IN ('R', 'A')
   LEFT JOIN pg_catalog.pg_rewrite r
@@ -211,9 +218,14 @@ WHERE i.indrelid = $1::pg_catalog.oid AND i.indisunique AND i.indimmediate AND i
 ORDER BY i.indisprimary DESC, i.indexrelid, k.ord";
 
 const LEAVES_SQL: &str = "\
+WITH RECURSIVE tree AS (
+  SELECT $1::pg_catalog.oid AS relid
+  UNION ALL
+  SELECT i.inhrelid FROM tree t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
+)
 SELECT c.relname, key.columns
-FROM pg_catalog.pg_partition_tree($1::pg_catalog.oid::pg_catalog.regclass) p
-JOIN pg_catalog.pg_class c ON c.oid = p.relid
+FROM tree p
+JOIN pg_catalog.pg_class c ON c.oid = p.relid AND c.relkind <> 'p'
 LEFT JOIN LATERAL (
   SELECT pg_catalog.array_agg(a.attname ORDER BY k.ord)::pg_catalog.text[] AS columns
   FROM pg_catalog.pg_index i
@@ -221,8 +233,7 @@ LEFT JOIN LATERAL (
   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.ord]
   WHERE i.indrelid = p.relid AND i.indisvalid AND i.indimmediate
     AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END
-) key ON true
-WHERE p.isleaf";
+) key ON true";
 
 /// Reads one table, `None` if there is none of that name.
 pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Option<Table>> {

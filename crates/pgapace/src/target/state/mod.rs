@@ -195,10 +195,11 @@ pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec
         .collect()
 }
 
-/// Records a table's gate; `rows` if it was copied. Part of the transaction that copies it.
+/// Records a table's gate; `rows` if it was copied. Part of the transaction that copies it, which
+/// an older epoch must not commit: the statement fails then, as a progress row does.
 pub(crate) fn set_gate(
     session: &mut Session,
-    id: SubscriptionId,
+    (id, epoch): (SubscriptionId, i64),
     schema: &str,
     name: &str,
     gate: Gate,
@@ -209,8 +210,9 @@ pub(crate) fn set_gate(
         .execute(
             "INSERT INTO pgapace.relation AS r \
                (subscription, schema_name, table_name, gate_lsn, copied_rows, copied_at) \
-             VALUES ($1::pg_catalog.int4, $2, $3, $4::pg_catalog.pg_lsn, $5::pg_catalog.int8, \
-               pg_catalog.now()) \
+             VALUES ((SELECT s.id FROM pgapace.subscription s \
+                      WHERE s.id = $1::pg_catalog.int4 AND s.epoch = $6::pg_catalog.int8), \
+               $2, $3, $4::pg_catalog.pg_lsn, $5::pg_catalog.int8, pg_catalog.now()) \
              ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
              SET gate_lsn = excluded.gate_lsn, copied_rows = excluded.copied_rows, \
                  copied_at = excluded.copied_at",
@@ -220,7 +222,25 @@ pub(crate) fn set_gate(
                 Some(name),
                 Some(&gate.0.to_string()),
                 rows.as_deref(),
+                Some(&epoch.to_string()),
             ],
+        )
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Forgets one table of a subscription.
+pub(crate) fn forget_relation(
+    session: &mut Session,
+    id: SubscriptionId,
+    schema: &str,
+    name: &str,
+) -> Result<()> {
+    session
+        .execute(
+            "DELETE FROM pgapace.relation WHERE subscription = $1::pg_catalog.int4 \
+             AND schema_name = $2 AND table_name = $3",
+            &[Some(&id.0.to_string()), Some(schema), Some(name)],
         )
         .map_err(|e| writing(&e))?;
     Ok(())
