@@ -1,6 +1,6 @@
 //! Slots that decode two-phase transactions: held at PREPARE, applied at COMMIT PREPARED.
 
-use crate::support::{VERSIONS, on_versions};
+use crate::support::{Case, VERSIONS, on_versions};
 
 const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
 const CONFIRMED: &str = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = ";
@@ -59,6 +59,60 @@ fn prepared_transactions_are_applied_when_they_are_committed() {
         assert_eq!(confirmed_before(&end), "f", "nothing is held any more");
         case.expect_equal(&["t"]);
     });
+}
+
+/// After a reconnect what was applied is sent again before the PREPARE that is still held is known
+/// again: nothing may be acknowledged before that, however long it takes.
+#[test]
+fn what_is_held_survives_reconnects_behind_a_backlog() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.tool.args.push("--two-phase".to_owned());
+        case.replicate(TABLE);
+        let work = |from: u32| {
+            case.publisher.sql(&format!(
+                "DO $$ BEGIN FOR i IN {from}..{from} + 2000 LOOP \
+                   INSERT INTO t VALUES (i, repeat('x', 500)); COMMIT; END LOOP; END $$"
+            ));
+        };
+        work(10_000);
+        prepare(&case, "first", "INSERT INTO t VALUES (1, 'first')");
+        let prepared = case.publisher.value("SELECT pg_current_wal_lsn()");
+        work(20_000);
+        for _ in 0..3 {
+            case.run_until_current();
+            let confirmed = format!("SELECT ({CONFIRMED}'{}') < '{prepared}'", case.tool.name);
+            assert_eq!(case.publisher.value(&confirmed), "t", "the slot waits for what is held");
+        }
+        case.publisher.sql(&format!("COMMIT PREPARED '{}_first'", case.tool.name));
+        work(30_000);
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+/// A goal between PREPARE and COMMIT PREPARED leaves the transaction for the next run.
+#[test]
+fn a_goal_before_commit_prepared_keeps_it_held() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.tool.args.push("--two-phase".to_owned());
+        case.replicate(TABLE);
+        prepare(&case, "one", "INSERT INTO t VALUES (1, 'one')");
+        case.publisher.sql("INSERT INTO t VALUES (2, 'before')");
+        let goal = case.publisher.value("SELECT pg_current_wal_lsn()");
+        case.publisher.sql(&format!("COMMIT PREPARED '{}_one'", case.tool.name));
+        case.publisher.sql("INSERT INTO t VALUES (3, 'after')");
+        case.tool.finish("run", &["--until", &goal]).expect(0, &[]);
+        assert_eq!(case.target.value("SELECT string_agg(v, ',') FROM t"), "before");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+fn prepare(case: &Case, name: &str, sql: &str) {
+    // A transaction cannot be prepared together with other statements of one message.
+    for statement in ["BEGIN", sql, &format!("PREPARE TRANSACTION '{}_{name}'", case.tool.name)] {
+        case.publisher.sql(statement);
+    }
 }
 
 /// What is prepared needs memory until it is resolved; beyond its share the run stops and says so.
