@@ -92,18 +92,22 @@ pub(super) fn hosts(given: &Given) -> Result<Vec<Host>, ConnInfoError> {
     }
     (0..count)
         .map(|at| {
-            let port = parse_port(ports[if ports.len() == 1 { 0 } else { at }])?;
+            let port_at = if ports.len() == 1 { 0 } else { at };
+            let port = parse_port(ports[port_at], port_at + 1)?;
             let name = names.as_ref().map_or("", |names| names[at]);
             let address = addresses.as_ref().map_or("", |addresses| addresses[at]);
-            host(name, address, port)
+            host(name, address, port, at + 1)
         })
         .collect()
 }
 
-fn host(name: &str, address: &str, port: u16) -> Result<Host, ConnInfoError> {
+/// One host, the one with this number in the list.
+fn host(name: &str, address: &str, port: u16, number: usize) -> Result<Host, ConnInfoError> {
     if !address.is_empty() {
         let parsed = address.parse().map_err(|_| {
-            ConnInfoError::new(format!("could not parse network address \"{address}\""))
+            ConnInfoError::new(format!(
+                "could not parse network address (number {number} of hostaddr)"
+            ))
         })?;
         let name = if name.is_empty() { address } else { name };
         return Ok(Host { name: name.to_owned(), port, place: Place::Address(parsed) });
@@ -124,18 +128,20 @@ fn default_host(port: u16) -> &'static str {
     }
 }
 
-fn parse_port(text: &str) -> Result<u16, ConnInfoError> {
+/// One port, the one with this number in the list.
+fn parse_port(text: &str, number: usize) -> Result<u16, ConnInfoError> {
     let text = text.trim();
     if text.is_empty() {
         return Ok(DEFAULT_PORT);
     }
     match text.parse::<i64>() {
-        Ok(port) => u16::try_from(port)
-            .ok()
-            .filter(|&port| port > 0)
-            .ok_or_else(|| ConnInfoError::new(format!("invalid port number: \"{text}\""))),
+        Ok(port) => u16::try_from(port).ok().filter(|&port| port > 0).ok_or_else(|| {
+            ConnInfoError::new(format!(
+                "invalid port number (number {number} of port): it is not from 1 to 65535"
+            ))
+        }),
         Err(_) => Err(ConnInfoError::new(format!(
-            "invalid integer value \"{text}\" for connection option \"port\""
+            "invalid integer value for connection option \"port\" (number {number} of the list)"
         ))),
     }
 }

@@ -30,8 +30,11 @@ use std::path::{Path, PathBuf};
 use environment::Env;
 use options::{PARAMETERS, Support};
 
-/// Why a connection string cannot be used. The messages are libpq's where it has one; none
-/// contains a password.
+/// Why a connection string cannot be used.
+///
+/// The messages are close to libpq's, but they name the place and never quote the text: a password
+/// that should have been quoted or percent-encoded leaves pieces of itself anywhere behind it, as
+/// what looks like a keyword, a port, a host or a query parameter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ConnInfoError {
@@ -43,14 +46,24 @@ impl ConnInfoError {
         ConnInfoError { message: message.into() }
     }
 
-    fn invalid_value(name: &str, value: &str) -> ConnInfoError {
-        ConnInfoError::new(format!("invalid {name} value: \"{value}\""))
+    /// `choices` are the values there are.
+    fn invalid_value<'c>(name: &str, choices: impl IntoIterator<Item = &'c str>) -> ConnInfoError {
+        let choices: Vec<&str> = choices.into_iter().collect();
+        ConnInfoError::new(format!("invalid {name} value (use one of {})", choices.join(", ")))
     }
 
-    fn unsupported(name: &str, value: Option<&str>) -> ConnInfoError {
+    /// `value` is one of those known here, not any text.
+    fn unsupported(name: &str, value: Option<&'static str>) -> ConnInfoError {
         let value = value.map(|value| format!(" value \"{value}\"")).unwrap_or_default();
         ConnInfoError::new(format!("connection option \"{name}\"{value} is not supported"))
     }
+}
+
+/// The number of the character of `whole` with which `part`, a slice of it, begins. The first one
+/// is 1.
+fn character_number(whole: &str, part: &str) -> usize {
+    let offset = part.as_ptr().addr().saturating_sub(whole.as_ptr().addr());
+    whole.get(..offset).unwrap_or_default().chars().count() + 1
 }
 
 /// Parameters as they are gathered from their sources.

@@ -96,6 +96,11 @@ pub(super) fn find(name: &str) -> Option<&'static Parameter> {
     PARAMETERS.iter().find(|parameter| parameter.name == name)
 }
 
+/// Whether [`Given::set`] takes this keyword.
+pub(super) fn is_known(name: &str) -> bool {
+    find(name).is_some() || name == "requiressl"
+}
+
 /// `sslmode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SslMode {
@@ -176,22 +181,24 @@ impl AuthMethods {
         };
         let negative = list.starts_with('!');
         let mut listed = [false; AUTH_METHODS.len()];
-        for item in list.split(',') {
+        for (number, item) in (1..).zip(list.split(',')) {
             let name = item.strip_prefix('!').unwrap_or(item);
             if item.starts_with('!') != negative {
                 let (sign, other) =
                     if negative { ("", "negative") } else { ("negative ", "non-negative") };
                 return Err(ConnInfoError::new(format!(
-                    "{sign}require_auth method \"{item}\" cannot be mixed with {other} methods"
+                    "{sign}require_auth method (number {number}) cannot be mixed with {other} \
+                     methods"
                 )));
             }
             let at = AUTH_METHODS
                 .iter()
                 .position(|known| *known == name)
-                .ok_or_else(|| ConnInfoError::invalid_value("require_auth", list))?;
+                .ok_or_else(|| ConnInfoError::invalid_value("require_auth", AUTH_METHODS))?;
             if std::mem::replace(&mut listed[at], true) {
                 return Err(ConnInfoError::new(format!(
-                    "require_auth method \"{item}\" is specified more than once"
+                    "require_auth method \"{}\" is specified more than once",
+                    AUTH_METHODS[at]
                 )));
             }
         }
@@ -224,8 +231,10 @@ pub(super) fn settings(given: &Given) -> Result<Settings, ConnInfoError> {
             return Err(ConnInfoError::unsupported("gssencmode", Some("require")));
         }
     }
-    if let Some(version @ ("3.2" | "latest")) = given.get("min_protocol_version") {
-        return Err(ConnInfoError::unsupported("min_protocol_version", Some(version)));
+    for version in ["3.2", "latest"] {
+        if given.get("min_protocol_version") == Some(version) {
+            return Err(ConnInfoError::unsupported("min_protocol_version", Some(version)));
+        }
     }
 
     let system_roots = given.get("sslrootcert") == Some("system");
@@ -334,7 +343,9 @@ fn one_of<T: Copy>(
             .iter()
             .find(|(choice, _)| *choice == value)
             .map(|&(_, choice)| choice)
-            .ok_or_else(|| ConnInfoError::invalid_value(name, value)),
+            .ok_or_else(|| {
+                ConnInfoError::invalid_value(name, choices.iter().map(|&(choice, _)| choice))
+            }),
     }
 }
 
@@ -347,10 +358,11 @@ fn tls_version(
     let Some(value) = given.get(name) else { return Ok(default) };
     match value.to_ascii_lowercase().as_str() {
         "tlsv1" | "tlsv1.1" if older_is_fine => Ok(TlsVersion::V1_2),
-        "tlsv1" | "tlsv1.1" => Err(ConnInfoError::unsupported(name, Some(value))),
+        "tlsv1" => Err(ConnInfoError::unsupported(name, Some("TLSv1"))),
+        "tlsv1.1" => Err(ConnInfoError::unsupported(name, Some("TLSv1.1"))),
         "tlsv1.2" => Ok(TlsVersion::V1_2),
         "tlsv1.3" => Ok(TlsVersion::V1_3),
-        _ => Err(ConnInfoError::invalid_value(name, value)),
+        _ => Err(ConnInfoError::invalid_value(name, ["TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"])),
     }
 }
 
@@ -358,9 +370,7 @@ fn tls_version(
 fn integer(given: &Given, name: &str) -> Result<Option<i32>, ConnInfoError> {
     let Some(value) = given.get(name) else { return Ok(None) };
     value.trim().parse().map(Some).map_err(|_| {
-        ConnInfoError::new(format!(
-            "invalid integer value \"{value}\" for connection option \"{name}\""
-        ))
+        ConnInfoError::new(format!("invalid integer value for connection option \"{name}\""))
     })
 }
 

@@ -3,7 +3,7 @@
 //! Source: `conninfo_parse` in `src/interfaces/libpq/fe-connect.c`,
 //! <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-KEYWORD-VALUE>.
 
-use super::{ConnInfoError, Given};
+use super::{ConnInfoError, Given, character_number, options};
 
 /// Reads pairs into `given`; a keyword that comes again replaces the earlier value.
 pub(super) fn parse(text: &str, given: &mut Given) -> Result<(), ConnInfoError> {
@@ -13,19 +13,47 @@ pub(super) fn parse(text: &str, given: &mut Given) -> Result<(), ConnInfoError> 
         let (name, after) = rest.split_at(end);
         let after = after.trim_start_matches(is_space);
         let Some(after) = after.strip_prefix('=') else {
-            return Err(ConnInfoError::new(format!(
-                "missing \"=\" after \"{name}\" in connection info string"
-            )));
+            let number = character_number(text, name);
+            return Err(ConnInfoError::new(if options::is_known(name) {
+                format!(
+                    "missing \"=\" after \"{name}\" at character {number} of the connection string"
+                )
+            } else {
+                format!(
+                    "missing \"=\" after the word at character {number} of the connection string"
+                )
+            }));
         };
-        let (value, after) = parse_value(after.trim_start_matches(is_space))?;
+        let at_value = after.trim_start_matches(is_space);
+        let (value, after) = parse_value(at_value).ok_or_else(|| {
+            ConnInfoError::new(format!(
+                "missing end quote of the value at character {} of the connection string",
+                character_number(text, at_value)
+            ))
+        })?;
+        if !options::is_known(name) {
+            return Err(unknown(text, name, rest[end..].starts_with('=')));
+        }
         given.set(name, &value)?;
         rest = after.trim_start_matches(is_space);
     }
     Ok(())
 }
 
-/// A value, quoted or not, and what follows it.
-fn parse_value(text: &str) -> Result<(String, &str), ConnInfoError> {
+/// The error for an option that does not exist. Its name is shown when it surely looks like one.
+fn unknown(text: &str, name: &str, before_equals: bool) -> ConnInfoError {
+    let legal = |c: char| c.is_ascii_lowercase() || c == '_';
+    if before_equals && !name.is_empty() && name.chars().all(legal) {
+        return ConnInfoError::new(format!("invalid connection option \"{name}\""));
+    }
+    ConnInfoError::new(format!(
+        "invalid connection option at character {} of the connection string",
+        character_number(text, name)
+    ))
+}
+
+/// A value, quoted or not, and what follows it; `None` when the closing quote is missing.
+fn parse_value(text: &str) -> Option<(String, &str)> {
     let (quoted, body) = match text.strip_prefix('\'') {
         Some(body) => (true, body),
         None => (false, text),
@@ -36,15 +64,12 @@ fn parse_value(text: &str) -> Result<(String, &str), ConnInfoError> {
         match c {
             // A backslash takes the next character as it is; at the very end it is dropped.
             '\\' => value.extend(chars.next().map(|(_, escaped)| escaped)),
-            '\'' if quoted => return Ok((value, &body[at + 1..])),
-            c if !quoted && is_space(c) => return Ok((value, &body[at..])),
+            '\'' if quoted => return Some((value, &body[at + 1..])),
+            c if !quoted && is_space(c) => return Some((value, &body[at..])),
             c => value.push(c),
         }
     }
-    if quoted {
-        return Err(ConnInfoError::new("unterminated quoted string in connection info string"));
-    }
-    Ok((value, ""))
+    (!quoted).then_some((value, ""))
 }
 
 /// isspace(3) of the C locale.

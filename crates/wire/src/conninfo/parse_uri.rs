@@ -4,7 +4,7 @@
 //! <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-URIS>. Its order
 //! of decisions is kept, because that is what defines the corner cases.
 
-use super::{ConnInfoError, Given};
+use super::{ConnInfoError, Given, character_number};
 
 /// What follows the scheme, if `text` is a connection URI.
 pub(super) fn strip_scheme(text: &str) -> Option<&str> {
@@ -20,52 +20,57 @@ pub(super) fn parse(uri: &str, mut rest: &str, given: &mut Given) -> Result<(), 
             None => (&rest[..at], ""),
         };
         if !user.is_empty() {
-            given.set("user", &decode(user)?)?;
+            given.set("user", &decode(uri, user, user, "user")?)?;
         }
         if !password.is_empty() {
-            let decoded = decode(password).map_err(|_| {
-                ConnInfoError::new("invalid percent-encoding in the password of the URI")
-            })?;
-            given.set("password", &decoded)?;
+            given.set("password", &decode(uri, password, password, "password")?)?;
         }
         rest = &rest[at + 1..];
     }
 
-    let mut hosts = String::new();
-    let mut ports = String::new();
+    let (mut hosts, at_hosts) = (String::new(), rest);
+    let (mut ports, mut at_ports) = (String::new(), None);
     loop {
         let host;
         if let Some(bracketed) = rest.strip_prefix('[') {
             let Some(end) = bracketed.find(']') else {
                 return Err(ConnInfoError::new(format!(
-                    "end of string reached when looking for matching \"]\" in IPv6 host address in \
-                     URI: \"{}\"",
-                    mask_password(uri)
+                    "missing \"]\" after the \"[\" of the IPv6 host address at character {} of the \
+                     URI",
+                    character_number(uri, rest)
                 )));
             };
             if end == 0 {
                 return Err(ConnInfoError::new(format!(
-                    "IPv6 host address may not be empty in URI: \"{}\"",
-                    mask_password(uri)
+                    "IPv6 host address may not be empty (character {} of the URI)",
+                    character_number(uri, rest)
                 )));
             }
             (host, rest) = (&bracketed[..end], &bracketed[end + 1..]);
-            if let Some(odd) = rest.chars().next().filter(|c| !":/?,".contains(*c)) {
+            if rest.chars().next().is_some_and(|c| !":/?,".contains(c)) {
                 return Err(ConnInfoError::new(format!(
-                    "unexpected character \"{odd}\" at position {} in URI (expected \":\" or \
-                     \"/\"): \"{}\"",
-                    uri.len() - rest.len() + 1,
-                    mask_password(uri)
+                    "unexpected character at character {} of the URI (expected \":\" or \"/\")",
+                    character_number(uri, rest)
                 )));
             }
         } else {
             let end = rest.find([':', '/', '?', ',']).unwrap_or(rest.len());
             (host, rest) = rest.split_at(end);
+            // libpq would look up what is the rest of a password, and show it. At the front it
+            // makes an abstract socket.
+            if let Some(at) = host.rfind('@').filter(|&at| at > 0) {
+                return Err(ConnInfoError::new(format!(
+                    "unexpected \"@\" at character {} of the URI (in a user name or password it is \
+                     written %40)",
+                    character_number(uri, &host[at..])
+                )));
+            }
         }
         hosts.push_str(host);
         if let Some(after) = rest.strip_prefix(':') {
             let end = after.find(['/', '?', ',']).unwrap_or(after.len());
             ports.push_str(&after[..end]);
+            at_ports = at_ports.or(Some(after));
             rest = &after[end..];
         }
         let Some(next) = rest.strip_prefix(',') else { break };
@@ -74,48 +79,55 @@ pub(super) fn parse(uri: &str, mut rest: &str, given: &mut Given) -> Result<(), 
         rest = next;
     }
     if !hosts.is_empty() {
-        given.set("host", &decode(&hosts)?)?;
+        given.set("host", &decode(uri, at_hosts, &hosts, "host")?)?;
     }
     if !ports.is_empty() {
-        given.set("port", &decode(&ports)?)?;
+        given.set("port", &decode(uri, at_ports.unwrap_or(rest), &ports, "port")?)?;
     }
 
     if let Some(path) = rest.strip_prefix('/') {
         let end = path.find('?').unwrap_or(path.len());
         if end > 0 {
-            given.set("dbname", &decode(&path[..end])?)?;
+            given.set("dbname", &decode(uri, path, &path[..end], "database name")?)?;
         }
         rest = &path[end..];
     }
     match rest.strip_prefix('?') {
-        Some(params) => parse_params(params, given),
+        Some(params) => parse_params(uri, params, given),
         None => Ok(()),
     }
 }
 
-fn parse_params(params: &str, given: &mut Given) -> Result<(), ConnInfoError> {
+fn parse_params(uri: &str, params: &str, given: &mut Given) -> Result<(), ConnInfoError> {
     // A trailing & is fine, an empty parameter elsewhere is not.
     let params = params.strip_suffix('&').unwrap_or(params);
     if params.is_empty() {
         return Ok(());
     }
     for pair in params.split('&') {
+        let number = character_number(uri, pair);
         let Some((name, value)) = pair.split_once('=') else {
             return Err(ConnInfoError::new(format!(
-                "missing key/value separator \"=\" in URI query parameter: \"{pair}\""
+                "missing key/value separator \"=\" in the query parameter \
+                 at character {number} of the \
+                 URI"
             )));
         };
         if value.contains('=') {
             return Err(ConnInfoError::new(format!(
-                "extra key/value separator \"=\" in URI query parameter: \"{name}\""
+                "extra key/value separator \"=\" in the query parameter \
+                 at character {number} of the URI"
             )));
         }
-        let (name, value) = (decode(name)?, decode(value)?);
+        let name = decode(uri, name, name, "query parameter")?;
+        let value = decode(uri, value, value, "query parameter's value")?;
         // As JDBC writes it.
         if name == "ssl" && value == "true" {
             given.set("sslmode", "require")?;
-        } else if super::options::find(&name).is_none() && name != "requiressl" {
-            return Err(ConnInfoError::new(format!("invalid URI query parameter: \"{name}\"")));
+        } else if !super::options::is_known(&name) {
+            return Err(ConnInfoError::new(format!(
+                "invalid query parameter at character {number} of the URI"
+            )));
         } else {
             given.set(&name, &value)?;
         }
@@ -124,12 +136,16 @@ fn parse_params(params: &str, given: &mut Given) -> Result<(), ConnInfoError> {
 }
 
 /// Percent-decoding. Blanks around are skipped, blanks within are an error, as in libpq 18.
-fn decode(text: &str) -> Result<String, ConnInfoError> {
+///
+/// Errors call the text `what` and say that it begins where `place`, a slice of `uri`, does.
+fn decode(uri: &str, place: &str, text: &str, what: &str) -> Result<String, ConnInfoError> {
+    let error = |problem: &str| {
+        let number = character_number(uri, place);
+        ConnInfoError::new(format!("{problem} in the {what} at character {number} of the URI"))
+    };
     let trimmed = text.trim_matches(super::parse_keywords::is_space);
     if trimmed.contains(super::parse_keywords::is_space) {
-        return Err(ConnInfoError::new(format!(
-            "unexpected spaces found in \"{text}\", use percent-encoded spaces (%20) instead"
-        )));
+        return Err(error("unexpected spaces (they are written %20)"));
     }
     let mut decoded = Vec::with_capacity(trimmed.len());
     let mut rest = trimmed.as_bytes();
@@ -142,32 +158,13 @@ fn decode(text: &str) -> Result<String, ConnInfoError> {
         let digit = |at: usize| char::from(*after.get(at)?).to_digit(16);
         let value = match (digit(0), digit(1)) {
             (Some(high), Some(low)) => u8::try_from(high * 16 + low).unwrap_or_default(),
-            _ => {
-                return Err(ConnInfoError::new(format!(
-                    "invalid percent-encoded token: \"{text}\""
-                )));
-            }
+            _ => return Err(error("invalid percent-encoded token")),
         };
         if value == 0 {
-            return Err(ConnInfoError::new(format!(
-                "forbidden value %00 in percent-encoded value: \"{text}\""
-            )));
+            return Err(error("forbidden value %00"));
         }
         decoded.push(value);
         rest = &after[2..];
     }
-    String::from_utf8(decoded)
-        .map_err(|_| ConnInfoError::new(format!("percent-encoded value is no UTF-8: \"{text}\"")))
-}
-
-/// The URI for a message: libpq prints it whole, we leave the password out.
-fn mask_password(uri: &str) -> String {
-    let scheme = uri.find("://").map_or(0, |at| at + 3);
-    let rest = &uri[scheme..];
-    if let Some(at) = rest.find(['@', '/']).filter(|&at| rest.as_bytes()[at] == b'@')
-        && let Some(colon) = rest[..at].find(':')
-    {
-        return format!("{}{}:****{}", &uri[..scheme], &rest[..colon], &rest[at..]);
-    }
-    uri.to_owned()
+    String::from_utf8(decoded).map_err(|_| error("percent-encoded bytes that are no UTF-8"))
 }

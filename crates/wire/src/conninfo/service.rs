@@ -42,7 +42,8 @@ pub(super) fn fill(
             return Ok(());
         }
     }
-    Err(ConnInfoError::new(format!("definition of service \"{service}\" not found")))
+    // The name may be a piece of a password that was not quoted.
+    Err(ConnInfoError::new("definition of the service not found in any service file"))
 }
 
 /// Takes the group `[service]` from a file; false when the file does not have it.

@@ -133,6 +133,17 @@ impl ReplicationStream {
         &self.host
     }
 
+    /// When bytes last came from the server, those of a message that is not complete yet
+    /// included; `None` when none have come since streaming began.
+    ///
+    /// A single huge value can take longer than the timeout of a [`receive`](Self::receive), or
+    /// several of them, which then find [`Received::Idle`]. Bytes that flow are a sign of life all
+    /// the same: whoever gives up on a silent server has to look here. What the server sends
+    /// during [`wait_without_reading`](Self::wait_without_reading) is not read, and not seen here.
+    pub fn last_data(&self) -> Option<Instant> {
+        self.last_data
+    }
+
     /// A handle that makes a blocked receive return.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
@@ -159,12 +170,13 @@ impl ReplicationStream {
                 return Ok(Received::Idle);
             }
             self.make_room()?;
+            let previous_data = self.last_data;
             let count = match self.read_some() {
                 Ok(count) => count,
                 Err(Error::Closed) => return Ok(Received::Ended(EndReason::Closed)),
                 Err(error) => return Err(error),
             };
-            if may_nap && self.should_nap(count) && !passed(Instant::now() + NAP) {
+            if may_nap && self.should_nap(count, previous_data) && !passed(Instant::now() + NAP) {
                 may_nap = false;
                 std::thread::sleep(NAP);
                 match self.read_some() {
@@ -172,14 +184,12 @@ impl ReplicationStream {
                     // What the end means is found out by the next read, after this data.
                     Ok(_) | Err(Error::Closed) => {
                         has_read = true;
-                        self.last_data = Some(Instant::now());
                         continue;
                     }
                     Err(error) => return Err(error),
                 }
             } else if count > 0 {
                 has_read = true;
-                self.last_data = Some(Instant::now());
                 continue;
             }
             let want = Want { read: true, write: self.has_unsent() };
@@ -198,11 +208,11 @@ impl ReplicationStream {
     }
 
     /// Whether to leave the sender alone for a moment after a read of `count` bytes, 0 included:
-    /// when data flows, but comes in small pieces.
-    fn should_nap(&self, count: usize) -> bool {
+    /// when data flows, but comes in small pieces. `previous_data` is when data came before it.
+    fn should_nap(&self, count: usize, previous_data: Option<Instant>) -> bool {
         count < SHORT_READ
             && self.filled < self.buffer.len()
-            && self.last_data.is_some_and(|last| last.elapsed() < FLOW)
+            && previous_data.is_some_and(|last| last.elapsed() < FLOW)
     }
 
     /// Reads what is there and fits; 0 when nothing is there, [`Error::Closed`] at the end.
@@ -215,6 +225,7 @@ impl ReplicationStream {
                 Ok(0) => return Err(Error::Closed),
                 Ok(count) => {
                     self.filled += count;
+                    self.last_data = Some(Instant::now());
                     if count < room {
                         break;
                     }

@@ -171,6 +171,27 @@ fn a_wake_taken_half_way_is_not_lost_and_does_not_spin() {
     }
 }
 
+#[test]
+fn bytes_of_an_incomplete_message_are_a_sign_of_life() {
+    const BRIEFLY: Duration = Duration::from_millis(5);
+    let (mut server, mut stream) = pair();
+    assert!(matches!(stream.receive(BRIEFLY).unwrap(), Received::Idle));
+    assert_eq!(stream.last_data(), None);
+    let message = message(b'd', &[7; 300]);
+    let mut last = None;
+    for piece in message[..300].chunks(100) {
+        server.write_all(piece).unwrap();
+        assert!(matches!(stream.receive(BRIEFLY).unwrap(), Received::Idle));
+        assert!(stream.last_data() > last);
+        last = stream.last_data();
+    }
+    assert!(matches!(stream.receive(BRIEFLY).unwrap(), Received::Idle));
+    assert_eq!(stream.last_data(), last);
+    server.write_all(&message[300..]).unwrap();
+    assert!(matches!(stream.receive(SOON).unwrap(), Received::Chunk(_)));
+    assert!(stream.last_data() > last);
+}
+
 /// A lone message on an idle connection is not held back for a nap; in a flow, naps gather.
 #[test]
 fn naps_only_while_data_flows() {
