@@ -229,6 +229,10 @@ impl State {
 
     /// Asks a silent publisher for a sign of life, and gives up when none comes.
     fn watch_silence(&mut self) -> Result<()> {
+        // A huge value takes its time; its bytes are a sign of life before it is whole.
+        if let Some(last) = self.stream.last_data() {
+            self.last_heard = self.last_heard.max(last);
+        }
         let silence = self.last_heard.elapsed();
         if silence >= self.options.receive_timeout {
             return Err(Failure::new(
