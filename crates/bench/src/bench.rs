@@ -1,5 +1,6 @@
 //! What one invocation measures with: servers, program, regime, sizes.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -115,10 +116,23 @@ pub(crate) fn find_program() -> Result<(PathBuf, String)> {
         .output()
         .with_context(|| format!("cannot run {}", program.display()))?;
     let mut version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if let Some(commit) = commit() {
+        let _ = write!(version, ", commit {commit}");
+    }
     if cfg!(debug_assertions) {
-        version.push_str(" (debug build)");
+        version.push_str(", debug build");
     }
     Ok((program, version))
+}
+
+/// The commit of the source tree, marked when there are changes on top.
+fn commit() -> Option<String> {
+    let output = Command::new("git")
+        .args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty"])
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    (output.status.success() && !text.is_empty()).then_some(text)
 }
 
 /// Where results are kept unless told otherwise: beside the build, `target/bench`.

@@ -32,7 +32,6 @@ pub(crate) struct Environment {
     pub(crate) target: Cluster,
     binaries: ServerBinaries,
     standby: ClusterBuilder,
-    logs: tempfile::TempDir,
     settings: String,
 }
 
@@ -121,7 +120,6 @@ impl Environment {
             target,
             binaries: binaries.clone(),
             standby,
-            logs: tempfile::tempdir().context("cannot make a directory for logs")?,
             settings,
         })
     }
@@ -141,9 +139,9 @@ impl Environment {
         &self.settings
     }
 
-    /// A place for a program's log.
+    /// A place for a program's log, removed with the publisher.
     pub(crate) fn log_file(&self, name: &str) -> PathBuf {
-        self.logs.path().join(name)
+        self.publisher.socket_dir().join(name)
     }
 
     /// How the native subscription reaches the publisher: that is where its network is.

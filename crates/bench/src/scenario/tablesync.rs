@@ -21,6 +21,8 @@ const DATABASE: &str = "bench";
 const BASE: &str = "bench_base";
 const ROUND: &str = "bench_round";
 const POLL: Duration = Duration::from_millis(10);
+/// Asking about thousands of tables takes time from those who copy them.
+const POLL_MANY: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(200);
 /// Tables per statement when thousands are made: each takes a lock until its end.
 const TABLES_AT_ONCE: u64 = 500;
@@ -68,7 +70,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, tables: Tables) -> Res
             }
             servers.reset_target(BASE, ROUND)?;
             let copied = match runner {
-                Runner::Native => native(&servers, bench.limit),
+                Runner::Native => native(&servers, tables, bench.limit),
                 _ => pgapace(&servers, bench),
             };
             let copied =
@@ -144,7 +146,7 @@ fn copy_out(environment: &Environment, tables: Tables) -> Result<f64> {
 }
 
 /// From CREATE SUBSCRIPTION until every table is ready.
-fn native(environment: &Environment, limit: Duration) -> Result<Copied> {
+fn native(environment: &Environment, tables: Tables, limit: Duration) -> Result<Copied> {
     let mut control = environment.target.connect(ROUND)?;
     let mut publisher = environment.publisher.connect(DATABASE)?;
     let mut meter = Meter::default();
@@ -160,6 +162,7 @@ fn native(environment: &Environment, limit: Duration) -> Result<Copied> {
     let ready = control.prepare(
         "SELECT coalesce(avg((srsubstate IN ('r', 's'))::int), 1)::float8 FROM pg_subscription_rel",
     )?;
+    let poll = if tables.number < 1000 { POLL } else { POLL_MANY };
     let mut looked = started;
     let mut stopped_at = None;
     let seconds = loop {
@@ -177,7 +180,7 @@ fn native(environment: &Environment, limit: Duration) -> Result<Copied> {
             }
         }
         meter.sample();
-        std::thread::sleep(POLL);
+        std::thread::sleep(poll);
     };
     look(&mut meter, &mut control, &mut publisher, NATIVE_WORKERS)?;
     meter.sample();
