@@ -24,14 +24,9 @@ pub(super) fn check(
     reporter: &mut Reporter<'_>,
 ) -> Option<Vec<PublishedTable>> {
     let version = session.server_version();
-    if version.major() < OLDEST_MAJOR {
-        reporter.block(
-            "version",
-            format!("PostgreSQL {version}: {OLDEST_MAJOR} is the oldest supported"),
-        );
+    if !reporter.supports(version, OLDEST_MAJOR) {
         return None;
     }
-    reporter.ok("version", format!("PostgreSQL {version}"));
     if config.origin_none && version.major() < 16 {
         reporter.block(
             "origin",

@@ -157,6 +157,20 @@ pub(crate) struct Reporter<'a> {
 }
 
 impl Reporter<'_> {
+    /// Whether the side's server is not older than this; says so either way.
+    pub(crate) fn supports(&mut self, version: wire::ServerVersion, oldest: u32) -> bool {
+        let supported = version.major() >= oldest;
+        if supported {
+            self.ok("version", format!("PostgreSQL {version}"));
+        } else {
+            self.block(
+                "version",
+                format!("PostgreSQL {version}: {oldest} is the oldest supported"),
+            );
+        }
+        supported
+    }
+
     pub(crate) fn ok(&mut self, topic: &'static str, message: impl Into<String>) {
         self.report.add(Severity::Ok, self.side, topic, message);
     }

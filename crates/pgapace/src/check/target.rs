@@ -22,14 +22,9 @@ pub(super) fn check(
     reporter: &mut Reporter<'_>,
 ) -> Option<Known> {
     let version = session.server_version();
-    if version.major() < OLDEST_MAJOR {
-        reporter.block(
-            "version",
-            format!("PostgreSQL {version}: {OLDEST_MAJOR} is the oldest supported"),
-        );
+    if !reporter.supports(version, OLDEST_MAJOR) {
         return None;
     }
-    reporter.ok("version", format!("PostgreSQL {version}"));
     let role = reporter.group("role", |_| {
         let sql = "SELECT pg_catalog.quote_ident(current_user::pg_catalog.text)";
         one(session, SIDE, sql, "reading its role")
