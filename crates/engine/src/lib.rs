@@ -9,13 +9,16 @@
 //!    received bytes.
 //! 3. [`assemble`]: messages to transactions, large ones in parts.
 //! 4. [`gate`]: which changes of a table are already in its initial copy.
-//! 5. [`progress`]: received, applied, durable: what may be acknowledged.
-//! 6. [`history`]: may a publisher's timeline be followed from where we are?
+//! 5. [`key`], [`net`]: the changes of one row folded into one, inside a group.
+//! 6. [`progress`]: received, applied, durable: what may be acknowledged.
+//! 7. [`history`]: may a publisher's timeline be followed from where we are?
 #![forbid(unsafe_code)]
 
 pub mod assemble;
 pub mod gate;
 pub mod history;
+pub mod key;
+pub mod net;
 pub mod progress;
 pub mod relation;
 pub mod transaction;

@@ -42,6 +42,17 @@ pub(crate) struct Column {
     pub(crate) base_type: u32,
     /// Name of the declared type, for messages.
     pub(crate) type_name: String,
+    /// The base type as SQL, quoted, so that grammar gives it no implicit length (`bit` is
+    /// `bit(1)` in a cast, `"bit"` is not).
+    pub(crate) base_type_sql: String,
+    /// Oid of the array type over the base type, 0 if there is none.
+    pub(crate) array_type: u32,
+    /// Whether the base type is itself an array.
+    pub(crate) is_array: bool,
+    /// `pg_type.typtype` of the base type.
+    pub(crate) type_kind: char,
+    /// Whether equal strings have equal bytes under the column's collation; true without one.
+    pub(crate) deterministic: bool,
     pub(crate) identity: Identity,
     pub(crate) generated: bool,
     pub(crate) not_null: bool,
@@ -139,7 +150,8 @@ WHERE n.nspname = $1 AND c.relname = $2";
 /// every part of an array or composite has one too (`json[]` has `=` that fails when it runs).
 const COLUMNS_SQL: &str = "\
 WITH RECURSIVE attribute AS (
-  SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attidentity, a.attgenerated, a.attnotnull
+  SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attidentity, a.attgenerated, a.attnotnull,
+         a.attcollation
   FROM pg_catalog.pg_attribute a
   WHERE a.attrelid = $1::pg_catalog.oid AND a.attnum > 0 AND NOT a.attisdropped
 ), domain_chain AS (
@@ -189,9 +201,15 @@ WITH RECURSIVE attribute AS (
 SELECT a.attname, a.attnum, b.typ, pg_catalog.format_type(a.atttypid, a.atttypmod),
        a.attidentity, a.attgenerated <> '', a.attnotnull, own.nspname, own.oprname,
        (SELECT pg_catalog.bool_and(c.oprname IS NOT NULL) FROM comparable c
-        WHERE c.attnum = a.attnum)
+        WHERE c.attnum = a.attnum),
+       bn.nspname, bt.typname, bt.typarray,
+       bt.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc, bt.typtype,
+       coalesce(co.collisdeterministic, true)
 FROM attribute a
 JOIN base b ON b.attnum = a.attnum
+JOIN pg_catalog.pg_type bt ON bt.oid = b.typ
+JOIN pg_catalog.pg_namespace bn ON bn.oid = bt.typnamespace
+LEFT JOIN pg_catalog.pg_collation co ON co.oid = a.attcollation
 LEFT JOIN comparable own ON own.attnum = a.attnum AND own.typ = b.typ
 ORDER BY a.attnum";
 
@@ -305,6 +323,15 @@ fn column(row: &Row<'_>) -> Result<Column> {
         generated: boolean(row, 5)?,
         not_null: boolean(row, 6)?,
         equality,
+        base_type_sql: format!(
+            "{}.{}",
+            quote_ident(&field::<String>(row, 10)?),
+            always_quoted(&field::<String>(row, 11)?)
+        ),
+        array_type: field(row, 12)?,
+        is_array: boolean(row, 13)?,
+        type_kind: field(row, 14)?,
+        deterministic: boolean(row, 15)?,
     })
 }
 
@@ -357,6 +384,12 @@ fn keys_of(
     let identity = chosen.map(|index| candidates.remove(index).key);
     let unique = candidates.into_iter().filter(|c| c.all_not_null).map(|c| c.key).collect();
     Ok((identity, unique))
+}
+
+/// Quoted even where it need not be: names of types that are words of the grammar mean something
+/// else without quotes.
+fn always_quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 fn describe_kind(kind: &str) -> &'static str {
