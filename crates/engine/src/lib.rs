@@ -9,13 +9,15 @@
 //!    received bytes.
 //! 3. [`assemble`]: messages to transactions, large ones in parts.
 //! 4. [`gate`]: which changes of a table are already in its initial copy.
-//! 5. [`key`], [`net`]: the changes of one row folded into one, inside a group.
-//! 6. [`progress`]: received, applied, durable: what may be acknowledged.
-//! 7. [`history`]: may a publisher's timeline be followed from where we are?
+//! 5. [`group`]: adjacent transactions to apply groups.
+//! 6. [`key`], [`net`]: the changes of one row folded into one, inside a group.
+//! 7. [`progress`]: received, applied, durable: what may be acknowledged.
+//! 8. [`history`]: may a publisher's timeline be followed from where we are?
 #![forbid(unsafe_code)]
 
 pub mod assemble;
 pub mod gate;
+pub mod group;
 pub mod history;
 pub mod key;
 pub mod net;

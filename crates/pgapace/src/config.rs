@@ -20,6 +20,52 @@ pub(crate) enum OriginFilter {
     None,
 }
 
+/// How changes are applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ApplyMode {
+    /// As sets of net changes, where that means the same.
+    Auto,
+    /// Every change as it was sent, every transaction alone.
+    Row,
+}
+
+/// Source transactions that may become one target transaction; `None` is as many as wait.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "NumberOrText")]
+pub(crate) struct GroupTransactions(pub(crate) Option<std::num::NonZeroUsize>);
+
+/// As the file has it: `8` or `"auto"`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum NumberOrText {
+    Number(usize),
+    Text(String),
+}
+
+impl TryFrom<NumberOrText> for GroupTransactions {
+    type Error = String;
+
+    fn try_from(value: NumberOrText) -> std::result::Result<Self, String> {
+        match value {
+            NumberOrText::Number(number) => number.to_string().parse(),
+            NumberOrText::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl std::str::FromStr for GroupTransactions {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self(None));
+        }
+        let number = text.parse().map_err(|_| format!("{text:?} is neither auto nor 1 or more"))?;
+        Ok(Self(Some(number)))
+    }
+}
+
 /// Settings of one subscription as they were given; nothing is filled in.
 #[derive(Debug, Clone, Default, Deserialize, Args)]
 #[serde(deny_unknown_fields)]
@@ -118,6 +164,18 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "MB", env = "PGAPACE_MEMORY_LIMIT")]
     #[serde(rename = "memory-limit", alias = "memory_limit")]
     pub(crate) memory_limit: Option<usize>,
+
+    /// Source transactions that may become one target transaction: auto, or a number; 1 commits
+    /// each of them alone [default: auto]
+    #[arg(long, value_name = "auto|N", env = "PGAPACE_GROUP_TRANSACTIONS")]
+    #[serde(rename = "group-transactions", alias = "group_transactions")]
+    pub(crate) group_transactions: Option<GroupTransactions>,
+
+    /// How changes are applied: auto as sets of net changes where that means the same, row each
+    /// as it was sent [default: auto]
+    #[arg(long, value_enum, value_name = "MODE", env = "PGAPACE_APPLY_MODE")]
+    #[serde(rename = "apply-mode", alias = "apply_mode")]
+    pub(crate) apply_mode: Option<ApplyMode>,
 }
 
 impl Settings {
@@ -139,6 +197,8 @@ impl Settings {
             receive_timeout: self.receive_timeout.or(weaker.receive_timeout),
             busy_timeout: self.busy_timeout.or(weaker.busy_timeout),
             memory_limit: self.memory_limit.or(weaker.memory_limit),
+            group_transactions: self.group_transactions.or(weaker.group_transactions),
+            apply_mode: self.apply_mode.or(weaker.apply_mode),
         }
     }
 
@@ -204,6 +264,8 @@ impl Settings {
             receive_timeout: seconds(self.receive_timeout, 60, "receive-timeout")?,
             busy_timeout,
             memory_limit: memory_limit << 20,
+            group_transactions: self.group_transactions.unwrap_or_default(),
+            apply_mode: self.apply_mode.unwrap_or(ApplyMode::Auto),
         })
     }
 }
@@ -238,6 +300,8 @@ pub(crate) struct Subscription {
     pub(crate) busy_timeout: Duration,
     /// Bytes.
     pub(crate) memory_limit: usize,
+    pub(crate) group_transactions: GroupTransactions,
+    pub(crate) apply_mode: ApplyMode,
 }
 
 /// A configuration file: common settings, and any number of subscriptions.

@@ -83,6 +83,9 @@ pub(crate) struct Failure {
     pub(crate) offender: Option<Box<Offender>>,
     /// Whether trying again from the recorded state may succeed.
     pub(crate) transient: bool,
+    /// Transactions that commit up to here failed as sets of net changes and are no longer in
+    /// memory: the next run applies them change by change, which tells what is wrong.
+    pub(crate) rows_through: Option<Lsn>,
 }
 
 impl Failure {
@@ -95,6 +98,7 @@ impl Failure {
             hint: None,
             offender: None,
             transient: false,
+            rows_through: None,
         }
     }
 

@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use engine::assemble::PartLimits;
+use engine::group::GroupLimits;
 use engine::progress::Progress;
 use pgoutput::Lsn;
 use wire::{ReplicationStream, Session};
@@ -15,7 +16,7 @@ use crate::apply::durability::Durability;
 use crate::apply::leader::{Leader, Outcome, Parts};
 use crate::apply::tables::Tables;
 use crate::apply::worker::{Identity, Worker};
-use crate::config::Subscription as Config;
+use crate::config::{ApplyMode, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::publication;
@@ -38,6 +39,11 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A run that lasted this long was not a failed attempt: the next pause is short again.
 const GOOD_RUN: Duration = Duration::from_secs(30);
+
+/// Most source transactions and changes of a group, if the user does not say: enough that what a
+/// group costs does not count, and well under a second of work.
+const GROUP_TRANSACTIONS: usize = 4096;
+const GROUP_CHANGES: usize = 32_768;
 
 /// Where to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +70,7 @@ pub(crate) fn run(config: &Config, options: RunOptions, shutdown: &Shutdown) -> 
         streamed: false,
         owner: None,
         catalogue_error: None,
+        rows_through: Lsn::INVALID,
     };
     let mut pause = FIRST_PAUSE;
     loop {
@@ -108,10 +115,16 @@ struct Supervisor<'a> {
     owner: Option<SessionId>,
     /// The progress at which the last error that may come from a stale catalogue happened.
     catalogue_error: Option<Lsn>,
+    /// See [`Failure::rows_through`].
+    rows_through: Lsn,
 }
 
 impl Supervisor<'_> {
     fn may_retry(&mut self, failure: &Failure) -> bool {
+        if let Some(through) = failure.rows_through {
+            self.rows_through = self.rows_through.max(through);
+            return true;
+        }
         if failure.transient {
             return self.streamed;
         }
@@ -301,6 +314,18 @@ impl Supervisor<'_> {
                 bytes: part_bytes,
                 held_bytes: config.memory_limit / 2,
                 ..PartLimits::default()
+            },
+            group_limits: GroupLimits {
+                transactions: config
+                    .group_transactions
+                    .0
+                    .map_or(GROUP_TRANSACTIONS, std::num::NonZeroUsize::get),
+                changes: GROUP_CHANGES,
+                bytes: part_bytes,
+            },
+            rows_through: match config.apply_mode {
+                ApplyMode::Auto => self.rows_through,
+                ApplyMode::Row => Lsn(u64::MAX),
             },
         })
         .run()

@@ -1,47 +1,53 @@
 //! What the target answers: rows counted, missing rows kept until their transaction has committed,
 //! errors turned into failures that name the change.
 
-use std::collections::VecDeque;
-
+use engine::net::ChangeAt;
 use pgoutput::{Lsn, Message};
 
 use crate::apply::missing::MissingLog;
 use crate::apply::offender::{self, unknown_offender};
-use crate::apply::work::Work;
+use crate::apply::work::{Group, Work};
 use crate::error::{Class, Failure, Offender, Result};
 use crate::target::state::statistics::Counters;
-use crate::target::statement::row::{Expect, Operation};
+use crate::target::statement::row::Expect;
 
 /// Missing rows of one transaction that are kept to be named in the log; the rest are counted.
 const KEPT_MISSING: usize = 100;
 
-/// A statement whose result is awaited.
+/// A statement whose result is awaited. Places are in the first group in flight.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Pending {
     Begin,
-    /// Change `index` of the work with this number.
+    /// A statement of net changes: it checks itself.
+    Net,
+    /// A statement of one change.
     Change {
-        work: u64,
-        index: u32,
-        operation: Operation,
+        at: ChangeAt,
         expect: Expect,
     },
     Truncate {
-        work: u64,
-        index: u32,
+        at: ChangeAt,
     },
+    /// The progress row after this part.
     Progress {
-        work: u64,
+        part: u32,
     },
     Commit {
-        work: u64,
+        part: u32,
     },
-    /// The end of the transaction that ends at this LSN.
+    /// The end of a target transaction; `None` after one that failed.
     Sync {
-        work: u64,
-        end: Lsn,
-        idle: bool,
+        commits: Option<Committing>,
     },
+}
+
+/// What a target transaction commits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Committing {
+    /// The end of its last source transaction.
+    pub(crate) end: Lsn,
+    /// Everything but missing rows, which the answers tell.
+    pub(crate) counters: Counters,
 }
 
 /// What the answers have said so far.
@@ -86,23 +92,12 @@ impl Answers {
             Some(Pending::Progress { .. }) => {
                 Err(Failure::internal("the target recorded no progress"))
             }
-            Some(Pending::Truncate { .. }) => {
-                self.current.truncates += 1;
-                Ok(())
-            }
+            Some(Pending::Truncate { .. } | Pending::Net) => Ok(()),
             Some(Pending::Commit { .. }) if rolled_back => {
                 Err(Failure::internal("the target rolled a transaction back at COMMIT"))
             }
             Some(Pending::Commit { .. }) => Ok(()),
-            Some(Pending::Change { work, index, operation, expect }) => {
-                match operation {
-                    Operation::Insert => self.current.inserts += 1,
-                    Operation::Delete => self.current.deletes += 1,
-                    Operation::Update | Operation::Replace | Operation::ReplaceChangedIdentity => {
-                        self.current.updates += 1;
-                    }
-                    Operation::Probe | Operation::UpdateSameIdentity => {}
-                }
+            Some(Pending::Change { at, expect }) => {
                 let rows = affected + std::mem::take(&mut self.carried);
                 match expect {
                     Expect::Any => Ok(()),
@@ -112,13 +107,13 @@ impl Answers {
                     }
                     Expect::One if rows == 1 => Ok(()),
                     Expect::One if rows == 0 => {
-                        if context.is_delete(work, index as usize) {
+                        if context.is_delete(at) {
                             self.current.delete_missing += 1;
                         } else {
                             self.current.update_missing += 1;
                         }
                         if self.missing.len() < KEPT_MISSING {
-                            self.missing.push(context.offender(work, index as usize));
+                            self.missing.push(context.offender(at));
                         } else {
                             self.more_missing += 1;
                         }
@@ -130,7 +125,7 @@ impl Answers {
                             format!("a change of one row affected {rows} rows of the target"),
                         )
                         .hint("The columns by which rows are found are not unique on the target.");
-                        failure.offender = Some(Box::new(context.offender(work, index as usize)));
+                        failure.offender = Some(Box::new(context.offender(at)));
                         Err(failure)
                     }
                 }
@@ -142,16 +137,22 @@ impl Answers {
     }
 
     /// The answer to the Sync of a transaction: it is committed.
-    pub(crate) fn transaction_committed(&mut self, end: Lsn, idle: bool) {
+    pub(crate) fn transaction_committed(&mut self, committing: &Committing) {
         for offender in self.missing.drain(..) {
             self.log.log(&offender);
         }
         self.log.suppress(std::mem::take(&mut self.more_missing));
-        if !idle {
-            self.current.transactions += 1;
-        }
         self.committed.add(&std::mem::take(&mut self.current));
-        self.committed_through = Some(end);
+        self.committed.add(&committing.counters);
+        self.committed_through = Some(committing.end);
+    }
+
+    /// The transaction is rolled back and carried out again: what was said of it does not count.
+    pub(crate) fn roll_back(&mut self) {
+        self.current = Counters::default();
+        self.missing.clear();
+        self.more_missing = 0;
+        self.carried = 0;
     }
 
     /// The session is lost: whether the transaction being answered has committed is not known here.
@@ -177,42 +178,45 @@ impl Answers {
     }
 }
 
-/// What is needed to name a change in a message.
+/// What is needed to name a change in a message: the group that is being answered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context<'a> {
-    pub(crate) works: &'a VecDeque<Work>,
-    pub(crate) first: u64,
+    pub(crate) group: Option<&'a Group>,
 }
 
 impl Context<'_> {
-    fn work(&self, number: u64) -> Option<&Work> {
-        number.checked_sub(self.first).and_then(|at| self.works.get(usize::try_from(at).ok()?))
+    fn work(&self, part: u32) -> Option<&Work> {
+        self.group.and_then(|group| group.works.get(part as usize))
     }
 
-    fn is_delete(&self, work: u64, index: usize) -> bool {
-        let change = self.work(work).and_then(|work| work.part.change(index).ok());
+    fn is_delete(&self, at: ChangeAt) -> bool {
+        let change = self.work(at.part).and_then(|work| work.part.change(at.change as usize).ok());
         matches!(change, Some((Message::Delete(_), _)))
     }
 
-    fn offender(&self, work: u64, index: usize) -> Offender {
-        self.work(work).map_or_else(unknown_offender, |work| offender::offender(work, Some(index)))
+    fn offender(&self, at: ChangeAt) -> Offender {
+        self.work(at.part).map_or_else(unknown_offender, |work| {
+            offender::offender(work, Some(at.change as usize))
+        })
     }
 
     /// Turns an error of the target into a failure that names the change.
     pub(crate) fn explain(&self, error: &wire::Error, pending: Option<Pending>) -> Failure {
         let (doing, offender, progress) = match pending {
-            Some(Pending::Change { work, index, .. } | Pending::Truncate { work, index }) => {
-                ("applying a change", Some(self.offender(work, index as usize)), false)
+            Some(Pending::Change { at, .. } | Pending::Truncate { at }) => {
+                ("applying a change", Some(self.offender(at)), false)
             }
-            Some(Pending::Progress { work }) => (
+            Some(Pending::Progress { part }) => (
                 "recording progress",
-                self.work(work).map(|work| offender::offender(work, None)),
+                self.work(part).map(|work| offender::offender(work, None)),
                 true,
             ),
-            Some(Pending::Commit { work } | Pending::Sync { work, .. }) => {
-                ("committing", self.work(work).map(|work| offender::offender(work, None)), false)
+            Some(Pending::Commit { part }) => {
+                ("committing", self.work(part).map(|work| offender::offender(work, None)), false)
             }
-            Some(Pending::Begin) | None => ("applying changes", None, false),
+            Some(Pending::Begin | Pending::Net | Pending::Sync { .. }) | None => {
+                ("applying changes", None, false)
+            }
         };
         let mut failure = Failure::target(error, doing);
         failure.offender = offender.map(Box::new);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{never, select, tick};
 use engine::assemble::{AssembleError, Assembler, PartLimits};
 use engine::gate::already_applied;
+use engine::group::{Batcher, GroupLimits};
 use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::transaction::{Location, TransactionPart};
@@ -17,7 +18,7 @@ use wire::{Frames, Session};
 
 use crate::apply::durability::{Durability, FromDurability, Job};
 use crate::apply::tables::Tables;
-use crate::apply::work::Work;
+use crate::apply::work::{Group, Mode, Work};
 use crate::apply::worker::{FromWorker, Worker};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::feedback::Feedback;
@@ -28,9 +29,15 @@ use crate::sync::Adder;
 use crate::target::mapping::TableMap;
 use crate::target::state::statistics::{Counters, Delta};
 
-/// Transactions dispatched and not committed, above which the leader reads no further: the bytes
+/// Transactions received and not committed, above which the leader reads no further: the bytes
 /// are bounded by the receiver's budget, this bounds what each small transaction costs beside them.
-const OUTSTANDING_LIMIT: usize = 8192;
+const OUTSTANDING_LIMIT: usize = 16_384;
+/// Source transactions that are on their way to the target at once where groups are small: a
+/// worker that is told to commit each of them alone must not wait for every answer.
+const WINDOW: usize = 256;
+/// Groups that a worker has at once: one that the target works on, and one behind it, so that the
+/// target never waits for us.
+const DEPTH: usize = 2;
 /// How often the leader looks at the time.
 const TICK: Duration = Duration::from_millis(100);
 /// How often counters are written.
@@ -62,6 +69,10 @@ pub(crate) struct Parts<'a> {
     /// Longest time between two idle progress rows.
     pub(crate) idle_interval: Duration,
     pub(crate) part_limits: PartLimits,
+    pub(crate) group_limits: GroupLimits,
+    /// Transactions that commit up to here are applied change by change: as sets, one of them
+    /// failed in the run before this one.
+    pub(crate) rows_through: Lsn,
 }
 
 /// The leader of one run of a subscription.
@@ -71,6 +82,12 @@ pub(crate) struct Leader<'a> {
     assembler: Assembler,
     /// What was applied before this run: transactions before it are skipped.
     resumed_at: Lsn,
+    /// What waits for the worker.
+    waiting: Batcher<Work>,
+    /// Groups that the worker has.
+    in_flight: usize,
+    /// How many it may have.
+    depth: usize,
     /// Whether a transaction is dispatched in part.
     partly_dispatched: bool,
     /// Set when no new transaction is to be dispatched.
@@ -90,9 +107,14 @@ impl<'a> Leader<'a> {
     pub(crate) fn new(parts: Parts<'a>) -> Self {
         let resumed_at = parts.progress.committed();
         let assembler = Assembler::new(parts.part_limits);
+        let waiting = Batcher::new(parts.group_limits);
+        let depth = (WINDOW / parts.group_limits.transactions).max(DEPTH);
         let now = Instant::now();
         Self {
             parts,
+            waiting,
+            in_flight: 0,
+            depth,
             decoder: Decoder::new(Streaming::Off),
             assembler,
             resumed_at,
@@ -123,6 +145,7 @@ impl<'a> Leader<'a> {
         let ticks = tick(TICK);
         let (no_chunks, stop) = (never(), self.parts.shutdown.channel());
         loop {
+            self.dispatch();
             self.flush_if_needed();
             self.look_for_the_end()?;
             if let Some(outcome) = self.closing
@@ -145,10 +168,13 @@ impl<'a> Leader<'a> {
                     Err(_) => return Err(Failure::internal("the receiver thread is gone")),
                 },
                 recv(self.parts.worker.events) -> event => match event {
-                    Ok(FromWorker::Committed { through, counters }) => {
-                        self.parts.progress.committed_through(through);
-                        self.counters.add(&counters);
-                        self.publish_positions();
+                    Ok(FromWorker::Answered(answered)) => {
+                        self.in_flight -= answered.groups;
+                        if let Some(through) = answered.committed_through {
+                            self.parts.progress.committed_through(through);
+                            self.counters.add(&answered.counters);
+                            self.publish_positions();
+                        }
                     }
                     Ok(FromWorker::Failed(failure)) => return Err(failure),
                     Err(_) => return Err(Failure::internal("the apply thread is gone")),
@@ -181,8 +207,22 @@ impl<'a> Leader<'a> {
         }
     }
 
+    /// Hands groups to the worker while it may have more.
+    fn dispatch(&mut self) {
+        while self.in_flight < self.depth
+            && let Some(works) = self.waiting.take()
+        {
+            let through = self.parts.rows_through;
+            let by_rows = works
+                .first()
+                .is_some_and(|work| work.part.head.commit_lsn <= through || work.runs_user_code());
+            let mode = if by_rows { Mode::Rows } else { Mode::Net };
+            self.in_flight += 1;
+            self.parts.worker.submit(Group { works, mode });
+        }
+    }
+
     fn take_chunk(&mut self, chunk: &Chunk) -> Result<()> {
-        let mut batch = Vec::new();
         for (offset, payload) in Frames::new(&chunk.bytes) {
             if self.closing.is_some() && !self.partly_dispatched {
                 // Nothing of what follows is dispatched, so nothing of it may count as received:
@@ -208,7 +248,7 @@ impl<'a> Leader<'a> {
                     }
                     let part = self.assembler.push(at, &message).map_err(|e| unassemblable(&e))?;
                     if let Some(part) = part {
-                        self.take_part(part, &mut batch)?;
+                        self.take_part(part)?;
                     }
                 }
                 Frame::Keepalive { wal_end, reply_requested, .. } => {
@@ -225,13 +265,10 @@ impl<'a> Leader<'a> {
             }
         }
         self.parts.progress.hold(self.assembler.oldest_held());
-        if !batch.is_empty() {
-            self.parts.worker.submit(batch);
-        }
         Ok(())
     }
 
-    fn take_part(&mut self, part: TransactionPart, batch: &mut Vec<Work>) -> Result<()> {
+    fn take_part(&mut self, part: TransactionPart) -> Result<()> {
         let end = part.end_lsn;
         let commit_lsn = part.head.commit_lsn;
         if already_applied(commit_lsn, self.resumed_at) {
@@ -256,7 +293,8 @@ impl<'a> Leader<'a> {
             self.parts.progress.dispatched(end);
         }
         self.partly_dispatched = end.is_none();
-        batch.push(Work { part, tables, predecessor });
+        let work = Work { part, tables, predecessor };
+        self.waiting.push(work.size(), work);
         Ok(())
     }
 
@@ -289,7 +327,9 @@ impl<'a> Leader<'a> {
             let predecessor = self.parts.progress.last_dispatched();
             self.parts.progress.dispatched(lsn);
             let part = TransactionPart::idle(lsn);
-            self.parts.worker.submit(vec![Work { part, tables: Vec::new(), predecessor }]);
+            let work = Work { part, tables: Vec::new(), predecessor };
+            self.waiting.push(work.size(), work);
+            self.dispatch();
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod answers;
 pub(crate) mod durability;
+pub(crate) mod encoder;
 pub(crate) mod leader;
 pub(crate) mod missing;
 pub(crate) mod offender;

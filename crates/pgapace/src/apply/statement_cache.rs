@@ -92,6 +92,12 @@ impl StatementCache {
         (&shapes[0], housekeeping)
     }
 
+    /// Forgets all statements, which the server has deallocated. Names are not used again.
+    pub(crate) fn forget(&mut self) {
+        self.by_table.clear();
+        self.count = 0;
+    }
+
     /// Forgets the least recently used half and returns their names.
     fn evict(&mut self) -> Vec<String> {
         let mut ages: Vec<u64> =

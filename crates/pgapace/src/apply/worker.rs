@@ -1,51 +1,58 @@
-//! The apply worker: one thread, one target session, transactions to pipelined statements.
+//! The apply worker: one thread, one target session, groups to pipelined statements.
 //!
-//! A transaction is sent as BEGIN, one Bind and Execute per change in stream order, its progress
-//! row, COMMIT, Sync. Several transactions are on their way at once; after an error the server
-//! skips everything up to the Sync and refuses the rest as "transaction is aborted", so nothing
-//! after a failed transaction can commit, and the progress rows would refuse it too.
+//! A group is sent as one packet: BEGIN, the statements of its net changes, its progress row,
+//! COMMIT, Sync. Every set statement checks on the target how many rows it affected, so a group
+//! either does exactly what its transactions would have done one by one, or fails there. A group
+//! that fails is rolled back and carried out again as the publisher sent it: one target transaction
+//! for each source transaction, one statement for each change in stream order, so that everything
+//! before the offender is committed and the offender is named.
+//!
+//! Several groups are on their way at once. After an error the server skips everything up to the
+//! Sync, and the progress row of a later group refuses to be written without its predecessor's, so
+//! nothing after a failed transaction can commit.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
-use engine::transaction::Touched;
-use pgoutput::{Lsn, Message};
+use pgoutput::Lsn;
 use wire::{CancelHandle, Reply, Session, TransactionStatus, affected_rows};
 
 use crate::apply::answers::{Answers, Context, Pending};
+use crate::apply::encoder::Encoder;
 use crate::apply::missing::MissingLog;
-use crate::apply::offender::offender;
-use crate::apply::statement_cache::StatementCache;
 use crate::apply::thread::join_or_cancel;
-use crate::apply::work::Work;
-use crate::error::{Class, Failure, Result};
-use crate::target::mapping::TableMap;
+use crate::apply::work::{Group, Mode};
+use crate::error::{Failure, Result, is_transient};
 use crate::target::state::SubscriptionId;
-use crate::target::state::progress::{RECORD_TYPES, RecordParams, record_sql};
 use crate::target::state::statistics::Counters;
-use crate::target::statement::column_set::ColumnSet;
-use crate::target::statement::row::{
-    Expect, Operation, PlanError, Source, UpdatePlan, Values, param, plan_delete, plan_update,
-    values,
-};
 
-/// Transactions on their way to the target at once.
-const WINDOW: usize = 256;
 /// Bytes of statements that are collected before they are sent.
 const SEND_BYTES: usize = 64 << 10;
 /// How long the worker looks at one of its two inputs, replies and work, before the other.
 const REPLY_PATIENCE: Duration = Duration::from_millis(20);
+/// A lone transaction up to this many changes is sent as it is: that is one round trip as well,
+/// and a row that is missing on the target costs nothing more.
+const LONE_CHANGES: usize = 16;
 
 /// What a worker reports.
 #[derive(Debug)]
 pub(crate) enum FromWorker {
-    /// Every transaction up to the one that ends here is committed.
-    Committed { through: Lsn, counters: Counters },
+    Answered(Answered),
     /// The worker has given up; what it had not reported is not committed, or not known to be.
     Failed(Failure),
+}
+
+/// What the target has answered since the last report.
+#[derive(Debug, Default)]
+pub(crate) struct Answered {
+    /// Every transaction up to the one that ends here is committed.
+    pub(crate) committed_through: Option<Lsn>,
+    /// Of what was committed.
+    pub(crate) counters: Counters,
+    /// Groups that the worker is through with.
+    pub(crate) groups: usize,
 }
 
 /// What the worker's session commits under.
@@ -60,7 +67,7 @@ pub(crate) struct Identity {
 /// A running worker thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    work: Option<Sender<Vec<Work>>>,
+    work: Option<Sender<Group>>,
     pub(crate) events: Receiver<FromWorker>,
     thread: Option<JoinHandle<()>>,
     cancel: CancelHandle,
@@ -86,10 +93,10 @@ impl Worker {
         Ok(Self { work: Some(work), events, thread: Some(thread), cancel })
     }
 
-    /// Hands work over, in commit order. A worker that is gone has reported why in `events`.
-    pub(crate) fn submit(&self, batch: Vec<Work>) {
+    /// Hands a group over, in commit order. A worker that is gone has reported why in `events`.
+    pub(crate) fn submit(&self, group: Group) {
         if let Some(work) = &self.work {
-            let _ = work.send(batch);
+            let _ = work.send(group);
         }
     }
 }
@@ -101,19 +108,25 @@ impl Drop for Worker {
     }
 }
 
+/// A group that is sent and not completely answered.
+struct InFlight {
+    group: Group,
+    /// Answers that are still to come.
+    awaited: usize,
+}
+
 struct State {
     session: Session,
     sender: Sender<FromWorker>,
-    identity: Identity,
-    statements: StatementCache,
-    plan: UpdatePlan,
-    no_columns: ColumnSet,
+    encoder: Encoder,
+    /// In the order in which they were sent: those of the first group in flight come first.
     pending: VecDeque<Pending>,
-    /// Work whose statements are not all answered, and the number of the first.
-    works: VecDeque<Work>,
-    first_work: u64,
-    transactions: usize,
+    in_flight: VecDeque<InFlight>,
     answers: Answers,
+    /// The first group in flight has failed: answers are only counted until all are there.
+    recovering: bool,
+    /// Groups answered and not yet reported.
+    answered: usize,
 }
 
 impl State {
@@ -126,218 +139,130 @@ impl State {
         Self {
             session,
             sender,
-            identity,
-            statements: StatementCache::default(),
-            plan: UpdatePlan::default(),
-            no_columns: ColumnSet::default(),
+            encoder: Encoder::new(identity),
             pending: VecDeque::new(),
-            works: VecDeque::new(),
-            first_work: 0,
-            transactions: 0,
+            in_flight: VecDeque::new(),
             answers: Answers::new(log),
+            recovering: false,
+            answered: 0,
         }
     }
 
-    fn run(&mut self, inbox: &Receiver<Vec<Work>>) -> Result<()> {
-        self.prepare_control()?;
+    fn run(&mut self, inbox: &Receiver<Group>) -> Result<()> {
+        self.encoder.prepare_control(&mut self.session);
         loop {
-            let batch = if self.pending.is_empty() {
+            let group = if self.recovering {
+                None
+            } else if self.pending.is_empty() {
                 match inbox.recv_timeout(Duration::from_secs(3600)) {
-                    Ok(batch) => Some(batch),
+                    Ok(group) => Some(group),
                     Err(RecvTimeoutError::Timeout) => None,
                     Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 }
             } else {
                 match inbox.try_recv() {
-                    Ok(batch) => Some(batch),
+                    Ok(group) => Some(group),
                     Err(TryRecvError::Empty) => None,
                     Err(TryRecvError::Disconnected) => return Ok(()),
                 }
             };
-            let Some(batch) = batch else {
-                self.send()?;
-                self.wait_for_replies()?;
-                continue;
-            };
-            for work in batch {
-                self.encode(work)?;
-                if self.session.queued() >= SEND_BYTES {
-                    self.send()?;
-                    self.take_replies()?;
-                }
-                while self.transactions >= WINDOW {
+            match group {
+                Some(group) => self.start(group)?,
+                None => {
+                    if self.recovering
+                        && self
+                            .pending
+                            .back()
+                            .is_some_and(|last| !matches!(last, Pending::Sync { .. }))
+                    {
+                        // The last thing sent is an open part: without a Sync the server skips
+                        // whatever comes, for ever.
+                        self.session.queue_sync();
+                        self.pending.push_back(Pending::Sync { commits: None });
+                    }
                     self.send()?;
                     self.wait_for_replies()?;
                 }
             }
-        }
-    }
-
-    fn prepare_control(&mut self) -> Result<()> {
-        self.session.queue_parse("begin", "BEGIN", &[]);
-        self.session.queue_parse("commit", "COMMIT", &[]);
-        self.session.queue_parse("progress", &record_sql(self.identity.tagged), &RECORD_TYPES);
-        Ok(())
-    }
-
-    fn encode(&mut self, work: Work) -> Result<()> {
-        let number = self.first_work + self.works.len() as u64;
-        if work.part.first {
-            self.queue("begin", Pending::Begin)?;
-        }
-        for index in 0..work.part.len() {
-            if let Err(error) = self.encode_change(&work, number, index) {
-                return Err(error.into_failure(&work, index));
+            if self.recovering && self.pending.is_empty() {
+                self.recover()?;
             }
         }
-        if let Some(end) = work.part.end_lsn {
-            let Identity { id, epoch, .. } = self.identity;
-            let time = (!work.part.is_idle()).then_some(work.part.head.commit_time);
-            let record = RecordParams::new(id, end, work.predecessor, epoch, time);
-            self.session
-                .queue_bind("progress", record.params().into_iter())
-                .map_err(|e| Failure::target(&e, "recording progress"))?;
-            self.session.queue_execute();
-            self.pending.push_back(Pending::Progress { work: number });
-            self.queue("commit", Pending::Commit { work: number })?;
-            self.session.queue_sync();
-            let idle = work.part.is_idle();
-            self.pending.push_back(Pending::Sync { work: number, end, idle });
-            self.transactions += 1;
-        } else {
-            // More parts follow: have the server answer what it has done, so that the memory of
-            // this part is given back while the transaction goes on.
-            self.session.queue_flush();
+    }
+
+    /// Sends a group, as the mode says that fits it.
+    fn start(&mut self, group: Group) -> Result<()> {
+        let lone = group.works.len() == 1 && group.is_whole() && group.changes() <= LONE_CHANGES;
+        let mode = if lone { Mode::Rows } else { group.mode };
+        self.in_flight.push_back(InFlight { group: Group { mode, ..group }, awaited: 0 });
+        self.encode_last()
+    }
+
+    /// Queues the statements of the last group in flight, and sends when enough came together.
+    fn encode_last(&mut self) -> Result<()> {
+        let Some(InFlight { group, awaited }) = self.in_flight.back_mut() else { return Ok(()) };
+        let before = self.pending.len();
+        let (session, pending) = (&mut self.session, &mut self.pending);
+        let encoded = match group.mode {
+            Mode::Net => self.encoder.net(session, group, pending),
+            Mode::Rows => (0..group.works.len())
+                .try_for_each(|index| self.encoder.rows(session, group, index, pending)),
+        };
+        *awaited += self.pending.len() - before;
+        if let Err(failure) = encoded {
+            let again = group.mode == Mode::Net && group.is_whole();
+            // One more than will come, so that the group stays.
+            *awaited += 1;
+            return self.not_encoded(failure, again);
         }
-        self.works.push_back(work);
+        if self.session.queued() >= SEND_BYTES {
+            self.send()?;
+            self.take_replies()?;
+        }
         Ok(())
     }
 
-    fn queue(&mut self, statement: &str, pending: Pending) -> Result<()> {
+    /// A change cannot be expressed as a statement. What was queued before it counts: everything
+    /// before the offender is committed.
+    fn not_encoded(&mut self, failure: Failure, by_rows: bool) -> Result<()> {
+        self.session.queue_sync();
+        self.pending.push_back(Pending::Sync { commits: None });
+        if let Some(last) = self.in_flight.back_mut() {
+            last.awaited += 1;
+        }
+        self.send()?;
+        while !self.pending.is_empty() {
+            self.wait_for_replies()?;
+        }
+        // An earlier group may have failed meanwhile; then that comes first.
+        self.recovering |= by_rows;
+        if self.recovering { Ok(()) } else { Err(failure) }
+    }
+
+    /// All answers are there after a failure: the failed group is carried out again by rows, what
+    /// was sent after it again as it was.
+    fn recover(&mut self) -> Result<()> {
+        self.recovering = false;
+        // Statements that the server skipped were never prepared: forget all of them.
+        let sql = match self.session.transaction_status() {
+            TransactionStatus::Idle => "DEALLOCATE ALL",
+            _ => "ROLLBACK; DEALLOCATE ALL",
+        };
         self.session
-            .queue_bind(statement, std::iter::empty())
-            .map_err(|e| Failure::target(&e, "queueing a statement"))?;
-        self.session.queue_execute();
-        self.pending.push_back(pending);
-        Ok(())
-    }
-
-    fn encode_change(
-        &mut self,
-        work: &Work,
-        number: u64,
-        index: usize,
-    ) -> std::result::Result<(), ChangeError> {
-        let change = work.part.change(index).map_err(|e| ChangeError::Internal(e.to_string()))?;
-        let map = match change.1 {
-            Touched::One(relation, _) => match &work.tables[relation] {
-                Some(map) => Arc::clone(map),
-                None => return Ok(()),
-            },
-            Touched::Many(relations) => {
-                let Message::Truncate(truncate) = change.0 else {
-                    return Err(ChangeError::Internal("not a truncate".to_owned()));
-                };
-                let tables: Vec<_> =
-                    relations.iter().filter_map(|r| work.tables[*r as usize].as_ref()).collect();
-                return self.encode_truncate(&tables, truncate.restart_identity, number, index);
-            }
-        };
-        let mut plan = std::mem::take(&mut self.plan);
-        let result = match &change.0 {
-            Message::Insert(insert) => {
-                values(&map, &insert.new).map_err(ChangeError::Plan).and_then(|new| {
-                    plan.set.reset(0);
-                    plan.nulls.reset(0);
-                    let step = &[(Operation::Insert, Expect::Any)][..];
-                    self.encode_steps(&map, step, &plan, &new, &new, number, index)
-                })
-            }
-            Message::Update(update) => values(&map, &update.new)
-                .and_then(|new| {
-                    let old =
-                        update.old.as_ref().map(|old| values(&map, old.tuple())).transpose()?;
-                    let steps = plan_update(&map, old.as_deref(), &new, &mut plan)?;
-                    Ok((steps, old, new))
-                })
-                .map_err(ChangeError::Plan)
-                .and_then(|(steps, old, new)| {
-                    let search = old.as_ref().unwrap_or(&new);
-                    self.encode_steps(&map, steps, &plan, &new, search, number, index)
-                }),
-            Message::Delete(delete) => values(&map, delete.old.tuple())
-                .and_then(|old| Ok((plan_delete(&map, &old, &mut plan)?, old)))
-                .map_err(ChangeError::Plan)
-                .and_then(|(steps, old)| {
-                    self.encode_steps(&map, steps, &plan, &old, &old, number, index)
-                }),
-            other => Err(ChangeError::Internal(format!("{other:?} is not a change"))),
-        };
-        self.plan = plan;
-        result
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the parts of one change, used only here")]
-    fn encode_steps(
-        &mut self,
-        map: &TableMap,
-        steps: &[(Operation, Expect)],
-        plan: &UpdatePlan,
-        new: &Values<'_>,
-        search: &Values<'_>,
-        work: u64,
-        index: usize,
-    ) -> std::result::Result<(), ChangeError> {
-        for (operation, expect) in steps.iter().copied() {
-            let set = match operation {
-                Operation::Probe | Operation::Delete | Operation::Insert => &self.no_columns,
-                _ => &plan.set,
-            };
-            let (prepared, first) = self.statements.get(map, operation, set, &plan.nulls);
-            for name in &first.close {
-                self.session.queue_close_statement(name);
-            }
-            if let Some((sql, types)) = &first.parse {
-                tracing::debug!(statement = prepared.name, sql, "preparing");
-                self.session.queue_parse(&prepared.name, sql, types);
-            }
-            let params = prepared.sources.iter().map(|source| match source {
-                Source::New(column) => param(&new[*column]),
-                Source::Search(column) => param(&search[*column]),
-            });
-            self.session.queue_bind(&prepared.name, params).map_err(ChangeError::Wire)?;
-            self.session.queue_execute();
-            let index = u32::try_from(index)
-                .map_err(|_| ChangeError::Internal("a part is too large".to_owned()))?;
-            self.pending.push_back(Pending::Change { work, index, operation, expect });
+            .simple(sql)
+            .map_err(|e| Failure::target(&e, "going back to before a group"))?;
+        self.encoder.forget(&mut self.session);
+        let mut groups = std::mem::take(&mut self.in_flight);
+        if let Some(first) = groups.front_mut() {
+            first.group.mode = Mode::Rows;
         }
-        Ok(())
-    }
-
-    /// All relations in one statement, so that foreign keys between them allow it. CASCADE is not
-    /// passed on: the publisher lists the tables that its own cascade reached (reference 4).
-    fn encode_truncate(
-        &mut self,
-        tables: &[&Arc<TableMap>],
-        restart_identity: bool,
-        work: u64,
-        index: usize,
-    ) -> std::result::Result<(), ChangeError> {
-        if tables.is_empty() {
-            return Ok(());
+        for InFlight { group, .. } in groups {
+            self.in_flight.push_back(InFlight { group, awaited: 0 });
+            // If one fails meanwhile, all from there on come again.
+            if !self.recovering {
+                self.encode_last()?;
+            }
         }
-        let names: Vec<_> = tables.iter().map(|map| map.table.sql_only()).collect();
-        let sql = format!(
-            "TRUNCATE TABLE {}{}",
-            names.join(", "),
-            if restart_identity { " RESTART IDENTITY" } else { "" }
-        );
-        self.session.queue_parse("", &sql, &[]);
-        self.session.queue_bind("", std::iter::empty()).map_err(ChangeError::Wire)?;
-        self.session.queue_execute();
-        let index = u32::try_from(index)
-            .map_err(|_| ChangeError::Internal("a part is too large".to_owned()))?;
-        self.pending.push_back(Pending::Truncate { work, index });
         Ok(())
     }
 
@@ -346,6 +271,9 @@ impl State {
     }
 
     fn wait_for_replies(&mut self) -> Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
         let ready = self
             .session
             .poll_reply(REPLY_PATIENCE)
@@ -358,80 +286,103 @@ impl State {
         loop {
             let reply =
                 self.session.try_reply().map_err(|e| Failure::target(&e, "applying changes"))?;
-            let Some(reply) = reply else { break };
             match reply {
-                Reply::CommandComplete(tag) => {
+                None => break,
+                Some(Reply::CommandComplete(tag)) => {
                     let affected = affected_rows(tag);
                     let rolled_back = tag == "ROLLBACK";
-                    let pending = self.pending.pop_front();
-                    let context = Context { works: &self.works, first: self.first_work };
-                    self.answers.completed(pending, affected, rolled_back, &context)?;
+                    let pending = self.next_pending();
+                    if !self.recovering {
+                        let context = Context { group: self.in_flight.front().map(|f| &f.group) };
+                        self.answers.completed(pending, affected, rolled_back, &context)?;
+                    }
+                    self.account(1);
                 }
-                Reply::Error(error) => {
+                Some(Reply::Error(error)) => {
                     let error = wire::Error::Server(error);
-                    let pending = self.pending.pop_front();
-                    let context = Context { works: &self.works, first: self.first_work };
-                    return Err(context.explain(&error, pending));
+                    self.failed(&error)?;
                 }
-                Reply::Ready(status) => {
-                    let Some(Pending::Sync { work, end, idle }) = self.pending.pop_front() else {
+                Some(Reply::Ready(status)) => {
+                    let Some(Pending::Sync { commits }) = self.next_pending() else {
                         return Err(Failure::internal("the target answered a Sync nobody sent"));
                     };
-                    if status != TransactionStatus::Idle {
-                        return Err(Failure::internal("a transaction is open after its COMMIT"));
+                    if let (Some(commits), false) = (commits, self.recovering) {
+                        if status != TransactionStatus::Idle {
+                            return Err(Failure::internal(
+                                "a transaction is open after its COMMIT",
+                            ));
+                        }
+                        self.answers.transaction_committed(&commits);
                     }
-                    self.transactions -= 1;
-                    self.release(work + 1);
-                    self.answers.transaction_committed(end, idle);
+                    self.account(1);
                 }
-                _ => {}
+                Some(_) => {}
             }
         }
-        if let Some(Pending::Change { work, .. } | Pending::Truncate { work, .. }) =
-            self.pending.front()
-        {
-            self.release(*work);
-        } else if self.pending.is_empty() {
-            self.release(self.first_work + self.works.len() as u64);
+        self.report();
+        Ok(())
+    }
+
+    /// The statement that is answered next.
+    fn next_pending(&mut self) -> Option<Pending> {
+        self.pending.pop_front()
+    }
+
+    /// Counts answers of the first group in flight, and lets it go when all are there.
+    fn account(&mut self, answers: usize) {
+        if self.recovering {
+            return;
         }
-        if let Some((through, counters)) = self.answers.take_committed() {
-            // The leader may be gone; then nobody needs to know.
-            let _ = self.sender.send(FromWorker::Committed { through, counters });
+        if let Some(first) = self.in_flight.front_mut() {
+            first.awaited -= answers;
+            if first.awaited == 0 {
+                self.in_flight.pop_front();
+                self.answered += 1;
+            }
+        }
+    }
+
+    /// A statement has failed: judges whether rows can say more, and skips to the Sync.
+    fn failed(&mut self, error: &wire::Error) -> Result<()> {
+        let pending = self.next_pending();
+        if !self.recovering {
+            let Some(InFlight { group, .. }) = self.in_flight.front() else {
+                return Err(Failure::internal("the target answered a statement nobody sent"));
+            };
+            let by_rows = group.mode == Mode::Net
+                && !error.sqlstate().is_some_and(is_transient)
+                && !error.is_connection_loss();
+            if !by_rows {
+                let context = Context { group: Some(group) };
+                return Err(context.explain(error, pending));
+            }
+            tracing::debug!(%error, "a group failed, its changes are applied one by one");
+            if !group.is_whole() {
+                // Its first parts are gone: the publisher has to send it again.
+                return Err(Failure {
+                    rows_through: Some(group.last_commit()),
+                    ..Failure::target(error, "applying a large transaction as sets")
+                });
+            }
+            self.answers.roll_back();
+            self.recovering = true;
+        }
+        while self.pending.front().is_some_and(|next| !matches!(next, Pending::Sync { .. })) {
+            self.pending.pop_front();
         }
         Ok(())
     }
 
-    /// Gives back the memory of all work before this number: its statements are answered.
-    fn release(&mut self, before: u64) {
-        while self.first_work < before && self.works.pop_front().is_some() {
-            self.first_work += 1;
+    fn report(&mut self) {
+        let committed = self.answers.take_committed();
+        let groups = std::mem::take(&mut self.answered);
+        if committed.is_none() && groups == 0 {
+            return;
         }
-    }
-}
-
-/// Why a change could not be turned into statements.
-#[derive(Debug)]
-enum ChangeError {
-    Plan(PlanError),
-    Wire(wire::Error),
-    Internal(String),
-}
-
-impl ChangeError {
-    fn into_failure(self, work: &Work, index: usize) -> Failure {
-        let mut failure = match self {
-            Self::Plan(error) => {
-                let failure =
-                    Failure::new(Class::Mismatch, format!("cannot apply a change: {error}"));
-                match error {
-                    PlanError::NoSearch { hint, .. } => failure.hint(hint),
-                    _ => failure,
-                }
-            }
-            Self::Wire(error) => Failure::target(&error, "sending a change"),
-            Self::Internal(message) => Failure::internal(message),
-        };
-        failure.offender = Some(Box::new(offender(work, Some(index))));
-        failure
+        let (committed_through, counters) = committed.unzip();
+        let answered =
+            Answered { committed_through, counters: counters.unwrap_or_default(), groups };
+        // The leader may be gone; then nobody needs to know.
+        let _ = self.sender.send(FromWorker::Answered(answered));
     }
 }

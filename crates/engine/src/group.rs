@@ -1,0 +1,150 @@
+//! Apply groups: adjacent committed transactions that become one target transaction.
+//!
+//! Natural batching (promise P9): what waits when a worker is free becomes the next group. A lone
+//! transaction never waits for company; groups only grow while every worker is busy, up to limits.
+//! A transaction that arrives in several parts is never grouped: each part is handed over alone,
+//! so that its memory is given back while it goes on. Transactions that must each be committed alone
+//! (by rows: code of users sees where they end) travel together, but not with others.
+
+use std::collections::VecDeque;
+
+/// When a group is closed although more transactions wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupLimits {
+    /// Source transactions, at least 1; 1 gives one target transaction per source transaction.
+    pub transactions: usize,
+    /// Changes. A single transaction may have more.
+    pub changes: usize,
+    /// Payload bytes. A single transaction may have more.
+    pub bytes: usize,
+}
+
+/// What a waiting part counts for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Its changes.
+    pub changes: usize,
+    /// Its payload bytes.
+    pub bytes: usize,
+    /// Whether it is a whole transaction.
+    pub whole: bool,
+    /// Whether its transaction must be committed alone.
+    pub by_rows: bool,
+}
+
+/// Parts that wait for a worker, in commit order.
+#[derive(Debug)]
+pub struct Batcher<T> {
+    limits: GroupLimits,
+    waiting: VecDeque<(Size, T)>,
+}
+
+impl<T> Batcher<T> {
+    /// Nothing waits.
+    #[must_use]
+    pub fn new(limits: GroupLimits) -> Self {
+        Self { limits, waiting: VecDeque::new() }
+    }
+
+    /// The next part in commit order.
+    pub fn push(&mut self, size: Size, part: T) {
+        self.waiting.push_back((size, part));
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// The group for a worker that is free: as many whole transactions from the front as the
+    /// limits allow, at least one; or one part of a larger transaction.
+    pub fn take(&mut self) -> Option<Vec<T>> {
+        let (first, part) = self.waiting.pop_front()?;
+        let mut group = vec![part];
+        let (mut changes, mut bytes) = (first.changes, first.bytes);
+        while first.whole
+            && group.len() < self.limits.transactions
+            && let Some((next, _)) = self.waiting.front()
+            && next.whole
+            && next.by_rows == first.by_rows
+            && changes + next.changes <= self.limits.changes
+            && bytes + next.bytes <= self.limits.bytes
+        {
+            changes += next.changes;
+            bytes += next.bytes;
+            group.extend(self.waiting.pop_front().map(|(_, part)| part));
+        }
+        Some(group)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{Batcher, GroupLimits, Size};
+
+    const LIMITS: GroupLimits = GroupLimits { transactions: 3, changes: 10, bytes: 100 };
+
+    fn batcher(sizes: &[(usize, usize, bool)]) -> Batcher<usize> {
+        let mut batcher = Batcher::new(LIMITS);
+        for (index, (changes, bytes, whole)) in sizes.iter().copied().enumerate() {
+            batcher.push(Size { changes, bytes, whole, by_rows: false }, index);
+        }
+        batcher
+    }
+
+    fn groups(sizes: &[(usize, usize, bool)]) -> Vec<Vec<usize>> {
+        let mut batcher = batcher(sizes);
+        std::iter::from_fn(|| batcher.take()).collect()
+    }
+
+    #[test]
+    fn each_limit_closes_a_group() {
+        assert_eq!(groups(&[(1, 1, true); 4]), [vec![0, 1, 2], vec![3]]);
+        assert_eq!(groups(&[(6, 1, true), (4, 1, true), (1, 1, true)]), [vec![0, 1], vec![2]]);
+        assert_eq!(groups(&[(1, 60, true), (1, 50, true)]), [vec![0], vec![1]]);
+    }
+
+    #[test]
+    fn a_transaction_beyond_the_limits_is_a_group() {
+        assert_eq!(groups(&[(50, 500, true), (1, 1, true)]), [vec![0], vec![1]]);
+    }
+
+    #[test]
+    fn parts_of_a_large_transaction_stay_alone() {
+        let sizes = [(1, 1, true), (1, 1, false), (1, 1, false), (1, 1, true), (1, 1, true)];
+        assert_eq!(groups(&sizes), [vec![0], vec![1], vec![2], vec![3, 4]]);
+    }
+
+    #[test]
+    fn transactions_that_are_committed_alone_are_not_mixed_with_others() {
+        let mut batcher = Batcher::new(LIMITS);
+        for (index, by_rows) in [false, true, true, false].into_iter().enumerate() {
+            batcher.push(Size { changes: 1, bytes: 1, whole: true, by_rows }, index);
+        }
+        let groups: Vec<_> = std::iter::from_fn(|| batcher.take()).collect();
+        assert_eq!(groups, [vec![0], vec![1, 2], vec![3]]);
+    }
+
+    proptest! {
+        #[test]
+        fn order_is_kept_and_nothing_is_lost(
+            sizes in prop::collection::vec((0usize..12, 0usize..120, prop::bool::weighted(0.9)), 0..60)
+        ) {
+            let groups = groups(&sizes);
+            let flat: Vec<usize> = groups.iter().flatten().copied().collect();
+            prop_assert_eq!(flat, (0..sizes.len()).collect::<Vec<_>>());
+            for group in &groups {
+                prop_assert!(group.len() <= LIMITS.transactions);
+                let changes: usize = group.iter().map(|index| sizes[*index].0).sum();
+                let bytes: usize = group.iter().map(|index| sizes[*index].1).sum();
+                prop_assert!(
+                    group.len() == 1 || (changes <= LIMITS.changes && bytes <= LIMITS.bytes)
+                );
+                prop_assert!(group.len() == 1 || group.iter().all(|index| sizes[*index].2));
+            }
+        }
+    }
+}
