@@ -117,7 +117,14 @@ impl Tables {
                  not run them"
             );
         }
-        tracing::debug!(table = map.table.display_name(), search = ?map.search, "mapped");
+        tracing::debug!(
+            table = map.table.display_name(),
+            search = ?map.search,
+            mode = map.mode.name(),
+            reason = map.mode.reason(),
+            rules = ?map.rules,
+            "mapped"
+        );
         Ok(Resolved::Table { gate, map })
     }
 }

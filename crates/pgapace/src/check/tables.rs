@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
 use crate::target::catalogue::{self, Identity, Table, field};
 use crate::target::mapping::{Search, TableMap};
+use crate::target::mode::ApplyMode;
 
 const SIDE: Side = Side::Target;
 const TOPICS: [&str; 9] = [
@@ -367,12 +368,32 @@ impl Checker<'_, '_> {
         Ok(())
     }
 
+    /// What keeps changes from being applied as sets.
+    fn mode(&mut self, published: &PublishedTable, map: &TableMap) {
+        let name = published.display_name();
+        let (what, reason) = match &map.mode {
+            ApplyMode::Row { reason } => ("changes", reason),
+            // Where rows cannot be found at all, that is said elsewhere.
+            ApplyMode::Append { reason }
+                if published.updates_or_deletes
+                    && !matches!(map.search, Search::Impossible { .. }) =>
+            {
+                ("updates and deletes", reason)
+            }
+            ApplyMode::Set | ApplyMode::Append { .. } => return,
+        };
+        self.reporter
+            .note("apply_mode", format!("{what} of table {name} are applied one by one: {reason}"))
+            .on(name);
+    }
+
     /// How rows of updates and deletes are found.
     fn search(&mut self, published: &PublishedTable, table: Table) -> Result<()> {
         let name = published.display_name();
         let remote = Arc::new(remote_relation(published));
         let sql_name = table.sql_name();
         let map = TableMap::new(remote, table)?;
+        self.mode(published, &map);
         // Without an identity the publisher refuses them, which is said there.
         if !published.updates_or_deletes || !published.columns.iter().any(|column| column.key) {
             return Ok(());
@@ -507,7 +528,7 @@ fn remote_relation(published: &PublishedTable) -> RemoteRelation {
                 name: column.name.clone(),
                 key: column.key,
                 type_oid: TypeOid(column.base_type),
-                type_modifier: -1,
+                type_modifier: column.base_type_modifier,
             })
             .collect(),
     }

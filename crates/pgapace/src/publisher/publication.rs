@@ -33,6 +33,8 @@ pub(crate) struct PublishedTable {
 pub(crate) struct PublishedColumn {
     pub(crate) name: String,
     pub(crate) base_type: u32,
+    /// `atttypmod`, of the base type under a domain; -1 for none.
+    pub(crate) base_type_modifier: i32,
     /// Published as a value all the same (18 and later).
     pub(crate) generated: bool,
     /// Name of the base type, with its schema unless it is built in.
@@ -232,7 +234,8 @@ fn details(
         session,
         &format!(
             "WITH RECURSIVE chain AS ( \
-               SELECT a.attnum, a.attname, a.attgenerated, a.atttypid AS typ, 0 AS depth, \
+               SELECT a.attnum, a.attname, a.attgenerated, a.atttypid AS typ, \
+                 a.atttypmod AS modifier, 0 AS depth, \
                  pg_catalog.format_type(a.atttypid, a.atttypmod) AS declared, \
                  c.relreplident = 'f' OR EXISTS ( \
                    SELECT 1 FROM pg_catalog.pg_index i \
@@ -245,11 +248,11 @@ fn details(
                JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
                WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped \
                UNION ALL \
-               SELECT c.attnum, c.attname, c.attgenerated, t.typbasetype, c.depth + 1, \
+               SELECT c.attnum, c.attname, c.attgenerated, t.typbasetype, t.typtypmod, c.depth + 1, \
                  c.declared, c.key \
                FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype = 'd') \
              SELECT DISTINCT ON (attnum) attname, typ, attgenerated <> '', \
-               pg_catalog.format_type(typ, NULL), declared, key \
+               pg_catalog.format_type(typ, NULL), declared, key, modifier \
              FROM chain ORDER BY attnum, depth DESC"
         ),
     )?;
@@ -267,6 +270,7 @@ fn details(
                 base_type_name: field(&row, 3)?,
                 type_name: field(&row, 4)?,
                 key: boolean(&row, 5)?,
+                base_type_modifier: field(&row, 6)?,
             });
         }
     }

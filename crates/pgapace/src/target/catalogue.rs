@@ -58,6 +58,20 @@ pub(crate) struct Column {
     pub(crate) not_null: bool,
     /// By the default operator class of the type.
     pub(crate) equality: Equality,
+    /// `atttypmod`, of the base type under a domain; -1 for none.
+    pub(crate) type_modifier: i32,
+    /// The default, if each evaluation may give another value.
+    pub(crate) volatile_default: Option<VolatileDefault>,
+    /// A function of users that a check of the column's domain calls, and that may look at rows.
+    pub(crate) domain_code: Option<String>,
+}
+
+/// A default that an INSERT without the column evaluates, row by row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VolatileDefault {
+    pub(crate) expression: String,
+    /// Whether it calls a function of users.
+    pub(crate) user_code: bool,
 }
 
 /// Columns by which at most one row is found, with the operators of their index.
@@ -70,7 +84,7 @@ pub(crate) struct Key {
 }
 
 /// Which row triggers (enabled for replica) and rules stand between a statement and the row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Hooks {
     /// BEFORE ROW UPDATE or DELETE triggers, or rules: zero affected rows may be their doing.
     pub(crate) may_swallow_rows: bool,
@@ -78,12 +92,16 @@ pub(crate) struct Hooks {
     pub(crate) on_update: bool,
     /// Rewrite rules enabled for replica; natively they never run.
     pub(crate) rules: bool,
+    /// The first trigger, rule or constraint that runs code of users, as a sentence.
+    pub(crate) code: Option<String>,
 }
 
 /// One target table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Table {
     pub(crate) oid: u32,
+    /// The topmost partitioned table that its rows belong to, or itself.
+    pub(crate) root: u32,
     pub(crate) schema: String,
     pub(crate) name: String,
     pub(crate) partitioned: bool,
@@ -121,33 +139,64 @@ impl Table {
 
 /// Partitions are found through `pg_inherits`, which takes no lock on them: a lock here could wait
 /// for a user's ALTER TABLE that waits for our own open transaction.
+///
+/// `code` is the first thing found that runs code of users when a row is changed: triggers (those of
+/// foreign keys, if they are enabled for replica, among them), rules, and check constraints that
+/// call what may look at other rows.
 const TABLE_SQL: &str = "\
-SELECT c.oid, c.relkind, c.relreplident, pg_catalog.row_security_active(c.oid),
-       h.swallow, h.on_update, h.rules
-FROM pg_catalog.pg_class c
-JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-CROSS JOIN LATERAL (
-  SELECT coalesce(pg_catalog.bool_or(t.tgtype & 3 = 3 AND t.tgtype & 24 <> 0), false)
-           OR coalesce(pg_catalog.bool_or(r.oid IS NOT NULL), false) AS swallow,
-         coalesce(pg_catalog.bool_or(t.tgtype & 16 <> 0), false) AS on_update,
-         coalesce(pg_catalog.bool_or(r.oid IS NOT NULL), false) AS rules
-  FROM (WITH RECURSIVE tree AS (
-          SELECT c.oid AS relid
-          UNION ALL
-          SELECT p.oid FROM tree t
-          JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
-          JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid AND p.relispartition)
-        SELECT relid FROM tree) tree
-  LEFT JOIN pg_catalog.pg_trigger t
-    ON t.tgrelid = tree.relid AND NOT t.tgisinternal AND t.tgenabled IN ('R', 'A')
-  LEFT JOIN pg_catalog.pg_rewrite r
+WITH RECURSIVE root AS (
+  SELECT c.oid, c.relkind, c.relreplident
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  WHERE n.nspname = $1 AND c.relname = $2
+), tree AS (
+  SELECT r.oid AS relid FROM root r
+  UNION ALL
+  SELECT p.oid FROM tree t
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
+  JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid AND p.relispartition
+), hook AS (
+  SELECT tree.relid, 'trigger' AS kind, t.tgname AS name, t.tgenabled::pg_catalog.text AS detail,
+         t.tgisinternal AS internal, t.tgtype::pg_catalog.int4 AS fires
+  FROM tree JOIN pg_catalog.pg_trigger t ON t.tgrelid = tree.relid AND t.tgenabled IN ('R', 'A')
+  UNION ALL
+  SELECT tree.relid, 'rule', r.rulename, r.ev_enabled::pg_catalog.text, false, 0
+  FROM tree JOIN pg_catalog.pg_rewrite r
     ON r.ev_class = tree.relid AND r.ev_enabled IN ('R', 'A') AND r.ev_type <> '1'
+  UNION ALL
+  SELECT tree.relid, 'constraint', k.conname, p.proname::pg_catalog.text, false, 0
+  FROM tree
+  JOIN pg_catalog.pg_constraint k ON k.conrelid = tree.relid AND k.contype = 'c'
+  JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass
+    AND d.objid = k.oid AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+  JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid AND p.provolatile <> 'i'
+)
+SELECT root.oid, root.relkind, root.relreplident, pg_catalog.row_security_active(root.oid),
+       coalesce(h.swallow, false), coalesce(h.on_update, false), coalesce(h.rules, false),
+       coalesce(pg_catalog.pg_partition_root(root.oid)::pg_catalog.oid, root.oid),
+       code.kind, code.name, code.detail, code.relation
+FROM root
+CROSS JOIN (
+  SELECT pg_catalog.bool_or(kind = 'rule'
+           OR kind = 'trigger' AND NOT internal AND fires & 3 = 3 AND fires & 24 <> 0) AS swallow,
+         pg_catalog.bool_or(kind = 'trigger' AND NOT internal AND fires & 16 <> 0) AS on_update,
+         pg_catalog.bool_or(kind = 'rule') AS rules
+  FROM hook
 ) h
-WHERE n.nspname = $1 AND c.relname = $2";
+LEFT JOIN LATERAL (
+  SELECT k.kind, k.name, k.detail, n.nspname || '.' || c.relname AS relation
+  FROM hook k
+  JOIN pg_catalog.pg_class c ON c.oid = k.relid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  ORDER BY k.internal, k.kind DESC, k.relid <> root.oid, k.name LIMIT 1
+) code ON true";
 
 /// Default equality of a type: the default btree (else hash) operator class of the type itself,
 /// of the polymorphic type that covers it, or of a type it is binary coercible to; and only if
 /// every part of an array or composite has one too (`json[]` has `=` that fails when it runs).
+///
+/// A default counts as volatile if it calls what gives another value each time, or a function of
+/// users that may look at rows. `pg_depend` knows only the functions of users; built-in ones are
+/// found by name in the expression, where they stand without a schema.
 const COLUMNS_SQL: &str = "\
 WITH RECURSIVE attribute AS (
   SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attidentity, a.attgenerated, a.attnotnull,
@@ -155,12 +204,24 @@ WITH RECURSIVE attribute AS (
   FROM pg_catalog.pg_attribute a
   WHERE a.attrelid = $1::pg_catalog.oid AND a.attnum > 0 AND NOT a.attisdropped
 ), domain_chain AS (
-  SELECT attnum, atttypid AS typ, 0 AS depth FROM attribute
+  SELECT attnum, atttypid AS typ, atttypmod AS modifier, 0 AS depth FROM attribute
   UNION ALL
-  SELECT d.attnum, t.typbasetype, d.depth + 1
+  SELECT d.attnum, t.typbasetype, t.typtypmod, d.depth + 1
   FROM domain_chain d JOIN pg_catalog.pg_type t ON t.oid = d.typ WHERE t.typtype = 'd'
 ), base AS (
-  SELECT DISTINCT ON (attnum) attnum, typ FROM domain_chain ORDER BY attnum, depth DESC
+  SELECT DISTINCT ON (attnum) attnum, typ, modifier FROM domain_chain ORDER BY attnum, depth DESC
+), initial AS (
+  SELECT DISTINCT ON (attnum) attnum, class, object, expression
+  FROM (
+    SELECT d.adnum AS attnum, -1 AS depth, 'pg_catalog.pg_attrdef'::pg_catalog.regclass AS class,
+           d.oid AS object, pg_catalog.pg_get_expr(d.adbin, d.adrelid) AS expression
+    FROM pg_catalog.pg_attrdef d WHERE d.adrelid = $1::pg_catalog.oid
+    UNION ALL
+    SELECT c.attnum, c.depth, 'pg_catalog.pg_type'::pg_catalog.regclass, t.oid, t.typdefault
+    FROM domain_chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ
+    WHERE t.typdefault IS NOT NULL
+  ) candidate
+  ORDER BY attnum, depth
 ), part AS (
   SELECT attnum, typ FROM base
   UNION
@@ -204,13 +265,43 @@ SELECT a.attname, a.attnum, b.typ, pg_catalog.format_type(a.atttypid, a.atttypmo
         WHERE c.attnum = a.attnum),
        bn.nspname, bt.typname, bt.typarray,
        bt.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc, bt.typtype,
-       coalesce(co.collisdeterministic, true)
+       coalesce(co.collisdeterministic, true), b.modifier,
+       i.expression, volatile.code, checked.name
 FROM attribute a
 JOIN base b ON b.attnum = a.attnum
 JOIN pg_catalog.pg_type bt ON bt.oid = b.typ
 JOIN pg_catalog.pg_namespace bn ON bn.oid = bt.typnamespace
 LEFT JOIN pg_catalog.pg_collation co ON co.oid = a.attcollation
 LEFT JOIN comparable own ON own.attnum = a.attnum AND own.typ = b.typ
+LEFT JOIN initial i ON i.attnum = a.attnum AND a.attgenerated = ''
+LEFT JOIN LATERAL (
+  SELECT pg_catalog.bool_or(found.code) AS code
+  FROM (
+    SELECT true AS code
+    FROM pg_catalog.pg_depend d
+    LEFT JOIN pg_catalog.pg_operator o
+      ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oid = d.refobjid
+    JOIN pg_catalog.pg_proc p ON p.provolatile <> 'i' AND p.oid =
+      CASE d.refclassid WHEN 'pg_catalog.pg_proc'::pg_catalog.regclass THEN d.refobjid
+                        ELSE o.oprcode::pg_catalog.oid END
+    WHERE d.classid = i.class AND d.objid = i.object
+    UNION ALL
+    SELECT false
+    FROM pg_catalog.regexp_matches(i.expression, '([a-z0-9_]+)[(]', 'g') AS called (names)
+    JOIN pg_catalog.pg_proc p ON p.proname = called.names[1] AND p.provolatile = 'v'
+      AND p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace
+  ) found
+) volatile ON true
+LEFT JOIN LATERAL (
+  SELECT p.proname AS name
+  FROM domain_chain c
+  JOIN pg_catalog.pg_constraint k ON k.contypid = c.typ
+  JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass
+    AND d.objid = k.oid AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+  JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid AND p.provolatile <> 'i'
+  WHERE c.attnum = a.attnum
+  ORDER BY p.proname LIMIT 1
+) checked ON true
 ORDER BY a.attnum";
 
 /// Key columns of the unique indexes that can find a row, with the equality operator of each
@@ -288,6 +379,7 @@ pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Op
     }
     Ok(Some(Table {
         oid,
+        root: field(&row, 7)?,
         schema: schema.to_owned(),
         name: name.to_owned(),
         partitioned,
@@ -296,6 +388,7 @@ pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Op
             may_swallow_rows: boolean(&row, 4)?,
             on_update: boolean(&row, 5)?,
             rules: boolean(&row, 6)?,
+            code: code_of_users(&row)?,
         },
         columns,
         identity_key,
@@ -332,7 +425,28 @@ fn column(row: &Row<'_>) -> Result<Column> {
         is_array: boolean(row, 13)?,
         type_kind: field(row, 14)?,
         deterministic: boolean(row, 15)?,
+        type_modifier: field(row, 16)?,
+        volatile_default: match (row.get(17), row.get(18)) {
+            (Some(expression), Some(code)) => {
+                Some(VolatileDefault { expression: expression.to_owned(), user_code: code == "t" })
+            }
+            _ => None,
+        },
+        domain_code: row.get(19).map(str::to_owned),
     })
+}
+
+fn code_of_users(row: &Row<'_>) -> Result<Option<String>> {
+    let Some(kind) = row.get(8) else { return Ok(None) };
+    let (name, detail): (String, String) = (field(row, 9)?, field(row, 10)?);
+    let relation: String = field(row, 11)?;
+    let enabled = if detail == "A" { "ENABLE ALWAYS" } else { "ENABLE REPLICA" };
+    Ok(Some(match kind {
+        "constraint" => format!(
+            "constraint {name} of {relation} calls function {detail}, which is not IMMUTABLE"
+        ),
+        kind => format!("{kind} {name} ({enabled}) on {relation} runs user code"),
+    }))
 }
 
 /// Sorts index columns into the key by which rows are found and the other unique keys.

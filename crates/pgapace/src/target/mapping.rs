@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use engine::net::TableRules;
 use engine::relation::RemoteRelation;
 use pgoutput::ReplicaIdentity;
 
 use crate::error::{Class, Failure, Result};
 use crate::target::catalogue::{Equality, Identity, Key, Table};
+use crate::target::mode::{self, ApplyMode};
 
 /// A column that takes part in finding a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +41,10 @@ pub(crate) struct TableMap {
     /// For each published column its index in `table.columns`.
     pub(crate) columns: Vec<usize>,
     pub(crate) search: Search,
+    /// How its changes are applied.
+    pub(crate) mode: ApplyMode,
+    /// How its changes may be folded, which follows from the mode.
+    pub(crate) rules: TableRules,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -48,7 +54,9 @@ impl TableMap {
     pub(crate) fn new(remote: Arc<RemoteRelation>, table: Table) -> Result<Self> {
         let columns = map_columns(remote.columns.iter().map(|c| c.name.as_str()), &table)?;
         let search = search(&remote, &table, &columns);
-        Ok(Self { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), remote, table, columns, search })
+        let (mode, rules) = mode::decide(&remote, &table, &columns, &search);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { id, remote, table, columns, search, mode, rules })
     }
 
     /// The target's column under a published one.

@@ -2,6 +2,7 @@
 
 pub(crate) mod catalogue;
 pub(crate) mod mapping;
+pub(crate) mod mode;
 pub(crate) mod origin;
 pub(crate) mod session;
 pub(crate) mod state;

@@ -95,6 +95,7 @@ const FOUND: &[(&str, &str, &str, &str)] = &[
     ("warning", "target", "types", "public.mood"),
     ("warning", "target", "rules", "public.ruled"),
     ("note", "target", "replica_triggers", "public.ruled"),
+    ("note", "target", "apply_mode", "public.ruled"),
 ];
 
 #[test]

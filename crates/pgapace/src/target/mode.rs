@@ -1,0 +1,316 @@
+//! How the changes of a table are applied: as sets of net changes, or one by one.
+//!
+//! A set of net changes leaves steps out and executes the others in another order. That is right
+//! only where nothing but the rows can tell: no code of users runs, no default gives another value
+//! each time, and the program knows as exactly as the target when two keys are equal.
+
+use engine::key::KeyForm;
+use engine::net::{Fold, TableRules};
+use engine::relation::{RemoteColumn, RemoteRelation};
+
+use crate::target::catalogue::{Column, Identity, Table};
+use crate::target::mapping::{Search, SearchColumn};
+
+/// How the changes of a table are applied; each reason is a sentence for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ApplyMode {
+    /// As sets of net changes.
+    Set,
+    /// Inserts as sets; updates and deletes one by one.
+    Append { reason: String },
+    /// One by one.
+    Row { reason: String },
+}
+
+impl ApplyMode {
+    /// As `status` shows it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Set => "set",
+            Self::Append { .. } => "append",
+            Self::Row { .. } => "row",
+        }
+    }
+
+    /// Why it is not [`Self::Set`].
+    pub(crate) fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Set => None,
+            Self::Append { reason } | Self::Row { reason } => Some(reason),
+        }
+    }
+}
+
+/// Decides for one version of a published table on one version of its target table. `columns` holds
+/// for each published column its index in `table.columns`.
+pub(crate) fn decide(
+    remote: &RemoteRelation,
+    table: &Table,
+    columns: &[usize],
+    search: &Search,
+) -> (ApplyMode, TableRules) {
+    let (mode, fold) = fold(remote, table, columns, search);
+    let rules = TableRules {
+        lane: table.root,
+        columns: columns.len(),
+        updates_alone: updates_alone(table, columns, &fold),
+        fold,
+    };
+    (mode, rules)
+}
+
+fn fold(
+    remote: &RemoteRelation,
+    table: &Table,
+    columns: &[usize],
+    search: &Search,
+) -> (ApplyMode, Fold) {
+    if let Some((reason, barrier)) = side_effect(table, columns) {
+        return (ApplyMode::Row { reason }, Fold::Never { barrier });
+    }
+    let folded = match search {
+        Search::Key(key) => key_forms(remote, table, columns, key).map(Fold::Key),
+        Search::WholeRow(_) => stored_as_sent(remote, table, columns).map(|()| Fold::WholeRow),
+        Search::Impossible { reason, .. } => Err(reason.clone()),
+    };
+    match folded {
+        Ok(fold) => (ApplyMode::Set, fold),
+        Err(reason) => (ApplyMode::Append { reason }, Fold::Append),
+    }
+}
+
+/// What happens beside the change itself, and whether that may be code of users, which may look at
+/// any table.
+fn side_effect(table: &Table, columns: &[usize]) -> Option<(String, bool)> {
+    if let Some(reason) = &table.hooks.code {
+        return Some((reason.clone(), true));
+    }
+    let name = table.display_name();
+    for column in &table.columns {
+        if let Some(function) = &column.domain_code {
+            return Some((
+                format!(
+                    "type {} of column {} of {name} calls function {function}, which is not \
+                     IMMUTABLE",
+                    column.type_name, column.name
+                ),
+                true,
+            ));
+        }
+    }
+    let unpublished = table.columns.iter().enumerate().filter(|(i, _)| !columns.contains(i));
+    let mut found = None;
+    for (_, column) in unpublished.filter(|(_, column)| !column.generated) {
+        if let Some(default) = &column.volatile_default {
+            let reason = format!(
+                "column {} of {name} is not published, and its default is volatile: {}",
+                column.name, default.expression
+            );
+            if default.user_code {
+                return Some((reason, true));
+            }
+            found.get_or_insert((reason, false));
+        } else if column.identity != Identity::None {
+            let reason = format!("identity column {} of {name} is not published", column.name);
+            found.get_or_insert((reason, false));
+        }
+    }
+    found
+}
+
+/// The form of each key column, or why one has none.
+fn key_forms(
+    remote: &RemoteRelation,
+    table: &Table,
+    columns: &[usize],
+    key: &[SearchColumn],
+) -> Result<Vec<(usize, KeyForm)>, String> {
+    let form = |column: &SearchColumn| {
+        let (sent, local) =
+            (&remote.columns[column.remote], &table.columns[columns[column.remote]]);
+        let name = format!("key column {} of {}", local.name, table.display_name());
+        if column.equality != local.equality {
+            return Err(format!("{name} has an equality of its own in the index"));
+        }
+        if !local.deterministic {
+            return Err(format!("{name} has a nondeterministic collation"));
+        }
+        kept(sent, local).map_err(|why| format!("{name} {why}"))?;
+        key_form(sent, local)
+            .map(|form| (column.remote, form))
+            .map_err(|why| format!("{name} {why}"))
+    };
+    key.iter().map(form).collect()
+}
+
+/// Without a key, a row that was stored otherwise than it was sent is not found again: then the
+/// changes of one row are not one history.
+fn stored_as_sent(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Result<(), String> {
+    remote.columns.iter().zip(columns).try_for_each(|(sent, local)| {
+        let local = &table.columns[*local];
+        kept(sent, local)
+            .map_err(|why| format!("column {} of {} {why}", local.name, table.display_name()))
+    })
+}
+
+// Oids of built-in types.
+const INT8: u32 = 20;
+const INT2: u32 = 21;
+const INT4: u32 = 23;
+const TEXT: u32 = 25;
+const FLOAT4: u32 = 700;
+const FLOAT8: u32 = 701;
+const BPCHAR: u32 = 1042;
+const VARCHAR: u32 = 1043;
+const TIME: u32 = 1083;
+const TIMESTAMP: u32 = 1114;
+const TIMESTAMPTZ: u32 = 1184;
+const TIMETZ: u32 = 1266;
+const INTERVAL: u32 = 1186;
+const NUMERIC: u32 = 1700;
+
+/// Whether the target stores values as they are sent: an assignment to a column with a length or
+/// precision rounds, and cuts trailing blanks, where a search does not.
+fn kept(sent: &RemoteColumn, local: &Column) -> Result<(), String> {
+    let (from, to) = (sent.type_modifier, local.type_modifier);
+    let changes = match local.base_type {
+        VARCHAR => {
+            let fits = matches!(sent.type_oid.0, VARCHAR | BPCHAR) && (0..=to).contains(&from);
+            to != -1 && !fits
+        }
+        NUMERIC | TIME | TIMETZ | TIMESTAMP | TIMESTAMPTZ | INTERVAL => {
+            let integer = local.base_type == NUMERIC && is_integer(sent.type_oid.0);
+            to != -1
+                && !(integer && scale(to) >= 0)
+                && (from != to || sent.type_oid.0 != local.base_type)
+        }
+        _ => false,
+    };
+    if changes {
+        return Err(format!(
+            "is {} here, which may round what the publisher sends",
+            local.type_name
+        ));
+    }
+    Ok(())
+}
+
+/// The scale in a modifier of numeric, below zero where it rounds integers (server rule
+/// `numeric_typmod_scale`).
+fn scale(modifier: i32) -> i32 {
+    (((modifier - 4) & 0x7ff) ^ 1024) - 1024
+}
+
+fn is_integer(oid: u32) -> bool {
+    matches!(oid, INT2 | INT4 | INT8)
+}
+
+/// When two values of a key column are equal on the target, by the type that they are sent as.
+fn key_form(sent: &RemoteColumn, local: &Column) -> Result<KeyForm, String> {
+    let (from, to) = (sent.type_oid.0, local.base_type);
+    // Labels are matched exactly, whatever sends them.
+    if local.type_kind == 'e' {
+        return Ok(KeyForm::Bytes);
+    }
+    let form = match to {
+        // Stored as it is sent, whatever the publisher's type.
+        TEXT | VARCHAR => return Ok(KeyForm::Bytes),
+        INT2 | INT4 | INT8 => KeyForm::Bytes,
+        NUMERIC => KeyForm::Numeric,
+        FLOAT4 => KeyForm::Float4,
+        FLOAT8 => KeyForm::Float8,
+        BPCHAR => KeyForm::Blanks,
+        // bool, bytea, "char", name, oid, xid, cid, cidr, inet, macaddr8, macaddr, date, time,
+        // timestamp, timestamptz, uuid, pg_lsn, xid8
+        16 | 17 | 18 | 19 | 26 | 28 | 29 | 650 | 869 | 774 | 829 | 1082 | TIME | TIMESTAMP
+        | TIMESTAMPTZ | 2950 | 3220 | 5069 => KeyForm::Bytes,
+        _ => return Err(format!("is of type {}, whose equality is not plain", local.type_name)),
+    };
+    let same = from == to
+        || is_integer(from) && (is_integer(to) || to == NUMERIC)
+        || matches!(from, TEXT | VARCHAR) && to == BPCHAR;
+    if same {
+        return Ok(form);
+    }
+    Err(format!("is of type {}, and of another on the publisher", local.type_name))
+}
+
+/// A column that UPDATE cannot set, and that a set would have to.
+fn updates_alone(table: &Table, columns: &[usize], fold: &Fold) -> bool {
+    let in_key = |remote: usize| match fold {
+        Fold::Key(key) => key.iter().any(|(column, _)| *column == remote),
+        _ => false,
+    };
+    columns.iter().enumerate().any(|(remote, local)| {
+        table.columns[*local].identity == Identity::Always && !in_key(remote)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::relation::RemoteColumn;
+    use pgoutput::TypeOid;
+
+    use super::*;
+    use crate::target::catalogue::Equality;
+
+    fn sent(type_oid: u32, type_modifier: i32) -> RemoteColumn {
+        RemoteColumn { name: "c".to_owned(), key: true, type_oid: TypeOid(type_oid), type_modifier }
+    }
+
+    fn local(base_type: u32, type_modifier: i32) -> Column {
+        Column {
+            name: "c".to_owned(),
+            attnum: 1,
+            base_type,
+            type_name: "declared".to_owned(),
+            base_type_sql: String::new(),
+            array_type: 0,
+            is_array: false,
+            type_kind: 'b',
+            deterministic: true,
+            identity: Identity::None,
+            generated: false,
+            not_null: true,
+            equality: Equality::Text,
+            type_modifier,
+            volatile_default: None,
+            domain_code: None,
+        }
+    }
+
+    #[test]
+    fn forms_of_key_columns() {
+        let form = |from, to| key_form(&sent(from, -1), &local(to, -1)).ok();
+        assert_eq!(form(INT4, INT8), Some(KeyForm::Bytes));
+        assert_eq!(form(INT4, NUMERIC), Some(KeyForm::Numeric));
+        assert_eq!(form(NUMERIC, INT4), None);
+        assert_eq!(form(VARCHAR, BPCHAR), Some(KeyForm::Blanks));
+        assert_eq!(form(BPCHAR, TEXT), Some(KeyForm::Bytes));
+        assert_eq!(form(FLOAT4, FLOAT4), Some(KeyForm::Float4));
+        assert_eq!(form(FLOAT4, FLOAT8), None);
+        assert_eq!(form(INTERVAL, INTERVAL), None);
+        assert_eq!(form(20_000, INT4), None);
+        let label = Column { type_kind: 'e', ..local(30_000, -1) };
+        assert_eq!(key_form(&sent(20_000, -1), &label), Ok(KeyForm::Bytes));
+    }
+
+    #[test]
+    fn modifiers_that_change_values() {
+        let keeps = |from, from_modifier, to, to_modifier| {
+            kept(&sent(from, from_modifier), &local(to, to_modifier)).is_ok()
+        };
+        assert!(keeps(TEXT, -1, VARCHAR, -1));
+        assert!(keeps(VARCHAR, 14, VARCHAR, 14));
+        assert!(keeps(VARCHAR, 14, VARCHAR, 24));
+        assert!(!keeps(VARCHAR, 14, VARCHAR, 9));
+        assert!(!keeps(TEXT, -1, VARCHAR, 14));
+        let numeric = |precision: i32, scale: i32| ((precision << 16) | (scale & 0x7ff)) + 4;
+        assert!(keeps(NUMERIC, numeric(10, 2), NUMERIC, numeric(10, 2)));
+        assert!(!keeps(NUMERIC, numeric(10, 3), NUMERIC, numeric(10, 2)));
+        assert!(keeps(INT4, -1, NUMERIC, numeric(10, 0)));
+        assert!(!keeps(INT4, -1, NUMERIC, numeric(10, -2)));
+        assert!(!keeps(TIMESTAMP, -1, TIMESTAMP, 0));
+        assert!(keeps(BPCHAR, 9, BPCHAR, 7));
+    }
+}
