@@ -8,10 +8,18 @@
 //! are executed one by one. So the result, and every conflict, is the same at every group size
 //! (promise P8).
 //!
-//! Steps of different lanes never touch the same rows, but they stay in the order in which they
-//! were closed.
+//! Steps of different lanes never touch the same rows. The segments and single changes of one lane
+//! stay in stream order; those of different lanes only around a barrier.
 
-use pgoutput::{Column, Message, Tuple, TupleColumns};
+mod append;
+mod fold;
+mod keyed;
+mod merge;
+mod whole_row;
+
+pub use fold::Folder;
+
+use pgoutput::{Column, Tuple, TupleColumns};
 
 use crate::key::KeyForm;
 
@@ -68,7 +76,9 @@ pub enum Step<'a> {
 }
 
 /// Net changes of one table version, each of another row: executed as absent, deletes, updates,
-/// inserts. Under [`Fold::WholeRow`] the rows are not distinct but counted.
+/// inserts. Only under [`Fold::Key`] a row may stand in two of them: deleted, then inserted. Under
+/// [`Fold::WholeRow`] the rows are not distinct but counted; then all updates must be matched with
+/// rows before any is written, because one may leave what another looks for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Segment<'a> {
     /// The caller's number of the table version.
@@ -76,11 +86,24 @@ pub struct Segment<'a> {
     /// Rows that were inserted and deleted again: a delete of them must find nothing.
     pub absent: Vec<Row<'a>>,
     /// Rows to delete: each must be found. Only the columns that find the row have values.
+    /// Under [`Fold::Key`] deletes, updates and absent rows are sorted by the forms of their keys:
+    /// neighbours lie together, and locks are taken in one order everywhere.
     pub deletes: Vec<Old<'a>>,
     /// Rows to update: each must be found.
     pub updates: Vec<Update<'a>>,
     /// Rows to insert.
     pub inserts: Vec<Row<'a>>,
+}
+
+impl Segment<'_> {
+    /// Whether nothing is to be executed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.absent.is_empty()
+            && self.deletes.is_empty()
+            && self.updates.is_empty()
+            && self.inserts.is_empty()
+    }
 }
 
 /// The row that a delete or update finds.
@@ -144,38 +167,5 @@ impl<'a> Iterator for RowColumns<'_, 'a> {
             Self::Sent(columns) => columns.next(),
             Self::Merged(columns) => columns.next().copied(),
         }
-    }
-}
-
-/// Folds the changes of one group. `'a` is the life of the received bytes.
-#[derive(Debug)]
-pub struct Folder<'t, 'a> {
-    tables: &'t [TableRules],
-    steps: Vec<Step<'a>>,
-}
-
-impl<'t, 'a> Folder<'t, 'a> {
-    /// A folder for a group that touches these table versions.
-    #[must_use]
-    pub fn new(tables: &'t [TableRules]) -> Self {
-        Self { tables, steps: Vec::new() }
-    }
-
-    /// Takes an insert, update or delete of table version `table`.
-    pub fn push(&mut self, at: ChangeAt, table: usize, message: &Message<'a>) {
-        let _ = (table, message, self.tables);
-        self.steps.push(Step::Alone(at));
-    }
-
-    /// Takes a truncate of these table versions.
-    pub fn push_truncate(&mut self, at: ChangeAt, tables: &[usize]) {
-        let _ = tables;
-        self.steps.push(Step::Alone(at));
-    }
-
-    /// Closes every open segment.
-    #[must_use]
-    pub fn finish(self) -> Vec<Step<'a>> {
-        self.steps
     }
 }

@@ -1,0 +1,180 @@
+//! Which changes are collected in which segment, and when a segment ends.
+
+use pgoutput::Message;
+use rustc_hash::FxHashMap;
+
+use super::append::Append;
+use super::keyed::Keyed;
+use super::whole_row::WholeRow;
+use super::{ChangeAt, Fold, Segment, Step, TableRules};
+
+/// Folds the changes of one group. `'a` is the life of the received bytes.
+#[derive(Debug)]
+pub struct Folder<'t, 'a> {
+    tables: &'t [TableRules],
+    /// For each table version its place in `lanes`.
+    lane_of: Vec<usize>,
+    lanes: Vec<Lane<'t, 'a>>,
+    /// Segments opened so far.
+    opened: usize,
+    steps: Vec<Step<'a>>,
+}
+
+/// The segment that a lane has open, or nothing in it.
+#[derive(Debug)]
+struct Lane<'t, 'a> {
+    table: usize,
+    /// How many segments were opened before it.
+    opened: usize,
+    collector: Collector<'t, 'a>,
+}
+
+#[derive(Debug)]
+enum Collector<'t, 'a> {
+    /// No table version of the lane had a change yet that could be folded.
+    None,
+    Keyed(Keyed<'t, 'a>),
+    WholeRow(WholeRow<'a>),
+    Append(Append<'a>),
+}
+
+impl<'t, 'a> Folder<'t, 'a> {
+    /// A folder for a group that touches these table versions.
+    #[must_use]
+    pub fn new(tables: &'t [TableRules]) -> Self {
+        let mut places = FxHashMap::default();
+        let mut lanes = Vec::new();
+        let lane_of = tables
+            .iter()
+            .map(|rules| {
+                *places.entry(rules.lane).or_insert_with(|| {
+                    lanes.push(Lane { table: 0, opened: 0, collector: Collector::None });
+                    lanes.len() - 1
+                })
+            })
+            .collect();
+        Self { tables, lane_of, lanes, opened: 0, steps: Vec::new() }
+    }
+
+    /// Takes an insert, update or delete of table version `table`.
+    ///
+    /// # Panics
+    /// When there is no such table version.
+    #[inline]
+    pub fn push(&mut self, at: ChangeAt, table: usize, message: &Message<'a>) {
+        let rules = &self.tables[table];
+        let alone = match rules.fold {
+            Fold::Never { barrier } => {
+                if barrier {
+                    self.close_all();
+                }
+                true
+            }
+            Fold::Key(_) | Fold::WholeRow | Fold::Append => {
+                rules.updates_alone && matches!(message, Message::Update(_))
+            }
+        };
+        if alone || !self.collect(table, message) {
+            self.close(self.lane_of[table]);
+            self.steps.push(Step::Alone(at));
+        }
+    }
+
+    /// Takes a truncate of these table versions.
+    ///
+    /// # Panics
+    /// When there is no such table version.
+    pub fn push_truncate(&mut self, at: ChangeAt, tables: &[usize]) {
+        if tables.iter().any(|&table| self.tables[table].fold == Fold::Never { barrier: true }) {
+            self.close_all();
+        }
+        for &table in tables {
+            self.close(self.lane_of[table]);
+        }
+        self.steps.push(Step::Alone(at));
+    }
+
+    /// Closes every open segment.
+    #[must_use]
+    pub fn finish(mut self) -> Vec<Step<'a>> {
+        self.close_all();
+        self.steps
+    }
+
+    /// Adds a change to the open segment of its table; false, with nothing changed in it, if it
+    /// must be executed alone.
+    #[inline]
+    fn collect(&mut self, table: usize, message: &Message<'a>) -> bool {
+        let place = self.lane_of[table];
+        if self.lanes[place].table != table
+            || matches!(self.lanes[place].collector, Collector::None)
+        {
+            self.close(place);
+            let lane = &mut self.lanes[place];
+            lane.table = table;
+            lane.collector = Collector::new(&self.tables[table]);
+        }
+        let lane = &mut self.lanes[place];
+        if lane.collector.is_empty() {
+            lane.opened = self.opened;
+            self.opened += 1;
+        }
+        match &mut lane.collector {
+            Collector::Keyed(keyed) => keyed.push(message),
+            Collector::WholeRow(whole_row) => whole_row.push(message),
+            Collector::Append(append) => append.push(message),
+            Collector::None => false,
+        }
+    }
+
+    fn close_all(&mut self) {
+        let mut open: Vec<usize> = (0..self.lanes.len()).collect();
+        open.sort_unstable_by_key(|&place| self.lanes[place].opened);
+        for place in open {
+            self.close(place);
+        }
+    }
+
+    fn close(&mut self, place: usize) {
+        let lane = &mut self.lanes[place];
+        if lane.collector.is_empty() {
+            return;
+        }
+        let segment = lane.collector.close(lane.table);
+        // Under WholeRow rows that came and went leave nothing.
+        if !segment.is_empty() {
+            self.steps.push(Step::Segment(segment));
+        }
+    }
+}
+
+impl<'t, 'a> Collector<'t, 'a> {
+    fn new(rules: &'t TableRules) -> Self {
+        match &rules.fold {
+            Fold::Key(key) => Self::Keyed(Keyed::new(key, rules.columns)),
+            Fold::WholeRow => Self::WholeRow(WholeRow::new(rules.columns)),
+            Fold::Append => Self::Append(Append::new(rules.columns)),
+            Fold::Never { .. } => Self::None,
+        }
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::None => true,
+            Self::Keyed(keyed) => keyed.is_empty(),
+            Self::WholeRow(whole_row) => whole_row.is_empty(),
+            Self::Append(append) => append.is_empty(),
+        }
+    }
+
+    /// The net changes; nothing is left, but the memory is kept for the next segment.
+    fn close(&mut self, table: usize) -> Segment<'a> {
+        match self {
+            Self::None => Segment { table, ..Segment::default() },
+            Self::Keyed(keyed) => keyed.close(table),
+            Self::WholeRow(whole_row) => whole_row.close(table),
+            Self::Append(append) => append.close(table),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Folding of rows without a key: equal rows are counted, because they are interchangeable.
+//!
+//! A change takes one of the equal rows that its old image names: rather one that the segment
+//! itself made than one that was there before. So what remains to be found on the target is of
+//! each old image the number by which its changes outnumbered what the segment had made of it, at
+//! the worst moment. That number never decreases, and executing one by one finds all rows if and
+//! only if the target has so many; so no missing row is hidden and none is invented.
+//!
+//! Images are equal if their bytes are. The target may take more for equal (numeric 1.0 and 1.00);
+//! then changes of two classes find the same row and fewer rows than expected are affected, or
+//! they find two equal ones, as they would one by one.
+
+use std::hash::Hasher;
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry as Place;
+use pgoutput::{Column, Message, OldTuple, Tuple};
+use rustc_hash::FxHasher;
+
+use super::merge::{filled, has_unchanged, inserted};
+use super::{Old, Row, Segment, Update};
+
+/// An open segment under [`Fold::WholeRow`](super::Fold::WholeRow).
+#[derive(Debug)]
+pub(super) struct WholeRow<'a> {
+    columns: usize,
+    lineages: Vec<Lineage<'a>>,
+    /// Of each image that lineages have now, the one that took it last.
+    images: HashTable<Indexed>,
+    /// The different old images of rows that were there before.
+    classes: Vec<Class<'a>>,
+    class_index: HashTable<Indexed>,
+}
+
+/// A lineage or class, and the hash of its image.
+#[derive(Debug, Clone, Copy)]
+struct Indexed {
+    hash: u64,
+    place: u32,
+}
+
+/// What became of one row.
+#[derive(Debug)]
+struct Lineage<'a> {
+    /// Its class if it was there before; without one it was inserted.
+    class: Option<u32>,
+    /// The row as it is now; without one it was deleted.
+    image: Option<Row<'a>>,
+    /// The lineage that took the same image before this one.
+    next: Option<u32>,
+}
+
+/// Equal rows that were there before.
+#[derive(Debug)]
+struct Class<'a> {
+    row: Tuple<'a>,
+    deletes: u32,
+    updates: u32,
+}
+
+impl<'a> WholeRow<'a> {
+    pub(super) fn new(columns: usize) -> Self {
+        Self {
+            columns,
+            lineages: Vec::new(),
+            images: HashTable::new(),
+            classes: Vec::new(),
+            class_index: HashTable::new(),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lineages.is_empty()
+    }
+
+    /// Takes a change, or leaves everything as it is and returns false.
+    pub(super) fn push(&mut self, message: &Message<'a>) -> bool {
+        match message {
+            Message::Insert(insert) => self.insert(insert.new),
+            Message::Update(update) => update.old.is_some_and(|old| self.update(&old, update.new)),
+            Message::Delete(delete) => self.delete(&delete.old),
+            _ => false,
+        }
+    }
+
+    fn insert(&mut self, new: Tuple<'a>) -> bool {
+        if new.len() != self.columns {
+            return false;
+        }
+        let place = self.add(None);
+        self.set_image(place, inserted(new));
+        true
+    }
+
+    fn update(&mut self, old: &OldTuple<'a>, new: Tuple<'a>) -> bool {
+        let Some(old) = self.complete(old).filter(|_| new.len() == self.columns) else {
+            return false;
+        };
+        let place = self.take(old);
+        self.set_image(place, filled(&old, new));
+        true
+    }
+
+    fn delete(&mut self, old: &OldTuple<'a>) -> bool {
+        let Some(old) = self.complete(old) else {
+            return false;
+        };
+        self.take(old);
+        true
+    }
+
+    /// The old row, if all its values are known.
+    fn complete(&self, old: &OldTuple<'a>) -> Option<Tuple<'a>> {
+        match old {
+            OldTuple::Full(row) if row.len() == self.columns && !has_unchanged(row) => Some(*row),
+            OldTuple::Full(_) | OldTuple::Key(_) => None,
+        }
+    }
+
+    /// A lineage whose image was `row`, now without image: one of the segment, or else one that
+    /// was there before.
+    fn take(&mut self, row: Tuple<'a>) -> u32 {
+        let image = Row::Sent(row);
+        let hash = hash(&image);
+        let Self { images, lineages, .. } = self;
+        let same = |indexed: &Indexed| {
+            indexed.hash == hash && has_image(&lineages[indexed.place as usize], &image)
+        };
+        if let Ok(mut found) = images.find_entry(hash, same) {
+            let place = found.get().place;
+            let lineage = &mut lineages[place as usize];
+            lineage.image = None;
+            match lineage.next.take() {
+                Some(next) => found.get_mut().place = next,
+                None => {
+                    found.remove();
+                }
+            }
+            return place;
+        }
+        let class = self.class(row, hash);
+        self.add(Some(class))
+    }
+
+    fn class(&mut self, row: Tuple<'a>, hash: u64) -> u32 {
+        let Self { classes, class_index, .. } = self;
+        let same =
+            |indexed: &Indexed| indexed.hash == hash && classes[indexed.place as usize].row == row;
+        match class_index.entry(hash, same, |indexed| indexed.hash) {
+            Place::Occupied(found) => found.get().place,
+            Place::Vacant(vacant) => {
+                let place = index_u32(classes.len());
+                vacant.insert(Indexed { hash, place });
+                classes.push(Class { row, deletes: 0, updates: 0 });
+                place
+            }
+        }
+    }
+
+    fn add(&mut self, class: Option<u32>) -> u32 {
+        let place = index_u32(self.lineages.len());
+        self.lineages.push(Lineage { class, image: None, next: None });
+        place
+    }
+
+    /// Gives an image to a lineage that has none.
+    fn set_image(&mut self, place: u32, row: Row<'a>) {
+        let hash = hash(&row);
+        let Self { images, lineages, .. } = self;
+        let same = |indexed: &Indexed| {
+            indexed.hash == hash && has_image(&lineages[indexed.place as usize], &row)
+        };
+        let next = match images.entry(hash, same, |indexed| indexed.hash) {
+            Place::Occupied(mut found) => {
+                Some(std::mem::replace(&mut found.get_mut().place, place))
+            }
+            Place::Vacant(vacant) => {
+                vacant.insert(Indexed { hash, place });
+                None
+            }
+        };
+        let lineage = &mut lineages[place as usize];
+        lineage.image = Some(row);
+        lineage.next = next;
+    }
+
+    /// The net changes, perhaps none; nothing is left.
+    pub(super) fn close(&mut self, table: usize) -> Segment<'a> {
+        let mut segment = Segment { table, ..Segment::default() };
+        for lineage in self.lineages.drain(..) {
+            let Some(number) = lineage.class else {
+                segment.inserts.extend(lineage.image);
+                continue;
+            };
+            let class = &mut self.classes[number as usize];
+            let count = match lineage.image {
+                Some(_) => &mut class.updates,
+                None => &mut class.deletes,
+            };
+            let old = Old { row: Row::Sent(class.row), class: number, nth: *count };
+            *count += 1;
+            match lineage.image {
+                Some(new) => segment.updates.push(Update { old: Some(old), new }),
+                None => segment.deletes.push(old),
+            }
+        }
+        self.images.clear();
+        self.classes.clear();
+        self.class_index.clear();
+        segment
+    }
+}
+
+/// Whether the row is the lineage's image, however the two came about.
+fn has_image(lineage: &Lineage<'_>, row: &Row<'_>) -> bool {
+    match (&lineage.image, row) {
+        (Some(Row::Sent(image)), Row::Sent(row)) => image == row,
+        (Some(image), row) => image.columns().eq(row.columns()),
+        (None, _) => false,
+    }
+}
+
+/// Depends on the columns only, not on how the row came about.
+fn hash(row: &Row<'_>) -> u64 {
+    let mut hasher = FxHasher::default();
+    for column in row.columns() {
+        match column {
+            Column::Null | Column::Unchanged => hasher.write_u8(0),
+            Column::Text(value) | Column::Binary(value) => {
+                hasher.write_usize(value.len());
+                hasher.write(value);
+            }
+        }
+    }
+    hasher.finish()
+}
+
+/// Groups are bounded well below 4 Gi changes, so an index always fits.
+fn index_u32(index: usize) -> u32 {
+    u32::try_from(index).expect("groups are bounded well below 4 Gi")
+}
