@@ -1,0 +1,218 @@
+//! Groups of transactions and their net changes: the result, every conflict and every count are
+//! the same as with each transaction alone.
+
+use std::fmt::Write;
+
+use crate::support::{Case, VERSIONS, on_versions};
+
+/// Transactions, each of its own, in one round trip.
+fn transactions(case: &Case, statements: impl IntoIterator<Item = String>) {
+    let mut sql = String::new();
+    for statement in statements {
+        write!(sql, "BEGIN; {statement}; COMMIT; ").expect("a string");
+    }
+    case.publisher.sql(&sql);
+}
+
+/// A table where row `n` of ten is missing on the target, and a backlog is yet to come.
+fn ten_rows(case: &Case, missing: &str) {
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int, w text)");
+    case.publisher.sql("INSERT INTO t SELECT g, 0, 'w' FROM generate_series(1, 10) g");
+    case.run_until_current();
+    case.target.sql(&format!("DELETE FROM t WHERE id IN ({missing})"));
+}
+
+/// Target transactions that a backlog of 200 source transactions became.
+fn target_transactions(case: &mut Case, args: &[&str]) -> u64 {
+    case.tool.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+    transactions(case, (0..200).map(|n| format!("UPDATE t SET v = {n} WHERE id = {}", n % 7)));
+    let count = "SELECT count(DISTINCT xmin) FROM h";
+    case.target.sql("TRUNCATE h");
+    transactions(case, (0..200).map(|n| format!("INSERT INTO h VALUES ({n})")));
+    case.run_until_current();
+    case.expect_equal(&["t"]);
+    case.publisher.sql("DELETE FROM h");
+    let transactions = case.target.value(count);
+    case.run_until_current();
+    transactions.parse().expect("a number")
+}
+
+#[test]
+fn a_backlog_becomes_few_target_transactions() {
+    on_versions(&VERSIONS, |mut case| {
+        case.replicate(
+            "CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE h (n int PRIMARY KEY)",
+        );
+        case.publisher.sql("INSERT INTO t SELECT g, 0 FROM generate_series(0, 6) g");
+        case.run_until_current();
+        assert!(target_transactions(&mut case, &[]) < 100);
+        assert_eq!(target_transactions(&mut case, &["--group-transactions", "1"]), 200);
+        assert_eq!(target_transactions(&mut case, &["--apply-mode", "row"]), 200);
+        assert!(target_transactions(&mut case, &["--group-transactions", "10"]) >= 20);
+    });
+}
+
+/// Everything before the offender is committed, nothing after it, and the offender is named.
+#[test]
+fn a_conflict_inside_a_group() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate(
+            "CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE other (id int PRIMARY KEY)",
+        );
+        case.target.sql("INSERT INTO t VALUES (30, -1)");
+        transactions(&case, (1..=50).map(|n| {
+            format!("INSERT INTO t VALUES ({n}, 0); UPDATE t SET v = {n}; INSERT INTO other VALUES ({n})")
+        }));
+        case.run().expect(9, &["23505", "INSERT on public.t", "key (id)=(30)", "commit LSN"]);
+        assert_eq!(
+            case.target.value("SELECT count(*) || '|' || max(v) FILTER (WHERE id < 30) FROM t"),
+            "30|29"
+        );
+        assert_eq!(case.target.value("SELECT max(id) FROM other"), "29");
+        case.target.sql("DELETE FROM t WHERE id = 30");
+        case.run_until_current();
+        case.expect_equal(&["t", "other"]);
+        let counted = case.statistic("transactions || '|' || inserts || '|' || updates");
+        assert_eq!(counted, "50|100|1275");
+    });
+}
+
+/// A row that comes and goes inside a group is a conflict all the same if it is already there.
+#[test]
+fn a_row_that_was_inserted_and_deleted_again() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int)");
+        transactions(&case, (1..=20).map(|n| format!("INSERT INTO t VALUES ({n}, 0)")));
+        transactions(&case, (1..=20).map(|n| format!("DELETE FROM t WHERE id = {n}")));
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        transactions(&case, (1..=20).map(|n| format!("INSERT INTO t VALUES ({n}, 0)")));
+        transactions(&case, (1..=20).map(|n| format!("DELETE FROM t WHERE id = {n}")));
+        case.target.sql("INSERT INTO t VALUES (7, 7)");
+        case.run().expect(9, &["23505", "INSERT on public.t", "key (id)=(7)"]);
+        assert_eq!(
+            case.target.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM t"),
+            "1,2,3,4,5,6,7"
+        );
+        case.target.sql("DELETE FROM t WHERE id = 7");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+/// Each change of a missing row is counted and named, however many of them fold into one.
+#[test]
+fn missing_rows_are_counted_one_by_one() {
+    let changes = || {
+        (1..=10)
+            .flat_map(|n| {
+                [
+                    format!("UPDATE t SET v = v + 1 WHERE id = {n}"),
+                    format!("UPDATE t SET v = v + 1, w = 'changed' WHERE id = {n}"),
+                ]
+            })
+            .chain((9..=10).map(|n| format!("DELETE FROM t WHERE id = {n}")))
+            .chain([
+                "DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1, 5, 'back')".to_owned(),
+                "UPDATE t SET id = 20 WHERE id = 2".to_owned(),
+                "UPDATE t SET v = 3 WHERE id = 20".to_owned(),
+            ])
+    };
+    on_versions(&VERSIONS, |mut case| {
+        ten_rows(&case, "1, 2, 3, 10");
+        for mode in ["auto", "row"] {
+            case.tool.args = vec!["--apply-mode".to_owned(), mode.to_owned()];
+            let count = || -> Vec<i64> {
+                case.statistic("update_missing || ',' || t.delete_missing || ',' || t.updates")
+                    .split(',')
+                    .map(|number| number.parse().expect("a number"))
+                    .collect()
+            };
+            let before = count();
+            transactions(&case, changes());
+            let log = case.run_until_current();
+            let added: Vec<_> = count().iter().zip(&before).map(|(a, b)| a - b).collect();
+            assert_eq!(added, [10, 2, 22], "{mode}: {log}");
+            assert!(log.contains("update_missing") && log.contains("delete_missing"), "{log}");
+            assert!(log.contains("(id)=(3)"), "{log}");
+            assert_eq!(
+                case.target.rows("SELECT id || ':' || v || ':' || w FROM t ORDER BY id").join(" "),
+                "1:5:back 4:2:changed 5:2:changed 6:2:changed 7:2:changed 8:2:changed",
+                "{mode}"
+            );
+            // As before, for the other mode.
+            case.both(
+                "DELETE FROM t; \
+                 INSERT INTO t SELECT g, 0, 'w' FROM generate_series(1, 10) g",
+            );
+            case.target.sql("DELETE FROM t");
+            case.run_until_current();
+            case.target.sql("DELETE FROM t WHERE id IN (1, 2, 3, 10)");
+        }
+    });
+}
+
+/// What is left out of a row because it did not change keeps the value it had, whichever change
+/// of the group brought it.
+#[test]
+fn large_values_that_did_not_change() {
+    on_versions(&VERSIONS, |case| {
+        let ddl = "CREATE TABLE t (id int PRIMARY KEY, v int, a text, b text); \
+                   ALTER TABLE t ALTER a SET STORAGE EXTERNAL, ALTER b SET STORAGE EXTERNAL";
+        case.replicate(ddl);
+        transactions(
+            &case,
+            (1..=20).map(|n| {
+                format!("INSERT INTO t VALUES ({n}, 0, repeat('a', 5000), repeat('b', 5000))")
+            }),
+        );
+        case.run_until_current();
+        transactions(
+            &case,
+            (1..=20).flat_map(|n| {
+                [
+                    format!("UPDATE t SET v = 1 WHERE id = {n}"),
+                    format!("UPDATE t SET a = repeat('{n}', 3000) WHERE id = {n} AND id % 2 = 0"),
+                    format!("UPDATE t SET v = 2 WHERE id = {n}"),
+                    format!("UPDATE t SET b = NULL WHERE id = {n} AND id % 3 = 0"),
+                    format!("UPDATE t SET v = 3 WHERE id = {n} AND id % 5 = 0"),
+                ]
+            }),
+        );
+        transactions(
+            &case,
+            (21..=40).flat_map(|n| {
+                [
+                    format!("INSERT INTO t VALUES ({n}, 0, repeat('a', 5000), repeat('b', 5000))"),
+                    format!("UPDATE t SET v = 1 WHERE id = {n}"),
+                    format!("DELETE FROM t WHERE id = {n} AND id % 4 = 0"),
+                    format!(
+                        "INSERT INTO t SELECT {n}, 7, repeat('c', 5000), 'short' WHERE {n} % 4 = 0"
+                    ),
+                    format!("UPDATE t SET v = 8 WHERE id = {n}"),
+                ]
+            }),
+        );
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+/// A transaction of several parts cannot be taken back from memory: the publisher sends it again.
+#[test]
+fn a_conflict_inside_a_large_transaction() {
+    on_versions(&VERSIONS, |mut case| {
+        case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.target.sql("INSERT INTO t VALUES (70000, 'in the way')");
+        case.publisher.sql("INSERT INTO t VALUES (0, 'before')");
+        case.publisher
+            .sql("INSERT INTO t SELECT g, repeat('v', 50) FROM generate_series(1, 90000) g");
+        case.publisher.sql("INSERT INTO t VALUES (-1, 'after')");
+        case.run().expect(9, &["23505", "INSERT on public.t", "key (id)=(70000)"]);
+        assert_eq!(case.target.rows("SELECT id FROM t ORDER BY id").join(","), "0,70000");
+        case.target.sql("DELETE FROM t WHERE id = 70000");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
