@@ -30,7 +30,7 @@ pub use replication::{
     CopyChunk, EndReason, Frames, Received, ReplicationStream, WaitOutcome, Waker,
 };
 pub use session::{
-    Column, CopyIn, CopyOut, DataRow, Param, Reply, Row, RowIter, Rows, Session, TransactionStatus,
-    affected_rows,
+    Column, CopyData, CopyIn, CopyOut, DataRow, Param, Queued, Reply, Row, RowIter, Rows, Session,
+    TransactionStatus, affected_rows,
 };
 pub use version::ServerVersion;

@@ -18,8 +18,10 @@ const KEPT_MISSING: usize = 100;
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Pending {
     Begin,
-    /// A statement of net changes: it checks itself.
-    Net,
+    /// A statement of net changes, which must affect so many rows.
+    Net {
+        rows: u64,
+    },
     /// A statement of one change.
     Change {
         at: ChangeAt,
@@ -92,7 +94,7 @@ impl Answers {
             Some(Pending::Progress { .. }) => {
                 Err(Failure::internal("the target recorded no progress"))
             }
-            Some(Pending::Truncate { .. } | Pending::Net) => Ok(()),
+            Some(Pending::Truncate { .. } | Pending::Net { .. }) => Ok(()),
             Some(Pending::Commit { .. }) if rolled_back => {
                 Err(Failure::internal("the target rolled a transaction back at COMMIT"))
             }
@@ -214,7 +216,7 @@ impl Context<'_> {
             Some(Pending::Commit { part }) => {
                 ("committing", self.work(part).map(|work| offender::offender(work, None)), false)
             }
-            Some(Pending::Begin | Pending::Net | Pending::Sync { .. }) | None => {
+            Some(Pending::Begin | Pending::Net { .. } | Pending::Sync { .. }) | None => {
                 ("applying changes", None, false)
             }
         };

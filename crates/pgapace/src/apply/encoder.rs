@@ -5,30 +5,30 @@ use std::sync::Arc;
 
 use engine::net::{ChangeAt, Folder, Step, TableRules};
 use engine::transaction::Touched;
-use pgoutput::{Lsn, Message, Truncate};
+use pgoutput::{Lsn, Message, Timestamp, Truncate};
 use wire::Session;
 
 use crate::apply::answers::{Committing, Pending};
 use crate::apply::offender::offender;
-use crate::apply::statement_cache::StatementCache;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::Identity;
 use crate::error::{Class, Failure, Result};
 use crate::target::mapping::TableMap;
 use crate::target::state::progress::{RECORD_TYPES, RecordParams, record_sql};
 use crate::target::state::statistics::Counters;
-use crate::target::statement::column_set::ColumnSet;
+use crate::target::statement::bind;
+use crate::target::statement::cache::StatementCache;
 use crate::target::statement::row::{
-    Expect, Operation, PlanError, Source, UpdatePlan, Values, param, plan_delete, plan_update,
-    values,
+    Expect, Operation, PlanError, UpdatePlan, Values, plan_delete, plan_update, values,
 };
+use crate::target::statement::set::{Expected, SetBuffers, SetError, queue_segment};
 
 /// Queues statements on one session. What it has prepared there it remembers.
 pub(crate) struct Encoder {
     identity: Identity,
     statements: StatementCache,
     plan: UpdatePlan,
-    no_columns: ColumnSet,
+    buffers: SetBuffers,
     /// Of the target transaction that is being queued, which may have several parts.
     counters: Counters,
 }
@@ -39,7 +39,7 @@ impl Encoder {
             identity,
             statements: StatementCache::default(),
             plan: UpdatePlan::default(),
-            no_columns: ColumnSet::default(),
+            buffers: SetBuffers::default(),
             counters: Counters::default(),
         }
     }
@@ -51,11 +51,18 @@ impl Encoder {
         session.queue_parse("progress", &record_sql(self.identity.tagged), &RECORD_TYPES);
     }
 
-    /// The session's statements are deallocated, and the transaction in hand rolled back.
-    pub(crate) fn forget(&mut self, session: &mut Session) {
-        self.statements.forget();
+    /// How many statements were ever parsed: what [`Self::forget_after`] takes.
+    pub(crate) fn parsed(&self) -> u64 {
+        self.statements.parsed()
+    }
+
+    /// What was queued since then is not carried out. Statements that were parsed there may be on
+    /// the server or not; they are closed and not used again.
+    pub(crate) fn forget_after(&mut self, session: &mut Session, parsed: u64) {
         self.counters = Counters::default();
-        self.prepare_control(session);
+        for name in self.statements.forget_after(parsed) {
+            session.queue_close_statement(&name);
+        }
     }
 
     /// Queues part `index` of a group by rows: a source transaction is a target transaction, one
@@ -77,18 +84,26 @@ impl Encoder {
             self.change(session, work, at, pending)
                 .map_err(|error| error.into_failure(work, at))?;
         }
-        self.end(session, work, work.predecessor, part, 1, pending)
+        match self.ending(work, work.predecessor, part, 1) {
+            Some(ending) => ending.queue(session, self.identity, pending),
+            None => {
+                // Have the server answer, so that the memory of the part is given back.
+                session.queue_flush();
+                Ok(())
+            }
+        }
     }
 
-    /// Queues a group as one target transaction (or a part of one): its net changes.
+    /// Queues a group as one target transaction (or a part of one), but for its end: that may be
+    /// queued when every statement is known to have affected as many rows as it must.
     pub(crate) fn net(
         &mut self,
         session: &mut Session,
         group: &Group,
         pending: &mut VecDeque<Pending>,
-    ) -> Result<()> {
+    ) -> Result<Option<Ending>> {
         let (Some(first), Some(last)) = (group.works.first(), group.works.last()) else {
-            return Ok(());
+            return Ok(None);
         };
         if first.part.first {
             queue_control(session, "begin", Pending::Begin, pending)?;
@@ -131,47 +146,46 @@ impl Encoder {
                     self.counters = counters;
                 }
                 Step::Segment(segment) => {
+                    let mut expect = |expected: Expected| {
+                        pending.push_back(Pending::Net { rows: expected.rows });
+                    };
+                    let (statements, buffers) = (&mut self.statements, &mut self.buffers);
                     let map = &maps[segment.table];
-                    let _ = map;
-                    return Err(Failure::internal("no set statements yet"));
+                    queue_segment(session, statements, buffers, map, &segment, &mut expect)
+                        .map_err(not_queued)?;
                 }
             }
         }
+        session.queue_flush();
         let transactions = number(group.works.len())?;
-        self.end(session, last, first.predecessor, transactions - 1, transactions, pending)
+        Ok(self.ending(last, first.predecessor, transactions - 1, transactions))
     }
 
-    /// Queues the end of a target transaction after its last part, or, in the middle of a large
-    /// one, asks the server for its answers, so that the memory of the part is given back.
-    fn end(
+    /// What ends the target transaction after `work`, `None` in the middle of a large one.
+    fn ending(
         &mut self,
-        session: &mut Session,
         work: &Work,
         predecessor: Lsn,
         part: u32,
         transactions: u32,
-        pending: &mut VecDeque<Pending>,
-    ) -> Result<()> {
-        let Some(end) = work.part.end_lsn else {
-            session.queue_flush();
-            return Ok(());
-        };
-        let Identity { id, epoch, .. } = self.identity;
-        let time = (!work.part.is_idle()).then_some(work.part.head.commit_time);
-        let record = RecordParams::new(id, end, predecessor, epoch, time);
-        session
-            .queue_bind("progress", record.params().into_iter())
-            .map_err(|e| Failure::target(&e, "recording progress"))?;
-        session.queue_execute();
-        pending.push_back(Pending::Progress { part });
-        queue_control(session, "commit", Pending::Commit { part }, pending)?;
-        session.queue_sync();
+    ) -> Option<Ending> {
+        let end = work.part.end_lsn?;
         let mut counters = std::mem::take(&mut self.counters);
+        let mut time = None;
         if !work.part.is_idle() {
             counters.transactions = transactions.into();
+            time = Some(work.part.head.commit_time);
         }
-        pending.push_back(Pending::Sync { commits: Some(Committing { end, counters }) });
-        Ok(())
+        Some(Ending { predecessor, part, time, commits: Committing { end, counters } })
+    }
+
+    pub(crate) fn queue_ending(
+        &self,
+        session: &mut Session,
+        ending: Ending,
+        pending: &mut VecDeque<Pending>,
+    ) -> Result<()> {
+        ending.queue(session, self.identity, pending)
     }
 
     fn count(&mut self, message: &Message<'_>) {
@@ -263,27 +277,53 @@ impl Encoder {
         pending: &mut VecDeque<Pending>,
     ) -> std::result::Result<(), ChangeError> {
         for (operation, expect) in steps.iter().copied() {
-            let set = match operation {
-                Operation::Probe | Operation::Delete | Operation::Insert => &self.no_columns,
-                _ => &plan.set,
-            };
-            let (prepared, first) = self.statements.get(map, operation, set, &plan.nulls);
-            for name in &first.close {
-                session.queue_close_statement(name);
-            }
-            if let Some((sql, types)) = &first.parse {
-                tracing::debug!(statement = prepared.name, sql, "preparing");
-                session.queue_parse(&prepared.name, sql, types);
-            }
-            let params = prepared.sources.iter().map(|source| match source {
-                Source::New(column) => param(&new[*column]),
-                Source::Search(column) => param(&search[*column]),
-            });
-            session.queue_bind(&prepared.name, params).map_err(ChangeError::Wire)?;
-            session.queue_execute();
+            bind::queue_row(session, &mut self.statements, map, operation, plan, new, search)
+                .map_err(ChangeError::Wire)?;
             pending.push_back(Pending::Change { at, expect });
         }
         Ok(())
+    }
+}
+
+/// Progress row, COMMIT and Sync of a target transaction.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ending {
+    predecessor: Lsn,
+    /// The last part, for messages.
+    part: u32,
+    /// When the publisher committed it.
+    time: Option<Timestamp>,
+    commits: Committing,
+}
+
+impl Ending {
+    fn queue(
+        self,
+        session: &mut Session,
+        identity: Identity,
+        pending: &mut VecDeque<Pending>,
+    ) -> Result<()> {
+        let Self { predecessor, part, time, commits } = self;
+        let record = RecordParams::new(identity.id, commits.end, predecessor, identity.epoch, time);
+        session
+            .queue_bind("progress", record.params().into_iter())
+            .map_err(|e| Failure::target(&e, "recording progress"))?;
+        session.queue_execute();
+        pending.push_back(Pending::Progress { part });
+        queue_control(session, "commit", Pending::Commit { part }, pending)?;
+        session.queue_sync();
+        pending.push_back(Pending::Sync { commits: Some(commits) });
+        Ok(())
+    }
+}
+
+/// The changes of a segment cannot be sent; by rows, the one that is to blame is named.
+fn not_queued(error: SetError) -> Failure {
+    match error {
+        SetError::Plan(error) => {
+            Failure::new(Class::Mismatch, format!("cannot apply net changes: {error}"))
+        }
+        SetError::Wire(error) => Failure::target(&error, "sending net changes"),
     }
 }
 

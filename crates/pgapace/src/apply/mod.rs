@@ -6,7 +6,6 @@ pub(crate) mod encoder;
 pub(crate) mod leader;
 pub(crate) mod missing;
 pub(crate) mod offender;
-pub(crate) mod statement_cache;
 pub(crate) mod tables;
 pub(crate) mod thread;
 pub(crate) mod work;

@@ -1,30 +1,32 @@
 //! The apply worker: one thread, one target session, groups to pipelined statements.
 //!
-//! A group is sent as one packet: BEGIN, the statements of its net changes, its progress row,
-//! COMMIT, Sync. Every set statement checks on the target how many rows it affected, so a group
-//! either does exactly what its transactions would have done one by one, or fails there. A group
-//! that fails is rolled back and carried out again as the publisher sent it: one target transaction
-//! for each source transaction, one statement for each change in stream order, so that everything
-//! before the offender is committed and the offender is named.
+//! A group is sent as BEGIN and the statements of its net changes; when every one of them is known
+//! to have affected as many rows as it must, its progress row, COMMIT and Sync follow, and with them
+//! the next group, which was put together meanwhile. So a group either does exactly what its
+//! transactions would have done one by one, or it is rolled back and carried out again as the
+//! publisher sent it: one target transaction for each source transaction, one statement for each
+//! change in stream order, all in one pipeline. Then everything before the offender is committed,
+//! and the offender is named. A lone small transaction is sent so from the start: that is one round
+//! trip.
 //!
-//! Several groups are on their way at once. After an error the server skips everything up to the
-//! Sync, and the progress row of a later group refuses to be written without its predecessor's, so
-//! nothing after a failed transaction can commit.
+//! After an error the server skips everything up to the Sync, and the progress row of a later
+//! transaction refuses to be written without its predecessor's, so nothing after a failed
+//! transaction can commit.
 
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use pgoutput::Lsn;
-use wire::{CancelHandle, Reply, Session, TransactionStatus, affected_rows};
+use wire::{CancelHandle, Queued, Reply, Session, TransactionStatus, affected_rows};
 
 use crate::apply::answers::{Answers, Context, Pending};
-use crate::apply::encoder::Encoder;
+use crate::apply::encoder::{Encoder, Ending};
 use crate::apply::missing::MissingLog;
 use crate::apply::thread::join_or_cancel;
 use crate::apply::work::{Group, Mode};
-use crate::error::{Failure, Result, is_transient};
+use crate::error::{Class, Failure, Result, is_transient};
 use crate::target::state::SubscriptionId;
 use crate::target::state::statistics::Counters;
 
@@ -113,6 +115,17 @@ struct InFlight {
     group: Group,
     /// Answers that are still to come.
     awaited: usize,
+    /// What is sent when all statements are answered as they must be.
+    ending: Option<Ending>,
+    /// See [`Encoder::forget_after`].
+    parsed: u64,
+}
+
+/// A group whose statements are ready and cannot be sent before the one in flight has ended.
+struct Ready {
+    group: InFlight,
+    statements: Queued,
+    pending: VecDeque<Pending>,
 }
 
 struct State {
@@ -121,7 +134,11 @@ struct State {
     encoder: Encoder,
     /// In the order in which they were sent: those of the first group in flight come first.
     pending: VecDeque<Pending>,
+    /// Only the last of them may have an ending that is not sent.
     in_flight: VecDeque<InFlight>,
+    ready: VecDeque<Ready>,
+    /// Groups that were rolled back and come again, before any new one.
+    again: VecDeque<Group>,
     answers: Answers,
     /// The first group in flight has failed: answers are only counted until all are there.
     recovering: bool,
@@ -142,6 +159,8 @@ impl State {
             encoder: Encoder::new(identity),
             pending: VecDeque::new(),
             in_flight: VecDeque::new(),
+            ready: VecDeque::new(),
+            again: VecDeque::new(),
             answers: Answers::new(log),
             recovering: false,
             answered: 0,
@@ -151,70 +170,67 @@ impl State {
     fn run(&mut self, inbox: &Receiver<Group>) -> Result<()> {
         self.encoder.prepare_control(&mut self.session);
         loop {
-            let group = if self.recovering {
-                None
-            } else if self.pending.is_empty() {
-                match inbox.recv_timeout(Duration::from_secs(3600)) {
-                    Ok(group) => Some(group),
-                    Err(RecvTimeoutError::Timeout) => None,
-                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            if self.recovering {
+                if self.pending.is_empty() {
+                    self.recover()?;
+                } else {
+                    self.wait_for_replies()?;
                 }
-            } else {
-                match inbox.try_recv() {
-                    Ok(group) => Some(group),
-                    Err(TryRecvError::Empty) => None,
-                    Err(TryRecvError::Disconnected) => return Ok(()),
+                continue;
+            }
+            if let Some(group) = self.again.pop_front() {
+                self.start(group)?;
+                continue;
+            }
+            if self.pending.is_empty() {
+                match inbox.recv() {
+                    Ok(group) => self.start(group)?,
+                    Err(_) => return Ok(()),
                 }
-            };
-            match group {
-                Some(group) => self.start(group)?,
-                None => {
-                    if self.recovering
-                        && self
-                            .pending
-                            .back()
-                            .is_some_and(|last| !matches!(last, Pending::Sync { .. }))
-                    {
-                        // The last thing sent is an open part: without a Sync the server skips
-                        // whatever comes, for ever.
-                        self.session.queue_sync();
-                        self.pending.push_back(Pending::Sync { commits: None });
-                    }
+                continue;
+            }
+            match inbox.try_recv() {
+                Ok(group) => self.start(group)?,
+                Err(TryRecvError::Disconnected) => return Ok(()),
+                Err(TryRecvError::Empty) => {
                     self.send()?;
                     self.wait_for_replies()?;
                 }
             }
-            if self.recovering && self.pending.is_empty() {
-                self.recover()?;
-            }
         }
     }
 
-    /// Sends a group, as the mode says that fits it.
+    /// Puts a group's statements together, and sends them if nothing unfinished is before them.
     fn start(&mut self, group: Group) -> Result<()> {
         let lone = group.works.len() == 1 && group.is_whole() && group.changes() <= LONE_CHANGES;
         let mode = if lone { Mode::Rows } else { group.mode };
-        self.in_flight.push_back(InFlight { group: Group { mode, ..group }, awaited: 0 });
-        self.encode_last()
-    }
-
-    /// Queues the statements of the last group in flight, and sends when enough came together.
-    fn encode_last(&mut self) -> Result<()> {
-        let Some(InFlight { group, awaited }) = self.in_flight.back_mut() else { return Ok(()) };
-        let before = self.pending.len();
-        let (session, pending) = (&mut self.session, &mut self.pending);
-        let encoded = match group.mode {
-            Mode::Net => self.encoder.net(session, group, pending),
-            Mode::Rows => (0..group.works.len())
-                .try_for_each(|index| self.encoder.rows(session, group, index, pending)),
-        };
-        *awaited += self.pending.len() - before;
-        if let Err(failure) = encoded {
-            let again = group.mode == Mode::Net && group.is_whole();
-            // One more than will come, so that the group stays.
-            *awaited += 1;
-            return self.not_encoded(failure, again);
+        let group = Group { mode, ..group };
+        let wait = self.ending_is_open() || !self.ready.is_empty();
+        if wait {
+            // What is queued now is that of others.
+            self.send()?;
         }
+        let before = self.session.pending_ready();
+        let parsed = self.encoder.parsed();
+        let mut pending = VecDeque::new();
+        let encoded = self.encode(&group, &mut pending);
+        let (ending, failure) = match encoded {
+            Ok(ending) => (ending, None),
+            Err(failure) => (None, Some(failure)),
+        };
+        let awaited = pending.len();
+        let group = InFlight { group, awaited, ending, parsed };
+        if let Some(failure) = failure {
+            return self.not_encoded(group, pending, before, failure);
+        }
+        if wait {
+            let statements = self.session.set_aside(before);
+            self.ready.push_back(Ready { group, statements, pending });
+            return Ok(());
+        }
+        self.pending.append(&mut pending);
+        self.in_flight.push_back(group);
+        self.advance()?;
         if self.session.queued() >= SEND_BYTES {
             self.send()?;
             self.take_replies()?;
@@ -222,47 +238,109 @@ impl State {
         Ok(())
     }
 
+    fn encode(&mut self, group: &Group, pending: &mut VecDeque<Pending>) -> Result<Option<Ending>> {
+        match group.mode {
+            Mode::Net => self.encoder.net(&mut self.session, group, pending),
+            Mode::Rows => {
+                for index in 0..group.works.len() {
+                    self.encoder.rows(&mut self.session, group, index, pending)?;
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    fn ending_is_open(&self) -> bool {
+        self.in_flight.back().is_some_and(|last| last.ending.is_some())
+    }
+
+    /// Ends the group in flight if all its statements are answered, and sends those behind it.
+    fn advance(&mut self) -> Result<()> {
+        while let Some(last) = self.in_flight.back_mut()
+            && last.awaited == 0
+            && let Some(ending) = last.ending.take()
+        {
+            let before = self.pending.len();
+            self.encoder.queue_ending(&mut self.session, ending, &mut self.pending)?;
+            last.awaited = self.pending.len() - before;
+        }
+        while !self.ending_is_open()
+            && let Some(mut ready) = self.ready.pop_front()
+        {
+            self.session.queue_set_aside(ready.statements);
+            self.pending.append(&mut ready.pending);
+            self.in_flight.push_back(ready.group);
+        }
+        Ok(())
+    }
+
     /// A change cannot be expressed as a statement. What was queued before it counts: everything
     /// before the offender is committed.
-    fn not_encoded(&mut self, failure: Failure, by_rows: bool) -> Result<()> {
-        self.session.queue_sync();
-        self.pending.push_back(Pending::Sync { commits: None });
-        if let Some(last) = self.in_flight.back_mut() {
-            last.awaited += 1;
+    fn not_encoded(
+        &mut self,
+        group: InFlight,
+        mut pending: VecDeque<Pending>,
+        ready_before: usize,
+        failure: Failure,
+    ) -> Result<()> {
+        let again = group.group.mode == Mode::Net && group.group.is_whole();
+        if self.ending_is_open() || !self.ready.is_empty() {
+            // Nothing of it is sent. Once those before it have ended, it is tried again.
+            drop(self.session.set_aside(ready_before));
+            self.encoder.forget_after(&mut self.session, group.parsed);
+            while !self.pending.is_empty() && !self.recovering {
+                self.send()?;
+                self.wait_for_replies()?;
+            }
+            self.again.push_back(group.group);
+            return Ok(());
         }
+        self.session.queue_sync();
+        pending.push_back(Pending::Sync { commits: None });
+        self.pending.append(&mut pending);
+        // More than will come, so that the group stays.
+        self.in_flight.push_back(InFlight { awaited: usize::MAX, ..group });
         self.send()?;
         while !self.pending.is_empty() {
             self.wait_for_replies()?;
         }
         // An earlier group may have failed meanwhile; then that comes first.
-        self.recovering |= by_rows;
+        self.recovering |= again;
         if self.recovering { Ok(()) } else { Err(failure) }
     }
 
+    /// The first group in flight has failed.
+    fn start_recovery(&mut self) -> Result<()> {
+        self.recovering = true;
+        self.answers.roll_back();
+        if self.pending.back().is_some_and(|last| !matches!(last, Pending::Sync { .. })) {
+            // Without a Sync the server skips whatever comes, for ever.
+            self.session.queue_sync();
+            self.pending.push_back(Pending::Sync { commits: None });
+        }
+        self.send()
+    }
+
     /// All answers are there after a failure: the failed group is carried out again by rows, what
-    /// was sent after it again as it was.
+    /// came after it again as it was.
     fn recover(&mut self) -> Result<()> {
         self.recovering = false;
-        // Statements that the server skipped were never prepared: forget all of them.
-        let sql = match self.session.transaction_status() {
-            TransactionStatus::Idle => "DEALLOCATE ALL",
-            _ => "ROLLBACK; DEALLOCATE ALL",
-        };
-        self.session
-            .simple(sql)
-            .map_err(|e| Failure::target(&e, "going back to before a group"))?;
-        self.encoder.forget(&mut self.session);
-        let mut groups = std::mem::take(&mut self.in_flight);
+        if self.session.transaction_status() != TransactionStatus::Idle {
+            self.session
+                .simple("ROLLBACK")
+                .map_err(|e| Failure::target(&e, "going back to before a group"))?;
+        }
+        if let Some(first) = self.in_flight.front() {
+            self.encoder.forget_after(&mut self.session, first.parsed);
+        }
+        let in_flight = self.in_flight.drain(..).map(|in_flight| in_flight.group);
+        let ready = self.ready.drain(..).map(|ready| ready.group.group);
+        let mut groups: VecDeque<_> = in_flight.chain(ready).collect();
         if let Some(first) = groups.front_mut() {
-            first.group.mode = Mode::Rows;
+            first.mode = Mode::Rows;
         }
-        for InFlight { group, .. } in groups {
-            self.in_flight.push_back(InFlight { group, awaited: 0 });
-            // If one fails meanwhile, all from there on come again.
-            if !self.recovering {
-                self.encode_last()?;
-            }
-        }
+        groups.append(&mut self.again);
+        self.again = groups;
         Ok(())
     }
 
@@ -291,22 +369,33 @@ impl State {
                 Some(Reply::CommandComplete(tag)) => {
                     let affected = affected_rows(tag);
                     let rolled_back = tag == "ROLLBACK";
-                    let pending = self.next_pending();
-                    if !self.recovering {
-                        let context = Context { group: self.in_flight.front().map(|f| &f.group) };
-                        self.answers.completed(pending, affected, rolled_back, &context)?;
+                    let pending = self.pending.pop_front();
+                    if self.recovering {
+                        continue;
                     }
-                    self.account(1);
+                    if let Some(Pending::Net { rows }) = pending
+                        && rows != affected
+                    {
+                        tracing::debug!(rows, affected, "a group found other rows than expected");
+                        self.by_rows(None)?;
+                        continue;
+                    }
+                    let context = Context { group: self.in_flight.front().map(|f| &f.group) };
+                    self.answers.completed(pending, affected, rolled_back, &context)?;
+                    self.account()?;
                 }
                 Some(Reply::Error(error)) => {
                     let error = wire::Error::Server(error);
                     self.failed(&error)?;
                 }
                 Some(Reply::Ready(status)) => {
-                    let Some(Pending::Sync { commits }) = self.next_pending() else {
+                    let Some(Pending::Sync { commits }) = self.pending.pop_front() else {
                         return Err(Failure::internal("the target answered a Sync nobody sent"));
                     };
-                    if let (Some(commits), false) = (commits, self.recovering) {
+                    if self.recovering {
+                        continue;
+                    }
+                    if let Some(commits) = commits {
                         if status != TransactionStatus::Idle {
                             return Err(Failure::internal(
                                 "a transaction is open after its COMMIT",
@@ -314,7 +403,7 @@ impl State {
                         }
                         self.answers.transaction_committed(&commits);
                     }
-                    self.account(1);
+                    self.account()?;
                 }
                 Some(_) => {}
             }
@@ -323,54 +412,58 @@ impl State {
         Ok(())
     }
 
-    /// The statement that is answered next.
-    fn next_pending(&mut self) -> Option<Pending> {
-        self.pending.pop_front()
-    }
-
-    /// Counts answers of the first group in flight, and lets it go when all are there.
-    fn account(&mut self, answers: usize) {
-        if self.recovering {
-            return;
+    /// Counts an answer of the first group in flight, and lets it go when all are there.
+    fn account(&mut self) -> Result<()> {
+        let Some(first) = self.in_flight.front_mut() else { return Ok(()) };
+        first.awaited -= 1;
+        if first.awaited > 0 {
+            return Ok(());
         }
-        if let Some(first) = self.in_flight.front_mut() {
-            first.awaited -= answers;
-            if first.awaited == 0 {
-                self.in_flight.pop_front();
-                self.answered += 1;
-            }
+        if first.ending.is_some() {
+            self.advance()?;
+            return self.send();
         }
+        self.in_flight.pop_front();
+        self.answered += 1;
+        Ok(())
     }
 
     /// A statement has failed: judges whether rows can say more, and skips to the Sync.
     fn failed(&mut self, error: &wire::Error) -> Result<()> {
-        let pending = self.next_pending();
+        let pending = self.pending.pop_front();
         if !self.recovering {
             let Some(InFlight { group, .. }) = self.in_flight.front() else {
                 return Err(Failure::internal("the target answered a statement nobody sent"));
             };
-            let by_rows = group.mode == Mode::Net
-                && !error.sqlstate().is_some_and(is_transient)
-                && !error.is_connection_loss();
-            if !by_rows {
+            let may_pass = error.sqlstate().is_some_and(is_transient) || error.is_connection_loss();
+            if may_pass || group.mode == Mode::Rows {
                 let context = Context { group: Some(group) };
                 return Err(context.explain(error, pending));
             }
-            tracing::debug!(%error, "a group failed, its changes are applied one by one");
-            if !group.is_whole() {
-                // Its first parts are gone: the publisher has to send it again.
-                return Err(Failure {
-                    rows_through: Some(group.last_commit()),
-                    ..Failure::target(error, "applying a large transaction as sets")
-                });
-            }
-            self.answers.roll_back();
-            self.recovering = true;
+            tracing::debug!(%error, "a group failed");
+            self.by_rows(Some(error))?;
         }
         while self.pending.front().is_some_and(|next| !matches!(next, Pending::Sync { .. })) {
             self.pending.pop_front();
         }
         Ok(())
+    }
+
+    /// The first group in flight did not do what its transactions would have done: rows can tell
+    /// what they do.
+    fn by_rows(&mut self, error: Option<&wire::Error>) -> Result<()> {
+        let Some(InFlight { group, .. }) = self.in_flight.front() else { return Ok(()) };
+        if group.is_whole() {
+            return self.start_recovery();
+        }
+        // Its first parts are gone: the publisher has to send it again.
+        let message = "a large transaction cannot be applied as sets; it is applied change by \
+                       change";
+        let failure = error.map_or_else(
+            || Failure::new(Class::Apply, message),
+            |error| Failure::target(error, "applying a large transaction as sets"),
+        );
+        Err(Failure { rows_through: Some(group.last_commit()), ..failure })
     }
 
     fn report(&mut self) {

@@ -1,12 +1,14 @@
 //! One session: SQL for control work, a pipeline for the hot path, COPY.
 
 mod copy;
+mod copy_data;
 mod pipeline;
 mod reply;
 mod rows;
 
 pub use copy::{CopyIn, CopyOut};
-pub use pipeline::Param;
+pub use copy_data::CopyData;
+pub use pipeline::{Param, Queued};
 pub use reply::{DataRow, Reply, TransactionStatus, affected_rows};
 pub use rows::{Column, Row, RowIter, Rows};
 

@@ -25,6 +25,13 @@ pub enum Param<'a> {
     Binary(&'a [u8]),
 }
 
+/// Messages that were queued and then set aside. See [`Session::set_aside`].
+#[derive(Debug)]
+pub struct Queued {
+    bytes: bytes::BytesMut,
+    ready_expected: usize,
+}
+
 impl Param<'_> {
     fn format(&self) -> i16 {
         i16::from(matches!(self, Param::Binary(_)))
@@ -178,6 +185,27 @@ impl Session {
         };
         out.truncate(start);
         self.queue_failure.get_or_insert(failure);
+    }
+
+    /// Takes away what is queued, so that it can be queued behind something that is not known yet.
+    /// `ready_before` is what [`Session::pending_ready`] was before it was queued.
+    ///
+    /// # Panics
+    /// In debug builds, when a part of it has been written.
+    pub fn set_aside(&mut self, ready_before: usize) -> Queued {
+        let ready_expected = self.ready_expected - ready_before;
+        self.ready_expected = ready_before;
+        Queued { bytes: self.channel.take_queued(), ready_expected }
+    }
+
+    /// Queues what was set aside.
+    pub fn queue_set_aside(&mut self, queued: Queued) {
+        self.ready_expected += queued.ready_expected;
+        if self.queued() == 0 {
+            self.channel.out = queued.bytes;
+        } else {
+            self.channel.out.extend_from_slice(&queued.bytes);
+        }
     }
 
     /// The number of bytes that wait to be written.

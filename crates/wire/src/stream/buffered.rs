@@ -238,6 +238,12 @@ impl Buffered {
         self.out.clear();
     }
 
+    /// Takes away what is queued; nothing of it may have been written yet.
+    pub(crate) fn take_queued(&mut self) -> BytesMut {
+        debug_assert_eq!(self.written, 0);
+        std::mem::take(&mut self.out)
+    }
+
     /// Bytes that wait to be written.
     pub(crate) fn queued(&self) -> usize {
         self.out.len() - self.written

@@ -6,6 +6,7 @@ mod copy;
 mod hosts;
 mod loss;
 mod pipeline;
+mod pipelined_copy;
 mod replication;
 mod sql;
 mod tls;

@@ -1,4 +1,8 @@
 //! SQL for changes.
 
+pub(crate) mod bind;
+pub(crate) mod cache;
 pub(crate) mod column_set;
+pub(crate) mod copy;
 pub(crate) mod row;
+pub(crate) mod set;

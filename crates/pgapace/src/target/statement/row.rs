@@ -183,7 +183,8 @@ pub(crate) fn plan_delete(
     Ok(&[(Operation::Delete, Expect::One)])
 }
 
-fn plan_search(
+/// Checks that the row can be found, and notes which search values are NULL.
+pub(crate) fn plan_search(
     map: &TableMap,
     values: &[Column<'_>],
     nulls: &mut ColumnSet,

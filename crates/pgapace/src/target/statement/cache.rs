@@ -6,17 +6,55 @@ use rustc_hash::FxHashMap;
 
 use crate::target::mapping::TableMap;
 use crate::target::statement::column_set::ColumnSet;
-use crate::target::statement::row::{Operation, Source, Statement, statement};
+use crate::target::statement::copy::{self, Format};
+use crate::target::statement::row::{self, Operation, Source, Statement};
+use crate::target::statement::set::sql::{self, SetOperation};
 
 /// Statements a session may hold; each costs the backend some 20 kB for its plan.
 const LIMIT: usize = 4096;
 
+/// What a prepared statement does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A change of one row.
+    Row(Operation),
+    /// A change of many rows.
+    Set(SetOperation),
+    /// Inserts of many rows.
+    Copy(Format),
+}
+
+/// What tells the statements of one table apart.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape<'a> {
+    pub(crate) kind: Kind,
+    /// Published columns that are written.
+    pub(crate) set: &'a ColumnSet,
+    /// Search columns whose value is NULL.
+    pub(crate) nulls: &'a ColumnSet,
+    /// Of a set statement: parameters that are in text, see [`sql::text_of_search`].
+    pub(crate) text: &'a ColumnSet,
+}
+
+impl Shape<'_> {
+    fn statement(&self, map: &TableMap) -> Statement {
+        match self.kind {
+            Kind::Row(operation) => row::statement(map, operation, self.set, self.nulls),
+            Kind::Set(operation) => sql::statement(map, operation, self),
+            Kind::Copy(format) => copy::statement(map, format),
+        }
+    }
+}
+
 /// A prepared statement of this session.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    operation: Operation,
+    kind: Kind,
     set: ColumnSet,
     nulls: ColumnSet,
+    text: ColumnSet,
+    /// The number in its name: statements are numbered in the order in which they are parsed.
+    number: u64,
     /// Its name on the server.
     pub(crate) name: String,
     /// Where its parameters come from.
@@ -47,18 +85,15 @@ pub(crate) struct StatementCache {
 
 impl StatementCache {
     /// The statement of a shape, and what must be queued before it can be bound.
-    pub(crate) fn get(
-        &mut self,
-        map: &TableMap,
-        operation: Operation,
-        set: &ColumnSet,
-        nulls: &ColumnSet,
-    ) -> (&Prepared, Housekeeping) {
+    pub(crate) fn get(&mut self, map: &TableMap, shape: &Shape<'_>) -> (&Prepared, Housekeeping) {
         self.clock += 1;
         let mut housekeeping = Housekeeping::default();
         let known = self.by_table.get(&map.id).and_then(|shapes| {
-            shapes.iter().position(|shape| {
-                shape.operation == operation && shape.set == *set && shape.nulls == *nulls
+            shapes.iter().position(|known| {
+                known.kind == shape.kind
+                    && known.set == *shape.set
+                    && known.nulls == *shape.nulls
+                    && known.text == *shape.text
             })
         });
         if known.is_none() && self.count >= LIMIT {
@@ -71,15 +106,17 @@ impl StatementCache {
         match known {
             Some(index) => shapes.swap(0, index),
             None => {
-                let Statement { sql, types, sources } = statement(map, operation, set, nulls);
+                let Statement { sql, types, sources } = shape.statement(map);
                 self.named += 1;
                 self.count += 1;
                 shapes.insert(
                     0,
                     Prepared {
-                        operation,
-                        set: set.clone(),
-                        nulls: nulls.clone(),
+                        kind: shape.kind,
+                        set: shape.set.clone(),
+                        nulls: shape.nulls.clone(),
+                        text: shape.text.clone(),
+                        number: self.named,
                         name: format!("s{}", self.named),
                         sources,
                         last_used: 0,
@@ -92,10 +129,16 @@ impl StatementCache {
         (&shapes[0], housekeeping)
     }
 
-    /// Forgets all statements, which the server has deallocated. Names are not used again.
-    pub(crate) fn forget(&mut self) {
-        self.by_table.clear();
-        self.count = 0;
+    /// How many statements were ever parsed: what [`Self::forget_after`] takes.
+    pub(crate) fn parsed(&self) -> u64 {
+        self.named
+    }
+
+    /// Forgets the statements that were parsed later than this: their Parse may be among what the
+    /// server skipped after an error. Returns their names, to be closed where it did not skip it
+    /// (closing what is not there is no error).
+    pub(crate) fn forget_after(&mut self, parsed: u64) -> Vec<String> {
+        self.retain(|shape| shape.number <= parsed)
     }
 
     /// Forgets the least recently used half and returns their names.
@@ -104,10 +147,14 @@ impl StatementCache {
             self.by_table.values().flatten().map(|shape| shape.last_used).collect();
         ages.sort_unstable();
         let limit = ages[ages.len() / 2];
+        self.retain(|shape| shape.last_used > limit)
+    }
+
+    fn retain(&mut self, keep: impl Fn(&Prepared) -> bool) -> Vec<String> {
         let mut names = Vec::new();
         self.by_table.retain(|_, shapes| {
             shapes.retain(|shape| {
-                let keep = shape.last_used > limit;
+                let keep = keep(shape);
                 if !keep {
                     names.push(shape.name.clone());
                 }

@@ -1,0 +1,60 @@
+//! Queues prepared statements, and parses them first where the session does not have them.
+
+use pgoutput::Column;
+use wire::Session;
+
+use crate::target::mapping::TableMap;
+use crate::target::statement::cache::{Kind, Prepared, Shape, StatementCache};
+use crate::target::statement::column_set::ColumnSet;
+use crate::target::statement::row::{Operation, Source, UpdatePlan, param};
+
+/// The statement of a shape, after whatever must be queued before it can be bound.
+pub(crate) fn prepare<'c>(
+    session: &mut Session,
+    statements: &'c mut StatementCache,
+    map: &TableMap,
+    shape: &Shape<'_>,
+) -> &'c Prepared {
+    let (prepared, first) = statements.get(map, shape);
+    for name in &first.close {
+        session.queue_close_statement(name);
+    }
+    if let Some((sql, types)) = &first.parse {
+        tracing::debug!(statement = prepared.name, sql, "preparing");
+        session.queue_parse(&prepared.name, sql, types);
+    }
+    prepared
+}
+
+/// Queues a change of one row. On error nothing is queued but perhaps a Parse.
+pub(crate) fn queue_row(
+    session: &mut Session,
+    statements: &mut StatementCache,
+    map: &TableMap,
+    operation: Operation,
+    plan: &UpdatePlan,
+    new: &[Column<'_>],
+    search: &[Column<'_>],
+) -> wire::Result<()> {
+    let none = ColumnSet::default();
+    let shape = Shape {
+        kind: Kind::Row(operation),
+        set: match operation {
+            Operation::Probe | Operation::Delete | Operation::Insert => &none,
+            _ => &plan.set,
+        },
+        nulls: match operation {
+            Operation::Insert => &none,
+            _ => &plan.nulls,
+        },
+        text: &none,
+    };
+    let prepared = prepare(session, statements, map, &shape);
+    let params = prepared.sources.iter().map(|source| match source {
+        Source::New(column) => param(&new[*column]),
+        Source::Search(column) => param(&search[*column]),
+    });
+    session.queue_bind(&prepared.name, params)?;
+    session.queue_execute();
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! Changes that are too few, too large or too different for a set statement: one statement each.
+
+use engine::net::Row;
+use pgoutput::Column;
+
+use super::{Expected, SetError, Target};
+use crate::target::mapping::TableMap;
+use crate::target::statement::bind;
+use crate::target::statement::row::{Operation, PlanError, UpdatePlan, Values, plan_search};
+
+/// Memory for the shape of a statement.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    plan: UpdatePlan,
+}
+
+impl Rows {
+    pub(super) fn insert<E: FnMut(Expected)>(
+        &mut self,
+        target: &mut Target<'_, E>,
+        row: &Row<'_>,
+    ) -> Result<(), SetError> {
+        let new = values(target.map, row)?;
+        self.queue(target, Operation::Insert, &new, &new, 1)
+    }
+
+    /// Deletes a row, of which so many must be there.
+    pub(super) fn delete<E: FnMut(Expected)>(
+        &mut self,
+        target: &mut Target<'_, E>,
+        row: &Row<'_>,
+        expected: usize,
+    ) -> Result<(), SetError> {
+        let old = values(target.map, row)?;
+        plan_search(target.map, &old, &mut self.plan.nulls)?;
+        self.queue(target, Operation::Delete, &old, &old, expected)
+    }
+
+    /// Updates a row: every column that has a value, but not those by which a key finds it.
+    pub(super) fn update<E: FnMut(Expected)>(
+        &mut self,
+        target: &mut Target<'_, E>,
+        old: Option<&Row<'_>>,
+        row: &Row<'_>,
+    ) -> Result<(), SetError> {
+        let map = target.map;
+        let new = values(map, row)?;
+        let old = old.map(|old| values(map, old)).transpose()?;
+        let search = old.as_ref().unwrap_or(&new);
+        plan_search(map, search, &mut self.plan.nulls)?;
+        self.plan.set.reset(new.len());
+        let mut identity = false;
+        for (index, value) in new.iter().enumerate() {
+            let finds = old.is_none() && map.search_columns().iter().any(|c| c.remote == index);
+            if !finds && !matches!(value, Column::Unchanged) {
+                self.plan.set.insert(index);
+                identity |= map.is_identity_always(index);
+            }
+        }
+        let operation = if self.plan.set.is_empty() {
+            Operation::Probe
+        } else if identity {
+            // UPDATE cannot set it: no row is found if it changed.
+            Operation::UpdateSameIdentity
+        } else {
+            Operation::Update
+        };
+        self.queue(target, operation, &new, search, 1)
+    }
+
+    fn queue<E: FnMut(Expected)>(
+        &mut self,
+        target: &mut Target<'_, E>,
+        operation: Operation,
+        new: &[Column<'_>],
+        search: &[Column<'_>],
+        expected: usize,
+    ) -> Result<(), SetError> {
+        let Target { session, statements, map, .. } = target;
+        bind::queue_row(session, statements, map, operation, &self.plan, new, search)?;
+        target.expect(expected);
+        Ok(())
+    }
+}
+
+fn values<'a>(map: &TableMap, row: &Row<'a>) -> Result<Values<'a>, PlanError> {
+    let values: Values<'a> = row.columns().collect();
+    let (expected, found) = (map.remote.columns.len(), values.len());
+    if found == expected { Ok(values) } else { Err(PlanError::ColumnCount { expected, found }) }
+}

@@ -1,0 +1,105 @@
+//! How the server finds the rows.
+
+use std::time::Instant;
+
+use engine::net::{Segment, Update};
+use pgoutput::ReplicaIdentity;
+
+use super::MAJORS;
+use super::bed::{Bed, FORMATS, deletes, old, row, updates};
+use crate::target::statement::copy::Format;
+
+/// Scans of a table in the open transaction.
+fn scans(bed: &mut Bed, table: &str) -> String {
+    bed.value(&format!(
+        "SELECT coalesce(seq_scan, 0) || ' ' || coalesce(seq_tup_read, 0) || ' '
+                || coalesce(idx_tup_fetch, 0)
+         FROM pg_catalog.pg_stat_xact_user_tables WHERE relname = '{table}'"
+    ))
+}
+
+/// By index, also where the plan was made while the table was empty, and known to be.
+#[test]
+fn keys_are_looked_up_by_index() {
+    for major in MAJORS {
+        for prepare in ["", "ANALYZE public.t", "VACUUM ANALYZE public.t"] {
+            for format in FORMATS {
+                let mut bed = Bed::new(
+                    major,
+                    "CREATE TABLE t (id bigint PRIMARY KEY, v text) WITH (autovacuum_enabled = off)",
+                );
+                if !prepare.is_empty() {
+                    bed.sql(prepare);
+                }
+                let map = bed.map("t", ReplicaIdentity::Default, "id* v");
+                let query =
+                    "SELECT i::bigint, 'y'::text FROM pg_catalog.generate_series(1, 1000) i";
+                let rows = bed.rows(format, query);
+                // Planned on the empty table.
+                assert_eq!(bed.apply(&map, &updates(format, &rows)), Ok(vec![(1000, 0)]));
+                assert_eq!(bed.apply(&map, &deletes(format, &rows)), Ok(vec![(1000, 0)]));
+                bed.sql(
+                    "INSERT INTO public.t SELECT i, 'x' FROM pg_catalog.generate_series(1, 20000) i",
+                );
+                let started = Instant::now();
+                assert_eq!(bed.begin(&map, &updates(format, &rows)), Ok(vec![(1000, 1000)]));
+                assert_eq!(scans(&mut bed, "t"), "0 0 1000", "{major} {prepare} {format:?}");
+                bed.sql("COMMIT");
+                assert_eq!(bed.begin(&map, &deletes(format, &rows)), Ok(vec![(1000, 1000)]));
+                assert_eq!(scans(&mut bed, "t"), "0 0 1000", "{major} {prepare} {format:?}");
+                bed.sql("COMMIT");
+                assert!(started.elapsed().as_secs() < 2);
+            }
+        }
+    }
+}
+
+/// Without an index: one scan for all rows to be found.
+#[test]
+fn whole_rows_take_one_scan() {
+    for major in MAJORS {
+        for format in FORMATS {
+            let mut bed = Bed::new(
+                major,
+                "CREATE TABLE t (a int, v text, j jsonb);
+                 INSERT INTO t SELECT i, 'v' || i, '{}' FROM generate_series(1, 100000) i",
+            );
+            let map = bed.map("t", ReplicaIdentity::Full, "a v j");
+            let before = bed.rows(format, "SELECT * FROM public.t WHERE a % 100 = 7");
+            let after = bed.rows(format, "SELECT a, 'new', j FROM public.t WHERE a % 100 = 7");
+            assert_eq!(before.len(), 1000);
+            let changes = before.iter().zip(&after).enumerate();
+            let updates = changes
+                .map(|(at, (before, after))| Update {
+                    old: Some(old(format, before, u32::try_from(at).unwrap(), 0)),
+                    new: row(format, after),
+                })
+                .collect();
+            let segment = Segment { updates, ..Segment::default() };
+            let started = Instant::now();
+            let counts = bed.begin(&map, &segment);
+            let took = started.elapsed();
+            assert_eq!(counts, Ok(vec![(1, 1), (1000, 1000), (1, 1)]));
+            let scans = scans(&mut bed, "t");
+            // The second may be the one by which the found rows are addressed.
+            assert!(
+                ["1 100000 0", "2 200000 0"].contains(&scans.as_str()),
+                "{major} {format:?}: {scans}"
+            );
+            assert!(took.as_secs() < 2, "{took:?}");
+            eprintln!("PostgreSQL {major}, {format:?}: {took:?}, scans {scans}");
+            bed.sql("COMMIT");
+            let changed = "SELECT count(*) FROM public.t WHERE v = 'new' AND a % 100 = 7";
+            assert_eq!(bed.value(changed), "1000");
+            let deletes: Vec<_> = after
+                .iter()
+                .enumerate()
+                .map(|(at, values)| old(format, values, u32::try_from(at).unwrap(), 0))
+                .collect();
+            let segment = Segment { deletes, ..Segment::default() };
+            bed.apply_all(&map, &segment);
+            assert_eq!(bed.value("SELECT count(*) FROM public.t"), "99000");
+        }
+        let _ = Format::Text;
+    }
+}

@@ -1,0 +1,255 @@
+//! Every builtin type, with its lengths and domains.
+
+use pgoutput::ReplicaIdentity;
+
+use super::MAJORS;
+use super::bed::{Bed, FORMATS, deletes, inserts, updates};
+
+const TYPES: &[(&str, &str, &[&str])] = &[
+    ("bool", "boolean", &["true", "false"]),
+    ("i2", "smallint", &["-32768", "7"]),
+    ("i4", "int", &["2147483647", "-1"]),
+    ("i8", "bigint", &["-9223372036854775808", "0"]),
+    ("num", "numeric", &["'NaN'", "'Infinity'", "'-12345678901234567890.000100'", "1.00"]),
+    ("num2", "numeric(10,2)", &["12345678.91", "'NaN'", "-0.50"]),
+    ("f4", "real", &["'NaN'", "'-Infinity'", "1.1", "'-0'"]),
+    ("f8", "float8", &["'NaN'", "'Infinity'", "0.1", "1e-300"]),
+    ("cash", "money", &["'12.34'", "'-1'"]),
+    ("txt", "text", &["''", "E'\\\\ \\t \\n \\r \\b \\f \\v \\\\N \\\\.'", "'NULL'", "'{\"é\",}'"]),
+    ("vc", "varchar", &["''", "'x  '"]),
+    ("vc3", "varchar(3)", &["'abc'", "'é '"]),
+    ("ch", "char(5)", &["'ab'", "''"]),
+    ("bp", "bpchar", &["'ab  '", "''"]),
+    ("c1", "\"char\"", &["'a'", "''"]),
+    ("nam", "name", &["'pg class'", "''"]),
+    ("byt", "bytea", &["'\\x00ff5c0a'", "''"]),
+    ("bit3", "bit(3)", &["B'101'", "B'000'"]),
+    ("vbit", "varbit", &["B''", "B'10101010101'"]),
+    ("vbit4", "varbit(4)", &["B'1'", "B'1111'"]),
+    ("dat", "date", &["'infinity'", "'2024-02-29'", "'0044-03-15 BC'"]),
+    ("tim", "time", &["'24:00'", "'01:02:03.456789'"]),
+    ("tim1", "time(1)", &["'01:02:03.4'"]),
+    ("ttz", "timetz", &["'01:02:03+05:30'"]),
+    ("ts", "timestamp", &["'-infinity'", "'2024-01-01 00:00:00.000001'"]),
+    ("tstz", "timestamptz", &["'infinity'", "'2024-01-01 00:00:00.123456+03'"]),
+    ("tstz0", "timestamptz(0)", &["'2024-01-01 00:00:00+03'"]),
+    ("itv", "interval", &["'1 year -2 days 03:04:05.6'", "'-1 mon'"]),
+    ("itvd", "interval day to second(2)", &["'1 day 03:04:05.67'"]),
+    ("uid", "uuid", &["'00000000-0000-0000-0000-00000000000f'"]),
+    ("js", "json", &["'{\"a\": [1,  2], \"a\": null}'", "'null'"]),
+    ("jsb", "jsonb", &["'{\"a\": [1,  2]}'", "'null'", "'\"\\\\\"'"]),
+    ("jp", "jsonpath", &["'$.a[*] ? (@ > 1)'"]),
+    ("xm", "xml", &["'<a>b</a>'", "'text only'"]),
+    ("ine", "inet", &["'192.168.0.1/24'", "'::1'"]),
+    ("cid", "cidr", &["'10.0.0.0/8'"]),
+    ("mac", "macaddr", &["'08:00:2b:01:02:03'"]),
+    ("mac8", "macaddr8", &["'08:00:2b:01:02:03:04:05'"]),
+    ("pt", "point", &["'(1,2)'", "'(NaN,Infinity)'"]),
+    ("lin", "line", &["'{1,2,3}'"]),
+    ("seg", "lseg", &["'[(1,2),(3,4)]'"]),
+    ("bx", "box", &["'(3,4),(1,2)'"]),
+    ("pat", "path", &["'((1,2),(3,4))'", "'[(1,2),(3,4)]'"]),
+    ("pol", "polygon", &["'((1,2),(3,4),(5,6))'"]),
+    ("cir", "circle", &["'<(1,2),3>'"]),
+    ("tsv", "tsvector", &["'''a b'':1A c:2,3'", "''"]),
+    ("tsq", "tsquery", &["'a & !b <-> c'"]),
+    ("oi", "oid", &["4294967295"]),
+    ("xi", "xid", &["'4294967295'"]),
+    ("xi8", "xid8", &["'18446744073709551615'"]),
+    ("lsn", "pg_lsn", &["'FFFFFFFF/FFFFFFFF'"]),
+    ("tidd", "tid", &["'(1,2)'"]),
+    ("rcls", "regclass", &["'pg_catalog.pg_class'"]),
+    ("rng", "int4range", &["'[1,5)'", "'empty'", "'(,)'"]),
+    ("nrng", "numrange", &["'(1.0,2.50]'"]),
+    ("mrng", "tstzmultirange", &["'{[2024-01-01,2024-02-01)}'", "'{}'"]),
+    ("enu", "mood", &["'sad'", "'very, \"happy\"'"]),
+    ("dom", "positive", &["5"]),
+    ("domv", "short", &["'ab'"]),
+    ("domd", "shorter", &["'a'"]),
+    ("doma", "ints", &["'{1,2}'"]),
+    ("comp", "pair", &["ROW(1,'a,\"b')", "ROW(NULL,NULL)"]),
+    ("ai4", "int[]", &["'{1,NULL,3}'", "'{}'", "'[2:3]={1,2}'", "'{{1,2},{3,4}}'"]),
+    ("atx", "text[]", &["'{\"a,b\",NULL,\"NULL\",\"\\\\\"\"\"}'"]),
+    ("abp", "char(3)[]", &["'{ab,c}'"]),
+    ("anum", "numeric(5,1)[]", &["'{1.5,NaN}'"]),
+    ("abit", "bit(2)[]", &["'{10,01}'"]),
+    ("aenu", "mood[]", &["'{sad}'"]),
+    ("ov", "oidvector", &["'1 2 3'", "''"]),
+    ("i2v", "int2vector", &["'1 2'"]),
+];
+
+/// Types that other servers than ours can lack, or that have no receive function.
+fn has_binary(column: &str) -> bool {
+    // A composite's and a user-defined array's binary form is exact here: it is one database.
+    !matches!(column, "none")
+}
+
+const DEFINITIONS: &str = "
+    CREATE TYPE mood AS ENUM ('sad', 'very, \"happy\"');
+    CREATE DOMAIN positive AS int CHECK (VALUE > 0);
+    CREATE DOMAIN short AS varchar(2);
+    CREATE DOMAIN shorter AS short CHECK (length(VALUE) < 2);
+    CREATE DOMAIN ints AS int[];
+    CREATE TYPE pair AS (a int, b text);";
+
+fn definition(table: &str) -> String {
+    let columns: Vec<_> = TYPES.iter().map(|(name, sql, _)| format!("{name} {sql}")).collect();
+    format!(
+        "CREATE TABLE {table} (extra int DEFAULT 3, {}, id int PRIMARY KEY,
+         doubled int GENERATED ALWAYS AS (id * 2) STORED);",
+        columns.join(", ")
+    )
+}
+
+/// Row `id` takes every value in turn, and every third is NULL.
+fn values(table: &str, ids: std::ops::Range<usize>, shift: usize) -> String {
+    let names: Vec<_> = TYPES.iter().map(|(name, ..)| *name).collect();
+    let rows: Vec<_> = ids
+        .map(|id| {
+            let values: Vec<_> = TYPES
+                .iter()
+                .enumerate()
+                .map(|(at, (_, sql, values))| {
+                    if (id + shift + at) % 4 == 3 {
+                        "NULL".to_owned()
+                    } else {
+                        format!("({})::{sql}", values[(id + shift) % values.len()])
+                    }
+                })
+                .collect();
+            format!("({}, {id})", values.join(", "))
+        })
+        .collect();
+    format!("INSERT INTO {table} ({}, id) VALUES {};", names.join(", "), rows.join(", "))
+}
+
+#[test]
+fn all_types_arrive_as_they_are() {
+    let names: Vec<_> =
+        TYPES.iter().map(|(name, ..)| *name).filter(|name| has_binary(name)).collect();
+    let list = names.join(", ");
+    for major in MAJORS {
+        let setup = format!(
+            "{DEFINITIONS}{}{}{}{}{}",
+            definition("before"),
+            definition("after"),
+            definition("t"),
+            values("before", 0..12, 0),
+            values("after", 0..12, 1),
+        );
+        let mut bed = Bed::new(major, &setup);
+        let map = bed.map("t", ReplicaIdentity::Default, &format!("{} id*", names.join(" ")));
+        for format in FORMATS {
+            let query = |table: &str| format!("SELECT {list}, id FROM public.{table}");
+            let before = bed.rows(format, &query("before"));
+            let after = bed.rows(format, &query("after"));
+            assert_eq!(before.len(), 12);
+            assert_eq!(bed.apply_all(&map, &inserts(format, &before)), 1);
+            bed.assert_same("SELECT * FROM public.t", "SELECT * FROM public.before");
+            bed.apply_all(&map, &updates(format, &after));
+            bed.assert_same("SELECT * FROM public.t", "SELECT * FROM public.after");
+            // Few rows: by themselves.
+            bed.apply_all(&map, &updates(format, &before[..3]));
+            bed.apply_all(&map, &updates(format, &before[3..]));
+            bed.assert_same("SELECT * FROM public.t", "SELECT * FROM public.before");
+            bed.apply_all(&map, &deletes(format, &before[..3]));
+            assert_eq!(bed.apply_all(&map, &deletes(format, &before[3..])), 1);
+            assert_eq!(bed.value("SELECT count(*) FROM public.t"), "0");
+            bed.apply_all(&map, &inserts(format, &before[..3]));
+            assert_eq!(bed.value("SELECT count(*) FROM public.t"), "3");
+            bed.sql("DELETE FROM public.t");
+        }
+    }
+}
+
+#[test]
+fn each_type_by_itself_is_one_statement() {
+    for major in MAJORS {
+        let mut bed = Bed::new(major, DEFINITIONS);
+        for (name, sql, values) in TYPES {
+            let array = sql.ends_with("[]") || ["doma", "ov", "i2v"].contains(name);
+            bed.sql(&format!(
+                "SET search_path = public; DROP TABLE IF EXISTS t, s; \
+                 CREATE TABLE t (id int PRIMARY KEY, v {sql}); CREATE TABLE s (LIKE t); \
+                 INSERT INTO s SELECT i, CASE i % 2 WHEN 0 THEN ({})::{sql} ELSE ({})::{sql} END \
+                 FROM generate_series(1, 6) i; INSERT INTO t SELECT id FROM s; \
+                 SET search_path = ''",
+                values[0],
+                values[values.len() - 1],
+            ));
+            let map = bed.map("t", ReplicaIdentity::Default, "id* v");
+            for format in FORMATS {
+                let rows = bed.rows(format, "SELECT id, v FROM public.s");
+                let statements = bed.apply_all(&map, &updates(format, &rows));
+                let single = format == super::bed::FORMATS[0] || !(array || *name == "comp");
+                assert_eq!(statements, if single { 1 } else { 6 }, "{name} {format:?}");
+                bed.assert_same("SELECT * FROM public.t", "SELECT * FROM public.s");
+                bed.sql("UPDATE public.t SET v = NULL");
+            }
+        }
+    }
+}
+
+/// As natively: an error, where an explicit cast would truncate.
+#[test]
+fn what_is_too_long_is_an_error() {
+    let cases = [
+        ("varchar(3)", "'abcd'::varchar", "22001"),
+        ("char(3)", "'abcd'::bpchar", "22001"),
+        ("bit(3)", "B'1011'", "22026"),
+        ("varbit(3)", "B'1011'::varbit", "22001"),
+        ("numeric(4,2)", "100.5::numeric", "22003"),
+        ("public.short", "'abc'::varchar", "22001"),
+        ("public.shorter", "'ab'::varchar", "23514"),
+        ("public.positive", "(-1)::int", "23514"),
+    ];
+    for major in MAJORS {
+        let mut bed = Bed::new(major, DEFINITIONS);
+        for (sql, value, code) in cases {
+            bed.sql(&format!(
+                "DROP TABLE IF EXISTS public.t; \
+                 CREATE TABLE public.t (id int PRIMARY KEY, v {sql}); \
+                 INSERT INTO public.t SELECT pg_catalog.generate_series(1, 10)"
+            ));
+            let map = bed.map("t", ReplicaIdentity::Default, "id* v");
+            for format in FORMATS {
+                for first in [1, 11] {
+                    let rows = bed.rows(
+                        format,
+                        &format!(
+                            "SELECT i, CASE WHEN i = {first} THEN {value} END \
+                             FROM pg_catalog.generate_series({first}, {first} + 5) i"
+                        ),
+                    );
+                    let segment =
+                        if first == 1 { updates(format, &rows) } else { inserts(format, &rows) };
+                    let error = bed.apply(&map, &segment).unwrap_err();
+                    assert!(error.starts_with(code), "{sql} {format:?} {first}: {error}");
+                    if first == 1 {
+                        let alone = updates(format, &rows[..1]);
+                        let error = bed.apply(&map, &alone).unwrap_err();
+                        assert!(error.starts_with(code), "{sql} {format:?} alone: {error}");
+                    }
+                }
+            }
+        }
+        // What only rounds or loses blanks is no error, and the same.
+        bed.sql(
+            "DROP TABLE public.t; \
+             CREATE TABLE public.t (id int PRIMARY KEY, n numeric(4,1), c char(2), v varchar(2)); \
+             INSERT INTO public.t SELECT pg_catalog.generate_series(1, 4)",
+        );
+        let map = bed.map("t", ReplicaIdentity::Default, "id* n c v");
+        let query = "SELECT i, 1.25::numeric, 'a   '::bpchar, 'a   '::varchar \
+                     FROM pg_catalog.generate_series(1, 4) i";
+        for format in FORMATS {
+            let rows = bed.rows(format, query);
+            assert_eq!(bed.apply_all(&map, &updates(format, &rows)), 1);
+            bed.assert_same(
+                "SELECT id, n::text, c::text COLLATE \"C\", v::text FROM public.t",
+                "SELECT i, '1.3', 'a', 'a ' FROM pg_catalog.generate_series(1, 4) i",
+            );
+            bed.sql("UPDATE public.t SET n = NULL, c = NULL, v = NULL");
+        }
+    }
+}
