@@ -86,6 +86,8 @@ impl Worker {
             .spawn(move || {
                 let mut state = State::new(session, identity, sender, log);
                 if let Err(failure) = state.run(&inbox) {
+                    // What is committed before the failure counts.
+                    state.report();
                     state.answers.abandon();
                     // The leader may be gone already.
                     let _ = state.sender.send(FromWorker::Failed(failure));
@@ -313,7 +315,7 @@ impl State {
     fn start_recovery(&mut self) -> Result<()> {
         self.recovering = true;
         self.answers.roll_back();
-        if self.pending.back().is_some_and(|last| !matches!(last, Pending::Sync { .. })) {
+        if !matches!(self.pending.back(), Some(Pending::Sync { .. })) {
             // Without a Sync the server skips whatever comes, for ever.
             self.session.queue_sync();
             self.pending.push_back(Pending::Sync { commits: None });

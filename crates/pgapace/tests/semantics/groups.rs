@@ -26,7 +26,7 @@ fn ten_rows(case: &Case, missing: &str) {
 fn target_transactions(case: &mut Case, args: &[&str]) -> u64 {
     case.tool.args = args.iter().map(|arg| (*arg).to_owned()).collect();
     transactions(case, (0..200).map(|n| format!("UPDATE t SET v = {n} WHERE id = {}", n % 7)));
-    let count = "SELECT count(DISTINCT xmin) FROM h";
+    let count = "SELECT count(DISTINCT xmin::text) FROM h";
     case.target.sql("TRUNCATE h");
     transactions(case, (0..200).map(|n| format!("INSERT INTO h VALUES ({n})")));
     case.run_until_current();
