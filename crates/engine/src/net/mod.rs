@@ -15,6 +15,8 @@ mod append;
 mod fold;
 mod keyed;
 mod merge;
+#[cfg(test)]
+mod tests;
 mod whole_row;
 
 pub use fold::Folder;

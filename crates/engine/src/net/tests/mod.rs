@@ -1,0 +1,258 @@
+//! What holds for each kind of fold, and for random histories.
+
+mod history;
+mod model;
+mod random;
+
+use history::{History, shown};
+
+use super::{Fold, TableRules};
+use crate::key::KeyForm;
+
+fn rules(lane: u32, columns: usize, fold: Fold) -> TableRules {
+    TableRules { lane, columns, fold, updates_alone: false }
+}
+
+fn keyed(lane: u32) -> TableRules {
+    rules(lane, 2, Fold::Key(vec![(0, KeyForm::Numeric)]))
+}
+
+#[track_caller]
+fn check(rules: &[TableRules], history: &str, expected: &[&str]) {
+    assert_eq!(shown(&History::new(history).fold(rules)), expected, "{history}");
+}
+
+#[track_caller]
+fn check_keyed(history: &str, expected: &[&str]) {
+    check(&[keyed(0)], history, expected);
+}
+
+#[track_caller]
+fn check_whole(history: &str, expected: &[&str]) {
+    check(&[rules(0, 2, Fold::WholeRow)], history, expected);
+}
+
+#[test]
+fn changes_of_one_row_fold_into_one() {
+    check_keyed("I 1 a; U 1 b", &["0 | insert 1 b"]);
+    check_keyed("I 1 a; D 1 -", &["0 | absent 1 -"]);
+    check_keyed("I 1 a; D 1 -; I 1 b", &["0 | insert 1 b"]);
+    check_keyed("U 1 a; U 1 b", &["0 | update 1 b"]);
+    check_keyed("U 1 a; D 1 -", &["0 | delete 1 -"]);
+    check_keyed("D 1 -; I 1 a", &["0 | delete 1 - | insert 1 a"]);
+    check_keyed("D 1 -; I 1 a; U 1 b", &["0 | delete 1 - | insert 1 b"]);
+    check_keyed("D 1 -; I 1 a; D 1 -", &["0 | delete 1 -"]);
+    check_keyed("D 1 -; I 1 a; D 1 -; I 1 b", &["0 | delete 1 - | insert 1 b"]);
+}
+
+#[test]
+fn what_cannot_follow_on_a_row_is_executed_alone_after_the_segment() {
+    check_keyed("I 1 a; I 1 b; U 1 c", &["0 | insert 1 a", "alone 1", "0 | update 1 c"]);
+    check_keyed("U 1 a; I 1 b", &["0 | update 1 a", "alone 1"]);
+    check_keyed("D 1 -; D 1 -", &["0 | delete 1 -", "alone 1"]);
+    check_keyed("D 1 -; U 1 a", &["0 | delete 1 -", "alone 1"]);
+    check_keyed("D 1 -; I 1 a; I 1 b", &["0 | delete 1 - | insert 1 a", "alone 2"]);
+    for late in ["U 1 b", "D 1 -"] {
+        check_keyed(&format!("I 1 a; D 1 -; {late}"), &["0 | absent 1 -", "alone 2"]);
+    }
+}
+
+#[test]
+fn a_changed_key_is_executed_alone_even_if_only_its_spelling_changed() {
+    check_keyed("U 1 a; U K 1 - N 2 b; U 2 c", &["0 | update 1 a", "alone 1", "0 | update 2 c"]);
+    check_keyed("U K 1.0 - N 1.00 b", &["alone 0"]);
+    check_keyed("U K 1 - N b=1 b", &["alone 0"]);
+    check_keyed("U K 1 - N 1 b", &["0 | update 1 b"]);
+    check_keyed("U O 1 a N 1 u", &["0 | update 1 u"]);
+}
+
+#[test]
+fn spellings_of_one_key_are_one_row() {
+    check_keyed("D 1.0 -; I 1.00 a", &["0 | delete 1.0 - | insert 1.00 a"]);
+    check_keyed("I 1.0 a; D 1 -", &["0 | absent 1 -"]);
+}
+
+#[test]
+fn a_key_column_that_was_left_out_is_taken_from_the_old_row() {
+    check_keyed("U K 1 - N u b", &["0 | update 1 b"]);
+    check_keyed("U 1 a; U K 1 - N u b", &["0 | update 1 b"]);
+    check_keyed("I 1 a; U K 1 - N u u", &["0 | insert 1 a"]);
+}
+
+#[test]
+fn a_value_that_was_left_out_keeps_what_the_same_lineage_gave_it() {
+    check_keyed("U 1 a; U 1 u", &["0 | update 1 a"]);
+    check_keyed("U 1 a; U 1 u; U 1 b; U 1 u", &["0 | update 1 b"]);
+    check_keyed("U 1 u; U 1 u", &["0 | update 1 u"]);
+    check_keyed("U 1 -; U 1 u", &["0 | update 1 -"]);
+    check_keyed("I 1 a; U 1 u", &["0 | insert 1 a"]);
+    check_keyed("U 1 a; D 1 -; I 1 u", &["0 | delete 1 - | insert 1 -"]);
+}
+
+#[test]
+fn a_value_left_out_of_an_insert_is_null() {
+    check_keyed("I 1 u", &["0 | insert 1 -"]);
+    check_keyed("I 1 u; U 1 u", &["0 | insert 1 -"]);
+    check_whole("I 1 u", &["0 | insert 1 -"]);
+    check(&[rules(0, 2, Fold::Append)], "I 1 u", &["0 | insert 1 -"]);
+}
+
+#[test]
+fn rows_without_a_usable_key_are_executed_alone() {
+    for odd in ["I - a", "I u a", "I 1e5 a", "I 1 a b", "I 1", "U u a", "D - a", "U K - - N 1 a"] {
+        check_keyed(&format!("I 5 a; {odd}"), &["0 | insert 5 a", "alone 1"]);
+    }
+    check_keyed("U K 1 - - N 1 a", &["alone 0"]);
+    check(&[rules(0, 2, Fold::Key(vec![]))], "I 1 a", &["alone 0"]);
+    check(&[rules(0, 2, Fold::Key(vec![(2, KeyForm::Bytes)]))], "I 1 a", &["alone 0"]);
+}
+
+#[test]
+fn keys_of_several_columns_do_not_run_into_each_other() {
+    let key = vec![(2, KeyForm::Blanks), (0, KeyForm::Blanks)];
+    let tables = [rules(0, 3, Fold::Key(key))];
+    check(&tables, "U b x ca; U ab y c", &["0 | update ab y c | update b x ca"]);
+    check(&tables, "U a x c; U a_ y c", &["0 | update a_ y c"]);
+}
+
+#[test]
+fn deletes_and_updates_are_sorted_by_key_and_inserts_stay_as_they_came() {
+    check_keyed("U 3 a; U 1 b; U 2 c", &["0 | update 1 b | update 2 c | update 3 a"]);
+    check_keyed("D 3 -; D 1 -", &["0 | delete 1 - | delete 3 -"]);
+    check_keyed("I 3 a; I 1 b; U 3 c", &["0 | insert 3 c | insert 1 b"]);
+    check_keyed("I 3 a; D 3 -; I 1 b; I 3 c", &["0 | insert 1 b | insert 3 c"]);
+    let text = [rules(0, 1, Fold::Key(vec![(0, KeyForm::Bytes)]))];
+    check(
+        &text,
+        "U 10; U 9; U longer-than-nine; U longer-than-eight; U longer-than-eighu",
+        &["0 | update 9 | update 10 | update longer-than-nine | update longer-than-eight \
+          | update longer-than-eighu"],
+    );
+}
+
+#[test]
+fn updates_are_executed_alone_where_a_column_cannot_be_set() {
+    for fold in [Fold::Key(vec![(0, KeyForm::Bytes)]), Fold::WholeRow] {
+        let tables = [TableRules { updates_alone: true, ..rules(0, 2, fold) }];
+        check(
+            &tables,
+            "I 1 a; U O 1 a N 1 b; I 2 c",
+            &["0 | insert 1 a", "alone 1", "0 | insert 2 c"],
+        );
+    }
+}
+
+#[test]
+fn equal_rows_without_key_are_counted() {
+    check_whole(
+        "DO 1 a; DO 1 a; U O 1 a N 1 b; DO 2 c; U O 2 c N 3 d",
+        &["0 | delete 1 a | delete 1 a #0.1 | delete 2 c #1.0 | update 1 a to 1 b \
+         | update 2 c #1.0 to 3 d"],
+    );
+    check_whole(
+        "U O 1 a N 1 b; U O 1 a N 1 b",
+        &["0 | update 1 a to 1 b | update 1 a #0.1 to 1 b"],
+    );
+}
+
+#[test]
+fn a_row_without_key_that_the_segment_made_is_taken_first() {
+    check_whole("I 1 a; U O 1 a N 1 b", &["0 | insert 1 b"]);
+    check_whole("I 1 a; I 1 a; DO 1 a", &["0 | insert 1 a"]);
+    check_whole("U O 1 a N 1 b; U O 1 b N 1 c", &["0 | update 1 a to 1 c"]);
+    check_whole("U O 1 a N 1 b; DO 1 b", &["0 | delete 1 a"]);
+    check_whole(
+        "U O 1 a N 1 b; I 1 b; DO 1 b; DO 1 b; DO 1 b",
+        &["0 | delete 1 a | delete 1 b #1.0"],
+    );
+    check_whole(
+        "U O 1 b N 1 c; U O 1 a N 1 b",
+        &["0 | update 1 b to 1 c | update 1 a #1.0 to 1 b"],
+    );
+}
+
+#[test]
+fn rows_that_came_and_went_leave_no_step() {
+    check_whole("I 1 a; DO 1 a", &[]);
+}
+
+#[test]
+fn an_update_that_changes_nothing_must_still_find_its_row() {
+    check_whole("U O 1 a N 1 a", &["0 | update 1 a to 1 a"]);
+    check_whole("U O 1 a N 1 u", &["0 | update 1 a to 1 a"]);
+    check_whole("U O 1 a N 2 u; DO 2 a", &["0 | delete 1 a"]);
+}
+
+#[test]
+fn rows_without_key_that_are_not_complete_are_executed_alone() {
+    for odd in ["D 1 a", "DO 1 u", "DO 1", "U 1 a", "U K 1 - N 1 a", "U O 1 u N 1 a", "U O 1 a N 1"]
+    {
+        check_whole(&format!("I 1 a; {odd}"), &["0 | insert 1 a", "alone 1"]);
+    }
+}
+
+#[test]
+fn null_is_no_value_in_a_row_without_key() {
+    let tables = [rules(0, 1, Fold::WholeRow)];
+    let mut history = History::new("I -");
+    history.push("DO b=");
+    assert_eq!(shown(&history.fold(&tables)), ["0 | delete b= | insert -"]);
+}
+
+#[test]
+fn only_inserts_are_collected_where_rows_cannot_be_found() {
+    check(
+        &[rules(0, 2, Fold::Append)],
+        "I 1 a; I 1 a; DO 1 a; I 1 a; I 1; U 1 b",
+        &["0 | insert 1 a | insert 1 a", "alone 2", "0 | insert 1 a", "alone 4", "alone 5"],
+    );
+}
+
+#[test]
+fn another_table_of_the_lane_closes_the_segment() {
+    check(
+        &[keyed(7), keyed(7), keyed(8)],
+        "I 1 a; 2:I 1 b; 1:I 2 c; I 3 d",
+        &["0 | insert 1 a", "1 | insert 2 c", "2 | insert 1 b", "0 | insert 3 d"],
+    );
+}
+
+#[test]
+fn a_truncate_closes_the_lanes_of_its_tables_only() {
+    check(
+        &[keyed(0), keyed(1), keyed(2)],
+        "I 1 a; 1:I 1 b; 2:I 1 c; T 2 0; I 1 d",
+        &["2 | insert 1 c", "0 | insert 1 a", "alone 3", "1 | insert 1 b", "0 | insert 1 d"],
+    );
+}
+
+#[test]
+fn a_table_in_row_mode_stops_its_lane_only() {
+    let never = rules(0, 2, Fold::Never { barrier: false });
+    check(
+        &[keyed(0), keyed(1), never],
+        "I 1 a; 1:I 1 b; 2:I 1 c; 2:U 1 d",
+        &["0 | insert 1 a", "alone 2", "alone 3", "1 | insert 1 b"],
+    );
+}
+
+#[test]
+fn a_barrier_closes_everything_in_the_order_in_which_it_was_opened() {
+    let barrier = rules(9, 2, Fold::Never { barrier: true });
+    let tables = [keyed(0), keyed(1), keyed(2), barrier];
+    for alone in ["3:U 1 x", "T 3"] {
+        let history = format!("2:I 1 a; I 1 b; 1:I 1 c; {alone}; 1:I 1 d; I 1 e");
+        check(
+            &tables,
+            &history,
+            &[
+                "2 | insert 1 a",
+                "0 | insert 1 b",
+                "1 | insert 1 c",
+                "alone 3",
+                "1 | insert 1 d",
+                "0 | insert 1 e",
+            ],
+        );
+    }
+}

@@ -1,0 +1,214 @@
+//! Tables of a target that executes changes one by one, or steps as sets.
+
+use pgoutput::{Column, Message, Tuple};
+
+use super::history::History;
+use crate::key::KeyForm;
+use crate::net::{Fold, Row, Segment, Step, TableRules};
+
+type Values = Vec<Option<String>>;
+
+/// The rows of each lane. A key says which are equal, as the target's operators would.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Model {
+    pub(super) rows: Vec<Vec<Values>>,
+}
+
+/// A row was missing or in the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Conflict;
+
+/// Independent of the canonical forms.
+fn equal(form: KeyForm, one: &str, other: &str) -> bool {
+    match form {
+        KeyForm::Bytes => one == other,
+        KeyForm::Blanks => one.trim_end_matches(' ') == other.trim_end_matches(' '),
+        KeyForm::Numeric | KeyForm::Float4 | KeyForm::Float8 => {
+            one.parse::<f64>().unwrap() == other.parse::<f64>().unwrap()
+        }
+    }
+}
+
+fn value(column: Column<'_>) -> Option<String> {
+    match column {
+        Column::Null | Column::Unchanged => None,
+        Column::Text(value) => Some(str::from_utf8(value).unwrap().to_owned()),
+        Column::Binary(_) => panic!("histories of the model are in text"),
+    }
+}
+
+fn values<'a>(columns: impl Iterator<Item = Column<'a>>) -> Values {
+    columns.map(value).collect()
+}
+
+fn write<'a>(row: &mut Values, columns: impl Iterator<Item = Column<'a>>) {
+    for (to, from) in row.iter_mut().zip(columns) {
+        if from != Column::Unchanged {
+            *to = value(from);
+        }
+    }
+}
+
+/// In row mode the model finds rows as it would in set mode.
+fn key(rules: &TableRules) -> Option<Vec<(usize, KeyForm)>> {
+    match &rules.fold {
+        Fold::Key(key) => Some(key.clone()),
+        Fold::Never { .. } => Some(vec![(0, KeyForm::Numeric)]),
+        Fold::WholeRow | Fold::Append => None,
+    }
+}
+
+/// Where a row with the key of `wanted` is; a conflict if `wanted` has no key.
+fn find_key(
+    rows: &[Values],
+    key: &[(usize, KeyForm)],
+    wanted: &Values,
+) -> Result<Option<usize>, Conflict> {
+    if key.iter().any(|&(column, _)| wanted[column].is_none()) {
+        return Err(Conflict);
+    }
+    Ok(rows.iter().position(|row| {
+        key.iter().all(|&(column, form)| {
+            equal(form, row[column].as_ref().unwrap(), wanted[column].as_ref().unwrap())
+        })
+    }))
+}
+
+fn find(rows: &[Values], rules: &TableRules, wanted: &Values) -> Result<usize, Conflict> {
+    match (&rules.fold, key(rules)) {
+        (Fold::WholeRow, _) => rows.iter().position(|row| row == wanted).ok_or(Conflict),
+        (_, Some(key)) => find_key(rows, &key, wanted)?.ok_or(Conflict),
+        (_, None) => Err(Conflict),
+    }
+}
+
+fn insert(rows: &mut Vec<Values>, rules: &TableRules, row: Values) -> Result<(), Conflict> {
+    if let Some(key) = key(rules)
+        && find_key(rows, &key, &row)?.is_some()
+    {
+        return Err(Conflict);
+    }
+    rows.push(row);
+    Ok(())
+}
+
+impl Model {
+    /// Executes one change as the publisher sent it.
+    pub(super) fn execute(
+        &mut self,
+        rules: &[TableRules],
+        tables: &[usize],
+        message: &Message<'_>,
+    ) -> Result<(), Conflict> {
+        if let Message::Truncate(_) = message {
+            tables.iter().for_each(|&table| self.rows[rules[table].lane as usize].clear());
+            return Ok(());
+        }
+        let rules = &rules[tables[0]];
+        let rows = &mut self.rows[rules.lane as usize];
+        match message {
+            Message::Insert(change) => insert(rows, rules, values(change.new.columns())),
+            Message::Update(change) => {
+                let wanted: &Tuple<'_> = change.old.as_ref().map_or(&change.new, |old| old.tuple());
+                let at = find(rows, rules, &values(wanted.columns()))?;
+                let before = rows.swap_remove(at);
+                let mut row = before.clone();
+                write(&mut row, change.new.columns());
+                insert(rows, rules, row).inspect_err(|_| rows.push(before))
+            }
+            Message::Delete(change) => {
+                let at = find(rows, rules, &values(change.old.tuple().columns()))?;
+                rows.swap_remove(at);
+                Ok(())
+            }
+            _ => panic!("not a change: {message:?}"),
+        }
+    }
+
+    pub(super) fn one_by_one(
+        mut self,
+        rules: &[TableRules],
+        history: &History,
+    ) -> Result<Self, Conflict> {
+        for (tables, message) in history.messages() {
+            self.execute(rules, tables, &message)?;
+        }
+        Ok(self.sorted())
+    }
+
+    pub(super) fn in_steps(
+        mut self,
+        rules: &[TableRules],
+        history: &History,
+    ) -> Result<Self, Conflict> {
+        let changes: Vec<_> = history.messages().collect();
+        for step in history.fold(rules) {
+            match step {
+                Step::Alone(at) => {
+                    let (tables, message) = &changes[at.change as usize];
+                    self.execute(rules, tables, message)?;
+                }
+                Step::Segment(segment) => {
+                    let rules = &rules[segment.table];
+                    self.rows[rules.lane as usize].execute(rules, &segment)?;
+                }
+            }
+        }
+        Ok(self.sorted())
+    }
+
+    /// Makes keys that are equal the same.
+    pub(super) fn forget_spelling(&mut self, tables: &[TableRules]) {
+        for rules in tables {
+            for (column, form) in key(rules).unwrap_or_default() {
+                for row in &mut self.rows[rules.lane as usize] {
+                    let value = row[column].take().unwrap();
+                    row[column] = Some(match form {
+                        KeyForm::Numeric => value.parse::<f64>().unwrap().to_string(),
+                        _ => value.trim_end_matches(' ').to_owned(),
+                    });
+                }
+            }
+        }
+        self.rows.iter_mut().for_each(|rows| rows.sort());
+    }
+
+    fn sorted(mut self) -> Self {
+        self.rows.iter_mut().for_each(|rows| rows.sort());
+        self
+    }
+}
+
+trait ExecuteSegment {
+    /// Executes net changes as sets.
+    fn execute(&mut self, rules: &TableRules, segment: &Segment<'_>) -> Result<(), Conflict>;
+}
+
+impl ExecuteSegment for Vec<Values> {
+    fn execute(&mut self, rules: &TableRules, segment: &Segment<'_>) -> Result<(), Conflict> {
+        let wanted = |row: &Row<'_>| values(row.columns());
+        for absent in &segment.absent {
+            if find(self, rules, &wanted(absent)).is_ok() {
+                return Err(Conflict);
+            }
+        }
+        for delete in &segment.deletes {
+            let at = find(self, rules, &wanted(&delete.row))?;
+            self.swap_remove(at);
+        }
+        let mut updated = Vec::new();
+        for update in &segment.updates {
+            let old = update.old.as_ref().map_or(&update.new, |old| &old.row);
+            let at = find(self, rules, &wanted(old))?;
+            let mut row = self.swap_remove(at);
+            write(&mut row, update.new.columns());
+            updated.push(row);
+        }
+        self.append(&mut updated);
+        for row in &segment.inserts {
+            assert!(row.columns().all(|column| column != Column::Unchanged), "{row:?}");
+            insert(self, rules, wanted(row))?;
+        }
+        Ok(())
+    }
+}

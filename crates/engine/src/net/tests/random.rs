@@ -1,0 +1,206 @@
+//! Random histories: net changes give what the changes give one by one, and they conflict with
+//! what the target has if and only if those do.
+
+use proptest::prelude::*;
+
+use super::history::History;
+use super::model::Model;
+use super::{keyed, rules};
+use crate::key::KeyForm;
+use crate::net::{Fold, TableRules};
+
+const LANES: usize = 7;
+
+fn tables() -> Vec<TableRules> {
+    let two = vec![(1, KeyForm::Blanks), (0, KeyForm::Numeric)];
+    let numeric = || Fold::Key(vec![(0, KeyForm::Numeric)]);
+    let tables = vec![
+        rules(0, 3, numeric()),
+        rules(0, 3, numeric()),
+        rules(1, 3, Fold::Key(two)),
+        rules(2, 3, Fold::WholeRow),
+        rules(3, 3, Fold::Append),
+        rules(4, 3, Fold::Never { barrier: false }),
+        rules(5, 3, Fold::Never { barrier: true }),
+        TableRules { columns: 3, updates_alone: true, ..keyed(6) },
+    ];
+    assert_eq!(tables.iter().map(|rules| rules.lane as usize + 1).max(), Some(LANES));
+    tables
+}
+
+/// What the publisher may do next, if its tables allow it.
+#[derive(Debug, Clone)]
+struct Candidate {
+    table: usize,
+    kind: Kind,
+    /// Which of the rows it is about.
+    pick: usize,
+    /// The old row, where the publisher is not asked.
+    old: [&'static str; 3],
+    new: [&'static str; 3],
+    /// The change is sent even if no publisher could: that must not hide anything either.
+    force: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Insert,
+    Update,
+    UpdateKey,
+    UpdateSameKey,
+    UpdateFull,
+    Delete,
+    DeleteFull,
+    Truncate,
+}
+
+impl Candidate {
+    /// The change as text; `None` if there is no row for it.
+    fn text(&self, model: &Model, rules: &TableRules) -> Option<String> {
+        let Self { table, kind, .. } = *self;
+        let key = |column| match &rules.fold {
+            Fold::Key(key) => key.iter().any(|&(at, _)| at == column),
+            _ => column == 0,
+        };
+        let mut new = self.new.map(str::to_owned);
+        if kind == Kind::Insert {
+            return Some(format!("{table}:I {}", new.join(" ")));
+        }
+        if kind == Kind::Truncate {
+            return Some(format!("T {table} {}", self.pick % 8));
+        }
+        let rows = &model.rows[rules.lane as usize];
+        let old = if self.force {
+            self.old.map(str::to_owned)
+        } else {
+            let row = rows.get(self.pick.checked_rem(rows.len())?)?;
+            [0, 1, 2].map(|at| row[at].as_ref().map_or("-".into(), |value| value.replace(' ', "_")))
+        };
+        for (column, new) in new.iter_mut().enumerate() {
+            let same = kind == Kind::UpdateSameKey && *new != "u" || kind == Kind::Update;
+            if same && key(column) {
+                new.clone_from(&old[column]);
+            }
+        }
+        let mut key_only = old.clone();
+        for (column, old) in key_only.iter_mut().enumerate() {
+            if !key(column) {
+                "-".clone_into(old);
+            }
+        }
+        let (old, key_only, new) = (old.join(" "), key_only.join(" "), new.join(" "));
+        Some(match kind {
+            Kind::Update => format!("{table}:U {new}"),
+            Kind::UpdateKey | Kind::UpdateSameKey => format!("{table}:U K {key_only} N {new}"),
+            Kind::UpdateFull => format!("{table}:U O {old} N {new}"),
+            Kind::Delete => format!("{table}:D {key_only}"),
+            Kind::DeleteFull => format!("{table}:DO {old}"),
+            Kind::Insert | Kind::Truncate => unreachable!("made above"),
+        })
+    }
+}
+
+fn row(unchanged: bool) -> impl Strategy<Value = [&'static str; 3]> {
+    let column = move |choices: &[&'static str]| {
+        let usable = choices.iter().copied().filter(|&value| unchanged || value != "u");
+        prop::sample::select(usable.collect::<Vec<_>>())
+    };
+    [
+        column(&["1", "1", "2", "2", "3", "1.0", "2.00", "u"]),
+        column(&["a", "a", "b", "a_", "u"]),
+        column(&["x", "y", "z", "-", "u", "u"]),
+    ]
+}
+
+fn candidate(force: f64) -> impl Strategy<Value = Candidate> {
+    let kind = prop_oneof![
+        8 => Just(Kind::Insert),
+        8 => Just(Kind::Update),
+        4 => Just(Kind::UpdateKey),
+        4 => Just(Kind::UpdateSameKey),
+        6 => Just(Kind::UpdateFull),
+        4 => Just(Kind::Delete),
+        4 => Just(Kind::DeleteFull),
+    ];
+    let kind = prop_oneof![99 => kind, 1 => Just(Kind::Truncate)];
+    let table = prop::sample::select(vec![0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 3, 3, 4, 5, 6, 7]);
+    let rows = (row(false), row(true));
+    (table, kind, 0_usize..24, rows, prop::bool::weighted(force)).prop_map(
+        |(table, kind, pick, (old, new), force)| Candidate { table, kind, pick, old, new, force },
+    )
+}
+
+fn candidates(most: usize, force: f64) -> impl Strategy<Value = Vec<Candidate>> {
+    prop::collection::vec(candidate(force), 0..most)
+}
+
+/// Applies what can be applied, and says what was sent.
+fn run(model: &mut Model, candidates: &[Candidate]) -> History {
+    let tables = tables();
+    let mut sent = History::default();
+    for candidate in candidates {
+        let Some(text) = candidate.text(model, &tables[candidate.table]) else { continue };
+        let change = History::new(&text);
+        let (touched, message) = change.messages().next().unwrap();
+        if model.execute(&tables, touched, &message).is_ok() || candidate.force {
+            sent.push(&text);
+        }
+    }
+    sent
+}
+
+/// Compares the two ways; `exact` if not even the spelling of a key may differ.
+fn compare(target: &Model, history: &History, exact: bool) -> Result<bool, TestCaseError> {
+    let tables = tables();
+    let mut expected = target.clone().one_by_one(&tables, history);
+    let mut found = target.clone().in_steps(&tables, history);
+    if !exact {
+        for model in expected.iter_mut().chain(&mut found) {
+            model.forget_spelling(&tables);
+        }
+    }
+    prop_assert_eq!(&found, &expected);
+    Ok(expected.is_ok())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn on_the_tables_of_the_publisher_net_changes_are_the_changes_one_by_one(
+        before in candidates(60, 0.0),
+        history in candidates(200, 0.0),
+    ) {
+        let mut publisher = Model { rows: vec![Vec::new(); LANES] };
+        run(&mut publisher, &before);
+        let target = publisher.clone();
+        let history = run(&mut publisher, &history);
+        prop_assert!(compare(&target, &history, true)?, "the publisher could do it");
+    }
+
+    #[test]
+    fn on_other_tables_net_changes_conflict_if_and_only_if_the_changes_do_one_by_one(
+        before in candidates(60, 0.0),
+        deviation in candidates(8, 0.0),
+        history in candidates(60, 0.0),
+    ) {
+        let mut publisher = Model { rows: vec![Vec::new(); LANES] };
+        run(&mut publisher, &before);
+        let mut target = publisher.clone();
+        run(&mut target, &deviation);
+        let history = run(&mut publisher, &history);
+        compare(&target, &history, false)?;
+    }
+
+    #[test]
+    fn changes_that_no_publisher_could_make_conflict_as_they_do_one_by_one(
+        before in candidates(60, 0.0),
+        history in candidates(60, 0.02),
+    ) {
+        let mut publisher = Model { rows: vec![Vec::new(); LANES] };
+        run(&mut publisher, &before);
+        let target = publisher.clone();
+        let history = run(&mut publisher, &history);
+        compare(&target, &history, false)?;
+    }
+}
