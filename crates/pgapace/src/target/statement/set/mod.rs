@@ -48,6 +48,15 @@ pub(crate) enum SetError {
     Wire(wire::Error),
 }
 
+impl std::fmt::Display for SetError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Plan(error) => error.fmt(f),
+            Self::Wire(error) => error.fmt(f),
+        }
+    }
+}
+
 impl From<PlanError> for SetError {
     fn from(error: PlanError) -> Self {
         Self::Plan(error)

@@ -147,6 +147,10 @@ impl Builder<'_> {
     }
 
     /// The condition that finds the rows of a table with a key.
+    ///
+    /// Written as `= ANY (ARRAY[value])`, which an index can look up but no merge join can use:
+    /// else a whole index in order is a way to read the table, and the best one while the table is
+    /// known to be empty; the plan would stay when it is empty no more.
     fn keys(&mut self, arrays: &mut Arrays) -> String {
         let map = self.map;
         let conditions: Vec<_> = map
@@ -154,7 +158,13 @@ impl Builder<'_> {
             .iter()
             .map(|column| {
                 let value = self.search_value(arrays, column);
-                self.equal("target", column, &value)
+                let is_element = has_binary_elements(map.local(column.remote));
+                match column.equality {
+                    Equality::Operator(_) if is_element => {
+                        self.equal("target", column, &format!("ANY (ARRAY[{value}])"))
+                    }
+                    _ => self.equal("target", column, &value),
+                }
             })
             .collect();
         conditions.join(" AND ")

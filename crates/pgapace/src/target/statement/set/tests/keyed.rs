@@ -195,8 +195,7 @@ fn many_rows() {
                 )),
                 "25001"
             );
-            let statements = bed.apply_all(&map, &deletes(format, &rows));
-            assert!((6..10).contains(&statements), "{statements}");
+            assert_eq!(bed.apply_all(&map, &deletes(format, &rows)), 3);
         }
     }
 }

@@ -7,7 +7,6 @@ use pgoutput::ReplicaIdentity;
 
 use super::MAJORS;
 use super::bed::{Bed, FORMATS, deletes, old, row, updates};
-use crate::target::statement::copy::Format;
 
 /// Scans of a table in the open transaction.
 fn scans(bed: &mut Bed, table: &str) -> String {
@@ -16,6 +15,11 @@ fn scans(bed: &mut Bed, table: &str) -> String {
                 || coalesce(idx_tup_fetch, 0)
          FROM pg_catalog.pg_stat_xact_user_tables WHERE relname = '{table}'"
     ))
+}
+
+/// Reports what was counted before, so that [`scans`] starts from nothing.
+fn forget_scans(bed: &mut Bed) {
+    bed.sql("SELECT pg_catalog.pg_stat_force_next_flush()");
 }
 
 /// By index, also where the plan was made while the table was empty, and known to be.
@@ -42,13 +46,16 @@ fn keys_are_looked_up_by_index() {
                     "INSERT INTO public.t SELECT i, 'x' FROM pg_catalog.generate_series(1, 20000) i",
                 );
                 let started = Instant::now();
+                forget_scans(&mut bed);
                 assert_eq!(bed.begin(&map, &updates(format, &rows)), Ok(vec![(1000, 1000)]));
                 assert_eq!(scans(&mut bed, "t"), "0 0 1000", "{major} {prepare} {format:?}");
                 bed.sql("COMMIT");
+                forget_scans(&mut bed);
                 assert_eq!(bed.begin(&map, &deletes(format, &rows)), Ok(vec![(1000, 1000)]));
                 assert_eq!(scans(&mut bed, "t"), "0 0 1000", "{major} {prepare} {format:?}");
                 bed.sql("COMMIT");
                 assert!(started.elapsed().as_secs() < 2);
+                eprintln!("{major} {format:?}: {:?}", started.elapsed());
             }
         }
     }
@@ -76,16 +83,13 @@ fn whole_rows_take_one_scan() {
                 })
                 .collect();
             let segment = Segment { updates, ..Segment::default() };
+            forget_scans(&mut bed);
             let started = Instant::now();
             let counts = bed.begin(&map, &segment);
             let took = started.elapsed();
             assert_eq!(counts, Ok(vec![(1, 1), (1000, 1000), (1, 1)]));
             let scans = scans(&mut bed, "t");
-            // The second may be the one by which the found rows are addressed.
-            assert!(
-                ["1 100000 0", "2 200000 0"].contains(&scans.as_str()),
-                "{major} {format:?}: {scans}"
-            );
+            assert_eq!(scans, "1 100000 0", "{major} {format:?}");
             assert!(took.as_secs() < 2, "{took:?}");
             eprintln!("PostgreSQL {major}, {format:?}: {took:?}, scans {scans}");
             bed.sql("COMMIT");
@@ -100,6 +104,5 @@ fn whole_rows_take_one_scan() {
             bed.apply_all(&map, &segment);
             assert_eq!(bed.value("SELECT count(*) FROM public.t"), "99000");
         }
-        let _ = Format::Text;
     }
 }
