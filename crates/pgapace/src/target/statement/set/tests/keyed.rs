@@ -122,10 +122,7 @@ fn rows_of_many_shapes() {
             match index % 5 {
                 1 => new[1] = Column::Unchanged,
                 2 => (new[1], new[2]) = (Column::Unchanged, Column::Unchanged),
-                3 => {
-                    (new[1], new[2], new[3]) =
-                        (Column::Unchanged, Column::Unchanged, Column::Unchanged)
-                }
+                3 => new[1..].fill(Column::Unchanged),
                 _ => {}
             }
             if index == 5 {
