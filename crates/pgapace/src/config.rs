@@ -66,6 +66,16 @@ impl std::str::FromStr for GroupTransactions {
     }
 }
 
+/// In which form the publisher sends values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Binary {
+    /// In binary if the types on both sides agree exactly, else as text.
+    Auto,
+    /// As text.
+    Off,
+}
+
 /// Settings of one subscription as they were given; nothing is filled in.
 #[derive(Debug, Clone, Default, Deserialize, Args)]
 #[serde(deny_unknown_fields)]
@@ -143,6 +153,11 @@ pub(crate) struct Settings {
     #[serde(rename = "tag-commits", alias = "tag_commits")]
     pub(crate) tag_commits: Option<bool>,
 
+    /// Form in which the publisher sends values: auto is binary where all types agree exactly
+    /// [default: auto]
+    #[arg(long, value_enum, env = "PGAPACE_BINARY")]
+    pub(crate) binary: Option<Binary>,
+
     /// Longest time between two status messages to the publisher, and between two records of
     /// progress while idle, in seconds [default: 10]
     #[arg(long, value_name = "SECONDS", env = "PGAPACE_STATUS_INTERVAL")]
@@ -193,6 +208,7 @@ impl Settings {
             two_phase: self.two_phase.or(weaker.two_phase),
             origin: self.origin.or(weaker.origin),
             tag_commits: self.tag_commits.or(weaker.tag_commits),
+            binary: self.binary.or(weaker.binary),
             status_interval: self.status_interval.or(weaker.status_interval),
             receive_timeout: self.receive_timeout.or(weaker.receive_timeout),
             busy_timeout: self.busy_timeout.or(weaker.busy_timeout),
@@ -260,6 +276,7 @@ impl Settings {
             two_phase: self.two_phase.unwrap_or(false),
             origin_none: self.origin == Some(OriginFilter::None),
             tag_commits: self.tag_commits.unwrap_or(true),
+            binary: self.binary.unwrap_or(Binary::Auto),
             status_interval: seconds(self.status_interval, 10, "status-interval")?,
             receive_timeout: seconds(self.receive_timeout, 60, "receive-timeout")?,
             busy_timeout,
@@ -295,6 +312,7 @@ pub(crate) struct Subscription {
     pub(crate) two_phase: bool,
     pub(crate) origin_none: bool,
     pub(crate) tag_commits: bool,
+    pub(crate) binary: Binary,
     pub(crate) status_interval: Duration,
     pub(crate) receive_timeout: Duration,
     pub(crate) busy_timeout: Duration,

@@ -86,6 +86,8 @@ pub(crate) struct Failure {
     /// Transactions that commit up to here failed as sets of net changes and are no longer in
     /// memory: the next run applies them change by change, which tells what is wrong.
     pub(crate) rows_through: Option<Lsn>,
+    /// Whether it succeeds if values are sent as text: no error, another run.
+    pub(crate) needs_text: bool,
 }
 
 impl Failure {
@@ -99,6 +101,7 @@ impl Failure {
             offender: None,
             transient: false,
             rows_through: None,
+            needs_text: false,
         }
     }
 

@@ -28,6 +28,7 @@ use crate::stopping::shutdown::Shutdown;
 use crate::sync::{
     Adder, SyncContext, check_targets, copy_tables, empty_copied_tables, forget_unpublished,
 };
+use crate::target::format::{self, Format, PublisherTypes};
 use crate::target::origin;
 use crate::target::session::{Purpose, Target};
 use crate::target::state::ownership::{Former, SessionId};
@@ -71,6 +72,7 @@ pub(crate) fn run(config: &Config, options: RunOptions, shutdown: &Shutdown) -> 
         owner: None,
         catalogue_error: None,
         rows_through: Lsn::INVALID,
+        text: None,
     };
     let mut pause = FIRST_PAUSE;
     loop {
@@ -78,6 +80,15 @@ pub(crate) fn run(config: &Config, options: RunOptions, shutdown: &Shutdown) -> 
         let failure = match supervisor.run_once() {
             Ok(Outcome::Stopped) => return supervisor.stopped(),
             Ok(outcome) => return Ok(outcome),
+            Err(failure) if failure.needs_text => {
+                tracing::info!(
+                    subscription = config.name,
+                    reason = failure.message,
+                    "values are sent as text from now on"
+                );
+                supervisor.text = Some(failure.message);
+                continue;
+            }
             Err(failure) => failure,
         };
         let retry = supervisor.may_retry(&failure);
@@ -117,6 +128,9 @@ struct Supervisor<'a> {
     catalogue_error: Option<Lsn>,
     /// See [`Failure::rows_through`].
     rows_through: Lsn,
+    /// Why values are sent as text for as long as this process runs: a table came up that cannot be
+    /// read in binary, and what the publisher has now need not be what the stream has.
+    text: Option<String>,
 }
 
 impl Supervisor<'_> {
@@ -267,13 +281,25 @@ impl Supervisor<'_> {
             Progress::resume(applied, acknowledged)
         };
         let feedback = Feedback::new(progress.positions());
+        let published = publication::tables(&mut source, &config.publications)?;
+        let mut types = PublisherTypes::default();
+        published.iter().for_each(|table| types.add(table));
+        let format = match &self.text {
+            Some(reason) => Format::text(reason),
+            None => format::choose(&mut control, &published, config.binary)?,
+        };
+        state::set_format(&mut control, row.id, format.name(), &format.reason)?;
         let (worker, durability) = self.open_sessions(&target, &row)?;
         let command = slot::start_command(
             major,
             &row.slot_name,
             acknowledged,
             &config.publications,
-            &slot::StreamOptions { origin_none: config.origin_none, two_phase },
+            &slot::StreamOptions {
+                origin_none: config.origin_none,
+                two_phase,
+                binary: format.binary,
+            },
         );
         tracing::debug!(command, "starting the stream");
         let stream = ReplicationStream::start(source, &command)
@@ -294,9 +320,11 @@ impl Supervisor<'_> {
             applied = %applied,
             acknowledged = %acknowledged,
             epoch = row.epoch,
+            format = format.name(),
+            reason = format.reason,
             "streaming"
         );
-        let tables = Tables::new(&state::relations(&mut control, row.id)?);
+        let tables = Tables::new(&state::relations(&mut control, row.id)?, types, format.binary);
         let part_bytes = (config.memory_limit / 16).min(PartLimits::default().bytes);
         Leader::new(Parts {
             control,

@@ -2,20 +2,23 @@
 //!
 //! Apply sessions commit with `synchronous_commit = off`. This thread makes one small synchronous
 //! commit whenever something is committed and not yet durable; its return covers everything before
-//! it. It also removes old progress rows (that is the small commit) and writes the statistics.
+//! it. It also removes old progress rows (that is the small commit), writes the statistics, and looks
+//! from time to time whether the target's tables are still what they were.
 
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::progress::FlushTicket;
 use pgoutput::Lsn;
+use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::apply::thread::join_or_cancel;
 use crate::error::{Failure, Result};
-use crate::target::state::SubscriptionId;
+use crate::target::catalogue;
 use crate::target::state::progress;
 use crate::target::state::statistics::{self, Delta};
+use crate::target::state::{self, RelationMode, SubscriptionId};
 
 /// What the leader asks for.
 #[derive(Debug)]
@@ -24,12 +27,18 @@ pub(crate) enum Job {
     Flush(FlushTicket),
     /// Add to the counters in `pgapace.stat_subscription`.
     Statistics(Box<Delta>),
+    /// Record how tables are applied.
+    Modes(Vec<RelationMode>),
+    /// Look whether these tables of the target have changed.
+    Fingerprints(Vec<u32>),
 }
 
 /// What comes back.
 #[derive(Debug)]
 pub(crate) enum FromDurability {
     Flushed(FlushTicket),
+    /// By oid, `None` for a table that is gone.
+    Fingerprints(FxHashMap<u32, Option<String>>),
     Failed(Failure),
 }
 
@@ -84,6 +93,9 @@ fn run(
                 flushed.map(|()| Some(FromDurability::Flushed(ticket)))
             }
             Job::Statistics(delta) => statistics::add(&mut session, id, &delta).map(|()| None),
+            Job::Modes(modes) => state::set_modes(&mut session, id, &modes).map(|()| None),
+            Job::Fingerprints(tables) => catalogue::fingerprints(&mut session, &tables)
+                .map(|found| Some(FromDurability::Fingerprints(found))),
         };
         let (event, failed) = match done {
             Ok(event) => (event, false),

@@ -17,6 +17,7 @@ use pgoutput::{Decoder, Frame, Lsn, Message, Streaming};
 use wire::{Frames, Session};
 
 use crate::apply::durability::{Durability, FromDurability, Job};
+use crate::apply::schema_watch::SchemaWatch;
 use crate::apply::tables::Tables;
 use crate::apply::work::{Group, Mode, Work};
 use crate::apply::worker::{FromWorker, Worker};
@@ -101,6 +102,7 @@ pub(crate) struct Leader<'a> {
     counters: Counters,
     last_statistics: Instant,
     reported: Option<Delta>,
+    schema_watch: SchemaWatch,
 }
 
 impl<'a> Leader<'a> {
@@ -126,6 +128,7 @@ impl<'a> Leader<'a> {
             counters: Counters::default(),
             last_statistics: now,
             reported: None,
+            schema_watch: SchemaWatch::new(),
         }
     }
 
@@ -184,6 +187,10 @@ impl<'a> Leader<'a> {
                         self.parts.progress.flushed(ticket);
                         self.publish_positions();
                     }
+                    Ok(FromDurability::Fingerprints(found)) => {
+                        self.parts.tables.compare(&found);
+                        self.schema_watch.answered();
+                    }
                     Ok(FromDurability::Failed(failure)) => return Err(failure),
                     Err(_) => return Err(Failure::internal("the durability thread is gone")),
                 },
@@ -192,6 +199,7 @@ impl<'a> Leader<'a> {
                     // What was received counts even while nothing commits.
                     self.publish_positions();
                     self.write_statistics(false);
+                    self.look_at_the_schema();
                 }
             }
             self.dispatch_idle();
@@ -345,6 +353,15 @@ impl<'a> Leader<'a> {
         }
     }
 
+    /// Changes of the target's tables that raise no error are seen only by looking.
+    fn look_at_the_schema(&mut self) {
+        let applied = self.parts.progress.positions().apply;
+        if self.schema_watch.is_due(applied) {
+            let watched = self.parts.tables.watched();
+            self.parts.durability.submit(Job::Fingerprints(watched));
+        }
+    }
+
     fn is_beyond_the_goal(&self, commit_lsn: Lsn) -> bool {
         self.parts.until.is_some_and(|until| commit_lsn >= until)
     }
@@ -408,6 +425,10 @@ impl<'a> Leader<'a> {
             return;
         }
         self.last_statistics = Instant::now();
+        let modes = self.parts.tables.take_modes();
+        if !modes.is_empty() {
+            self.parts.durability.submit(Job::Modes(modes));
+        }
         let positions = self.parts.progress.positions();
         let delta = Delta {
             counters: std::mem::take(&mut self.counters),

@@ -6,6 +6,8 @@ pub(crate) mod encoder;
 pub(crate) mod leader;
 pub(crate) mod missing;
 pub(crate) mod offender;
+pub(crate) mod readable;
+pub(crate) mod schema_watch;
 pub(crate) mod tables;
 pub(crate) mod thread;
 pub(crate) mod work;

@@ -3,6 +3,7 @@
 use engine::transaction::Touched;
 use pgoutput::{Column, Lsn, Message};
 
+use crate::apply::readable;
 use crate::apply::work::Work;
 use crate::error::Offender;
 use crate::target::mapping::TableMap;
@@ -79,13 +80,18 @@ fn describe_key(map: &TableMap, tuple: &pgoutput::Tuple<'_>) -> String {
         texts.push(match value {
             Column::Null => "null".to_owned(),
             Column::Unchanged => "unchanged".to_owned(),
-            Column::Text(bytes) => {
-                let cut = &bytes[..bytes.len().min(64)];
-                let dots = if bytes.len() > 64 { "..." } else { "" };
-                format!("{}{dots}", String::from_utf8_lossy(cut))
+            Column::Text(bytes) => cut(bytes),
+            Column::Binary(bytes) => {
+                let local = map.local(search.remote);
+                cut(readable::binary(local.base_type, local.type_kind, bytes).as_bytes())
             }
-            Column::Binary(bytes) => format!("{} bytes in binary", bytes.len()),
         });
     }
     format!("({})=({})", names.join(", "), texts.join(", "))
+}
+
+fn cut(bytes: &[u8]) -> String {
+    let cut = &bytes[..bytes.len().min(64)];
+    let dots = if bytes.len() > 64 { "..." } else { "" };
+    format!("{}{dots}", String::from_utf8_lossy(cut))
 }

@@ -9,9 +9,11 @@ use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::error::{Class, Failure, Result};
+use crate::publisher::publication::PublishedTable;
 use crate::target::catalogue;
+use crate::target::format::{self, PublisherTypes};
 use crate::target::mapping::TableMap;
-use crate::target::state::RelationState;
+use crate::target::state::{RelationMode, RelationState};
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
 pub(crate) const OWN_SCHEMA: &str = "pgapace";
@@ -36,15 +38,20 @@ pub(crate) struct Tables {
     /// Tables that were not published any more at this point: changes that commit before it are of
     /// no use to anybody.
     gone: FxHashMap<(String, String), Lsn>,
+    types: PublisherTypes,
+    /// Whether values come in binary.
+    binary: bool,
+    /// How tables that were resolved are applied, to be recorded.
+    modes: Vec<RelationMode>,
 }
 
 impl Tables {
-    pub(crate) fn new(states: &[RelationState]) -> Self {
+    pub(crate) fn new(states: &[RelationState], types: PublisherTypes, binary: bool) -> Self {
         let gates = states
             .iter()
             .filter_map(|s| Some(((s.schema.clone(), s.name.clone()), s.gate?)))
             .collect();
-        Self { gates, ..Self::default() }
+        Self { gates, types, binary, ..Self::default() }
     }
 
     /// Whether it is known what to do with changes of a transaction with this commit LSN; if not,
@@ -59,6 +66,48 @@ impl Tables {
     /// Adds a table that was copied while the stream went on.
     pub(crate) fn add(&mut self, schema: &str, name: &str, gate: Gate) {
         self.gates.insert((schema.to_owned(), name.to_owned()), gate);
+    }
+
+    /// Takes the types of a table that was published while the stream went on.
+    pub(crate) fn add_types(&mut self, published: &PublishedTable) {
+        self.types.add(published);
+    }
+
+    /// Modes that are not recorded yet.
+    pub(crate) fn take_modes(&mut self) -> Vec<RelationMode> {
+        std::mem::take(&mut self.modes)
+    }
+
+    /// Oids of the target tables that are mapped.
+    pub(crate) fn watched(&self) -> Vec<u32> {
+        self.maps().map(|map| map.table.oid).collect()
+    }
+
+    /// Forgets the maps of tables that look otherwise now: the next change of each loads it again.
+    pub(crate) fn compare(&mut self, now: &FxHashMap<u32, Option<String>>) {
+        self.resolved.retain(|_, (_, resolved)| match resolved {
+            Resolved::Ignored => true,
+            Resolved::Table { map, .. } => {
+                // One that was mapped since the look is not in it.
+                let same = now
+                    .get(&map.table.oid)
+                    .is_none_or(|found| found.as_ref() == Some(&map.table.fingerprint));
+                if !same {
+                    tracing::info!(
+                        table = map.table.display_name(),
+                        "the table's definition has changed on the target"
+                    );
+                }
+                same
+            }
+        });
+    }
+
+    fn maps(&self) -> impl Iterator<Item = &Arc<TableMap>> {
+        self.resolved.values().filter_map(|(_, resolved)| match resolved {
+            Resolved::Table { map, .. } => Some(map),
+            Resolved::Ignored => None,
+        })
     }
 
     /// Notes that a table which is not part of the subscription is not published at this LSN.
@@ -98,7 +147,7 @@ impl Tables {
         })
     }
 
-    fn load(&self, session: &mut Session, remote: &Arc<RemoteRelation>) -> Result<Resolved> {
+    fn load(&mut self, session: &mut Session, remote: &Arc<RemoteRelation>) -> Result<Resolved> {
         if remote.schema == OWN_SCHEMA {
             return Ok(Resolved::Ignored);
         }
@@ -109,7 +158,10 @@ impl Tables {
             .ok_or_else(|| Failure::internal("a table was resolved before it was copied"))?;
         let table = catalogue::load(session, &remote.schema, &remote.name)?
             .ok_or_else(|| missing(&remote.schema, &remote.name))?;
-        let map = Arc::new(TableMap::new(Arc::clone(remote), table)?);
+        let map = Arc::new(TableMap::new(Arc::clone(remote), table, &self.types)?);
+        if self.binary {
+            format::check_binary(&map, &self.types)?;
+        }
         if map.table.hooks.rules {
             tracing::warn!(
                 table = map.table.display_name(),
@@ -125,6 +177,12 @@ impl Tables {
             rules = ?map.rules,
             "mapped"
         );
+        self.modes.push(RelationMode {
+            schema: remote.schema.clone(),
+            name: remote.name.clone(),
+            mode: map.mode.name().to_owned(),
+            reason: map.mode.reason().map(str::to_owned),
+        });
         Ok(Resolved::Table { gate, map })
     }
 }

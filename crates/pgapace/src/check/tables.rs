@@ -13,6 +13,7 @@ use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
 use crate::target::catalogue::{self, Identity, Table, field};
+use crate::target::format::PublisherTypes;
 use crate::target::mapping::{Search, TableMap};
 use crate::target::mode::ApplyMode;
 
@@ -392,7 +393,7 @@ impl Checker<'_, '_> {
         let name = published.display_name();
         let remote = Arc::new(remote_relation(published));
         let sql_name = table.sql_name();
-        let map = TableMap::new(remote, table)?;
+        let map = TableMap::new(remote, table, &PublisherTypes::default())?;
         self.mode(published, &map);
         // Without an identity the publisher refuses them, which is said there.
         if !published.updates_or_deletes || !published.columns.iter().any(|column| column.key) {

@@ -1,5 +1,7 @@
 //! `pgapace status`: what the target remembers of its subscriptions, and how far the publisher is.
 
+use std::collections::HashMap;
+
 use clap::Args;
 use pgoutput::Lsn;
 use serde::Serialize;
@@ -7,13 +9,13 @@ use wire::Session;
 
 use crate::cli::{Selection, output};
 use crate::config::Site;
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{Publisher, current_lsn, system_identifier};
 use crate::publisher::slot;
 use crate::target::session::{Purpose, Target};
 use crate::target::state::ownership::{self, Owner};
 use crate::target::state::statistics::{self, Counters};
-use crate::target::state::{self, Subscription, progress, schema};
+use crate::target::state::{self, RelationMode, Subscription, progress, schema};
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
@@ -35,6 +37,9 @@ struct Status {
     epoch: i64,
     slot: String,
     publications: Vec<String>,
+    /// In which form the publisher sent values in the last run; null before the first.
+    format: Option<String>,
+    format_reason: Option<String>,
     started_at: Option<String>,
     received_lsn: Option<String>,
     applied_lsn: Option<String>,
@@ -67,6 +72,10 @@ struct Table {
     /// LSN from which its changes are applied; null until it is copied.
     gate_lsn: Option<String>,
     copied_rows: Option<i64>,
+    /// How its changes are applied: set, append or row; null until the first one.
+    apply_mode: Option<String>,
+    /// Why they are not applied as sets.
+    apply_reason: Option<String>,
 }
 
 /// What the publisher says.
@@ -108,8 +117,16 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
 fn of_site(site: &Site) -> Result<Option<Vec<Status>>> {
     let target = Target::new(site.target.clone(), site.name.as_deref().unwrap_or("status"));
     let mut session = target.connect(Purpose::Look)?;
-    if schema::version(&mut session)? == 0 {
-        return Ok(None);
+    match schema::version(&mut session)? {
+        0 => return Ok(None),
+        version if version < schema::newest() => {
+            return Err(Failure::new(
+                Class::Target,
+                format!("schema pgapace of the target is of version {version}, an older one"),
+            )
+            .hint("The next pgapace run of this version upgrades it."));
+        }
+        _ => {}
     }
     let rows = match &site.name {
         None => state::all(&mut session)?,
@@ -163,6 +180,11 @@ fn of(
     };
     let text = |lsn: Option<Lsn>| lsn.map(|lsn| lsn.to_string());
     let tables = state::relations(session, row.id)?;
+    let mut modes: HashMap<(String, String), RelationMode> = state::modes(session, row.id)?
+        .into_iter()
+        .map(|mode| ((mode.schema.clone(), mode.name.clone()), mode))
+        .collect();
+    let (format, format_reason) = state::format(session, row.id)?;
     Ok(Status {
         name: row.name.clone(),
         phase: row.phase.name(),
@@ -171,6 +193,8 @@ fn of(
         epoch: row.epoch,
         slot: row.slot_name.clone(),
         publications: row.publications.clone(),
+        format,
+        format_reason,
         started_at: statistics.and_then(|s| s.started_at.clone()),
         received_lsn: text(statistics.and_then(|s| s.received)),
         applied_lsn: text(applied),
@@ -183,11 +207,18 @@ fn of(
         restarts: statistics.map_or(0, |s| s.restarts),
         tables: tables
             .into_iter()
-            .map(|table| Table {
-                schema: table.schema,
-                name: table.name,
-                gate_lsn: text(table.gate.map(|gate| gate.0)),
-                copied_rows: table.copied_rows,
+            .map(|table| {
+                let mode = modes.remove(&(table.schema.clone(), table.name.clone()));
+                let (apply_mode, apply_reason) =
+                    mode.map_or((None, None), |mode| (Some(mode.mode), mode.reason));
+                Table {
+                    schema: table.schema,
+                    name: table.name,
+                    gate_lsn: text(table.gate.map(|gate| gate.0)),
+                    copied_rows: table.copied_rows,
+                    apply_mode,
+                    apply_reason,
+                }
             })
             .collect(),
         last_error: statistics.and_then(|s| s.last_error.clone()),
@@ -228,6 +259,9 @@ fn print(status: &Status) {
     let lsn = |lsn: &Option<String>| lsn.clone().unwrap_or_else(|| "-".to_owned());
     item("publications", &status.publications.join(", "));
     item("slot", &slot_line(status));
+    if let (Some(format), Some(reason)) = (&status.format, &status.format_reason) {
+        item("format", &format!("{format}: {reason}"));
+    }
     item("received", &lsn(&status.received_lsn));
     item("applied", &lsn(&status.applied_lsn));
     item("flushed", &lsn(&status.flushed_lsn));
@@ -244,6 +278,7 @@ fn print(status: &Status) {
         "missing rows",
         &format!("{} of updates, {} of deletes", c.update_missing, c.delete_missing),
     );
+    item("groups", &format!("{}, {} of them applied again one by one", c.groups, c.fallbacks));
     item("starts", &format!("epoch {}, {} restarts", status.epoch, status.restarts));
     let waiting: Vec<_> = status
         .tables
@@ -257,6 +292,11 @@ fn print(status: &Status) {
         format!(", not yet copied: {}", waiting.join(", "))
     };
     item("tables", &format!("{}{copied}", status.tables.len()));
+    for table in &status.tables {
+        if let (Some(mode), Some(reason)) = (&table.apply_mode, &table.apply_reason) {
+            output::line(&format!("    {}.{}: {mode}: {reason}", table.schema, table.name));
+        }
+    }
     if let Some(error) = &status.last_error {
         item("last error", status.last_error_at.as_deref().unwrap_or("at an unknown time"));
         for line in error.lines() {

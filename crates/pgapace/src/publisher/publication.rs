@@ -1,6 +1,6 @@
 //! What the publications publish: tables, columns, row filters.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use wire::{Session, quote_ident, quote_literal};
 
@@ -32,7 +32,11 @@ pub(crate) struct PublishedTable {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PublishedColumn {
     pub(crate) name: String,
+    /// The declared type, by which the stream names it.
+    pub(crate) declared_type: u32,
     pub(crate) base_type: u32,
+    /// `pg_type.typtype` of the base type.
+    pub(crate) type_kind: char,
     /// `atttypmod`, of the base type under a domain; -1 for none.
     pub(crate) base_type_modifier: i32,
     /// Published as a value all the same (18 and later).
@@ -130,12 +134,23 @@ pub(crate) fn tables(
              ORDER BY n.nspname, c.relname"
         ),
     )?;
+    let major = session.server_version().major();
+    let mut lists = if major >= 15 { lists(session, &names)? } else { HashMap::new() };
+    let oids = rows.iter().map(|row| field(&row, 0)).collect::<Result<Vec<u32>>>()?;
+    let mut columns = columns(session, &oids)?;
     let mut tables = Vec::with_capacity(rows.len());
     for row in rows.iter() {
         let oid: u32 = field(&row, 0)?;
         let schema: String = field(&row, 1)?;
         let name: String = field(&row, 2)?;
-        let (columns, filters) = details(session, oid, &schema, &name, &names)?;
+        let list = lists.remove(&(schema.clone(), name.clone()));
+        let mut columns = columns.remove(&oid).unwrap_or_default();
+        columns.retain(|column| match &list {
+            // Before 18 the view names generated columns, but no publication sends them.
+            Some(list) => (!column.generated || major >= 18) && list.columns.contains(&column.name),
+            None => !column.generated,
+        });
+        let filters = list.map(|list| list.filters).unwrap_or_default();
         tables.push(PublishedTable {
             oid,
             partitioned: row.get(3) == Some("p"),
@@ -181,61 +196,64 @@ pub(crate) fn table(
     Ok(all.into_iter().find(|table| table.schema == schema && table.name == name))
 }
 
-/// Columns and row filters of one table (server rules as in `fetch_remote_table_info`).
-fn details(
-    session: &mut Session,
-    oid: u32,
-    schema: &str,
-    name: &str,
-    publications: &str,
-) -> Result<(Vec<PublishedColumn>, Vec<String>)> {
-    let major = session.server_version().major();
-    let mut listed: Option<Vec<String>> = None;
-    let mut filters = Vec::new();
-    if major >= 15 {
-        // attnames are the columns as published: lists, and generated columns as the server says.
-        let rows = query(
-            session,
-            &format!(
-                "SELECT DISTINCT t.attnames::pg_catalog.text[], t.rowfilter \
-                 FROM pg_catalog.pg_publication_tables t \
-                 WHERE t.pubname IN ({publications}) AND t.schemaname = {} AND t.tablename = {}",
-                quote_literal(schema),
-                quote_literal(name)
-            ),
-        )?;
-        let mut unfiltered = false;
-        for row in rows.iter() {
-            let columns = row.get(0).map(parse_name_array).transpose()?.unwrap_or_default();
-            match &listed {
-                Some(known) if *known != columns => {
-                    return Err(Failure::new(
-                        Class::Mismatch,
-                        format!(
-                            "the publications have different column lists for table {schema}.{name}"
-                        ),
-                    )
-                    .hint(
-                        "PostgreSQL cannot send such a table: use the same list in all of them.",
-                    ));
-                }
-                _ => listed = Some(columns),
-            }
-            match row.get(1) {
-                Some(filter) => filters.push(filter.to_owned()),
-                None => unfiltered = true,
-            }
+/// What the publications say of the columns and rows of a table.
+#[derive(Debug, Default)]
+struct Listed {
+    columns: HashSet<String>,
+    /// OR-ed; empty where one publication has no filter.
+    filters: Vec<String>,
+}
+
+/// Columns and row filters by table (server rules as in `fetch_remote_table_info`).
+fn lists(session: &mut Session, publications: &str) -> Result<HashMap<(String, String), Listed>> {
+    // attnames are the columns as published: lists, and generated columns as the server says.
+    let rows = query(
+        session,
+        &format!(
+            "SELECT DISTINCT t.schemaname, t.tablename, t.attnames::pg_catalog.text[], t.rowfilter \
+             FROM pg_catalog.pg_publication_tables t WHERE t.pubname IN ({publications})"
+        ),
+    )?;
+    let mut lists = HashMap::<(String, String), Listed>::with_capacity(rows.len());
+    let mut unfiltered = HashSet::new();
+    for row in rows.iter() {
+        let key: (String, String) = (field(&row, 0)?, field(&row, 1)?);
+        let names = row.get(2).map(parse_name_array).transpose()?.unwrap_or_default();
+        let columns: HashSet<_> = names.into_iter().collect();
+        if lists.get(&key).is_some_and(|known| known.columns != columns) {
+            return Err(Failure::new(
+                Class::Mismatch,
+                format!(
+                    "the publications have different column lists for table {}.{}",
+                    key.0, key.1
+                ),
+            )
+            .hint("PostgreSQL cannot send such a table: use the same list in all of them."));
         }
-        if unfiltered {
-            filters.clear();
+        let list = lists.entry(key.clone()).or_default();
+        list.columns = columns;
+        match row.get(3) {
+            Some(filter) => list.filters.push(filter.to_owned()),
+            None => {
+                unfiltered.insert(key);
+            }
         }
     }
+    for key in unfiltered {
+        lists.entry(key).or_default().filters.clear();
+    }
+    Ok(lists)
+}
+
+/// The columns of these tables, in their order, whether they are published or not.
+fn columns(session: &mut Session, tables: &[u32]) -> Result<HashMap<u32, Vec<PublishedColumn>>> {
+    let oids: Vec<_> = tables.iter().map(u32::to_string).collect();
     let rows = query(
         session,
         &format!(
             "WITH RECURSIVE chain AS ( \
-               SELECT a.attnum, a.attname, a.attgenerated, a.atttypid AS typ, \
-                 a.atttypmod AS modifier, 0 AS depth, \
+               SELECT a.attrelid, a.attnum, a.attname, a.attgenerated, a.atttypid, \
+                 a.atttypid AS typ, a.atttypmod AS modifier, 0 AS depth, \
                  pg_catalog.format_type(a.atttypid, a.atttypmod) AS declared, \
                  c.relreplident = 'f' OR EXISTS ( \
                    SELECT 1 FROM pg_catalog.pg_index i \
@@ -246,35 +264,35 @@ fn details(
                          WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE false END) AS key \
                FROM pg_catalog.pg_attribute a \
                JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
-               WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped \
+               WHERE a.attrelid = ANY ('{{{}}}'::pg_catalog.oid[]) AND a.attnum > 0 \
+                 AND NOT a.attisdropped \
                UNION ALL \
-               SELECT c.attnum, c.attname, c.attgenerated, t.typbasetype, t.typtypmod, c.depth + 1, \
-                 c.declared, c.key \
+               SELECT c.attrelid, c.attnum, c.attname, c.attgenerated, c.atttypid, \
+                 t.typbasetype, t.typtypmod, c.depth + 1, c.declared, c.key \
                FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype = 'd') \
-             SELECT DISTINCT ON (attnum) attname, typ, attgenerated <> '', \
-               pg_catalog.format_type(typ, NULL), declared, key, modifier \
-             FROM chain ORDER BY attnum, depth DESC"
+             SELECT DISTINCT ON (c.attrelid, c.attnum) c.attrelid, c.attname, c.atttypid, c.typ, \
+               t.typtype, c.modifier, c.attgenerated <> '', \
+               pg_catalog.format_type(c.typ, NULL), c.declared, c.key \
+             FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ \
+             ORDER BY c.attrelid, c.attnum, c.depth DESC",
+            oids.join(",")
         ),
     )?;
-    let mut columns = Vec::new();
+    let mut columns = HashMap::<u32, Vec<PublishedColumn>>::with_capacity(tables.len());
     for row in rows.iter() {
-        let column: String = field(&row, 0)?;
-        let generated = boolean(&row, 2)?;
-        // Before 18 the view names generated columns, but no publication sends them.
-        let sendable = !generated || major >= 18;
-        if sendable && listed.as_ref().map_or(!generated, |listed| listed.contains(&column)) {
-            columns.push(PublishedColumn {
-                name: column,
-                base_type: field(&row, 1)?,
-                generated,
-                base_type_name: field(&row, 3)?,
-                type_name: field(&row, 4)?,
-                key: boolean(&row, 5)?,
-                base_type_modifier: field(&row, 6)?,
-            });
-        }
+        columns.entry(field(&row, 0)?).or_default().push(PublishedColumn {
+            name: field(&row, 1)?,
+            declared_type: field(&row, 2)?,
+            base_type: field(&row, 3)?,
+            type_kind: field(&row, 4)?,
+            base_type_modifier: field(&row, 5)?,
+            generated: boolean(&row, 6)?,
+            base_type_name: field(&row, 7)?,
+            type_name: field(&row, 8)?,
+            key: boolean(&row, 9)?,
+        });
     }
-    Ok((columns, filters))
+    Ok(columns)
 }
 
 fn query(session: &mut Session, sql: &str) -> Result<wire::Rows> {

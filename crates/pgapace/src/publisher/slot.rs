@@ -254,6 +254,8 @@ pub(crate) struct StreamOptions {
     pub(crate) origin_none: bool,
     /// The slot decodes two-phase transactions.
     pub(crate) two_phase: bool,
+    /// Values come in the binary form of their types.
+    pub(crate) binary: bool,
 }
 
 /// The START_REPLICATION command with the best options of the server's version.
@@ -281,6 +283,9 @@ pub(crate) fn start_command(
     }
     if options.two_phase {
         sql.push_str(", two_phase 'on'");
+    }
+    if options.binary {
+        sql.push_str(", binary 'true'");
     }
     sql.push(')');
     sql
@@ -332,10 +337,10 @@ mod tests {
             "START_REPLICATION SLOT \"s\" LOGICAL 0/10 (proto_version '2', \
              publication_names '\"p\"')"
         );
-        let options = StreamOptions { origin_none: true, two_phase: true };
+        let options = StreamOptions { origin_none: true, two_phase: true, binary: true };
         let newest = start_command(18, "s", Lsn(16), &publications, &options);
         assert!(newest.contains("proto_version '4'"), "{newest}");
         assert!(newest.contains(r#"publication_names '"p","it''s ""q"""'"#), "{newest}");
-        assert!(newest.ends_with("origin 'none', two_phase 'on')"), "{newest}");
+        assert!(newest.ends_with("origin 'none', two_phase 'on', binary 'true')"), "{newest}");
     }
 }

@@ -271,6 +271,7 @@ impl<'a> Adder<'a> {
             tables.set_gone(&remote.schema, &remote.name, now);
             return Ok(());
         };
+        tables.add_types(&published);
         tracing::info!(table = remote.display_name(), "a table was added to the publication");
         check_targets(control, std::slice::from_ref(&published), context.copy_data)?;
         if !context.copy_data {

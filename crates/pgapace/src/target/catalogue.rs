@@ -3,6 +3,7 @@
 //! Everything is read by oid or by schema-qualified name with an empty search path, so that no
 //! object of a user can take the place of a system one.
 
+use rustc_hash::FxHashMap;
 use wire::{Row, Session, quote_ident};
 
 use crate::error::{Failure, Result};
@@ -100,6 +101,8 @@ pub(crate) struct Hooks {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Table {
     pub(crate) oid: u32,
+    /// Of all catalogue rows that this was read from, at the start of reading.
+    pub(crate) fingerprint: String,
     /// The topmost partitioned table that its rows belong to, or itself.
     pub(crate) root: u32,
     pub(crate) schema: String,
@@ -137,21 +140,57 @@ impl Table {
     }
 }
 
+/// One value for each `root` of CTE `tree`: another one once a catalogue row that matters is
+/// another. Rows of pg_class are taken by what matters in them, since TRUNCATE changes them too;
+/// ANALYZE and VACUUM change none of this.
+macro_rules! fingerprint {
+    () => {
+        "\
+SELECT part.root, pg_catalog.sum(pg_catalog.hashtextextended(part.text, 0))::pg_catalog.text
+         AS fingerprint
+FROM (
+  SELECT t.root, pg_catalog.concat_ws(' ', 'c', c.oid, c.relnamespace, c.relname, c.relkind,
+           c.relreplident, c.relrowsecurity, c.relforcerowsecurity, c.relowner) AS text
+  FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'a', a.attrelid, a.attnum, a.xmin)
+  FROM tree t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relid AND a.attnum > 0
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'i', i.indexrelid, i.xmin)
+  FROM tree t JOIN pg_catalog.pg_index i ON i.indrelid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 't', g.oid, g.xmin)
+  FROM tree t JOIN pg_catalog.pg_trigger g ON g.tgrelid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'r', r.oid, r.xmin)
+  FROM tree t JOIN pg_catalog.pg_rewrite r ON r.ev_class = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'd', d.oid, d.xmin)
+  FROM tree t JOIN pg_catalog.pg_attrdef d ON d.adrelid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'k', k.oid, k.xmin)
+  FROM tree t JOIN pg_catalog.pg_constraint k ON k.conrelid = t.relid
+) part
+GROUP BY part.root"
+    };
+}
+
 /// Partitions are found through `pg_inherits`, which takes no lock on them: a lock here could wait
 /// for a user's ALTER TABLE that waits for our own open transaction.
 ///
 /// `code` is the first thing found that runs code of users when a row is changed: triggers (those of
 /// foreign keys, if they are enabled for replica, among them), rules, and check constraints that
 /// call what may look at other rows.
-const TABLE_SQL: &str = "\
+const TABLE_SQL: &str = concat!(
+    "\
 WITH RECURSIVE root AS (
   SELECT c.oid, c.relkind, c.relreplident
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   WHERE n.nspname = $1 AND c.relname = $2
 ), tree AS (
-  SELECT r.oid AS relid FROM root r
+  SELECT r.oid AS root, r.oid AS relid FROM root r
   UNION ALL
-  SELECT p.oid FROM tree t
+  SELECT t.root, p.oid FROM tree t
   JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
   JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid AND p.relispartition
 ), hook AS (
@@ -169,12 +208,15 @@ WITH RECURSIVE root AS (
   JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass
     AND d.objid = k.oid AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
   JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid AND p.provolatile <> 'i'
-)
+), fingerprint AS (",
+    fingerprint!(),
+    ")
 SELECT root.oid, root.relkind, root.relreplident, pg_catalog.row_security_active(root.oid),
        coalesce(h.swallow, false), coalesce(h.on_update, false), coalesce(h.rules, false),
        coalesce(pg_catalog.pg_partition_root(root.oid)::pg_catalog.oid, root.oid),
-       code.kind, code.name, code.detail, code.relation
+       code.kind, code.name, code.detail, code.relation, f.fingerprint
 FROM root
+JOIN fingerprint f ON f.root = root.oid
 CROSS JOIN (
   SELECT pg_catalog.bool_or(kind = 'rule'
            OR kind = 'trigger' AND NOT internal AND fires & 3 = 3 AND fires & 24 <> 0) AS swallow,
@@ -188,7 +230,22 @@ LEFT JOIN LATERAL (
   JOIN pg_catalog.pg_class c ON c.oid = k.relid
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   ORDER BY k.internal, k.kind DESC, k.relid <> root.oid, k.name LIMIT 1
-) code ON true";
+) code ON true"
+);
+
+/// The same for tables by oid.
+const FINGERPRINTS_SQL: &str = concat!(
+    "\
+WITH RECURSIVE tree AS (
+  SELECT r.oid AS root, r.oid AS relid FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS r (oid)
+  UNION ALL
+  SELECT t.root, p.oid FROM tree t
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
+  JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid AND p.relispartition
+)
+",
+    fingerprint!()
+);
 
 /// Default equality of a type: the default btree (else hash) operator class of the type itself,
 /// of the polymorphic type that covers it, or of a type it is binary coercible to; and only if
@@ -380,6 +437,7 @@ pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Op
     Ok(Some(Table {
         oid,
         root: field(&row, 7)?,
+        fingerprint: field(&row, 12)?,
         schema: schema.to_owned(),
         name: name.to_owned(),
         partitioned,
@@ -395,6 +453,22 @@ pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Op
         unique_keys,
         leaf_keys,
     }))
+}
+
+/// The fingerprints of these tables as they are now, `None` for one that is gone.
+pub(crate) fn fingerprints(
+    session: &mut Session,
+    tables: &[u32],
+) -> Result<FxHashMap<u32, Option<String>>> {
+    let oids: Vec<_> = tables.iter().map(u32::to_string).collect();
+    let rows = session
+        .query(FINGERPRINTS_SQL, &[Some(&format!("{{{}}}", oids.join(",")))])
+        .map_err(|e| Failure::target(&e, "looking whether tables have changed"))?;
+    let mut found: FxHashMap<_, _> = tables.iter().map(|oid| (*oid, None)).collect();
+    for row in rows.iter() {
+        found.insert(field(&row, 0)?, Some(field(&row, 1)?));
+    }
+    Ok(found)
 }
 
 fn column(row: &Row<'_>) -> Result<Column> {

@@ -9,6 +9,7 @@ use pgoutput::ReplicaIdentity;
 
 use crate::error::{Class, Failure, Result};
 use crate::target::catalogue::{Equality, Identity, Key, Table};
+use crate::target::format::PublisherTypes;
 use crate::target::mode::{self, ApplyMode};
 
 /// A column that takes part in finding a row.
@@ -51,10 +52,14 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl TableMap {
     /// Maps a published table, with every reason why it cannot be done at once.
-    pub(crate) fn new(remote: Arc<RemoteRelation>, table: Table) -> Result<Self> {
+    pub(crate) fn new(
+        remote: Arc<RemoteRelation>,
+        table: Table,
+        types: &PublisherTypes,
+    ) -> Result<Self> {
         let columns = map_columns(remote.columns.iter().map(|c| c.name.as_str()), &table)?;
         let search = search(&remote, &table, &columns);
-        let (mode, rules) = mode::decide(&remote, &table, &columns, &search);
+        let (mode, rules) = mode::decide(&remote, &table, &columns, &search, types);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         Ok(Self { id, remote, table, columns, search, mode, rules })
     }

@@ -6,9 +6,10 @@
 
 use engine::key::KeyForm;
 use engine::net::{Fold, TableRules};
-use engine::relation::{RemoteColumn, RemoteRelation};
+use engine::relation::RemoteRelation;
 
 use crate::target::catalogue::{Column, Identity, Table};
+use crate::target::format::{PublisherTypes, ValueType};
 use crate::target::mapping::{Search, SearchColumn};
 
 /// How the changes of a table are applied; each reason is a sentence for people.
@@ -48,8 +49,9 @@ pub(crate) fn decide(
     table: &Table,
     columns: &[usize],
     search: &Search,
+    types: &PublisherTypes,
 ) -> (ApplyMode, TableRules) {
-    let (mode, fold) = fold(remote, table, columns, search);
+    let (mode, fold) = fold(remote, table, columns, search, types);
     let rules = TableRules {
         lane: table.root,
         columns: columns.len(),
@@ -64,13 +66,16 @@ fn fold(
     table: &Table,
     columns: &[usize],
     search: &Search,
+    types: &PublisherTypes,
 ) -> (ApplyMode, Fold) {
     if let Some((reason, barrier)) = side_effect(table, columns) {
         return (ApplyMode::Row { reason }, Fold::Never { barrier });
     }
     let folded = match search {
-        Search::Key(key) => key_forms(remote, table, columns, key).map(Fold::Key),
-        Search::WholeRow(_) => stored_as_sent(remote, table, columns).map(|()| Fold::WholeRow),
+        Search::Key(key) => key_forms(remote, table, columns, key, types).map(Fold::Key),
+        Search::WholeRow(_) => {
+            stored_as_sent(remote, table, columns, types).map(|()| Fold::WholeRow)
+        }
         Search::Impossible { reason, .. } => Err(reason.clone()),
     };
     match folded {
@@ -124,10 +129,11 @@ fn key_forms(
     table: &Table,
     columns: &[usize],
     key: &[SearchColumn],
+    types: &PublisherTypes,
 ) -> Result<Vec<(usize, KeyForm)>, String> {
     let form = |column: &SearchColumn| {
-        let (sent, local) =
-            (&remote.columns[column.remote], &table.columns[columns[column.remote]]);
+        let sent = types.sent(&remote.columns[column.remote]);
+        let local = &table.columns[columns[column.remote]];
         let name = format!("key column {} of {}", local.name, table.display_name());
         if column.equality != local.equality {
             return Err(format!("{name} has an equality of its own in the index"));
@@ -145,10 +151,15 @@ fn key_forms(
 
 /// Without a key, a row that was stored otherwise than it was sent is not found again: then the
 /// changes of one row are not one history.
-fn stored_as_sent(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Result<(), String> {
+fn stored_as_sent(
+    remote: &RemoteRelation,
+    table: &Table,
+    columns: &[usize],
+    types: &PublisherTypes,
+) -> Result<(), String> {
     remote.columns.iter().zip(columns).try_for_each(|(sent, local)| {
         let local = &table.columns[*local];
-        kept(sent, local)
+        kept(types.sent(sent), local)
             .map_err(|why| format!("column {} of {} {why}", local.name, table.display_name()))
     })
 }
@@ -171,18 +182,16 @@ const NUMERIC: u32 = 1700;
 
 /// Whether the target stores values as they are sent: an assignment to a column with a length or
 /// precision rounds, and cuts trailing blanks, where a search does not.
-fn kept(sent: &RemoteColumn, local: &Column) -> Result<(), String> {
-    let (from, to) = (sent.type_modifier, local.type_modifier);
+fn kept(sent: ValueType, local: &Column) -> Result<(), String> {
+    let (from, to) = (sent.modifier, local.type_modifier);
     let changes = match local.base_type {
         VARCHAR => {
-            let fits = matches!(sent.type_oid.0, VARCHAR | BPCHAR) && (0..=to).contains(&from);
+            let fits = matches!(sent.oid, VARCHAR | BPCHAR) && (0..=to).contains(&from);
             to != -1 && !fits
         }
         NUMERIC | TIME | TIMETZ | TIMESTAMP | TIMESTAMPTZ | INTERVAL => {
-            let integer = local.base_type == NUMERIC && is_integer(sent.type_oid.0);
-            to != -1
-                && !(integer && scale(to) >= 0)
-                && (from != to || sent.type_oid.0 != local.base_type)
+            let integer = local.base_type == NUMERIC && is_integer(sent.oid);
+            to != -1 && !(integer && scale(to) >= 0) && (from != to || sent.oid != local.base_type)
         }
         _ => false,
     };
@@ -206,8 +215,8 @@ fn is_integer(oid: u32) -> bool {
 }
 
 /// When two values of a key column are equal on the target, by the type that they are sent as.
-fn key_form(sent: &RemoteColumn, local: &Column) -> Result<KeyForm, String> {
-    let (from, to) = (sent.type_oid.0, local.base_type);
+fn key_form(sent: ValueType, local: &Column) -> Result<KeyForm, String> {
+    let (from, to) = (sent.oid, local.base_type);
     // Labels are matched exactly, whatever sends them.
     if local.type_kind == 'e' {
         return Ok(KeyForm::Bytes);
@@ -248,14 +257,11 @@ fn updates_alone(table: &Table, columns: &[usize], fold: &Fold) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use engine::relation::RemoteColumn;
-    use pgoutput::TypeOid;
-
     use super::*;
     use crate::target::catalogue::Equality;
 
-    fn sent(type_oid: u32, type_modifier: i32) -> RemoteColumn {
-        RemoteColumn { name: "c".to_owned(), key: true, type_oid: TypeOid(type_oid), type_modifier }
+    fn sent(oid: u32, modifier: i32) -> ValueType {
+        ValueType { oid, kind: 'b', modifier }
     }
 
     fn local(base_type: u32, type_modifier: i32) -> Column {
@@ -281,7 +287,7 @@ mod tests {
 
     #[test]
     fn forms_of_key_columns() {
-        let form = |from, to| key_form(&sent(from, -1), &local(to, -1)).ok();
+        let form = |from, to| key_form(sent(from, -1), &local(to, -1)).ok();
         assert_eq!(form(INT4, INT8), Some(KeyForm::Bytes));
         assert_eq!(form(INT4, NUMERIC), Some(KeyForm::Numeric));
         assert_eq!(form(NUMERIC, INT4), None);
@@ -292,13 +298,13 @@ mod tests {
         assert_eq!(form(INTERVAL, INTERVAL), None);
         assert_eq!(form(20_000, INT4), None);
         let label = Column { type_kind: 'e', ..local(30_000, -1) };
-        assert_eq!(key_form(&sent(20_000, -1), &label), Ok(KeyForm::Bytes));
+        assert_eq!(key_form(sent(20_000, -1), &label), Ok(KeyForm::Bytes));
     }
 
     #[test]
     fn modifiers_that_change_values() {
         let keeps = |from, from_modifier, to, to_modifier| {
-            kept(&sent(from, from_modifier), &local(to, to_modifier)).is_ok()
+            kept(sent(from, from_modifier), &local(to, to_modifier)).is_ok()
         };
         assert!(keeps(TEXT, -1, VARCHAR, -1));
         assert!(keeps(VARCHAR, 14, VARCHAR, 14));

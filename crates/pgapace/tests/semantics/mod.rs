@@ -2,6 +2,7 @@
 //! and the native apply worker treat differently.
 
 mod coercion;
+mod format;
 mod groups;
 mod hooks;
 mod identity;

@@ -229,6 +229,100 @@ pub(crate) fn set_gate(
     Ok(())
 }
 
+/// Records in which form the publisher sends values, and why.
+pub(crate) fn set_format(
+    session: &mut Session,
+    id: SubscriptionId,
+    format: &str,
+    reason: &str,
+) -> Result<()> {
+    session
+        .execute(
+            "UPDATE pgapace.subscription SET format = $2, format_reason = $3 \
+             WHERE id = $1::pg_catalog.int4 \
+               AND (format, format_reason) IS DISTINCT FROM ($2, $3)",
+            &[Some(&id.0.to_string()), Some(format), Some(reason)],
+        )
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// In which form the publisher sent values in the last run, and why.
+pub(crate) fn format(
+    session: &mut Session,
+    id: SubscriptionId,
+) -> Result<(Option<String>, Option<String>)> {
+    let rows = session
+        .query(
+            "SELECT format, format_reason FROM pgapace.subscription \
+             WHERE id = $1::pg_catalog.int4",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| reading(&e))?;
+    let text = |column| rows.first().and_then(|row| row.get(column).map(str::to_owned));
+    Ok((text(0), text(1)))
+}
+
+/// How the changes of a table are applied, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RelationMode {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    pub(crate) mode: String,
+    /// `None` if it is the usual one.
+    pub(crate) reason: Option<String>,
+}
+
+/// Records how changes of tables are applied, which is known when the first one comes.
+pub(crate) fn set_modes(
+    session: &mut Session,
+    id: SubscriptionId,
+    modes: &[RelationMode],
+) -> Result<()> {
+    let literal = |text: &str| wire::quote_literal(text);
+    let rows: Vec<_> = modes
+        .iter()
+        .map(|m| {
+            let reason = m.reason.as_deref().map_or("NULL".to_owned(), literal);
+            let (schema, name, mode) = (literal(&m.schema), literal(&m.name), literal(&m.mode));
+            format!("({schema}, {name}, {mode}, {reason})")
+        })
+        .collect();
+    session
+        .simple(&format!(
+            "UPDATE pgapace.relation r SET apply_mode = v.mode, apply_reason = v.reason \
+             FROM (VALUES {}) AS v (schema_name, table_name, mode, reason) \
+             WHERE r.subscription = {} AND r.schema_name = v.schema_name \
+               AND r.table_name = v.table_name \
+               AND (r.apply_mode, r.apply_reason) IS DISTINCT FROM (v.mode, v.reason)",
+            rows.join(", "),
+            id.0
+        ))
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// How changes of tables were applied last; tables without a change so far are left out.
+pub(crate) fn modes(session: &mut Session, id: SubscriptionId) -> Result<Vec<RelationMode>> {
+    let rows = session
+        .query(
+            "SELECT schema_name, table_name, apply_mode, apply_reason FROM pgapace.relation \
+             WHERE subscription = $1::pg_catalog.int4 AND apply_mode IS NOT NULL",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| reading(&e))?;
+    rows.iter()
+        .map(|row| {
+            Ok(RelationMode {
+                schema: field(&row, 0)?,
+                name: field(&row, 1)?,
+                mode: field(&row, 2)?,
+                reason: row.get(3).map(str::to_owned),
+            })
+        })
+        .collect()
+}
+
 /// Forgets one table of a subscription.
 pub(crate) fn forget_relation(
     session: &mut Session,
@@ -263,7 +357,7 @@ pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
 }
 
 /// The text form of an array of names.
-fn name_array(names: &[String]) -> String {
+pub(crate) fn name_array(names: &[String]) -> String {
     let quoted: Vec<_> = names
         .iter()
         .map(|name| format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\"")))

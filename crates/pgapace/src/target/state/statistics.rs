@@ -18,6 +18,10 @@ pub(crate) struct Counters {
     pub(crate) truncates: u64,
     pub(crate) update_missing: u64,
     pub(crate) delete_missing: u64,
+    /// Target transactions, each of one or more transactions of the publisher.
+    pub(crate) groups: u64,
+    /// Groups that were rolled back, and applied one by one.
+    pub(crate) fallbacks: u64,
 }
 
 impl Counters {
@@ -29,6 +33,8 @@ impl Counters {
         self.truncates += other.truncates;
         self.update_missing += other.update_missing;
         self.delete_missing += other.delete_missing;
+        self.groups += other.groups;
+        self.fallbacks += other.fallbacks;
     }
 }
 
@@ -64,7 +70,8 @@ pub(crate) fn add(session: &mut Session, id: SubscriptionId, delta: &Delta) -> R
              received_lsn = '{}', applied_lsn = '{}', flushed_lsn = '{}', \
              transactions = transactions + {}, inserts = inserts + {}, updates = updates + {}, \
              deletes = deletes + {}, truncates = truncates + {}, \
-             update_missing = update_missing + {}, delete_missing = delete_missing + {} \
+             update_missing = update_missing + {}, delete_missing = delete_missing + {}, \
+             groups = groups + {}, fallbacks = fallbacks + {} \
              WHERE subscription = {}",
             delta.received,
             delta.applied,
@@ -76,6 +83,8 @@ pub(crate) fn add(session: &mut Session, id: SubscriptionId, delta: &Delta) -> R
             c.truncates,
             c.update_missing,
             c.delete_missing,
+            c.groups,
+            c.fallbacks,
             id.0
         ))
         .map_err(|e| failed(&e))?;
@@ -113,7 +122,7 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
         .query(
             "SELECT transactions, inserts, updates, deletes, truncates, update_missing, \
                delete_missing, restarts, received_lsn, applied_lsn, flushed_lsn, started_at, \
-               last_error, last_error_at \
+               last_error, last_error_at, groups, fallbacks \
              FROM pgapace.stat_subscription WHERE subscription = $1::pg_catalog.int4",
             &[Some(&id.0.to_string())],
         )
@@ -130,6 +139,8 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
             truncates: field(&row, 4)?,
             update_missing: field(&row, 5)?,
             delete_missing: field(&row, 6)?,
+            groups: field(&row, 14)?,
+            fallbacks: field(&row, 15)?,
         },
         restarts: field(&row, 7)?,
         received: lsn(8)?,
