@@ -23,18 +23,15 @@ pub(crate) struct ValueType {
     pub(crate) modifier: i32,
 }
 
-/// What the stream does not say of the publisher's types: what is under those of users.
+/// What the stream does not say of the publisher's types: what is under domains, what is an enum.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PublisherTypes(FxHashMap<u32, ValueType>);
-
-/// Oids below are those of built-in types, the same on every server.
-const FIRST_USER_OID: u32 = 16_384;
 
 impl PublisherTypes {
     /// Takes the types of a published table.
     pub(crate) fn add(&mut self, table: &PublishedTable) {
         for column in &table.columns {
-            if column.declared_type >= FIRST_USER_OID {
+            if column.declared_type != column.base_type || column.type_kind != 'b' {
                 self.0.insert(column.declared_type, value_type(column));
             }
         }
