@@ -10,6 +10,7 @@ use wire::{ConnInfo, Reply, Session, affected_rows};
 
 use super::MAJORS;
 use crate::target::catalogue;
+use crate::target::format::PublisherTypes;
 use crate::target::mapping::TableMap;
 use crate::target::session::{Purpose, Target};
 use crate::target::statement::cache::StatementCache;
@@ -70,7 +71,7 @@ impl Bed {
             replica_identity: identity,
             columns,
         };
-        TableMap::new(Arc::new(remote), table).unwrap()
+        TableMap::new(Arc::new(remote), table, &PublisherTypes::default()).unwrap()
     }
 
     pub(super) fn sql(&mut self, sql: &str) {
