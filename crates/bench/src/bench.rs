@@ -1,5 +1,7 @@
 //! What one invocation measures with: servers, program, regime, sizes.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,9 +11,10 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result, ensure};
 use testbed::servers::ServerBinaries;
 
+use crate::clock::{Clock, Phase};
 use crate::environment::Environment;
-use crate::outcome::Outcome;
-use crate::regime::{Regime, ServerSettings};
+use crate::outcome::{Outcome, Run, Runner};
+use crate::regime::{Regime, Setting};
 use crate::workload::{Scale, Workload};
 
 /// One invocation.
@@ -22,55 +25,72 @@ pub(crate) struct Bench {
     pub(crate) rounds: usize,
     pub(crate) scale: Scale,
     pub(crate) limit: Duration,
-    /// Parity only: no raw drain, one pair of servers for all workloads.
+    /// Parity only: no raw drain, and no workload has settings of its own.
     pub(crate) quick: bool,
     pub(crate) program: PathBuf,
     pub(crate) program_version: String,
-    /// The pair of servers of a quick run.
-    pub(crate) shared: Option<Environment>,
-}
-
-/// The servers of one workload.
-#[derive(Debug)]
-pub(crate) enum Servers<'a> {
-    Own(Box<Environment>),
-    Shared(&'a Environment),
-}
-
-impl std::ops::Deref for Servers<'_> {
-    type Target = Environment;
-
-    fn deref(&self) -> &Environment {
-        match self {
-            Self::Own(environment) => environment,
-            Self::Shared(environment) => environment,
-        }
-    }
-}
-
-impl Servers<'_> {
-    /// The servers, if nobody else uses them.
-    pub(crate) fn own(&mut self) -> Option<&mut Environment> {
-        match self {
-            Self::Own(environment) => Some(environment),
-            Self::Shared(_) => None,
-        }
-    }
+    pub(crate) workers: u32,
+    /// More arguments of pgapace.
+    pub(crate) arguments: Vec<String>,
+    /// Servers that no workload uses; the next one gets them if it wants the same settings.
+    pub(crate) idle: RefCell<Option<Environment>>,
+    pub(crate) clock: Clock,
 }
 
 impl Bench {
-    /// Fresh servers, or those that all workloads of a quick run share. The latter have none of
-    /// the workload's settings.
-    pub(crate) fn servers(
+    /// Servers without any user's database: those of the workload before, if they have these
+    /// settings. A quick run starts only one pair.
+    pub(crate) fn servers(&self, publisher: &[Setting], target: &[Setting]) -> Result<Environment> {
+        self.clock.time(Phase::Servers, || {
+            let (publisher, target) =
+                if self.quick { (&[][..], &[][..]) } else { (publisher, target) };
+            let idle = self.idle.take().filter(|idle| idle.was_asked_for(publisher, target));
+            // Those of other settings are gone before new ones start.
+            idle.map_or_else(
+                || Environment::start(&self.binaries, self.regime, publisher, target),
+                Ok,
+            )
+        })
+    }
+
+    /// Cleans servers, for the next workload. Those of a workload that failed end with it.
+    pub(crate) fn give_back(
         &self,
-        publisher: &ServerSettings,
-        target: &ServerSettings,
-    ) -> Result<Servers<'_>> {
-        if let Some(shared) = &self.shared {
-            return Ok(Servers::Shared(shared));
+        servers: Environment,
+        database: &str,
+        targets: &[&str],
+    ) -> Result<()> {
+        self.clock.time(Phase::Clean, || servers.clean(database, targets))?;
+        self.idle.replace(Some(servers));
+        Ok(())
+    }
+
+    /// Runs every runner in every round. The order is reversed in every other round, so that
+    /// drift hits all alike. A runner that was stopped at its limit would be so every time, and
+    /// rests; after tables that differ nothing is worth measuring.
+    pub(crate) fn alternate(
+        &self,
+        outcome: &mut Outcome,
+        mut runners: Vec<Runner>,
+        mut measure: impl FnMut(&mut Outcome, Runner) -> Result<Run>,
+    ) -> Result<()> {
+        for round in 1..=self.rounds {
+            if round > 1 {
+                runners.reverse();
+            }
+            for runner in runners.clone() {
+                let run = measure(outcome, runner)
+                    .with_context(|| format!("round {round} of {} failed", runner.name()))?;
+                if run.projected_from.is_some() {
+                    runners.retain(|other| *other != runner);
+                }
+                outcome.rounds.push(Run { round, ..run });
+                if outcome.parity == Some(false) {
+                    return Ok(());
+                }
+            }
         }
-        let own = Environment::start(&self.binaries, self.regime, publisher, target)?;
-        Ok(Servers::Own(Box::new(own)))
+        Ok(())
     }
 
     /// An outcome without figures.
@@ -89,9 +109,15 @@ impl Bench {
             ratio_raw: None,
             parity: None,
             rounds: Vec::new(),
+            changes: None,
+            client_us_per_change: None,
+            limit: None,
+            seconds: 0.0,
+            phases: BTreeMap::new(),
             notes: Vec::new(),
             scale: self.scale.0,
-            workers: 1,
+            workers: self.workers,
+            pgapace_args: self.arguments.join(" "),
             server_version: self.binaries.version(),
             program_version: self.program_version.clone(),
             machine: machine(),
@@ -101,10 +127,24 @@ impl Bench {
     }
 }
 
-/// The pgapace binary beside this one, and what it calls itself.
-pub(crate) fn find_program() -> Result<(PathBuf, String)> {
+/// The arguments that ask a pgapace for this many workers, if it can have another number than one.
+pub(crate) fn worker_arguments(program: &Path, workers: u32) -> Result<Vec<String>> {
+    let help = Command::new(program)
+        .args(["run", "--help"])
+        .output()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    if String::from_utf8_lossy(&help.stdout).contains("--workers") {
+        return Ok(vec![format!("--workers={workers}")]);
+    }
+    ensure!(workers == 1, "--workers {workers}: {} applies with one", program.display());
+    Ok(Vec::new())
+}
+
+/// The pgapace to measure, or the one beside this binary, and what it calls itself.
+pub(crate) fn find_program(given: Option<&Path>) -> Result<(PathBuf, String)> {
     let own = std::env::current_exe().context("cannot find the bench binary")?;
-    let program = own.parent().unwrap_or(Path::new(".")).join("pgapace");
+    let beside = own.parent().unwrap_or(Path::new(".")).join("pgapace");
+    let program = given.map_or(beside, Path::to_path_buf);
     let profile = if cfg!(debug_assertions) { "" } else { " --release" };
     ensure!(
         program.is_file(),

@@ -52,6 +52,7 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
         database: DATABASE,
         slot,
         publication: PUBLICATION,
+        binary: false,
         end,
     };
     let (mut native, mut ours) = (Vec::new(), Vec::new());

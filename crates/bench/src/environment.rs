@@ -11,7 +11,7 @@ use testbed::postgres::Client;
 use testbed::servers::ServerBinaries;
 use testbed::{Cluster, ClusterBuilder, Proxy, wait_until};
 
-use crate::regime::{Regime, ServerSettings};
+use crate::regime::{Regime, ServerSettings, Setting};
 
 /// The publication of every workload.
 pub(crate) const PUBLICATION: &str = "bench";
@@ -33,6 +33,8 @@ pub(crate) struct Environment {
     binaries: ServerBinaries,
     standby: ClusterBuilder,
     settings: String,
+    /// The settings that a workload asked for: publisher, target.
+    asked: [ServerSettings; 2],
 }
 
 impl Environment {
@@ -41,13 +43,13 @@ impl Environment {
     pub(crate) fn start(
         binaries: &ServerBinaries,
         regime: Regime,
-        publisher_settings: &ServerSettings,
-        target_settings: &ServerSettings,
+        publisher_settings: &[Setting],
+        target_settings: &[Setting],
     ) -> Result<Self> {
         let regime_target = regime.target(binaries.major());
         let publisher_all =
-            [regime.both(), regime.publisher(), publisher_settings.clone()].concat();
-        let target_all = [regime.both(), target_settings.clone(), regime_target].concat();
+            [regime.both(), regime.publisher(), publisher_settings.to_vec()].concat();
+        let target_all = [regime.both(), target_settings.to_vec(), regime_target].concat();
         let builder = |name: &str, settings: &ServerSettings, on_disk, durable| {
             let mut builder = Cluster::builder(binaries).name(name);
             for (name, value) in settings {
@@ -121,7 +123,13 @@ impl Environment {
             binaries: binaries.clone(),
             standby,
             settings,
+            asked: [publisher_settings.to_vec(), target_settings.to_vec()],
         })
+    }
+
+    /// Whether these are the settings that it was started with.
+    pub(crate) fn was_asked_for(&self, publisher: &[Setting], target: &[Setting]) -> bool {
+        self.asked[0] == publisher && self.asked[1] == target
     }
 
     /// The servers' programs.

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod clock;
 mod drain;
 mod environment;
 mod measure;
@@ -18,14 +19,16 @@ mod round;
 mod scenario;
 mod workload;
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use clap::Parser;
 
-use crate::bench::{Bench, find_program, results_directory};
-use crate::environment::Environment;
+use crate::bench::{Bench, find_program, results_directory, worker_arguments};
+use crate::clock::Clock;
 use crate::options::{Cli, Command, MeasureArgs};
 use crate::report::{json, markdown, terminal};
 use crate::workload::{Scale, Workload};
@@ -87,15 +90,13 @@ fn run(
     workloads: &[Workload],
     failures: &mut Vec<&'static str>,
 ) -> Result<Vec<outcome::Outcome>> {
-    let (program, program_version) = find_program()?;
+    let (program, program_version) = find_program(args.pgapace.as_deref())?;
+    let mut arguments = worker_arguments(&program, args.workers)?;
+    arguments.extend(args.pgapace_args.split_whitespace().map(str::to_owned));
     if args.quick {
         println!("quick: whether the tables are equal; the figures mean nothing");
     }
     let binaries = testbed::servers::find_or_fetch(args.server)?;
-    let shared = args
-        .quick
-        .then(|| Environment::start(&binaries, args.regime, &Vec::new(), &Vec::new()))
-        .transpose()?;
     let bench = Bench {
         binaries,
         regime: args.regime,
@@ -105,13 +106,24 @@ fn run(
         quick: args.quick,
         program,
         program_version,
-        shared,
+        workers: args.workers,
+        arguments,
+        idle: RefCell::default(),
+        clock: Clock::default(),
     };
     let results = results(args)?;
     let mut outcomes = Vec::new();
     for workload in workloads {
+        let began = Instant::now();
         match scenario::measure(&bench, workload) {
-            Ok(measured) => {
+            Ok(mut measured) => {
+                if let Some(first) = measured.first_mut() {
+                    first.seconds = began.elapsed().as_secs_f64();
+                    first.phases = bench.clock.take();
+                }
+                if measured.iter().any(|outcome| outcome.parity == Some(false)) {
+                    failures.push(workload.name);
+                }
                 if outcomes.is_empty()
                     && let Some(first) = measured.first()
                 {
@@ -126,12 +138,10 @@ fn run(
             Err(error) => {
                 eprintln!("{}: {error:#}", workload.name);
                 failures.push(workload.name);
-                if args.quick {
-                    // The servers are shared, and no longer what the next workload expects.
-                    break;
-                }
+                bench.clock.take();
             }
         }
     }
+    terminal::print_times(&outcomes);
     Ok(outcomes)
 }

@@ -46,9 +46,17 @@ pub(crate) struct MeasureArgs {
     #[arg(long, default_value_t = 18)]
     pub(crate) server: u16,
 
-    /// Workers of pgapace; this version has one
+    /// Workers of pgapace
     #[arg(long, default_value_t = 1)]
     pub(crate) workers: u32,
+
+    /// More arguments of `pgapace run`, separated by spaces
+    #[arg(long, value_name = "ARGUMENTS", default_value = "", allow_hyphen_values = true)]
+    pub(crate) pgapace_args: String,
+
+    /// The pgapace to measure [default: the one beside this program]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pgapace: Option<PathBuf>,
 
     /// Rounds; the median counts
     #[arg(long, default_value_t = 3)]
@@ -88,11 +96,7 @@ impl MeasureArgs {
     pub(crate) fn check(&self) -> Result<()> {
         ensure!(self.rounds > 0, "--rounds must be at least 1");
         ensure!(self.scale > 0.0 && self.scale <= 1000.0, "--scale must be positive");
-        ensure!(
-            self.workers == 1,
-            "--workers {}: this version of pgapace applies with one worker; only 1 can be measured",
-            self.workers
-        );
+        ensure!(self.workers > 0, "--workers must be at least 1");
         if self.workloads.is_empty() && !self.quick && !self.list && !self.report {
             bail!("name the workloads to measure, or all; --list shows them");
         }
@@ -102,9 +106,9 @@ impl MeasureArgs {
     /// The workloads that were named.
     pub(crate) fn selected(&self) -> Result<Vec<Workload>> {
         if self.workloads.iter().any(|name| name == "all") {
-            return workload::select(&[]);
+            return workload::select(&[], self.scale);
         }
-        workload::select(&self.workloads)
+        workload::select(&self.workloads, self.scale)
     }
 }
 
@@ -133,7 +137,9 @@ mod tests {
         assert!(cli.measure.check().is_ok());
         assert!(Cli::parse_from(["bench", "drain", "--rounds", "1"]).command.is_some());
         assert!(Cli::parse_from(["bench"]).measure.check().is_err());
-        assert!(Cli::parse_from(["bench", "hot", "--workers", "4"]).measure.check().is_err());
+        assert!(Cli::parse_from(["bench", "hot", "--workers", "0"]).measure.check().is_err());
+        let cli = Cli::parse_from(["bench", "hot", "--pgapace-args", "--log-level=debug --x=1"]);
+        assert_eq!(cli.measure.pgapace_args, "--log-level=debug --x=1");
     }
 
     #[test]

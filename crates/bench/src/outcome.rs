@@ -1,5 +1,7 @@
 //! What was measured, as it is kept in JSON, and the arithmetic on it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::measure::Usage;
@@ -8,9 +10,11 @@ use crate::measure::Usage;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Runner {
-    /// Our receiver, which throws away what it reads.
+    /// Our receiver, which throws away what it reads: values as text.
     Receiver,
-    /// `pg_recvlogical` into /dev/null.
+    /// The same with binary values.
+    ReceiverBinary,
+    /// `pg_recvlogical` into /dev/null, binary values.
     Recvlogical,
     /// COPY of the tables into nothing: the limit of a table sync.
     Copy,
@@ -27,13 +31,17 @@ pub(crate) enum Runner {
 impl Runner {
     /// Whether this is a limit rather than a competitor.
     pub(crate) fn is_raw(self) -> bool {
-        matches!(self, Self::Receiver | Self::Recvlogical | Self::Copy | Self::Alone)
+        matches!(
+            self,
+            Self::Receiver | Self::ReceiverBinary | Self::Recvlogical | Self::Copy | Self::Alone
+        )
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Receiver => "our receiver",
-            Self::Recvlogical => "pg_recvlogical",
+            Self::Receiver => "our receiver, text",
+            Self::ReceiverBinary => "our receiver, binary",
+            Self::Recvlogical => "pg_recvlogical, binary",
             Self::Copy => "COPY",
             Self::Alone => "no subscriber",
             Self::Physical => "physical standby",
@@ -62,6 +70,13 @@ pub(crate) struct Run {
     pub(crate) curve: Vec<(f64, f64)>,
 }
 
+impl Run {
+    /// A run to its end.
+    pub(crate) fn new(runner: Runner, value: f64, seconds: f64, usage: Usage) -> Self {
+        Self { runner, round: 0, value, seconds, projected_from: None, usage, curve: Vec::new() }
+    }
+}
+
 /// Everything about one workload in one regime on one server version.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Outcome {
@@ -82,11 +97,28 @@ pub(crate) struct Outcome {
     /// Whether the tables were equal after every round that ran to its end.
     pub(crate) parity: Option<bool>,
     pub(crate) rounds: Vec<Run>,
+    /// Rows that the backlog changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) changes: Option<u64>,
+    /// CPU time of the pgapace process, its backends not counted, per change, in microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) client_us_per_change: Option<f64>,
+    /// Which drain is the limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) limit: Option<Runner>,
+    /// Wall-clock seconds of the whole measurement, and what of them went where.
+    #[serde(default)]
+    pub(crate) seconds: f64,
+    #[serde(default)]
+    pub(crate) phases: BTreeMap<String, f64>,
     /// Why there is no figure, or what to know about it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) notes: Vec<String>,
     pub(crate) scale: f64,
     pub(crate) workers: u32,
+    /// More arguments of pgapace.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) pgapace_args: String,
     pub(crate) server_version: String,
     pub(crate) program_version: String,
     pub(crate) machine: String,
@@ -98,13 +130,37 @@ pub(crate) struct Outcome {
 impl Outcome {
     /// Fills in the medians and ratios from the runs.
     pub(crate) fn conclude(&mut self, direction: Direction) {
-        let raws = [Runner::Receiver, Runner::Recvlogical, Runner::Copy, Runner::Alone];
-        let raws = raws.into_iter().filter_map(|raw| self.median_of(raw));
-        self.raw = raws.reduce(|a, b| direction.better(a, b));
+        let raws = [
+            Runner::Receiver,
+            Runner::ReceiverBinary,
+            Runner::Recvlogical,
+            Runner::Copy,
+            Runner::Alone,
+        ];
+        let raws = raws.into_iter().filter_map(|raw| Some((raw, self.median_of(raw)?)));
+        let limit = raws.reduce(|a, b| if direction.is_better(b.1, a.1) { b } else { a });
+        self.limit = limit.map(|(runner, _)| runner);
+        self.raw = limit.map(|(_, value)| value);
         self.native = self.median_of(Runner::Native);
         self.pgapace = self.median_of(Runner::Pgapace);
         self.ratio_native = ratio(direction, self.pgapace, self.native);
         self.ratio_raw = ratio(direction, self.pgapace, self.raw);
+        self.client_us_per_change = self.changes.and_then(|changes| {
+            let whole = |run: &&Run| run.runner == Runner::Pgapace && run.projected_from.is_none();
+            let whole = self.rounds.iter().filter(whole);
+            median(whole.map(|run| run.usage.program_cpu * 1e6 / changes as f64).collect())
+        });
+    }
+
+    /// Notes how the comparison of the tables after a run went. Once they differed, that stays.
+    pub(crate) fn compared(&mut self, runner: Runner, differences: &[String]) {
+        if differences.is_empty() {
+            self.parity = self.parity.or(Some(true));
+            return;
+        }
+        self.parity = Some(false);
+        let list = differences.join("; ");
+        self.notes.push(format!("the tables differ after a run of {}: {list}", runner.name()));
     }
 
     /// The median of one runner's figures; none of runs that were stopped before they had any.
@@ -129,10 +185,10 @@ pub(crate) enum Direction {
 }
 
 impl Direction {
-    fn better(self, a: f64, b: f64) -> f64 {
+    pub(crate) fn is_better(self, a: f64, b: f64) -> bool {
         match self {
-            Self::MoreIsBetter => a.max(b),
-            Self::LessIsBetter => a.min(b),
+            Self::MoreIsBetter => a > b,
+            Self::LessIsBetter => a < b,
         }
     }
 }
@@ -158,6 +214,15 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
+/// The value below which this share of all is: the nearest one that was measured.
+#[expect(clippy::cast_possible_truncation, reason = "an index into few values")]
+#[expect(clippy::cast_sign_loss, reason = "a share is not negative")]
+pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let rank = (values.len() as f64 * share).ceil() as usize;
+    values.get(rank.saturating_sub(1)).copied()
+}
+
 /// The time a stopped run would have taken, if it had gone on as it began.
 pub(crate) fn project(seconds: f64, share_applied: f64) -> Option<f64> {
     (share_applied > 0.0).then(|| seconds / share_applied)
@@ -168,15 +233,7 @@ mod tests {
     use super::*;
 
     fn run(runner: Runner, value: f64) -> Run {
-        Run {
-            runner,
-            round: 1,
-            value,
-            seconds: 1.0,
-            projected_from: None,
-            usage: Usage::default(),
-            curve: Vec::new(),
-        }
+        Run { round: 1, ..Run::new(runner, value, 1.0, Usage::default()) }
     }
 
     fn outcome(rounds: Vec<Run>) -> Outcome {
@@ -193,9 +250,15 @@ mod tests {
             ratio_raw: None,
             parity: Some(true),
             rounds,
+            changes: None,
+            client_us_per_change: None,
+            limit: None,
+            seconds: 0.0,
+            phases: BTreeMap::new(),
             notes: Vec::new(),
             scale: 1.0,
             workers: 1,
+            pgapace_args: String::new(),
             server_version: "18.6".into(),
             program_version: "pgapace 0.1.0".into(),
             machine: "2 × CPU".into(),
@@ -231,14 +294,58 @@ mod tests {
             run(Runner::Receiver, 100.0),
             run(Runner::Receiver, 110.0),
             run(Runner::Receiver, 90.0),
+            run(Runner::ReceiverBinary, 80.0),
             run(Runner::Recvlogical, 50.0),
             run(Runner::Native, 20.0),
             run(Runner::Pgapace, 60.0),
         ]);
         outcome.conclude(Direction::MoreIsBetter);
         assert_eq!(outcome.raw, Some(100.0));
+        assert_eq!(outcome.limit, Some(Runner::Receiver));
         assert_eq!(outcome.ratio_native, Some(3.0));
         assert_eq!(outcome.ratio_raw, Some(0.6));
+    }
+
+    #[test]
+    fn the_shorter_time_is_the_limit() {
+        let mut outcome =
+            outcome(vec![run(Runner::Receiver, 3.0), run(Runner::ReceiverBinary, 2.0)]);
+        outcome.conclude(Direction::LessIsBetter);
+        assert_eq!((outcome.raw, outcome.limit), (Some(2.0), Some(Runner::ReceiverBinary)));
+    }
+
+    #[test]
+    fn client_time_counts_whole_runs_alone() {
+        let used = |program_cpu, projected_from| Run {
+            usage: Usage { program_cpu, ..Usage::default() },
+            projected_from,
+            ..run(Runner::Pgapace, 1.0)
+        };
+        let mut outcome = outcome(vec![used(0.5, None), used(9.0, Some(0.1))]);
+        outcome.changes = Some(1_000_000);
+        outcome.conclude(Direction::MoreIsBetter);
+        assert_eq!(outcome.client_us_per_change, Some(0.5));
+    }
+
+    #[test]
+    fn tables_that_once_differed_stay_so() {
+        let mut outcome = outcome(Vec::new());
+        outcome.parity = None;
+        outcome.compared(Runner::Native, &[]);
+        assert_eq!(outcome.parity, Some(true));
+        outcome.compared(Runner::Pgapace, &["t: rows".into()]);
+        outcome.compared(Runner::Native, &[]);
+        assert_eq!(outcome.parity, Some(false));
+        assert!(outcome.notes[0].contains("pgapace") && outcome.notes[0].contains("t: rows"));
+    }
+
+    #[test]
+    fn percentiles_are_values_that_were_measured() {
+        let values: Vec<f64> = (1..=20).map(f64::from).collect();
+        assert_eq!(percentile(values.clone(), 0.95), Some(19.0));
+        assert_eq!(percentile(values.clone(), 1.0), Some(20.0));
+        assert_eq!(percentile(values, 0.0), Some(1.0));
+        assert_eq!(percentile(Vec::new(), 0.5), None);
     }
 
     #[test]

@@ -6,11 +6,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use pgoutput::{Frame, Lsn};
 use testbed::Cluster;
+use testbed::postgres::Client;
 use testbed::servers::{ServerBinaries, find_local};
 use wire::{ConnInfo, CopyChunk, Received, ReplicationStream, Session, Startup};
 
+use crate::measure::{Meter, Role};
+
 /// A publisher that sends nothing for so long has nothing more to send.
 const STALLED: Duration = Duration::from_secs(40);
+/// How often the other reader's end is looked for.
+const POLL: Duration = Duration::from_millis(2);
 
 /// A slot and how to read it.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +24,8 @@ pub(crate) struct Source<'a> {
     pub(crate) database: &'a str,
     pub(crate) slot: &'a str,
     pub(crate) publication: &'a str,
+    /// Values in binary form rather than as text.
+    pub(crate) binary: bool,
     /// Where to stop.
     pub(crate) end: Lsn,
 }
@@ -29,6 +36,8 @@ pub(crate) struct Drained {
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
     pub(crate) seconds: f64,
+    /// CPU seconds of the walsender.
+    pub(crate) walsender_cpu: f64,
 }
 
 impl Drained {
@@ -46,18 +55,46 @@ pub(crate) fn tool_with_recvlogical(binaries: &ServerBinaries) -> Option<ServerB
 
 /// Reads with `pg_recvlogical`. It counts nothing.
 pub(crate) fn by_recvlogical(source: &Source<'_>, tool: &ServerBinaries) -> Result<Drained> {
+    let mut meter = Meter::default();
+    let mut control = source.publisher.connect(source.database)?;
     let started = Instant::now();
     let publications = format!("publication_names={}", source.publication);
-    let status = tool
+    let mut child = tool
         .command("pg_recvlogical")
         .args(["-d", &source.publisher.conninfo_tcp(source.database)])
         .args(["--slot", source.slot, "--start", "-o", "proto_version=1", "-o", &publications])
+        .args(source.binary.then_some("--option=binary=true"))
         .args(["--endpos", &source.end.to_string(), "-f", "/dev/null", "--no-loop"])
         .stdin(Stdio::null())
-        .status()
+        .spawn()
         .context("cannot run pg_recvlogical")?;
+    let mut watched = false;
+    let status = loop {
+        if let Some(status) = child.try_wait().context("cannot wait for pg_recvlogical")? {
+            break status;
+        }
+        if !watched {
+            watched = watch_walsender(&mut meter, &mut control, source.slot)?;
+        }
+        meter.sample();
+        std::thread::sleep(POLL);
+    };
+    let seconds = started.elapsed().as_secs_f64();
     ensure!(status.success(), "pg_recvlogical ended with {status}");
-    Ok(Drained { seconds: started.elapsed().as_secs_f64(), ..Drained::default() })
+    let walsender_cpu = meter.usage().walsender_cpu;
+    Ok(Drained { seconds, walsender_cpu, ..Drained::default() })
+}
+
+/// Watches the walsender of a slot, if there is one by now.
+fn watch_walsender(meter: &mut Meter, publisher: &mut Client, slot: &str) -> Result<bool> {
+    let sql = "SELECT active_pid FROM pg_replication_slots \
+               WHERE slot_name::text = $1 AND active_pid IS NOT NULL";
+    let row = publisher.query_opt(sql, &[&slot])?;
+    let pid = row.and_then(|row| u32::try_from(row.get::<_, i32>(0)).ok());
+    if let Some(pid) = pid {
+        meter.watch(Role::Walsender, pid);
+    }
+    Ok(pid.is_some())
 }
 
 /// Reads with our receiver and hands every chunk to `sink`.
@@ -67,8 +104,10 @@ pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) 
     let started = Instant::now();
     let session = Session::connect(&conninfo, &startup)?;
     let command = format!(
-        "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names '{}')",
-        source.slot, source.publication
+        "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names '{}'{})",
+        source.slot,
+        source.publication,
+        if source.binary { ", binary 'true'" } else { "" },
     );
     let mut stream = ReplicationStream::start(session, &command)?;
     let mut drained = Drained::default();
@@ -97,6 +136,11 @@ pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) 
         }
     }
     drained.seconds = started.elapsed().as_secs_f64();
+    // The walsender waits for more, and does nothing meanwhile.
+    let mut meter = Meter::default();
+    watch_walsender(&mut meter, &mut source.publisher.connect(source.database)?, source.slot)?;
+    meter.sample();
+    drained.walsender_cpu = meter.usage().walsender_cpu;
     stream.finish()?;
     Ok(drained)
 }

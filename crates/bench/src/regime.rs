@@ -4,8 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Settings of a server, name and value.
-pub(crate) type ServerSettings = Vec<(&'static str, String)>;
+/// A setting of a server, name and value.
+pub(crate) type Setting = (&'static str, String);
+/// Settings of a server.
+pub(crate) type ServerSettings = Vec<Setting>;
 
 /// One regime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

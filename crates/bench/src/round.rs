@@ -3,7 +3,6 @@
 //! Native and pgapace are timed alike: from ENABLE, or from the start of the process, until the
 //! last transaction of the backlog is visible on the target.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,9 +12,10 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::servers::ServerBinaries;
 
+use crate::bench::Bench;
 use crate::environment::{Environment, MARKER, PUBLICATION};
 use crate::measure::{Meter, Role, Usage};
-use crate::raw::{self, Source};
+use crate::raw::{self, Drained, Source};
 
 /// How often the target is asked for the marker.
 const POLL: Duration = Duration::from_millis(10);
@@ -40,8 +40,7 @@ pub(crate) struct Replay<'a> {
     pub(crate) end: Lsn,
     /// Runs that take longer are stopped and projected.
     pub(crate) limit: Duration,
-    /// The pgapace binary.
-    pub(crate) program: &'a Path,
+    pub(crate) bench: &'a Bench,
 }
 
 /// How a run ended.
@@ -58,27 +57,28 @@ pub(crate) struct Finished {
 
 impl Replay<'_> {
     /// The raw drain by our receiver.
-    pub(crate) fn receiver(&self) -> Result<f64> {
+    pub(crate) fn receiver(&self, binary: bool) -> Result<Drained> {
         self.environment.copy_slot(self.database, "by_receiver")?;
-        let drained = raw::by_receiver(&self.source("by_receiver"), drop)?;
+        let drained = raw::by_receiver(&self.source("by_receiver", binary), drop)?;
         self.environment.drop_slot(self.database, "by_receiver")?;
-        Ok(drained.seconds)
+        Ok(drained)
     }
 
     /// The raw drain by `pg_recvlogical`.
-    pub(crate) fn recvlogical(&self, tool: &ServerBinaries) -> Result<f64> {
+    pub(crate) fn recvlogical(&self, tool: &ServerBinaries) -> Result<Drained> {
         self.environment.copy_slot(self.database, "by_recvlogical")?;
-        let drained = raw::by_recvlogical(&self.source("by_recvlogical"), tool)?;
+        let drained = raw::by_recvlogical(&self.source("by_recvlogical", true), tool)?;
         self.environment.drop_slot(self.database, "by_recvlogical")?;
-        Ok(drained.seconds)
+        Ok(drained)
     }
 
-    fn source<'a>(&'a self, slot: &'a str) -> Source<'a> {
+    fn source<'a>(&'a self, slot: &'a str, binary: bool) -> Source<'a> {
         Source {
             publisher: &self.environment.publisher,
             database: self.database,
             slot,
             publication: PUBLICATION,
+            binary,
             end: self.end,
         }
     }
@@ -136,7 +136,7 @@ impl Replay<'_> {
         let started = Instant::now();
         let mut process = run_pgapace(
             self.environment,
-            self.program,
+            self.bench,
             [self.database, self.target],
             "pgapace",
             &[
@@ -178,16 +178,17 @@ pub(crate) fn native_options(major: u16) -> &'static str {
 /// Starts pgapace between two databases.
 pub(crate) fn run_pgapace(
     environment: &Environment,
-    program: &Path,
+    bench: &Bench,
     [publisher, target]: [&str; 2],
     name: &str,
     arguments: &[&str],
 ) -> Result<Process> {
-    Ok(Program::new(program)
+    Ok(Program::new(&bench.program)
         .args(["run", "--log-level=warn", "--publication", PUBLICATION, "--name", name])
         .args(["--publisher", &environment.publisher_for_pgapace(publisher)])
         .args(["--target", &environment.target_for_pgapace(target)])
         .args(arguments)
+        .args(&bench.arguments)
         .spawn_logged(environment.log_file("pgapace.log"))?)
 }
 

@@ -39,8 +39,22 @@ pub(crate) fn print_line(outcome: &Outcome) {
             None => "-",
         }
     );
+    if let Some(microseconds) = outcome.client_us_per_change {
+        println!("    client us per change: {microseconds:.2}");
+    }
     for note in &outcome.notes {
         println!("    {note}");
+    }
+}
+
+/// How long each workload took, and what of that went where.
+pub(crate) fn print_times(outcomes: &[Outcome]) {
+    let total: f64 = outcomes.iter().map(|outcome| outcome.seconds).sum();
+    println!("seconds: {total:.0}");
+    for outcome in outcomes.iter().filter(|outcome| outcome.seconds > 0.0) {
+        let phases: Vec<_> =
+            outcome.phases.iter().map(|(name, seconds)| format!("{name} {seconds:.1}")).collect();
+        println!("{:<22} {:>8.1}   {}", outcome.workload, outcome.seconds, phases.join(", "));
     }
 }
 

@@ -2,13 +2,15 @@
 
 use std::thread;
 
-use anyhow::{Context, Result, anyhow, bail};
-use testbed::compare::{Checksum, expect_equal, published_tables, table_checksum};
+use anyhow::{Context, Result, anyhow, ensure};
+use testbed::compare::{Checksum, compare_tables, published_tables, table_checksum};
 use testbed::postgres::Client;
 use testbed::{Cluster, TableName};
 
 use crate::bench::Bench;
+use crate::clock::Phase;
 use crate::environment::{Environment, MARKER, PUBLICATION, SLOT, lsn};
+use crate::measure::Usage;
 use crate::outcome::{Direction, Outcome, Run, Runner, project};
 use crate::raw::tool_with_recvlogical;
 use crate::round::{Finished, Replay};
@@ -21,10 +23,11 @@ const BASE: &str = "bench_base";
 const ROUND: &str = "bench_round";
 
 pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> Result<Outcome> {
-    let servers = bench.servers(&Vec::new(), &backlog.target_settings)?;
+    let servers = bench.servers(&[], &backlog.target_settings)?;
     let mut outcome = bench.outcome(workload, "catch-up rate", backlog.unit);
     outcome.settings = servers.settings().to_owned();
-    let prepared = prepare(&servers, backlog)?;
+    outcome.changes = Some(backlog.changes);
+    let prepared = bench.clock.time(Phase::Prepare, || prepare(&servers, backlog))?;
     let replay = Replay {
         environment: &servers,
         database: DATABASE,
@@ -32,12 +35,12 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
         start: prepared.start,
         end: prepared.end,
         limit: bench.limit,
-        program: &bench.program,
+        bench,
     };
     let tool = tool_with_recvlogical(&bench.binaries);
     let mut runners = vec![Runner::Native, Runner::Pgapace];
     if !bench.quick {
-        runners.insert(0, Runner::Receiver);
+        runners.splice(0..0, [Runner::Receiver, Runner::ReceiverBinary]);
         if tool.is_some() {
             runners.insert(0, Runner::Recvlogical);
         } else {
@@ -45,62 +48,40 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
         }
     }
     let units = backlog.units as f64;
-    for round in 1..=bench.rounds {
-        // Reversed in every other round, so that drift hits all alike.
-        if round > 1 {
-            runners.reverse();
+    bench.alternate(&mut outcome, runners, |outcome, runner| {
+        if runner.is_raw() {
+            let drained = bench.clock.time(Phase::Run, || match &tool {
+                Some(tool) if runner == Runner::Recvlogical => replay.recvlogical(tool),
+                _ => replay.receiver(runner == Runner::ReceiverBinary),
+            })?;
+            let usage = Usage { walsender_cpu: drained.walsender_cpu, ..Usage::default() };
+            return Ok(Run::new(runner, units / drained.seconds, drained.seconds, usage));
         }
-        for runner in runners.clone() {
-            if runner.is_raw() {
-                let seconds = match &tool {
-                    Some(tool) if runner == Runner::Recvlogical => replay.recvlogical(tool)?,
-                    _ => replay.receiver()?,
-                };
-                outcome.rounds.push(run(runner, round, units, seconds));
-                continue;
-            }
-            servers.publisher.sql(DATABASE, "VACUUM")?;
+        bench.clock.time(Phase::Reset, || {
+            // Nothing has changed there since the backlog was written and vacuumed.
             servers.publisher.sql(DATABASE, "CHECKPOINT")?;
-            servers.reset_target(BASE, ROUND)?;
-            let finished = match runner {
-                Runner::Native => replay.native(),
-                _ => replay.pgapace(),
-            };
-            let finished =
-                finished.with_context(|| format!("round {round} of {} failed", runner.name()))?;
-            if finished.stopped_at.is_none() {
-                prepared.expect_parity(&servers).with_context(|| {
-                    format!("after round {round} of {} on {}", runner.name(), workload.name)
-                })?;
-                outcome.parity = Some(true);
-            } else {
-                // It would end the same way every time.
-                runners.retain(|other| *other != runner);
-            }
-            let mut run = run(runner, round, units, finished.seconds);
-            apply_limit(&mut run, &finished, units, &mut outcome.notes);
-            run.usage = finished.usage;
-            if workload.name == "tpcb" {
-                run.curve = finished.curve;
-            }
-            outcome.rounds.push(run);
+            servers.reset_target(BASE, ROUND)
+        })?;
+        let finished = bench.clock.time(Phase::Run, || match runner {
+            Runner::Native => replay.native(),
+            _ => replay.pgapace(),
+        })?;
+        if finished.stopped_at.is_none() {
+            let differences =
+                bench.clock.time(Phase::Compare, || prepared.differences(&servers))?;
+            outcome.compared(runner, &differences);
         }
-    }
+        let seconds = finished.seconds;
+        let mut run = Run::new(runner, units / seconds, seconds, finished.usage);
+        apply_limit(&mut run, &finished, units, &mut outcome.notes);
+        if workload.name == "tpcb" {
+            run.curve = finished.curve;
+        }
+        Ok(run)
+    })?;
     outcome.conclude(Direction::MoreIsBetter);
-    servers.clean(DATABASE, &[ROUND, BASE])?;
+    bench.give_back(servers, DATABASE, &[ROUND, BASE])?;
     Ok(outcome)
-}
-
-fn run(runner: Runner, round: usize, units: f64, seconds: f64) -> Run {
-    Run {
-        runner,
-        round,
-        value: units / seconds,
-        seconds,
-        projected_from: None,
-        usage: crate::measure::Usage::default(),
-        curve: Vec::new(),
-    }
 }
 
 /// Projects a run that was stopped.
@@ -132,19 +113,21 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Fails when the tables of the round are not the publisher's.
-    fn expect_parity(&self, environment: &Environment) -> Result<()> {
+    /// How the tables of the round differ from the publisher's.
+    fn differences(&self, environment: &Environment) -> Result<Vec<String>> {
         let mut target = environment.target.connect(ROUND)?;
+        let mut all = Vec::new();
         for (table, expected) in &self.tables {
             if table_checksum(&mut target, table)? == *expected {
                 continue;
             }
             let mut publisher = environment.publisher.connect(DATABASE)?;
             let table = std::slice::from_ref(table);
-            expect_equal(&mut publisher, &mut target, table)?;
-            bail!("the checksums of {} differ", table[0]);
+            let differences = compare_tables(&mut publisher, &mut target, table)?;
+            ensure!(!differences.is_empty(), "the checksums of {} differ", table[0]);
+            all.extend(differences.iter().map(ToString::to_string));
         }
-        Ok(())
+        Ok(all)
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::bench::Bench;
+use crate::clock::Phase;
 use crate::environment::Environment;
 use crate::measure::Usage;
 use crate::outcome::{Direction, Outcome, Run, Runner};
@@ -14,70 +15,40 @@ use crate::workload::Workload;
 
 const ROWS: u64 = 5_000_000;
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a int, b text)";
+const MEMORY: &str = "logical_decoding_work_mem";
 
-pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>> {
-    let memories: &[&str] = if bench.quick { &["64kB"] } else { &["64kB", "1MB", "64MB"] };
-    memories.iter().map(|memory| measure_memory(bench, workload, memory)).collect()
-}
-
-fn measure_memory(bench: &Bench, workload: &Workload, memory: &str) -> Result<Outcome> {
-    let servers = bench.servers(&Vec::new(), &Vec::new())?;
+pub(crate) fn measure(bench: &Bench, workload: &Workload, memory: &str) -> Result<Outcome> {
+    let servers = live::prepare(bench, SCHEMA, "")?;
     let mut outcome = bench.outcome(workload, "time to the end of COMMIT", "s");
-    outcome.workload = format!("{}-{memory}", workload.name);
-    outcome.settings = format!("{}; logical_decoding_work_mem={memory}", servers.settings());
+    outcome.settings = servers.settings().to_owned();
     outcome.notes.push("pgapace does not stream transactions yet: it begins at the COMMIT".into());
     let rows = bench.scale.of(ROWS, 1000);
-    live::create(&servers, SCHEMA, "")?;
-    set(&servers.publisher, "logical_decoding_work_mem", memory)?;
-    let mut runners = vec![Runner::Alone, Runner::Native, Runner::Pgapace];
-    if bench.quick {
-        runners.remove(0);
+    let usual = servers.publisher.query_one_text(DATABASE, &format!("SHOW {MEMORY}"))?;
+    set(&servers.publisher, MEMORY, memory)?;
+    let native = format!("{}, synchronous_commit = on", native_options(bench.binaries.major()));
+    let options = Options { native: &native, synchronous: true, ..Options::default() };
+    let mut runners = vec![Runner::Native, Runner::Pgapace];
+    if !bench.quick {
+        runners.insert(0, Runner::Alone);
     }
-    for round in 1..=bench.rounds {
-        if round > 1 {
-            runners.reverse();
-        }
-        for runner in &runners {
-            servers.publisher.sql(DATABASE, "TRUNCATE t")?;
+    bench.alternate(&mut outcome, runners, |outcome, runner| {
+        bench.clock.time(Phase::Reset, || servers.publisher.sql(DATABASE, "TRUNCATE t"))?;
+        let insert = || bench.clock.time(Phase::Run, || insert(&servers, rows));
+        if runner == Runner::Alone {
             servers.publisher.sql(DATABASE, "CHECKPOINT")?;
-            let native =
-                format!("{}, synchronous_commit = on", native_options(servers.binaries().major()));
-            let options = Options { native: &native, synchronous: true, ..Options::default() };
-            let (seconds, usage) = match runner {
-                Runner::Alone => insert(&servers, rows).map(|s| (s, Usage::default())),
-                _ => attached(bench, &servers, *runner, options, rows),
-            }
-            .with_context(|| format!("round {round} of {} failed", runner.name()))?;
-            outcome.rounds.push(Run {
-                runner: *runner,
-                round,
-                value: seconds,
-                seconds,
-                projected_from: None,
-                usage,
-                curve: Vec::new(),
-            });
+            let seconds = insert()?;
+            return Ok(Run::new(runner, seconds, seconds, Usage::default()));
         }
-    }
-    outcome.parity = Some(true);
+        let mut live = Live::start(bench, &servers, runner, options)?;
+        live.look()?;
+        let seconds = insert()?;
+        live.catch_up(|_| Ok(()))?;
+        Ok(Run::new(runner, seconds, seconds, live.finish(outcome)?))
+    })?;
     outcome.conclude(Direction::LessIsBetter);
-    set(&servers.publisher, "logical_decoding_work_mem", "64MB")?;
-    live::clean(&servers)?;
+    set(&servers.publisher, MEMORY, &usual)?;
+    live::give_back(bench, servers)?;
     Ok(outcome)
-}
-
-fn attached(
-    bench: &Bench,
-    environment: &Environment,
-    runner: Runner,
-    options: Options<'_>,
-    rows: u64,
-) -> Result<(f64, Usage)> {
-    let mut live = Live::start(bench, environment, runner, options)?;
-    live.look()?;
-    let seconds = insert(environment, rows)?;
-    live.catch_up(|_| Ok(()))?;
-    Ok((seconds, live.finish()?))
 }
 
 /// The insert and its COMMIT, which waits for whoever is synchronous.

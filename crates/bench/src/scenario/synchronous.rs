@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use testbed::workload::tpcb::{Load, Script, TpcbOptions};
 use testbed::{Cluster, Stop};
 
 use crate::bench::Bench;
+use crate::clock::Phase;
 use crate::environment::Environment;
 use crate::measure::Usage;
 use crate::outcome::{Direction, Outcome, Run, Runner};
@@ -17,107 +18,110 @@ use crate::workload::{Workload, tpcb};
 
 const CLIENTS: usize = 40;
 /// Lets caches and connections settle.
-const WARM_UP: Duration = Duration::from_secs(1);
+const WARM_UP: Duration = Duration::from_millis(500);
 
 pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>> {
+    let branches = bench.scale.of(10, 1);
+    let mut servers =
+        live::prepare(bench, tpcb::SCHEMA, &tpcb::load(branches * 100_000, branches))?;
+    let mut standby = if bench.quick {
+        None
+    } else {
+        Some(bench.clock.time(Phase::Servers, || standby::create(&mut servers))?)
+    };
     let modes: &[&str] = if bench.quick { &["remote_apply"] } else { &["on", "remote_apply"] };
-    modes.iter().map(|mode| measure_mode(bench, workload, mode)).collect()
+    let measured = modes
+        .iter()
+        .map(|mode| measure_mode(bench, workload, &servers, standby.as_mut(), mode))
+        .collect::<Result<Vec<_>>>()?;
+    drop(standby);
+    servers.drop_slot("postgres", STANDBY)?;
+    live::give_back(bench, servers)?;
+    Ok(measured)
 }
 
-fn measure_mode(bench: &Bench, workload: &Workload, mode: &str) -> Result<Outcome> {
-    let mut servers = bench.servers(&Vec::new(), &Vec::new())?;
+fn measure_mode(
+    bench: &Bench,
+    workload: &Workload,
+    servers: &Environment,
+    mut standby: Option<&mut Cluster>,
+    mode: &str,
+) -> Result<Outcome> {
     let mut outcome = bench.outcome(workload, "publisher's rate", "tx/s");
     outcome.workload = format!("{}-{}", workload.name, mode.replace('_', "-"));
-    outcome.settings = format!("{}; synchronous_commit={mode}", servers.settings());
-    let (branches, seconds) = (bench.scale.of(10, 1), bench.scale.of(15, 1));
-    live::create(&servers, tpcb::SCHEMA, &tpcb::load(branches * 100_000, branches))?;
-    let duration = Duration::from_secs(seconds);
-    let mut standby = servers.own().map(standby::create).transpose()?;
+    outcome.settings = servers.settings().to_owned();
+    let duration = Duration::from_secs(bench.scale.of(15, 2));
+    let with = |outcome: &mut Outcome, runner, options| {
+        let options = Options { synchronous: true, ..options };
+        let mut live = Live::start(bench, servers, runner, options)?;
+        let rate = rate(bench, servers, mode, duration)?;
+        live.catch_up(|_| Ok(()))?;
+        anyhow::Ok((rate, live.finish(outcome)?))
+    };
+    let native = |commit: &str| {
+        format!("{}, synchronous_commit = {commit}", native_options(bench.binaries.major()))
+    };
+    let (on, off) = (native("on"), native("off"));
+    let native = |native| Options { native, ..Options::default() };
+    // Which of native's settings is better depends on what the publisher waits for; the first
+    // round says it for all.
+    let mut better = None;
     let mut runners = vec![Runner::Native, Runner::Pgapace];
     if !bench.quick {
         runners.splice(0..0, [Runner::Alone, Runner::Physical]);
     }
-    for round in 1..=bench.rounds {
-        if round > 1 {
-            runners.reverse();
-        }
-        for runner in &runners {
-            servers.publisher.sql(DATABASE, "VACUUM")?;
-            servers.publisher.sql(DATABASE, "CHECKPOINT")?;
-            let measured = match (runner, &mut standby) {
-                (Runner::Physical, Some(standby)) => {
-                    physical(&servers, standby, mode, duration).map(|r| (r, Usage::default()))
-                }
-                (Runner::Alone, _) => rate(&servers, mode, duration).map(|r| (r, Usage::default())),
-                // Which of its settings is better depends on what the publisher waits for.
-                (Runner::Native, _) => {
-                    let major = servers.binaries().major();
-                    let with = |commit: &str| {
-                        let native =
-                            format!("{}, synchronous_commit = {commit}", native_options(major));
-                        let options = Options { native: &native, ..Options::default() };
-                        attached(bench, &servers, *runner, options, mode, duration)
-                    };
-                    let (on, off) = (with("on")?, with("off")?);
-                    Ok(if on.0 >= off.0 { on } else { off })
-                }
-                _ => attached(bench, &servers, *runner, Options::default(), mode, duration),
-            };
-            let (value, usage) =
-                measured.with_context(|| format!("round {round} of {} failed", runner.name()))?;
-            outcome.rounds.push(Run {
-                runner: *runner,
-                round,
-                value,
-                seconds: duration.as_secs_f64(),
-                projected_from: None,
-                usage,
-                curve: Vec::new(),
-            });
-        }
-    }
-    outcome.parity = Some(true);
+    bench.alternate(&mut outcome, runners, |outcome, runner| {
+        let (rate, usage) = match (runner, &mut standby, better) {
+            (Runner::Alone, ..) => {
+                servers.publisher.sql(DATABASE, "CHECKPOINT")?;
+                (rate(bench, servers, mode, duration)?, Usage::default())
+            }
+            (Runner::Physical, Some(standby), _) => {
+                (physical(bench, servers, standby, mode, duration)?, Usage::default())
+            }
+            (Runner::Native, _, Some(better)) => with(outcome, runner, better)?,
+            (Runner::Native, ..) => {
+                let runs =
+                    [with(outcome, runner, native(&on))?, with(outcome, runner, native(&off))?];
+                let [with_on, with_off] = runs;
+                let on_is_better = with_on.0 >= with_off.0;
+                let (name, other) = if on_is_better { ("on", "off") } else { ("off", "on") };
+                let slower = with_on.0.min(with_off.0);
+                outcome.notes.push(format!(
+                    "native with synchronous_commit = {name}; with {other}: {slower:.0} tx/s"
+                ));
+                better = Some(native(if on_is_better { &on } else { &off }));
+                if on_is_better { with_on } else { with_off }
+            }
+            _ => with(outcome, runner, Options::default())?,
+        };
+        Ok(Run::new(runner, rate, duration.as_secs_f64(), usage))
+    })?;
     if let Some(rate) = outcome.median_of(Runner::Physical) {
         outcome.notes.push(format!("a physical standby: {rate:.0} tx/s"));
     }
     outcome.conclude(Direction::MoreIsBetter);
-    live::clean(&servers)?;
     Ok(outcome)
-}
-
-/// The publisher's rate with a synchronous subscriber.
-fn attached(
-    bench: &Bench,
-    environment: &Environment,
-    runner: Runner,
-    options: Options<'_>,
-    mode: &str,
-    duration: Duration,
-) -> Result<(f64, Usage)> {
-    let options = Options { synchronous: true, ..options };
-    let mut live = Live::start(bench, environment, runner, options)?;
-    let rate = rate(environment, mode, duration)?;
-    live.catch_up(|_| Ok(()))?;
-    Ok((rate, live.finish()?))
 }
 
 /// The publisher's rate with a synchronous physical standby.
 fn physical(
+    bench: &Bench,
     environment: &Environment,
     standby: &mut Cluster,
     mode: &str,
     duration: Duration,
 ) -> Result<f64> {
-    standby::start(environment, standby)?;
+    bench.clock.time(Phase::Reset, || standby::start(environment, standby))?;
     set(&environment.publisher, "synchronous_standby_names", STANDBY)?;
-    let rate = rate(environment, mode, duration);
+    let rate = rate(bench, environment, mode, duration);
     set(&environment.publisher, "synchronous_standby_names", "")?;
     standby.stop(Stop::Fast)?;
     rate
 }
 
 /// Transactions per second of the clients.
-fn rate(environment: &Environment, mode: &str, duration: Duration) -> Result<f64> {
+fn rate(bench: &Bench, environment: &Environment, mode: &str, duration: Duration) -> Result<f64> {
     let conninfo = format!(
         "{} options='-c synchronous_commit={mode}'",
         environment.publisher.conninfo(DATABASE)
@@ -128,8 +132,9 @@ fn rate(environment: &Environment, mode: &str, duration: Duration) -> Result<f64
         reconnect: false,
         ..TpcbOptions::default()
     };
-    Load::start(&conninfo, CLIENTS, options(WARM_UP.min(duration)))?.wait()?;
-    let summary = Load::start(&conninfo, CLIENTS, options(duration))?.wait()?;
+    let load = |duration| Load::start(&conninfo, CLIENTS, options(duration))?.wait();
+    bench.clock.time(Phase::Reset, || load(WARM_UP))?;
+    let summary = bench.clock.time(Phase::Run, || load(duration))?;
     ensure!(
         summary.stats.failures == 0,
         "the load failed: {}",

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use testbed::Cluster;
-use testbed::compare::{expect_equal, published_tables};
+use testbed::compare::{compare_tables, published_tables};
 
 use crate::bench::Bench;
+use crate::clock::Phase;
 use crate::environment::{Environment, PUBLICATION};
 use crate::measure::{Meter, Role, Usage};
 use crate::outcome::{Direction, Outcome, Run, Runner, project};
@@ -26,79 +27,74 @@ const POLL_MANY: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(200);
 /// Tables per statement when thousands are made: each takes a lock until its end.
 const TABLES_AT_ONCE: u64 = 500;
+/// So many tables are many at every scale.
+const MANY: u64 = 1000;
 
-/// A quick run has fewer and smaller tables.
+/// A small scale has smaller tables, and fewer where there are thousands; a quick run has few.
 fn scaled(tables: Tables, bench: &Bench) -> Tables {
     if bench.quick {
-        Tables { number: tables.number.min(10), megabytes: tables.megabytes.min(1) }
-    } else {
-        Tables {
-            number: tables.number,
-            megabytes: match tables.megabytes {
-                0 => 0,
-                megabytes => Scale(bench.scale.0).of(megabytes, 1),
-            },
-        }
+        return Tables { number: tables.number.min(10), megabytes: tables.megabytes.min(1) };
     }
+    let smaller = |size: u64, min: u64| Scale(bench.scale.0.min(1.0)).of(size, min.min(size));
+    Tables { number: smaller(tables.number, MANY), megabytes: smaller(tables.megabytes, 1) }
 }
 
-pub(crate) fn measure(bench: &Bench, workload: &Workload, tables: Tables) -> Result<Outcome> {
-    let tables = scaled(tables, bench);
+pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Result<Outcome> {
+    let tables = scaled(asked, bench);
     // Every copied table has a slot and an origin for a while.
     let settings: ServerSettings =
         vec![("max_replication_slots", "30".into()), ("max_locks_per_transaction", "1024".into())];
     let servers = bench.servers(&settings, &settings)?;
     let mut outcome = bench.outcome(workload, "time to copy", "s");
     outcome.settings = servers.settings().to_owned();
-    create(&servers.publisher, DATABASE, tables, true)?;
-    create(&servers.target, BASE, tables, false)?;
-    servers.publisher.sql(DATABASE, &format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"))?;
+    if tables != asked {
+        outcome.notes.push(format!("at this scale: {tables}"));
+    }
+    bench.clock.time(Phase::Prepare, || {
+        create(&servers.publisher, DATABASE, tables, true)?;
+        create(&servers.target, BASE, tables, false)?;
+        let publication = format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES");
+        anyhow::Ok(servers.publisher.sql(DATABASE, &publication)?)
+    })?;
     let mut runners = vec![Runner::Copy, Runner::Native, Runner::Pgapace];
     if bench.quick {
         runners.remove(0);
     }
-    for round in 1..=bench.rounds {
-        if round > 1 {
-            runners.reverse();
+    bench.alternate(&mut outcome, runners, |outcome, runner| {
+        bench.clock.time(Phase::Reset, || servers.publisher.sql(DATABASE, "CHECKPOINT"))?;
+        if runner == Runner::Copy {
+            let seconds = bench.clock.time(Phase::Run, || copy_out(&servers, tables))?;
+            return Ok(Run::new(runner, seconds, seconds, Usage::default()));
         }
-        for runner in &runners {
-            servers.publisher.sql(DATABASE, "CHECKPOINT")?;
-            if *runner == Runner::Copy {
-                let seconds = copy_out(&servers, tables)?;
-                outcome.rounds.push(run(*runner, round, seconds, Usage::default()));
-                continue;
-            }
-            servers.reset_target(BASE, ROUND)?;
-            let copied = match runner {
-                Runner::Native => native(&servers, tables, bench.limit),
-                _ => pgapace(&servers, tables, bench),
-            };
-            let copied =
-                copied.with_context(|| format!("round {round} of {} failed", runner.name()))?;
-            let mut run = run(*runner, round, copied.seconds, copied.usage);
-            if let Some(share) = copied.stopped_at {
-                outcome.notes.push(format!(
-                    "{} was stopped after {:.0} s with {:.1} % of the tables copied; projected",
-                    runner.name(),
-                    copied.seconds,
-                    share * 100.0
-                ));
-                run.projected_from = Some(share);
-                run.value = project(copied.seconds, share).unwrap_or(0.0);
-                run.seconds = run.value;
-                outcome.rounds.push(run);
-                continue;
-            }
+        bench.clock.time(Phase::Reset, || servers.reset_target(BASE, ROUND))?;
+        let copied = bench.clock.time(Phase::Run, || match runner {
+            Runner::Native => native(&servers, tables, bench.limit),
+            _ => pgapace(&servers, tables, bench),
+        })?;
+        let mut run = Run::new(runner, copied.seconds, copied.seconds, copied.usage);
+        if let Some(share) = copied.stopped_at {
+            outcome.notes.push(format!(
+                "{} was stopped after {:.0} s with {:.1} % of the tables copied; projected",
+                runner.name(),
+                copied.seconds,
+                share * 100.0
+            ));
+            run.projected_from = Some(share);
+            run.value = project(copied.seconds, share).unwrap_or(0.0);
+            run.seconds = run.value;
+            return Ok(run);
+        }
+        let differences = bench.clock.time(Phase::Compare, || {
             let mut publisher = servers.publisher.connect(DATABASE)?;
             let names = published_tables(&mut publisher, PUBLICATION)?;
-            expect_equal(&mut publisher, &mut servers.target.connect(ROUND)?, &names)
-                .with_context(|| format!("after round {round} of {}", runner.name()))?;
-            outcome.parity = Some(true);
-            outcome.rounds.push(run);
-        }
-    }
+            compare_tables(&mut publisher, &mut servers.target.connect(ROUND)?, &names)
+        })?;
+        let differences: Vec<_> = differences.iter().map(ToString::to_string).collect();
+        outcome.compared(runner, &differences);
+        Ok(run)
+    })?;
     outcome.conclude(Direction::LessIsBetter);
-    servers.clean(DATABASE, &[ROUND, BASE])?;
+    bench.give_back(servers, DATABASE, &[ROUND, BASE])?;
     Ok(outcome)
 }
 
@@ -108,10 +104,6 @@ struct Copied {
     /// The share of the tables that was copied when the limit was reached.
     stopped_at: Option<f64>,
     usage: Usage,
-}
-
-fn run(runner: Runner, round: usize, seconds: f64, usage: Usage) -> Run {
-    Run { runner, round, value: seconds, seconds, projected_from: None, usage, curve: Vec::new() }
 }
 
 fn create(cluster: &Cluster, database: &str, tables: Tables, fill: bool) -> Result<()> {
@@ -200,7 +192,7 @@ fn pgapace(environment: &Environment, tables: Tables, bench: &Bench) -> Result<C
     let started = Instant::now();
     let databases = [DATABASE, ROUND];
     let arguments = ["--until=current"];
-    let mut process = run_pgapace(environment, &bench.program, databases, "pgapace", &arguments)?;
+    let mut process = run_pgapace(environment, bench, databases, "pgapace", &arguments)?;
     meter.watch(Role::Program, process.pid());
     let mut looked = started;
     while process.is_running() {

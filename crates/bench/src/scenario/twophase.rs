@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use testbed::{Cluster, wait_until};
 
 use crate::bench::Bench;
+use crate::clock::Phase;
 use crate::environment::Environment;
-use crate::measure::Usage;
 use crate::outcome::{Direction, Outcome, Run, Runner};
 use crate::round::native_options;
 use crate::scenario::live::{self, DATABASE, LOOK, Live, Options, ROUND};
@@ -26,45 +26,46 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Outcome> {
         outcome.notes.push("subscriptions have two_phase from 15 on".into());
         return Ok(outcome);
     }
-    let servers = bench.servers(&Vec::new(), &Vec::new())?;
+    let load = format!("INSERT INTO t SELECT i, 0 FROM generate_series(1, {ROWS}) i");
+    let servers = live::prepare(bench, SCHEMA, &load)?;
     outcome.settings = servers.settings().to_owned();
     outcome.notes.push(
         "pgapace holds prepared transactions in memory and applies them at COMMIT PREPARED".into(),
     );
-    let load = format!("INSERT INTO t SELECT i, 0 FROM generate_series(1, {ROWS}) i");
-    live::create(&servers, SCHEMA, &load)?;
     let duration = Duration::from_secs(bench.scale.of(60, 1));
     let connections = if bench.quick { 4 } else { CONNECTIONS };
     let native = format!("{}, two_phase = true", native_options(servers.binaries().major()));
     let options = Options { native: &native, pgapace: &["--two-phase"], synchronous: false };
-    let mut runners = vec![Runner::Native, Runner::Pgapace];
-    for round in 1..=bench.rounds {
-        if round > 1 {
-            runners.reverse();
-        }
-        for runner in &runners {
-            servers.publisher.sql(DATABASE, "VACUUM")?;
-            servers.publisher.sql(DATABASE, "CHECKPOINT")?;
-            let run = attached(bench, &servers, *runner, options, duration, connections)
-                .with_context(|| format!("round {round} of {} failed", runner.name()))?;
-            outcome.rounds.push(Run { round, ..run });
-        }
-    }
-    outcome.parity = Some(true);
+    let runners = vec![Runner::Native, Runner::Pgapace];
+    bench.alternate(&mut outcome, runners, |outcome, runner| {
+        let mut live = Live::start(bench, &servers, runner, options)?;
+        let worked = bench
+            .clock
+            .time(Phase::Run, || work(&servers, &mut live, runner, duration, connections))?;
+        let usage = live.finish(outcome)?;
+        let rate = worked.transactions as f64 / worked.seconds;
+        Ok(Run { curve: worked.curve, ..Run::new(runner, rate, worked.seconds, usage) })
+    })?;
     outcome.conclude(Direction::MoreIsBetter);
-    live::clean(&servers)?;
+    live::give_back(bench, servers)?;
     Ok(outcome)
 }
 
-fn attached(
-    bench: &Bench,
+/// What was done while the lag was looked at.
+struct Worked {
+    transactions: u64,
+    /// Until the subscriber was in step again.
+    seconds: f64,
+    curve: Vec<(f64, f64)>,
+}
+
+fn work(
     environment: &Environment,
+    live: &mut Live<'_>,
     runner: Runner,
-    options: Options<'_>,
     duration: Duration,
     connections: u64,
-) -> Result<Run> {
-    let mut live = Live::start(bench, environment, runner, options)?;
+) -> Result<Worked> {
     if runner == Runner::Native {
         // Its slot becomes a two-phase one only after the copy.
         let enabled = "SELECT bool_and(subtwophasestate = 'e') FROM pg_subscription";
@@ -94,7 +95,7 @@ fn attached(
             .collect();
         let mut watched = Ok(());
         while watched.is_ok() && started.elapsed() < duration {
-            watched = live.look().and_then(|()| sample(&mut live));
+            watched = live.look().and_then(|()| sample(live));
             thread::sleep(LOOK);
         }
         stop.store(true, Ordering::Relaxed);
@@ -107,16 +108,7 @@ fn attached(
     live.catch_up(&mut sample)?;
     let seconds = started.elapsed().as_secs_f64();
     curve.push((seconds, 0.0));
-    let usage: Usage = live.finish()?;
-    Ok(Run {
-        runner,
-        round: 0,
-        value: transactions.into_inner() as f64 / seconds,
-        seconds,
-        projected_from: None,
-        usage,
-        curve,
-    })
+    Ok(Worked { transactions: transactions.into_inner(), seconds, curve })
 }
 
 /// One connection's transactions, one after the other.

@@ -20,6 +20,7 @@ pub(super) fn insert(scale: Scale) -> Backlog {
         ),
         units: transactions * ROWS_EACH,
         unit: ROWS,
+        changes: transactions * ROWS_EACH,
         target_settings: Vec::new(),
     }
 }
@@ -41,6 +42,7 @@ pub(super) fn update(scale: Scale) -> Backlog {
         ),
         units: rows,
         unit: ROWS,
+        changes: rows,
         target_settings: Vec::new(),
     }
 }

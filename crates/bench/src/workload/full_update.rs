@@ -23,6 +23,7 @@ pub(super) fn full_update(scale: Scale) -> Backlog {
         ),
         units: rows,
         unit: ROWS,
+        changes: rows,
         target_settings: Vec::new(),
     }
 }

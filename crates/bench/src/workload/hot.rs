@@ -21,6 +21,7 @@ pub(super) fn hot(scale: Scale) -> Backlog {
         ),
         units: transactions,
         unit: TRANSACTIONS,
+        changes: transactions,
         target_settings: Vec::new(),
     }
 }

@@ -28,6 +28,7 @@ pub(super) fn indexes(scale: Scale) -> Backlog {
         ),
         units: transactions,
         unit: TRANSACTIONS,
+        changes: transactions * 2,
         target_settings: Vec::new(),
     }
 }

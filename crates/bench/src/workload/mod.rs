@@ -33,8 +33,10 @@ pub(crate) enum Kind {
     TableSync(Tables),
     /// The publisher's rate when its commits wait for the subscriber.
     Synchronous,
-    /// One large transaction.
-    Large,
+    /// One large transaction, with this logical_decoding_work_mem.
+    Large(&'static str),
+    /// One small transaction at a time.
+    Latency,
     /// Two-phase transactions and the lag behind them.
     TwoPhase,
 }
@@ -64,6 +66,8 @@ pub(crate) struct Backlog {
     /// What `rate` counts: transactions or rows of the backlog.
     pub(crate) units: u64,
     pub(crate) unit: &'static str,
+    /// Rows that it changes.
+    pub(crate) changes: u64,
     /// Settings of the target that the workload depends on.
     pub(crate) target_settings: ServerSettings,
 }
@@ -136,10 +140,21 @@ pub(crate) const ALL: &[Workload] = &[
         kind: Kind::Synchronous,
     },
     Workload {
-        name: "large",
-        about: "one insert of five million rows: until the synchronous COMMIT returns",
-        kind: Kind::Large,
+        name: "latency",
+        about: "one update at a time, all else idle: from COMMIT to visible on the target",
+        kind: Kind::Latency,
     },
+    large("large-64kB", "64kB"),
+    large("large-128kB", "128kB"),
+    large("large-256kB", "256kB"),
+    large("large-512kB", "512kB"),
+    large("large-1MB", "1MB"),
+    large("large-2MB", "2MB"),
+    large("large-4MB", "4MB"),
+    large("large-8MB", "8MB"),
+    large("large-16MB", "16MB"),
+    large("large-32MB", "32MB"),
+    large("large-64MB", "64MB"),
     table_sync("tablesync-empty-10", "10 empty tables", 10, 0),
     table_sync("tablesync-empty-100", "100 empty tables", 100, 0),
     table_sync("tablesync-empty-1000", "1000 empty tables", 1000, 0),
@@ -155,6 +170,12 @@ pub(crate) const ALL: &[Workload] = &[
     },
 ];
 
+const fn large(name: &'static str, memory: &'static str) -> Workload {
+    let about = "one insert of five million rows: until the synchronous COMMIT returns; the name \
+                 says logical_decoding_work_mem";
+    Workload { name, about, kind: Kind::Large(memory) }
+}
+
 const fn table_sync(
     name: &'static str,
     about: &'static str,
@@ -164,21 +185,37 @@ const fn table_sync(
     Workload { name, about, kind: Kind::TableSync(Tables { number, megabytes }) }
 }
 
-/// The workloads of these names; all when there are none.
-pub(crate) fn select(names: &[String]) -> Result<Vec<Workload>> {
+/// Below this scale, what is measured at many sizes is measured at the smallest and the largest,
+/// unless it is named.
+const FEW_SIZES_BELOW: f64 = 0.5;
+
+/// The workloads of these names, and those whose names begin with one of them and a dash; all,
+/// with few sizes of `large` at a small scale, when there are no names.
+pub(crate) fn select(names: &[String], scale: f64) -> Result<Vec<Workload>> {
+    let wanted = |workload: &&Workload| match workload.kind {
+        Kind::Large(memory) => scale >= FEW_SIZES_BELOW || matches!(memory, "64kB" | "64MB"),
+        _ => true,
+    };
     if names.is_empty() {
-        return Ok(ALL.to_vec());
+        return Ok(ALL.iter().filter(wanted).copied().collect());
     }
-    names
-        .iter()
-        .map(|name| match ALL.iter().find(|workload| workload.name == name) {
-            Some(workload) => Ok(*workload),
-            None => {
-                let known: Vec<_> = ALL.iter().map(|workload| workload.name).collect();
-                bail!("there is no workload {name}; there are: {}", known.join(", "))
-            }
-        })
-        .collect()
+    let mut selected = Vec::new();
+    for name in names {
+        let exact = ALL.iter().filter(|workload| workload.name == name);
+        let of_group = |workload: &&Workload| {
+            workload.name.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-'))
+        };
+        let mut found: Vec<_> = exact.copied().collect();
+        if found.is_empty() {
+            found.extend(ALL.iter().filter(of_group).filter(wanted).copied());
+        }
+        if found.is_empty() {
+            let known: Vec<_> = ALL.iter().map(|workload| workload.name).collect();
+            bail!("there is no workload {name}; there are: {}", known.join(", "))
+        }
+        selected.extend(found);
+    }
+    Ok(selected)
 }
 
 #[cfg(test)]
@@ -191,9 +228,22 @@ mod tests {
     fn names_are_unique_and_found() {
         let names: HashSet<_> = ALL.iter().map(|workload| workload.name).collect();
         assert_eq!(names.len(), ALL.len());
-        assert_eq!(select(&["hot".into()]).unwrap()[0].name, "hot");
-        assert!(select(&["hat".into()]).is_err());
-        assert_eq!(select(&[]).unwrap().len(), ALL.len());
+        assert_eq!(select(&["hot".into()], 1.0).unwrap()[0].name, "hot");
+        assert!(select(&["hat".into()], 1.0).is_err());
+        assert_eq!(select(&[], 1.0).unwrap().len(), ALL.len());
+    }
+
+    #[test]
+    fn a_group_has_few_sizes_at_a_small_scale() {
+        let names = |names: &[&str], scale| -> Vec<_> {
+            let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+            select(&names, scale).unwrap().iter().map(|workload| workload.name).collect()
+        };
+        assert_eq!(names(&["large"], 1.0).len(), 11);
+        assert_eq!(names(&["large"], 0.1), ["large-64kB", "large-64MB"]);
+        assert_eq!(names(&["large-2MB", "hot"], 0.1), ["large-2MB", "hot"]);
+        assert_eq!(names(&["tablesync"], 0.1).len(), 8);
+        assert_eq!(names(&[], 0.1).len(), ALL.len() - 9);
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub(super) fn update(scale: Scale) -> Backlog {
         ),
         units: transactions,
         unit: TRANSACTIONS,
+        changes: transactions,
         target_settings: small_buffers(),
     }
 }
@@ -56,6 +57,7 @@ pub(super) fn insert(scale: Scale) -> Backlog {
         ),
         units: transactions,
         unit: TRANSACTIONS,
+        changes: transactions,
         target_settings: small_buffers(),
     }
 }

@@ -30,6 +30,7 @@ pub(super) fn rollback(scale: Scale) -> Backlog {
         ),
         units: TRANSACTIONS * pairs * ROWS_EACH,
         unit: ROWS,
+        changes: TRANSACTIONS * pairs * ROWS_EACH,
         target_settings: Vec::new(),
     }
 }

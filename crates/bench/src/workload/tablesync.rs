@@ -1,7 +1,9 @@
 //! Seed 004: many tables, empty or filled, copied when a subscription begins.
 
+use std::fmt;
+
 /// Tables to copy.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tables {
     pub(crate) number: u64,
     /// Megabytes in each.
@@ -10,6 +12,16 @@ pub(crate) struct Tables {
 
 /// Rows of a megabyte: 128 bytes each with their header.
 const ROWS_PER_MEGABYTE: u64 = 8192;
+
+impl fmt::Display for Tables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.number == 1 { "" } else { "s" };
+        match self.megabytes {
+            0 => write!(f, "{} empty table{plural}", self.number),
+            megabytes => write!(f, "{} table{plural} of {megabytes} MB", self.number),
+        }
+    }
+}
 
 impl Tables {
     /// DDL of table `number`.

@@ -33,14 +33,14 @@ pub(crate) fn load(accounts: u64, branches: u64) -> String {
 }
 
 pub(super) fn tpcb(scale: Scale) -> Backlog {
-    pgbench(scale, TELLER_AND_BRANCH)
+    pgbench(scale, TELLER_AND_BRANCH, 4)
 }
 
 pub(super) fn simple_update(scale: Scale) -> Backlog {
-    pgbench(scale, "")
+    pgbench(scale, "", 2)
 }
 
-fn pgbench(scale: Scale, more: &str) -> Backlog {
+fn pgbench(scale: Scale, more: &str, changes: u64) -> Backlog {
     let accounts = scale.of(ACCOUNTS, 1000);
     let transactions = scale.of(200_000, 200);
     Backlog {
@@ -62,6 +62,7 @@ fn pgbench(scale: Scale, more: &str) -> Backlog {
         ),
         units: transactions,
         unit: TRANSACTIONS,
+        changes: transactions * changes,
         target_settings: Vec::new(),
     }
 }

@@ -28,6 +28,7 @@ pub(super) fn wide(scale: Scale) -> Backlog {
         ),
         units: transactions,
         unit: TRANSACTIONS,
+        changes: transactions,
         target_settings: Vec::new(),
     }
 }
