@@ -2,7 +2,7 @@
 //!
 //! Equal means the same multiset of rows: as many copies of each, in any order. A row is the text
 //! of its columns, by name in the publisher's order, so the target may order its columns
-//! differently and may have more of them. Each server adds up a 128-bit hash of every row; only
+//! differently and may have more of them. Each server adds up two 64-bit hashes of every row; only
 //! when the sums differ are rows fetched, and only from the parts of the hash range that differ.
 
 use std::collections::BTreeMap;
@@ -96,7 +96,7 @@ pub struct CompareOptions {
 pub struct Checksum {
     /// The number of rows.
     pub rows: i64,
-    /// Sums of the high and the low 64 bits, as decimal numbers.
+    /// Sums of two 64-bit hashes of the rows, as decimal numbers.
     pub sums: [String; 2],
 }
 
@@ -338,7 +338,10 @@ const SUMS: &str = "count(*), \
     coalesce(sum(('x' || substr(h, 17, 16))::bit(64)::bigint), 0)::text";
 
 fn checksum(session: &mut Transaction<'_>, source: &str) -> Result<Checksum> {
-    let sql = format!("SELECT {SUMS} FROM (SELECT md5(r) AS h FROM ({source}) AS s) AS t");
+    // Two 64-bit hashes of the bytes, the same on every server, and several times faster than MD5.
+    let sums = "count(*), coalesce(sum(hashtextextended(r, 0)), 0)::text, \
+                coalesce(sum(hashtextextended(r, 1)), 0)::text";
+    let sql = format!("SELECT {sums} FROM ({source}) AS s");
     let row = session.query_one(&sql, &[]).context(|| format!("sum up {source}"))?;
     Ok(Checksum { rows: row.get(0), sums: [row.get(1), row.get(2)] })
 }

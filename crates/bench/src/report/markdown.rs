@@ -14,15 +14,16 @@ use crate::outcome::{Outcome, Run, Runner};
 use crate::workload;
 
 const METHOD: &str = "\
-Every figure compares programs within one run on one machine; only the ratios travel. Each workload
-has servers of its own. The tables are filled on both sides, a replication slot is created, and the
+Every figure compares programs within one run on one machine; only the ratios travel. Workloads that
+need the same settings share a pair of servers, cleaned between them. The tables are filled on both sides, a replication slot is created, and the
 backlog is written once. Then the rounds replay it from copies of that slot (their order reversed
-every other time, VACUUM and CHECKPOINT before each) on a target that is reset to a copy of the
-files. After every round the tables are compared by checksum.
+every other time, CHECKPOINT on both sides before each, and VACUUM of what has changed) on a target
+that is reset to a copy of the files. After every round the tables are compared by checksum.
 
-- **raw** is the limit: the same slot read into nothing, by our receiver or by `pg_recvlogical`,
-  whichever is faster. For table syncs it is COPY of all tables into nothing; for `sync`, `large`:
-  the publisher without a subscriber.
+- **raw** is the limit: the same slot read into nothing, by our receiver with text or with binary
+  values, or by `pg_recvlogical` with binary ones, whichever is faster (the table of all rounds says
+  which). For table syncs it is COPY of all tables into nothing; for `sync`, `large`: the publisher
+  without a subscriber.
 - **native** is CREATE SUBSCRIPTION with the server's best options (binary, streaming parallel where
   there is such a thing), timed from ENABLE.
 - **pgapace** is `pgapace run`, timed from the start of the process.
@@ -30,10 +31,16 @@ files. After every round the tables are compared by checksum.
   copied (pgapace: until it has ended).
 - **× native** and **of raw** are ratios in which more is better, whatever the unit.
 - `~` marks a run that was stopped at its limit and projected from the share of the backlog that was
-  applied (by the position in the publisher's WAL).
-- A run of `sync` is the better one of the native subscription with synchronous_commit on and off.
+  applied (by the position in the publisher's WAL). It is not repeated in later rounds.
+- `sync` runs the native subscription with synchronous_commit on and off in its first round, and
+  goes on with the better one.
+- `latency` is the time from sending COMMIT on the publisher until a query that is repeated without
+  a pause sees the row on the target; one transaction at a time, 10 ms of rest between them.
+- `large` has a size of logical_decoding_work_mem in its name; a pass at a scale below 0.5 measures
+  the smallest and the largest of the eleven.
 - CPU seconds are those of the publisher's walsenders, of the appliers (native workers, or the
   backends of pgapace) and of the pgapace process; memory is the most that process ever had.
+- **client µs** is the CPU time of the pgapace process, without its backends, per changed row.
 ";
 
 /// Writes the report and the plots.
@@ -89,8 +96,9 @@ fn page(outcomes: &[Outcome], plots: &mut BTreeMap<String, String>) -> String {
     };
     let _ = writeln!(text, "- Machine: {}", distinct(&|o| &o.machine));
     let _ = writeln!(text, "- PostgreSQL: {}", distinct(&|o| &o.server_version));
-    let _ = writeln!(text, "- Program: {}, one worker", distinct(&|o| &o.program_version));
+    let _ = writeln!(text, "- Program: {}", distinct(&|o| &o.program_version));
     let _ = writeln!(text, "\n## How it is measured\n\n{METHOD}");
+    overview(&mut text, &groups);
     slower(&mut text, &groups);
     for ((server, _, regime), group) in &groups {
         let _ = writeln!(text, "## PostgreSQL {server}, regime {regime}\n");
@@ -104,6 +112,41 @@ fn page(outcomes: &[Outcome], plots: &mut BTreeMap<String, String>) -> String {
         details(&mut text, group);
     }
     text
+}
+
+/// All ratios to the native subscription: a line for each workload, a column for each group.
+fn overview(text: &mut String, groups: &BTreeMap<(u16, u8, &str), Vec<&Outcome>>) {
+    let _ = writeln!(text, "## How many times faster than the native subscription\n");
+    let heads: Vec<_> =
+        groups.keys().map(|(server, _, regime)| format!("{server} {regime}")).collect();
+    let _ = writeln!(text, "| workload | {} |", heads.join(" | "));
+    let _ = writeln!(text, "|---|{}", "--:|".repeat(heads.len()));
+    let workloads: BTreeSet<_> = groups
+        .values()
+        .flatten()
+        .map(|outcome| (workload_rank(&outcome.workload), outcome.workload.as_str()))
+        .collect();
+    for (_, workload) in workloads {
+        let cells: Vec<_> = groups
+            .values()
+            .map(|group| {
+                let outcome = group.iter().find(|outcome| outcome.workload == workload);
+                outcome.map_or("-".into(), |outcome| faster(outcome))
+            })
+            .collect();
+        let _ = writeln!(text, "| {workload} | {} |", cells.join(" | "));
+    }
+    text.push('\n');
+}
+
+/// How many times faster, marked where it is projected or the tables differ.
+fn faster(outcome: &Outcome) -> String {
+    if outcome.parity == Some(false) {
+        return "**differ**".into();
+    }
+    let projected = [Runner::Native, Runner::Pgapace].iter().any(|r| outcome.is_projected(*r));
+    let mark = if projected { "~" } else { "" };
+    outcome.ratio_native.map_or("-".into(), |value| format!("{mark}{}", ratio(Some(value))))
 }
 
 /// Says plainly where pgapace loses.
@@ -130,8 +173,8 @@ fn slower(text: &mut String, groups: &BTreeMap<(u16, u8, &str), Vec<&Outcome>>) 
 fn summary(text: &mut String, group: &[&Outcome]) {
     let _ = writeln!(
         text,
-        "| workload | unit | raw | native | pgapace | × native | of raw | tables |\n\
-         |---|---|--:|--:|--:|--:|--:|---|"
+        "| workload | unit | raw | native | pgapace | × native | of raw | client µs | tables |\n\
+         |---|---|--:|--:|--:|--:|--:|--:|---|"
     );
     for outcome in group {
         let value = |value: Option<f64>, runner| {
@@ -140,7 +183,7 @@ fn summary(text: &mut String, group: &[&Outcome]) {
         };
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
             outcome.workload,
             outcome.unit,
             value(outcome.raw, Runner::Receiver),
@@ -148,6 +191,7 @@ fn summary(text: &mut String, group: &[&Outcome]) {
             value(outcome.pgapace, Runner::Pgapace),
             ratio(outcome.ratio_native),
             ratio(outcome.ratio_raw),
+            ratio(outcome.client_us_per_change),
             match outcome.parity {
                 Some(true) => "equal",
                 Some(false) => "**differ**",
@@ -181,6 +225,14 @@ fn details(text: &mut String, group: &[&Outcome]) {
         }
     }
     text.push('\n');
+    spent(text, group);
+    let workers: BTreeSet<_> = group
+        .iter()
+        .map(|outcome| format!("{} {}", outcome.workers, outcome.pgapace_args))
+        .collect();
+    let workers: Vec<_> = workers.iter().map(|workers| workers.trim()).collect();
+    let _ =
+        writeln!(text, "- pgapace's workers, and arguments beyond those: {}", workers.join("; "));
     let settings: BTreeSet<_> = group.iter().map(|outcome| outcome.settings.as_str()).collect();
     for setting in settings.iter().filter(|setting| !setting.is_empty()) {
         let who: Vec<_> = group
@@ -191,6 +243,17 @@ fn details(text: &mut String, group: &[&Outcome]) {
         let _ = writeln!(text, "- {}: `{setting}`", who.join(", "));
     }
     let _ = writeln!(text, "\n</details>\n");
+}
+
+/// How long the workloads took, with everything around their runs.
+fn spent(text: &mut String, group: &[&Outcome]) {
+    let total: f64 = group.iter().map(|outcome| outcome.seconds).sum();
+    if total > 0.0 {
+        let timed = group.iter().filter(|outcome| outcome.seconds > 0.0);
+        let list: Vec<_> =
+            timed.map(|outcome| format!("{} {:.0}", outcome.workload, outcome.seconds)).collect();
+        let _ = writeln!(text, "- Seconds of the pass: {total:.0} ({})", list.join(", "));
+    }
 }
 
 /// One line: the figures of every round, and the means of what they used.
@@ -211,7 +274,11 @@ fn detail(outcome: &Outcome, runner: Runner, runs: &[&Run]) -> String {
         "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
         outcome.workload,
         outcome.scale,
-        runner.name(),
+        if outcome.limit == Some(runner) {
+            format!("{} (limit)", runner.name())
+        } else {
+            runner.name().into()
+        },
         figures.join(", "),
         outcome.unit,
         mean(&|run| run.usage.walsender_cpu),
@@ -254,6 +321,39 @@ fn curves(outcome: &Outcome) -> Option<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn outcome(regime: &str, workload: &str, ratio: Option<f64>) -> Outcome {
+        let json = serde_json::json!({
+            "workload": workload, "regime": regime, "server": 18, "metric": "m", "unit": "s",
+            "raw": null, "native": 1.0, "pgapace": 1.0, "ratio_native": ratio, "ratio_raw": null,
+            "parity": true, "rounds": [], "scale": 1.0, "workers": 1, "server_version": "18.6",
+            "program_version": "p", "machine": "m", "settings": "", "measured_at": 0,
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn the_overview_has_a_column_for_each_regime() {
+        let mut differs = outcome("cpu", "wide", Some(9.0));
+        differs.parity = Some(false);
+        let outcomes = [
+            outcome("rtt:5ms", "tpcb", Some(3.0)),
+            outcome("cpu", "tpcb", Some(0.5)),
+            outcome("cpu", "hot", None),
+            differs,
+        ];
+        let text = page(&outcomes, &mut BTreeMap::new());
+        for line in [
+            "| workload | 18 cpu | 18 rtt:5ms |",
+            "|---|--:|--:|",
+            "| tpcb | 0.50 | 3.00 |",
+            "| hot | - | - |",
+            "| wide | **differ** | - |",
+            "- 18, cpu: tpcb (0.50)",
+        ] {
+            assert!(text.contains(&format!("{line}\n")), "{line}");
+        }
+    }
 
     #[test]
     fn order_of_workloads_and_regimes() {

@@ -68,7 +68,9 @@ pub(crate) fn plot(labels: Labels<'_>, series: &[Series<'_>]) -> String {
         HEIGHT / 2.0,
         escaped(labels.y),
     );
-    let mut legend = LEFT + 10.0;
+    // Beside the title, where no line is.
+    let width = |series: &Series<'_>| 9.0 * series.name.len() as f64 + 20.0;
+    let mut legend = WIDTH - RIGHT - series.iter().map(width).sum::<f64>();
     for (one, colour) in series.iter().zip(COLOURS.iter().cycle()) {
         let line: Vec<_> = one
             .points
@@ -78,12 +80,11 @@ pub(crate) fn plot(labels: Labels<'_>, series: &[Series<'_>]) -> String {
         let _ = write!(
             svg,
             "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>\n\
-             <text x=\"{legend:.1}\" y=\"{:.1}\" fill=\"{colour}\" font-weight=\"bold\">{}</text>\n",
+             <text x=\"{legend:.1}\" y=\"22\" fill=\"{colour}\" font-weight=\"bold\">{}</text>\n",
             line.join(" "),
-            TOP + 16.0,
             escaped(one.name),
         );
-        legend += 9.0 * one.name.len() as f64 + 20.0;
+        legend += width(one);
     }
     svg + "</svg>\n"
 }
