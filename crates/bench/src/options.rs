@@ -105,10 +105,11 @@ impl MeasureArgs {
 
     /// The workloads that were named.
     pub(crate) fn selected(&self) -> Result<Vec<Workload>> {
+        let scale = if self.quick { 0.0 } else { self.scale };
         if self.workloads.iter().any(|name| name == "all") {
-            return workload::select(&[], self.scale);
+            return workload::select(&[], scale);
         }
-        workload::select(&self.workloads, self.scale)
+        workload::select(&self.workloads, scale)
     }
 }
 

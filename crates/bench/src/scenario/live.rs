@@ -217,7 +217,23 @@ impl<'a> Live<'a> {
 
     /// Waits until what is committed now is visible on the target. Nobody waits for the
     /// subscriber any more. `idle` runs now and then.
-    pub(crate) fn catch_up(&mut self, mut idle: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+    pub(crate) fn catch_up(&mut self, idle: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+        let arrived = self.catch_up_within(CATCH_UP_PATIENCE, idle)?;
+        ensure!(
+            arrived,
+            "{} does not catch up:\n{}",
+            self.runner.name(),
+            self.environment.target.log_tail()
+        );
+        Ok(())
+    }
+
+    /// Like [`catch_up`](Self::catch_up), but says no when it takes longer than this.
+    pub(crate) fn catch_up_within(
+        &mut self,
+        limit: Duration,
+        mut idle: impl FnMut(&mut Self) -> Result<()>,
+    ) -> Result<bool> {
         set(&self.environment.publisher, "synchronous_standby_names", "")?;
         let sql = format!("INSERT INTO {MARKER} DEFAULT VALUES RETURNING id");
         let marker: i32 = self.publisher.query_one(&sql, &[])?.get(0);
@@ -230,15 +246,12 @@ impl<'a> Live<'a> {
                 self.look()?;
                 idle(self)?;
             }
-            ensure!(
-                started.elapsed() < CATCH_UP_PATIENCE,
-                "{} does not catch up:\n{}",
-                self.runner.name(),
-                self.environment.target.log_tail()
-            );
+            if started.elapsed() > limit {
+                return Ok(false);
+            }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Ends the subscriber, notes how its tables compare, and removes what it left.
@@ -253,6 +266,30 @@ impl<'a> Live<'a> {
         let usage = self.meter.usage();
         let bench = self.bench;
         bench.clock.time(Phase::Reset, || self.remove())?;
+        Ok(usage)
+    }
+
+    /// Ends a subscriber that is still behind: its tables say nothing.
+    pub(crate) fn abandon(mut self) -> Result<Usage> {
+        self.look()?;
+        let usage = self.meter.usage();
+        let bench = self.bench;
+        bench.clock.time(Phase::Reset, || {
+            if let Some(mut process) = self.process.take() {
+                process.kill9()?;
+            } else {
+                self.target.batch_execute(&format!("DROP SUBSCRIPTION {NAME}"))?;
+            }
+            // They would keep the database from being dropped.
+            let prepared = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()";
+            for row in self.target.query(prepared, &[])? {
+                let gid: &str = row.get(0);
+                self.target.batch_execute(&format!("ROLLBACK PREPARED '{gid}'"))?;
+            }
+            self.environment.drop_slot(DATABASE, NAME)?;
+            drop(self.target);
+            self.environment.drop_target(ROUND)
+        })?;
         Ok(usage)
     }
 

@@ -5,11 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
+use pgoutput::Lsn;
 use testbed::{Cluster, wait_until};
 
 use crate::bench::Bench;
 use crate::clock::Phase;
-use crate::environment::Environment;
+use crate::environment::{Environment, lsn};
 use crate::outcome::{Direction, Outcome, Run, Runner};
 use crate::round::native_options;
 use crate::scenario::live::{self, DATABASE, LOOK, Live, Options, ROUND};
@@ -41,10 +42,22 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Outcome> {
         let mut live = Live::start(bench, &servers, runner, options)?;
         let worked = bench
             .clock
-            .time(Phase::Run, || work(&servers, &mut live, runner, duration, connections))?;
-        let usage = live.finish(outcome)?;
-        let rate = worked.transactions as f64 / worked.seconds;
-        Ok(Run { curve: worked.curve, ..Run::new(runner, rate, worked.seconds, usage) })
+            .time(Phase::Run, || work(bench, &servers, &mut live, runner, duration, connections))?;
+        let (share, usage) = match worked.stopped_at {
+            None => (1.0, live.finish(outcome)?),
+            Some(share) => {
+                outcome.notes.push(format!(
+                    "{} was stopped {:.0} s after the load began, with {:.1} % of it applied",
+                    runner.name(),
+                    worked.seconds,
+                    share * 100.0
+                ));
+                (share, live.abandon()?)
+            }
+        };
+        let rate = worked.transactions as f64 * share / worked.seconds;
+        let run = Run::new(runner, rate, worked.seconds, usage);
+        Ok(Run { curve: worked.curve, projected_from: worked.stopped_at, ..run })
     })?;
     outcome.conclude(Direction::MoreIsBetter);
     live::give_back(bench, servers)?;
@@ -54,12 +67,15 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Outcome> {
 /// What was done while the lag was looked at.
 struct Worked {
     transactions: u64,
-    /// Until the subscriber was in step again.
+    /// Until the subscriber was in step again, or was no longer waited for.
     seconds: f64,
+    /// The share of the load's WAL that was applied then.
+    stopped_at: Option<f64>,
     curve: Vec<(f64, f64)>,
 }
 
 fn work(
+    bench: &Bench,
     environment: &Environment,
     live: &mut Live<'_>,
     runner: Runner,
@@ -74,6 +90,7 @@ fn work(
         })?;
     }
     let (stop, transactions) = (AtomicBool::new(false), AtomicU64::new(0));
+    let start = position(environment)?;
     let started = Instant::now();
     let mut curve = vec![(0.0, 0.0)];
     let mut sampled = started;
@@ -105,10 +122,20 @@ fn work(
         watched
     });
     loaded?;
-    live.catch_up(&mut sample)?;
+    let end = position(environment)?;
+    let arrived = live.catch_up_within(bench.limit, &mut sample)?;
     let seconds = started.elapsed().as_secs_f64();
-    curve.push((seconds, 0.0));
-    Ok(Worked { transactions: transactions.into_inner(), seconds, curve })
+    let behind = if arrived { 0.0 } else { live.lag()?.unwrap_or(0.0) };
+    curve.push((seconds, behind));
+    let written = end.0.saturating_sub(start.0).max(1) as f64;
+    let stopped_at = (!arrived).then(|| (1.0 - behind / written).clamp(0.0, 1.0));
+    Ok(Worked { transactions: transactions.into_inner(), seconds, stopped_at, curve })
+}
+
+/// How far the publisher's WAL goes.
+fn position(environment: &Environment) -> Result<Lsn> {
+    let mut client = environment.publisher.connect(DATABASE)?;
+    lsn(&mut client, "SELECT pg_current_wal_lsn()::text")
 }
 
 /// One connection's transactions, one after the other.
