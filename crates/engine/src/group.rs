@@ -2,11 +2,20 @@
 //!
 //! Natural batching (promise P9): what waits when a worker is free becomes the next group. A lone
 //! transaction never waits for company; groups only grow while every worker is busy, up to limits.
+//! Small groups waste the work of both servers, and where the target is just as fast as the
+//! publisher sends, small groups would stay small for ever. So a subscription that is behind gathers
+//! more before it hands a group over, for no longer than a tenth of what it is behind.
 //! A transaction that arrives in several parts is never grouped: each part is handed over alone,
 //! so that its memory is given back while it goes on. Transactions that must each be committed alone
 //! (by rows: code of users sees where they end) travel together, but not with others.
 
 use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Transactions that are sent so long after their commit are a backlog.
+const BACKLOG: Duration = Duration::from_millis(100);
+/// A free worker is not kept waiting longer, whatever the backlog.
+const LONGEST_GATHERING: Duration = Duration::from_millis(20);
 
 /// When a group is closed although more transactions wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,17 +46,22 @@ pub struct Size {
 pub struct Batcher<T> {
     limits: GroupLimits,
     waiting: VecDeque<(Size, T)>,
+    /// Of all that waits.
+    changes: usize,
+    bytes: usize,
 }
 
 impl<T> Batcher<T> {
     /// Nothing waits.
     #[must_use]
     pub fn new(limits: GroupLimits) -> Self {
-        Self { limits, waiting: VecDeque::new() }
+        Self { limits, waiting: VecDeque::new(), changes: 0, bytes: 0 }
     }
 
     /// The next part in commit order.
     pub fn push(&mut self, size: Size, part: T) {
+        self.changes += size.changes;
+        self.bytes += size.bytes;
         self.waiting.push_back((size, part));
     }
 
@@ -55,6 +69,29 @@ impl<T> Batcher<T> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// Whether so much waits that a group of it is worth being put together while the worker is
+    /// busy: a quarter of what the limits allow.
+    #[must_use]
+    pub fn is_worth_a_group(&self) -> bool {
+        const SHARE: usize = 4;
+        self.waiting.len() * SHARE >= self.limits.transactions
+            || self.changes * SHARE >= self.limits.changes
+            || self.bytes * SHARE >= self.limits.bytes
+            || self.waiting.front().is_some_and(|(size, _)| !size.whole)
+    }
+
+    /// How much longer a free worker is kept waiting for a larger group; zero is not at all.
+    ///
+    /// `behind` is how old the newest transaction was when the publisher sent it, by the
+    /// publisher's own clock; `waited` is for how long a worker has been free.
+    #[must_use]
+    pub fn gathering(&self, behind: Duration, waited: Duration) -> Duration {
+        if behind < BACKLOG || self.is_worth_a_group() {
+            return Duration::ZERO;
+        }
+        (behind / 10).min(LONGEST_GATHERING).saturating_sub(waited)
     }
 
     /// The group for a worker that is free: as many whole transactions from the front as the
@@ -75,12 +112,16 @@ impl<T> Batcher<T> {
             bytes += next.bytes;
             group.extend(self.waiting.pop_front().map(|(_, part)| part));
         }
+        self.changes -= changes;
+        self.bytes -= bytes;
         Some(group)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::{Batcher, GroupLimits, Size};
@@ -126,6 +167,21 @@ mod tests {
         }
         let groups: Vec<_> = std::iter::from_fn(|| batcher.take()).collect();
         assert_eq!(groups, [vec![0], vec![1, 2], vec![3]]);
+    }
+
+    #[test]
+    fn only_a_backlog_is_gathered() {
+        let milliseconds = Duration::from_millis;
+        let mut batcher = batcher(&[]);
+        batcher.limits = GroupLimits { transactions: 8, changes: 80, bytes: 800 };
+        batcher.push(Size { changes: 1, bytes: 1, whole: true, by_rows: false }, 0);
+        assert_eq!(batcher.gathering(milliseconds(50), Duration::ZERO), Duration::ZERO);
+        assert_eq!(batcher.gathering(milliseconds(150), Duration::ZERO), milliseconds(15));
+        assert_eq!(batcher.gathering(milliseconds(150), milliseconds(10)), milliseconds(5));
+        assert_eq!(batcher.gathering(milliseconds(150), milliseconds(40)), Duration::ZERO);
+        assert_eq!(batcher.gathering(Duration::from_secs(9), Duration::ZERO), milliseconds(20));
+        batcher.push(Size { changes: 1, bytes: 1, whole: true, by_rows: false }, 1);
+        assert_eq!(batcher.gathering(Duration::from_secs(9), Duration::ZERO), Duration::ZERO);
     }
 
     proptest! {

@@ -43,7 +43,7 @@ const GOOD_RUN: Duration = Duration::from_secs(30);
 
 /// Most source transactions and changes of a group, if the user does not say: enough that what a
 /// group costs does not count, and well under a second of work.
-const GROUP_TRANSACTIONS: usize = 4096;
+const GROUP_TRANSACTIONS: usize = 8192;
 const GROUP_CHANGES: usize = 32_768;
 
 /// Where to stop.

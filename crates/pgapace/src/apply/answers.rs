@@ -157,6 +157,11 @@ impl Answers {
         self.carried = 0;
     }
 
+    /// A group is carried out again by rows. Counted with the next commit.
+    pub(crate) fn fell_back(&mut self) {
+        self.committed.fallbacks += 1;
+    }
+
     /// The session is lost: whether the transaction being answered has committed is not known here.
     /// If it has, it is not applied again, and this is the only word about its missing rows.
     pub(crate) fn abandon(&mut self) {

@@ -174,6 +174,7 @@ impl Encoder {
         let mut time = None;
         if !work.part.is_idle() {
             counters.transactions = transactions.into();
+            counters.groups = 1;
             time = Some(work.part.head.commit_time);
         }
         Some(Ending { predecessor, part, time, commits: Committing { end, counters } })

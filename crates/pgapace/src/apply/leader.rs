@@ -13,7 +13,7 @@ use engine::group::{Batcher, GroupLimits};
 use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::transaction::{Location, TransactionPart};
-use pgoutput::{Decoder, Frame, Lsn, Message, Streaming};
+use pgoutput::{Decoder, Frame, Lsn, Message, Streaming, Timestamp};
 use wire::{Frames, Session};
 
 use crate::apply::durability::{Durability, FromDurability, Job};
@@ -87,6 +87,10 @@ pub(crate) struct Leader<'a> {
     waiting: Batcher<Work>,
     /// Groups that the worker has.
     in_flight: usize,
+    /// When it was last through with one.
+    free_since: Instant,
+    /// How old the newest transaction was when the publisher sent it.
+    behind: Duration,
     /// How many it may have.
     depth: usize,
     /// Whether a transaction is dispatched in part.
@@ -116,6 +120,8 @@ impl<'a> Leader<'a> {
             parts,
             waiting,
             in_flight: 0,
+            free_since: now,
+            behind: Duration::ZERO,
             depth,
             decoder: Decoder::new(Streaming::Off),
             assembler,
@@ -148,7 +154,7 @@ impl<'a> Leader<'a> {
         let ticks = tick(TICK);
         let (no_chunks, stop) = (never(), self.parts.shutdown.channel());
         loop {
-            self.dispatch();
+            let gathering = self.dispatch();
             self.flush_if_needed();
             self.look_for_the_end()?;
             if let Some(outcome) = self.closing
@@ -173,6 +179,7 @@ impl<'a> Leader<'a> {
                 recv(self.parts.worker.events) -> event => match event {
                     Ok(FromWorker::Answered(answered)) => {
                         self.in_flight -= answered.groups;
+                        self.free_since = Instant::now();
                         if let Some(through) = answered.committed_through {
                             self.parts.progress.committed_through(through);
                             self.counters.add(&answered.counters);
@@ -201,6 +208,7 @@ impl<'a> Leader<'a> {
                     self.write_statistics(false);
                     self.look_at_the_schema();
                 }
+                default(gathering) => {}
             }
             self.dispatch_idle();
         }
@@ -215,11 +223,20 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Hands groups to the worker while it may have more.
-    fn dispatch(&mut self) {
-        while self.in_flight < self.depth
-            && let Some(works) = self.waiting.take()
-        {
+    /// Hands groups to the worker while it may have more. Returns when to look again at the latest.
+    fn dispatch(&mut self) -> Duration {
+        while self.in_flight < self.depth && !self.waiting.is_empty() {
+            if self.in_flight > 0 && !self.waiting.is_worth_a_group() {
+                break;
+            }
+            if self.in_flight == 0 && self.wants_chunks() {
+                let waited = self.free_since.elapsed();
+                let gathering = self.waiting.gathering(self.behind, waited);
+                if !gathering.is_zero() {
+                    return gathering;
+                }
+            }
+            let Some(works) = self.waiting.take() else { break };
             let through = self.parts.rows_through;
             let by_rows = works
                 .first()
@@ -228,6 +245,7 @@ impl<'a> Leader<'a> {
             self.in_flight += 1;
             self.parts.worker.submit(Group { works, mode });
         }
+        TICK
     }
 
     fn take_chunk(&mut self, chunk: &Chunk) -> Result<()> {
@@ -238,7 +256,7 @@ impl<'a> Leader<'a> {
                 break;
             }
             match Frame::decode(payload).map_err(|e| undecodable(&e))? {
-                Frame::XLogData { payload, .. } => {
+                Frame::XLogData { payload, sent, .. } => {
                     let at = Location {
                         chunk: &chunk.bytes,
                         // The payload is the rest of the frame.
@@ -246,6 +264,9 @@ impl<'a> Leader<'a> {
                         length: payload.len(),
                     };
                     let message = self.decoder.decode(payload).map_err(|e| undecodable(&e))?;
+                    if let Message::Begin(begin) = &message {
+                        self.behind = age(begin.commit_time, sent);
+                    }
                     if let Message::CommitPrepared(commit) = &message
                         && self.is_beyond_the_goal(commit.commit_lsn)
                     {
@@ -442,6 +463,11 @@ impl<'a> Leader<'a> {
         self.reported = Some(Delta { counters: Counters::default(), ..delta });
         self.parts.durability.submit(Job::Statistics(Box::new(delta)));
     }
+}
+
+/// From one time of the publisher's clock to a later one.
+fn age(committed: Timestamp, sent: Timestamp) -> Duration {
+    Duration::from_micros(u64::try_from(sent.0.saturating_sub(committed.0)).unwrap_or(0))
 }
 
 /// Length of what stands before the payload in a frame: the payload is the frame's tail.

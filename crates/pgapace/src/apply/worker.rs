@@ -315,6 +315,7 @@ impl State {
     fn start_recovery(&mut self) -> Result<()> {
         self.recovering = true;
         self.answers.roll_back();
+        self.answers.fell_back();
         if !matches!(self.pending.back(), Some(Pending::Sync { .. })) {
             // Without a Sync the server skips whatever comes, for ever.
             self.session.queue_sync();

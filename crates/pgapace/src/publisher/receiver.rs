@@ -17,6 +17,9 @@ use wire::{EndReason, Received, ReplicationStream, Waker};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::feedback::Feedback;
 
+/// With so many bytes received and not yet applied, apply does not wait for more.
+const PLENTY: usize = 512 << 10;
+
 /// What the receiver hands to the leader.
 #[derive(Debug)]
 pub(crate) enum FromPublisher {
@@ -199,6 +202,7 @@ impl State {
             }
             self.watch_silence()?;
             let timeout = timeout.min(self.options.receive_timeout / 4);
+            self.stream.set_relaxed(self.budget.used.load(Ordering::Relaxed) >= PLENTY);
             let received =
                 self.stream.receive(timeout).map_err(|e| Failure::publisher(&e, "receiving"))?;
             match received {

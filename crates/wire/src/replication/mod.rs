@@ -34,8 +34,10 @@ const MIN_ROOM: usize = 64 * 1024;
 const SHORT_READ: usize = 16 * 1024;
 /// How long the sender is left alone after a short read.
 const NAP: Duration = Duration::from_micros(200);
-/// Data that came longer ago than this does not make a flow.
-const FLOW: Duration = Duration::from_millis(1);
+/// The same for a reader who has more than enough to do with what it has.
+const LONG_NAP: Duration = Duration::from_millis(2);
+/// Data that came so many naps ago does not make a flow.
+const FLOW_NAPS: u32 = 5;
 /// Unsent feedback beyond this means that the server has not read for a very long time.
 const MAX_UNSENT: usize = 1024 * 1024;
 /// How long [`ReplicationStream::finish`] waits for the server's good-bye.
@@ -53,6 +55,7 @@ pub struct ReplicationStream {
     whole: usize,
     /// When a read last gave something.
     last_data: Option<Instant>,
+    relaxed: bool,
     out: BytesMut,
     written: usize,
     waker: Waker,
@@ -120,6 +123,7 @@ impl ReplicationStream {
             filled: unread.len(),
             whole: 0,
             last_data: None,
+            relaxed: false,
             out: BytesMut::new(),
             written: 0,
             waker: Waker::new()?,
@@ -144,6 +148,12 @@ impl ReplicationStream {
         self.last_data
     }
 
+    /// Whether the caller has more than enough to do with what it received: then data is left to
+    /// come together for longer, which spares both sides work.
+    pub fn set_relaxed(&mut self, relaxed: bool) {
+        self.relaxed = relaxed;
+    }
+
     /// A handle that makes a blocked receive return.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
@@ -152,7 +162,8 @@ impl ReplicationStream {
     /// Waits for data, a wake, or `timeout`. A zero timeout takes what is there.
     ///
     /// A message on an idle connection is returned at once. While data flows a chunk may be
-    /// held back for one nap of 200 µs, so that more comes together.
+    /// held back for one nap of 200 µs, so that more comes together; for 2 ms after
+    /// [`set_relaxed`](Self::set_relaxed).
     pub fn receive(&mut self, timeout: Duration) -> Result<Received> {
         if self.waker.take() {
             return Ok(Received::Woken);
@@ -161,6 +172,7 @@ impl ReplicationStream {
         let passed = |now: Instant| deadline.is_some_and(|deadline| now >= deadline);
         let mut has_read = false;
         let mut may_nap = true;
+        let nap = if self.relaxed { LONG_NAP } else { NAP };
         loop {
             if let Some(received) = self.take_buffered()? {
                 return Ok(received);
@@ -176,9 +188,9 @@ impl ReplicationStream {
                 Err(Error::Closed) => return Ok(Received::Ended(EndReason::Closed)),
                 Err(error) => return Err(error),
             };
-            if may_nap && self.should_nap(count, previous_data) && !passed(Instant::now() + NAP) {
+            if may_nap && self.should_nap(count, previous_data) && !passed(Instant::now() + nap) {
                 may_nap = false;
-                std::thread::sleep(NAP);
+                std::thread::sleep(nap);
                 match self.read_some() {
                     Ok(more) if count + more == 0 => {}
                     // What the end means is found out by the next read, after this data.
@@ -210,9 +222,10 @@ impl ReplicationStream {
     /// Whether to leave the sender alone for a moment after a read of `count` bytes, 0 included:
     /// when data flows, but comes in small pieces. `previous_data` is when data came before it.
     fn should_nap(&self, count: usize, previous_data: Option<Instant>) -> bool {
-        count < SHORT_READ
+        let (short, nap) = if self.relaxed { (BUFFER_SIZE, LONG_NAP) } else { (SHORT_READ, NAP) };
+        count < short
             && self.filled < self.buffer.len()
-            && previous_data.is_some_and(|last| last.elapsed() < FLOW)
+            && previous_data.is_some_and(|last| last.elapsed() < nap * FLOW_NAPS)
     }
 
     /// Reads what is there and fits; 0 when nothing is there, [`Error::Closed`] at the end.
