@@ -321,7 +321,7 @@ impl Ending {
 /// The changes of a segment cannot be sent; by rows, the one that is to blame is named.
 fn not_queued(error: SetError) -> Failure {
     match error {
-        SetError::Plan(error) => {
+        SetError::Plan(_) | SetError::Apart => {
             Failure::new(Class::Mismatch, format!("cannot apply net changes: {error}"))
         }
         SetError::Wire(error) => Failure::target(&error, "sending net changes"),

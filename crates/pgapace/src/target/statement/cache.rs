@@ -30,7 +30,7 @@ pub(crate) struct Shape<'a> {
     pub(crate) kind: Kind,
     /// Published columns that are written.
     pub(crate) set: &'a ColumnSet,
-    /// Search columns whose value is NULL.
+    /// Search columns whose value is NULL; of a set statement, see [`sql::some_null`].
     pub(crate) nulls: &'a ColumnSet,
     /// Of a set statement: parameters that are in text, see [`sql::text_of_search`].
     pub(crate) text: &'a ColumnSet,

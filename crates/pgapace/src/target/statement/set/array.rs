@@ -9,6 +9,8 @@ use crate::target::statement::copy::Format;
 
 /// Dimensions, flags, element type, length, lower bound.
 const HEADER: usize = 20;
+/// In the place of an element's length.
+const NULL: [u8; 4] = (-1_i32).to_be_bytes();
 
 /// An array that grows by one element per row.
 #[derive(Debug, Default)]
@@ -19,7 +21,7 @@ pub(crate) struct Array {
     format_before: Option<Format>,
     /// Unknown as long as all elements are NULL.
     format: Option<Format>,
-    nulls: bool,
+    nulls: usize,
 }
 
 impl Array {
@@ -29,11 +31,15 @@ impl Array {
         self.newest = HEADER;
         self.format = None;
         self.format_before = None;
-        self.nulls = false;
+        self.nulls = 0;
     }
 
     pub(crate) fn format(&self) -> Option<Format> {
         self.format
+    }
+
+    pub(crate) fn has_nulls(&self) -> bool {
+        self.nulls != 0
     }
 
     /// Appends a value; false, with nothing appended, if it is of another format than the others
@@ -43,8 +49,8 @@ impl Array {
         let (bytes, format) = match value {
             Column::Null => {
                 self.begin();
-                self.nulls = true;
-                self.bytes.extend_from_slice(&(-1_i32).to_be_bytes());
+                self.nulls += 1;
+                self.bytes.extend_from_slice(&NULL);
                 return true;
             }
             Column::Text(bytes) => (bytes, Format::Text),
@@ -74,6 +80,9 @@ impl Array {
 
     /// Takes the newest element back; once only.
     pub(crate) fn undo(&mut self) {
+        if self.bytes.get(self.newest..) == Some(&NULL) {
+            self.nulls -= 1;
+        }
         self.bytes.truncate(self.newest);
         self.format = self.format_before;
     }
@@ -82,7 +91,7 @@ impl Array {
     pub(crate) fn finish(&mut self, element_type: u32, length: usize) {
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         for (at, word) in
-            [1, u32::from(self.nulls), element_type, length, 1].into_iter().enumerate()
+            [1, u32::from(self.has_nulls()), element_type, length, 1].into_iter().enumerate()
         {
             self.bytes[at * 4..at * 4 + 4].copy_from_slice(&word.to_be_bytes());
         }
@@ -117,11 +126,26 @@ mod tests {
     }
 
     #[test]
+    fn a_null_taken_back() {
+        let mut array = Array::default();
+        array.clear();
+        assert!(array.push(Column::Text(b"")));
+        assert!(array.push(Column::Null));
+        assert!(array.has_nulls());
+        array.undo();
+        assert!(!array.has_nulls());
+        assert!(array.push(Column::Text(b"")));
+        array.undo();
+        assert!(!array.has_nulls());
+    }
+
+    #[test]
     fn the_first_value_decides_the_format() {
         let mut array = Array::default();
         array.clear();
         assert!(array.push(Column::Null));
         assert_eq!(array.format(), None);
+        assert!(array.has_nulls());
         assert!(array.push(Column::Text(b"a")));
         array.undo();
         assert_eq!(array.format(), None);

@@ -11,7 +11,7 @@ use crate::target::statement::column_set::ColumnSet;
 use crate::target::statement::copy::Format;
 use crate::target::statement::row::Source;
 use crate::target::statement::set::array::Array;
-use crate::target::statement::set::sql::has_binary_elements;
+use crate::target::statement::set::sql::{all_null, has_binary_elements, some_null};
 
 /// PostgreSQL's oid of type text.
 const TEXT: u32 = 25;
@@ -25,10 +25,8 @@ enum Role {
     Skipped,
     /// It finds the row by an equality that NULL never satisfies.
     Key,
-    /// It finds the row; whether by its value or by being NULL, the first row decides.
+    /// It finds the row by an equality of which NULL is a value too.
     Old,
-    OldValue,
-    OldNull,
     /// A new value; whether there is one, the first row decides.
     New,
     Set,
@@ -64,7 +62,6 @@ pub(crate) struct Columns {
     used: usize,
     rows: usize,
     bytes: usize,
-    newest_bytes: usize,
 }
 
 impl Columns {
@@ -127,35 +124,30 @@ impl Columns {
         if fits && taken == self.used && bytes <= ROW_BYTES {
             self.rows += 1;
             self.bytes += bytes;
-            self.newest_bytes = bytes;
             return true;
         }
         self.slots[..taken].iter_mut().for_each(Slot::undo);
         false
     }
 
-    /// Takes the newest row back; once only.
-    pub(crate) fn undo(&mut self) {
-        self.slots[..self.used].iter_mut().for_each(Slot::undo);
-        self.rows -= 1;
-        self.bytes -= self.newest_bytes;
-    }
-
     /// Notes the columns that are set.
     pub(crate) fn note_set(&self, set: &mut ColumnSet) {
-        self.note(set, |slot| slot.role == Some(Role::Set));
-    }
-
-    /// Notes the search columns that are NULL.
-    pub(crate) fn note_nulls(&self, nulls: &mut ColumnSet) {
-        self.note(nulls, |slot| slot.role == Some(Role::OldNull));
-    }
-
-    fn note(&self, set: &mut ColumnSet, is_member: impl Fn(&Slot) -> bool) {
         set.reset(self.used);
         for (column, slot) in self.slots[..self.used].iter().enumerate() {
-            if is_member(slot) {
+            if slot.role == Some(Role::Set) {
                 set.insert(column);
+            }
+        }
+    }
+
+    /// Notes the columns of rows to find that are NULL, in some rows or in all.
+    pub(crate) fn note_nulls(&self, nulls: &mut ColumnSet) {
+        nulls.reset(2 * self.used);
+        for (column, slot) in self.slots[..self.used].iter().enumerate() {
+            if slot.is_all_null() {
+                nulls.insert(all_null(self.used, column));
+            } else if slot.role == Some(Role::Old) && slot.array.has_nulls() {
+                nulls.insert(some_null(column));
             }
         }
     }
@@ -176,7 +168,8 @@ impl Columns {
     ) {
         for (column, slot) in self.slots[..self.used].iter().enumerate() {
             let is_search = match slot.role {
-                Some(Role::Key | Role::OldValue) => true,
+                Some(Role::Key) => true,
+                Some(Role::Old) if !slot.is_all_null() => true,
                 Some(Role::Set) => false,
                 _ => continue,
             };
@@ -212,12 +205,7 @@ impl Slot {
                 return Some(0);
             }
             (Role::New, _) => Role::Set,
-            (Role::Old | Role::OldNull, Column::Null) => {
-                self.role = Some(Role::OldNull);
-                return Some(0);
-            }
-            (Role::Old, _) => Role::OldValue,
-            (Role::OldNull | Role::Kept, _) | (Role::OldValue, Column::Null) => return None,
+            (Role::Kept, _) => return None,
             (role, _) => role,
         };
         let bytes = match value {
@@ -233,9 +221,14 @@ impl Slot {
     }
 
     fn undo(&mut self) {
-        if let Some(Role::Key | Role::OldValue | Role::Set) = self.role {
+        if let Some(Role::Key | Role::Old | Role::Set) = self.role {
             self.array.undo();
         }
+    }
+
+    /// Whether no row to find has a value here.
+    fn is_all_null(&self) -> bool {
+        self.role == Some(Role::Old) && self.array.format().is_none()
     }
 
     fn is_text(&self, others_binary: bool) -> bool {

@@ -45,6 +45,8 @@ pub(crate) struct Expected {
 pub(crate) enum SetError {
     /// Row mode would refuse the change too, and names it.
     Plan(PlanError),
+    /// Updates that must be one statement, or they would find each other's rows, cannot be one.
+    Apart,
     Wire(wire::Error),
 }
 
@@ -52,6 +54,9 @@ impl std::fmt::Display for SetError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Plan(error) => error.fmt(f),
+            Self::Apart => {
+                f.write_str("the updates of a table without a key cannot be one statement")
+            }
             Self::Wire(error) => error.fmt(f),
         }
     }

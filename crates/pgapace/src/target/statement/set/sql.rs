@@ -40,6 +40,16 @@ pub(crate) fn text_of_new(columns: usize, column: usize) -> usize {
     columns + column
 }
 
+/// Member of [`Shape::nulls`]: the search column is NULL in some of the rows to find.
+pub(crate) fn some_null(column: usize) -> usize {
+    column
+}
+
+/// Member of [`Shape::nulls`]: the search column is NULL in all rows to find, and has no array.
+pub(crate) fn all_null(columns: usize, column: usize) -> usize {
+    columns + column
+}
+
 /// Whether values in binary can be elements of an array parameter. An array cannot be an element
 /// of an array, and unnest takes composite elements apart.
 pub(crate) fn has_binary_elements(column: &Column) -> bool {
@@ -146,6 +156,31 @@ impl Builder<'_> {
         }
     }
 
+    /// The same where NULL is equal to NULL.
+    ///
+    /// `IS NOT DISTINCT FROM` would look its operator up by name, and no join can hash it. Arrays
+    /// of one element are equal by the type's default equality, as elsewhere, or by both being
+    /// NULL, and can be hashed where the type can: so a hash join does not need a column without
+    /// NULLs, and rows that differ in few columns only do not all meet in one bucket.
+    fn equal_or_both_null(&self, table: &str, column: &SearchColumn, value: &str) -> String {
+        let (name, local) = (self.column(column.remote), self.map.local(column.remote));
+        match &column.equality {
+            Equality::Operator(operator) if local.is_array || local.array_type == 0 => format!(
+                "({table}.{name} {operator} {value} OR ({table}.{name} IS NOT DISTINCT FROM NULL \
+                 AND {value} IS NOT DISTINCT FROM NULL))"
+            ),
+            // The cast takes a domain away: the other side has none.
+            Equality::Operator(_) => format!(
+                "ARRAY[{table}.{name}::{}] OPERATOR(pg_catalog.=) ARRAY[{value}]",
+                local.base_type_sql
+            ),
+            Equality::Text => format!(
+                "ARRAY[{table}.{name}::pg_catalog.text COLLATE pg_catalog.\"C\"] \
+                 OPERATOR(pg_catalog.=) ARRAY[{value}]"
+            ),
+        }
+    }
+
     /// The condition that finds the rows of a table with a key.
     ///
     /// Written as `= ANY (ARRAY[value])`, which an index can look up but no merge join can use:
@@ -215,8 +250,7 @@ impl Builder<'_> {
 
     /// The rows equal to each class, numbered: one join of the table with all classes.
     ///
-    /// NULLs have no hashable equality, so all classes of a statement have theirs in the same
-    /// columns. `count` names one more array.
+    /// `count` names one more array.
     fn hits(&mut self, count: Option<&str>) -> String {
         let map = self.map;
         let mut arrays = Arrays::default();
@@ -224,13 +258,18 @@ impl Builder<'_> {
         let mut conditions = Vec::new();
         for column in map.search_columns() {
             let remote = column.remote;
-            if self.shape.nulls.contains(remote) {
+            if self.shape.nulls.contains(all_null(map.columns.len(), remote)) {
                 // Unlike IS NULL, this is not true of a composite whose fields are all NULL.
                 conditions.push(format!("t.{} IS NOT DISTINCT FROM NULL", self.column(remote)));
                 continue;
             }
             values.push(format!("{} AS k{remote}", self.search_value(&mut arrays, column)));
-            conditions.push(self.equal("t", column, &format!("old.k{remote}")));
+            let value = format!("old.k{remote}");
+            conditions.push(if self.shape.nulls.contains(some_null(remote)) {
+                self.equal_or_both_null("t", column, &value)
+            } else {
+                self.equal("t", column, &value)
+            });
         }
         let mut carried = "old.class".to_owned();
         if let Some(count) = count {

@@ -27,6 +27,25 @@ pub(super) struct Classes {
     nth: Array,
 }
 
+impl Classes {
+    fn clear(&mut self) {
+        self.positions.clear();
+        self.counts.clear();
+        self.class.clear();
+        self.nth.clear();
+    }
+
+    /// Counts one more change of a class; its position, and its number in the class, from 1.
+    fn add(&mut self, class: u32) -> (usize, i32) {
+        let position = *self.positions.entry(class).or_insert(self.counts.len());
+        if position == self.counts.len() {
+            self.counts.push(0);
+        }
+        self.counts[position] += 1;
+        (position, self.counts[position])
+    }
+}
+
 /// Queues everything of a segment but its inserts.
 pub(super) fn queue<E: FnMut(Expected)>(
     target: &mut Target<'_, E>,
@@ -36,36 +55,86 @@ pub(super) fn queue<E: FnMut(Expected)>(
     for row in &segment.absent {
         buffers.rows.delete(target, row, 0)?;
     }
-    let changes = Changes::Deletes(&segment.deletes);
-    let mut batch = Whole { target, buffers, changes, planner_free: false };
-    queue_batches(&mut batch, segment.deletes.len())?;
-    batch.changes = Changes::Updates(&segment.updates);
-    queue_batches(&mut batch, segment.updates.len())?;
-    if batch.planner_free {
-        batch.queue_settings(PLANNER_BOUND)?;
+    let mut whole = Whole { target, buffers, deletes: &segment.deletes, planner_free: false };
+    queue_batches(&mut whole, segment.deletes.len())?;
+    whole.queue_updates(&segment.updates)?;
+    if whole.planner_free {
+        whole.queue_settings(PLANNER_BOUND)?;
     }
     Ok(())
-}
-
-#[derive(Clone, Copy)]
-enum Changes<'s, 'a> {
-    Deletes(&'s [Old<'a>]),
-    Updates(&'s [Update<'a>]),
 }
 
 struct Whole<'b, 't, 's, 'a, E> {
     target: &'b mut Target<'t, E>,
     buffers: &'b mut SetBuffers,
-    changes: Changes<'s, 'a>,
+    /// Deletes leave nothing that another change finds, so they may be several statements.
+    deletes: &'s [Old<'a>],
     planner_free: bool,
 }
 
-impl<'s, 'a, E: FnMut(Expected)> Whole<'_, '_, 's, 'a, E> {
-    fn old(&self, index: usize) -> Option<&'s Old<'a>> {
-        match self.changes {
-            Changes::Deletes(deletes) => Some(&deletes[index]),
-            Changes::Updates(updates) => updates[index].old.as_ref(),
+impl<E: FnMut(Expected)> Whole<'_, '_, '_, '_, E> {
+    /// As one statement: each must find its row before any of them is written.
+    fn queue_updates(&mut self, updates: &[Update<'_>]) -> Result<(), SetError> {
+        if let [Update { old, new }] = updates {
+            let old = old.as_ref().map(|old| &old.row);
+            return self.buffers.rows.update(self.target, old, new);
         }
+        if updates.is_empty() {
+            return Ok(());
+        }
+        let map = self.target.map;
+        self.begin();
+        let SetBuffers { search, new, whole, set, .. } = &mut *self.buffers;
+        new.begin(map, Use::New);
+        for update in updates {
+            let Some(old) = &update.old else { return Err(SetError::Apart) };
+            let (position, nth) = whole.add(old.class);
+            if nth == 1 && !search.push(&old.row) || !new.push(&update.new) {
+                return Err(SetError::Apart);
+            }
+            whole.class.push_number(i32::try_from(position + 1).unwrap_or(i32::MAX));
+            whole.nth.push_number(nth);
+        }
+        new.note_set(set);
+        if set.is_empty() {
+            return Err(SetError::Apart);
+        }
+        whole.class.finish(INT4, updates.len());
+        whole.nth.finish(INT4, updates.len());
+        self.queue_statement(SetOperation::UpdateEqual, updates.len())
+    }
+
+    /// Queues a statement whose arrays are filled.
+    fn queue_statement(&mut self, operation: SetOperation, rows: usize) -> Result<(), SetError> {
+        if !self.planner_free {
+            self.queue_settings(PLANNER_FREE)?;
+            self.planner_free = true;
+        }
+        let is_update = operation == SetOperation::UpdateEqual;
+        let map = self.target.map;
+        let SetBuffers { search, new, whole, set, nulls, text, .. } = &mut *self.buffers;
+        search.note_nulls(nulls);
+        let count = map.columns.len();
+        text.reset(2 * count);
+        let binary = search.any_binary() || is_update && new.any_binary();
+        search.note_text(binary, text, |column, _| text_of_search(column));
+        search.finish(binary);
+        if is_update {
+            new.note_text(binary, text, |column, _| text_of_new(count, column));
+            new.finish(binary);
+        }
+        let shape = Shape { kind: Kind::Set(operation), set, nulls, text };
+        let Target { session, statements, .. } = &mut *self.target;
+        let prepared = bind::prepare(session, statements, map, &shape);
+        let mut params: Params<'_> = params(&prepared.sources, search, new);
+        params.push(Param::Binary(whole.class.bytes()));
+        if is_update {
+            params.push(Param::Binary(whole.nth.bytes()));
+        }
+        session.queue_bind(&prepared.name, params.iter().copied())?;
+        session.queue_execute();
+        self.target.expect(rows);
+        Ok(())
     }
 
     /// Settings of this transaction. Rare beside the scan of a table, so not prepared.
@@ -78,110 +147,43 @@ impl<'s, 'a, E: FnMut(Expected)> Whole<'_, '_, 's, 'a, E> {
     }
 }
 
+/// Of the deletes.
 impl<E: FnMut(Expected)> Batch for Whole<'_, '_, '_, '_, E> {
     /// One by one they would cost a scan each.
     const FEW: usize = 2;
 
     fn begin(&mut self) {
-        let SetBuffers { search, new, whole, .. } = &mut *self.buffers;
-        search.begin(self.target.map, Use::Old);
-        new.begin(self.target.map, Use::New);
-        whole.positions.clear();
-        whole.counts.clear();
-        whole.class.clear();
-        whole.nth.clear();
+        self.buffers.search.begin(self.target.map, Use::Old);
+        self.buffers.whole.clear();
     }
 
     fn push(&mut self, index: usize) -> bool {
-        let Some(old) = self.old(index) else { return false };
-        let SetBuffers { search, new, whole, .. } = &mut *self.buffers;
-        let known = whole.positions.get(&old.class).copied();
-        if known.is_none() && !search.push(&old.row) {
-            return false;
+        let old = &self.deletes[index];
+        let SetBuffers { search, whole, .. } = &mut *self.buffers;
+        let fits = whole.positions.contains_key(&old.class) || search.push(&old.row);
+        if fits {
+            whole.add(old.class);
         }
-        if let Changes::Updates(updates) = self.changes
-            && !new.push(&updates[index].new)
-        {
-            if known.is_none() {
-                search.undo();
-            }
-            return false;
-        }
-        let position = known.unwrap_or_else(|| {
-            whole.positions.insert(old.class, whole.counts.len());
-            whole.counts.push(0);
-            whole.counts.len() - 1
-        });
-        whole.counts[position] += 1;
-        if matches!(self.changes, Changes::Updates(_)) {
-            whole.class.push_number(i32::try_from(position + 1).unwrap_or(i32::MAX));
-            whole.nth.push_number(whole.counts[position]);
-        }
-        true
+        fits
     }
 
     fn bytes(&self) -> usize {
-        self.buffers.search.bytes() + self.buffers.new.bytes()
+        self.buffers.search.bytes()
     }
 
     fn queue(&mut self) -> Result<bool, SetError> {
-        let map = self.target.map;
-        let is_update = matches!(self.changes, Changes::Updates(_));
-        self.buffers.new.note_set(&mut self.buffers.set);
-        if is_update && self.buffers.set.is_empty() {
-            return Ok(false);
-        }
-        if !self.planner_free {
-            self.queue_settings(PLANNER_FREE)?;
-            self.planner_free = true;
-        }
-        let SetBuffers { search, new, whole, set, nulls, text, .. } = &mut *self.buffers;
-        search.note_nulls(nulls);
-        let count = map.columns.len();
-        text.reset(2 * count);
-        let binary = search.any_binary() || new.any_binary();
-        search.note_text(binary, text, |column, _| text_of_search(column));
-        search.finish(binary);
-        let rows;
-        let operation = if is_update {
-            new.note_text(binary, text, |column, _| text_of_new(count, column));
-            new.finish(binary);
-            rows = new.rows();
-            whole.class.finish(INT4, rows);
-            whole.nth.finish(INT4, rows);
-            SetOperation::UpdateEqual
-        } else {
-            set.reset(0);
-            rows = whole.counts.iter().map(|count| usize::try_from(*count).unwrap_or(0)).sum();
-            // How many of each class: in the place of the numbers that an update has.
-            whole.counts.iter().for_each(|count| whole.class.push_number(*count));
-            whole.class.finish(INT4, whole.counts.len());
-            SetOperation::DeleteEqual
-        };
-        let shape = Shape { kind: Kind::Set(operation), set, nulls, text };
-        let Target { session, statements, .. } = &mut *self.target;
-        let prepared = bind::prepare(session, statements, map, &shape);
-        let mut params: Params<'_> = params(&prepared.sources, search, new);
-        params.push(Param::Binary(whole.class.bytes()));
-        if is_update {
-            params.push(Param::Binary(whole.nth.bytes()));
-        }
-        session.queue_bind(&prepared.name, params.iter().copied())?;
-        session.queue_execute();
-        self.target.expect(rows);
+        let SetBuffers { whole, set, .. } = &mut *self.buffers;
+        set.reset(0);
+        // How many of each class: in the place of the numbers that an update has.
+        let Classes { counts, class, .. } = whole;
+        counts.iter().for_each(|count| class.push_number(*count));
+        class.finish(INT4, counts.len());
+        let rows = counts.iter().map(|count| usize::try_from(*count).unwrap_or(0)).sum();
+        self.queue_statement(SetOperation::DeleteEqual, rows)?;
         Ok(true)
     }
 
     fn queue_alone(&mut self, index: usize) -> Result<(), SetError> {
-        match self.changes {
-            Changes::Deletes(deletes) => {
-                self.buffers.rows.delete(self.target, &deletes[index].row, 1)
-            }
-            Changes::Updates(updates) => {
-                let Update { old, new } = &updates[index];
-                let old = old.as_ref().map(|old| &old.row);
-                self.buffers.rows.update(self.target, old, new)
-            }
-        }
+        self.buffers.rows.delete(self.target, &self.deletes[index].row, 1)
     }
 }

@@ -31,6 +31,7 @@ fn cluster(major: u16) -> &'static Cluster {
 
 pub(super) struct Bed {
     pub(super) session: Session,
+    info: ConnInfo,
     statements: StatementCache,
     buffers: SetBuffers,
 }
@@ -48,8 +49,14 @@ impl Bed {
         cluster.create_database(&name).unwrap();
         cluster.sql(&name, sql).unwrap();
         let info = ConnInfo::parse_with_env(&cluster.conninfo(&name), &|_| None, None).unwrap();
-        let session = Target::new(info, "bed").connect(Purpose::Apply).unwrap();
-        Self { session, statements: StatementCache::default(), buffers: SetBuffers::default() }
+        let session = Target::new(info.clone(), "bed").connect(Purpose::Apply).unwrap();
+        let (statements, buffers) = (StatementCache::default(), SetBuffers::default());
+        Self { session, info, statements, buffers }
+    }
+
+    /// Another session of the same database.
+    pub(super) fn second_session(&self) -> Session {
+        Target::new(self.info.clone(), "bed").connect(Purpose::Apply).unwrap()
     }
 
     /// The map of `public.name`; `columns` are published, a `*` marks those of the key.
@@ -126,15 +133,14 @@ impl Bed {
         self.sql("BEGIN");
         let parsed = self.statements.parsed();
         let mut expected: Vec<u64> = Vec::new();
-        queue_segment(
+        let queued = queue_segment(
             &mut self.session,
             &mut self.statements,
             &mut self.buffers,
             map,
             segment,
             &mut |Expected { rows }| expected.push(rows),
-        )
-        .unwrap();
+        );
         self.session.queue_sync();
         self.session.flush().unwrap();
         let (mut affected, mut failed) = (Vec::new(), None);
@@ -146,6 +152,7 @@ impl Bed {
                 _ => {}
             }
         }
+        let failed = failed.or(queued.err().map(|error| error.to_string()));
         if let Some(failed) = failed {
             for name in self.statements.forget_after(parsed) {
                 self.session.queue_close_statement(&name);

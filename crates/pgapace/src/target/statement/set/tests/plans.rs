@@ -1,12 +1,13 @@
 //! How the server finds the rows.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use engine::net::{Segment, Update};
 use pgoutput::ReplicaIdentity;
 
 use super::MAJORS;
-use super::bed::{Bed, FORMATS, deletes, old, row, updates};
+use super::bed::{Bed, FORMATS, Values, deletes, old, row, updates};
 
 /// Scans of a table in the open transaction.
 fn scans(bed: &mut Bed, table: &str) -> String {
@@ -103,6 +104,52 @@ fn whole_rows_take_one_scan() {
             let segment = Segment { deletes, ..Segment::default() };
             bed.apply_all(&map, &segment);
             assert_eq!(bed.value("SELECT count(*) FROM public.t"), "99000");
+        }
+    }
+}
+
+/// Not one scan for each pattern of NULLs, nor a comparison of each row with all others.
+#[test]
+fn whole_rows_with_nulls_take_one_scan() {
+    for major in MAJORS {
+        for format in FORMATS {
+            let mut bed = Bed::new(
+                major,
+                "CREATE TABLE t (kind text, a int, v text, j jsonb, n numeric, d date, new text);
+                 INSERT INTO t SELECT 'k', CASE WHEN i % 7 <> 0 THEN i END,
+                   CASE WHEN i % 3 <> 0 THEN 'v' || i END, CASE WHEN i % 5 = 0 THEN '{}'::jsonb END,
+                   CASE WHEN i % 2 <> 0 THEN i END, CASE WHEN i % 11 = 0 THEN '2000-01-01'::date END
+                 FROM generate_series(1, 100000) i",
+            );
+            let map = bed.map("t", ReplicaIdentity::Full, "kind a v j n d new");
+            let columns = "kind, a, v, j, n, d";
+            let some = "FROM public.t WHERE hashint4(coalesce(a, 0)) % 20 = 0";
+            let before = bed.rows(format, &format!("SELECT {columns}, new {some}"));
+            let after = bed.rows(format, &format!("SELECT {columns}, 'new' {some}"));
+            let (count, some) = (before.len(), before.len() as u64);
+            assert!((3000..12_000).contains(&count), "{count}");
+            // Rows that are NULL in a and n are equal more often.
+            let mut classes: HashMap<&Values, u32> = HashMap::new();
+            let updates = before
+                .iter()
+                .zip(&after)
+                .map(|(before, after)| {
+                    let next = u32::try_from(classes.len()).unwrap();
+                    let class = *classes.entry(before).or_insert(next);
+                    Update { old: Some(old(format, before, class, 0)), new: row(format, after) }
+                })
+                .collect();
+            let segment = Segment { updates, ..Segment::default() };
+            forget_scans(&mut bed);
+            let started = Instant::now();
+            let counts = bed.begin(&map, &segment);
+            let took = started.elapsed();
+            assert_eq!(counts, Ok(vec![(1, 1), (some, some), (1, 1)]));
+            assert_eq!(scans(&mut bed, "t"), "1 100000 0", "{major} {format:?}");
+            eprintln!("PostgreSQL {major}, {format:?}: {count} rows, {took:?}");
+            assert!(took.as_secs() < 4, "{took:?}");
+            bed.sql("COMMIT");
+            assert_eq!(bed.value("SELECT count(new) FROM public.t"), count.to_string());
         }
     }
 }

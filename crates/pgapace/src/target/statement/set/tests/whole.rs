@@ -123,19 +123,9 @@ fn in_binary_with_different_new_values() {
             assert_eq!(bed.value("SELECT count(v) FROM public.t WHERE a >= 5"), "0");
             assert_eq!(bed.value("SELECT current_setting('enable_seqscan')"), "off");
         }
-        // Arrays in binary: one by one.
-        bed.sql("UPDATE public.t SET ar = '{1}', v = NULL");
-        let olds = bed.rows(Format::Binary, "SELECT a, n, v, b, ar FROM public.t WHERE a = 5");
-        let news = bed.rows(
-            Format::Binary,
-            "SELECT a, n, 'w'::varchar, b, ARRAY[2] FROM public.t WHERE a = 5",
-        );
-        bed.apply_all(&map, &whole_updates(Format::Binary, &olds, &news));
-        assert_eq!(bed.value("SELECT count(*) FROM public.t WHERE ar = '{2}' AND a = 5"), "10");
         // More than there are.
-        let mut more = olds.clone();
         for format in FORMATS {
-            more = bed.rows(format, "SELECT a, n, v, b, NULL FROM public.t WHERE a = 6");
+            let mut more = bed.rows(format, "SELECT a, n, v, b, NULL FROM public.t WHERE a = 6");
             bed.sql("UPDATE public.t SET ar = NULL WHERE a = 6");
             more.push(more[0].clone());
             let counts = bed.apply(&map, &whole_deletes(format, &more)).unwrap();
@@ -144,7 +134,6 @@ fn in_binary_with_different_new_values() {
                 "INSERT INTO public.t SELECT 6, 1, NULL, 'x', NULL FROM generate_series(1, 10)",
             );
         }
-        drop(more);
     }
 }
 
@@ -159,5 +148,162 @@ fn classes_that_are_equal_on_the_target() {
         let rows = [value("1.0"), value("1.00")];
         let counts = bed.apply(&map, &whole_deletes(Format::Text, &rows)).unwrap();
         assert_eq!(counts, [(1, 1), (2, 1), (1, 1)]);
+    }
+}
+
+fn text(values: &[Option<&str>]) -> Values {
+    values.iter().map(|value| value.map(|v| v.as_bytes().to_vec())).collect()
+}
+
+/// What one update leaves is not what another one of the segment finds: executed one by one, in
+/// the order b to c, a to b, the first finds nothing.
+#[test]
+fn all_updates_find_their_rows_before_any_is_written() {
+    // Which columns are NULL is the same in all rows, or another thing in each.
+    let same =
+        [[Some("a"), Some("1"), None], [Some("b"), Some("1"), None], [Some("c"), None, None]];
+    let different =
+        [[Some("a"), None, Some("{}")], [None, Some("1"), None], [Some("c"), None, None]];
+    for major in MAJORS {
+        let mut bed = Bed::new(major, "CREATE TABLE t (v text, n numeric, j jsonb)");
+        let map = bed.map("t", ReplicaIdentity::Full, "v n j");
+        for rows in [same, different] {
+            let [a, b, c] = rows.map(|values| text(&values));
+            for ba in [false, true] {
+                let (mut olds, mut news) = (vec![b.clone(), a.clone()], vec![c.clone(), b.clone()]);
+                if ba {
+                    olds.reverse();
+                    news.reverse();
+                }
+                let segment = whole_updates(Format::Text, &olds, &news);
+                bed.sql("TRUNCATE public.t");
+                bed.apply_all(&map, &inserts(Format::Text, std::slice::from_ref(&a)));
+                assert_eq!(bed.begin(&map, &segment), Ok(vec![(1, 1), (2, 1), (1, 1)]), "{major}");
+                bed.sql("ROLLBACK");
+                // With both there, each becomes the next.
+                bed.apply_all(&map, &inserts(Format::Text, std::slice::from_ref(&b)));
+                bed.apply_all(&map, &segment);
+                let mut after = bed.rows(Format::Text, "SELECT v, n, j FROM public.t");
+                after.sort();
+                let mut expected = [b.clone(), c.clone()];
+                expected.sort();
+                assert_eq!(after, expected, "{major}");
+            }
+        }
+    }
+}
+
+/// By operators that are not in `pg_catalog`, of domains, arrays, composites and types that are
+/// compared as text; a composite of NULLs is not NULL.
+#[test]
+fn rows_that_differ_in_nulls_only() {
+    for major in MAJORS {
+        let mut bed = Bed::new(
+            major,
+            "CREATE SCHEMA ext; CREATE EXTENSION citext SCHEMA ext;
+             CREATE TYPE pair AS (a int, b int);
+             CREATE DOMAIN short AS varchar(5) CHECK (value <> 'no');
+             CREATE COLLATION other (provider = icu, locale = 'und');
+             CREATE TABLE t (ci ext.citext, p pair, d short, ar int[], j json, f float8,
+                             o text COLLATE other, b bit(2), new text);
+             CREATE TABLE source AS
+             SELECT ci::ext.citext, p::pair, d::short, ar::int[], j::json, f::float8, o::text, b::bit(2)
+             FROM (VALUES ('x'), (NULL)) AS c1 (ci),
+                  (VALUES ('(1,2)'), ('(,)'), (NULL)) AS c2 (p), (VALUES ('d'), (NULL)) AS c3 (d),
+                  (VALUES ('{}'), ('{1,NULL}'), (NULL)) AS c4 (ar), (VALUES ('{}'), (NULL)) AS c5 (j),
+                  (VALUES ('-0'), ('NaN'), (NULL)) AS c6 (f), (VALUES (''), (NULL)) AS c7 (o),
+                  (VALUES ('10'), (NULL)) AS c8 (b)",
+        );
+        let map = bed.map("t", ReplicaIdentity::Full, "ci p d ar j f o b new");
+        let format = Format::Text;
+        let old = "SELECT *, NULL::text FROM public.source";
+        // Found by an equality of their own, and changed to what says which row it was.
+        let olds = bed.rows(format, old);
+        assert_eq!(olds.len(), 864);
+        bed.apply_all(&map, &inserts(format, &olds));
+        bed.sql("UPDATE public.t SET ci = upper(ci::text)::ext.citext");
+        let new = "SELECT *, concat_ws('|', coalesce(ci::text, '~'), coalesce(p::text, '~'), d,
+                   coalesce(ar::text, '~'), j, coalesce(f, 1), coalesce(o, '~'), b)
+                   FROM public.source";
+        let news = bed.rows(format, new);
+        let statements = bed.apply_all(&map, &whole_updates(format, &olds, &news));
+        assert_eq!(statements, 3);
+        bed.assert_same("SELECT * FROM public.t", new);
+        let statements = bed.apply_all(&map, &whole_deletes(format, &news));
+        assert_eq!(statements, 3);
+        assert_eq!(bed.value("SELECT count(*) FROM public.t"), "0");
+    }
+}
+
+/// Not even one of them is queued apart from the others.
+#[test]
+fn updates_that_cannot_be_one_statement_are_refused() {
+    for major in MAJORS {
+        let mut bed = Bed::new(
+            major,
+            "CREATE TABLE t (a int, ar int[]); INSERT INTO t VALUES (1, '{1}'), (2, '{1}')",
+        );
+        let map = bed.map("t", ReplicaIdentity::Full, "a ar");
+        let olds = bed.rows(Format::Binary, "SELECT a, ar FROM public.t");
+        let news = bed.rows(Format::Binary, "SELECT a, ARRAY[2] FROM public.t");
+        let refused = bed.begin(&map, &whole_updates(Format::Binary, &olds, &news));
+        assert!(refused.unwrap_err().contains("cannot be one statement"));
+        bed.sql("ROLLBACK");
+        // One alone has no other.
+        bed.apply_all(&map, &whole_updates(Format::Binary, &olds[..1], &news[..1]));
+        // Text and binary mixed.
+        bed.sql("UPDATE public.t SET ar = NULL");
+        let binary = bed.rows(Format::Binary, "SELECT a, ar FROM public.t ORDER BY a");
+        let in_text = bed.rows(Format::Text, "SELECT a, ar FROM public.t ORDER BY a");
+        let mut segment = whole_updates(Format::Binary, &binary, &binary);
+        segment.updates[1].new = row(Format::Text, &in_text[1]);
+        let refused = bed.begin(&map, &segment);
+        assert!(refused.unwrap_err().contains("cannot be one statement"));
+        bed.sql("ROLLBACK");
+        // Deletes leave nothing to be found by others.
+        let rows = bed.rows(Format::Binary, "SELECT a, ARRAY[1] FROM public.t");
+        bed.sql("UPDATE public.t SET ar = '{1}'");
+        bed.apply_all(&map, &whole_deletes(Format::Binary, &rows));
+        assert_eq!(bed.value("SELECT count(*) FROM public.t"), "0");
+    }
+}
+
+/// Another session changes a row between the scan and the change: it is counted as missing, even
+/// if its values are what they were.
+#[test]
+fn a_row_changed_meanwhile_is_missing() {
+    for major in MAJORS {
+        // The changed rows are joined with the table or, of many, looked up by address.
+        for (deletes, size) in [(false, 9), (true, 9), (false, 50_000), (true, 50_000)] {
+            let mut bed = Bed::new(
+                major,
+                &format!(
+                    "CREATE TABLE t (a int, v text); INSERT INTO t SELECT i, 'x' FROM generate_series(1, {size}) i; ANALYZE t"
+                ),
+            );
+            let map = bed.map("t", ReplicaIdentity::Full, "a v");
+            let olds = bed.rows(Format::Text, "SELECT a, v FROM public.t WHERE a < 10");
+            let news = bed.rows(Format::Text, "SELECT a, 'y' FROM public.t WHERE a < 10");
+            let mut other = bed.second_session();
+            other.simple("BEGIN; UPDATE public.t SET v = v WHERE a = 5").unwrap();
+            let waiting = bed.value("SELECT pg_catalog.pg_backend_pid()");
+            let commit = std::thread::spawn(move || {
+                let query = format!(
+                    "SELECT count(*) FROM pg_catalog.pg_locks WHERE NOT granted AND pid = {waiting}"
+                );
+                while other.query(&query, &[]).unwrap().one().unwrap().str(0).unwrap() == "0" {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+                other.simple("COMMIT").unwrap();
+            });
+            let segment = if deletes {
+                whole_deletes(Format::Text, &olds)
+            } else {
+                whole_updates(Format::Text, &olds, &news)
+            };
+            let counts = bed.apply(&map, &segment);
+            commit.join().unwrap();
+            assert_eq!(counts, Ok(vec![(1, 1), (9, 8), (1, 1)]), "{major}");
+        }
     }
 }
