@@ -58,17 +58,17 @@ pub(crate) fn has_binary_elements(column: &Column) -> bool {
 
 /// Lets the planner choose a hash join and one scan of the table, by the sizes of the arrays:
 /// without a key there may be no index, and then one lookup per row would be one scan per row.
+/// Merge joins stay off: the planner knows nothing of the arrays' values, takes a hash join for
+/// worse than it is, and would sort the whole table.
 pub(crate) const PLANNER_FREE: &str = "SELECT \
     pg_catalog.set_config('enable_seqscan', 'on', true), \
     pg_catalog.set_config('enable_hashjoin', 'on', true), \
-    pg_catalog.set_config('enable_mergejoin', 'on', true), \
     pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true)";
 
 /// Back to what every session has set.
 pub(crate) const PLANNER_BOUND: &str = "SELECT \
     pg_catalog.set_config('enable_seqscan', 'off', true), \
     pg_catalog.set_config('enable_hashjoin', 'off', true), \
-    pg_catalog.set_config('enable_mergejoin', 'off', true), \
     pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true)";
 
 /// The statement of a shape.
@@ -300,7 +300,8 @@ impl Builder<'_> {
 
     /// A row's address is unique only together with its partition. The second comparison is no
     /// condition by which rows are found: it is checked again where a row has been changed since
-    /// it was found, and its newest version has another address.
+    /// it was found, and its newest version has another address. Lookups by address check this
+    /// themselves only in newer minor versions (18.6 and 15.18 do, other plans always did).
     fn by_address() -> &'static str {
         "target.ctid OPERATOR(pg_catalog.=) hit.address \
          AND target.tableoid OPERATOR(pg_catalog.=) hit.relation \
