@@ -65,6 +65,8 @@ pub(crate) struct Column {
     pub(crate) volatile_default: Option<VolatileDefault>,
     /// A function of users that a check of the column's domain calls, and that may look at rows.
     pub(crate) domain_code: Option<String>,
+    /// Whether users made a cast from text to the base type, other than by its input function.
+    pub(crate) cast_from_text: bool,
 }
 
 /// A default that an INSERT without the column evaluates, row by row.
@@ -170,6 +172,11 @@ FROM (
   UNION ALL
   SELECT t.root, pg_catalog.concat_ws(' ', 'k', k.oid, k.xmin)
   FROM tree t JOIN pg_catalog.pg_constraint k ON k.conrelid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'x', ct.oid, ct.xmin)
+  FROM tree t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relid AND a.attnum > 0
+  JOIN pg_catalog.pg_cast ct ON ct.casttarget = a.atttypid
+  WHERE ct.castsource = 25 AND ct.oid >= 16384
 ) part
 GROUP BY part.root"
     };
@@ -251,6 +258,8 @@ WITH RECURSIVE tree AS (
 /// of the polymorphic type that covers it, or of a type it is binary coercible to; and only if
 /// every part of an array or composite has one too (`json[]` has `=` that fails when it runs).
 ///
+/// A cast from text that users made (no oid from initdb) runs instead of the input function.
+///
 /// A default counts as volatile if it calls what gives another value each time, or a function of
 /// users that may look at rows. `pg_depend` knows only the functions of users; built-in ones are
 /// found by name in the expression, where they stand without a schema.
@@ -323,7 +332,10 @@ SELECT a.attname, a.attnum, b.typ, pg_catalog.format_type(a.atttypid, a.atttypmo
        bn.nspname, bt.typname, bt.typarray,
        bt.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc, bt.typtype,
        coalesce(co.collisdeterministic, true), b.modifier,
-       i.expression, volatile.code, checked.name
+       i.expression, volatile.code, checked.name,
+       EXISTS (SELECT 1 FROM pg_catalog.pg_cast ct
+               WHERE ct.castsource = 25 AND ct.casttarget = b.typ AND ct.castmethod = 'f'
+                 AND ct.oid >= 16384)
 FROM attribute a
 JOIN base b ON b.attnum = a.attnum
 JOIN pg_catalog.pg_type bt ON bt.oid = b.typ
@@ -507,6 +519,7 @@ fn column(row: &Row<'_>) -> Result<Column> {
             _ => None,
         },
         domain_code: row.get(19).map(str::to_owned),
+        cast_from_text: boolean(row, 20)?,
     })
 }
 

@@ -71,6 +71,9 @@ fn fold(
     if let Some((reason, barrier)) = side_effect(table, columns) {
         return (ApplyMode::Row { reason }, Fold::Never { barrier });
     }
+    if let Some(reason) = cast_from_text(table, columns) {
+        return (ApplyMode::Append { reason }, Fold::Append);
+    }
     let folded = match search {
         Search::Key(key) => key_forms(remote, table, columns, key, types).map(Fold::Key),
         Search::WholeRow(_) => {
@@ -121,6 +124,19 @@ fn side_effect(table: &Table, columns: &[usize]) -> Option<(String, bool)> {
         }
     }
     found
+}
+
+/// Set statements cast values in text to the column's type, which must be what its input function
+/// does. COPY and single statements cast nothing.
+fn cast_from_text(table: &Table, columns: &[usize]) -> Option<String> {
+    let column = columns.iter().map(|at| &table.columns[*at]).find(|c| c.cast_from_text)?;
+    Some(format!(
+        "a user-defined cast from text stands in for the input function of type {} of column {} \
+         of {}",
+        column.type_name,
+        column.name,
+        table.display_name()
+    ))
 }
 
 /// The form of each key column, or why one has none.
@@ -282,6 +298,7 @@ mod tests {
             type_modifier,
             volatile_default: None,
             domain_code: None,
+            cast_from_text: false,
         }
     }
 

@@ -246,3 +246,39 @@ fn what_is_too_long_is_an_error() {
         }
     }
 }
+
+/// `v.x::type` would not run the input function of the type.
+#[test]
+fn a_cast_from_text_by_users_forbids_sets() {
+    for major in MAJORS {
+        let mut bed = Bed::new(
+            major,
+            "CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE DOMAIN feeling AS mood;
+             CREATE FUNCTION always_happy(text) RETURNS mood LANGUAGE sql IMMUTABLE
+               RETURN (SELECT m FROM unnest(enum_range(NULL::mood)) m ORDER BY m DESC LIMIT 1);
+             CREATE TABLE t (id text PRIMARY KEY, m mood, d feeling);
+             CREATE TABLE other (id text PRIMARY KEY, n name, x xml, c \"char\", v varchar(5))",
+        );
+        let reason = |bed: &mut Bed, table: &str, columns: &str| {
+            let map = bed.map(table, ReplicaIdentity::Default, columns);
+            (map.mode.reason().unwrap_or("").to_owned(), map.table.fingerprint.clone())
+        };
+        let (none, before) = reason(&mut bed, "t", "id* m d");
+        assert_eq!(none, "");
+        // By the input function, and no replacement.
+        bed.sql("CREATE CAST (text AS public.mood) WITH INOUT AS ASSIGNMENT");
+        assert_eq!(reason(&mut bed, "t", "id* m d").0, "");
+        bed.sql(
+            "DROP CAST (text AS public.mood);
+             CREATE CAST (text AS public.mood) WITH FUNCTION public.always_happy(text)",
+        );
+        for columns in ["id* m", "id* d"] {
+            let (said, after) = reason(&mut bed, "t", columns);
+            assert!(said.contains("a user-defined cast from text stands in for"), "{said}");
+            assert_ne!(before, after);
+        }
+        // Of the published columns only; and the casts that PostgreSQL comes with do no harm.
+        assert_eq!(reason(&mut bed, "t", "id*").0, "");
+        assert_eq!(reason(&mut bed, "other", "id* n x c v").0, "");
+    }
+}
