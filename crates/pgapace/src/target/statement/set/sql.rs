@@ -300,8 +300,8 @@ impl Builder<'_> {
 
     /// A row's address is unique only together with its partition. The second comparison is no
     /// condition by which rows are found: it is checked again where a row has been changed since
-    /// it was found, and its newest version has another address. Lookups by address check this
-    /// themselves only in newer minor versions (18.6 and 15.18 do, other plans always did).
+    /// it was found, and its newest version has another address. Scans by address do
+    /// that themselves only since minor versions of late 2025.
     fn by_address() -> &'static str {
         "target.ctid OPERATOR(pg_catalog.=) hit.address \
          AND target.tableoid OPERATOR(pg_catalog.=) hit.relation \
