@@ -197,7 +197,7 @@ fn bytes_of_an_incomplete_message_are_a_sign_of_life() {
 fn naps_only_while_data_flows() {
     let (mut server, mut stream) = pair();
     for _ in 0..20 {
-        std::thread::sleep(2 * FLOW);
+        std::thread::sleep(2 * FLOW_NAPS * NAP);
         server.write_all(&message(b'd', b"lone")).unwrap();
         let start = Instant::now();
         assert!(matches!(stream.receive(SOON).unwrap(), Received::Chunk(_)));
