@@ -48,6 +48,7 @@ impl Encoder {
     pub(crate) fn prepare_control(&mut self, session: &mut Session) {
         session.queue_parse("begin", "BEGIN", &[]);
         session.queue_parse("commit", "COMMIT", &[]);
+        session.queue_parse("nothing", "SELECT WHERE false", &[]);
         session.queue_parse("progress", &record_sql(self.identity.tagged), &RECORD_TYPES);
     }
 
@@ -65,15 +66,27 @@ impl Encoder {
         }
     }
 
+    /// Queues a statement that does nothing but be answered.
+    pub(crate) fn nothing(
+        &mut self,
+        session: &mut Session,
+        pending: &mut VecDeque<Pending>,
+    ) -> Result<()> {
+        queue_control(session, "nothing", Pending::Net { rows: 0 }, pending)?;
+        session.queue_flush();
+        Ok(())
+    }
+
     /// Queues part `index` of a group by rows: a source transaction is a target transaction, one
-    /// statement for each change in stream order.
+    /// statement for each change in stream order. The end of one whose first parts went before is
+    /// given back: those must be answered first.
     pub(crate) fn rows(
         &mut self,
         session: &mut Session,
         group: &Group,
         index: usize,
         pending: &mut VecDeque<Pending>,
-    ) -> Result<()> {
+    ) -> Result<Option<Ending>> {
         let work = &group.works[index];
         let part = number(index)?;
         if work.part.first {
@@ -85,11 +98,14 @@ impl Encoder {
                 .map_err(|error| error.into_failure(work, at))?;
         }
         match self.ending(work, work.predecessor, part, 1) {
-            Some(ending) => ending.queue(session, self.identity, pending),
-            None => {
+            Some(ending) if work.part.first => {
+                ending.queue(session, self.identity, pending)?;
+                Ok(None)
+            }
+            ending => {
                 // Have the server answer, so that the memory of the part is given back.
                 session.queue_flush();
-                Ok(())
+                Ok(ending)
             }
         }
     }
@@ -157,8 +173,9 @@ impl Encoder {
             }
         }
         session.queue_flush();
-        let transactions = number(group.works.len())?;
-        Ok(self.ending(last, first.predecessor, transactions - 1, transactions))
+        let last_part = number(group.works.len() - 1)?;
+        let transactions = group.works.iter().filter(|work| !work.part.is_idle()).count();
+        Ok(self.ending(last, first.predecessor, last_part, number(transactions)?))
     }
 
     /// What ends the target transaction after `work`, `None` in the middle of a large one.

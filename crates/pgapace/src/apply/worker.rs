@@ -191,6 +191,12 @@ impl State {
                 }
                 continue;
             }
+            if self.ready.len() > 1 {
+                // One keeps the target busy; what is put together is memory beside the budget.
+                self.send()?;
+                self.wait_for_replies()?;
+                continue;
+            }
             match inbox.try_recv() {
                 Ok(group) => self.start(group)?,
                 Err(TryRecvError::Disconnected) => return Ok(()),
@@ -220,6 +226,10 @@ impl State {
             Ok(ending) => (ending, None),
             Err(failure) => (None, Some(failure)),
         };
+        if failure.is_none() && pending.is_empty() {
+            // Whoever waits for its answers must get one.
+            self.encoder.nothing(&mut self.session, &mut pending)?;
+        }
         let awaited = pending.len();
         let group = InFlight { group, awaited, ending, parsed };
         if let Some(failure) = failure {
@@ -244,10 +254,11 @@ impl State {
         match group.mode {
             Mode::Net => self.encoder.net(&mut self.session, group, pending),
             Mode::Rows => {
+                let mut ending = None;
                 for index in 0..group.works.len() {
-                    self.encoder.rows(&mut self.session, group, index, pending)?;
+                    ending = self.encoder.rows(&mut self.session, group, index, pending)?;
                 }
-                Ok(None)
+                Ok(ending)
             }
         }
     }
@@ -256,9 +267,11 @@ impl State {
         self.in_flight.back().is_some_and(|last| last.ending.is_some())
     }
 
-    /// Ends the group in flight if all its statements are answered, and sends those behind it.
+    /// Ends the group in flight if all statements of its transaction are answered, those of the
+    /// parts before it too, and sends those behind it.
     fn advance(&mut self) -> Result<()> {
-        while let Some(last) = self.in_flight.back_mut()
+        if self.in_flight.len() == 1
+            && let Some(last) = self.in_flight.back_mut()
             && last.awaited == 0
             && let Some(ending) = last.ending.take()
         {
@@ -307,8 +320,19 @@ impl State {
             self.wait_for_replies()?;
         }
         // An earlier group may have failed meanwhile; then that comes first.
-        self.recovering |= again;
-        if self.recovering { Ok(()) } else { Err(failure) }
+        if again && !self.recovering {
+            self.recovering = true;
+            self.answers.roll_back();
+            self.answers.fell_back();
+        }
+        match (self.recovering, self.in_flight.back()) {
+            (true, _) => Ok(()),
+            // Its first parts are gone: the publisher has to send it again.
+            (false, Some(InFlight { group, .. })) if group.mode == Mode::Net => {
+                Err(Failure { rows_through: Some(group.last_commit()), ..failure })
+            }
+            (false, _) => Err(failure),
+        }
     }
 
     /// The first group in flight has failed.

@@ -7,6 +7,7 @@
 use engine::key::KeyForm;
 use engine::net::{Fold, TableRules};
 use engine::relation::RemoteRelation;
+use pgoutput::ReplicaIdentity;
 
 use crate::target::catalogue::{Column, Identity, Table};
 use crate::target::format::{PublisherTypes, ValueType};
@@ -75,6 +76,9 @@ fn fold(
         return (ApplyMode::Append { reason }, Fold::Append);
     }
     let folded = match search {
+        Search::Key(_) if keys_are_of_leaves(remote, table) => {
+            Err(format!("keys are unique only within each partition of {}", table.display_name()))
+        }
         Search::Key(key) => key_forms(remote, table, columns, key, types).map(Fold::Key),
         Search::WholeRow(_) => {
             stored_as_sent(remote, table, columns, types).map(|()| Fold::WholeRow)
@@ -85,6 +89,12 @@ fn fold(
         Ok(fold) => (ApplyMode::Set, fold),
         Err(reason) => (ApplyMode::Append { reason }, Fold::Append),
     }
+}
+
+/// Whether rows are found by keys that each partition has, and the root has not: there may be two of
+/// one key, which only a statement of one row notices.
+fn keys_are_of_leaves(remote: &RemoteRelation, table: &Table) -> bool {
+    table.identity_key.is_none() && remote.replica_identity != ReplicaIdentity::Full
 }
 
 /// What happens beside the change itself, and whether that may be code of users, which may look at

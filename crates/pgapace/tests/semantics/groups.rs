@@ -216,3 +216,74 @@ fn a_conflict_inside_a_large_transaction() {
         case.expect_equal(&["t"]);
     });
 }
+
+/// Large transactions, in parts: the last part may be empty, or of another kind than the first, and
+/// none may be committed before all are judged.
+#[test]
+fn missing_rows_of_large_transactions() {
+    on_versions(&[(15, 18)], |mut case| {
+        case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
+        case.replicate(
+            "CREATE TABLE t (id int PRIMARY KEY, v text); \
+             CREATE TABLE h (id int PRIMARY KEY); \
+             CREATE TABLE f (a int, tags int[]); ALTER TABLE f REPLICA IDENTITY FULL",
+        );
+        case.target.sql(
+            "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
+             CREATE TRIGGER after AFTER INSERT ON h FOR EACH ROW EXECUTE FUNCTION nothing(); \
+             ALTER TABLE h ENABLE ALWAYS TRIGGER after",
+        );
+        case.publisher.sql(
+            "INSERT INTO t SELECT g, 'v' FROM generate_series(1, 32768) g; \
+             INSERT INTO f SELECT g, ARRAY[g] FROM generate_series(1, 3) g",
+        );
+        case.run_until_current();
+        case.target.sql("DELETE FROM t WHERE id = 100");
+        let missing =
+            |case: &Case| -> u64 { case.statistic("update_missing").parse().expect("a number") };
+        let transactions = [
+            // Exactly one part, and an empty one that ends it.
+            "UPDATE t SET v = 'one'",
+            // One change that is a part by itself.
+            "UPDATE t SET v = repeat('x', 5000000) WHERE id = 100",
+            // Sets first, then a table whose triggers run code.
+            "UPDATE t SET v = 'two'; UPDATE t SET v = 'three'; INSERT INTO h VALUES (1)",
+        ];
+        let mut expected = 0;
+        for (sql, added) in transactions.into_iter().zip([1, 1, 2]) {
+            case.publisher.sql(sql);
+            let log = case.run_until_current();
+            expected += added;
+            assert_eq!(missing(&case), expected, "{sql}: {log}");
+            assert!(log.contains("(id)=(100)"), "{sql}: {log}");
+        }
+        case.publisher.sql("DELETE FROM t WHERE id = 100");
+        case.run_until_current();
+        case.expect_equal(&["t", "h", "f"]);
+    });
+}
+
+/// Parts of a transaction of which nothing is to be applied, and updates that cannot be a set.
+#[test]
+fn large_transactions_without_sets() {
+    on_versions(&[(15, 18)], |case| {
+        case.replicate("CREATE TABLE kept (id int PRIMARY KEY)");
+        case.both(
+            "CREATE TABLE late (id int PRIMARY KEY, v text); \
+             CREATE TABLE f (a int, tags int[]); ALTER TABLE f REPLICA IDENTITY FULL",
+        );
+        // Copied when its first change is met: then all of it is in the copy.
+        case.publisher.sql(
+            "INSERT INTO late SELECT g, 'late' FROM generate_series(1, 150000) g; \
+             INSERT INTO f SELECT 1, ARRAY[g] FROM generate_series(1, 20) g",
+        );
+        case.run_until_current();
+        case.expect_equal(&["late", "f"]);
+        case.publisher.sql(
+            "DO $$ BEGIN FOR i IN 1..1700 LOOP UPDATE f SET a = i; END LOOP; \
+             INSERT INTO kept VALUES (1); END $$",
+        );
+        case.run_until_current();
+        case.expect_equal(&["late", "f", "kept"]);
+    });
+}
