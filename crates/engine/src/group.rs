@@ -17,6 +17,27 @@ const BACKLOG: Duration = Duration::from_millis(100);
 /// A free worker is not kept waiting longer, whatever the backlog.
 const LONGEST_GATHERING: Duration = Duration::from_millis(20);
 
+/// The number of a group: groups are numbered from 1, in commit order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct GroupSeq(pub u64);
+
+impl GroupSeq {
+    /// Before the first group.
+    pub const NONE: Self = Self(0);
+
+    /// The group after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+
+    /// The group before this one; that of the first, or of none, is [`Self::NONE`].
+    #[must_use]
+    pub fn previous(self) -> Self {
+        Self(self.0.saturating_sub(1))
+    }
+}
+
 /// When a group is closed although more transactions wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupLimits {
