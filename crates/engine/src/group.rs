@@ -60,6 +60,8 @@ pub struct Size {
     pub whole: bool,
     /// Whether its transaction must be committed alone.
     pub by_rows: bool,
+    /// Whether it cannot be in a group with what comes before it.
+    pub starts_group: bool,
 }
 
 /// Parts that wait for a worker, in commit order.
@@ -125,6 +127,7 @@ impl<T> Batcher<T> {
             && group.len() < self.limits.transactions
             && let Some((next, _)) = self.waiting.front()
             && next.whole
+            && !next.starts_group
             && next.by_rows == first.by_rows
             && changes + next.changes <= self.limits.changes
             && bytes + next.bytes <= self.limits.bytes
@@ -152,7 +155,8 @@ mod tests {
     fn batcher(sizes: &[(usize, usize, bool)]) -> Batcher<usize> {
         let mut batcher = Batcher::new(LIMITS);
         for (index, (changes, bytes, whole)) in sizes.iter().copied().enumerate() {
-            batcher.push(Size { changes, bytes, whole, by_rows: false }, index);
+            batcher
+                .push(Size { changes, bytes, whole, by_rows: false, starts_group: false }, index);
         }
         batcher
     }
@@ -184,7 +188,10 @@ mod tests {
     fn transactions_that_are_committed_alone_are_not_mixed_with_others() {
         let mut batcher = Batcher::new(LIMITS);
         for (index, by_rows) in [false, true, true, false].into_iter().enumerate() {
-            batcher.push(Size { changes: 1, bytes: 1, whole: true, by_rows }, index);
+            batcher.push(
+                Size { changes: 1, bytes: 1, whole: true, by_rows, starts_group: false },
+                index,
+            );
         }
         let groups: Vec<_> = std::iter::from_fn(|| batcher.take()).collect();
         assert_eq!(groups, [vec![0], vec![1, 2], vec![3]]);
@@ -195,13 +202,19 @@ mod tests {
         let milliseconds = Duration::from_millis;
         let mut batcher = batcher(&[]);
         batcher.limits = GroupLimits { transactions: 8, changes: 80, bytes: 800 };
-        batcher.push(Size { changes: 1, bytes: 1, whole: true, by_rows: false }, 0);
+        batcher.push(
+            Size { changes: 1, bytes: 1, whole: true, by_rows: false, starts_group: false },
+            0,
+        );
         assert_eq!(batcher.gathering(milliseconds(50), Duration::ZERO), Duration::ZERO);
         assert_eq!(batcher.gathering(milliseconds(150), Duration::ZERO), milliseconds(15));
         assert_eq!(batcher.gathering(milliseconds(150), milliseconds(10)), milliseconds(5));
         assert_eq!(batcher.gathering(milliseconds(150), milliseconds(40)), Duration::ZERO);
         assert_eq!(batcher.gathering(Duration::from_secs(9), Duration::ZERO), milliseconds(20));
-        batcher.push(Size { changes: 1, bytes: 1, whole: true, by_rows: false }, 1);
+        batcher.push(
+            Size { changes: 1, bytes: 1, whole: true, by_rows: false, starts_group: false },
+            1,
+        );
         assert_eq!(batcher.gathering(Duration::from_secs(9), Duration::ZERO), Duration::ZERO);
     }
 

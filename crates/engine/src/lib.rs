@@ -11,8 +11,9 @@
 //! 4. [`gate`]: which changes of a table are already in its initial copy.
 //! 5. [`group`]: adjacent transactions to apply groups.
 //! 6. [`key`], [`net`]: the changes of one row folded into one, inside a group.
-//! 7. [`progress`]: received, applied, durable: what may be acknowledged.
-//! 8. [`history`]: may a publisher's timeline be followed from where we are?
+//! 7. [`order`]: which groups have ended, and who may go on.
+//! 8. [`progress`]: received, applied, durable: what may be acknowledged.
+//! 9. [`history`]: may a publisher's timeline be followed from where we are?
 #![forbid(unsafe_code)]
 
 pub mod assemble;
@@ -21,6 +22,7 @@ pub mod group;
 pub mod history;
 pub mod key;
 pub mod net;
+pub mod order;
 pub mod progress;
 pub mod relation;
 pub mod transaction;

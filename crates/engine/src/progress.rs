@@ -32,12 +32,38 @@ impl FlushTicket {
     }
 }
 
-/// Progress arithmetic of one subscription with its commits in order.
+/// What one progress row says: transactions that end after `after`, up to the one that ends at
+/// `through`, are committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// The end of the transaction before the first.
+    pub after: Lsn,
+    /// The end of the last.
+    pub through: Lsn,
+}
+
+impl Range {
+    /// Whether a transaction with this commit LSN is among them (see
+    /// [`already_applied`](crate::gate::already_applied)).
+    #[must_use]
+    pub fn covers(&self, commit_lsn: Lsn) -> bool {
+        self.after <= commit_lsn && commit_lsn < self.through
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Outstanding {
+    end: Lsn,
+    committed: bool,
+}
+
+/// Progress arithmetic of one subscription. Commits may come in any order; the positions follow
+/// those with none missing before them.
 #[derive(Debug)]
 pub struct Progress {
     received: Lsn,
-    /// Ends of the transactions handed to apply and not yet committed, in commit order.
-    outstanding: VecDeque<Lsn>,
+    /// Transactions handed to apply, in commit order, from the first that is not yet committed.
+    outstanding: VecDeque<Outstanding>,
     last_dispatched: Lsn,
     committed: Lsn,
     durable: Lsn,
@@ -95,7 +121,7 @@ impl Progress {
         self.last_dispatched
     }
 
-    /// The last committed position.
+    /// The last committed position with nothing missing before it.
     #[must_use]
     pub fn committed(&self) -> Lsn {
         self.committed
@@ -107,7 +133,7 @@ impl Progress {
         self.durable
     }
 
-    /// Transactions dispatched and not committed.
+    /// Transactions dispatched and not committed, and what is committed beyond the first of them.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.outstanding.len()
@@ -136,20 +162,32 @@ impl Progress {
     /// When `end` is not after everything dispatched before: order is the caller's promise.
     pub fn dispatched(&mut self, end: Lsn) {
         assert!(end > self.last_dispatched, "dispatched {end} after {}", self.last_dispatched);
-        self.outstanding.push_back(end);
+        self.outstanding.push_back(Outstanding { end, committed: false });
         self.last_dispatched = end;
         self.received(end);
     }
 
-    /// All transactions up to the one that ends at `end` are committed on the target.
+    /// The transactions of a range are committed on the target.
     ///
     /// # Panics
-    /// When `end` is not the end of an outstanding one: commits happen in order.
-    pub fn committed_through(&mut self, end: Lsn) {
-        let position = self.outstanding.iter().position(|outstanding| *outstanding == end);
-        let position = position.expect("a commit of something that was not dispatched");
-        self.outstanding.drain(..=position);
-        self.committed = end;
+    /// When it does not end with a transaction that is outstanding.
+    pub fn committed_range(&mut self, range: Range) {
+        let first = self.outstanding.partition_point(|one| one.end <= range.after);
+        let end = self.outstanding.partition_point(|one| one.end <= range.through);
+        let last = end.checked_sub(1).map(|last| self.outstanding[last]);
+        assert!(
+            first < end && last.is_some_and(|last| last.end == range.through && !last.committed),
+            "a commit of something that was not dispatched: {range:?}"
+        );
+        for one in self.outstanding.range_mut(first..end) {
+            one.committed = true;
+        }
+        while let Some(one) = self.outstanding.front()
+            && one.committed
+        {
+            self.committed = one.end;
+            self.outstanding.pop_front();
+        }
     }
 
     /// Starts a flush if something committed is not durable and none is on its way.
@@ -196,8 +234,14 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use super::{Lsn, Positions, Progress};
+    use super::{Lsn, Positions, Progress, Range};
     use proptest::prelude::*;
+
+    /// Commits what is next, up to `end`.
+    fn commit(progress: &mut Progress, end: u64) {
+        let after = progress.committed();
+        progress.committed_range(Range { after, through: Lsn(end) });
+    }
 
     #[test]
     fn flush_follows_commits_not_dispatch() {
@@ -205,14 +249,30 @@ mod tests {
         progress.dispatched(Lsn(110));
         progress.dispatched(Lsn(120));
         assert_eq!(progress.start_flush(), None);
-        progress.committed_through(Lsn(110));
+        commit(&mut progress, 110);
         let ticket = progress.start_flush().expect("110 is not durable");
-        progress.committed_through(Lsn(120));
+        commit(&mut progress, 120);
         assert_eq!(progress.start_flush(), None, "one at a time");
         progress.flushed(ticket);
         let now = progress.positions();
         assert_eq!(now, Positions { write: Lsn(120), flush: Lsn(110), apply: Lsn(120) });
         assert!(!progress.is_settled());
+    }
+
+    #[test]
+    fn commits_beyond_a_gap_are_not_acknowledged() {
+        let mut progress = Progress::resume(Lsn(100), Lsn(100));
+        for end in [110, 120, 130, 140] {
+            progress.dispatched(Lsn(end));
+        }
+        progress.committed_range(Range { after: Lsn(110), through: Lsn(130) });
+        assert_eq!((progress.committed(), progress.start_flush()), (Lsn(100), None));
+        assert_eq!(progress.positions().apply, Lsn(100));
+        progress.committed_range(Range { after: Lsn(100), through: Lsn(110) });
+        assert_eq!(progress.committed(), Lsn(130));
+        assert_eq!(progress.outstanding(), 1);
+        progress.committed_range(Range { after: Lsn(130), through: Lsn(140) });
+        assert_eq!((progress.committed(), progress.outstanding()), (Lsn(140), 0));
     }
 
     #[test]
@@ -224,7 +284,7 @@ mod tests {
         assert_eq!(progress.idle_candidate(), Some(Lsn(150)));
         progress.dispatched(Lsn(150));
         assert_eq!(progress.idle_candidate(), None);
-        progress.committed_through(Lsn(150));
+        commit(&mut progress, 150);
         let ticket = progress.start_flush().expect("not durable yet");
         progress.flushed(ticket);
         assert_eq!(progress.positions().flush, Lsn(150));
@@ -244,7 +304,7 @@ mod tests {
         let mut progress = Progress::resume(Lsn(100), Lsn(100));
         progress.hold(Some(Lsn(105)));
         progress.dispatched(Lsn(120));
-        progress.committed_through(Lsn(120));
+        commit(&mut progress, 120);
         let ticket = progress.start_flush().expect("120 is not durable");
         progress.flushed(ticket);
         assert_eq!(progress.positions().flush, Lsn(105));
@@ -286,7 +346,7 @@ mod tests {
                 match step {
                     0 => { next += 10; progress.dispatched(Lsn(next)); pending.push_back(next); }
                     1 => if let Some(end) = pending.pop_front() {
-                        progress.committed_through(Lsn(end));
+                        commit(&mut progress, end);
                         committed = end;
                     },
                     2 => if ticket.is_none() {

@@ -180,6 +180,19 @@ pub(crate) struct Settings {
     #[serde(rename = "memory-limit", alias = "memory_limit")]
     pub(crate) memory_limit: Option<usize>,
 
+    /// Sessions that apply changes at the same time; 1 is serial [default: 4]
+    #[arg(long, value_name = "N", env = "PGAPACE_WORKERS")]
+    pub(crate) workers: Option<usize>,
+
+    /// Commit in the publisher's order; false lets transactions that do not depend on each other
+    /// become visible in another order [default: true]
+    #[arg(
+        long, value_name = "BOOL", env = "PGAPACE_PRESERVE_COMMIT_ORDER",
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    #[serde(rename = "preserve-commit-order", alias = "preserve_commit_order")]
+    pub(crate) preserve_commit_order: Option<bool>,
+
     /// Source transactions that may become one target transaction: auto, or a number; 1 commits
     /// each of them alone [default: auto]
     #[arg(long, value_name = "auto|N", env = "PGAPACE_GROUP_TRANSACTIONS")]
@@ -213,6 +226,8 @@ impl Settings {
             receive_timeout: self.receive_timeout.or(weaker.receive_timeout),
             busy_timeout: self.busy_timeout.or(weaker.busy_timeout),
             memory_limit: self.memory_limit.or(weaker.memory_limit),
+            workers: self.workers.or(weaker.workers),
+            preserve_commit_order: self.preserve_commit_order.or(weaker.preserve_commit_order),
             group_transactions: self.group_transactions.or(weaker.group_transactions),
             apply_mode: self.apply_mode.or(weaker.apply_mode),
         }
@@ -264,6 +279,10 @@ impl Settings {
         if !(16..=1 << 20).contains(&memory_limit) {
             return Err(config("--memory-limit must be between 16 and 1048576 megabytes"));
         }
+        let workers = self.workers.unwrap_or(4);
+        if !(1..=64).contains(&workers) {
+            return Err(config("--workers must be between 1 and 64"));
+        }
         Ok(Subscription {
             publisher: conninfo(&need(self.publisher, "publisher")?, "publisher")?,
             target: conninfo(&need(self.target, "target")?, "target")?,
@@ -281,6 +300,8 @@ impl Settings {
             receive_timeout: seconds(self.receive_timeout, 60, "receive-timeout")?,
             busy_timeout,
             memory_limit: memory_limit << 20,
+            workers,
+            preserve_commit_order: self.preserve_commit_order.unwrap_or(true),
             group_transactions: self.group_transactions.unwrap_or_default(),
             apply_mode: self.apply_mode.unwrap_or(ApplyMode::Auto),
         })
@@ -318,6 +339,9 @@ pub(crate) struct Subscription {
     pub(crate) busy_timeout: Duration,
     /// Bytes.
     pub(crate) memory_limit: usize,
+    /// At least 1.
+    pub(crate) workers: usize,
+    pub(crate) preserve_commit_order: bool,
     pub(crate) group_transactions: GroupTransactions,
     pub(crate) apply_mode: ApplyMode,
 }

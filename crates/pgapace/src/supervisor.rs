@@ -14,8 +14,9 @@ use wire::{ReplicationStream, Session};
 
 use crate::apply::durability::Durability;
 use crate::apply::leader::{Leader, Outcome, Parts};
+use crate::apply::pool::Pool;
 use crate::apply::tables::Tables;
-use crate::apply::worker::{Identity, Worker};
+use crate::apply::worker::{Connect, Identity};
 use crate::config::{ApplyMode, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::publisher::feedback::Feedback;
@@ -241,13 +242,13 @@ impl Supervisor<'_> {
             )
         })?;
         if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
-            check_identity(&mut source, &system, identifier, timeline, applied)?;
+            check_identity(&mut source, &system, identifier, timeline, applied.highest())?;
         }
         let found =
             slot::wait_until_free(&mut source, &row.slot_name, config.busy_timeout, &|| {
                 self.shutdown.requested()
             })?;
-        let acknowledged = slot::check_resume(&row.slot_name, found.as_ref(), applied)?;
+        let acknowledged = slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
         state::set_publisher(&mut control, row.id, &system.system_identifier, system.timeline)?;
         let waits = publisher_waits_for(&mut source, &config.name)?;
         let until = match self.until {
@@ -276,9 +277,9 @@ impl Supervisor<'_> {
             ));
         }
         let progress = if two_phase {
-            Progress::resume_two_phase(applied, acknowledged)
+            Progress::resume_two_phase(applied.through, acknowledged)
         } else {
-            Progress::resume(applied, acknowledged)
+            Progress::resume(applied.through, acknowledged)
         };
         let feedback = Feedback::new(progress.positions());
         let published = publication::tables(&mut source, &config.publications)?;
@@ -289,7 +290,9 @@ impl Supervisor<'_> {
             None => format::choose(&mut control, &published, config.binary)?,
         };
         state::set_format(&mut control, row.id, format.name(), &format.reason)?;
-        let (worker, durability) = self.open_sessions(&target, &row)?;
+        let group_transactions = self.group_transactions();
+        let pool = self.open_pool(&control, &target, &row, group_transactions)?;
+        let durability = Durability::spawn(target.connect(Purpose::Durability)?, row.id)?;
         let command = slot::start_command(
             major,
             &row.slot_name,
@@ -317,7 +320,8 @@ impl Supervisor<'_> {
         tracing::info!(
             subscription = config.name,
             slot = row.slot_name,
-            applied = %applied,
+            applied = %applied.through,
+            workers = config.workers,
             acknowledged = %acknowledged,
             epoch = row.epoch,
             format = format.name(),
@@ -329,10 +333,11 @@ impl Supervisor<'_> {
         Leader::new(Parts {
             control,
             receiver,
-            worker,
+            pool,
             durability,
             feedback,
             progress,
+            applied_beyond: applied.beyond.into(),
             tables,
             adder: Adder::new(context),
             shutdown: self.shutdown,
@@ -344,10 +349,7 @@ impl Supervisor<'_> {
                 ..PartLimits::default()
             },
             group_limits: GroupLimits {
-                transactions: config
-                    .group_transactions
-                    .0
-                    .map_or(GROUP_TRANSACTIONS, std::num::NonZeroUsize::get),
+                transactions: group_transactions,
                 changes: GROUP_CHANGES,
                 bytes: part_bytes,
             },
@@ -460,35 +462,80 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    fn open_sessions(&self, target: &Target, row: &Subscription) -> Result<(Worker, Durability)> {
-        let mut apply = target.connect(Purpose::Apply)?;
-        ownership::join(&mut apply, row.id)?;
-        let tagged = self.config.tag_commits
-            && match origin::attach(&mut apply, row.id)? {
-                Ok(()) => true,
-                Err(reason) if self.config.origin_none => {
-                    return Err(Failure::new(
-                        Class::Target,
-                        format!("cannot tag commits with a replication origin: {reason}"),
-                    )
-                    .hint(
-                        "With --origin none, untagged commits would be sent back by the other \
-                         direction. Grant the role the origin functions (see README), or pass \
-                         --tag-commits=false if there is no other direction.",
-                    ));
-                }
-                Err(reason) => {
-                    tracing::info!(reason, "commits are not tagged with a replication origin");
-                    false
-                }
-            };
-        let durability = target.connect(Purpose::Durability)?;
-        let identity = Identity { id: row.id, epoch: row.epoch, tagged };
-        Ok((
-            Worker::spawn(apply, identity, &self.config.name)?,
-            Durability::spawn(durability, row.id)?,
-        ))
+    /// Most source transactions of a group.
+    fn group_transactions(&self) -> usize {
+        let config = self.config;
+        match (config.apply_mode, config.group_transactions.0) {
+            (_, Some(number)) => number.get(),
+            // A transaction that is applied by rows ends alone, so several workers share them best
+            // one by one.
+            (ApplyMode::Row, None) if config.workers > 1 => 1,
+            (_, None) => GROUP_TRANSACTIONS,
+        }
     }
+
+    fn open_pool(
+        &self,
+        control: &Session,
+        target: &Target,
+        row: &Subscription,
+        group_transactions: usize,
+    ) -> Result<Pool> {
+        let config = self.config;
+        let identity = Identity {
+            id: row.id,
+            epoch: row.epoch,
+            tagged: config.tag_commits,
+            ordered: config.preserve_commit_order,
+            owner: control.backend_pid(),
+        };
+        let origin_none = config.origin_none;
+        let connect = |number| -> Connect {
+            let target = target.clone();
+            Box::new(move |lost| open_apply(&target, identity, number, origin_none, lost))
+        };
+        let connects = (0..config.workers).map(connect).collect();
+        Pool::spawn(connects, &config.name, group_transactions)
+    }
+}
+
+/// Opens the session of worker `number`; the one that it `lost` is gone then.
+fn open_apply(
+    target: &Target,
+    identity: Identity,
+    number: usize,
+    origin_none: bool,
+    lost: Option<i32>,
+) -> Result<(Session, Identity)> {
+    let mut session = target.connect(Purpose::Apply)?;
+    if let Some(lost) = lost {
+        ownership::end_session(&mut session, identity.id, lost)?;
+    }
+    ownership::join(&mut session, identity.id)?;
+    if !identity.tagged {
+        return Ok((session, identity));
+    }
+    let attached = origin::attach(&mut session, identity.id, number)?;
+    match &attached {
+        Ok(()) => {}
+        Err(reason) if origin_none => {
+            return Err(Failure::new(
+                Class::Target,
+                format!("cannot tag commits with a replication origin: {reason}"),
+            )
+            .hint(
+                "With --origin none, untagged commits would be sent back by the other \
+                 direction. Grant the role the origin functions (see README), raise \
+                 max_replication_slots (max_active_replication_origins from 18 on), which has \
+                 to leave one origin for each of --workers, or pass --tag-commits=false if there \
+                 is no other direction.",
+            ));
+        }
+        Err(reason) => {
+            tracing::info!(reason, "commits are not tagged with a replication origin");
+        }
+    }
+    Ok((session, Identity { tagged: attached.is_ok(), ..identity }))
 }
 
 /// Whether commits of the publisher may wait for us (synchronous_standby_names has our name).

@@ -2,6 +2,7 @@
 //! errors turned into failures that name the change.
 
 use engine::net::ChangeAt;
+use engine::progress::Range;
 use pgoutput::{Lsn, Message};
 
 use crate::apply::missing::MissingLog;
@@ -46,6 +47,8 @@ pub(crate) enum Pending {
 /// What a target transaction commits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Committing {
+    /// The end of the source transaction before its first.
+    pub(crate) after: Lsn,
     /// The end of its last source transaction.
     pub(crate) end: Lsn,
     /// Everything but missing rows, which the answers tell.
@@ -59,7 +62,7 @@ pub(crate) struct Answers {
     /// Counters of the transaction being answered, and of those committed and not reported.
     current: Counters,
     committed: Counters,
-    committed_through: Option<Lsn>,
+    ranges: Vec<Range>,
     /// The first missing rows of the transaction being answered, and how many more there are.
     missing: Vec<Offender>,
     more_missing: u64,
@@ -73,7 +76,7 @@ impl Answers {
             log,
             current: Counters::default(),
             committed: Counters::default(),
-            committed_through: None,
+            ranges: Vec::new(),
             missing: Vec::new(),
             more_missing: 0,
             carried: 0,
@@ -146,7 +149,11 @@ impl Answers {
         self.log.suppress(std::mem::take(&mut self.more_missing));
         self.committed.add(&std::mem::take(&mut self.current));
         self.committed.add(&committing.counters);
-        self.committed_through = Some(committing.end);
+        let Committing { after, end, .. } = *committing;
+        match self.ranges.last_mut() {
+            Some(last) if last.through == after => last.through = end,
+            _ => self.ranges.push(Range { after, through: end }),
+        }
     }
 
     /// The transaction is rolled back and carried out again: what was said of it does not count.
@@ -178,10 +185,21 @@ impl Answers {
         self.log.suppress(std::mem::take(&mut self.more_missing));
     }
 
-    /// What was committed since the last call.
-    pub(crate) fn take_committed(&mut self) -> Option<(Lsn, Counters)> {
-        let through = self.committed_through.take()?;
-        Some((through, std::mem::take(&mut self.committed)))
+    /// Whether a row of the transaction being answered was missing.
+    pub(crate) fn is_missing(&self) -> bool {
+        !self.missing.is_empty()
+    }
+
+    /// What was committed since the last call, and what that counts for.
+    pub(crate) fn take_committed(&mut self) -> (Vec<Range>, Counters) {
+        let ranges = std::mem::take(&mut self.ranges);
+        // Of what is not committed nothing is told yet.
+        let counters = if ranges.is_empty() {
+            Counters::default()
+        } else {
+            std::mem::take(&mut self.committed)
+        };
+        (ranges, counters)
     }
 }
 

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use engine::group::GroupSeq;
 use engine::net::{ChangeAt, Folder, Step, TableRules};
+use engine::order::Waits;
 use engine::transaction::Touched;
 use pgoutput::{Lsn, Message, Timestamp, Truncate};
 use wire::Session;
@@ -22,6 +24,16 @@ use crate::target::statement::row::{
     Expect, Operation, PlanError, UpdatePlan, Values, plan_delete, plan_update, values,
 };
 use crate::target::statement::set::{Expected, SetBuffers, SetError, queue_segment};
+
+/// Which changes of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    All,
+    /// Those that no other group can be in the way of.
+    Free,
+    /// The others.
+    Contended,
+}
 
 /// Queues statements on one session. What it has prepared there it remembers.
 pub(crate) struct Encoder {
@@ -49,7 +61,8 @@ impl Encoder {
         session.queue_parse("begin", "BEGIN", &[]);
         session.queue_parse("commit", "COMMIT", &[]);
         session.queue_parse("nothing", "SELECT WHERE false", &[]);
-        session.queue_parse("progress", &record_sql(self.identity.tagged), &RECORD_TYPES);
+        let record = record_sql(self.identity.tagged, self.identity.ordered);
+        session.queue_parse("progress", &record, &RECORD_TYPES);
     }
 
     /// How many statements were ever parsed: what [`Self::forget_after`] takes.
@@ -77,14 +90,21 @@ impl Encoder {
         Ok(())
     }
 
+    /// What must have ended before this group commits.
+    pub(crate) fn waits_to_commit(&self, group: GroupSeq) -> Waits {
+        if self.identity.ordered { Waits::all_before(group) } else { Waits::default() }
+    }
+
     /// Queues part `index` of a group by rows: a source transaction is a target transaction, one
     /// statement for each change in stream order. The end of one whose first parts went before is
-    /// given back: those must be answered first.
+    /// given back, because those must be answered first; and that of one that is `early`, which
+    /// has to wait for its turn.
     pub(crate) fn rows(
         &mut self,
         session: &mut Session,
         group: &Group,
         index: usize,
+        early: bool,
         pending: &mut VecDeque<Pending>,
     ) -> Result<Option<Ending>> {
         let work = &group.works[index];
@@ -97,8 +117,8 @@ impl Encoder {
             self.change(session, work, at, pending)
                 .map_err(|error| error.into_failure(work, at))?;
         }
-        match self.ending(work, work.predecessor, part, 1) {
-            Some(ending) if work.part.first => {
+        match self.end_of(work, work.predecessor, part, 1) {
+            Some(ending) if work.part.first && !early => {
                 ending.queue(session, self.identity, pending)?;
                 Ok(None)
             }
@@ -110,25 +130,30 @@ impl Encoder {
         }
     }
 
-    /// Queues a group as one target transaction (or a part of one), but for its end: that may be
-    /// queued when every statement is known to have affected as many rows as it must.
+    /// Queues changes of a group as one target transaction (or a part of one), but for its
+    /// [end](Self::ending). The contended ones are queued after the free ones.
     pub(crate) fn net(
         &mut self,
         session: &mut Session,
         group: &Group,
+        which: Which,
         pending: &mut VecDeque<Pending>,
-    ) -> Result<Option<Ending>> {
-        let (Some(first), Some(last)) = (group.works.first(), group.works.last()) else {
-            return Ok(None);
-        };
-        if first.part.first {
+    ) -> Result<()> {
+        if which != Which::Contended && group.works.first().is_some_and(|work| work.part.first) {
             queue_control(session, "begin", Pending::Begin, pending)?;
         }
         let (maps, rules, slots) = table_slots(group);
         let mut folder = Folder::new(&rules);
         let mut truncated = Vec::new();
+        let mut contended = group.contended.changes.iter();
         for (index, work) in group.works.iter().enumerate() {
             for change in 0..work.part.len() {
+                if which != Which::All {
+                    let contended = contended.next().copied().unwrap_or_default();
+                    if contended != (which == Which::Contended) {
+                        continue;
+                    }
+                }
                 let at = ChangeAt { part: number(index)?, change: number(change)? };
                 let (message, touched) =
                     work.part.change(change).map_err(|e| Failure::internal(e.to_string()))?;
@@ -173,13 +198,22 @@ impl Encoder {
             }
         }
         session.queue_flush();
+        Ok(())
+    }
+
+    /// What ends a group that was queued as one target transaction. It may be queued when every
+    /// statement is known to have affected as many rows as it must.
+    pub(crate) fn ending(&mut self, group: &Group) -> Result<Option<Ending>> {
+        let (Some(first), Some(last)) = (group.works.first(), group.works.last()) else {
+            return Ok(None);
+        };
         let last_part = number(group.works.len() - 1)?;
         let transactions = group.works.iter().filter(|work| !work.part.is_idle()).count();
-        Ok(self.ending(last, first.predecessor, last_part, number(transactions)?))
+        Ok(self.end_of(last, first.predecessor, last_part, number(transactions)?))
     }
 
     /// What ends the target transaction after `work`, `None` in the middle of a large one.
-    fn ending(
+    fn end_of(
         &mut self,
         work: &Work,
         predecessor: Lsn,
@@ -194,7 +228,7 @@ impl Encoder {
             counters.groups = 1;
             time = Some(work.part.head.commit_time);
         }
-        Some(Ending { predecessor, part, time, commits: Committing { end, counters } })
+        Some(Ending { part, time, commits: Committing { after: predecessor, end, counters } })
     }
 
     pub(crate) fn queue_ending(
@@ -306,7 +340,6 @@ impl Encoder {
 /// Progress row, COMMIT and Sync of a target transaction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ending {
-    predecessor: Lsn,
     /// The last part, for messages.
     part: u32,
     /// When the publisher committed it.
@@ -321,8 +354,9 @@ impl Ending {
         identity: Identity,
         pending: &mut VecDeque<Pending>,
     ) -> Result<()> {
-        let Self { predecessor, part, time, commits } = self;
-        let record = RecordParams::new(identity.id, commits.end, predecessor, identity.epoch, time);
+        let Self { part, time, commits } = self;
+        let Committing { after, end, .. } = commits;
+        let record = RecordParams::new(identity.id, end, after, identity.epoch, time);
         session
             .queue_bind("progress", record.params().into_iter())
             .map_err(|e| Failure::target(&e, "recording progress"))?;

@@ -3,6 +3,7 @@
 //! It alone owns the progress arithmetic, so there is one place that decides what is dispatched
 //! and what is acknowledged.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,17 +11,18 @@ use crossbeam_channel::{never, select, tick};
 use engine::assemble::{AssembleError, Assembler, PartLimits};
 use engine::gate::already_applied;
 use engine::group::{Batcher, GroupLimits};
-use engine::progress::Progress;
+use engine::progress::{Progress, Range};
 use engine::relation::RemoteRelation;
 use engine::transaction::{Location, TransactionPart};
 use pgoutput::{Decoder, Frame, Lsn, Message, Streaming, Timestamp};
 use wire::{Frames, Session};
 
 use crate::apply::durability::{Durability, FromDurability, Job};
+use crate::apply::pool::{Pool, Room};
 use crate::apply::schema_watch::SchemaWatch;
 use crate::apply::tables::Tables;
-use crate::apply::work::{Group, Mode, Work};
-use crate::apply::worker::{FromWorker, Worker};
+use crate::apply::work::{Mode, Work};
+use crate::apply::worker::{Answered, FromWorker};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::receiver::{Chunk, FromPublisher, Receiver};
@@ -32,13 +34,7 @@ use crate::target::state::statistics::{Counters, Delta};
 
 /// Transactions received and not committed, above which the leader reads no further: the bytes
 /// are bounded by the receiver's budget, this bounds what each small transaction costs beside them.
-const OUTSTANDING_LIMIT: usize = 16_384;
-/// Source transactions that are on their way to the target at once where groups are small: a
-/// worker that is told to commit each of them alone must not wait for every answer.
-const WINDOW: usize = 256;
-/// Groups that a worker has at once: one that the target works on, and one behind it, so that the
-/// target never waits for us.
-const DEPTH: usize = 2;
+const OUTSTANDING_LIMIT: usize = 65_536;
 /// How often the leader looks at the time.
 const TICK: Duration = Duration::from_millis(100);
 /// How often counters are written.
@@ -59,10 +55,12 @@ pub(crate) enum Outcome {
 pub(crate) struct Parts<'a> {
     pub(crate) control: Session,
     pub(crate) receiver: Receiver,
-    pub(crate) worker: Worker,
+    pub(crate) pool: Pool,
     pub(crate) durability: Durability,
     pub(crate) feedback: Feedback,
     pub(crate) progress: Progress,
+    /// What is applied beyond the progress, in order.
+    pub(crate) applied_beyond: VecDeque<Range>,
     pub(crate) tables: Tables,
     pub(crate) adder: Adder<'a>,
     pub(crate) shutdown: &'a Shutdown,
@@ -83,16 +81,12 @@ pub(crate) struct Leader<'a> {
     assembler: Assembler,
     /// What was applied before this run: transactions before it are skipped.
     resumed_at: Lsn,
-    /// What waits for the worker.
+    /// The transactions before the next were skipped because they were applied beyond a gap.
+    after_applied: bool,
+    /// What waits for a worker.
     waiting: Batcher<Work>,
-    /// Groups that the worker has.
-    in_flight: usize,
-    /// When it was last through with one.
-    free_since: Instant,
     /// How old the newest transaction was when the publisher sent it.
     behind: Duration,
-    /// How many it may have.
-    depth: usize,
     /// Whether a transaction is dispatched in part.
     partly_dispatched: bool,
     /// Set when no new transaction is to be dispatched.
@@ -114,15 +108,12 @@ impl<'a> Leader<'a> {
         let resumed_at = parts.progress.committed();
         let assembler = Assembler::new(parts.part_limits);
         let waiting = Batcher::new(parts.group_limits);
-        let depth = (WINDOW / parts.group_limits.transactions).max(DEPTH);
         let now = Instant::now();
         Self {
             parts,
             waiting,
-            in_flight: 0,
-            free_since: now,
+            after_applied: false,
             behind: Duration::ZERO,
-            depth,
             decoder: Decoder::new(Streaming::Off),
             assembler,
             resumed_at,
@@ -176,18 +167,10 @@ impl<'a> Leader<'a> {
                     Ok(FromPublisher::Ended(failure)) => return Err(failure),
                     Err(_) => return Err(Failure::internal("the receiver thread is gone")),
                 },
-                recv(self.parts.worker.events) -> event => match event {
-                    Ok(FromWorker::Answered(answered)) => {
-                        self.in_flight -= answered.groups;
-                        self.free_since = Instant::now();
-                        if let Some(through) = answered.committed_through {
-                            self.parts.progress.committed_through(through);
-                            self.counters.add(&answered.counters);
-                            self.publish_positions();
-                        }
-                    }
-                    Ok(FromWorker::Failed(failure)) => return Err(failure),
-                    Err(_) => return Err(Failure::internal("the apply thread is gone")),
+                recv(self.parts.pool.events) -> event => match event {
+                    Ok((worker, FromWorker::Answered(answered))) => self.answered(worker, &answered),
+                    Ok((_, FromWorker::Failed(failure))) => return Err(failure),
+                    Err(_) => return Err(Failure::internal("the apply threads are gone")),
                 },
                 recv(self.parts.durability.events) -> event => match event {
                     Ok(FromDurability::Flushed(ticket)) => {
@@ -223,14 +206,28 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Hands groups to the worker while it may have more. Returns when to look again at the latest.
+    fn answered(&mut self, worker: usize, answered: &Answered) {
+        self.parts.pool.answered(worker, answered.groups);
+        for range in &answered.committed {
+            self.parts.progress.committed_range(*range);
+        }
+        if !answered.committed.is_empty() {
+            self.counters.add(&answered.counters);
+            self.publish_positions();
+        }
+    }
+
+    /// Hands groups to the workers while they may have more. Returns when to look again at the
+    /// latest.
     fn dispatch(&mut self) -> Duration {
-        while self.in_flight < self.depth && !self.waiting.is_empty() {
-            if self.in_flight > 0 && !self.waiting.is_worth_a_group() {
-                break;
-            }
-            if self.in_flight == 0 && self.wants_chunks() {
-                let waited = self.free_since.elapsed();
+        while !self.waiting.is_empty() {
+            let worker = match self.parts.pool.room(self.waiting.is_worth_a_group()) {
+                Room::At(worker) => worker,
+                Room::In(duration) => return duration,
+                Room::None => break,
+            };
+            if self.parts.pool.is_idle() && self.wants_chunks() {
+                let waited = self.parts.pool.idle_for();
                 let gathering = self.waiting.gathering(self.behind, waited);
                 if !gathering.is_zero() {
                     return gathering;
@@ -242,8 +239,7 @@ impl<'a> Leader<'a> {
                 .first()
                 .is_some_and(|work| work.part.head.commit_lsn <= through || work.runs_user_code());
             let mode = if by_rows { Mode::Rows } else { Mode::Net };
-            self.in_flight += 1;
-            self.parts.worker.submit(Group { works, mode });
+            self.parts.pool.submit(worker, works, mode);
         }
         TICK
     }
@@ -300,6 +296,7 @@ impl<'a> Leader<'a> {
     fn take_part(&mut self, part: TransactionPart) -> Result<()> {
         let end = part.end_lsn;
         let commit_lsn = part.head.commit_lsn;
+        self.pass_applied(commit_lsn);
         if already_applied(commit_lsn, self.resumed_at) {
             return Ok(());
         }
@@ -322,9 +319,37 @@ impl<'a> Leader<'a> {
             self.parts.progress.dispatched(end);
         }
         self.partly_dispatched = end.is_none();
-        let work = Work { part, tables, predecessor };
+        let after_applied = std::mem::take(&mut self.after_applied);
+        let work = Work { part, tables, predecessor, after_applied };
         self.waiting.push(work.size(), work);
         Ok(())
+    }
+
+    /// Takes what was applied beyond a gap, and begins before `lsn`, into the progress. The gap ends
+    /// where it begins.
+    fn pass_applied(&mut self, lsn: Lsn) {
+        while let Some(range) = self.parts.applied_beyond.front().copied()
+            && range.after <= lsn
+        {
+            if self.parts.progress.last_dispatched() < range.after {
+                self.push_idle(range.after);
+            }
+            self.parts.progress.dispatched(range.through);
+            self.parts.progress.committed_range(range);
+            self.resumed_at = range.through;
+            self.after_applied = true;
+            self.parts.applied_beyond.pop_front();
+        }
+    }
+
+    /// Has progress recorded up to here: there was nothing for us.
+    fn push_idle(&mut self, lsn: Lsn) {
+        let predecessor = self.parts.progress.last_dispatched();
+        self.parts.progress.dispatched(lsn);
+        let after_applied = std::mem::take(&mut self.after_applied);
+        let part = TransactionPart::idle(lsn);
+        let work = Work { part, tables: Vec::new(), predecessor, after_applied };
+        self.waiting.push(work.size(), work);
     }
 
     fn resolve(
@@ -352,12 +377,11 @@ impl<'a> Leader<'a> {
         }
         self.asked = false;
         if let Some(lsn) = self.parts.progress.idle_candidate() {
+            self.pass_applied(lsn);
+        }
+        if let Some(lsn) = self.parts.progress.idle_candidate() {
             self.last_idle = Instant::now();
-            let predecessor = self.parts.progress.last_dispatched();
-            self.parts.progress.dispatched(lsn);
-            let part = TransactionPart::idle(lsn);
-            let work = Work { part, tables: Vec::new(), predecessor };
-            self.waiting.push(work.size(), work);
+            self.push_idle(lsn);
             self.dispatch();
         }
     }
@@ -434,7 +458,7 @@ impl<'a> Leader<'a> {
         let at = self.parts.progress.durable();
         // In this order: statistics are written before the durability session ends, and the
         // publisher hears the last positions before the stream ends.
-        drop(self.parts.worker);
+        drop(self.parts.pool);
         drop(self.parts.durability);
         self.parts.receiver.finish();
         tracing::info!(lsn = %at, ?outcome, "stopped; everything applied is durable and acknowledged");

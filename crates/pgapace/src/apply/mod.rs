@@ -1,4 +1,4 @@
-//! From transactions to committed rows: the leader distributes, a worker applies.
+//! From transactions to committed rows: the leader distributes, the workers apply.
 
 pub(crate) mod answers;
 pub(crate) mod durability;
@@ -6,9 +6,11 @@ pub(crate) mod encoder;
 pub(crate) mod leader;
 pub(crate) mod missing;
 pub(crate) mod offender;
+pub(crate) mod pool;
 pub(crate) mod readable;
 pub(crate) mod schema_watch;
 pub(crate) mod tables;
 pub(crate) mod thread;
+pub(crate) mod turns;
 pub(crate) mod work;
 pub(crate) mod worker;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use engine::group::Size;
+use engine::group::{GroupSeq, Size};
 use engine::net::Fold;
+use engine::order::Waits;
 use engine::transaction::TransactionPart;
 use pgoutput::Lsn;
 
@@ -16,8 +17,11 @@ pub(crate) struct Work {
     /// By index of `part.relations()`; `None` where the changes are not to be applied (already in
     /// the initial copy, or a table of ours).
     pub(crate) tables: Vec<Option<Arc<TableMap>>>,
-    /// The progress that must be committed before this transaction.
+    /// The progress before this transaction.
     pub(crate) predecessor: Lsn,
+    /// The transaction before it was applied in an earlier run: a progress row stands for adjacent
+    /// transactions, so a group cannot reach over it.
+    pub(crate) after_applied: bool,
 }
 
 impl Work {
@@ -32,6 +36,7 @@ impl Work {
             bytes: self.part.bytes(),
             whole: self.is_whole(),
             by_rows: self.runs_user_code(),
+            starts_group: self.after_applied,
         }
     }
 
@@ -52,17 +57,61 @@ pub(crate) enum Mode {
     Rows,
 }
 
+/// The changes of a group that other groups in flight may be in the way of.
+#[derive(Debug, Default)]
+pub(crate) struct Contended {
+    /// What they wait for.
+    pub(crate) waits: Waits,
+    /// By number of the change in the group; empty if there is none.
+    pub(crate) changes: Vec<bool>,
+}
+
+impl Contended {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+}
+
 /// Adjacent committed transactions, or one part of a larger one, in commit order; never empty.
 #[derive(Debug)]
 pub(crate) struct Group {
+    /// The parts of one transaction share a number.
+    pub(crate) seq: GroupSeq,
     pub(crate) works: Vec<Work>,
     pub(crate) mode: Mode,
+    pub(crate) contended: Contended,
+    /// How often it was rolled back. From then on it runs only as the oldest.
+    pub(crate) attempts: u32,
 }
 
 impl Group {
     /// Whether it holds whole transactions, so that it can be carried out again.
     pub(crate) fn is_whole(&self) -> bool {
         self.works.iter().all(Work::is_whole)
+    }
+
+    /// Whether its changes may be executed before everything that was committed before them is
+    /// there: net changes in two steps, a lone transaction by rows when nothing is in its way.
+    /// The others end transactions as they go, or cannot be carried out again, or failed once.
+    fn may_be_early(&self) -> bool {
+        self.attempts == 0
+            && self.is_whole()
+            && match self.mode {
+                Mode::Net => true,
+                Mode::Rows => self.works.len() == 1 && !self.works[0].runs_user_code(),
+            }
+    }
+
+    /// What must have ended before any of it is sent.
+    pub(crate) fn waits_to_start(&self) -> Waits {
+        if !self.may_be_early() {
+            return Waits::all_before(self.seq);
+        }
+        match self.mode {
+            Mode::Net => Waits::default(),
+            // In stream order, so not in two steps.
+            Mode::Rows => self.contended.waits.clone(),
+        }
     }
 
     /// The commit LSN of its last transaction.

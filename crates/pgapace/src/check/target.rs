@@ -168,7 +168,7 @@ fn own_schema(
     known.row = state::find(session, &config.name)?;
     let Some(row) = known.row.clone() else { return Ok(()) };
     known.relations = state::relations(session, row.id)?;
-    known.applied = progress::read(session, row.id)?;
+    known.applied = progress::read(session, row.id)?.map(|applied| applied.through);
     known.owner = ownership::owner(session, row.id)?;
     let phase = row.phase.name();
     reporter.note("subscription", format!("subscription {} exists: {phase}", row.name));

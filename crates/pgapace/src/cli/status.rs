@@ -152,7 +152,7 @@ fn of(
     row: &Subscription,
     source: &mut std::result::Result<Source, String>,
 ) -> Result<Status> {
-    let recorded = progress::read(session, row.id)?;
+    let recorded = progress::read(session, row.id)?.map(|applied| applied.through);
     let statistics = statistics::read(session, row.id)?;
     let owner = ownership::owner(session, row.id)?;
     let statistics = statistics.as_ref();

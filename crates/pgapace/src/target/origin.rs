@@ -28,14 +28,16 @@ pub(crate) fn prefix(session: &mut Session, id: SubscriptionId) -> Result<String
     Ok(format!("pgapace_{database}_{}_", id.0))
 }
 
-/// Sets the session's origin, creating it when needed.
+/// Sets the session's origin, creating it when needed: one for each worker, because a session holds
+/// its origin alone.
 ///
 /// Without the privilege the reason is returned and the session goes on untagged.
 pub(crate) fn attach(
     session: &mut Session,
     id: SubscriptionId,
+    worker: usize,
 ) -> Result<std::result::Result<(), String>> {
-    let name = wire::quote_literal(&format!("{}0", prefix(session, id)?));
+    let name = wire::quote_literal(&format!("{}{worker}", prefix(session, id)?));
     let deadline = Instant::now() + RELEASE_PATIENCE;
     // A failed statement must not leave anything behind, so each is its own.
     let statements = [

@@ -1,4 +1,4 @@
-//! Waking a thread that waits for the publisher.
+//! Waking a thread that waits for a server.
 
 use std::fmt;
 use std::io;
@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Makes a blocked [`crate::ReplicationStream::receive`] return. Wakes are not counted: any
-/// number of them before the stream looks is one.
+/// Makes a blocked [`crate::ReplicationStream::receive`] or [`crate::Session::wait_readable`]
+/// return. Wakes are not counted: any number of them before the sleeper looks is one.
 #[derive(Clone)]
 pub struct Waker(Arc<Shared>);
 
@@ -22,12 +22,16 @@ struct Shared {
 }
 
 impl Waker {
-    pub(super) fn new() -> io::Result<Waker> {
+    /// Nobody is woken yet.
+    ///
+    /// # Errors
+    /// When the process has no more descriptors.
+    pub fn new() -> io::Result<Waker> {
         let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Waker(Arc::new(Shared { pending: AtomicBool::new(false), descriptor })))
     }
 
-    /// Wakes the stream. Costs a system call only for the first wake since the stream looked.
+    /// Wakes the sleeper. Costs a system call only for the first wake since it looked.
     pub fn wake(&self) {
         if !self.0.pending.swap(true, Ordering::AcqRel) {
             // The only failure is a full counter, which wakes as well.
@@ -36,7 +40,7 @@ impl Waker {
     }
 
     /// Whether a wake is pending; takes it.
-    pub(super) fn take(&self) -> bool {
+    pub fn take(&self) -> bool {
         let pending = self.0.pending.load(Ordering::Acquire);
         if pending {
             self.drain();
@@ -52,7 +56,8 @@ impl Waker {
         let _ = rustix::io::read(&self.0.descriptor, &mut count);
     }
 
-    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+    /// Readable while a wake is pending.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.descriptor.as_fd()
     }
 }

@@ -126,6 +126,21 @@ pub(crate) fn join(session: &mut Session, id: SubscriptionId) -> Result<()> {
     Ok(())
 }
 
+/// Ends a session of this run that was lost on our side, and waits until it is gone: after that
+/// nothing of it can commit.
+pub(crate) fn end_session(session: &mut Session, id: SubscriptionId, pid: i32) -> Result<()> {
+    let deadline = Instant::now() + FENCE_TIMEOUT;
+    let lost = |holder: &SessionId| holder.pid == pid;
+    while terminate_holders(session, SESSION_LOCK, id, &lost)? > 0 {
+        if Instant::now() >= deadline {
+            return Err(Failure::new(Class::Busy, format!("backend {pid} does not end"))
+                .hint("Look at what it waits for in pg_stat_activity on the target."));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
 /// The process that runs a subscription, as the target sees it.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Owner {
@@ -181,12 +196,14 @@ fn describe_holders(session: &mut Session, class: i32, id: SubscriptionId) -> Re
     })
 }
 
+/// Ends the holders of a lock; returns how many there were.
 fn terminate_holders(
     session: &mut Session,
     class: i32,
     id: SubscriptionId,
     which: &dyn Fn(&SessionId) -> bool,
-) -> Result<()> {
+) -> Result<usize> {
+    let mut found = 0;
     for row in holders(session, class, id)?.iter() {
         let pid: i32 = field(&row, 0)?;
         // Not shown of other roles' sessions.
@@ -194,6 +211,7 @@ fn terminate_holders(
         if !which(&SessionId { pid, backend_start }) {
             continue;
         }
+        found += 1;
         session
             .query(
                 "SELECT pg_catalog.pg_terminate_backend($1::pg_catalog.int4)",
@@ -205,5 +223,5 @@ fn terminate_holders(
                 )
             })?;
     }
-    Ok(())
+    Ok(found)
 }

@@ -5,6 +5,7 @@
 //! NOT NULL columns filled by sub-selects. So a session of an older start, a second commit of the
 //! same transaction, and a commit out of turn are refused by the target itself.
 
+use engine::progress::Range;
 use pgoutput::{Lsn, Timestamp};
 use wire::Session;
 
@@ -14,11 +15,22 @@ use crate::target::state::SubscriptionId;
 
 /// The statement that a transaction runs right before its COMMIT.
 ///
+/// With `ordered`, that is the order of commits. Without, a row only says which range of
+/// transactions its own stands for, and a commit waits for none but those it depends on: the
+/// program sees to that.
+///
 /// Parameters: subscription, LSN, predecessor, epoch, the source's commit time (NULL for idle
 /// progress). With `tagged`, the
 /// session has a replication origin, and the commit carries the source's time; the origin's LSN is
 /// left alone ('0/0'), because since PostgreSQL 16 an abort would move it too (reference 7.1).
-pub(crate) fn record_sql(tagged: bool) -> String {
+pub(crate) fn record_sql(tagged: bool, ordered: bool) -> String {
+    let predecessor = if ordered {
+        "(SELECT p.lsn FROM pgapace.progress p \
+            WHERE p.subscription OPERATOR(pg_catalog.=) $1 \
+              AND p.lsn OPERATOR(pg_catalog.=) $3)"
+    } else {
+        "$3"
+    };
     let tag = if tagged {
         // The function is strict: it must not be asked with the NULL of idle progress.
         " WHERE pg_catalog.pg_replication_origin_xact_setup('0/0', coalesce($5, \
@@ -29,9 +41,7 @@ pub(crate) fn record_sql(tagged: bool) -> String {
     format!(
         "INSERT INTO pgapace.progress (subscription, lsn, predecessor, epoch, source_time) \
          SELECT $1, $2, \
-           (SELECT p.lsn FROM pgapace.progress p \
-            WHERE p.subscription OPERATOR(pg_catalog.=) $1 \
-              AND p.lsn OPERATOR(pg_catalog.=) $3), \
+           {predecessor}, \
            (SELECT s.epoch FROM pgapace.subscription s \
             WHERE s.id OPERATOR(pg_catalog.=) $1 AND s.epoch OPERATOR(pg_catalog.=) $4), \
            $5{tag}"
@@ -92,16 +102,57 @@ pub(crate) fn start(session: &mut Session, id: SubscriptionId, lsn: Lsn, epoch: 
     Ok(())
 }
 
-/// How far the subscription is applied.
-pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<Lsn>> {
+/// What of the stream is applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Applied {
+    /// Everything up to here (the low watermark).
+    pub(crate) through: Lsn,
+    /// What is applied beyond, in order, where commits were not kept in order.
+    pub(crate) beyond: Vec<Range>,
+}
+
+impl Applied {
+    /// The end of the last transaction that is applied.
+    pub(crate) fn highest(&self) -> Lsn {
+        self.beyond.last().map_or(self.through, |last| last.through)
+    }
+}
+
+/// What of the stream the subscription has applied; `None` if nothing says so.
+pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<Applied>> {
     let rows = session
         .query(
-            "SELECT lsn FROM pgapace.progress WHERE subscription = $1::pg_catalog.int4 \
-             ORDER BY lsn DESC LIMIT 1",
+            "SELECT lsn, predecessor FROM pgapace.progress \
+             WHERE subscription = $1::pg_catalog.int4 ORDER BY lsn",
             &[Some(&id.0.to_string())],
         )
         .map_err(|e| Failure::target(&e, "reading the progress"))?;
-    rows.first().map(|row| field(&row, 0)).transpose()
+    let mut applied: Option<Applied> = None;
+    for row in rows.iter() {
+        let range = Range { after: field(&row, 1)?, through: field(&row, 0)? };
+        match &mut applied {
+            // Rows before it were removed, when everything up to it was applied and durable.
+            None => applied = Some(Applied { through: range.through, beyond: Vec::new() }),
+            Some(applied) => match applied.beyond.last_mut() {
+                None if range.after == applied.through => applied.through = range.through,
+                Some(last) if range.after == last.through => last.through = range.through,
+                _ => applied.beyond.push(range),
+            },
+        }
+    }
+    Ok(applied)
+}
+
+/// Whether the transaction that ends here, or the group that it ends, is committed.
+pub(crate) fn is_recorded(session: &mut Session, id: SubscriptionId, end: Lsn) -> Result<bool> {
+    let rows = session
+        .query(
+            "SELECT 1 FROM pgapace.progress WHERE subscription = $1::pg_catalog.int4 \
+             AND lsn = $2::pg_catalog.pg_lsn",
+            &[Some(&id.0.to_string()), Some(&end.to_string())],
+        )
+        .map_err(|e| Failure::target(&e, "reading the progress"))?;
+    Ok(!rows.is_empty())
 }
 
 /// Seconds since the newest transaction that is applied was committed on the publisher; `None` if

@@ -1,0 +1,167 @@
+//! Who may go on: which groups have ended, and who waits for them.
+//!
+//! A worker asks before each step that another group may forbid: to start (user code, a second
+//! attempt), to run contended changes, to commit. What it asks for is a set of [`Waits`]; whoever
+//! ends a group learns whom that lets go on, and tells them, so that the turn passes from worker to
+//! worker without a third one between.
+
+use std::collections::BTreeSet;
+
+use crate::group::GroupSeq;
+
+/// The groups that must have ended before something may be done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// This one and everything before it.
+    pub through: GroupSeq,
+    /// And each of these: used only where commits are not in order.
+    pub groups: Vec<GroupSeq>,
+}
+
+impl Waits {
+    /// For everything up to a group.
+    #[must_use]
+    pub fn through(group: GroupSeq) -> Self {
+        Self { through: group, groups: Vec::new() }
+    }
+
+    /// For all that was before `group`.
+    #[must_use]
+    pub fn all_before(group: GroupSeq) -> Self {
+        Self::through(group.previous())
+    }
+
+    /// Whether there is nothing to wait for.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.through == GroupSeq::NONE && self.groups.is_empty()
+    }
+}
+
+/// Which groups have ended (their target transactions are committed), and who waits.
+#[derive(Debug)]
+pub struct CommitOrder {
+    /// This one and everything before it has ended.
+    through: GroupSeq,
+    /// What has ended beyond.
+    above: BTreeSet<GroupSeq>,
+    /// By worker, what it waits for: any of them wakes it.
+    waiting: Vec<Vec<Waits>>,
+}
+
+impl CommitOrder {
+    /// Nothing has ended, and nobody waits.
+    #[must_use]
+    pub fn new(workers: usize) -> Self {
+        Self { through: GroupSeq::NONE, above: BTreeSet::new(), waiting: vec![Vec::new(); workers] }
+    }
+
+    /// The last group of which it is known that it and everything before it has ended.
+    #[must_use]
+    pub fn ended_through(&self) -> GroupSeq {
+        self.through
+    }
+
+    /// Whether what is waited for has ended.
+    #[must_use]
+    pub fn is_met(&self, waits: &Waits) -> bool {
+        waits.through <= self.through
+            && waits.groups.iter().all(|group| *group <= self.through || self.above.contains(group))
+    }
+
+    /// A worker looks again when any of these is met; what it waited for before is forgotten.
+    pub fn wait(&mut self, worker: usize, waits: impl IntoIterator<Item = Waits>) {
+        let waiting = &mut self.waiting[worker];
+        waiting.clear();
+        waiting.extend(waits);
+    }
+
+    /// A group has ended. Returns the workers that may go on; they wait no longer.
+    pub fn ended(&mut self, group: GroupSeq) -> Vec<usize> {
+        self.above.insert(group);
+        while self.above.first() == Some(&self.through.next()) {
+            self.above.pop_first();
+            self.through = self.through.next();
+        }
+        let mut woken = Vec::new();
+        for worker in 0..self.waiting.len() {
+            if self.waiting[worker].iter().any(|waits| self.is_met(waits)) {
+                self.waiting[worker].clear();
+                woken.push(worker);
+            }
+        }
+        woken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::{CommitOrder, GroupSeq, Waits};
+
+    #[test]
+    fn the_turn_passes_to_the_next_group_only() {
+        let mut order = CommitOrder::new(3);
+        order.wait(1, [Waits::all_before(GroupSeq(2))]);
+        order.wait(2, [Waits::all_before(GroupSeq(3))]);
+        assert_eq!(order.ended(GroupSeq(1)), [1]);
+        assert!(order.is_met(&Waits::all_before(GroupSeq(2))));
+        assert!(!order.is_met(&Waits::all_before(GroupSeq(3))));
+        assert_eq!(order.ended(GroupSeq(2)), [2]);
+        assert_eq!(order.ended(GroupSeq(3)), []);
+    }
+
+    #[test]
+    fn groups_beyond_a_gap_count_one_by_one() {
+        let mut order = CommitOrder::new(1);
+        let third = Waits { through: GroupSeq::NONE, groups: vec![GroupSeq(3)] };
+        order.wait(0, [Waits::through(GroupSeq(2)), third.clone()]);
+        assert_eq!(order.ended(GroupSeq(2)), []);
+        assert_eq!(order.ended_through(), GroupSeq::NONE);
+        assert_eq!(order.ended(GroupSeq(3)), [0]);
+        assert!(order.is_met(&third));
+        assert!(!order.is_met(&Waits::through(GroupSeq(2))));
+        order.ended(GroupSeq(1));
+        assert_eq!(order.ended_through(), GroupSeq(3));
+    }
+
+    proptest! {
+        /// In whatever order groups end: everybody is woken exactly when one of his waits is met.
+        #[test]
+        fn nobody_sleeps_while_he_may_go_on(
+            ends in Just((1u64..30).collect::<Vec<_>>()).prop_shuffle(),
+            waits in prop::collection::vec(
+                (0u64..30, prop::collection::vec(1u64..30, 0..3)), 1..8)
+        ) {
+            let mut order = CommitOrder::new(waits.len());
+            let waits: Vec<_> = waits.into_iter().map(|(through, groups)| Waits {
+                through: GroupSeq(through),
+                groups: groups.into_iter().map(GroupSeq).collect(),
+            }).collect();
+            let met = |ended: &BTreeSet<u64>, waits: &Waits| {
+                (1..=waits.through.0).all(|group| ended.contains(&group))
+                    && waits.groups.iter().all(|group| ended.contains(&group.0))
+            };
+            let mut ended = BTreeSet::new();
+            let mut asleep: BTreeSet<usize> = (0..waits.len()).collect();
+            asleep.retain(|worker| !order.is_met(&waits[*worker]));
+            for worker in &asleep {
+                order.wait(*worker, [waits[*worker].clone()]);
+            }
+            for group in ends {
+                ended.insert(group);
+                for worker in order.ended(GroupSeq(group)) {
+                    prop_assert!(asleep.remove(&worker));
+                }
+                for (worker, waits) in waits.iter().enumerate() {
+                    prop_assert_eq!(order.is_met(waits), met(&ended, waits));
+                    prop_assert_eq!(asleep.contains(&worker), !met(&ended, waits));
+                }
+            }
+            prop_assert_eq!(order.ended_through(), GroupSeq(29));
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The workers of a subscription, and what each of them has.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use engine::group::GroupSeq;
+use engine::order::Waits;
+
+use crate::apply::turns::Turns;
+use crate::apply::work::{Contended, Group, Mode, Work};
+use crate::apply::worker::{Connect, FromWorker, Worker};
+use crate::error::Result;
+
+/// Source transactions that are on their way to the target at once where groups are small: a
+/// worker that is told to commit each of them alone must not wait for every answer.
+const WINDOW: usize = 256;
+/// Groups that a worker has at once: one that the target works on, and one behind it, so that the
+/// target never waits for us.
+const DEPTH: usize = 2;
+/// While another worker is busy, a group that is not worth it is kept so long for more to come: the
+/// workers share the target, and small groups cost it more for each change.
+const PACE: Duration = Duration::from_millis(2);
+
+/// Where the next group could go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// To this worker.
+    At(usize),
+    /// To a worker that is free, but not before this time has passed.
+    In(Duration),
+    /// Nowhere until a worker has ended something.
+    None,
+}
+
+/// The workers of one subscription.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    workers: Vec<Worker>,
+    turns: Arc<Turns>,
+    pub(crate) events: Receiver<(usize, FromWorker)>,
+    /// By worker, the groups that it has not answered, a part of a large transaction each for itself.
+    queues: Vec<VecDeque<GroupSeq>>,
+    depth: usize,
+    /// The last group that was handed over.
+    last: GroupSeq,
+    last_at: Instant,
+    /// The worker that has the first parts of a transaction whose rest is still to come.
+    pinned: Option<usize>,
+    /// When the pool last became idle.
+    idle_since: Instant,
+}
+
+impl Pool {
+    /// Opens a session for each of `connects`. `group_transactions`: what a group may have at most.
+    pub(crate) fn spawn(
+        connects: Vec<Connect>,
+        subscription: &str,
+        group_transactions: usize,
+    ) -> Result<Self> {
+        let turns = Turns::new(connects.len())?;
+        let (sender, events): (Sender<_>, _) = unbounded();
+        let spawn = |(number, connect)| {
+            Worker::spawn(number, connect, &turns, sender.clone(), subscription)
+        };
+        let workers: Vec<_> = connects.into_iter().enumerate().map(spawn).collect::<Result<_>>()?;
+        let now = Instant::now();
+        Ok(Self {
+            queues: workers.iter().map(|_| VecDeque::new()).collect(),
+            depth: (WINDOW / group_transactions / workers.len()).max(DEPTH),
+            workers,
+            turns,
+            events,
+            last: GroupSeq::NONE,
+            last_at: now,
+            pinned: None,
+            idle_since: now,
+        })
+    }
+
+    /// Whether no worker has anything.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.queues.iter().all(VecDeque::is_empty)
+    }
+
+    /// For how long no worker has had anything.
+    pub(crate) fn idle_for(&self) -> Duration {
+        self.idle_since.elapsed()
+    }
+
+    /// Where a group could go; `worth` says whether it is worth being put together while all are
+    /// busy.
+    pub(crate) fn room(&self, worth: bool) -> Room {
+        if let Some(worker) = self.pinned {
+            return if self.queues[worker].len() < self.depth {
+                Room::At(worker)
+            } else {
+                Room::None
+            };
+        }
+        // The first that is free: under a light load one session has all plans at hand.
+        if let Some(free) = self.queues.iter().position(VecDeque::is_empty) {
+            let early = if worth || self.is_idle() {
+                Duration::ZERO
+            } else {
+                PACE.saturating_sub(self.last_at.elapsed())
+            };
+            return if early.is_zero() { Room::At(free) } else { Room::In(early) };
+        }
+        let least =
+            (0..self.queues.len()).min_by_key(|w| (self.queues[*w].len(), self.queues[*w][0]));
+        match least {
+            Some(worker) if worth && self.queues[worker].len() < self.depth => Room::At(worker),
+            _ => Room::None,
+        }
+    }
+
+    /// Hands a group to a worker that has room for it.
+    pub(crate) fn submit(&mut self, worker: usize, works: Vec<Work>, mode: Mode) {
+        let seq = if self.pinned.is_some() { self.last } else { self.last.next() };
+        let ends = works.last().is_some_and(|work| work.part.end_lsn.is_some());
+        let contended = self.contended(&works, seq);
+        self.last = seq;
+        self.last_at = Instant::now();
+        self.pinned = (!ends).then_some(worker);
+        self.queues[worker].push_back(seq);
+        self.workers[worker].submit(Group { seq, works, mode, contended, attempts: 0 });
+    }
+
+    fn contended(&self, works: &[Work], seq: GroupSeq) -> Contended {
+        if self.workers.len() == 1 {
+            return Contended::default();
+        }
+        let changes = works.iter().map(|work| work.part.len()).sum();
+        Contended { waits: Waits::all_before(seq), changes: vec![true; changes] }
+    }
+
+    /// A worker is through with its first groups.
+    pub(crate) fn answered(&mut self, worker: usize, groups: usize) {
+        self.queues[worker].drain(..groups);
+        if self.is_idle() {
+            self.idle_since = Instant::now();
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // All of them first: one may wait for the turn of another.
+        self.workers.iter_mut().for_each(Worker::close);
+    }
+}

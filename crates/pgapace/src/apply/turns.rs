@@ -1,0 +1,67 @@
+//! The commit order, as the workers share it.
+//!
+//! A lock, taken a few times for each group: the turn must pass from one worker to the next without
+//! the leader, which may be decoding a large chunk just then.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use engine::group::GroupSeq;
+use engine::order::{CommitOrder, Waits};
+use wire::Waker;
+
+use crate::error::{Failure, Result};
+
+/// Which groups have ended, and how to wake who waits for them.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    order: Mutex<CommitOrder>,
+    wakers: Vec<Waker>,
+}
+
+impl Turns {
+    pub(crate) fn new(workers: usize) -> Result<Arc<Self>> {
+        let wakers: std::io::Result<Vec<_>> = (0..workers).map(|_| Waker::new()).collect();
+        let wakers =
+            wakers.map_err(|e| Failure::internal(format!("cannot create an eventfd: {e}")))?;
+        Ok(Arc::new(Self { order: Mutex::new(CommitOrder::new(workers)), wakers }))
+    }
+
+    /// What wakes a worker.
+    pub(crate) fn waker(&self, worker: usize) -> &Waker {
+        &self.wakers[worker]
+    }
+
+    /// Everything up to this group has ended.
+    pub(crate) fn ended_through(&self) -> GroupSeq {
+        self.order().ended_through()
+    }
+
+    pub(crate) fn is_met(&self, waits: &Waits) -> bool {
+        self.order().is_met(waits)
+    }
+
+    /// Has a worker woken when any of these is met; false if one of them is met already.
+    pub(crate) fn wait(&self, worker: usize, waits: &[Waits]) -> bool {
+        let mut order = self.order();
+        if waits.iter().any(|waits| order.is_met(waits)) {
+            return false;
+        }
+        order.wait(worker, waits.iter().cloned());
+        true
+    }
+
+    /// These groups have ended: whoever waited for them is woken.
+    pub(crate) fn ended(&self, groups: &[GroupSeq]) {
+        let mut order = self.order();
+        for group in groups {
+            for worker in order.ended(*group) {
+                self.wakers[worker].wake();
+            }
+        }
+    }
+
+    fn order(&self) -> MutexGuard<'_, CommitOrder> {
+        // Nothing that holds it can panic half-way.
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,166 @@
+//! The apply workers: each one thread, one target session, groups to pipelined statements.
+
+mod lost;
+mod state;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use engine::group::GroupSeq;
+use engine::progress::Range;
+use wire::{CancelHandle, Session};
+
+use crate::apply::missing::MissingLog;
+use crate::apply::thread::join_or_cancel;
+use crate::apply::turns::Turns;
+use crate::apply::work::Group;
+use crate::error::{Failure, Result};
+use crate::target::state::SubscriptionId;
+use crate::target::state::statistics::Counters;
+use state::State;
+
+/// What a worker reports.
+#[derive(Debug)]
+pub(crate) enum FromWorker {
+    Answered(Answered),
+    /// The worker has given up; what it had not reported is not committed, or not known to be.
+    Failed(Failure),
+}
+
+/// What the target has answered since the last report.
+#[derive(Debug, Default)]
+pub(crate) struct Answered {
+    /// What is committed.
+    pub(crate) committed: Vec<Range>,
+    /// Of what was committed.
+    pub(crate) counters: Counters,
+    /// How many groups the worker is through with; a part of a large transaction is one.
+    pub(crate) groups: usize,
+    /// Those that are committed.
+    pub(crate) ended: Vec<GroupSeq>,
+}
+
+/// What a worker's session commits under.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Identity {
+    pub(crate) id: SubscriptionId,
+    pub(crate) epoch: i64,
+    /// Whether the session has a replication origin.
+    pub(crate) tagged: bool,
+    /// Whether the target refuses a commit before its predecessor's.
+    pub(crate) ordered: bool,
+    /// The backend of the control session, which owns the subscription.
+    pub(crate) owner: i32,
+}
+
+/// Opens the session of a worker: the first time, and whenever it was lost; then the backend of the
+/// lost one is given, which must be gone when this returns.
+pub(crate) type Connect = Box<dyn Fn(Option<i32>) -> Result<(Session, Identity)> + Send>;
+
+#[derive(Debug)]
+enum ToWorker {
+    Group(Group),
+    /// An earlier group waits for locks that this one holds.
+    GiveWay(GroupSeq),
+}
+
+/// The session of a worker, as others see it. It changes when it is lost.
+#[derive(Debug)]
+struct Seen {
+    cancel: CancelHandle,
+    pid: i32,
+}
+
+impl Seen {
+    fn new(session: &Session) -> Self {
+        Self { cancel: session.cancel_handle(), pid: session.backend_pid() }
+    }
+}
+
+/// A running worker thread.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    number: usize,
+    turns: Arc<Turns>,
+    mail: Option<Sender<ToWorker>>,
+    thread: Option<JoinHandle<()>>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Worker {
+    /// Starts worker `number` of those that share `turns`; it reports to `sender` under its number.
+    pub(crate) fn spawn(
+        number: usize,
+        connect: Connect,
+        turns: &Arc<Turns>,
+        sender: Sender<(usize, FromWorker)>,
+        subscription: &str,
+    ) -> Result<Self> {
+        let (mail, inbox) = unbounded();
+        let (session, identity) = connect(None)?;
+        let seen = Arc::new(Mutex::new(Seen::new(&session)));
+        let log = MissingLog::new(subscription);
+        let (turns_of_thread, seen_of_thread) = (Arc::clone(turns), Arc::clone(&seen));
+        let thread = std::thread::Builder::new()
+            .name(format!("apply {number}"))
+            .spawn(move || {
+                let mut state = State::new(number, session, identity, log, turns_of_thread);
+                let failure = state.run(&inbox, &connect, &seen_of_thread, &|event| {
+                    // The leader may be gone; then nobody needs to know.
+                    let _ = sender.send((number, event));
+                });
+                if let Err(failure) = failure {
+                    let _ = sender.send((number, FromWorker::Failed(failure)));
+                }
+            })
+            .map_err(|e| Failure::internal(format!("cannot start an apply thread: {e}")))?;
+        let turns = Arc::clone(turns);
+        Ok(Self { number, turns, mail: Some(mail), thread: Some(thread), seen })
+    }
+
+    /// Hands a group over, in commit order. A worker that is gone has reported why.
+    pub(crate) fn submit(&self, group: Group) {
+        self.send(ToWorker::Group(group));
+    }
+
+    /// Has the worker roll back this group, unless it is committing it, and carry it out again
+    /// when it is the oldest.
+    pub(crate) fn give_way(&self, group: GroupSeq) {
+        self.send(ToWorker::GiveWay(group));
+    }
+
+    /// The backend of its session.
+    pub(crate) fn pid(&self) -> i32 {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).pid
+    }
+
+    /// Cancels what its session does.
+    pub(crate) fn cancel(&self) {
+        let cancel = self.seen.lock().unwrap_or_else(PoisonError::into_inner).cancel.clone();
+        if let Err(error) = cancel.cancel() {
+            tracing::debug!(%error, "cannot cancel");
+        }
+    }
+
+    fn send(&self, message: ToWorker) {
+        if let Some(mail) = &self.mail {
+            let _ = mail.send(message);
+            self.turns.waker(self.number).wake();
+        }
+    }
+
+    /// Lets the thread end, without waiting for it.
+    pub(crate) fn close(&mut self) {
+        self.mail = None;
+        self.turns.waker(self.number).wake();
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.close();
+        let cancel = self.seen.lock().unwrap_or_else(PoisonError::into_inner).cancel.clone();
+        join_or_cancel(self.thread.take(), &cancel);
+    }
+}
