@@ -12,11 +12,13 @@
 //! 5. [`group`]: adjacent transactions to apply groups.
 //! 6. [`key`], [`net`]: the changes of one row folded into one, inside a group.
 //! 7. [`order`]: which groups have ended, and who may go on.
-//! 8. [`progress`]: received, applied, durable: what may be acknowledged.
-//! 9. [`history`]: may a publisher's timeline be followed from where we are?
+//! 8. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
+//! 9. [`progress`]: received, applied, durable: what may be acknowledged.
+//! 10. [`history`]: may a publisher's timeline be followed from where we are?
 #![forbid(unsafe_code)]
 
 pub mod assemble;
+pub mod blockers;
 pub mod gate;
 pub mod group;
 pub mod history;

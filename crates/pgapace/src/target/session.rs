@@ -16,7 +16,6 @@ const SETTINGS: &[(&str, &str)] = &[
     ("default_transaction_read_only", "off"),
     ("default_transaction_isolation", "read committed"),
     ("default_transaction_deferrable", "off"),
-    ("statement_timeout", "0"),
     ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
     ("idle_session_timeout", "0"),
@@ -54,6 +53,9 @@ pub(crate) enum Purpose {
     Durability,
     /// Copies tables.
     Copy,
+    /// Looks who waits for whom, and changes nothing.
+    #[cfg_attr(not(test), expect(dead_code, reason = "with a pool of workers"))]
+    Monitor,
     /// Looks at state and tables, and changes nothing.
     Look,
 }
@@ -65,7 +67,21 @@ impl Purpose {
             Self::Apply => "apply",
             Self::Durability => "durability",
             Self::Copy => "copy",
+            Self::Monitor => "monitor",
             Self::Look => "look",
+        }
+    }
+
+    /// Whether it may change tables.
+    fn writes(self) -> bool {
+        !matches!(self, Self::Monitor | Self::Look)
+    }
+
+    /// What is known by then or not at all.
+    fn statement_timeout(self) -> &'static str {
+        match self {
+            Self::Monitor => "1s",
+            _ => "0",
         }
     }
 
@@ -73,7 +89,7 @@ impl Purpose {
         match self {
             Self::Apply => "off",
             // State changes and copied tables are few, and later steps rely on them.
-            Self::Control | Self::Durability | Self::Copy | Self::Look => "on",
+            Self::Control | Self::Durability | Self::Copy | Self::Monitor | Self::Look => "on",
         }
     }
 }
@@ -135,7 +151,7 @@ impl Target {
         };
         let mut session = Session::connect(&self.info, &startup)
             .map_err(|e| Failure::target(&e, "connecting"))?;
-        let role = (purpose != Purpose::Look).then_some(&REPLICA_ROLE);
+        let role = purpose.writes().then_some(&REPLICA_ROLE);
         let mut values: Vec<String> = role
             .into_iter()
             .chain(SETTINGS)
@@ -144,6 +160,7 @@ impl Target {
             })
             .collect();
         values.push(format!("('synchronous_commit', '{}')", purpose.synchronous_commit()));
+        values.push(format!("('statement_timeout', '{}')", purpose.statement_timeout()));
         let sql = format!(
             "SELECT pg_catalog.set_config(v.name, v.value, false) \
              FROM (VALUES {}) AS v(name, value) \

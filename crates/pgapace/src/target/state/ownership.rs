@@ -18,7 +18,7 @@ use crate::target::state::SubscriptionId;
 /// First key of the owner's lock ("pgao").
 const OWNER_LOCK: i32 = 0x7067_616f;
 /// First key of the sessions' lock ("pgas").
-const SESSION_LOCK: i32 = 0x7067_6173;
+pub(crate) const SESSION_LOCK: i32 = 0x7067_6173;
 /// How long old sessions may take to end.
 const FENCE_TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -1,0 +1,175 @@
+//! The monitor of hidden waits: looks on the target who keeps the oldest group from going on.
+//!
+//! A thread with a session of its own, asked by the leader when the oldest group has not moved for
+//! a while. It decides nothing: it names the later groups that must give way, and says in the log,
+//! once for each wait, which sessions of others are waited for. Those are never touched.
+
+mod probe;
+#[cfg(test)]
+mod tests;
+
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use engine::group::GroupSeq;
+use wire::{CancelHandle, Session};
+
+use crate::apply::blockers::probe::{Blocker, look};
+use crate::apply::thread::join_or_cancel;
+use crate::error::{Failure, Result};
+use crate::target::state::SubscriptionId;
+
+/// What the leader asks: the backend of each session of ours with the group that it carries out, the
+/// oldest first.
+#[derive(Debug)]
+pub(crate) struct Probe(pub(crate) Vec<(i32, GroupSeq)>);
+
+/// What was seen. By now it may be over.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The group that was the oldest.
+    pub(crate) oldest: GroupSeq,
+    /// Whether it waited for a lock at all.
+    pub(crate) waits: bool,
+    /// Groups that must be rolled back and come again after the oldest, in commit order.
+    pub(crate) victims: Vec<GroupSeq>,
+}
+
+/// What comes back.
+#[derive(Debug)]
+pub(crate) enum FromBlockers {
+    Found(Found),
+    Failed(Failure),
+}
+
+/// The running monitor.
+#[derive(Debug)]
+pub(crate) struct Blockers {
+    probes: Option<Sender<Probe>>,
+    pub(crate) events: Receiver<FromBlockers>,
+    thread: Option<JoinHandle<()>>,
+    cancel: CancelHandle,
+}
+
+impl Blockers {
+    /// `session`: one for [`crate::target::session::Purpose::Monitor`].
+    pub(crate) fn spawn(session: Session, id: SubscriptionId, subscription: &str) -> Result<Self> {
+        let (probes, inbox) = unbounded();
+        let (sender, events) = unbounded();
+        let cancel = session.cancel_handle();
+        let mut monitor = Monitor { session, id, log: WaitLog::new(subscription) };
+        let thread = std::thread::Builder::new()
+            .name("monitor".to_owned())
+            .spawn(move || monitor.run(&inbox, &sender))
+            .map_err(|e| Failure::internal(format!("cannot start the monitor thread: {e}")))?;
+        Ok(Self { probes: Some(probes), events, thread: Some(thread), cancel })
+    }
+
+    /// Asks for a look; each is answered. A thread that is gone has reported why in `events`.
+    pub(crate) fn probe(&self, probe: Probe) {
+        if let Some(probes) = &self.probes {
+            let _ = probes.send(probe);
+        }
+    }
+}
+
+impl Drop for Blockers {
+    fn drop(&mut self) {
+        self.probes = None;
+        join_or_cancel(self.thread.take(), &self.cancel);
+    }
+}
+
+struct Monitor {
+    session: Session,
+    id: SubscriptionId,
+    log: WaitLog,
+}
+
+impl Monitor {
+    fn run(&mut self, inbox: &Receiver<Probe>, sender: &Sender<FromBlockers>) {
+        for Probe(groups) in inbox {
+            let (event, failed) = match self.probe(&groups) {
+                Ok(found) => (FromBlockers::Found(found), false),
+                Err(failure) => (FromBlockers::Failed(failure), true),
+            };
+            if sender.send(event).is_err() || failed {
+                return;
+            }
+        }
+    }
+
+    fn probe(&mut self, groups: &[(i32, GroupSeq)]) -> Result<Found> {
+        let Some((pid, oldest)) = groups.first().copied() else {
+            return Ok(Found { oldest: GroupSeq::NONE, waits: false, victims: Vec::new() });
+        };
+        let seen = look(&mut self.session, self.id, pid)?;
+        let waits: Vec<_> = seen.iter().map(|b| (b.waiting, b.pid)).collect();
+        let blocking = engine::blockers::blocking(&waits, groups);
+        if blocking.victims.is_empty() {
+            // Nothing of ours can give way: others have to.
+            let others: Vec<_> = seen
+                .iter()
+                .filter(|b| {
+                    b.pid == engine::blockers::PREPARED || blocking.foreign.contains(&b.pid)
+                })
+                .collect();
+            self.log.note(oldest, &others);
+        } else {
+            tracing::debug!(
+                subscription = self.log.subscription,
+                oldest = oldest.0,
+                victims = ?blocking.victims,
+                through = ?blocking.foreign,
+                "later groups hold locks that the oldest one needs: they give way"
+            );
+        }
+        Ok(Found { oldest, waits: !waits.is_empty(), victims: blocking.victims })
+    }
+}
+
+/// Says once for each wait who is waited for.
+#[derive(Debug)]
+struct WaitLog {
+    subscription: String,
+    oldest: GroupSeq,
+    named: Vec<i32>,
+}
+
+impl WaitLog {
+    fn new(subscription: &str) -> Self {
+        Self { subscription: subscription.to_owned(), oldest: GroupSeq::NONE, named: Vec::new() }
+    }
+
+    /// Names those among `blockers` that were not named for this group.
+    fn note(&mut self, oldest: GroupSeq, blockers: &[&Blocker]) {
+        if self.oldest != oldest {
+            self.oldest = oldest;
+            self.named.clear();
+        }
+        for blocker in blockers {
+            if self.named.contains(&blocker.pid) {
+                continue;
+            }
+            self.named.push(blocker.pid);
+            if blocker.pid == engine::blockers::PREPARED {
+                tracing::warn!(
+                    subscription = self.subscription,
+                    "applying waits for a lock of a prepared transaction on the target; whoever \
+                     prepared it must COMMIT PREPARED or ROLLBACK PREPARED (see pg_prepared_xacts)"
+                );
+                continue;
+            }
+            let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
+            tracing::info!(
+                subscription = self.subscription,
+                pid = blocker.pid,
+                user = shown(&blocker.user),
+                application_name = shown(&blocker.application_name),
+                state = shown(&blocker.state),
+                query_start = shown(&blocker.query_start),
+                "applying waits for a lock of another session on the target"
+            );
+        }
+    }
+}
