@@ -193,6 +193,12 @@ pub(crate) struct Settings {
     #[serde(rename = "preserve-commit-order", alias = "preserve_commit_order")]
     pub(crate) preserve_commit_order: Option<bool>,
 
+    /// Time after which it is looked which locks on the target keep the oldest transaction, in
+    /// milliseconds [default: 50]
+    #[arg(long, value_name = "MS", env = "PGAPACE_LOCK_PROBE")]
+    #[serde(rename = "lock-probe", alias = "lock_probe")]
+    pub(crate) lock_probe: Option<u64>,
+
     /// Source transactions that may become one target transaction: auto, or a number; 1 commits
     /// each of them alone [default: auto]
     #[arg(long, value_name = "auto|N", env = "PGAPACE_GROUP_TRANSACTIONS")]
@@ -228,6 +234,7 @@ impl Settings {
             memory_limit: self.memory_limit.or(weaker.memory_limit),
             workers: self.workers.or(weaker.workers),
             preserve_commit_order: self.preserve_commit_order.or(weaker.preserve_commit_order),
+            lock_probe: self.lock_probe.or(weaker.lock_probe),
             group_transactions: self.group_transactions.or(weaker.group_transactions),
             apply_mode: self.apply_mode.or(weaker.apply_mode),
         }
@@ -283,6 +290,10 @@ impl Settings {
         if !(1..=64).contains(&workers) {
             return Err(config("--workers must be between 1 and 64"));
         }
+        let lock_probe = match self.lock_probe.unwrap_or(50) {
+            0 => return Err(config("--lock-probe must be at least 1 millisecond")),
+            value => Duration::from_millis(value),
+        };
         Ok(Subscription {
             publisher: conninfo(&need(self.publisher, "publisher")?, "publisher")?,
             target: conninfo(&need(self.target, "target")?, "target")?,
@@ -302,6 +313,7 @@ impl Settings {
             memory_limit: memory_limit << 20,
             workers,
             preserve_commit_order: self.preserve_commit_order.unwrap_or(true),
+            lock_probe,
             group_transactions: self.group_transactions.unwrap_or_default(),
             apply_mode: self.apply_mode.unwrap_or(ApplyMode::Auto),
         })
@@ -342,6 +354,7 @@ pub(crate) struct Subscription {
     /// At least 1.
     pub(crate) workers: usize,
     pub(crate) preserve_commit_order: bool,
+    pub(crate) lock_probe: Duration,
     pub(crate) group_transactions: GroupTransactions,
     pub(crate) apply_mode: ApplyMode,
 }

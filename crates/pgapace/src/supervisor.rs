@@ -12,6 +12,7 @@ use engine::progress::Progress;
 use pgoutput::Lsn;
 use wire::{ReplicationStream, Session};
 
+use crate::apply::blockers::Blockers;
 use crate::apply::durability::Durability;
 use crate::apply::leader::{Leader, Outcome, Parts};
 use crate::apply::pool::Pool;
@@ -495,7 +496,9 @@ impl Supervisor<'_> {
             Box::new(move |lost| open_apply(&target, identity, number, origin_none, lost))
         };
         let connects = (0..config.workers).map(connect).collect();
-        Pool::spawn(connects, &config.name, group_transactions)
+        let monitor = target.connect(Purpose::Monitor)?;
+        let blockers = Blockers::spawn(monitor, row.id, &config.name)?;
+        Pool::spawn(connects, &config.name, group_transactions, blockers, config.lock_probe)
     }
 }
 

@@ -17,6 +17,7 @@ use engine::transaction::{Location, TransactionPart};
 use pgoutput::{Decoder, Frame, Lsn, Message, Streaming, Timestamp};
 use wire::{Frames, Session};
 
+use crate::apply::blockers::FromBlockers;
 use crate::apply::durability::{Durability, FromDurability, Job};
 use crate::apply::pool::{Pool, Room};
 use crate::apply::schema_watch::SchemaWatch;
@@ -145,7 +146,7 @@ impl<'a> Leader<'a> {
         let ticks = tick(TICK);
         let (no_chunks, stop) = (never(), self.parts.shutdown.channel());
         loop {
-            let gathering = self.dispatch();
+            let gathering = self.dispatch().min(self.parts.pool.look_at_stalls());
             self.flush_if_needed();
             self.look_for_the_end()?;
             if let Some(outcome) = self.closing
@@ -171,6 +172,11 @@ impl<'a> Leader<'a> {
                     Ok((worker, FromWorker::Answered(answered))) => self.answered(worker, &answered),
                     Ok((_, FromWorker::Failed(failure))) => return Err(failure),
                     Err(_) => return Err(Failure::internal("the apply threads are gone")),
+                },
+                recv(self.parts.pool.found()) -> event => match event {
+                    Ok(FromBlockers::Found(found)) => self.parts.pool.make_way(&found),
+                    Ok(FromBlockers::Failed(failure)) => return Err(failure),
+                    Err(_) => return Err(Failure::internal("the monitor thread is gone")),
                 },
                 recv(self.parts.durability.events) -> event => match event {
                     Ok(FromDurability::Flushed(ticket)) => {

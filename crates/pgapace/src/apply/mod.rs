@@ -1,7 +1,6 @@
 //! From transactions to committed rows: the leader distributes, the workers apply.
 
 pub(crate) mod answers;
-#[cfg_attr(not(test), expect(dead_code, reason = "the leader of a pool of workers asks it"))]
 pub(crate) mod blockers;
 pub(crate) mod durability;
 pub(crate) mod encoder;

@@ -1,13 +1,13 @@
 //! The workers of a subscription, and what each of them has.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::group::GroupSeq;
 use engine::order::Waits;
 
+use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
 use crate::apply::turns::Turns;
 use crate::apply::work::{Contended, Group, Mode, Work};
 use crate::apply::worker::{Connect, FromWorker, Worker};
@@ -22,6 +22,9 @@ const DEPTH: usize = 2;
 /// While another worker is busy, a group that is not worth it is kept so long for more to come: the
 /// workers share the target, and small groups cost it more for each change.
 const PACE: Duration = Duration::from_millis(2);
+
+/// The longest time between two looks at one wait.
+const LONGEST_PROBE: Duration = Duration::from_secs(1);
 
 /// Where the next group could go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +41,6 @@ pub(crate) enum Room {
 #[derive(Debug)]
 pub(crate) struct Pool {
     workers: Vec<Worker>,
-    turns: Arc<Turns>,
     pub(crate) events: Receiver<(usize, FromWorker)>,
     /// By worker, the groups that it has not answered, a part of a large transaction each for itself.
     queues: Vec<VecDeque<GroupSeq>>,
@@ -50,14 +52,38 @@ pub(crate) struct Pool {
     pinned: Option<usize>,
     /// When the pool last became idle.
     idle_since: Instant,
+    blockers: Blockers,
+    stall: Stall,
+}
+
+/// How long the oldest group has been the oldest, and when to look what keeps it.
+#[derive(Debug)]
+struct Stall {
+    /// Time after which a group that does not end is looked at first.
+    probe: Duration,
+    oldest: Option<GroupSeq>,
+    since: Instant,
+    /// When to look next, counted from `since`.
+    next: Duration,
+    /// A look is under way.
+    asked: bool,
+}
+
+impl Stall {
+    fn new(probe: Duration) -> Self {
+        Self { probe, oldest: None, since: Instant::now(), next: probe, asked: false }
+    }
 }
 
 impl Pool {
-    /// Opens a session for each of `connects`. `group_transactions`: what a group may have at most.
+    /// Opens a session for each of `connects`. `group_transactions`: what a group may have at most;
+    /// `lock_probe`: time after which it is looked what keeps the oldest group.
     pub(crate) fn spawn(
         connects: Vec<Connect>,
         subscription: &str,
         group_transactions: usize,
+        blockers: Blockers,
+        lock_probe: Duration,
     ) -> Result<Self> {
         let turns = Turns::new(connects.len())?;
         let (sender, events): (Sender<_>, _) = unbounded();
@@ -70,12 +96,13 @@ impl Pool {
             queues: workers.iter().map(|_| VecDeque::new()).collect(),
             depth: (WINDOW / group_transactions / workers.len()).max(DEPTH),
             workers,
-            turns,
             events,
             last: GroupSeq::NONE,
             last_at: now,
             pinned: None,
             idle_since: now,
+            blockers,
+            stall: Stall::new(lock_probe),
         })
     }
 
@@ -134,6 +161,48 @@ impl Pool {
         }
         let changes = works.iter().map(|work| work.part.len()).sum();
         Contended { waits: Waits::all_before(seq), changes: vec![true; changes] }
+    }
+
+    /// Has somebody look what keeps the oldest group, if it has not ended for a while. Returns when
+    /// to call again.
+    pub(crate) fn look_at_stalls(&mut self) -> Duration {
+        let oldest = self.queues.iter().filter_map(VecDeque::front).min().copied();
+        let stall = &mut self.stall;
+        if stall.oldest != oldest {
+            *stall = Stall { oldest, asked: stall.asked, ..Stall::new(stall.probe) };
+        }
+        if oldest.is_none() || stall.asked {
+            return LONGEST_PROBE;
+        }
+        let waited = stall.since.elapsed();
+        if waited < stall.next {
+            return stall.next - waited;
+        }
+        stall.asked = true;
+        stall.next = waited + waited.min(LONGEST_PROBE);
+        let running = self.workers.iter().zip(&self.queues);
+        let mut groups: Vec<_> =
+            running.filter_map(|(worker, queue)| Some((worker.pid(), *queue.front()?))).collect();
+        groups.sort_by_key(|(_, group)| *group);
+        self.blockers.probe(Probe(groups));
+        LONGEST_PROBE
+    }
+
+    pub(crate) fn found(&self) -> &Receiver<FromBlockers> {
+        &self.blockers.events
+    }
+
+    /// What keeps the oldest group: later ones that hold its locks go back.
+    pub(crate) fn make_way(&mut self, found: &Found) {
+        self.stall.asked = false;
+        for victim in &found.victims {
+            let holder = self.queues.iter().position(|queue| queue.front() == Some(victim));
+            if let Some(worker) = holder {
+                self.workers[worker].give_way(*victim);
+                // It may wait in a statement.
+                self.workers[worker].cancel();
+            }
+        }
     }
 
     /// A worker is through with its first groups.

@@ -54,7 +54,6 @@ pub(crate) enum Purpose {
     /// Copies tables.
     Copy,
     /// Looks who waits for whom, and changes nothing.
-    #[cfg_attr(not(test), expect(dead_code, reason = "with a pool of workers"))]
     Monitor,
     /// Looks at state and tables, and changes nothing.
     Look,

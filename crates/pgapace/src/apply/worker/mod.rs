@@ -6,7 +6,7 @@ mod state;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Sender, unbounded};
 use engine::group::GroupSeq;
 use engine::progress::Range;
 use wire::{CancelHandle, Session};
