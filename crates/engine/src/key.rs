@@ -9,9 +9,11 @@ use pgoutput::Column;
 /// How values of a key column are brought to a form in which equal values have equal bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyForm {
-    /// Equal if and only if the bytes are: integers, oid, boolean, uuid, date, timestamps, bytea,
+    /// Equal if and only if the bytes are: integers of one type, oid, boolean, uuid, date, timestamps, bytea,
     /// enums, text under a deterministic collation, …
     Bytes,
+    /// int2, int4, int8, by value: in binary they differ in length.
+    Integer,
     /// char(n): trailing blanks do not count.
     Blanks,
     /// numeric, in text or binary: the scale does not count.
@@ -43,6 +45,10 @@ impl KeyForm {
                 out.push(b'b');
                 true
             }
+            (Self::Integer, value) => integer(value).is_some_and(|value| {
+                out.extend_from_slice(&value.to_be_bytes());
+                true
+            }),
             (Self::Blanks, Column::Text(bytes) | Column::Binary(bytes)) => {
                 let end = bytes.iter().rposition(|&byte| byte != b' ').map_or(0, |last| last + 1);
                 out.extend_from_slice(&bytes[..end]);
@@ -65,6 +71,33 @@ impl KeyForm {
                 true
             }),
         }
+    }
+}
+
+/// An integer in text or binary.
+#[inline]
+fn integer(value: Column<'_>) -> Option<i64> {
+    match value {
+        Column::Text(text) => {
+            let (negative, digits) = match text.split_first()? {
+                (b'-', rest) => (true, rest),
+                _ => (false, text),
+            };
+            if digits.is_empty() || digits[0] == b'0' && text.len() > 1 {
+                return None;
+            }
+            digits.iter().try_fold(0_i64, |number, &digit| {
+                let digit = digit.is_ascii_digit().then(|| i64::from(digit - b'0'))?;
+                let shifted = number.checked_mul(10)?;
+                if negative { shifted.checked_sub(digit) } else { shifted.checked_add(digit) }
+            })
+        }
+        Column::Binary(bytes) => match *bytes {
+            [a, b] => Some(i16::from_be_bytes([a, b]).into()),
+            [a, b, c, d] => Some(i32::from_be_bytes([a, b, c, d]).into()),
+            _ => Some(i64::from_be_bytes(bytes.try_into().ok()?)),
+        },
+        Column::Null | Column::Unchanged => None,
     }
 }
 
@@ -259,9 +292,14 @@ mod tests {
 
     #[test]
     fn null_and_values_that_were_not_sent_have_no_form() {
-        for kind in
-            [KeyForm::Bytes, KeyForm::Blanks, KeyForm::Numeric, KeyForm::Float4, KeyForm::Float8]
-        {
+        for kind in [
+            KeyForm::Bytes,
+            KeyForm::Integer,
+            KeyForm::Blanks,
+            KeyForm::Numeric,
+            KeyForm::Float4,
+            KeyForm::Float8,
+        ] {
             assert_eq!(form(kind, Column::Null), None);
             assert_eq!(form(kind, Column::Unchanged), None);
         }
@@ -272,6 +310,25 @@ mod tests {
         assert_eq!(text(KeyForm::Bytes, "1"), text(KeyForm::Bytes, "1"));
         assert_ne!(text(KeyForm::Bytes, "1"), text(KeyForm::Bytes, "01"));
         assert_ne!(text(KeyForm::Bytes, "1"), form(KeyForm::Bytes, Column::Binary(b"1")));
+    }
+
+    #[test]
+    fn integers_are_equal_by_value() {
+        let binary = |bytes: &[u8]| form(KeyForm::Integer, Column::Binary(bytes));
+        for (spelling, value) in [("0", 0), ("7", 7), ("-1", -1), ("-32768", -32768_i16)] {
+            let expected = Some(i64::from(value).to_be_bytes().to_vec());
+            assert_eq!(text(KeyForm::Integer, spelling), expected);
+            assert_eq!(binary(&value.to_be_bytes()), expected);
+            assert_eq!(binary(&i32::from(value).to_be_bytes()), expected);
+            assert_eq!(binary(&i64::from(value).to_be_bytes()), expected);
+        }
+        for value in [i64::MIN, i64::MAX] {
+            assert!(text(KeyForm::Integer, &value.to_string()).is_some());
+        }
+        for spelling in ["", "-", "+1", "01", "-0", "1.0", " 1", "1e3", "9223372036854775808"] {
+            assert_eq!(text(KeyForm::Integer, spelling), None, "{spelling:?}");
+        }
+        assert_eq!(binary(b"abc"), None);
     }
 
     #[test]

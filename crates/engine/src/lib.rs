@@ -11,10 +11,11 @@
 //! 4. [`gate`]: which changes of a table are already in its initial copy.
 //! 5. [`group`]: adjacent transactions to apply groups.
 //! 6. [`key`], [`net`]: the changes of one row folded into one, inside a group.
-//! 7. [`order`]: which groups have ended, and who may go on.
-//! 8. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
-//! 9. [`progress`]: received, applied, durable: what may be acknowledged.
-//! 10. [`history`]: may a publisher's timeline be followed from where we are?
+//! 7. [`writeset`]: which changes of a group must wait for which groups before it.
+//! 8. [`order`]: which groups have ended, and who may go on.
+//! 9. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
+//! 10. [`progress`]: received, applied, durable: what may be acknowledged.
+//! 11. [`history`]: may a publisher's timeline be followed from where we are?
 #![forbid(unsafe_code)]
 
 pub mod assemble;
@@ -28,3 +29,4 @@ pub mod order;
 pub mod progress;
 pub mod relation;
 pub mod transaction;
+pub mod writeset;

@@ -21,7 +21,7 @@ pub(super) struct Conflict;
 /// Independent of the canonical forms.
 fn equal(form: KeyForm, one: &str, other: &str) -> bool {
     match form {
-        KeyForm::Bytes => one == other,
+        KeyForm::Bytes | KeyForm::Integer => one == other,
         KeyForm::Blanks => one.trim_end_matches(' ') == other.trim_end_matches(' '),
         KeyForm::Numeric | KeyForm::Float4 | KeyForm::Float8 => {
             one.parse::<f64>().unwrap() == other.parse::<f64>().unwrap()

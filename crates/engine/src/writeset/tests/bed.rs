@@ -1,0 +1,156 @@
+//! Changes and rules in few words.
+
+use pgoutput::{
+    Delete, Insert, Message, OldTuple, RelId, TupleBuilder, Update, builder, decode_change,
+};
+
+use crate::group::GroupSeq;
+use crate::key::KeyForm;
+use crate::writeset::Verdict::{Contended, Free};
+use crate::writeset::{
+    LockColumn, LockRules, RowLock, UniqueLock, Verdict, Waits, Writeset, WritesetLimits,
+};
+
+pub(super) const LIMITS: WritesetLimits = WritesetLimits { keys_per_table: 1000, keys: 10_000 };
+
+/// A column outside the publisher's replica identity.
+pub(super) fn column(column: usize) -> LockColumn {
+    LockColumn { column, form: KeyForm::Bytes, in_identity: false }
+}
+
+/// A column of the publisher's replica identity.
+pub(super) fn key(column: usize) -> LockColumn {
+    LockColumn { column, form: KeyForm::Bytes, in_identity: true }
+}
+
+/// A table whose rows are found by its first column.
+pub(super) fn table(root: u32) -> LockRules {
+    LockRules {
+        root,
+        identity: 1,
+        row: RowLock::Key(vec![key(0)]),
+        unique: Vec::new(),
+        foreign: Vec::new(),
+        referenced: Vec::new(),
+        whole_table: false,
+        barrier: false,
+    }
+}
+
+/// The same, with a unique index over its second column.
+pub(super) fn with_unique(root: u32) -> LockRules {
+    let unique =
+        UniqueLock { id: 7, columns: vec![column(1)], certain: true, nulls_not_distinct: false };
+    LockRules { unique: vec![unique], ..table(root) }
+}
+
+/// A row in words: `-` is NULL, `~` a value that was not sent.
+pub(super) fn row(words: &str) -> TupleBuilder {
+    words.split_whitespace().fold(TupleBuilder::new(), |row, word| match word {
+        "-" => row.null(),
+        "~" => row.unchanged(),
+        word => row.text(word),
+    })
+}
+
+/// The bytes of a change: `I new`, `U new`, `U K old > new`, `U O old > new`, `D K old`, `D O old`.
+pub(super) fn bytes(change: &str) -> Vec<u8> {
+    let (kind, rest) = change.split_at(1);
+    let rest = rest.trim();
+    let (relation, xid) = (RelId(1), None);
+    let (old, new) = match rest.split_once('>') {
+        Some((old, new)) => (Some(old), new),
+        None if kind == "D" => (Some(rest), ""),
+        None => (None, rest),
+    };
+    let old = old.map(|old| (old.trim().starts_with('O'), row(&old.trim()[1..])));
+    let old = old.as_ref().map(|(full, row)| match full {
+        true => OldTuple::Full(row.tuple()),
+        false => OldTuple::Key(row.tuple()),
+    });
+    let new = row(new);
+    builder::encoded(&match kind {
+        "I" => Message::Insert(Insert { xid, relation, new: new.tuple() }),
+        "U" => Message::Update(Update { xid, relation, old, new: new.tuple() }),
+        "D" => Message::Delete(Delete { xid, relation, old: old.unwrap() }),
+        _ => panic!("{change}"),
+    })
+}
+
+/// A writeset in which groups are opened one after the other.
+pub(super) struct Bed {
+    pub(super) set: Writeset,
+    next: u64,
+}
+
+impl Bed {
+    pub(super) fn ordered() -> Self {
+        Self::new(LIMITS, true)
+    }
+
+    pub(super) fn unordered() -> Self {
+        Self::new(LIMITS, false)
+    }
+
+    pub(super) fn new(limits: WritesetLimits, ordered: bool) -> Self {
+        Self { set: Writeset::new(limits, ordered), next: 1 }
+    }
+
+    /// The verdicts of the next group, `.` for free and `x` for contended, and what it waits for.
+    pub(super) fn group(
+        &mut self,
+        ahead: Option<u64>,
+        changes: &[(&LockRules, &str)],
+    ) -> (String, Waits) {
+        self.open(ahead);
+        let verdicts = changes.iter().map(|(rules, change)| self.change(rules, change)).collect();
+        (verdicts, self.set.close())
+    }
+
+    pub(super) fn open(&mut self, ahead: Option<u64>) {
+        self.set.open(GroupSeq(self.next), ahead.map(GroupSeq));
+        self.next += 1;
+    }
+
+    pub(super) fn change(&mut self, rules: &LockRules, change: &str) -> char {
+        if change == "T" {
+            return letter(self.set.truncate(&[rules]));
+        }
+        let bytes = bytes(change);
+        letter(self.set.change(rules, &decode_change(&bytes, false).unwrap()))
+    }
+
+    pub(super) fn committed(&mut self, group: u64) {
+        self.set.committed(GroupSeq(group));
+    }
+}
+
+pub(super) fn letter(verdict: Verdict) -> char {
+    match verdict {
+        Free => '.',
+        Contended => 'x',
+    }
+}
+
+/// The verdict of a change behind another that is in flight.
+#[track_caller]
+pub(super) fn after(
+    (first_rules, first): (&LockRules, &str),
+    (rules, change): (&LockRules, &str),
+) -> char {
+    let mut bed = Bed::ordered();
+    assert_eq!(bed.group(None, &[(first_rules, first)]), (".".to_owned(), Waits::default()));
+    bed.open(None);
+    let verdict = bed.change(rules, change);
+    let waits = bed.set.close();
+    assert_eq!(waits.through, GroupSeq(u64::from(verdict == 'x')), "{first} {change}");
+    assert_eq!(waits.groups, []);
+    verdict
+}
+
+pub(super) fn waits(through: u64, groups: &[u64]) -> Waits {
+    Waits {
+        through: GroupSeq(through),
+        groups: groups.iter().map(|group| GroupSeq(*group)).collect(),
+    }
+}

@@ -1,0 +1,56 @@
+//! Bounds.
+
+use super::bed::{Bed, table, waits};
+use crate::writeset::WritesetLimits;
+
+#[test]
+fn too_many_keys_are_the_table() {
+    let rules = &table(1);
+    let mut bed = Bed::new(WritesetLimits { keys_per_table: 2, keys: 1000 }, true);
+    let two = [(rules, "U 1 a"), (rules, "U 2 a"), (rules, "U 1 b")];
+    assert_eq!(bed.group(None, &two).0, "...");
+    // A row of its own, but somebody else has rows too.
+    let three = [(rules, "U 3 a"), (rules, "U 4 a"), (rules, "U 5 a"), (rules, "U 6 a")];
+    assert_eq!(bed.group(None, &three), ("..xx".into(), waits(1, &[])));
+    assert_eq!(bed.group(None, &[(rules, "U 7 a")]), ("x".into(), waits(2, &[])));
+    assert_eq!(bed.group(None, &[(&table(2), "U 7 a")]).0, ".");
+    for group in 1..=4 {
+        bed.committed(group);
+    }
+    assert_eq!(bed.group(None, &three).0, "....");
+    assert_eq!(bed.group(None, &[(rules, "U 6 a")]).0, "x");
+}
+
+#[test]
+fn a_full_writeset_says_so_until_the_oldest_commits() {
+    let rules = &table(1);
+    let mut bed = Bed::new(WritesetLimits { keys_per_table: 1000, keys: 3 }, true);
+    bed.group(None, &[(rules, "U 1 a"), (rules, "U 2 a")]);
+    assert!(!bed.set.is_full());
+    bed.group(None, &[(rules, "U 3 a"), (rules, "U 4 a")]);
+    assert!(bed.set.is_full());
+    bed.committed(1);
+    assert!(!bed.set.is_full());
+    assert_eq!(bed.set.len(), 2);
+}
+
+#[test]
+fn locks_of_committed_groups_are_swept_out() {
+    let rules = &table(1);
+    let mut bed = Bed::ordered();
+    for group in 1..=200_u64 {
+        bed.open(None);
+        for row in 0..100 {
+            // Half of the rows are those of the group before.
+            let row = group * 50 + row;
+            let expected = if group > 1 && row < group * 50 + 50 { 'x' } else { '.' };
+            assert_eq!(bed.change(rules, &format!("U {row} a")), expected);
+        }
+        bed.set.close();
+        assert_eq!(bed.set.len(), if group > 1 { 200 } else { 100 });
+        if group > 1 {
+            bed.committed(group - 1);
+        }
+        assert!(bed.set.table.entries() <= 1100, "{}", bed.set.table.entries());
+    }
+}

@@ -1,0 +1,6 @@
+//! Rules one by one.
+
+mod bed;
+mod limits;
+mod order;
+mod rules;

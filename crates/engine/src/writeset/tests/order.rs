@@ -1,0 +1,114 @@
+//! Within a group, on one session, in and out of order.
+
+use super::bed::{Bed, table, waits, with_unique};
+use crate::writeset::LockRules;
+
+#[test]
+fn contention_is_transitive() {
+    let rules = &table(1);
+    let mut bed = Bed::ordered();
+    assert_eq!(bed.group(None, &[(rules, "U 3 a"), (rules, "U 5 a")]).0, "..");
+    let changes =
+        [(rules, "U K 2 - > 3 a"), (rules, "U K 5 - > 2 a"), (rules, "U 2 b"), (rules, "U 7 b")];
+    assert_eq!(bed.group(None, &changes), ("xxxx".to_owned(), waits(1, &[])));
+}
+
+#[test]
+fn contention_is_transitive_by_locks_of_any_kind() {
+    let rules = &with_unique(1);
+    let mut bed = Bed::ordered();
+    bed.group(None, &[(rules, "U 1 a")]);
+    // The second change frees its row for nobody, but it is as late as the first.
+    let changes =
+        [(rules, "I 1 b"), (rules, "U 2 b"), (rules, "U 2 c"), (rules, "U 3 c"), (rules, "U 4 d")];
+    assert_eq!(bed.group(None, &changes).0, "xxxx.");
+}
+
+#[test]
+fn hot_rows_cost_a_short_tail() {
+    let rules = &table(1);
+    let mut bed = Bed::ordered();
+    bed.group(None, &[(rules, "U 1 a"), (rules, "U 8 a")]);
+    let changes = [(rules, "U 1 b"), (rules, "U 9 b"), (rules, "U 1 c"), (rules, "U 10 c")];
+    assert_eq!(bed.group(None, &changes), ("x.x.".to_owned(), waits(1, &[])));
+    assert_eq!(bed.group(None, &[(rules, "U 9 b"), (rules, "U 8 b")]).0, "xx");
+}
+
+#[test]
+fn after_a_contended_truncate_the_rest_of_the_table_is() {
+    let (rules, other) = (&table(1), &table(2));
+    let mut bed = Bed::ordered();
+    bed.group(None, &[(other, "U 1 a")]);
+    let changes = [(rules, "U 1 b"), (rules, "T"), (rules, "I 2 b"), (other, "U 2 b")];
+    assert_eq!(bed.group(None, &changes), (".xx.".to_owned(), waits(1, &[])));
+    bed.committed(1);
+    bed.committed(2);
+    assert_eq!(bed.group(None, &[(rules, "T"), (rules, "I 2 b")]).0, "..");
+}
+
+#[test]
+fn one_session_runs_one_after_the_other() {
+    let rules = &table(1);
+    let mut bed = Bed::ordered();
+    bed.group(None, &[(rules, "U 1 a")]);
+    bed.group(None, &[(rules, "U 2 a")]);
+    assert_eq!(bed.group(Some(1), &[(rules, "U 1 b"), (rules, "U 2 b")]).0, ".x");
+    // In order, everything before the one ahead has committed too.
+    assert_eq!(bed.group(Some(2), &[(rules, "U 2 b"), (rules, "T")]), ("xx".into(), waits(3, &[])));
+    assert_eq!(bed.group(Some(4), &[(rules, "U 1 b"), (rules, "T"), (rules, "U 4 b")]).0, "...");
+}
+
+#[test]
+fn locks_end_with_their_group() {
+    let rules = &table(1);
+    let mut bed = Bed::ordered();
+    bed.group(None, &[(rules, "U 1 a"), (rules, "U 1 b"), (rules, "U 2 b")]);
+    assert_eq!(bed.set.len(), 2);
+    bed.group(None, &[(rules, "U 3 a")]);
+    bed.committed(1);
+    assert_eq!(bed.set.len(), 1);
+    assert_eq!(
+        bed.group(None, &[(rules, "U 1 a"), (rules, "U 3 a")]),
+        (".x".into(), waits(2, &[]))
+    );
+    bed.committed(2);
+    bed.committed(3);
+    assert!(bed.set.is_empty());
+}
+
+#[test]
+fn out_of_order_each_group_is_waited_for_alone() {
+    let rules = &table(1);
+    let mut bed = Bed::unordered();
+    for change in ["U 1 a", "U 2 a", "U 3 a"] {
+        bed.group(None, &[(rules, change)]);
+    }
+    let changes = [(rules, "U 3 b"), (rules, "U 1 b"), (rules, "U 3 c"), (rules, "U 4 b")];
+    assert_eq!(bed.group(None, &changes), ("xxx.".into(), waits(0, &[1, 3])));
+    bed.committed(3);
+    assert_eq!(
+        bed.group(None, &[(rules, "U 2 b"), (rules, "U 5 b")]),
+        ("x.".into(), waits(0, &[2]))
+    );
+    // Of the groups before the one ahead, nothing is known but what it waited for.
+    assert_eq!(bed.group(Some(2), &[(rules, "U 2 c")]), ("x".into(), waits(0, &[5])));
+    assert_eq!(
+        bed.group(Some(6), &[(rules, "U 2 d"), (rules, "U 1 d")]),
+        (".x".into(), waits(0, &[4]))
+    );
+}
+
+#[test]
+fn out_of_order_a_table_waits_for_all_who_have_rows() {
+    let (rules, other) = (&table(1), &table(2));
+    let mut bed = Bed::unordered();
+    bed.group(None, &[(rules, "U 1 a")]);
+    bed.group(None, &[(rules, "U 2 a")]);
+    bed.committed(2);
+    let whole = LockRules { whole_table: true, ..table(1) };
+    // The second has committed, the first has not.
+    assert_eq!(bed.group(None, &[(&whole, "U 3 a")]), ("x".into(), waits(2, &[])));
+    assert_eq!(bed.group(None, &[(rules, "U 3 a")]), ("x".into(), waits(0, &[3])));
+    assert_eq!(bed.group(None, &[(other, "U 3 a")]), (".".into(), waits(0, &[])));
+    assert_eq!(bed.group(None, &[(other, "T")]), ("x".into(), waits(5, &[])));
+}

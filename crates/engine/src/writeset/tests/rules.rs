@@ -1,0 +1,272 @@
+//! What conflicts with what.
+
+use super::bed::{Bed, after, column, key, table, waits, with_unique};
+use crate::key::KeyForm;
+use crate::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock, UniqueLock};
+
+/// What comes after which change, and its verdict.
+fn check(rules: &LockRules, cases: &[(&str, &str, char)]) {
+    for &(first, second, verdict) in cases {
+        assert_eq!(after((rules, first), (rules, second)), verdict, "{first:?} then {second:?}");
+    }
+}
+
+#[test]
+fn changes_of_one_row() {
+    check(
+        &table(1),
+        &[
+            ("I 1 a", "U 1 b", 'x'),
+            ("I 1 a", "D K 1 -", 'x'),
+            ("D K 1 -", "I 1 a", 'x'),
+            ("U 1 a", "U 1 b", 'x'),
+            ("U 1 a", "U 2 a", '.'),
+            ("I 1 a", "I 2 a", '.'),
+            ("U K 1 - > 2 a", "I 1 a", 'x'),
+            ("U K 1 - > 2 a", "U 2 a", 'x'),
+            ("U 2 a", "U K 1 - > 2 a", 'x'),
+            ("U 1 a", "U K 1 - > 2 a", 'x'),
+            ("U K 1 - > 2 a", "U 3 a", '.'),
+            // The key is so large that it was not sent again.
+            ("U K 1 - > ~ a", "U 1 a", 'x'),
+            ("U K 1 - > ~ a", "U 2 a", '.'),
+            // It is not known at all.
+            ("U ~ a", "U 2 a", 'x'),
+            ("I - a", "U 2 a", 'x'),
+            ("D K - a", "U 2 a", 'x'),
+        ],
+    );
+}
+
+#[test]
+fn rows_of_several_columns_do_not_run_into_each_other() {
+    let rules = LockRules { row: RowLock::Key(vec![key(1), key(0)]), ..table(1) };
+    check(
+        &rules,
+        &[
+            ("U a b", "U a b", 'x'),
+            ("U a b", "U b a", '.'),
+            ("U ab c", "U a bc", '.'),
+            ("U a b", "D K a b", 'x'),
+        ],
+    );
+}
+
+#[test]
+fn equal_by_value_is_equal() {
+    let keyed =
+        |form| LockRules { row: RowLock::Key(vec![LockColumn { form, ..key(0) }]), ..table(1) };
+    check(&keyed(KeyForm::Numeric), &[("U 1.0", "U 1.00", 'x'), ("U 1.0", "U 1.01", '.')]);
+    check(&keyed(KeyForm::Float8), &[("U 0", "U -0", 'x')]);
+    // What is not spelled as expected may be equal to anything.
+    check(
+        &keyed(KeyForm::Integer),
+        &[("U 1", "U 1", 'x'), ("U 1", "U 2", '.'), ("U 1", "U +2", 'x')],
+    );
+}
+
+#[test]
+fn tables_do_not_touch_each_other() {
+    assert_eq!(after((&table(1), "U 1 a"), (&table(2), "U 1 a")), '.');
+    assert_eq!(after((&table(1), "T"), (&table(2), "U 1 a")), '.');
+}
+
+#[test]
+fn a_row_that_the_table_finds_by_all_columns() {
+    let rules = LockRules { row: RowLock::WholeRow(vec![key(0), key(1)]), ..table(1) };
+    check(
+        &rules,
+        &[
+            ("I 1 -", "D O 1 -", 'x'),
+            ("I 1 -", "I 1 -", 'x'),
+            ("I 1 a", "D O 1 -", '.'),
+            ("U O 1 a > 1 b", "U O 1 b > 1 c", 'x'),
+            ("U O 1 a > 1 b", "U O 1 d > 1 c", '.'),
+            ("U O 1 a > 2 ~", "D O 2 a", 'x'),
+            ("U O 1 a > 2 ~", "D O 2 b", '.'),
+            // An old row that is not complete may be any.
+            ("U 1 a", "I 2 b", 'x'),
+            ("D K 1 -", "I 2 b", 'x'),
+        ],
+    );
+}
+
+#[test]
+fn rows_that_cannot_be_told_apart() {
+    let rules = LockRules { row: RowLock::Table, ..table(1) };
+    check(
+        &rules,
+        &[
+            ("I 1 a", "I 1 a", '.'),
+            ("I 1 a", "U 2 a", 'x'),
+            ("U 1 a", "I 2 a", 'x'),
+            ("D K 1 -", "D K 2 -", 'x'),
+        ],
+    );
+}
+
+#[test]
+fn unique_keys() {
+    check(
+        &with_unique(1),
+        &[
+            ("I 1 a", "I 2 a", 'x'),
+            ("I 1 a", "I 2 b", '.'),
+            ("U 1 a", "U 2 a", 'x'),
+            ("I 1 -", "I 2 -", '.'),
+            // The key that a delete frees is in the stream only with the whole row.
+            ("D O 1 a", "I 2 a", 'x'),
+            ("D K 1 -", "I 2 a", '.'),
+            ("U O 1 a > 1 b", "I 2 a", 'x'),
+            ("U O 1 a > 1 b", "I 2 b", 'x'),
+            ("U O 1 a > 1 b", "I 2 c", '.'),
+            // Unchanged for certain.
+            ("U 1 ~", "I 2 a", '.'),
+            ("U O 1 a > 1 a", "I 2 a", '.'),
+            ("U O 1 a > 1 ~", "I 2 a", '.'),
+            // A value that no one knows.
+            ("I 1 ~", "I 2 a", 'x'),
+        ],
+    );
+    assert_eq!(after((&with_unique(1), "I 1 a"), (&with_unique(2), "I 1 a")), '.');
+}
+
+#[test]
+fn nulls_that_are_not_distinct() {
+    let mut rules = with_unique(1);
+    rules.unique[0].nulls_not_distinct = true;
+    check(&rules, &[("I 1 -", "I 2 -", 'x'), ("I 1 -", "I 2 a", '.')]);
+}
+
+#[test]
+fn a_unique_key_within_the_replica_identity_is_unchanged_without_an_old_row() {
+    let mut rules = with_unique(1);
+    rules.row = RowLock::Key(vec![key(0)]);
+    rules.unique[0].columns = vec![key(1)];
+    check(
+        &rules,
+        &[
+            ("U 1 a", "I 2 a", '.'),
+            ("D K 1 a", "I 2 a", 'x'),
+            ("U K 1 a > 1 b", "I 2 a", 'x'),
+            ("U K 1 a > 3 a", "I 2 a", '.'),
+        ],
+    );
+}
+
+#[test]
+fn part_of_a_unique_key_that_was_not_sent() {
+    let mut rules = with_unique(1);
+    rules.unique[0].columns = vec![column(1), column(2)];
+    check(
+        &rules,
+        &[
+            ("U 1 ~ ~", "I 2 a b", '.'),
+            ("U 1 a ~", "I 2 a b", 'x'),
+            ("U O 1 c d > 1 a ~", "I 2 a d", 'x'),
+            ("U O 1 c d > 1 a ~", "I 2 a b", '.'),
+            ("I 1 a -", "I 2 a -", '.'),
+        ],
+    );
+}
+
+#[test]
+fn a_constraint_that_is_not_certain_is_one_lock() {
+    for columns in [vec![column(1)], Vec::new()] {
+        let unique = UniqueLock { id: 7, columns, certain: false, nulls_not_distinct: false };
+        let provable = !unique.columns.is_empty();
+        let rules = LockRules { unique: vec![unique], ..table(1) };
+        check(
+            &rules,
+            &[
+                ("I 1 a", "I 2 a", '.'),
+                ("I 1 a", "U 2 b", 'x'),
+                ("D K 1 -", "I 2 b", 'x'),
+                ("U 1 a", "D K 2 -", 'x'),
+                ("U O 1 a > 1 a", "I 2 a", if provable { '.' } else { 'x' }),
+            ],
+        );
+    }
+}
+
+/// A child that refers with its second column to the key of the parent.
+fn family(certain: bool) -> (LockRules, LockRules) {
+    let foreign = ForeignLock { id: 9, parent: 1, columns: vec![column(1)], certain };
+    let referenced = ReferencedLock { id: 9, columns: vec![key(0)], certain };
+    let parent = LockRules { referenced: vec![referenced], ..table(1) };
+    (parent, LockRules { foreign: vec![foreign], ..table(2) })
+}
+
+#[test]
+fn children_wait_for_parents_and_parents_for_children() {
+    let (parent, child) = family(true);
+    let (p, c) = (&parent, &child);
+    for ((first_rules, first), (rules, second), verdict) in [
+        ((p, "I 1 x"), (c, "I 5 1"), 'x'),
+        ((p, "I 1 x"), (c, "I 5 2"), '.'),
+        ((p, "I 1 x"), (c, "I 5 -"), '.'),
+        // The parent's key stays.
+        ((p, "U 1 x"), (c, "I 5 1"), '.'),
+        ((p, "U K 1 - > 2 x"), (c, "I 5 2"), 'x'),
+        ((c, "I 5 1"), (c, "I 6 1"), '.'),
+        ((c, "I 5 1"), (p, "D K 1 -"), 'x'),
+        ((c, "I 5 1"), (p, "U 1 x"), '.'),
+        ((c, "D O 5 1"), (p, "D K 1 -"), 'x'),
+        ((c, "U O 5 1 > 5 2"), (p, "D K 1 -"), 'x'),
+        ((c, "U O 5 1 > 5 2"), (p, "D K 2 -"), 'x'),
+        ((c, "U O 5 1 > 5 1"), (p, "D K 1 -"), '.'),
+        ((c, "U 5 2"), (p, "D K 2 -"), 'x'),
+        // Who holds the parent's table holds its keys.
+        ((p, "T"), (c, "I 5 1"), 'x'),
+        ((c, "I 5 1"), (p, "T"), 'x'),
+        ((c, "I 5 ~"), (p, "U 1 x"), 'x'),
+    ] {
+        assert_eq!(after((first_rules, first), (rules, second)), verdict, "{first} {second}");
+    }
+    let (parent, child) = family(false);
+    assert_eq!(after((&parent, "I 1 x"), (&child, "I 5 2")), 'x');
+    assert_eq!(after((&child, "I 5 2"), (&child, "I 6 3")), '.');
+    assert_eq!(after((&child, "I 5 2"), (&parent, "D K 1 -")), 'x');
+}
+
+#[test]
+fn who_reads_a_key_and_then_writes_it_waits_for_the_other_readers() {
+    let (parent, child) = family(true);
+    let mut bed = Bed::ordered();
+    bed.group(None, &[(&child, "I 5 1")]);
+    bed.group(None, &[(&table(3), "U 1")]);
+    let changes = [(&child, "I 6 1"), (&child, "D O 6 1"), (&parent, "D K 1 -")];
+    assert_eq!(bed.group(None, &changes), ("..x".to_owned(), waits(2, &[])));
+}
+
+#[test]
+fn a_table_that_every_change_takes() {
+    let rules = LockRules { whole_table: true, ..table(1) };
+    check(&rules, &[("I 1 a", "I 2 b", 'x'), ("U 1 a", "U 2 b", 'x')]);
+    let mut bed = Bed::ordered();
+    let group = bed.group(None, &[(&rules, "I 1 a"), (&rules, "I 2 a")]);
+    assert_eq!(group, ("..".to_owned(), waits(0, &[])));
+}
+
+#[test]
+fn another_way_to_tell_rows_apart_takes_the_table() {
+    let other = LockRules { identity: 2, row: RowLock::Key(vec![key(1)]), ..table(1) };
+    assert_eq!(after((&table(1), "U 1 a"), (&other, "U 2 b")), 'x');
+    let mut bed = Bed::ordered();
+    assert_eq!(bed.group(None, &[(&table(1), "U 1 a"), (&other, "U 2 b")]).0, "..");
+    assert_eq!(bed.group(None, &[(&other, "U 3 c")]).0, "x");
+}
+
+#[test]
+fn code_of_users_waits_for_everything_and_everything_for_it() {
+    let code = LockRules { barrier: true, ..table(9) };
+    let mut bed = Bed::ordered();
+    assert_eq!(bed.group(None, &[(&table(1), "U 1 a")]).0, ".");
+    let changes = [(&table(1), "U 5 a"), (&code, "U 1 a"), (&table(1), "U 6 a")];
+    assert_eq!(bed.group(None, &changes), (".xx".to_owned(), waits(1, &[])));
+    assert_eq!(bed.group(None, &[(&table(3), "U 1 a")]), ("x".to_owned(), waits(2, &[])));
+    for group in 1..=3 {
+        bed.committed(group);
+    }
+    assert_eq!(bed.group(None, &[(&code, "U 1 a"), (&table(1), "U 6 a")]).0, "..");
+}
