@@ -498,7 +498,15 @@ impl Supervisor<'_> {
         let connects = (0..config.workers).map(connect).collect();
         let monitor = target.connect(Purpose::Monitor)?;
         let blockers = Blockers::spawn(monitor, row.id, &config.name)?;
-        Pool::spawn(connects, &config.name, group_transactions, blockers, config.lock_probe)
+        let ordered = config.preserve_commit_order;
+        Pool::spawn(
+            connects,
+            &config.name,
+            group_transactions,
+            ordered,
+            blockers,
+            config.lock_probe,
+        )
     }
 }
 

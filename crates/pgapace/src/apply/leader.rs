@@ -146,7 +146,7 @@ impl<'a> Leader<'a> {
         let ticks = tick(TICK);
         let (no_chunks, stop) = (never(), self.parts.shutdown.channel());
         loop {
-            let gathering = self.dispatch().min(self.parts.pool.look_at_stalls());
+            let gathering = self.dispatch()?.min(self.parts.pool.look_at_stalls());
             self.flush_if_needed();
             self.look_for_the_end()?;
             if let Some(outcome) = self.closing
@@ -199,7 +199,7 @@ impl<'a> Leader<'a> {
                 }
                 default(gathering) => {}
             }
-            self.dispatch_idle();
+            self.dispatch_idle()?;
         }
     }
 
@@ -213,7 +213,7 @@ impl<'a> Leader<'a> {
     }
 
     fn answered(&mut self, worker: usize, answered: &Answered) {
-        self.parts.pool.answered(worker, answered.groups);
+        self.parts.pool.answered(worker, answered.groups, &answered.ended);
         for range in &answered.committed {
             self.parts.progress.committed_range(*range);
         }
@@ -225,18 +225,18 @@ impl<'a> Leader<'a> {
 
     /// Hands groups to the workers while they may have more. Returns when to look again at the
     /// latest.
-    fn dispatch(&mut self) -> Duration {
+    fn dispatch(&mut self) -> Result<Duration> {
         while !self.waiting.is_empty() {
             let worker = match self.parts.pool.room(self.waiting.is_worth_a_group()) {
                 Room::At(worker) => worker,
-                Room::In(duration) => return duration,
+                Room::In(duration) => return Ok(duration),
                 Room::None => break,
             };
             if self.parts.pool.is_idle() && self.wants_chunks() {
                 let waited = self.parts.pool.idle_for();
                 let gathering = self.waiting.gathering(self.behind, waited);
                 if !gathering.is_zero() {
-                    return gathering;
+                    return Ok(gathering);
                 }
             }
             let Some(works) = self.waiting.take() else { break };
@@ -245,9 +245,9 @@ impl<'a> Leader<'a> {
                 .first()
                 .is_some_and(|work| work.part.head.commit_lsn <= through || work.runs_user_code());
             let mode = if by_rows { Mode::Rows } else { Mode::Net };
-            self.parts.pool.submit(worker, works, mode);
+            self.parts.pool.submit(worker, works, mode)?;
         }
-        TICK
+        Ok(TICK)
     }
 
     fn take_chunk(&mut self, chunk: &Chunk) -> Result<()> {
@@ -374,12 +374,12 @@ impl<'a> Leader<'a> {
     }
 
     /// Records filtered or foreign work, so that the slot advances while nothing is to be applied.
-    fn dispatch_idle(&mut self) {
+    fn dispatch_idle(&mut self) -> Result<()> {
         let due = self.asked
             || self.closing.is_some()
             || self.last_idle.elapsed() >= self.parts.idle_interval;
         if !due || self.assembler.in_transaction() || self.partly_dispatched {
-            return;
+            return Ok(());
         }
         self.asked = false;
         if let Some(lsn) = self.parts.progress.idle_candidate() {
@@ -388,8 +388,9 @@ impl<'a> Leader<'a> {
         if let Some(lsn) = self.parts.progress.idle_candidate() {
             self.last_idle = Instant::now();
             self.push_idle(lsn);
-            self.dispatch();
+            self.dispatch()?;
         }
+        Ok(())
     }
 
     fn flush_if_needed(&mut self) {

@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::group::GroupSeq;
-use engine::order::Waits;
+use engine::transaction::Touched;
+use engine::writeset::{Verdict, Waits, Writeset, WritesetLimits};
 
 use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
 use crate::apply::turns::Turns;
 use crate::apply::work::{Contended, Group, Mode, Work};
 use crate::apply::worker::{Connect, FromWorker, Worker};
-use crate::error::Result;
+use crate::error::{Failure, Result};
 
 /// Source transactions that are on their way to the target at once where groups are small: a
 /// worker that is told to commit each of them alone must not wait for every answer.
@@ -42,6 +43,8 @@ pub(crate) enum Room {
 pub(crate) struct Pool {
     workers: Vec<Worker>,
     pub(crate) events: Receiver<(usize, FromWorker)>,
+    /// What the groups in flight have locked; a single worker needs to know nothing of it.
+    writeset: Option<Writeset>,
     /// By worker, the groups that it has not answered, a part of a large transaction each for itself.
     queues: Vec<VecDeque<GroupSeq>>,
     depth: usize,
@@ -82,6 +85,7 @@ impl Pool {
         connects: Vec<Connect>,
         subscription: &str,
         group_transactions: usize,
+        ordered: bool,
         blockers: Blockers,
         lock_probe: Duration,
     ) -> Result<Self> {
@@ -95,6 +99,8 @@ impl Pool {
         Ok(Self {
             queues: workers.iter().map(|_| VecDeque::new()).collect(),
             depth: (WINDOW / group_transactions / workers.len()).max(DEPTH),
+            writeset: (workers.len() > 1)
+                .then(|| Writeset::new(WritesetLimits::default(), ordered)),
             workers,
             events,
             last: GroupSeq::NONE,
@@ -144,23 +150,32 @@ impl Pool {
     }
 
     /// Hands a group to a worker that has room for it.
-    pub(crate) fn submit(&mut self, worker: usize, works: Vec<Work>, mode: Mode) {
-        let seq = if self.pinned.is_some() { self.last } else { self.last.next() };
+    pub(crate) fn submit(&mut self, worker: usize, works: Vec<Work>, mode: Mode) -> Result<()> {
+        let continued = self.pinned.is_some();
+        let seq = if continued { self.last } else { self.last.next() };
         let ends = works.last().is_some_and(|work| work.part.end_lsn.is_some());
-        let contended = self.contended(&works, seq);
+        let contended = match &mut self.writeset {
+            None => Contended::default(),
+            Some(writeset) => {
+                if !continued {
+                    writeset.open(seq, self.queues[worker].back().copied());
+                }
+                let changes = lock(writeset, &works)?;
+                if ends {
+                    let Waits { through, groups } = writeset.close();
+                    Contended { waits: engine::order::Waits { through, groups }, changes }
+                } else {
+                    // It runs only as the oldest.
+                    Contended::default()
+                }
+            }
+        };
         self.last = seq;
         self.last_at = Instant::now();
         self.pinned = (!ends).then_some(worker);
         self.queues[worker].push_back(seq);
         self.workers[worker].submit(Group { seq, works, mode, contended, attempts: 0 });
-    }
-
-    fn contended(&self, works: &[Work], seq: GroupSeq) -> Contended {
-        if self.workers.len() == 1 {
-            return Contended::default();
-        }
-        let changes = works.iter().map(|work| work.part.len()).sum();
-        Contended { waits: Waits::all_before(seq), changes: vec![true; changes] }
+        Ok(())
     }
 
     /// Has somebody look what keeps the oldest group, if it has not ended for a while. Returns when
@@ -205,13 +220,45 @@ impl Pool {
         }
     }
 
-    /// A worker is through with its first groups.
-    pub(crate) fn answered(&mut self, worker: usize, groups: usize) {
+    /// A worker is through with its first groups; these have ended.
+    pub(crate) fn answered(&mut self, worker: usize, groups: usize, ended: &[GroupSeq]) {
         self.queues[worker].drain(..groups);
+        if let Some(writeset) = &mut self.writeset {
+            ended.iter().for_each(|group| writeset.committed(*group));
+        }
         if self.is_idle() {
             self.idle_since = Instant::now();
         }
     }
+}
+
+/// Takes the locks of all changes; tells by change whether it is contended, nothing if none is.
+fn lock(writeset: &mut Writeset, works: &[Work]) -> Result<Vec<bool>> {
+    let mut contended = Vec::with_capacity(works.iter().map(|work| work.part.len()).sum());
+    let mut truncated = Vec::new();
+    for work in works {
+        for change in 0..work.part.len() {
+            let (message, touched) =
+                work.part.change(change).map_err(|e| Failure::internal(e.to_string()))?;
+            let verdict = match touched {
+                Touched::One(relation, _) => {
+                    let map = work.tables[relation].as_ref();
+                    map.map_or(Verdict::Free, |map| writeset.change(&map.locks, &message))
+                }
+                Touched::Many(relations) => {
+                    truncated.clear();
+                    let maps = relations.iter().filter_map(|r| work.tables[*r as usize].as_ref());
+                    truncated.extend(maps.map(|map| &map.locks));
+                    if truncated.is_empty() { Verdict::Free } else { writeset.truncate(&truncated) }
+                }
+            };
+            contended.push(verdict == Verdict::Contended);
+        }
+    }
+    if !contended.contains(&true) {
+        contended.clear();
+    }
+    Ok(contended)
 }
 
 impl Drop for Pool {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine::net::TableRules;
 use engine::relation::RemoteRelation;
+use engine::writeset::{LockRules, RowLock};
 use pgoutput::ReplicaIdentity;
 
 use crate::error::{Class, Failure, Result};
@@ -46,6 +47,8 @@ pub(crate) struct TableMap {
     pub(crate) mode: ApplyMode,
     /// How its changes may be folded, which follows from the mode.
     pub(crate) rules: TableRules,
+    /// What its changes lock, so that other workers stay away.
+    pub(crate) locks: LockRules,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -61,7 +64,17 @@ impl TableMap {
         let search = search(&remote, &table, &columns);
         let (mode, rules) = mode::decide(&remote, &table, &columns, &search, types);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { id, remote, table, columns, search, mode, rules })
+        let locks = LockRules {
+            root: table.root,
+            identity: 0,
+            row: RowLock::Table,
+            unique: Vec::new(),
+            foreign: Vec::new(),
+            referenced: Vec::new(),
+            whole_table: true,
+            barrier: rules.fold == engine::net::Fold::Never { barrier: true },
+        };
+        Ok(Self { id, remote, table, columns, search, mode, rules, locks })
     }
 
     /// The target's column under a published one.
