@@ -1,6 +1,8 @@
-//! Rules one by one.
+//! Rules one by one, and random histories against a naive model.
 
 mod bed;
 mod limits;
+mod model;
 mod order;
+mod random;
 mod rules;

@@ -1,0 +1,197 @@
+//! The locks of a change, from its true rows, kept in a list.
+
+use std::collections::BTreeMap;
+
+use super::bed::{column, key, table, with_unique};
+use crate::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock};
+
+/// A row of three columns; 0 is NULL where the column may be NULL.
+pub(super) type Values = [u8; 3];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Insert,
+    Update,
+    Delete,
+    Truncate,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Op {
+    pub(super) table: usize,
+    pub(super) kind: Kind,
+    pub(super) old: Values,
+    pub(super) new: Values,
+    /// Whether values of the second column that did not change are left out.
+    pub(super) toasted: bool,
+}
+
+/// Rules, and whether the replica identity is FULL.
+pub(super) fn tables() -> Vec<(LockRules, bool)> {
+    let foreign = |id, parent| ForeignLock { id, parent, columns: vec![column(2)], certain: true };
+    let referenced = |id| ReferencedLock { id, columns: vec![key(0)], certain: true };
+    let child = LockRules { foreign: vec![foreign(9, 11)], ..with_unique(10) };
+    let mut full = child.clone();
+    full.unique[0].columns = vec![key(1)];
+    full.foreign[0].columns = vec![key(2)];
+    let parent = LockRules {
+        foreign: vec![foreign(8, 11)],
+        referenced: vec![referenced(9), referenced(8)],
+        ..table(11)
+    };
+    let by_second = LockRules { identity: 2, row: RowLock::Key(vec![key(1)]), ..table(10) };
+    let all = (0..3).map(key).collect();
+    vec![
+        (child, false),
+        (parent, false),
+        (full, true),
+        (LockRules { row: RowLock::WholeRow(all), ..table(12) }, true),
+        (LockRules { row: RowLock::Table, ..table(13) }, false),
+        (LockRules { whole_table: true, ..table(14) }, false),
+        (by_second, true),
+        (LockRules { barrier: true, ..table(15) }, false),
+    ]
+}
+
+/// A change as in [`bytes`](super::bed::bytes).
+pub(super) fn words(op: &Op, full: bool) -> String {
+    let word =
+        |at: usize, value: u8| if at > 0 && value == 0 { "-".into() } else { value.to_string() };
+    let row = |row: Values| [0, 1, 2].map(|at| word(at, row[at])).join(" ");
+    let identity = format!("{} - -", op.old[0]);
+    let mut new = row(op.new);
+    if left_out(op) {
+        new = format!("{} ~ {}", word(0, op.new[0]), word(2, op.new[2]));
+    }
+    match (op.kind, full) {
+        (Kind::Insert, _) => format!("I {new}"),
+        (Kind::Update, true) => format!("U O {} > {new}", row(op.old)),
+        (Kind::Update, false) if op.old[0] == op.new[0] => format!("U {new}"),
+        (Kind::Update, false) => format!("U K {identity} > {new}"),
+        (Kind::Delete, true) => format!("D O {}", row(op.old)),
+        (Kind::Delete, false) => format!("D K {identity}"),
+        (Kind::Truncate, _) => "T".to_owned(),
+    }
+}
+
+fn left_out(op: &Op) -> bool {
+    op.kind == Kind::Update && op.toasted && op.old[1] == op.new[1] && op.old[1] != 0
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Lock {
+    Everything,
+    Table(u32),
+    /// Nothing more than that rows of the table are touched.
+    Share(u32),
+    Key {
+        root: u32,
+        kind: char,
+        id: u32,
+        key: Vec<u8>,
+        write: bool,
+    },
+}
+
+impl Lock {
+    pub(super) fn root(&self) -> Option<u32> {
+        match self {
+            Self::Everything => None,
+            Self::Table(root) | Self::Share(root) | Self::Key { root, .. } => Some(*root),
+        }
+    }
+
+    fn conflicts(&self, other: &Self) -> bool {
+        if *self == Self::Everything || *other == Self::Everything {
+            return true;
+        }
+        if self.root() != other.root() {
+            return false;
+        }
+        match (self, other) {
+            (Self::Table(_), _) | (_, Self::Table(_)) => true,
+            (
+                Self::Key { kind, id, key, write, .. },
+                Self::Key { kind: kind2, id: id2, key: key2, write: write2, .. },
+            ) => (kind, id, key) == (kind2, id2, key2) && (*write || *write2),
+            _ => false,
+        }
+    }
+}
+
+pub(super) fn conflict(one: &[Lock], other: &[Lock]) -> bool {
+    one.iter().any(|one| other.iter().any(|other| one.conflicts(other)))
+}
+
+/// The locks of an operation. `identities` has, for each root, by what rows were told apart last.
+pub(super) fn locks(
+    op: &Op,
+    rules: &LockRules,
+    full: bool,
+    identities: &mut BTreeMap<u32, u64>,
+) -> Vec<Lock> {
+    let root = rules.root;
+    if op.kind == Kind::Truncate {
+        return vec![Lock::Table(root)];
+    }
+    if rules.barrier {
+        return vec![Lock::Everything];
+    }
+    let mut locks = vec![Lock::Share(root)];
+    let known = identities.insert(root, rules.identity).unwrap_or(rules.identity);
+    let by_table = rules.row == RowLock::Table && op.kind != Kind::Insert;
+    if rules.whole_table || known != rules.identity || by_table {
+        locks.push(Lock::Table(root));
+    }
+    let mut take = |root, kind, id, columns: &[LockColumn], row: Values, write| {
+        let key: Vec<_> = columns.iter().map(|column| row[column.column]).collect();
+        let null = columns.iter().any(|column| column.column > 0 && row[column.column] == 0);
+        if kind == 'r' || !null {
+            locks.push(Lock::Key { root, kind, id, key, write });
+        }
+    };
+    let (has_old, has_new) = (op.kind != Kind::Insert, op.kind != Kind::Delete);
+    if let RowLock::Key(columns) | RowLock::WholeRow(columns) = &rules.row {
+        if has_old {
+            take(root, 'r', 0, columns, op.old, true);
+        }
+        if has_new {
+            take(root, 'r', 0, columns, op.new, true);
+        }
+    }
+    // What the stream tells: old values, and that something did not change.
+    let knows = |columns: &[LockColumn]| full || columns.iter().all(|column| column.in_identity);
+    let same = |columns: &[LockColumn]| {
+        op.kind == Kind::Update
+            && columns.iter().all(|column| {
+                let at = column.column;
+                op.old[at] == op.new[at] && (knows(&[*column]) || at == 1 && left_out(op))
+            })
+    };
+    let mut constraint = |root, kind, id, columns: &[LockColumn], write| {
+        if same(columns) {
+            return;
+        }
+        if has_old && knows(columns) {
+            take(root, kind, id, columns, op.old, write);
+        }
+        if has_new {
+            take(root, kind, id, columns, op.new, write);
+        }
+    };
+    for unique in &rules.unique {
+        constraint(root, 'u', unique.id, &unique.columns, true);
+    }
+    for referenced in &rules.referenced {
+        constraint(root, 'f', referenced.id, &referenced.columns, true);
+    }
+    for foreign in &rules.foreign {
+        constraint(foreign.parent, 'f', foreign.id, &foreign.columns, false);
+    }
+    for foreign in &rules.foreign {
+        if !same(&foreign.columns) {
+            locks.push(Lock::Share(foreign.parent));
+        }
+    }
+    locks
+}

@@ -1,0 +1,219 @@
+//! Random histories: groups on sessions, which commit when they may.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::bed::{Bed, LIMITS};
+use super::model::{Kind, Lock, Op, conflict, locks, tables, words};
+use crate::writeset::{Waits, WritesetLimits};
+
+/// A group of a history.
+#[derive(Debug, Clone)]
+struct Spec {
+    session: usize,
+    /// Which groups commit before it is opened, by their place among those that may.
+    commits: Vec<prop::sample::Index>,
+    ops: Vec<Op>,
+}
+
+/// A group that was dispatched.
+struct Done {
+    ops: Vec<(Vec<Lock>, bool)>,
+    ahead: Option<u64>,
+    /// Who has committed when it begins, and when its contended changes run, of those in flight.
+    begins_after: BTreeSet<u64>,
+    ends_after: BTreeSet<u64>,
+    committed: bool,
+}
+
+#[derive(Default)]
+struct History {
+    ordered: bool,
+    groups: Vec<Done>,
+}
+
+impl History {
+    fn group(&self, number: u64) -> &Done {
+        &self.groups[usize::try_from(number).unwrap() - 1]
+    }
+
+    fn in_flight(&self) -> impl Iterator<Item = u64> {
+        (1..).zip(&self.groups).filter(|(_, group)| !group.committed).map(|(number, _)| number)
+    }
+
+    /// A group and everyone who has committed once it has.
+    fn and_before(&self, number: u64) -> BTreeSet<u64> {
+        if self.ordered {
+            return (1..=number).collect();
+        }
+        let mut all = self.group(number).ends_after.clone();
+        all.insert(number);
+        all
+    }
+
+    fn may_commit(&self) -> Vec<u64> {
+        let settled =
+            |number: &u64| self.group(*number).ends_after.iter().all(|n| self.group(*n).committed);
+        let all = self.in_flight();
+        if self.ordered { all.take(1).collect() } else { all.filter(settled).collect() }
+    }
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let kinds = prop_oneof![
+        10 => Just(Kind::Insert),
+        14 => Just(Kind::Update),
+        8 => Just(Kind::Delete),
+        1 => Just(Kind::Truncate),
+    ];
+    let tables = prop_oneof![
+        12 => 0..4_usize,
+        2 => 4..7_usize,
+        1 => Just(7_usize),
+    ];
+    let row = || prop::array::uniform3(0_u8..5);
+    (tables, kinds, row(), row(), any::<bool>(), any::<bool>()).prop_map(
+        |(table, kind, old, mut new, same_key, toasted)| {
+            if same_key {
+                (new[0], new[1]) = (old[0], old[1]);
+            }
+            Op { table, kind, old, new, toasted }
+        },
+    )
+}
+
+fn history(groups: usize) -> impl Strategy<Value = Vec<Spec>> {
+    let spec = (
+        0..3_usize,
+        prop::collection::vec(any::<prop::sample::Index>(), 0..3),
+        prop::collection::vec(op(), 0..7),
+    )
+        .prop_map(|(session, commits, ops)| Spec { session, commits, ops });
+    prop::collection::vec(spec, 1..groups)
+}
+
+fn run(specs: &[Spec], limits: WritesetLimits, ordered: bool) -> Result<(), TestCaseError> {
+    let tables = tables();
+    let mut bed = Bed::new(limits, ordered);
+    let mut history = History { ordered, groups: Vec::new() };
+    let mut sessions = [None; 3];
+    let mut identities = BTreeMap::new();
+    for (number, spec) in (1_u64..).zip(specs) {
+        for commit in &spec.commits {
+            let may = history.may_commit();
+            if !may.is_empty() {
+                let group = *commit.get(&may);
+                bed.committed(group);
+                history.groups[usize::try_from(group).unwrap() - 1].committed = true;
+            }
+        }
+        let ahead = sessions[spec.session].replace(number);
+        bed.open(ahead);
+        let mut ops = Vec::new();
+        for op in &spec.ops {
+            let (rules, full) = &tables[op.table];
+            let contended = bed.change(rules, &words(op, *full)) == 'x';
+            ops.push((locks(op, rules, *full, &mut identities), contended));
+        }
+        let waits = bed.set.close();
+        let begins_after = ahead.map(|ahead| history.and_before(ahead)).unwrap_or_default();
+        let mut ends_after = begins_after.clone();
+        ends_after.extend(1..=waits.through.0);
+        for group in &waits.groups {
+            ends_after.extend(history.and_before(group.0));
+        }
+        history.groups.push(Done { ops, ahead, begins_after, ends_after, committed: false });
+        check(&history, number, &waits)?;
+        if ordered && limits == LIMITS {
+            check_that_nothing_waits_without_need(&history, number)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whatever conflicts runs in stream order.
+fn check(history: &History, number: u64, waits: &Waits) -> Result<(), TestCaseError> {
+    let group = history.group(number);
+    prop_assert_eq!(waits.is_none(), group.ops.iter().all(|(_, contended)| !contended));
+    prop_assert!(waits.through.0 < number && waits.groups.iter().all(|group| group.0 < number));
+    for (at, (locks, contended)) in group.ops.iter().enumerate() {
+        for earlier in history.in_flight().filter(|earlier| *earlier < number) {
+            let conflicts =
+                history.group(earlier).ops.iter().any(|(other, _)| conflict(other, locks));
+            let after = if *contended { &group.ends_after } else { &group.begins_after };
+            prop_assert!(
+                !conflicts || after.contains(&earlier),
+                "change {at} of group {number} conflicts with group {earlier}"
+            );
+        }
+        let overtakes = |(other, waits): &(Vec<Lock>, bool)| *waits && conflict(other, locks);
+        prop_assert!(
+            *contended || !group.ops[..at].iter().any(overtakes),
+            "change {at} of group {number} overtakes another"
+        );
+    }
+    Ok(())
+}
+
+/// In order, a change is contended only if another group holds what it needs, or if it comes after
+/// a contended one of the same table.
+fn check_that_nothing_waits_without_need(
+    history: &History,
+    number: u64,
+) -> Result<(), TestCaseError> {
+    let group = history.group(number);
+    let ahead = group.ahead.unwrap_or(0);
+    for (at, (locks, contended)) in group.ops.iter().enumerate() {
+        let mut others = history.in_flight().filter(|other| *other > ahead && *other < number);
+        let alone = locks.iter().any(|lock| matches!(lock, Lock::Everything))
+            || matches!(locks[..], [Lock::Table(_)]);
+        let needed = others
+            .any(|other| alone || history.group(other).ops.iter().any(|(o, _)| conflict(o, locks)));
+        let follows = group.ops[..at].iter().any(|(other, contended)| {
+            *contended
+                && (other.contains(&Lock::Everything)
+                    || other.iter().any(|one| locks.iter().any(|lock| lock.root() == one.root())))
+        });
+        prop_assert!(
+            !contended || needed || follows,
+            "change {at} of group {number} waits for nothing"
+        );
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn in_order_what_conflicts_runs_in_stream_order(specs in history(10)) {
+        run(&specs, LIMITS, true)?;
+    }
+
+    #[test]
+    fn out_of_order_what_conflicts_runs_in_stream_order(specs in history(12)) {
+        run(&specs, LIMITS, false)?;
+    }
+
+    #[test]
+    fn so_it_does_when_groups_have_too_many_keys(specs in history(10), keys in 0..6_usize, ordered: bool) {
+        run(&specs, WritesetLimits { keys_per_table: keys, ..LIMITS }, ordered)?;
+    }
+
+    #[test]
+    fn rows_of_nobody_else_are_free(groups in prop::collection::vec(
+        prop::collection::vec((0..10_u32, 0..3_u32), 0..20), 1..10)
+    ) {
+        let rules = &super::bed::with_unique(1);
+        let mut bed = Bed::ordered();
+        for (group, changes) in (0_u32..).zip(&groups) {
+            bed.open(None);
+            for (row, unique) in changes {
+                let words = format!("U {} {}", group * 10 + row, group * 10 + unique);
+                prop_assert_eq!(bed.change(rules, &words), '.');
+            }
+            prop_assert!(bed.set.close().is_none());
+        }
+    }
+}
