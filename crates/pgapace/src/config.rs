@@ -76,6 +76,25 @@ pub(crate) enum Binary {
     Off,
 }
 
+/// What to do with target tables that hold rows before they are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Filled {
+    Refuse,
+    Truncate,
+    Keep,
+}
+
+/// How tables are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CopyOptions {
+    pub(crate) workers: usize,
+    /// Bytes of a part; larger tables have several.
+    pub(crate) split_size: u64,
+    pub(crate) filled: Filled,
+    /// In binary where the types agree.
+    pub(crate) binary: bool,
+}
+
 /// Settings of one subscription as they were given; nothing is filled in.
 #[derive(Debug, Clone, Default, Deserialize, Args)]
 #[serde(deny_unknown_fields)]
@@ -123,6 +142,32 @@ pub(crate) struct Settings {
     )]
     #[serde(rename = "copy-data", alias = "copy_data")]
     pub(crate) copy_data: Option<bool>,
+
+    /// Workers that copy tables, each with a session on either side [default: 4]
+    #[arg(long, value_name = "N", env = "PGAPACE_COPY_WORKERS")]
+    #[serde(rename = "copy-workers", alias = "copy_workers")]
+    pub(crate) copy_workers: Option<usize>,
+
+    /// Tables larger than this are copied by several workers, in parts of this size, in megabytes;
+    /// 0 copies every table as a whole [default: 128]
+    #[arg(long, value_name = "MB", env = "PGAPACE_COPY_SPLIT_SIZE")]
+    #[serde(rename = "copy-split-size", alias = "copy_split_size")]
+    pub(crate) copy_split_size: Option<u64>,
+
+    /// Empty target tables that are not empty before they are copied [default: false, which
+    /// refuses them]
+    #[arg(
+        long, value_name = "BOOL", env = "PGAPACE_TRUNCATE",
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    pub(crate) truncate: Option<bool>,
+
+    /// Copy into target tables that are not empty, beside the rows that they have [default: false]
+    #[arg(
+        long, value_name = "BOOL", env = "PGAPACE_KEEP",
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    pub(crate) keep: Option<bool>,
 
     /// Have the slot synchronised to standbys, where the publisher can (17 and later)
     /// [default: true]
@@ -223,6 +268,10 @@ impl Settings {
             slot: self.slot.or_else(|| weaker.slot.clone()),
             create_slot: self.create_slot.or(weaker.create_slot),
             copy_data: self.copy_data.or(weaker.copy_data),
+            copy_workers: self.copy_workers.or(weaker.copy_workers),
+            copy_split_size: self.copy_split_size.or(weaker.copy_split_size),
+            truncate: self.truncate.or(weaker.truncate),
+            keep: self.keep.or(weaker.keep),
             failover: self.failover.or(weaker.failover),
             two_phase: self.two_phase.or(weaker.two_phase),
             origin: self.origin.or(weaker.origin),
@@ -257,6 +306,24 @@ impl Settings {
 
     fn patience(&self) -> Duration {
         Duration::from_secs(self.busy_timeout.unwrap_or(75))
+    }
+
+    fn copy_options(&self) -> Result<CopyOptions> {
+        let filled = match (self.truncate.unwrap_or(false), self.keep.unwrap_or(false)) {
+            (true, true) => return Err(config("--truncate and --keep exclude each other")),
+            (true, false) => Filled::Truncate,
+            (false, true) => Filled::Keep,
+            (false, false) => Filled::Refuse,
+        };
+        let workers = self.copy_workers.unwrap_or(4);
+        if !(1..=64).contains(&workers) {
+            return Err(config("--copy-workers must be between 1 and 64"));
+        }
+        let split_size = match self.copy_split_size.unwrap_or(128) {
+            0 => u64::MAX,
+            megabytes => megabytes.saturating_mul(1 << 20),
+        };
+        Ok(CopyOptions { workers, split_size, filled, binary: self.binary != Some(Binary::Off) })
     }
 
     /// Fills in the defaults and checks what can be checked without a server.
@@ -294,6 +361,7 @@ impl Settings {
             0 => return Err(config("--lock-probe must be at least 1 millisecond")),
             value => Duration::from_millis(value),
         };
+        let copy = self.copy_options()?;
         Ok(Subscription {
             publisher: conninfo(&need(self.publisher, "publisher")?, "publisher")?,
             target: conninfo(&need(self.target, "target")?, "target")?,
@@ -307,6 +375,7 @@ impl Settings {
             origin_none: self.origin == Some(OriginFilter::None),
             tag_commits: self.tag_commits.unwrap_or(true),
             binary: self.binary.unwrap_or(Binary::Auto),
+            copy,
             status_interval: seconds(self.status_interval, 10, "status-interval")?,
             receive_timeout: seconds(self.receive_timeout, 60, "receive-timeout")?,
             busy_timeout,
@@ -346,6 +415,7 @@ pub(crate) struct Subscription {
     pub(crate) origin_none: bool,
     pub(crate) tag_commits: bool,
     pub(crate) binary: Binary,
+    pub(crate) copy: CopyOptions,
     pub(crate) status_interval: Duration,
     pub(crate) receive_timeout: Duration,
     pub(crate) busy_timeout: Duration,

@@ -21,18 +21,17 @@ use crate::apply::worker::{Connect, Identity};
 use crate::config::{ApplyMode, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::publisher::feedback::Feedback;
-use crate::publisher::publication;
+use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::receiver::{Receiver, ReceiverOptions, explain};
 use crate::publisher::session::{Publisher, check_identity, current_lsn, identify};
 use crate::publisher::slot;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
-use crate::sync::{
-    Adder, SyncContext, check_targets, copy_tables, empty_copied_tables, forget_unpublished,
-};
+use crate::sync::{Adder, Snapshot, SyncContext, check_targets, copy_tables, forget_unpublished};
 use crate::target::format::{self, Format, PublisherTypes};
 use crate::target::origin;
 use crate::target::session::{Purpose, Target};
+use crate::target::state::copies::set_gates;
 use crate::target::state::ownership::{Former, SessionId};
 use crate::target::state::{self, NewSubscription, Phase, Subscription};
 use crate::target::state::{ownership, progress, schema, statistics};
@@ -70,7 +69,7 @@ pub(crate) fn run(config: &Config, options: RunOptions, shutdown: &Shutdown) -> 
         shutdown,
         take_over: options.take_over,
         until: options.until,
-        streamed: false,
+        begun: false,
         owner: None,
         catalogue_error: None,
         rows_through: Lsn::INVALID,
@@ -121,9 +120,9 @@ struct Supervisor<'a> {
     shutdown: &'a Shutdown,
     take_over: bool,
     until: Option<Until>,
-    /// Whether a run of this process got as far as streaming: from then on, servers that are away
-    /// are waited for; before, the user is told at once.
-    streamed: bool,
+    /// Whether a run of this process got as far as copying tables or streaming: from then on,
+    /// servers that are away are waited for; before, the user is told at once.
+    begun: bool,
     /// The control session of the run before this one, which a broken network may have left behind.
     owner: Option<SessionId>,
     /// The progress at which the last error that may come from a stale catalogue happened.
@@ -142,12 +141,12 @@ impl Supervisor<'_> {
             return true;
         }
         if failure.transient {
-            return self.streamed;
+            return self.begun;
         }
         // The target's schema may have changed under our prepared statements: read it again, once
         // for each place of the stream.
         let stale = failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);
-        if let (true, Some(offender)) = (stale && self.streamed, &failure.offender) {
+        if let (true, Some(offender)) = (stale && self.begun, &failure.offender) {
             return self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn);
         }
         false
@@ -199,6 +198,7 @@ impl Supervisor<'_> {
         }
 
         schema::migrate(&mut control)?;
+        publication::check_exist(&mut source, &config.publications)?;
         let mut row = match state::find(&mut control, &config.name)? {
             Some(row) => row,
             None => self.create(&mut control, &mut source)?,
@@ -223,17 +223,24 @@ impl Supervisor<'_> {
             id: row.id,
             epoch: row.epoch,
             publications: &config.publications,
+            slot: &row.slot_name,
             copy_data: row.copy_data,
+            options: &config.copy,
             shutdown: self.shutdown,
         };
-        if row.phase != Phase::Streaming {
-            let sessions = [control.cancel_handle(), source.cancel_handle()];
-            interruptible(self.shutdown, &sessions, "table sync", || {
-                self.set_up(&mut control, &mut source, &mut row, context)
-            })?;
-        }
-
-        forget_unpublished(&mut control, &mut source, context)?;
+        let sessions = [control.cancel_handle(), source.cancel_handle()];
+        let published = interruptible(self.shutdown, &sessions, "table sync", || {
+            let published = match row.phase {
+                Phase::Creating => self.set_up(&mut control, &mut source, &row, context)?,
+                Phase::Copying | Phase::Streaming => {
+                    self.go_on(&mut control, &mut source, &row, context)?
+                }
+            };
+            if row.phase != Phase::Streaming {
+                state::set_streaming(&mut control, row.id)?;
+            }
+            Ok(published)
+        })?;
 
         let system = identify(&mut source)?;
         let applied = progress::read(&mut control, row.id)?.ok_or_else(|| {
@@ -283,7 +290,6 @@ impl Supervisor<'_> {
             Progress::resume(applied.through, acknowledged)
         };
         let feedback = Feedback::new(progress.positions());
-        let published = publication::tables(&mut source, &config.publications)?;
         let mut types = PublisherTypes::default();
         published.iter().for_each(|table| types.add(table));
         let format = match &self.text {
@@ -317,7 +323,7 @@ impl Supervisor<'_> {
                 memory_limit: config.memory_limit,
             },
         )?;
-        self.streamed = true;
+        self.begun = true;
         tracing::info!(
             subscription = config.name,
             slot = row.slot_name,
@@ -365,7 +371,6 @@ impl Supervisor<'_> {
     /// Records a new subscription, after everything that can be checked has been.
     fn create(&self, control: &mut Session, source: &mut Session) -> Result<Subscription> {
         let config = self.config;
-        publication::check_exist(source, &config.publications)?;
         let existing = slot::find(source, &config.slot)?;
         if existing.is_some() == config.create_slot {
             let message = if config.create_slot {
@@ -379,7 +384,7 @@ impl Supervisor<'_> {
             ));
         }
         let tables = publication::tables(source, &config.publications)?;
-        check_targets(control, &tables, config.copy_data)?;
+        check_targets(control, &tables, config.copy_data, config.copy.filled)?;
         state::create(
             control,
             &NewSubscription {
@@ -415,52 +420,91 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    /// The first run, or one more attempt at it: slot, tables, start of progress.
+    /// The first run: slot, start of progress, tables. Returns what is published.
     fn set_up(
-        &self,
+        &mut self,
         control: &mut Session,
         source: &mut Session,
-        row: &mut Subscription,
+        row: &Subscription,
         context: SyncContext<'_>,
-    ) -> Result<()> {
-        let tables = publication::tables(source, context.publications)?;
+    ) -> Result<Vec<PublishedTable>> {
         let system = identify(source)?;
-        let start = if row.owns_slot {
-            // A slot left by an interrupted attempt is of no use: its snapshot is gone.
-            if slot::drop(source, &row.slot_name)? {
-                tracing::info!(slot = row.slot_name, "starting an interrupted set-up again");
-            }
-            empty_copied_tables(control, row.id)?;
-            check_targets(control, &tables, context.copy_data)?;
-            let created = slot::create(
-                source,
-                &row.slot_name,
-                slot::Kind::Permanent {
-                    failover: self.config.failover,
-                    two_phase: self.config.two_phase,
-                },
-            )?;
-            tracing::info!(
-                slot = row.slot_name,
-                lsn = %created.consistent_point,
-                "created the replication slot"
-            );
-            state::set_phase(control, row.id, Phase::Copying)?;
-            copy_tables(context, &|_| true, &created.snapshot, created.consistent_point)?;
-            created.consistent_point
-        } else {
+        if !row.owns_slot {
             let confirmed = slot::find(source, &row.slot_name)?.and_then(|s| s.confirmed_flush);
             let start = confirmed.ok_or_else(|| {
                 Failure::new(Class::Slot, format!("slot \"{}\" has no position", row.slot_name))
             })?;
-            copy_tables(context, &|_| true, "", start)?;
-            start
+            state::set_copying(control, row.id, row.epoch, start, &system)?;
+            let tables = publication::tables(source, context.publications)?;
+            set_gates(control, context.owner(), &tables, start)?;
+            return Ok(tables);
+        }
+        // One that was left by an attempt that got no further, before anything was copied.
+        if slot::drop(source, &row.slot_name)? {
+            tracing::info!(slot = row.slot_name, "starting an interrupted set-up again");
+        }
+        let created = slot::create(
+            source,
+            &row.slot_name,
+            slot::Kind::Permanent {
+                failover: self.config.failover,
+                two_phase: self.config.two_phase,
+            },
+        )?;
+        let start = created.consistent_point;
+        tracing::info!(slot = row.slot_name, lsn = %start, "created the replication slot");
+        state::set_copying(control, row.id, row.epoch, start, &system)?;
+        self.begun = true;
+        if context.copy_data {
+            let snapshot = Snapshot::of_slot(&created);
+            return copy_tables(context, control, Some(snapshot), &|_| true);
+        }
+        let tables = publication::tables(source, context.publications)?;
+        set_gates(control, context.owner(), &tables, start)?;
+        Ok(tables)
+    }
+
+    /// A later run: copies what an earlier one left undone. Returns what is published.
+    fn go_on(
+        &mut self,
+        control: &mut Session,
+        source: &mut Session,
+        row: &Subscription,
+        context: SyncContext<'_>,
+    ) -> Result<Vec<PublishedTable>> {
+        let published = publication::tables(source, context.publications)?;
+        forget_unpublished(control, row.id, &published)?;
+        let states = state::relations_by_name(control, row.id)?;
+        let copying = row.phase == Phase::Copying;
+        // Those that join while it streams are copied when their first change comes; a copy that
+        // was begun is ended now.
+        let unfinished = |table: &PublishedTable| {
+            let state = states.get(&(table.schema.clone(), table.name.clone()));
+            state.map_or(copying, |state| state.gate.is_none())
         };
-        progress::start(control, row.id, start, row.epoch)?;
-        state::set_publisher(control, row.id, &system.system_identifier, system.timeline)?;
-        state::set_phase(control, row.id, Phase::Streaming)?;
-        row.phase = Phase::Streaming;
-        Ok(())
+        let left: Vec<_> = published.iter().filter(|table| unfinished(table)).cloned().collect();
+        if left.is_empty() {
+            return Ok(published);
+        }
+        // What is copied must not be in vain.
+        let applied = progress::read(control, row.id)?.unwrap_or(Lsn::INVALID);
+        let found = slot::find(source, &row.slot_name)?;
+        slot::check_resume(&row.slot_name, found.as_ref(), applied)?;
+        let system = identify(source)?;
+        if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
+            check_identity(source, &system, identifier, timeline, applied)?;
+        }
+        if !context.copy_data {
+            set_gates(control, context.owner(), &left, applied)?;
+            return Ok(published);
+        }
+        tracing::info!(
+            tables = left.len(),
+            of = published.len(),
+            "going on with an interrupted table sync"
+        );
+        self.begun = true;
+        copy_tables(context, control, None, &unfinished)
     }
 
     /// Most source transactions of a group.

@@ -4,5 +4,6 @@
 mod faults;
 mod semantics;
 mod support;
+mod sync;
 mod twophase;
 mod verbs;

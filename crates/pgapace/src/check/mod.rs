@@ -45,7 +45,7 @@ impl Known {
     /// Whether a run finds rows in this table that an interrupted one left, and empties it first.
     fn is_emptied(&self, table: &PublishedTable) -> bool {
         let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
-        self.relations.iter().find(same).is_some_and(|r| r.copied_rows.is_some())
+        self.relations.iter().find(same).is_some_and(RelationState::is_partly_copied)
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
-use crate::target::catalogue::{boolean, field, parse_name_array};
+use crate::target::catalogue::{boolean, field};
 
 /// A published table, under the name by which its changes arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,23 +59,37 @@ impl PublishedTable {
         format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
     }
 
-    /// The query whose rows are the table's initial content.
+    /// What COPY … TO is to read for the table's initial content.
     pub(crate) fn copy_source(&self) -> String {
-        let columns: Vec<_> = self.columns.iter().map(|c| quote_ident(&c.name)).collect();
         let table = self.sql_name();
         // COPY of a table refuses its generated columns.
         let generated = self.columns.iter().any(|column| column.generated);
-        if !self.partitioned && self.filters.is_empty() && !columns.is_empty() && !generated {
-            return format!("{table} ({})", columns.join(", "));
+        if !self.partitioned && self.filters.is_empty() && !self.columns.is_empty() && !generated {
+            return format!("{table} ({})", self.column_list());
         }
         let only = if self.partitioned { "" } else { "ONLY " };
-        let filter = if self.filters.is_empty() {
-            String::new()
-        } else {
+        self.select(&format!("{only}{table}"), &[])
+    }
+
+    /// The same for the rows of a plain table, or of one partition, that meet all conditions.
+    pub(crate) fn copy_source_of(&self, relation: &str, conditions: &[String]) -> String {
+        self.select(&format!("ONLY {relation}"), conditions)
+    }
+
+    fn select(&self, relation: &str, conditions: &[String]) -> String {
+        let mut all = conditions.to_vec();
+        if !self.filters.is_empty() {
             let parts: Vec<_> = self.filters.iter().map(|f| format!("({f})")).collect();
-            format!(" WHERE {}", parts.join(" OR "))
-        };
-        format!("(SELECT {} FROM {only}{table}{filter})", columns.join(", "))
+            all.push(format!("({})", parts.join(" OR ")));
+        }
+        let filter =
+            if all.is_empty() { String::new() } else { format!(" WHERE {}", all.join(" AND ")) };
+        format!("(SELECT {} FROM {relation}{filter})", self.column_list())
+    }
+
+    fn column_list(&self) -> String {
+        let columns: Vec<_> = self.columns.iter().map(|c| quote_ident(&c.name)).collect();
+        columns.join(", ")
     }
 }
 
@@ -113,76 +127,7 @@ pub(crate) fn tables(
     session: &mut Session,
     publications: &[String],
 ) -> Result<Vec<PublishedTable>> {
-    let names = literals(publications);
-    let rows = query(
-        session,
-        &format!(
-            "SELECT DISTINCT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, \
-               pg_catalog.row_security_active(c.oid), \
-               pg_catalog.has_table_privilege(c.oid, 'SELECT'), \
-               EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid \
-                 AND CASE c.relreplident WHEN 'i' THEN i.indisreplident \
-                          WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE false END), \
-               (SELECT pg_catalog.bool_or(p.pubupdate OR p.pubdelete) \
-                FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})), \
-               (SELECT pg_catalog.bool_or(p.pubtruncate) \
-                FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})) \
-             FROM pg_catalog.pg_publication_tables t \
-             JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname \
-             JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename \
-             WHERE t.pubname IN ({names}) AND n.nspname <> 'pgapace' \
-             ORDER BY n.nspname, c.relname"
-        ),
-    )?;
-    let major = session.server_version().major();
-    let mut lists = if major >= 15 { lists(session, &names)? } else { HashMap::new() };
-    let oids = rows.iter().map(|row| field(&row, 0)).collect::<Result<Vec<u32>>>()?;
-    let mut columns = columns(session, &oids)?;
-    let mut tables = Vec::with_capacity(rows.len());
-    for row in rows.iter() {
-        let oid: u32 = field(&row, 0)?;
-        let schema: String = field(&row, 1)?;
-        let name: String = field(&row, 2)?;
-        let list = lists.remove(&(schema.clone(), name.clone()));
-        let mut columns = columns.remove(&oid).unwrap_or_default();
-        columns.retain(|column| match &list {
-            // Before 18 the view names generated columns, but no publication sends them.
-            Some(list) => (!column.generated || major >= 18) && list.columns.contains(&column.name),
-            None => !column.generated,
-        });
-        let filters = list.map(|list| list.filters).unwrap_or_default();
-        tables.push(PublishedTable {
-            oid,
-            partitioned: row.get(3) == Some("p"),
-            columns,
-            filters,
-            replica_identity: field(&row, 4)?,
-            row_security: boolean(&row, 5)?,
-            readable: boolean(&row, 6)?,
-            has_identity: boolean(&row, 7)?,
-            updates_or_deletes: boolean(&row, 8)?,
-            truncates: boolean(&row, 9)?,
-            schema,
-            name,
-        });
-    }
-    Ok(tables)
-}
-
-/// Schema and name of all tables of the publications.
-pub(crate) fn names(
-    session: &mut Session,
-    publications: &[String],
-) -> Result<HashSet<(String, String)>> {
-    let rows = query(
-        session,
-        &format!(
-            "SELECT DISTINCT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t \
-             WHERE t.pubname IN ({})",
-            literals(publications)
-        ),
-    )?;
-    rows.iter().map(|row| Ok((field(&row, 0)?, field(&row, 1)?))).collect()
+    load(session, publications, "")
 }
 
 /// One table by name, if the publications have it.
@@ -192,61 +137,127 @@ pub(crate) fn table(
     schema: &str,
     name: &str,
 ) -> Result<Option<PublishedTable>> {
-    let all = tables(session, publications)?;
-    Ok(all.into_iter().find(|table| table.schema == schema && table.name == name))
+    let only = format!(
+        " AND n.nspname = {} AND c.relname = {}",
+        quote_literal(schema),
+        quote_literal(name)
+    );
+    Ok(load(session, publications, &only)?.pop())
 }
 
-/// What the publications say of the columns and rows of a table.
-#[derive(Debug, Default)]
-struct Listed {
-    columns: HashSet<String>,
-    /// OR-ed; empty where one publication has no filter.
-    filters: Vec<String>,
-}
-
-/// Columns and row filters by table (server rules as in `fetch_remote_table_info`).
-fn lists(session: &mut Session, publications: &str) -> Result<HashMap<(String, String), Listed>> {
-    // attnames are the columns as published: lists, and generated columns as the server says.
+/// Reads everything in two queries, whatever the number of tables.
+fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Vec<PublishedTable>> {
+    let names = literals(publications);
+    let major = session.server_version().major();
+    // Not the view pg_publication_tables, which is much slower: its names have to be looked up.
+    let (listed, source) = match major {
+        // All publications at once: of a partition and its root only one is published.
+        16.. => (
+            "g.attrs, pg_catalog.pg_get_expr(g.qual, g.relid)",
+            format!(
+                "pg_catalog.pg_get_publication_tables(VARIADIC ( \
+                   SELECT pg_catalog.array_agg(p.pubname::pg_catalog.text) \
+                   FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names}))) g"
+            ),
+        ),
+        _ => (
+            if major == 15 {
+                "g.attrs, pg_catalog.pg_get_expr(g.qual, g.relid)"
+            } else {
+                "NULL, NULL"
+            },
+            format!(
+                "(SELECT p.pubname FROM pg_catalog.pg_publication p \
+                  WHERE p.pubname IN ({names})) p \
+                 CROSS JOIN LATERAL \
+                 pg_catalog.pg_get_publication_tables(p.pubname::pg_catalog.text) g"
+            ),
+        ),
+    };
     let rows = query(
         session,
         &format!(
-            "SELECT DISTINCT t.schemaname, t.tablename, t.attnames::pg_catalog.text[], t.rowfilter \
-             FROM pg_catalog.pg_publication_tables t WHERE t.pubname IN ({publications})"
+            "SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, \
+               pg_catalog.row_security_active(c.oid), \
+               pg_catalog.has_table_privilege(c.oid, 'SELECT'), \
+               EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid \
+                 AND CASE c.relreplident WHEN 'i' THEN i.indisreplident \
+                          WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE false END), \
+               (SELECT pg_catalog.bool_or(p.pubupdate OR p.pubdelete) \
+                FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})), \
+               (SELECT pg_catalog.bool_or(p.pubtruncate) \
+                FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})), \
+               {listed} \
+             FROM {source} \
+             JOIN pg_catalog.pg_class c ON c.oid = g.relid \
+             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname <> 'pgapace'{only} \
+             ORDER BY n.nspname, c.relname"
         ),
     )?;
-    let mut lists = HashMap::<(String, String), Listed>::with_capacity(rows.len());
-    let mut unfiltered = HashSet::new();
+    let mut oids = rows.iter().map(|row| field(&row, 0)).collect::<Result<Vec<u32>>>()?;
+    oids.dedup();
+    let mut columns = columns(session, &oids)?;
+    let mut tables: Vec<PublishedTable> = Vec::with_capacity(oids.len());
+    let mut list: Option<HashSet<i16>> = None;
     for row in rows.iter() {
-        let key: (String, String) = (field(&row, 0)?, field(&row, 1)?);
-        let names = row.get(2).map(parse_name_array).transpose()?.unwrap_or_default();
-        let columns: HashSet<_> = names.into_iter().collect();
-        if lists.get(&key).is_some_and(|known| known.columns != columns) {
-            return Err(Failure::new(
-                Class::Mismatch,
-                format!(
-                    "the publications have different column lists for table {}.{}",
-                    key.0, key.1
-                ),
-            )
-            .hint("PostgreSQL cannot send such a table: use the same list in all of them."));
-        }
-        let list = lists.entry(key.clone()).or_default();
-        list.columns = columns;
-        match row.get(3) {
-            Some(filter) => list.filters.push(filter.to_owned()),
-            None => {
-                unfiltered.insert(key);
+        let oid: u32 = field(&row, 0)?;
+        let filter = row.get(11).map(str::to_owned);
+        let attributes = row.get(10).map(attribute_numbers).transpose()?;
+        if let Some(table) = tables.last_mut().filter(|table| table.oid == oid) {
+            // Of one more publication (server rules as in `fetch_remote_table_info`).
+            if attributes != list {
+                return Err(Failure::new(
+                    Class::Mismatch,
+                    format!(
+                        "the publications have different column lists for table {}",
+                        table.display_name()
+                    ),
+                )
+                .hint("PostgreSQL cannot send such a table: use the same list in all of them."));
             }
+            match filter {
+                Some(filter) if !table.filters.is_empty() => table.filters.push(filter),
+                _ => table.filters.clear(),
+            }
+            continue;
         }
+        let all = columns.remove(&oid).unwrap_or_default();
+        let published = all.into_iter().filter(|(attnum, column)| match &attributes {
+            // Before 18 lists may name generated columns, but no publication sends them.
+            Some(list) => (!column.generated || major >= 18) && list.contains(attnum),
+            None => !column.generated,
+        });
+        tables.push(PublishedTable {
+            oid,
+            schema: field(&row, 1)?,
+            name: field(&row, 2)?,
+            partitioned: row.get(3) == Some("p"),
+            columns: published.map(|(_, column)| column).collect(),
+            filters: filter.into_iter().collect(),
+            replica_identity: field(&row, 4)?,
+            row_security: boolean(&row, 5)?,
+            readable: boolean(&row, 6)?,
+            has_identity: boolean(&row, 7)?,
+            updates_or_deletes: boolean(&row, 8)?,
+            truncates: boolean(&row, 9)?,
+        });
+        list = attributes;
     }
-    for key in unfiltered {
-        lists.entry(key).or_default().filters.clear();
-    }
-    Ok(lists)
+    Ok(tables)
+}
+
+/// Reads an `int2vector`.
+fn attribute_numbers(text: &str) -> Result<HashSet<i16>> {
+    let parsed: std::result::Result<_, _> = text.split_ascii_whitespace().map(str::parse).collect();
+    parsed.map_err(|_| Failure::internal(format!("a catalogue query returned the vector {text:?}")))
 }
 
 /// The columns of these tables, in their order, whether they are published or not.
-fn columns(session: &mut Session, tables: &[u32]) -> Result<HashMap<u32, Vec<PublishedColumn>>> {
+fn columns(
+    session: &mut Session,
+    tables: &[u32],
+) -> Result<HashMap<u32, Vec<(i16, PublishedColumn)>>> {
     let oids: Vec<_> = tables.iter().map(u32::to_string).collect();
     let rows = query(
         session,
@@ -272,15 +283,15 @@ fn columns(session: &mut Session, tables: &[u32]) -> Result<HashMap<u32, Vec<Pub
                FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype = 'd') \
              SELECT DISTINCT ON (c.attrelid, c.attnum) c.attrelid, c.attname, c.atttypid, c.typ, \
                t.typtype, c.modifier, c.attgenerated <> '', \
-               pg_catalog.format_type(c.typ, NULL), c.declared, c.key \
+               pg_catalog.format_type(c.typ, NULL), c.declared, c.key, c.attnum \
              FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ \
              ORDER BY c.attrelid, c.attnum, c.depth DESC",
             oids.join(",")
         ),
     )?;
-    let mut columns = HashMap::<u32, Vec<PublishedColumn>>::with_capacity(tables.len());
+    let mut columns = HashMap::<u32, Vec<(i16, PublishedColumn)>>::with_capacity(tables.len());
     for row in rows.iter() {
-        columns.entry(field(&row, 0)?).or_default().push(PublishedColumn {
+        let column = PublishedColumn {
             name: field(&row, 1)?,
             declared_type: field(&row, 2)?,
             base_type: field(&row, 3)?,
@@ -290,7 +301,8 @@ fn columns(session: &mut Session, tables: &[u32]) -> Result<HashMap<u32, Vec<Pub
             base_type_name: field(&row, 7)?,
             type_name: field(&row, 8)?,
             key: boolean(&row, 9)?,
-        });
+        };
+        columns.entry(field(&row, 0)?).or_default().push((field(&row, 10)?, column));
     }
     Ok(columns)
 }

@@ -1,28 +1,36 @@
 //! Table sync: the initial content of tables, from a snapshot that goes with a slot.
 //!
-//! A table is copied in one target transaction together with its gate: the LSN from which its
-//! changes in the stream are to be applied. A crash leaves a table either copied or empty.
+//! A table is copied together with its gate: the LSN from which its changes in the stream are to be
+//! applied, which is that of the snapshot it was copied under. All workers import one snapshot;
+//! what an interrupted copy has left undone is copied under another one, with its own gates. So the
+//! stream may start at the slot's own position, whatever happened meanwhile.
 
-mod copy;
+mod adder;
+mod facts;
+mod lane;
+mod plan;
+mod pool;
+mod progress;
+mod snapshot;
 
-use std::time::Instant;
-
-use engine::gate::Gate;
-use engine::relation::RemoteRelation;
-use pgoutput::Lsn;
 use wire::Session;
 
-use crate::apply::tables::{Tables, missing};
+pub(crate) use adder::Adder;
+pub(crate) use snapshot::Snapshot;
+
+use crate::config::{CopyOptions, Filled};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
-use crate::publisher::session::{Publisher, backend_pid, current_lsn};
-use crate::publisher::slot;
+use crate::publisher::session::Publisher;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
-use crate::target::catalogue;
-use crate::target::mapping::map_columns;
-use crate::target::session::{Purpose, Target};
-use crate::target::state::{self, SubscriptionId, ownership};
+use crate::sync::facts::TargetTable;
+use crate::target::session::Target;
+use crate::target::state::copies::{Owner, reset_sql};
+use crate::target::state::{self, RelationState, SubscriptionId};
+
+/// Snapshots that are tried for tables that change on the publisher while they are copied.
+const SNAPSHOTS: usize = 10;
 
 /// What copying needs to know of the subscription.
 #[derive(Debug, Clone, Copy)]
@@ -33,165 +41,170 @@ pub(crate) struct SyncContext<'a> {
     /// Of this run; nothing may be committed under another.
     pub(crate) epoch: i64,
     pub(crate) publications: &'a [String],
+    pub(crate) slot: &'a str,
     pub(crate) copy_data: bool,
+    pub(crate) options: &'a CopyOptions,
     /// A copy ends as soon as it is asked to.
     pub(crate) shutdown: &'a Shutdown,
 }
 
+impl SyncContext<'_> {
+    pub(crate) fn owner(&self) -> Owner {
+        Owner { id: self.id, epoch: self.epoch }
+    }
+}
+
 /// Checks that every table can be copied into, before anything is created on the publisher.
-///
-/// `may_hold_rows`: tables of an interrupted first run, which are emptied.
 pub(crate) fn check_targets(
     session: &mut Session,
     tables: &[PublishedTable],
     copy_data: bool,
+    policy: Filled,
 ) -> Result<()> {
-    let (mut absent, mut filled, mut unfit) = (Vec::new(), Vec::new(), Vec::new());
-    for table in tables {
-        let Some(target) = catalogue::load(session, &table.schema, &table.name)? else {
-            absent.push(table.display_name());
-            continue;
-        };
-        if let Err(failure) = map_columns(table.columns.iter().map(|c| c.name.as_str()), &target) {
-            unfit.push(failure);
-        }
-        if copy_data {
-            let sql = format!("SELECT 1 FROM {} LIMIT 1", target.sql_only());
-            let rows = session.query(&sql, &[]).map_err(|e| {
-                Failure::target(&e, &format!("looking whether {} is empty", target.display_name()))
-            })?;
-            if !rows.is_empty() {
-                filled.push(target.display_name());
-            }
-        }
-    }
-    if !absent.is_empty() {
-        return Err(Failure::new(
-            Class::Mismatch,
-            format!("the target lacks published tables: {}", absent.join(", ")),
-        )
-        .hint(
-            "Create them: pg_dump --schema-only PUBLISHER | psql TARGET; or take them out of the \
-             publication.",
-        ));
-    }
-    let reasons: Vec<_> = unfit.iter().map(|failure| failure.message.clone()).collect();
-    if let Some(first) = unfit.into_iter().next() {
-        return Err(Failure { message: reasons.join("; "), ..first });
-    }
-    if !filled.is_empty() {
-        return Err(Failure::new(
-            Class::Mismatch,
-            format!("target tables are not empty: {}", filled.join(", ")),
-        )
-        .hint(
-            "Empty them (TRUNCATE), or pass --copy-data=false if they already hold the publisher's \
-             rows as of the slot.",
-        ));
+    let targets = facts::fitting(session, tables)?;
+    if copy_data && policy == Filled::Refuse {
+        refuse_filled(session, &targets)?;
     }
     Ok(())
 }
 
-/// Copies the published tables that are `wanted` from an exported snapshot, and records their gate.
+fn refuse_filled(session: &mut Session, targets: &[TargetTable]) -> Result<()> {
+    let filled = facts::filled(session, targets)?;
+    if filled.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<_> = filled.iter().map(|index| targets[*index].display_name()).collect();
+    Err(Failure::new(Class::Mismatch, format!("target tables are not empty: {}", names.join(", ")))
+        .hint(
+            "Empty them (TRUNCATE), have them emptied with --truncate, keep their rows beside the \
+         copied ones with --keep, or pass --copy-data=false if they already hold the publisher's \
+         rows as of the slot.",
+        ))
+}
+
+/// Copies the published tables that `wanted` takes and that are not copied yet, under `first` and,
+/// for those that it does not suffice for, under other snapshots. Returns what is published.
 ///
 /// What is published is read after the snapshot was made: to make it, the publisher waits for
 /// running transactions, and a column that one of them adds and fills belongs to the copy.
 pub(crate) fn copy_tables(
     context: SyncContext<'_>,
+    control: &mut Session,
+    first: Option<Snapshot>,
     wanted: &dyn Fn(&PublishedTable) -> bool,
-    snapshot: &str,
-    gate: Lsn,
-) -> Result<()> {
-    let mut target = context.target.connect(Purpose::Copy)?;
-    // A later run ends this session, or waits for it, before it looks at the tables.
-    ownership::join(&mut target, context.id)?;
-    let mut source = context.publisher.connect()?;
-    if !context.copy_data {
-        let tables = publication::tables(&mut source, context.publications)?;
-        for table in tables.iter().filter(|table| wanted(table)) {
-            let (owner, gate) = ((context.id, context.epoch), Gate(gate));
-            state::set_gate(&mut target, owner, &table.schema, &table.name, gate, None)?;
-        }
-        return Ok(());
-    }
-    source
-        .simple(&format!(
-            "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; \
-             SET TRANSACTION SNAPSHOT {}",
-            wire::quote_literal(snapshot)
-        ))
-        .map_err(|e| Failure::publisher(&e, "importing the slot's snapshot"))?;
-    let mut tables = publication::tables(&mut source, context.publications)?;
-    tables.retain(|table| wanted(table));
-    let sessions = [source.cancel_handle(), target.cancel_handle()];
-    interruptible(context.shutdown, &sessions, "table sync", || {
-        copy_each(context, &tables, gate, &mut source, &mut target)
-    })
-}
-
-fn copy_each(
-    context: SyncContext<'_>,
-    tables: &[PublishedTable],
-    gate: Lsn,
-    source: &mut Session,
-    target: &mut Session,
-) -> Result<()> {
-    for (index, table) in tables.iter().enumerate() {
-        if context.shutdown.requested() {
-            return Err(Failure::new(Class::Stopped, "stopped during table sync"));
-        }
-        let started = Instant::now();
-        let name = table.display_name();
-        let definition = catalogue::load(target, &table.schema, &table.name)?
-            .ok_or_else(|| missing(&table.schema, &table.name))?;
-        let copied = copy::table(source, target, table, &definition, |session, rows| {
-            let owner = (context.id, context.epoch);
-            state::set_gate(session, owner, &table.schema, &table.name, Gate(gate), Some(rows))
+) -> Result<Vec<PublishedTable>> {
+    let temporary = || {
+        Snapshot::temporary(context.publisher, context.id, context.shutdown)
+            .map(|(snapshot, holder)| (snapshot, Some(holder)))
+    };
+    // The holder is kept for as long as sessions may still import its snapshot.
+    let (mut snapshot, mut holder) = match first {
+        Some(snapshot) => (snapshot, None),
+        None => temporary()?,
+    };
+    let mut reasons = Vec::new();
+    for _ in 0..SNAPSHOTS {
+        let mut source = snapshot.open(context.publisher)?;
+        let sessions = [source.cancel_handle(), control.cancel_handle()];
+        let mut published = Vec::new();
+        reasons = interruptible(context.shutdown, &sessions, "table sync", || {
+            published = publication::tables(&mut source, context.publications)?;
+            let pending = pending(control, context, &published, wanted)?;
+            copy_pending(context, control, &mut source, &snapshot, pending)
         })?;
-        tracing::info!(
-            table = name,
-            number = index + 1,
-            of = tables.len(),
-            rows = copied.rows,
-            bytes = copied.bytes,
-            format = if copied.binary { "binary" } else { "text" },
-            seconds = started.elapsed().as_secs_f64(),
-            "copied"
-        );
+        if reasons.is_empty() {
+            return Ok(published);
+        }
+        for reason in &reasons {
+            tracing::info!(reason = reason.message, "the table is copied under another snapshot");
+        }
+        drop((source, holder));
+        (snapshot, holder) = temporary()?;
     }
-    Ok(())
+    let last = reasons.into_iter().next();
+    Err(last.unwrap_or_else(|| Failure::internal("nothing was left to copy")).hint(
+        "The publisher's tables change again and again while they are copied. What is copied so far \
+         stays: start pgapace again when they do not.",
+    ))
 }
 
-/// Empties the tables of a first run that was interrupted, all that were already copied.
-pub(crate) fn empty_copied_tables(session: &mut Session, id: SubscriptionId) -> Result<()> {
-    let copied: Vec<_> = state::relations(session, id)?
-        .into_iter()
-        .filter(|relation| relation.copied_rows.is_some())
-        .collect();
-    if copied.is_empty() {
-        return Ok(());
+/// Published tables without a gate, with what is recorded of them.
+fn pending(
+    control: &mut Session,
+    context: SyncContext<'_>,
+    published: &[PublishedTable],
+    wanted: &dyn Fn(&PublishedTable) -> bool,
+) -> Result<Vec<(PublishedTable, Option<RelationState>)>> {
+    let mut states = state::relations_by_name(control, context.id)?;
+    let pending = published.iter().filter(|table| wanted(table)).filter_map(|table| {
+        let state = states.remove(&(table.schema.clone(), table.name.clone()));
+        let is_copied = state.as_ref().is_some_and(|state| state.gate.is_some());
+        (!is_copied).then(|| (table.clone(), state))
+    });
+    Ok(pending.collect())
+}
+
+fn copy_pending(
+    context: SyncContext<'_>,
+    control: &mut Session,
+    source: &mut Session,
+    snapshot: &Snapshot,
+    pending: Vec<(PublishedTable, Option<RelationState>)>,
+) -> Result<Vec<Failure>> {
+    if pending.is_empty() {
+        return Ok(Vec::new());
     }
-    let mut names = Vec::new();
-    for relation in &copied {
-        if let Some(table) = catalogue::load(session, &relation.schema, &relation.name)? {
-            names.push(table.sql_only());
+    let (published, states): (Vec<_>, Vec<_>) = pending.into_iter().unzip();
+    let targets = facts::fitting(control, &published)?;
+    let partly =
+        |state: &Option<RelationState>| state.as_ref().is_some_and(RelationState::is_partly_copied);
+    let left: Vec<_> = (0..published.len()).filter(|index| partly(&states[*index])).collect();
+    if !left.is_empty() {
+        tracing::info!(tables = left.len(), "emptying tables of which a part was copied");
+        empty(control, context.owner(), &targets, &left)?;
+    }
+    let mut may_split = vec![true; targets.len()];
+    match context.options.filled {
+        Filled::Refuse => refuse_filled(control, &targets)?,
+        Filled::Truncate => {
+            let filled = facts::filled(control, &targets)?;
+            if !filled.is_empty() {
+                tracing::info!(tables = filled.len(), "emptying tables that are not empty");
+                empty(control, context.owner(), &targets, &filled)?;
+            }
+        }
+        // All of such a table in one transaction: what is left of a part could not be told from
+        // the rows that are to be kept.
+        Filled::Keep => {
+            facts::filled(control, &targets)?.into_iter().for_each(|i| may_split[i] = false);
         }
     }
-    let forget = format!("DELETE FROM pgapace.relation WHERE subscription = {}", id.0);
-    let failed = |e: &wire::Error| Failure::target(e, "emptying tables of an interrupted sync");
-    if names.is_empty() {
-        // All of them have been dropped since.
-        return session.simple(&forget).map(|_| ()).map_err(|e| failed(&e));
-    }
-    let truncate = format!("TRUNCATE TABLE {}; {forget}", names.join(", "));
-    match session.simple(&truncate) {
+    let tables = published.into_iter().zip(targets).collect();
+    let (binary, split_size) = (context.options.binary, context.options.split_size);
+    let items = plan::items(source, tables, binary, split_size, |index| may_split[index])?;
+    pool::copy(context, control, source, snapshot, &items)
+}
+
+/// Empties tables of the target, with what was recorded of their copy.
+fn empty(
+    control: &mut Session,
+    owner: Owner,
+    targets: &[TargetTable],
+    which: &[usize],
+) -> Result<()> {
+    let chosen: Vec<_> = which.iter().map(|index| &targets[*index]).collect();
+    let names: Vec<_> = chosen.iter().map(|table| table.names()).collect();
+    let reset = reset_sql(owner, &names);
+    let tables: Vec<_> = chosen.iter().map(|table| table.sql_only()).collect();
+    let failed = |e: &wire::Error| Failure::target(e, "emptying tables that are to be copied");
+    match control.simple(&format!("TRUNCATE TABLE {}; {reset}", tables.join(", "))) {
         Ok(_) => Ok(()),
         // Referenced by a foreign key of a table that is not ours to truncate.
         Err(error) if error.sqlstate() == Some("0A000") => {
             let deletes: Vec<_> =
-                names.iter().map(|name| format!("DELETE FROM {name}; ")).collect();
-            let sql = format!("{}{forget}", deletes.concat());
-            session.simple(&sql).map(|_| ()).map_err(|e| failed(&e))
+                tables.iter().map(|name| format!("DELETE FROM {name}; ")).collect();
+            let sql = format!("{}{reset}", deletes.concat());
+            control.simple(&sql).map(|_| ()).map_err(|e| failed(&e))
         }
         Err(error) => Err(failed(&error)),
     }
@@ -203,92 +216,19 @@ pub(crate) fn empty_copied_tables(session: &mut Session, id: SubscriptionId) -> 
 /// Within one run this cannot be seen; it is looked at when a run starts.
 pub(crate) fn forget_unpublished(
     control: &mut Session,
-    source: &mut Session,
-    context: SyncContext<'_>,
+    id: SubscriptionId,
+    published: &[PublishedTable],
 ) -> Result<()> {
-    // A publication that is missing says nothing about its tables.
-    publication::check_exist(source, context.publications)?;
-    let published = publication::names(source, context.publications)?;
-    for relation in state::relations(control, context.id)? {
-        if published.contains(&(relation.schema.clone(), relation.name.clone())) {
-            continue;
-        }
+    let mut states = state::relations_by_name(control, id)?;
+    for table in published {
+        states.remove(&(table.schema.clone(), table.name.clone()));
+    }
+    for relation in states.into_values() {
         tracing::warn!(
             table = format!("{}.{}", relation.schema, relation.name),
             "the table is not published any more: it is no longer part of the subscription"
         );
-        state::forget_relation(control, context.id, &relation.schema, &relation.name)?;
+        state::forget_relation(control, id, &relation.schema, &relation.name)?;
     }
     Ok(())
-}
-
-/// Copies tables that appear in the stream without being part of the subscription yet: they were
-/// added to the publication later. The stream waits meanwhile; the receiver still answers.
-#[derive(Debug)]
-pub(crate) struct Adder<'a> {
-    context: SyncContext<'a>,
-}
-
-impl<'a> Adder<'a> {
-    pub(crate) fn new(context: SyncContext<'a>) -> Self {
-        Self { context }
-    }
-
-    /// Copies the table under a snapshot of its own, whose LSN becomes the table's gate.
-    pub(crate) fn add(
-        &self,
-        control: &mut Session,
-        tables: &mut Tables,
-        remote: &RemoteRelation,
-    ) -> Result<()> {
-        let mut session = self.context.publisher.connect()?;
-        let sessions = [control.cancel_handle(), session.cancel_handle()];
-        interruptible(self.context.shutdown, &sessions, "table sync", || {
-            self.add_through(&mut session, control, tables, remote)
-        })
-    }
-
-    fn add_through(
-        &self,
-        session: &mut Session,
-        control: &mut Session,
-        tables: &mut Tables,
-        remote: &RemoteRelation,
-    ) -> Result<()> {
-        let context = self.context;
-        // Before the look: what commits from here on is not judged by it.
-        let now = current_lsn(session)?;
-        let published =
-            publication::table(session, context.publications, &remote.schema, &remote.name)?;
-        let Some(published) = published else {
-            // Dropped or renamed since, or taken out again: should it, or the table under its new
-            // name, be published later, it is copied then.
-            tracing::warn!(
-                table = remote.display_name(),
-                until = %now,
-                "changes of a table that is not published any more are skipped"
-            );
-            tables.set_gone(&remote.schema, &remote.name, now);
-            return Ok(());
-        };
-        tables.add_types(&published);
-        tracing::info!(table = remote.display_name(), "a table was added to the publication");
-        check_targets(control, std::slice::from_ref(&published), context.copy_data)?;
-        if !context.copy_data {
-            // Nothing is copied, so every change counts.
-            let gate = Gate(Lsn::INVALID);
-            let owner = (context.id, context.epoch);
-            state::set_gate(control, owner, &remote.schema, &remote.name, gate, None)?;
-            tables.add(&remote.schema, &remote.name, gate);
-            return Ok(());
-        }
-        // Two subscriptions may have one id, on two targets, and one process: not one session.
-        let name = format!("pgapace_sync_{}_{}", context.id.0, backend_pid(session)?);
-        let created = slot::create(session, &name, slot::Kind::Temporary)?;
-        let this =
-            |table: &PublishedTable| table.schema == remote.schema && table.name == remote.name;
-        copy_tables(context, &this, &created.snapshot, created.consistent_point)?;
-        tables.add(&remote.schema, &remote.name, Gate(created.consistent_point));
-        Ok(())
-    }
 }

@@ -424,11 +424,7 @@ pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Op
     let replica_identity: String = field(&row, 2)?;
     let partitioned = kind == "p";
     if !partitioned && kind != "r" {
-        return Err(Failure::new(
-            crate::error::Class::Mismatch,
-            format!("target relation {schema}.{name} is {}", describe_kind(&kind)),
-        )
-        .hint("Only plain and partitioned tables can be replicated into."));
+        return Err(not_a_table(schema, name, &kind));
     }
     let oid_text = oid.to_string();
     let columns = session
@@ -591,6 +587,15 @@ fn keys_of(
 /// else without quotes.
 fn always_quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// What stands under the name cannot be replicated into.
+pub(crate) fn not_a_table(schema: &str, name: &str, kind: &str) -> Failure {
+    Failure::new(
+        crate::error::Class::Mismatch,
+        format!("target relation {schema}.{name} is {}", describe_kind(kind)),
+    )
+    .hint("Only plain and partitioned tables can be replicated into.")
 }
 
 fn describe_kind(kind: &str) -> &'static str {

@@ -97,7 +97,7 @@ const WITHOUT_EQUALITY: &[u32] =
     &[114, 600, 601, 602, 603, 604, 628, 718, 199, 1017, 1018, 1019, 1020, 1027, 629, 719];
 
 /// Whether a value in the binary form of one type is read as the same value of the other.
-fn agree((from, from_kind): (u32, char), (to, to_kind): (u32, char)) -> bool {
+pub(crate) fn agree((from, from_kind): (u32, char), (to, to_kind): (u32, char)) -> bool {
     // The binary form of an enum is its label.
     from_kind == 'e' && to_kind == 'e'
         || from == to && PORTABLE.contains(&from)

@@ -107,13 +107,24 @@ pub(crate) fn map_columns<'a>(
     published: impl Iterator<Item = &'a str>,
     table: &Table,
 ) -> Result<Vec<usize>> {
-    let name = table.display_name();
+    let find = |column: &str| table.column(column).map(|(index, local)| (index, local.generated));
+    place_columns(published, &table.display_name(), table.row_security, find)
+}
+
+/// The same for whoever knows less of the table: `find` gives a column's index, and whether it is
+/// generated.
+pub(crate) fn place_columns<'a>(
+    published: impl Iterator<Item = &'a str>,
+    name: &str,
+    row_security: bool,
+    find: impl Fn(&str) -> Option<(usize, bool)>,
+) -> Result<Vec<usize>> {
     let mut columns = Vec::new();
     let (mut missing, mut generated) = (Vec::new(), Vec::new());
     for column in published {
-        match table.column(column) {
-            Some((_, local)) if local.generated => generated.push(column),
-            Some((index, _)) => columns.push(index),
+        match find(column) {
+            Some((_, true)) => generated.push(column),
+            Some((index, false)) => columns.push(index),
             None => missing.push(column),
         }
     }
@@ -131,7 +142,7 @@ pub(crate) fn map_columns<'a>(
         ))
         .hint("Leave them out with a column list, or make them plain columns on the target."));
     }
-    if table.row_security {
+    if row_security {
         return Err(mismatch(format!(
             "row-level security is active for this role on target table {name}"
         ))

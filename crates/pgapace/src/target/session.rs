@@ -86,9 +86,11 @@ impl Purpose {
 
     fn synchronous_commit(self) -> &'static str {
         match self {
-            Self::Apply => "off",
-            // State changes and copied tables are few, and later steps rely on them.
-            Self::Control | Self::Durability | Self::Copy | Self::Monitor | Self::Look => "on",
+            // A copied table is lost together with its gate; the next commit of the control session
+            // makes both durable.
+            Self::Apply | Self::Copy => "off",
+            // State changes are few, and later steps rely on them.
+            Self::Control | Self::Durability | Self::Monitor | Self::Look => "on",
         }
     }
 }

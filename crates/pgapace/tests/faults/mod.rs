@@ -6,7 +6,7 @@ mod large;
 mod network;
 mod privileges;
 mod secrets;
-mod site;
+pub(crate) mod site;
 mod slots;
 mod status;
 mod stops;

@@ -1,5 +1,6 @@
 //! What a subscription remembers, on the target: its row, its tables, its progress.
 
+pub(crate) mod copies;
 pub(crate) mod ownership;
 pub(crate) mod progress;
 pub(crate) mod schema;
@@ -7,9 +8,11 @@ pub(crate) mod statistics;
 
 use engine::gate::Gate;
 use pgoutput::Lsn;
+use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::error::{Failure, Result};
+use crate::publisher::session::SystemIdentity;
 use crate::target::catalogue::{boolean, field, parse_name_array};
 
 /// How far the set-up of a subscription has come.
@@ -118,13 +121,31 @@ pub(crate) fn create(session: &mut Session, new: &NewSubscription<'_>) -> Result
     find(session, new.name)?.ok_or_else(|| Failure::internal("a created subscription is gone"))
 }
 
-/// Records the phase and, when they are known, which publisher the progress belongs to.
-pub(crate) fn set_phase(session: &mut Session, id: SubscriptionId, phase: Phase) -> Result<()> {
+/// Records that the slot exists, in one transaction: from here on it is never dropped for another.
+pub(crate) fn set_copying(
+    session: &mut Session,
+    id: SubscriptionId,
+    epoch: i64,
+    start: Lsn,
+    publisher: &SystemIdentity,
+) -> Result<()> {
     session
-        .execute(
-            "UPDATE pgapace.subscription SET phase = $2 WHERE id = $1::pg_catalog.int4",
-            &[Some(&id.0.to_string()), Some(phase.name())],
-        )
+        .simple(&format!(
+            "BEGIN; {}; UPDATE pgapace.subscription \
+             SET phase = 'copying', system_identifier = {}, timeline = {} WHERE id = {}; COMMIT",
+            progress::start_sql(id, start, epoch),
+            wire::quote_literal(&publisher.system_identifier),
+            publisher.timeline,
+            id.0
+        ))
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Records that all tables are copied. What was committed before it is durable with it.
+pub(crate) fn set_streaming(session: &mut Session, id: SubscriptionId) -> Result<()> {
+    session
+        .simple(&format!("UPDATE pgapace.subscription SET phase = 'streaming' WHERE id = {}", id.0))
         .map_err(|e| writing(&e))?;
     Ok(())
 }
@@ -171,14 +192,27 @@ pub(crate) struct RelationState {
     pub(crate) name: String,
     /// `None` until the table is copied.
     pub(crate) gate: Option<Gate>,
+    /// So far, if it is copied in parts.
     pub(crate) copied_rows: Option<i64>,
+    /// Bytes on the publisher, if they were looked at.
+    pub(crate) source_bytes: Option<i64>,
+    pub(crate) parts: i32,
+    pub(crate) parts_done: i32,
+}
+
+impl RelationState {
+    /// Whether an interrupted copy has left rows in the table, which are of no use.
+    pub(crate) fn is_partly_copied(&self) -> bool {
+        self.gate.is_none() && self.parts_done > 0
+    }
 }
 
 /// The tables of a subscription.
 pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec<RelationState>> {
     let rows = session
         .query(
-            "SELECT schema_name, table_name, gate_lsn, copied_rows FROM pgapace.relation \
+            "SELECT schema_name, table_name, gate_lsn, copied_rows, source_bytes, parts, \
+               parts_done FROM pgapace.relation \
              WHERE subscription = $1::pg_catalog.int4 ORDER BY schema_name, table_name",
             &[Some(&id.0.to_string())],
         )
@@ -190,43 +224,21 @@ pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec
                 name: field(&row, 1)?,
                 gate: row.get(2).map(|_| field::<Lsn>(&row, 2).map(Gate)).transpose()?,
                 copied_rows: row.get(3).map(|_| field(&row, 3)).transpose()?,
+                source_bytes: row.get(4).map(|_| field(&row, 4)).transpose()?,
+                parts: field(&row, 5)?,
+                parts_done: field(&row, 6)?,
             })
         })
         .collect()
 }
 
-/// Records a table's gate; `rows` if it was copied. Part of the transaction that copies it, which
-/// an older epoch must not commit: the statement fails then, as a progress row does.
-pub(crate) fn set_gate(
+/// The same by schema and name.
+pub(crate) fn relations_by_name(
     session: &mut Session,
-    (id, epoch): (SubscriptionId, i64),
-    schema: &str,
-    name: &str,
-    gate: Gate,
-    rows: Option<u64>,
-) -> Result<()> {
-    let rows = rows.map(|rows| rows.to_string());
-    session
-        .execute(
-            "INSERT INTO pgapace.relation AS r \
-               (subscription, schema_name, table_name, gate_lsn, copied_rows, copied_at) \
-             VALUES ((SELECT s.id FROM pgapace.subscription s \
-                      WHERE s.id = $1::pg_catalog.int4 AND s.epoch = $6::pg_catalog.int8), \
-               $2, $3, $4::pg_catalog.pg_lsn, $5::pg_catalog.int8, pg_catalog.now()) \
-             ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
-             SET gate_lsn = excluded.gate_lsn, copied_rows = excluded.copied_rows, \
-                 copied_at = excluded.copied_at",
-            &[
-                Some(&id.0.to_string()),
-                Some(schema),
-                Some(name),
-                Some(&gate.0.to_string()),
-                rows.as_deref(),
-                Some(&epoch.to_string()),
-            ],
-        )
-        .map_err(|e| writing(&e))?;
-    Ok(())
+    id: SubscriptionId,
+) -> Result<FxHashMap<(String, String), RelationState>> {
+    let states = relations(session, id)?;
+    Ok(states.into_iter().map(|s| ((s.schema.clone(), s.name.clone()), s)).collect())
 }
 
 /// Records in which form the publisher sends values, and why.

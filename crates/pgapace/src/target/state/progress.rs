@@ -90,16 +90,13 @@ impl RecordParams {
 }
 
 /// The first row of a subscription: nothing before `lsn` is to be applied.
-pub(crate) fn start(session: &mut Session, id: SubscriptionId, lsn: Lsn, epoch: i64) -> Result<()> {
-    session
-        .simple(&format!(
-            "BEGIN; DELETE FROM pgapace.progress WHERE subscription = {id}; \
-             INSERT INTO pgapace.progress (subscription, lsn, predecessor, epoch) \
-             VALUES ({id}, '{lsn}', '0/0', {epoch}); COMMIT",
-            id = id.0
-        ))
-        .map_err(|e| Failure::target(&e, "recording the start of progress"))?;
-    Ok(())
+pub(crate) fn start_sql(id: SubscriptionId, lsn: Lsn, epoch: i64) -> String {
+    format!(
+        "DELETE FROM pgapace.progress WHERE subscription = {id}; \
+         INSERT INTO pgapace.progress (subscription, lsn, predecessor, epoch) \
+         VALUES ({id}, '{lsn}', '0/0', {epoch})",
+        id = id.0
+    )
 }
 
 /// What of the stream is applied.

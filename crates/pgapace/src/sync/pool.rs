@@ -1,0 +1,358 @@
+//! The workers of a copy: each has one pair of sessions, and takes one job after the other.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use rustc_hash::FxHashSet;
+use wire::{CancelHandle, Session};
+
+use crate::cli::output::size;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::slot;
+use crate::sync::SyncContext;
+use crate::sync::lane::{Lane, Moved, Trouble, lock, rewritten};
+use crate::sync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
+use crate::sync::progress::{Display, Progress};
+use crate::sync::snapshot::Snapshot;
+use crate::target::state::copies::{Begun, Complete};
+
+const TICK: Duration = Duration::from_millis(100);
+const SLOT_LOOK: Duration = Duration::from_secs(10);
+
+/// Copies all of this. Returns what has to be copied again under another snapshot, as reasons.
+pub(super) fn copy(
+    context: SyncContext<'_>,
+    control: &mut Session,
+    source: &mut Session,
+    snapshot: &Snapshot,
+    items: &[Item],
+) -> Result<Vec<Failure>> {
+    let owner = context.owner();
+    let (empty, jobs) = jobs(items);
+    for some in empty.chunks(EMPTY_AT_ONCE) {
+        let mut complete = Complete::default();
+        some.iter().for_each(|index| complete.push(&items[*index].published, 0, 0));
+        complete.record(control, owner, snapshot.lsn)?;
+    }
+    if !empty.is_empty() {
+        tracing::info!(tables = empty.len(), "empty tables are done");
+    }
+    if jobs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut changed = Vec::new();
+    let split: Vec<&Item> = items.iter().filter(|item| item.is_split()).collect();
+    if !split.is_empty() {
+        let flags = lock(source, &split)?;
+        let names = split.iter().zip(flags).filter(|(_, rewritten)| *rewritten);
+        changed.extend(names.map(|(item, _)| rewritten(&item.published.display_name())));
+        if !changed.is_empty() {
+            // The whole plan was made with other files: make it again.
+            return Ok(changed);
+        }
+    }
+    let mut begun = Begun::default();
+    let empty: FxHashSet<usize> = empty.into_iter().collect();
+    for (_, item) in items.iter().enumerate().filter(|(index, _)| !empty.contains(index)) {
+        begun.push(&item.published, item.bytes, item.parts.len());
+    }
+    begun.record(control, owner, snapshot.lsn)?;
+
+    let workers = context.options.workers.clamp(1, jobs.len());
+    let bytes = items.iter().map(|item| item.bytes).sum();
+    let pool = Pool {
+        context,
+        snapshot,
+        items,
+        queue: Mutex::new(jobs),
+        stop: AtomicBool::new(false),
+        handles: Mutex::new(vec![None; workers]),
+        parts_left: items.iter().map(|item| AtomicUsize::new(item.parts.len())).collect(),
+        rows: items.iter().map(|_| Mutex::new(Moved::default())).collect(),
+        progress: Progress::new(items.len() - empty.len(), bytes, workers),
+        findings: Mutex::default(),
+    };
+    pool.run(workers, source);
+    pool.conclude()
+}
+
+/// What went wrong.
+#[derive(Debug, Default)]
+struct Findings {
+    /// Ends the copy.
+    run: Option<Failure>,
+    /// Why a worker could not open its sessions.
+    open: Option<Failure>,
+    /// One a table.
+    tables: Vec<Failure>,
+    changed: Vec<Failure>,
+    /// Tables of which nothing more is copied.
+    given_up: FxHashSet<usize>,
+}
+
+struct Pool<'a> {
+    context: SyncContext<'a>,
+    snapshot: &'a Snapshot,
+    items: &'a [Item],
+    queue: Mutex<VecDeque<Job>>,
+    stop: AtomicBool,
+    handles: Mutex<Vec<Option<[CancelHandle; 2]>>>,
+    parts_left: Vec<AtomicUsize>,
+    rows: Vec<Mutex<Moved>>,
+    progress: Progress,
+    findings: Mutex<Findings>,
+}
+
+impl Pool<'_> {
+    fn run(&self, workers: usize, source: &mut Session) {
+        std::thread::scope(|scope| {
+            let (sender, ended) = bounded::<()>(0);
+            for lane in 0..workers {
+                let alive = sender.clone();
+                let spawned = std::thread::Builder::new()
+                    .name(format!("copy {lane}"))
+                    .spawn_scoped(scope, move || self.work(lane, &alive));
+                if let Err(error) = spawned {
+                    let failure = Failure::internal(format!("cannot start a thread: {error}"));
+                    lock_of(&self.findings).open.get_or_insert(failure);
+                }
+            }
+            drop(sender);
+            let mut display = Display::new(&self.progress);
+            let mut looked = Instant::now();
+            while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                display.update(&self.progress);
+                if self.context.shutdown.requested() {
+                    self.stop.store(true, Ordering::Release);
+                }
+                if self.stop.load(Ordering::Acquire) {
+                    self.cancel();
+                }
+                if looked.elapsed() >= SLOT_LOOK {
+                    looked = Instant::now();
+                    self.look_at_the_slot(source);
+                }
+            }
+        });
+    }
+
+    fn conclude(self) -> Result<Vec<Failure>> {
+        let findings = self.findings.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if self.context.shutdown.requested() {
+            return Err(Failure::new(Class::Stopped, "stopped during table sync"));
+        }
+        if let Some(failure) = findings.run {
+            return Err(failure);
+        }
+        let left = self.queue.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let (false, Some(failure)) = (left.is_empty(), findings.open) {
+            return Err(failure);
+        }
+        let others = findings.tables.len().saturating_sub(1);
+        if let Some(mut first) = findings.tables.into_iter().next() {
+            if others > 0 {
+                first.message = format!("{} (and {others} more tables failed)", first.message);
+            }
+            let hint = "The other tables are copied. Mend it, and start pgapace again: it copies \
+                        what is left.";
+            first.hint = Some(match first.hint {
+                Some(said) => format!("{said} {hint}"),
+                None => hint.to_owned(),
+            });
+            return Err(first);
+        }
+        self.progress.summarize();
+        Ok(findings.changed)
+    }
+
+    /// One worker, to the end of the queue. `_alive` says to the coordinator that it works.
+    fn work(&self, number: usize, _alive: &Sender<()>) {
+        let mut lane: Option<Lane> = None;
+        while !self.stop.load(Ordering::Acquire) {
+            let Some(job) = self.take() else { break };
+            let opened = match lane.as_mut() {
+                Some(lane) => lane,
+                None => match Lane::open(self.context, self.snapshot) {
+                    Ok(opened) => {
+                        lock_of(&self.handles)[number] = Some(opened.cancel_handles());
+                        lane.insert(opened)
+                    }
+                    Err(failure) => {
+                        lock_of(&self.queue).push_front(job);
+                        return self.cannot_open(failure);
+                    }
+                },
+            };
+            if !self.carry_out(number, opened, &job) {
+                // What the sessions were in the middle of ends with them.
+                lock_of(&self.handles)[number] = None;
+                lane = None;
+            }
+        }
+    }
+
+    /// Fewer workers will do. If nobody is left, neither is the queue empty.
+    fn cannot_open(&self, failure: Failure) {
+        tracing::warn!("one worker less copies tables: {failure}");
+        lock_of(&self.findings).open.get_or_insert(failure);
+    }
+
+    fn take(&self) -> Option<Job> {
+        let mut queue = lock_of(&self.queue);
+        loop {
+            let job = queue.pop_front()?;
+            let (Job::Table(table) | Job::Part(table, _)) = &job else { return Some(job) };
+            if !lock_of(&self.findings).given_up.contains(table) {
+                return Some(job);
+            }
+        }
+    }
+
+    /// Returns whether the sessions can be used again.
+    fn carry_out(&self, number: usize, lane: &mut Lane, job: &Job) -> bool {
+        let (owner, snapshot, progress) = (self.context.owner(), self.snapshot, &self.progress);
+        let (result, bytes) = match job {
+            Job::Batch(tables) => {
+                let items: Vec<_> = tables.iter().map(|index| &self.items[*index]).collect();
+                let bytes = items.iter().map(|item| item.bytes).sum();
+                let name = match items.as_slice() {
+                    [one] => one.published.display_name(),
+                    _ => format!("{} small tables", items.len()),
+                };
+                let meter = progress.begin(number, name, bytes);
+                let moved = lane.batch(&items, owner, snapshot, &meter);
+                (moved.map(|moved| tables.iter().copied().zip(moved).collect::<Vec<_>>()), bytes)
+            }
+            Job::Table(table) | Job::Part(table, _) => {
+                let item = &self.items[*table];
+                let part = match job {
+                    Job::Part(_, part) => &item.parts[*part],
+                    _ => &item.parts[0],
+                };
+                let name = item.published.display_name();
+                let meter = progress.begin(number, name, part.bytes);
+                let moved = lane.part(item, part, owner, snapshot, &meter);
+                (moved.map(|moved| vec![(*table, moved)]), part.bytes)
+            }
+        };
+        match result {
+            Ok(moved) => {
+                progress.end(number, bytes, moved.iter().map(|(_, moved)| moved.rows).sum());
+                for (table, moved) in moved {
+                    self.moved(table, moved);
+                }
+                true
+            }
+            Err(trouble) => {
+                progress.end(number, 0, 0);
+                self.note(job, trouble);
+                false
+            }
+        }
+    }
+
+    fn moved(&self, table: usize, moved: Moved) {
+        let item = &self.items[table];
+        let total = {
+            let mut total = lock_of(&self.rows[table]);
+            total.rows += moved.rows;
+            total.bytes += moved.bytes;
+            *total
+        };
+        if self.parts_left[table].fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        tracing::info!(
+            table = item.published.display_name(),
+            number = self.progress.table_done(),
+            rows = total.rows,
+            bytes = total.bytes,
+            parts = item.parts.len(),
+            format = if item.binary { "binary" } else { "text" },
+            "copied"
+        );
+    }
+
+    fn note(&self, job: &Job, trouble: Trouble) {
+        match (job, trouble) {
+            (_, Trouble::Run(failure)) => {
+                lock_of(&self.findings).run.get_or_insert(failure);
+                self.stop.store(true, Ordering::Release);
+            }
+            (Job::Batch(tables), trouble) if tables.len() > 1 => {
+                // One of them; alone, each says for itself.
+                tracing::debug!(?trouble, "copying the tables of a batch one by one");
+                let mut queue = lock_of(&self.queue);
+                for table in tables {
+                    queue.push_front(Job::Batch(vec![*table]));
+                }
+            }
+            (job, trouble) => {
+                let table = match job {
+                    Job::Batch(tables) => tables.first().copied(),
+                    Job::Table(table) | Job::Part(table, _) => Some(*table),
+                };
+                let mut findings = lock_of(&self.findings);
+                let known = table.is_some_and(|table| !findings.given_up.insert(table));
+                match trouble {
+                    _ if known => {}
+                    Trouble::Changed(failure) => findings.changed.push(failure),
+                    Trouble::Table(failure) | Trouble::Run(failure) => {
+                        tracing::error!("{failure}");
+                        findings.tables.push(failure);
+                    }
+                }
+            }
+        }
+    }
+
+    fn cancel(&self) {
+        for handle in lock_of(&self.handles).iter().flatten().flatten() {
+            if let Err(error) = handle.cancel() {
+                tracing::debug!(%error, "cannot cancel");
+            }
+        }
+    }
+
+    /// The subscription's slot keeps WAL while tables are copied, and the publisher may have a limit.
+    fn look_at_the_slot(&self, source: &mut Session) {
+        let slot = match slot::find(source, self.context.slot) {
+            Ok(slot) => slot,
+            Err(failure) => return tracing::debug!("{failure}"),
+        };
+        let Some(slot) = slot else { return };
+        if let Some(reason) = slot.invalid {
+            let failure = Failure::new(
+                Class::Slot,
+                format!(
+                    "slot \"{}\" was invalidated during table sync: {reason}",
+                    self.context.slot
+                ),
+            )
+            .hint(
+                "Raise max_slot_wal_keep_size on the publisher, drop the subscription (pgapace \
+                 drop) and start it anew.",
+            );
+            lock_of(&self.findings).run.get_or_insert(failure);
+            return self.stop.store(true, Ordering::Release);
+        }
+        if let (Some(safe), Some(kept)) = (slot.safe_wal_size, slot.retained_bytes)
+            && safe < (safe.saturating_add(kept)) / 4
+        {
+            tracing::warn!(
+                slot = self.context.slot,
+                keeps = size(kept),
+                lost_after = size(safe),
+                "the slot comes near max_slot_wal_keep_size while tables are copied: raise it on \
+                 the publisher, or the copy is lost"
+            );
+        }
+    }
+}
+
+fn lock_of<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

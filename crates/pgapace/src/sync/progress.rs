@@ -1,0 +1,196 @@
+//! How far a copy has come: bars on a terminal, a line now and then elsewhere.
+//!
+//! Bytes are those of the publisher's files; what goes over the wire is usually less, so that a
+//! table in work is shown with what was moved of it, and counted in full when it is done.
+
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::cli::output::size;
+
+/// Between two lines where there is no terminal.
+const LINES_EVERY: Duration = Duration::from_secs(10);
+
+/// Counts what a job moves.
+#[derive(Debug, Default)]
+pub(super) struct Meter(AtomicU64);
+
+impl Meter {
+    pub(super) fn add(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A job in work.
+#[derive(Debug, Clone)]
+struct Running {
+    name: String,
+    bytes: u64,
+    meter: Arc<Meter>,
+}
+
+/// What is done and what is left; shared by the workers.
+#[derive(Debug)]
+pub(super) struct Progress {
+    tables: usize,
+    bytes: u64,
+    tables_done: AtomicUsize,
+    bytes_done: AtomicU64,
+    rows_done: AtomicU64,
+    running: Mutex<Vec<Option<Running>>>,
+    started: Instant,
+}
+
+impl Progress {
+    pub(super) fn new(tables: usize, bytes: u64, lanes: usize) -> Self {
+        Self {
+            tables,
+            bytes,
+            tables_done: AtomicUsize::new(0),
+            bytes_done: AtomicU64::new(0),
+            rows_done: AtomicU64::new(0),
+            running: Mutex::new(vec![None; lanes]),
+            started: Instant::now(),
+        }
+    }
+
+    /// A worker begins a job.
+    pub(super) fn begin(&self, lane: usize, name: String, bytes: u64) -> Arc<Meter> {
+        let meter = Arc::new(Meter::default());
+        let running = Running { name, bytes, meter: Arc::clone(&meter) };
+        self.set(lane, Some(running));
+        meter
+    }
+
+    /// A worker is through with a job; `bytes` of the publisher's files were copied.
+    pub(super) fn end(&self, lane: usize, bytes: u64, rows: u64) {
+        self.set(lane, None);
+        self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+        self.rows_done.fetch_add(rows, Ordering::Relaxed);
+    }
+
+    pub(super) fn table_done(&self) -> usize {
+        self.tables_done.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn set(&self, lane: usize, running: Option<Running>) {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)[lane] = running;
+    }
+
+    fn running(&self) -> Vec<Option<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn bytes_so_far(&self, running: &[Option<Running>]) -> u64 {
+        let part = running.iter().flatten().map(|r| r.meter.get().min(r.bytes)).sum::<u64>();
+        self.bytes_done.load(Ordering::Relaxed) + part
+    }
+
+    /// Time that what is left takes at the rate so far.
+    fn eta(&self, done: u64) -> Option<Duration> {
+        let elapsed = self.started.elapsed().as_secs_f64();
+        let left = self.bytes.saturating_sub(done) as f64;
+        (done > 0).then(|| Duration::from_secs_f64(elapsed * left / done as f64))
+    }
+
+    /// The last line of a copy.
+    pub(super) fn summarize(&self) {
+        let elapsed = self.started.elapsed();
+        let bytes = self.bytes_done.load(Ordering::Relaxed);
+        let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
+        tracing::info!(
+            tables = self.tables_done.load(Ordering::Relaxed),
+            rows = self.rows_done.load(Ordering::Relaxed),
+            bytes,
+            seconds = elapsed.as_secs_f64(),
+            rate = format!("{}/s", pretty(bytes.saturating_mul(1000) / millis)),
+            "table sync is done"
+        );
+    }
+}
+
+/// What people see while it goes on.
+pub(super) struct Display {
+    bars: Option<Bars>,
+    last_line: Instant,
+}
+
+struct Bars {
+    all: ProgressBar,
+    lanes: Vec<ProgressBar>,
+    _screen: MultiProgress,
+}
+
+impl Display {
+    pub(super) fn new(progress: &Progress) -> Self {
+        let bars = std::io::stderr().is_terminal().then(|| Bars::new(progress));
+        Self { bars, last_line: Instant::now() }
+    }
+
+    pub(super) fn update(&mut self, progress: &Progress) {
+        let running = progress.running();
+        let done = progress.bytes_so_far(&running);
+        let tables = progress.tables_done.load(Ordering::Relaxed);
+        if let Some(bars) = &self.bars {
+            bars.update(progress, &running, done, tables);
+        } else if self.last_line.elapsed() >= LINES_EVERY {
+            self.last_line = Instant::now();
+            tracing::info!(
+                tables = format!("{tables} of {}", progress.tables),
+                bytes = format!("{} of {}", pretty(done), pretty(progress.bytes)),
+                seconds_left = progress.eta(done).map(|eta| eta.as_secs()),
+                "copying"
+            );
+        }
+    }
+}
+
+impl Bars {
+    fn new(progress: &Progress) -> Self {
+        let screen = MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+        let style = |template: &str| {
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+        };
+        let all = screen.add(ProgressBar::new(progress.bytes));
+        all.set_style(style("{msg:<40!} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} ETA {eta}"));
+        let lanes = progress.running().len();
+        let lanes = (0..lanes)
+            .map(|_| {
+                let bar = screen.add(ProgressBar::new(0));
+                bar.set_style(style("  {msg:<38!} {bar:30} {bytes}/{total_bytes}"));
+                bar
+            })
+            .collect();
+        Self { all, lanes, _screen: screen }
+    }
+
+    fn update(&self, progress: &Progress, running: &[Option<Running>], done: u64, tables: usize) {
+        self.all.set_message(format!("{tables} of {} tables", progress.tables));
+        self.all.set_position(done);
+        for (bar, running) in self.lanes.iter().zip(running) {
+            let Some(running) = running else { continue };
+            bar.set_message(running.name.clone());
+            bar.set_length(running.bytes);
+            bar.set_position(running.meter.get().min(running.bytes));
+        }
+    }
+}
+
+impl Drop for Bars {
+    fn drop(&mut self) {
+        self.lanes.iter().for_each(ProgressBar::finish_and_clear);
+        self.all.finish_and_clear();
+    }
+}
+
+fn pretty(bytes: u64) -> String {
+    size(i64::try_from(bytes).unwrap_or(i64::MAX))
+}

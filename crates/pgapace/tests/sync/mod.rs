@@ -1,0 +1,5 @@
+//! Table sync: all kinds of tables, ends in the middle, tables that change or do not fit.
+
+mod kinds;
+mod resume;
+mod trouble;
