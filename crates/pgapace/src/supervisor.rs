@@ -487,15 +487,15 @@ impl Supervisor<'_> {
             return Ok(published);
         }
         // What is copied must not be in vain.
-        let applied = progress::read(control, row.id)?.unwrap_or(Lsn::INVALID);
+        let applied = progress::read(control, row.id)?.unwrap_or_default();
         let found = slot::find(source, &row.slot_name)?;
-        slot::check_resume(&row.slot_name, found.as_ref(), applied)?;
+        slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
         let system = identify(source)?;
         if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
-            check_identity(source, &system, identifier, timeline, applied)?;
+            check_identity(source, &system, identifier, timeline, applied.highest())?;
         }
         if !context.copy_data {
-            set_gates(control, context.owner(), &left, applied)?;
+            set_gates(control, context.owner(), &left, applied.highest())?;
             return Ok(published);
         }
         tracing::info!(

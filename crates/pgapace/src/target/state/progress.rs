@@ -100,7 +100,7 @@ pub(crate) fn start_sql(id: SubscriptionId, lsn: Lsn, epoch: i64) -> String {
 }
 
 /// What of the stream is applied.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Applied {
     /// Everything up to here (the low watermark).
     pub(crate) through: Lsn,
