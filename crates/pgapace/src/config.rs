@@ -329,6 +329,7 @@ impl Settings {
     /// Fills in the defaults and checks what can be checked without a server.
     fn resolve(self) -> Result<Subscription> {
         let busy_timeout = self.patience();
+        let copy = self.copy_options()?;
         let name = need(self.name, "name")?;
         check_name(&name, "name")?;
         let slot = self.slot.unwrap_or_else(|| name.clone());
@@ -361,7 +362,6 @@ impl Settings {
             0 => return Err(config("--lock-probe must be at least 1 millisecond")),
             value => Duration::from_millis(value),
         };
-        let copy = self.copy_options()?;
         Ok(Subscription {
             publisher: conninfo(&need(self.publisher, "publisher")?, "publisher")?,
             target: conninfo(&need(self.target, "target")?, "target")?,
