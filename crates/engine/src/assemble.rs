@@ -4,17 +4,34 @@
 //! commit order. Small ones leave as one part; large ones in parts of bounded size, so that memory
 //! does not depend on the size of a transaction (promise P6).
 //!
-//! A slot with two-phase decoding sends a prepared transaction at its PREPARE. It is held here,
-//! copied out of the receive buffers, and leaves as an ordinary transaction when COMMIT PREPARED
-//! arrives; ROLLBACK PREPARED forgets it. Nothing may be acknowledged past a held one
-//! ([`Assembler::oldest_held`]), so after a crash the publisher sends it again.
+//! Transactions whose end is not known yet are kept: copied out of the receive buffers, in memory
+//! while they fit, else in the spool (the assembler says what goes there; somebody else writes it).
+//! They leave as a [`Replay`], which gives parts again.
+//!
+//! * Large transactions that are streamed while they run come in blocks, those of several
+//!   transactions in turn. Subtransactions that did not happen are cut off. Their place in commit
+//!   order is that of Stream Commit, so an open one holds nothing back.
+//! * A slot with two-phase decoding sends a prepared transaction at its PREPARE. It is held until
+//!   COMMIT PREPARED makes it an ordinary one; ROLLBACK PREPARED forgets it. Nothing may be
+//!   acknowledged past a held one ([`Assembler::oldest_held`]), so after a crash the publisher
+//!   sends it again.
+
+mod keeper;
+mod kept;
+mod replay;
 
 use std::sync::Arc;
 
-use pgoutput::{BeginPrepare, CommitPrepared, Lsn, Message, Prepare, RelId, Xid};
-use rustc_hash::FxHashMap;
+use pgoutput::{
+    BeginPrepare, CommitPrepared, Lsn, Message, Prepare, RelId, StreamAbort, StreamCommit,
+    StreamStart, Timestamp, Xid,
+};
 use thiserror::Error;
 
+use crate::assemble::keeper::Keeper;
+use crate::assemble::kept::{Change, KeptTransaction};
+pub use crate::assemble::kept::{SpoolCommand, SpoolId};
+pub use crate::assemble::replay::{BlockSource, Replay, ReplayError};
 use crate::relation::{RelationCache, RemoteRelation};
 use crate::transaction::{Location, TransactionHead, TransactionPart};
 
@@ -25,14 +42,16 @@ pub struct PartLimits {
     pub bytes: usize,
     /// Changes of one part.
     pub changes: usize,
-    /// Bytes that all prepared transactions together may cost, held or being received
-    /// ([`TransactionPart::footprint`]).
-    pub held_bytes: usize,
+    /// Memory that all transactions whose end is not known may take together; the rest of them
+    /// goes to the spool.
+    pub kept_bytes: usize,
+    /// Bytes of a block of such a transaction; a single change may have more.
+    pub block_bytes: usize,
 }
 
 impl Default for PartLimits {
     fn default() -> Self {
-        Self { bytes: 4 << 20, changes: 32_768, held_bytes: 128 << 20 }
+        Self { bytes: 4 << 20, changes: 32_768, kept_bytes: 64 << 20, block_bytes: 256 << 10 }
     }
 }
 
@@ -69,9 +88,6 @@ pub enum AssembleError {
         /// End of the previous commit on this connection.
         previous: Lsn,
     },
-    /// A message of streamed transactions, which were not asked for.
-    #[error("the publisher sent {0}, which this connection did not ask for")]
-    NotRequested(&'static str),
     /// COMMIT PREPARED of a transaction whose PREPARE was not sent.
     #[error(
         "the publisher committed prepared transaction {gid:?} (xid {xid}) at {lsn}, whose changes \
@@ -85,29 +101,50 @@ pub enum AssembleError {
         /// LSN of the COMMIT PREPARED.
         lsn: Lsn,
     },
-    /// Prepared transactions need more memory than they may have.
-    #[error("prepared transactions that are not yet resolved need more than {limit} bytes")]
-    HeldTooLarge {
-        /// [`PartLimits::held_bytes`].
-        limit: usize,
+    /// A block, or the end, of a streamed transaction of which the beginning was not sent.
+    #[error("the publisher sent {message} of transaction {xid}, whose beginning it did not send")]
+    UnknownStream {
+        /// Name of the message.
+        message: &'static str,
+        /// The publisher's transaction id.
+        xid: Xid,
     },
+    /// The first block of a streamed transaction that has one already.
+    #[error("the publisher began to send transaction {0} a second time")]
+    SecondBeginning(Xid),
 }
 
-/// A transaction that is being received.
+/// What a message completes.
+#[derive(Debug)]
+pub enum Assembled {
+    /// Nothing yet.
+    Nothing,
+    /// A committed transaction, or a part of it.
+    Part(TransactionPart),
+    /// A kept transaction that has committed. All its parts come before anything that is
+    /// assembled after it.
+    Committed(Committed),
+}
+
+/// A kept transaction that has committed.
+#[derive(Debug)]
+pub struct Committed {
+    /// Its changes.
+    pub replay: Replay,
+    /// Where it was prepared, if it was. Nothing from there on may be acknowledged before the
+    /// transaction is durable.
+    pub prepared_at: Option<Lsn>,
+}
+
+/// What is being received.
 #[derive(Debug)]
 enum Open {
-    /// Begin was seen: it is committed on the publisher.
+    /// Begin was seen: the transaction is committed on the publisher.
     Committed(TransactionPart),
     /// Begin Prepare was seen.
-    Prepared(TransactionPart),
-}
-
-impl Open {
-    fn part(&mut self) -> &mut TransactionPart {
-        match self {
-            Self::Committed(part) | Self::Prepared(part) => part,
-        }
-    }
+    Prepared { xid: Xid, prepare_lsn: Lsn },
+    /// Stream Start was seen.
+    Block(Xid),
 }
 
 /// Collects messages into transaction parts. One per connection.
@@ -116,9 +153,7 @@ pub struct Assembler {
     limits: PartLimits,
     relations: RelationCache,
     open: Option<Open>,
-    /// Prepared and not resolved, by the publisher's xid; their head names the prepare LSN.
-    held: FxHashMap<Xid, TransactionPart>,
-    held_bytes: usize,
+    keeper: Keeper,
     last_end: Lsn,
     scratch: Vec<Arc<RemoteRelation>>,
 }
@@ -131,14 +166,13 @@ impl Assembler {
             limits,
             relations: RelationCache::default(),
             open: None,
-            held: FxHashMap::default(),
-            held_bytes: 0,
+            keeper: Keeper::new(limits),
             last_end: Lsn::INVALID,
             scratch: Vec::new(),
         }
     }
 
-    /// Whether a transaction has begun and not ended.
+    /// Whether a transaction, or a block of one that is streamed, has begun and not ended.
     #[must_use]
     pub fn in_transaction(&self) -> bool {
         self.open.is_some()
@@ -148,10 +182,21 @@ impl Assembler {
     /// or the publisher would not send it again.
     #[must_use]
     pub fn oldest_held(&self) -> Option<Lsn> {
-        self.held.values().map(|part| part.head.commit_lsn).min()
+        self.keeper.oldest_held()
     }
 
-    /// Takes one message; returns a part when one is complete.
+    /// Memory that transactions take whose end is not known.
+    #[must_use]
+    pub fn kept_bytes(&self) -> usize {
+        self.keeper.footprint()
+    }
+
+    /// What the spool has to do now, in this order: to be taken after every message.
+    pub fn spool_commands(&mut self) -> &mut Vec<SpoolCommand> {
+        self.keeper.commands()
+    }
+
+    /// Takes one message; returns what it completes.
     ///
     /// # Errors
     /// When the message cannot stand at this place of the stream; the connection must then be
@@ -160,11 +205,11 @@ impl Assembler {
         &mut self,
         at: Location<'_>,
         message: &Message<'_>,
-    ) -> Result<Option<TransactionPart>, AssembleError> {
+    ) -> Result<Assembled, AssembleError> {
         match message {
-            Message::Insert(insert) => self.change(at, insert.relation, "Insert"),
-            Message::Update(update) => self.change(at, update.relation, "Update"),
-            Message::Delete(delete) => self.change(at, delete.relation, "Delete"),
+            Message::Insert(insert) => self.change(at, insert.xid, insert.relation, "Insert"),
+            Message::Update(update) => self.change(at, update.xid, update.relation, "Update"),
+            Message::Delete(delete) => self.change(at, delete.xid, delete.relation, "Delete"),
             Message::Truncate(truncate) => self.truncate(at, truncate),
             Message::Begin(begin) => {
                 self.outside("Begin")?;
@@ -177,7 +222,7 @@ impl Assembler {
                     },
                     true,
                 )));
-                Ok(None)
+                Ok(Assembled::Nothing)
             }
             Message::Commit(commit) => {
                 let Some(Open::Committed(mut part)) = self.open.take() else {
@@ -191,83 +236,135 @@ impl Assembler {
                 }
                 part.end_lsn = Some(commit.end_lsn);
                 self.last_end = commit.end_lsn;
-                Ok(Some(part))
+                Ok(Assembled::Part(part))
             }
             Message::Relation(relation) => {
+                // Those inside of streams hold for later transactions too; after the end of one
+                // that did not happen the publisher sends anew what was different in it.
                 self.relations.update(relation);
-                Ok(None)
+                Ok(Assembled::Nothing)
             }
             // Types are resolved on the target, origins and messages carry no data of tables.
-            Message::Type(_) | Message::Origin(_) | Message::Logical(_) => Ok(None),
-            // PostgreSQL 18 before its August 2026 minors sends it for transactions that it never
-            // streamed, even to those who did not ask: nothing of them is here to abort.
-            Message::StreamAbort(_) => Ok(None),
-            Message::StreamStart(_) | Message::StreamStop | Message::StreamCommit(_) => {
-                Err(AssembleError::NotRequested("a streamed transaction"))
+            Message::Type(_) | Message::Origin(_) | Message::Logical(_) => Ok(Assembled::Nothing),
+            Message::StreamStart(start) => self.stream_start(start),
+            Message::StreamStop => match self.open.take() {
+                Some(Open::Block(_)) => Ok(Assembled::Nothing),
+                _ => Err(out_of_place("Stream Stop", "outside a block")),
+            },
+            Message::StreamAbort(abort) => {
+                self.stream_abort(abort);
+                Ok(Assembled::Nothing)
             }
-            Message::BeginPrepare(BeginPrepare { prepare_lsn, prepare_time, xid, .. }) => {
-                // Not in order with the rest: one that was prepared before the slot began to
-                // decode them is sent only with its COMMIT PREPARED.
-                self.outside("Begin Prepare")?;
-                let head = TransactionHead {
-                    commit_lsn: *prepare_lsn,
-                    commit_time: *prepare_time,
-                    xid: *xid,
-                };
-                self.open = Some(Open::Prepared(TransactionPart::new(head, true)));
-                Ok(None)
-            }
+            Message::StreamCommit(commit) => self.stream_commit(commit),
+            Message::StreamPrepare(prepare) => self.stream_prepare(prepare),
+            Message::BeginPrepare(begin) => self.begin_prepare(begin),
             Message::Prepare(prepare) => self.prepare(prepare),
-            Message::CommitPrepared(commit) => self.commit_prepared(commit).map(Some),
+            Message::CommitPrepared(commit) => self.commit_prepared(commit),
             Message::RollbackPrepared(rollback) => {
                 self.outside("Rollback Prepared")?;
-                self.forget(rollback.xid);
-                Ok(None)
+                if let Some((transaction, _)) = self.keeper.take_held(rollback.xid) {
+                    self.keeper.discard(&transaction);
+                }
+                Ok(Assembled::Nothing)
             }
-            Message::StreamPrepare(_) => Err(AssembleError::NotRequested("a streamed transaction")),
         }
     }
 
-    fn prepare(&mut self, prepare: &Prepare<'_>) -> Result<Option<TransactionPart>, AssembleError> {
-        let Some(Open::Prepared(part)) = self.open.take() else {
+    fn stream_start(&mut self, start: &StreamStart) -> Result<Assembled, AssembleError> {
+        self.outside("Stream Start")?;
+        let xid = start.xid;
+        match (start.first_segment, self.keeper.is_open(xid)) {
+            (true, false) => self.keeper.begin(xid),
+            (false, true) => {}
+            (true, true) => return Err(AssembleError::SecondBeginning(xid)),
+            (false, false) => {
+                return Err(AssembleError::UnknownStream { message: "a block", xid });
+            }
+        }
+        self.open = Some(Open::Block(xid));
+        Ok(Assembled::Nothing)
+    }
+
+    /// Aborts name transactions of which nothing is here: subtransactions that changed no
+    /// published table, and in PostgreSQL 18 before its August 2026 minors any transaction.
+    fn stream_abort(&mut self, abort: &StreamAbort) {
+        if abort.subxid != abort.xid {
+            self.keeper.abort(abort.xid, abort.subxid);
+        } else if let Some(transaction) = self.keeper.take_open(abort.xid) {
+            self.keeper.discard(&transaction);
+        }
+    }
+
+    fn stream_commit(&mut self, commit: &StreamCommit) -> Result<Assembled, AssembleError> {
+        self.outside("Stream Commit")?;
+        let StreamCommit { xid, commit_lsn, end_lsn, commit_time, .. } = *commit;
+        self.in_order(xid, commit_lsn)?;
+        let transaction = self
+            .keeper
+            .take_open(xid)
+            .ok_or(AssembleError::UnknownStream { message: "the commit", xid })?;
+        Ok(self.committed(transaction, (xid, commit_lsn, commit_time), end_lsn, None))
+    }
+
+    fn stream_prepare(&mut self, prepare: &Prepare<'_>) -> Result<Assembled, AssembleError> {
+        self.outside("Stream Prepare")?;
+        if !self.keeper.hold(prepare.xid, prepare.prepare_lsn) {
+            let xid = prepare.xid;
+            return Err(AssembleError::UnknownStream { message: "the PREPARE", xid });
+        }
+        Ok(Assembled::Nothing)
+    }
+
+    fn begin_prepare(&mut self, begin: &BeginPrepare<'_>) -> Result<Assembled, AssembleError> {
+        // Not in order with the rest: one that was prepared before the slot began to decode them is
+        // sent only with its COMMIT PREPARED.
+        self.outside("Begin Prepare")?;
+        if self.keeper.is_open(begin.xid) {
+            return Err(AssembleError::SecondBeginning(begin.xid));
+        }
+        self.keeper.begin(begin.xid);
+        self.open = Some(Open::Prepared { xid: begin.xid, prepare_lsn: begin.prepare_lsn });
+        Ok(Assembled::Nothing)
+    }
+
+    fn prepare(&mut self, prepare: &Prepare<'_>) -> Result<Assembled, AssembleError> {
+        let Some(Open::Prepared { xid, prepare_lsn }) = self.open.take() else {
             return Err(out_of_place("Prepare", "outside a prepared transaction"));
         };
-        if part.head.xid != prepare.xid || part.head.commit_lsn != prepare.prepare_lsn {
+        if xid != prepare.xid || prepare_lsn != prepare.prepare_lsn {
             return Err(AssembleError::CommitMismatch {
-                begin: part.head.commit_lsn,
+                begin: prepare_lsn,
                 commit: prepare.prepare_lsn,
             });
         }
-        // It may stay for days: its few bytes must not keep whole receive buffers alive.
-        let part = part.compact();
-        self.held_bytes += part.footprint();
-        self.held.insert(prepare.xid, part);
-        Ok(None)
+        self.keeper.hold(xid, prepare_lsn);
+        Ok(Assembled::Nothing)
     }
 
     /// The prepared transaction becomes an ordinary one, committed where COMMIT PREPARED is.
-    fn commit_prepared(
-        &mut self,
-        commit: &CommitPrepared<'_>,
-    ) -> Result<TransactionPart, AssembleError> {
+    fn commit_prepared(&mut self, commit: &CommitPrepared<'_>) -> Result<Assembled, AssembleError> {
         self.outside("Commit Prepared")?;
-        self.in_order(commit.xid, commit.commit_lsn)?;
-        let mut part = self.forget(commit.xid).ok_or_else(|| AssembleError::UnknownPrepared {
-            gid: commit.gid.to_owned(),
-            xid: commit.xid,
-            lsn: commit.commit_lsn,
-        })?;
-        part.head.commit_lsn = commit.commit_lsn;
-        part.head.commit_time = commit.commit_time;
-        part.end_lsn = Some(commit.end_lsn);
-        self.last_end = commit.end_lsn;
-        Ok(part)
+        let CommitPrepared { xid, commit_lsn, end_lsn, commit_time, gid, .. } = *commit;
+        self.in_order(xid, commit_lsn)?;
+        let Some((transaction, prepared_at)) = self.keeper.take_held(xid) else {
+            let (gid, lsn) = (gid.to_owned(), commit_lsn);
+            return Err(AssembleError::UnknownPrepared { gid, xid, lsn });
+        };
+        let head = (xid, commit_lsn, commit_time);
+        Ok(self.committed(transaction, head, end_lsn, Some(prepared_at)))
     }
 
-    fn forget(&mut self, xid: Xid) -> Option<TransactionPart> {
-        let part = self.held.remove(&xid)?;
-        self.held_bytes -= part.footprint();
-        Some(part)
+    fn committed(
+        &mut self,
+        transaction: KeptTransaction,
+        (xid, commit_lsn, commit_time): (Xid, Lsn, Timestamp),
+        end: Lsn,
+        prepared_at: Option<Lsn>,
+    ) -> Assembled {
+        self.last_end = end;
+        let head = TransactionHead { commit_lsn, commit_time, xid };
+        let replay = transaction.replay(head, end, self.limits);
+        Assembled::Committed(Committed { replay, prepared_at })
     }
 
     fn outside(&self, message: &'static str) -> Result<(), AssembleError> {
@@ -287,50 +384,59 @@ impl Assembler {
     fn change(
         &mut self,
         at: Location<'_>,
+        xid: Option<Xid>,
         relation: RelId,
         name: &'static str,
-    ) -> Result<Option<TransactionPart>, AssembleError> {
-        let Some(open) = self.open.as_mut() else {
-            return Err(out_of_place(name, "outside a transaction"));
-        };
+    ) -> Result<Assembled, AssembleError> {
         let version =
             self.relations.get(relation).ok_or(AssembleError::UnknownRelation(relation))?;
-        open.part().push(at, version);
-        self.close_full_part()
+        match self.open.as_mut() {
+            Some(Open::Committed(part)) => {
+                part.push(at, version);
+                Ok(self.close_full_part())
+            }
+            Some(Open::Prepared { xid: top, .. } | Open::Block(top)) => {
+                let change = Change { payload: at.payload(), xid };
+                self.keeper.push(*top, change, version);
+                Ok(Assembled::Nothing)
+            }
+            None => Err(out_of_place(name, "outside a transaction")),
+        }
     }
 
     fn truncate(
         &mut self,
         at: Location<'_>,
         truncate: &pgoutput::Truncate<'_>,
-    ) -> Result<Option<TransactionPart>, AssembleError> {
-        let Some(open) = self.open.as_mut() else {
-            return Err(out_of_place("Truncate", "outside a transaction"));
-        };
+    ) -> Result<Assembled, AssembleError> {
         self.scratch.clear();
         for id in truncate.relations.iter() {
             let version = self.relations.get(id).ok_or(AssembleError::UnknownRelation(id))?;
             self.scratch.push(Arc::clone(version));
         }
-        open.part().push_truncate(at, &self.scratch);
-        self.close_full_part()
-    }
-
-    fn close_full_part(&mut self) -> Result<Option<TransactionPart>, AssembleError> {
         match self.open.as_mut() {
             Some(Open::Committed(part)) => {
-                if part.bytes() < self.limits.bytes && part.len() < self.limits.changes {
-                    return Ok(None);
-                }
-                let next = TransactionPart::new(part.head, false);
-                Ok(Some(std::mem::replace(part, next)))
+                part.push_truncate(at, &self.scratch);
+                Ok(self.close_full_part())
             }
-            Some(Open::Prepared(part))
-                if self.held_bytes + part.footprint() > self.limits.held_bytes =>
+            Some(Open::Prepared { xid: top, .. } | Open::Block(top)) => {
+                let change = Change { payload: at.payload(), xid: truncate.xid };
+                self.keeper.push_truncate(*top, change, &self.scratch);
+                Ok(Assembled::Nothing)
+            }
+            None => Err(out_of_place("Truncate", "outside a transaction")),
+        }
+    }
+
+    fn close_full_part(&mut self) -> Assembled {
+        match self.open.as_mut() {
+            Some(Open::Committed(part))
+                if part.bytes() >= self.limits.bytes || part.len() >= self.limits.changes =>
             {
-                Err(AssembleError::HeldTooLarge { limit: self.limits.held_bytes })
+                let next = TransactionPart::new(part.head, false);
+                Assembled::Part(std::mem::replace(part, next))
             }
-            _ => Ok(None),
+            _ => Assembled::Nothing,
         }
     }
 }

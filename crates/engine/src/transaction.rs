@@ -106,14 +106,6 @@ impl TransactionPart {
         self.bytes
     }
 
-    /// What it costs to keep the part: payloads, and for each change its place here and the
-    /// headers around it in the receive buffers.
-    #[must_use]
-    pub fn footprint(&self) -> usize {
-        const HEADERS: usize = 32;
-        self.bytes + self.changes.len() * (size_of::<ChangeRef>() + HEADERS)
-    }
-
     /// The relation versions that [`Touched`] indexes.
     #[must_use]
     pub fn relations(&self) -> &[Arc<RemoteRelation>] {
@@ -137,23 +129,6 @@ impl TransactionPart {
             Touched::One(at.relation as usize, &self.relations[at.relation as usize])
         };
         Ok((decode_change(payload, false)?, touched))
-    }
-
-    /// Copies the changes out of the receive buffers, so that those can be released.
-    #[must_use]
-    pub(crate) fn compact(mut self) -> Self {
-        let mut own = Vec::with_capacity(self.bytes);
-        for change in &mut self.changes {
-            let chunk = &self.chunks[change.chunk as usize];
-            let start = change.offset as usize;
-            let payload = &chunk[start..start + change.length as usize];
-            change.chunk = 0;
-            change.offset = index_u32(own.len());
-            own.extend_from_slice(payload);
-        }
-        self.chunks = vec![Bytes::from(own)];
-        self.changes.shrink_to_fit();
-        self
     }
 
     pub(crate) fn push(&mut self, at: Location<'_>, relation: &Arc<RemoteRelation>) {
@@ -206,6 +181,13 @@ pub struct Location<'a> {
     pub offset: usize,
     /// Length of the payload.
     pub length: usize,
+}
+
+impl<'a> Location<'a> {
+    /// The payload itself.
+    pub(crate) fn payload(&self) -> &'a [u8] {
+        &self.chunk[self.offset..self.offset + self.length]
+    }
 }
 
 /// Chunks are below 4 GiB (a message is below 1 GiB) and parts below `u32::MAX` changes (the

@@ -1,7 +1,7 @@
 //! Configuration: a file, the environment and flags, in that order of precedence from weak to
 //! strong. Every key exists in all three under the same name.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -95,6 +95,16 @@ pub(crate) struct CopyOptions {
     pub(crate) binary: bool,
 }
 
+/// When the publisher sends large transactions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Streaming {
+    /// After they have committed.
+    Off,
+    /// While they run; they are kept, and applied when they have committed.
+    On,
+}
+
 /// Settings of one subscription as they were given; nothing is filled in.
 #[derive(Debug, Clone, Default, Deserialize, Args)]
 #[serde(deny_unknown_fields)]
@@ -178,7 +188,7 @@ pub(crate) struct Settings {
     pub(crate) failover: Option<bool>,
 
     /// Create the slot so that prepared transactions are sent at their PREPARE (publisher 15 and
-    /// later); they are held in memory and applied at COMMIT PREPARED [default: false]
+    /// later); they are kept and applied at COMMIT PREPARED [default: false]
     #[arg(
         long, value_name = "BOOL", env = "PGAPACE_TWO_PHASE",
         num_args = 0..=1, default_missing_value = "true"
@@ -219,6 +229,22 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SECONDS", env = "PGAPACE_BUSY_TIMEOUT")]
     #[serde(rename = "busy-timeout", alias = "busy_timeout")]
     pub(crate) busy_timeout: Option<u64>,
+
+    /// When the publisher sends transactions larger than its logical_decoding_work_mem: on while
+    /// they run, to be applied when they have committed; off after that [default: on]
+    #[arg(long, value_enum, env = "PGAPACE_STREAMING")]
+    pub(crate) streaming: Option<Streaming>,
+
+    /// Directory for what does not fit into memory of transactions that have not ended. Its files
+    /// have no names, and end with the process [default: $TMPDIR, or else /var/tmp]
+    #[arg(long, value_name = "DIRECTORY", env = "PGAPACE_SPOOL_DIRECTORY")]
+    #[serde(rename = "spool-directory", alias = "spool_directory")]
+    pub(crate) spool_directory: Option<PathBuf>,
+
+    /// Disk space for that, in megabytes [default: no limit]
+    #[arg(long, value_name = "MB", env = "PGAPACE_SPOOL_LIMIT")]
+    #[serde(rename = "spool-limit", alias = "spool_limit")]
+    pub(crate) spool_limit: Option<u64>,
 
     /// Memory for what is received and not yet applied, in megabytes [default: 256]
     #[arg(long, value_name = "MB", env = "PGAPACE_MEMORY_LIMIT")]
@@ -280,6 +306,9 @@ impl Settings {
             status_interval: self.status_interval.or(weaker.status_interval),
             receive_timeout: self.receive_timeout.or(weaker.receive_timeout),
             busy_timeout: self.busy_timeout.or(weaker.busy_timeout),
+            streaming: self.streaming.or(weaker.streaming),
+            spool_directory: self.spool_directory.or_else(|| weaker.spool_directory.clone()),
+            spool_limit: self.spool_limit.or(weaker.spool_limit),
             memory_limit: self.memory_limit.or(weaker.memory_limit),
             workers: self.workers.or(weaker.workers),
             preserve_commit_order: self.preserve_commit_order.or(weaker.preserve_commit_order),
@@ -379,6 +408,9 @@ impl Settings {
             status_interval: seconds(self.status_interval, 10, "status-interval")?,
             receive_timeout: seconds(self.receive_timeout, 60, "receive-timeout")?,
             busy_timeout,
+            streaming: self.streaming.unwrap_or(Streaming::On),
+            spool_directory: self.spool_directory,
+            spool_limit: self.spool_limit.map(|limit| limit.saturating_mul(1 << 20)),
             memory_limit: memory_limit << 20,
             workers,
             preserve_commit_order: self.preserve_commit_order.unwrap_or(true),
@@ -419,6 +451,11 @@ pub(crate) struct Subscription {
     pub(crate) status_interval: Duration,
     pub(crate) receive_timeout: Duration,
     pub(crate) busy_timeout: Duration,
+    pub(crate) streaming: Streaming,
+    /// As it was given.
+    pub(crate) spool_directory: Option<PathBuf>,
+    /// Bytes.
+    pub(crate) spool_limit: Option<u64>,
     /// Bytes.
     pub(crate) memory_limit: usize,
     /// At least 1.

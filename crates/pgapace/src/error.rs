@@ -27,6 +27,8 @@ pub(crate) enum Class {
     History,
     /// Stopped on request; a failure only when there was a goal that is not reached.
     Stopped,
+    /// The spool: its directory is full or cannot be used.
+    Spool,
 }
 
 impl Class {
@@ -44,6 +46,7 @@ impl Class {
             Self::Apply => 9,
             Self::History => 10,
             Self::Stopped => 11,
+            Self::Spool => 12,
         }
     }
 }

@@ -11,6 +11,7 @@ mod config;
 mod error;
 mod observe;
 mod publisher;
+mod spool;
 mod stopping;
 mod supervisor;
 mod sync;

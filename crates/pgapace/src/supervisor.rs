@@ -4,27 +4,30 @@
 //! A run owns all its sessions and threads and leaves nothing behind in memory: what the next one
 //! needs is read from the target. So every failure takes the same tested way.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::assemble::PartLimits;
 use engine::group::GroupLimits;
 use engine::progress::Progress;
-use pgoutput::Lsn;
+use pgoutput::{Lsn, Streaming};
 use wire::{ReplicationStream, Session};
 
 use crate::apply::blockers::Blockers;
 use crate::apply::durability::Durability;
+use crate::apply::incoming::Incoming;
 use crate::apply::leader::{Leader, Outcome, Parts};
 use crate::apply::pool::Pool;
 use crate::apply::tables::Tables;
 use crate::apply::worker::{Connect, Identity};
-use crate::config::{ApplyMode, Subscription as Config};
+use crate::config::{self, ApplyMode, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::receiver::{Receiver, ReceiverOptions, explain};
 use crate::publisher::session::{Publisher, check_identity, current_lsn, identify};
 use crate::publisher::slot;
+use crate::spool::{self, Spool};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::sync::{Adder, Snapshot, SyncContext, check_targets, copy_tables, forget_unpublished};
@@ -300,6 +303,11 @@ impl Supervisor<'_> {
         let group_transactions = self.group_transactions();
         let pool = self.open_pool(&control, &target, &row, group_transactions)?;
         let durability = Durability::spawn(target.connect(Purpose::Durability)?, row.id)?;
+        let spool = self.spool()?;
+        let streaming = match config.streaming {
+            config::Streaming::Off => Streaming::Off,
+            config::Streaming::On => Streaming::On,
+        };
         let command = slot::start_command(
             major,
             &row.slot_name,
@@ -309,6 +317,7 @@ impl Supervisor<'_> {
                 origin_none: config.origin_none,
                 two_phase,
                 binary: format.binary,
+                streaming,
             },
         );
         tracing::debug!(command, "starting the stream");
@@ -337,6 +346,12 @@ impl Supervisor<'_> {
         );
         let tables = Tables::new(&state::relations(&mut control, row.id)?, types, format.binary);
         let part_bytes = (config.memory_limit / 16).min(PartLimits::default().bytes);
+        let part_limits = PartLimits {
+            bytes: part_bytes,
+            kept_bytes: config.memory_limit / 4,
+            ..PartLimits::default()
+        };
+        let memory = Arc::clone(&receiver.memory);
         Leader::new(Parts {
             control,
             receiver,
@@ -344,17 +359,14 @@ impl Supervisor<'_> {
             durability,
             feedback,
             progress,
+            streaming,
+            incoming: Incoming::new(part_limits, spool, memory, applied.through),
             applied_beyond: applied.beyond.into(),
             tables,
             adder: Adder::new(context),
             shutdown: self.shutdown,
             until,
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
-            part_limits: PartLimits {
-                bytes: part_bytes,
-                held_bytes: config.memory_limit / 2,
-                ..PartLimits::default()
-            },
             group_limits: GroupLimits {
                 transactions: group_transactions,
                 changes: GROUP_CHANGES,
@@ -366,6 +378,22 @@ impl Supervisor<'_> {
             },
         })
         .run()
+    }
+
+    /// The spool, empty. A directory that was named must be usable from the start; without one,
+    /// most runs never need it.
+    fn spool(&self) -> Result<Spool> {
+        let config = self.config;
+        let spool = match &config.spool_directory {
+            Some(directory) => Spool::new(directory, config.spool_limit),
+            None => Spool::new(&spool::default_directory(), config.spool_limit),
+        };
+        match spool.check() {
+            Err(failure) if config.spool_directory.is_some() => return Err(failure),
+            Err(failure) => tracing::warn!(subscription = config.name, "{failure}"),
+            Ok(()) => {}
+        }
+        Ok(spool)
     }
 
     /// Records a new subscription, after everything that can be checked has been.

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use crossbeam_channel::{never, select, tick};
-use engine::assemble::{AssembleError, Assembler, PartLimits};
 use engine::gate::already_applied;
 use engine::group::{Batcher, GroupLimits};
 use engine::progress::{Progress, Range};
@@ -19,6 +19,7 @@ use wire::{Frames, Session};
 
 use crate::apply::blockers::FromBlockers;
 use crate::apply::durability::{Durability, FromDurability, Job};
+use crate::apply::incoming::Incoming;
 use crate::apply::pool::{Pool, Room};
 use crate::apply::schema_watch::SchemaWatch;
 use crate::apply::tables::Tables;
@@ -26,7 +27,7 @@ use crate::apply::work::{Mode, Work};
 use crate::apply::worker::{Answered, FromWorker};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::feedback::Feedback;
-use crate::publisher::receiver::{Chunk, FromPublisher, Receiver};
+use crate::publisher::receiver::{FromPublisher, Receiver};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::sync::Adder;
@@ -62,13 +63,15 @@ pub(crate) struct Parts<'a> {
     pub(crate) progress: Progress,
     /// What is applied beyond the progress, in order.
     pub(crate) applied_beyond: VecDeque<Range>,
+    /// As the stream was started.
+    pub(crate) streaming: Streaming,
+    pub(crate) incoming: Incoming,
     pub(crate) tables: Tables,
     pub(crate) adder: Adder<'a>,
     pub(crate) shutdown: &'a Shutdown,
     pub(crate) until: Option<Lsn>,
     /// Longest time between two idle progress rows.
     pub(crate) idle_interval: Duration,
-    pub(crate) part_limits: PartLimits,
     pub(crate) group_limits: GroupLimits,
     /// Transactions that commit up to here are applied change by change: as sets, one of them
     /// failed in the run before this one.
@@ -79,7 +82,8 @@ pub(crate) struct Parts<'a> {
 pub(crate) struct Leader<'a> {
     parts: Parts<'a>,
     decoder: Decoder,
-    assembler: Assembler,
+    /// What the publisher sent behind the transaction whose parts are being taken.
+    rest: Bytes,
     /// What was applied before this run: transactions before it are skipped.
     resumed_at: Lsn,
     /// The transactions before the next were skipped because they were applied beyond a gap.
@@ -107,7 +111,7 @@ pub(crate) struct Leader<'a> {
 impl<'a> Leader<'a> {
     pub(crate) fn new(parts: Parts<'a>) -> Self {
         let resumed_at = parts.progress.committed();
-        let assembler = Assembler::new(parts.part_limits);
+        let decoder = Decoder::new(parts.streaming);
         let waiting = Batcher::new(parts.group_limits);
         let now = Instant::now();
         Self {
@@ -115,8 +119,8 @@ impl<'a> Leader<'a> {
             waiting,
             after_applied: false,
             behind: Duration::ZERO,
-            decoder: Decoder::new(Streaming::Off),
-            assembler,
+            decoder,
+            rest: Bytes::new(),
             resumed_at,
             partly_dispatched: false,
             closing: None,
@@ -146,7 +150,12 @@ impl<'a> Leader<'a> {
         let ticks = tick(TICK);
         let (no_chunks, stop) = (never(), self.parts.shutdown.channel());
         loop {
-            let gathering = self.dispatch()?.min(self.parts.pool.look_at_stalls());
+            let mut gathering = self.dispatch()?;
+            while self.parts.incoming.has_parts() && self.waiting.is_empty() {
+                self.take_rest()?;
+                gathering = self.dispatch()?;
+            }
+            let gathering = gathering.min(self.parts.pool.look_at_stalls());
             self.flush_if_needed();
             self.look_for_the_end()?;
             if let Some(outcome) = self.closing
@@ -159,7 +168,7 @@ impl<'a> Leader<'a> {
             select! {
                 recv(chunks) -> message => match message {
                     Ok(FromPublisher::Chunk(chunk)) => {
-                        self.take_chunk(&chunk)?;
+                        self.take_chunk(&chunk.bytes)?;
                         if self.parts.idle_interval.is_zero() {
                             // A commit on the publisher may wait for no more than our receipt.
                             self.publish_positions();
@@ -204,7 +213,8 @@ impl<'a> Leader<'a> {
     }
 
     fn wants_chunks(&self) -> bool {
-        let room = self.parts.progress.outstanding() < OUTSTANDING_LIMIT;
+        let room = self.parts.progress.outstanding() < OUTSTANDING_LIMIT
+            && !self.parts.incoming.has_parts();
         match self.closing {
             None => room,
             // What was begun is ended if that does not take too long.
@@ -250,8 +260,8 @@ impl<'a> Leader<'a> {
         Ok(TICK)
     }
 
-    fn take_chunk(&mut self, chunk: &Chunk) -> Result<()> {
-        for (offset, payload) in Frames::new(&chunk.bytes) {
+    fn take_chunk(&mut self, chunk: &Bytes) -> Result<()> {
+        for (offset, payload) in Frames::new(chunk) {
             if self.closing.is_some() && !self.partly_dispatched {
                 // Nothing of what follows is dispatched, so nothing of it may count as received:
                 // it is sent again next time.
@@ -260,14 +270,18 @@ impl<'a> Leader<'a> {
             match Frame::decode(payload).map_err(|e| undecodable(&e))? {
                 Frame::XLogData { payload, sent, .. } => {
                     let at = Location {
-                        chunk: &chunk.bytes,
+                        chunk,
                         // The payload is the rest of the frame.
-                        offset: offset + frame_header(&chunk.bytes[offset..], payload),
+                        offset: offset + frame_header(&chunk[offset..], payload),
                         length: payload.len(),
                     };
                     let message = self.decoder.decode(payload).map_err(|e| undecodable(&e))?;
-                    if let Message::Begin(begin) = &message {
-                        self.behind = age(begin.commit_time, sent);
+                    match &message {
+                        Message::Begin(begin) => self.behind = age(begin.commit_time, sent),
+                        Message::StreamCommit(commit) => {
+                            self.behind = age(commit.commit_time, sent);
+                        }
+                        _ => {}
                     }
                     if let Message::CommitPrepared(commit) = &message
                         && self.is_beyond_the_goal(commit.commit_lsn)
@@ -277,15 +291,19 @@ impl<'a> Leader<'a> {
                         self.close(Outcome::Reached);
                         continue;
                     }
-                    let part = self.assembler.push(at, &message).map_err(|e| unassemblable(&e))?;
-                    if let Some(part) = part {
+                    if let Some(part) = self.parts.incoming.push(at, &message)? {
                         self.take_part(part)?;
+                    }
+                    self.take_parts()?;
+                    if self.parts.incoming.has_parts() {
+                        self.rest = chunk.slice(at.offset + at.length..);
+                        break;
                     }
                 }
                 Frame::Keepalive { wal_end, reply_requested, .. } => {
                     self.asked |= reply_requested;
                     // Inside a transaction it says nothing about what is complete.
-                    if !self.assembler.in_transaction() {
+                    if !self.parts.incoming.in_transaction() {
                         self.parts.progress.received(wal_end);
                         if wal_end >= self.resumed_at {
                             self.parts.progress.caught_up();
@@ -295,8 +313,37 @@ impl<'a> Leader<'a> {
                 Frame::PrimaryStatus { .. } => {}
             }
         }
-        self.parts.progress.hold(self.assembler.oldest_held());
+        self.parts.incoming.report_memory();
+        self.hold();
         Ok(())
+    }
+
+    /// Goes on with a kept transaction that has committed, and then with what came behind it.
+    fn take_rest(&mut self) -> Result<()> {
+        self.take_parts()?;
+        if self.parts.incoming.has_parts() || self.rest.is_empty() {
+            return Ok(());
+        }
+        let rest = std::mem::take(&mut self.rest);
+        self.take_chunk(&rest)
+    }
+
+    /// Takes parts of a kept transaction that has committed: what is in memory at once, and what
+    /// is in the spool when nothing else waits.
+    fn take_parts(&mut self) -> Result<()> {
+        while let Some(part) = self.parts.incoming.next_part(self.waiting.is_empty())? {
+            self.take_part(part)?;
+            if self.closing.is_some() && !self.partly_dispatched {
+                self.parts.incoming.give_up();
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is acknowledged from a PREPARE on that may have to be sent again.
+    fn hold(&mut self) {
+        let durable = self.parts.progress.durable();
+        self.parts.progress.hold(self.parts.incoming.oldest_held(durable));
     }
 
     fn take_part(&mut self, part: TransactionPart) -> Result<()> {
@@ -378,7 +425,7 @@ impl<'a> Leader<'a> {
         let due = self.asked
             || self.closing.is_some()
             || self.last_idle.elapsed() >= self.parts.idle_interval;
-        if !due || self.assembler.in_transaction() || self.partly_dispatched {
+        if !due || self.parts.incoming.in_transaction() || self.partly_dispatched {
             return Ok(());
         }
         self.asked = false;
@@ -400,6 +447,7 @@ impl<'a> Leader<'a> {
     }
 
     fn publish_positions(&mut self) {
+        self.hold();
         if self.parts.feedback.set(self.parts.progress.positions()) {
             self.parts.receiver.wake();
         }
@@ -427,7 +475,7 @@ impl<'a> Leader<'a> {
         let received = self.parts.progress.positions().write;
         if let Some(until) = self.parts.until
             && received >= until
-            && !self.assembler.in_transaction()
+            && !self.parts.incoming.in_transaction()
         {
             self.close(Outcome::Reached);
         }
@@ -455,7 +503,7 @@ impl<'a> Leader<'a> {
         let progress = &self.parts.progress;
         !self.partly_dispatched && progress.is_settled() && {
             // Once nothing is outstanding, idle progress takes the slot to what was received.
-            self.assembler.in_transaction() || progress.idle_candidate().is_none()
+            self.parts.incoming.in_transaction() || progress.idle_candidate().is_none()
         }
     }
 
@@ -504,18 +552,6 @@ fn age(committed: Timestamp, sent: Timestamp) -> Duration {
 /// Length of what stands before the payload in a frame: the payload is the frame's tail.
 fn frame_header(frame: &[u8], payload: &[u8]) -> usize {
     payload.as_ptr() as usize - frame.as_ptr() as usize
-}
-
-fn unassemblable(error: &AssembleError) -> Failure {
-    let hint = match error {
-        AssembleError::HeldTooLarge { .. } => {
-            "Half of --memory-limit is for prepared transactions until they are resolved: raise \
-             it, or COMMIT PREPARED or ROLLBACK PREPARED the oldest ones on the publisher (see \
-             pg_prepared_xacts)."
-        }
-        _ => "This is a bug of the publisher or of pgapace; please report it.",
-    };
-    Failure::new(Class::Publisher, error.to_string()).hint(hint)
 }
 
 fn undecodable(error: &pgoutput::DecodeError) -> Failure {

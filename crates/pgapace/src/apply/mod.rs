@@ -4,6 +4,7 @@ pub(crate) mod answers;
 pub(crate) mod blockers;
 pub(crate) mod durability;
 pub(crate) mod encoder;
+pub(crate) mod incoming;
 pub(crate) mod leader;
 pub(crate) mod missing;
 pub(crate) mod offender;

@@ -30,7 +30,8 @@ Exit codes:
    8  the subscription or its slot is used by somebody else
    9  a change could not be applied
   10  the publisher's history is not the one the target has followed
-  11  stopped by a signal before the goal of --until was reached";
+  11  stopped by a signal before the goal of --until was reached
+  12  the spool directory is full or cannot be used";
 
 const EXAMPLES: &str = "\
 Examples:

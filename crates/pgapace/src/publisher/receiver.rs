@@ -17,6 +17,9 @@ use wire::{EndReason, Received, ReplicationStream, Waker};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::feedback::Feedback;
 
+/// Longest time between two status messages while nothing is read: what the publisher asks for is
+/// not seen then, and it ends a connection that is silent for wal_sender_timeout.
+const PAUSED_STATUS_INTERVAL: Duration = Duration::from_millis(500);
 /// With so many bytes received and not yet applied, apply does not wait for more.
 const PLENTY: usize = 512 << 10;
 
@@ -47,24 +50,47 @@ pub(crate) struct ReceiverOptions {
     pub(crate) memory_limit: usize,
 }
 
-/// Bytes that were received and are still referred to.
+/// The memory budget: bytes that were received, or read back, and are still referred to.
 #[derive(Debug)]
-struct Budget {
+pub(crate) struct Memory {
     used: AtomicUsize,
+    /// What is kept beside them.
+    reserved: AtomicUsize,
     limit: usize,
     waker: Waker,
 }
 
-impl Budget {
+impl Memory {
+    /// Gives bytes that did not come from the receiver their place in the budget, until the last
+    /// reference to them is dropped. Never waits.
+    pub(crate) fn account(memory: &Arc<Self>, bytes: Bytes) -> Bytes {
+        memory.used.fetch_add(bytes.len(), Ordering::AcqRel);
+        Bytes::from_owner(Accounted { bytes, memory: Arc::clone(memory) })
+    }
+
+    /// Sets what is kept beside them. Half of the budget stays for what is received, so that
+    /// reading goes on whatever is kept.
+    pub(crate) fn reserve(&self, bytes: usize) {
+        let before = self.reserved.swap(bytes.min(self.limit / 2), Ordering::AcqRel);
+        if before > bytes {
+            self.waker.wake();
+        }
+    }
+
+    /// What may be received.
+    fn room(&self) -> usize {
+        self.limit - self.reserved.load(Ordering::Acquire)
+    }
+
     fn is_full(&self) -> bool {
-        self.used.load(Ordering::Acquire) >= self.limit
+        self.used.load(Ordering::Acquire) >= self.room()
     }
 }
 
 /// The bytes of a chunk together with their place in the budget.
 struct Accounted {
     bytes: Bytes,
-    budget: Arc<Budget>,
+    memory: Arc<Memory>,
 }
 
 impl AsRef<[u8]> for Accounted {
@@ -76,9 +102,10 @@ impl AsRef<[u8]> for Accounted {
 impl Drop for Accounted {
     fn drop(&mut self) {
         let length = self.bytes.len();
-        let before = self.budget.used.fetch_sub(length, Ordering::AcqRel);
-        if before >= self.budget.limit && before - length < self.budget.limit {
-            self.budget.waker.wake();
+        let before = self.memory.used.fetch_sub(length, Ordering::AcqRel);
+        let room = self.memory.room();
+        if before >= room && before - length < room {
+            self.memory.waker.wake();
         }
     }
 }
@@ -87,6 +114,7 @@ impl Drop for Accounted {
 #[derive(Debug)]
 pub(crate) struct Receiver {
     pub(crate) chunks: Channel<FromPublisher>,
+    pub(crate) memory: Arc<Memory>,
     waker: Waker,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -102,8 +130,9 @@ impl Receiver {
         let (sender, chunks) = unbounded();
         let waker = stream.waker();
         let stop = Arc::new(AtomicBool::new(false));
-        let budget = Arc::new(Budget {
+        let memory = Arc::new(Memory {
             used: AtomicUsize::new(0),
+            reserved: AtomicUsize::new(0),
             limit: options.memory_limit,
             waker: waker.clone(),
         });
@@ -111,7 +140,7 @@ impl Receiver {
             stream,
             feedback,
             options,
-            budget,
+            memory: Arc::clone(&memory),
             sender,
             stop: Arc::clone(&stop),
             sent: None,
@@ -123,7 +152,7 @@ impl Receiver {
             .name("receiver".to_owned())
             .spawn(move || state.run())
             .map_err(|e| Failure::internal(format!("cannot start the receiver thread: {e}")))?;
-        Ok(Self { chunks, waker, stop, thread: Some(thread) })
+        Ok(Self { chunks, memory, waker, stop, thread: Some(thread) })
     }
 
     /// Has the receiver send the positions if they changed.
@@ -157,7 +186,7 @@ struct State {
     stream: ReplicationStream,
     feedback: Feedback,
     options: ReceiverOptions,
-    budget: Arc<Budget>,
+    memory: Arc<Memory>,
     sender: Sender<FromPublisher>,
     stop: Arc<AtomicBool>,
     sent: Option<Positions>,
@@ -191,18 +220,21 @@ impl State {
             {
                 self.send_status(false)?;
             }
-            let timeout = self.options.status_interval.saturating_sub(self.last_sent.elapsed());
-            if self.budget.is_full() {
+            if self.memory.is_full() {
                 // Paused for memory: the publisher's silence is our doing.
                 self.last_heard = Instant::now();
+                if self.last_sent.elapsed() >= PAUSED_STATUS_INTERVAL {
+                    self.send_status(false)?;
+                }
                 self.stream
-                    .wait_without_reading(timeout)
+                    .wait_without_reading(PAUSED_STATUS_INTERVAL)
                     .map_err(|e| Failure::publisher(&e, "waiting for memory"))?;
                 continue;
             }
+            let timeout = self.options.status_interval.saturating_sub(self.last_sent.elapsed());
             self.watch_silence()?;
             let timeout = timeout.min(self.options.receive_timeout / 4);
-            self.stream.set_relaxed(self.budget.used.load(Ordering::Relaxed) >= PLENTY);
+            self.stream.set_relaxed(self.memory.used.load(Ordering::Relaxed) >= PLENTY);
             let received =
                 self.stream.receive(timeout).map_err(|e| Failure::publisher(&e, "receiving"))?;
             match received {
@@ -210,13 +242,8 @@ impl State {
                     self.last_heard = Instant::now();
                     self.asked = false;
                     let reply = chunk.frames().any(|(_, payload)| wants_reply(payload));
-                    let length = chunk.bytes().len();
-                    self.budget.used.fetch_add(length, Ordering::AcqRel);
-                    let accounted = Accounted {
-                        bytes: chunk.bytes().clone(),
-                        budget: Arc::clone(&self.budget),
-                    };
-                    let chunk = Chunk { bytes: Bytes::from_owner(accounted) };
+                    let chunk =
+                        Chunk { bytes: Memory::account(&self.memory, chunk.bytes().clone()) };
                     if self.sender.send(FromPublisher::Chunk(chunk)).is_err() {
                         return Ok(());
                     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pgoutput::Lsn;
+use pgoutput::{Lsn, Streaming};
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
@@ -256,6 +256,8 @@ pub(crate) struct StreamOptions {
     pub(crate) two_phase: bool,
     /// Values come in the binary form of their types.
     pub(crate) binary: bool,
+    /// When large transactions are sent; every supported version can while they run.
+    pub(crate) streaming: Streaming,
 }
 
 /// The START_REPLICATION command with the best options of the server's version.
@@ -287,13 +289,18 @@ pub(crate) fn start_command(
     if options.binary {
         sql.push_str(", binary 'true'");
     }
+    match options.streaming {
+        Streaming::Off => {}
+        Streaming::On => sql.push_str(", streaming 'on'"),
+        Streaming::Parallel => sql.push_str(", streaming 'parallel'"),
+    }
     sql.push(')');
     sql
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Lsn, Slot, StreamOptions, check_resume, start_command};
+    use super::{Lsn, Slot, StreamOptions, Streaming, check_resume, start_command};
     use crate::error::Class;
 
     fn slot(confirmed: u64) -> Slot {
@@ -337,10 +344,16 @@ mod tests {
             "START_REPLICATION SLOT \"s\" LOGICAL 0/10 (proto_version '2', \
              publication_names '\"p\"')"
         );
-        let options = StreamOptions { origin_none: true, two_phase: true, binary: true };
+        let options = StreamOptions {
+            origin_none: true,
+            two_phase: true,
+            binary: true,
+            streaming: Streaming::On,
+        };
         let newest = start_command(18, "s", Lsn(16), &publications, &options);
         assert!(newest.contains("proto_version '4'"), "{newest}");
         assert!(newest.contains(r#"publication_names '"p","it''s ""q"""'"#), "{newest}");
-        assert!(newest.ends_with("origin 'none', two_phase 'on', binary 'true')"), "{newest}");
+        let last = "origin 'none', two_phase 'on', binary 'true', streaming 'on')";
+        assert!(newest.ends_with(last), "{newest}");
     }
 }

@@ -1,5 +1,9 @@
 //! Streams built from messages, as the publisher would send them.
 
+mod random;
+mod spool;
+mod streams;
+
 use bytes::Bytes;
 use pgoutput::{
     Begin, BeginPrepare, Column, ColumnsBuilder, Commit, CommitPrepared, Insert, Lsn, Message,
@@ -7,16 +11,30 @@ use pgoutput::{
     Xid, builder,
 };
 
-use super::{AssembleError, Assembler, PartLimits};
+use self::spool::Spool;
+use super::{AssembleError, Assembled, Assembler, Committed, PartLimits};
 use crate::transaction::{Location, Touched, TransactionPart};
 
+fn assemble(assembler: &mut Assembler, message: &Message<'_>) -> Result<Assembled, AssembleError> {
+    let chunk = Bytes::from(builder::encoded(message));
+    let at = Location { chunk: &chunk, offset: 0, length: chunk.len() };
+    assembler.push(at, message)
+}
+
+/// For what stays in memory: a kept transaction that has committed must be one part.
 fn push(
     assembler: &mut Assembler,
     message: &Message<'_>,
 ) -> Result<Option<TransactionPart>, AssembleError> {
-    let chunk = Bytes::from(builder::encoded(message));
-    let at = Location { chunk: &chunk, offset: 0, length: chunk.len() };
-    assembler.push(at, message)
+    Ok(match assemble(assembler, message)? {
+        Assembled::Nothing => None,
+        Assembled::Part(part) => Some(part),
+        Assembled::Committed(committed) => {
+            let mut parts = Spool::default().read(committed);
+            assert_eq!(parts.len(), 1);
+            parts.pop()
+        }
+    })
 }
 
 fn announced(limits: PartLimits) -> Assembler {
@@ -197,14 +215,4 @@ fn a_prepared_transaction_is_held_until_it_is_resolved() {
         push(&mut assembler, &commit_prepared(500, 2)),
         Err(AssembleError::UnknownPrepared { .. })
     ));
-}
-
-#[test]
-fn held_transactions_are_bounded() {
-    let mut assembler = announced(PartLimits { held_bytes: 200, ..PartLimits::default() });
-    prepare(&mut assembler, 100, 1, "small").expect("fits");
-    assert_eq!(
-        prepare(&mut assembler, 200, 2, &"a value that is too long".repeat(8)),
-        Err(AssembleError::HeldTooLarge { limit: 200 })
-    );
 }

@@ -1,0 +1,146 @@
+//! All transactions that are kept until their end is known, and the memory that they may take.
+
+use std::sync::Arc;
+
+use pgoutput::{Lsn, Xid};
+use rustc_hash::FxHashMap;
+
+use crate::assemble::PartLimits;
+use crate::assemble::kept::{Change, KeptTransaction, SpoolCommand, SpoolId};
+use crate::relation::RemoteRelation;
+
+/// A transaction that is prepared and not resolved.
+#[derive(Debug)]
+struct Held {
+    prepare_lsn: Lsn,
+    transaction: KeptTransaction,
+}
+
+/// The kept transactions of one connection.
+///
+/// Together they take no more memory than they may: whatever they get beyond it, the largest goes
+/// to the spool.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    limits: PartLimits,
+    /// Still running, or still being received, by the publisher's xid.
+    open: FxHashMap<Xid, KeptTransaction>,
+    /// Prepared, by the publisher's xid.
+    held: FxHashMap<Xid, Held>,
+    /// Memory that all of them take.
+    footprint: usize,
+    next_id: u64,
+    commands: Vec<SpoolCommand>,
+}
+
+impl Keeper {
+    pub(super) fn new(limits: PartLimits) -> Self {
+        Self {
+            limits,
+            open: FxHashMap::default(),
+            held: FxHashMap::default(),
+            footprint: 0,
+            next_id: 0,
+            commands: Vec::new(),
+        }
+    }
+
+    pub(super) fn footprint(&self) -> usize {
+        self.footprint
+    }
+
+    pub(super) fn commands(&mut self) -> &mut Vec<SpoolCommand> {
+        &mut self.commands
+    }
+
+    pub(super) fn oldest_held(&self) -> Option<Lsn> {
+        self.held.values().map(|held| held.prepare_lsn).min()
+    }
+
+    pub(super) fn is_open(&self, xid: Xid) -> bool {
+        self.open.contains_key(&xid)
+    }
+
+    /// A transaction begins; `xid` must not be open.
+    pub(super) fn begin(&mut self, xid: Xid) {
+        let id = SpoolId(self.next_id);
+        self.next_id += 1;
+        self.open.insert(xid, KeptTransaction::new(id, xid));
+    }
+
+    /// A change of an open transaction.
+    pub(super) fn push(&mut self, xid: Xid, change: Change<'_>, relation: &Arc<RemoteRelation>) {
+        let block_bytes = self.limits.block_bytes;
+        self.grow(xid, |transaction| transaction.push(change, relation, block_bytes));
+    }
+
+    /// A truncate in an open transaction.
+    pub(super) fn push_truncate(
+        &mut self,
+        xid: Xid,
+        change: Change<'_>,
+        relations: &[Arc<RemoteRelation>],
+    ) {
+        let block_bytes = self.limits.block_bytes;
+        self.grow(xid, |transaction| transaction.push_truncate(change, relations, block_bytes));
+    }
+
+    fn grow(&mut self, xid: Xid, with: impl FnOnce(&mut KeptTransaction)) {
+        let Some(transaction) = self.open.get_mut(&xid) else { return };
+        self.footprint -= transaction.footprint();
+        with(transaction);
+        self.footprint += transaction.footprint();
+        while self.footprint > self.limits.kept_bytes && self.spill_largest() {}
+    }
+
+    /// Whether there was something to spill.
+    fn spill_largest(&mut self) -> bool {
+        let held = self.held.values_mut().map(|held| &mut held.transaction);
+        let all = self.open.values_mut().chain(held);
+        let largest = all.max_by_key(|transaction| transaction.spillable());
+        let Some(transaction) = largest.filter(|transaction| transaction.spillable() > 0) else {
+            return false;
+        };
+        self.footprint -= transaction.footprint();
+        transaction.spill(&mut self.commands);
+        self.footprint += transaction.footprint();
+        true
+    }
+
+    /// A subtransaction did not happen. Of an open transaction that is not known, nothing is here.
+    pub(super) fn abort(&mut self, xid: Xid, subxid: Xid) {
+        let Some(transaction) = self.open.get_mut(&xid) else { return };
+        self.footprint -= transaction.footprint();
+        self.commands.extend(transaction.abort(subxid));
+        self.footprint += transaction.footprint();
+    }
+
+    /// The end of an open transaction.
+    pub(super) fn take_open(&mut self, xid: Xid) -> Option<KeptTransaction> {
+        let transaction = self.open.remove(&xid)?;
+        self.footprint -= transaction.footprint();
+        Some(transaction)
+    }
+
+    /// An open transaction is prepared. Whether it was open.
+    pub(super) fn hold(&mut self, xid: Xid, prepare_lsn: Lsn) -> bool {
+        let Some(transaction) = self.open.remove(&xid) else { return false };
+        if let Some(former) = self.held.insert(xid, Held { prepare_lsn, transaction }) {
+            self.footprint -= former.transaction.footprint();
+            self.discard(&former.transaction);
+        }
+        true
+    }
+
+    /// The end of a prepared transaction, and where it was prepared.
+    pub(super) fn take_held(&mut self, xid: Xid) -> Option<(KeptTransaction, Lsn)> {
+        let Held { transaction, prepare_lsn } = self.held.remove(&xid)?;
+        self.footprint -= transaction.footprint();
+        Some((transaction, prepare_lsn))
+    }
+
+    /// A transaction that was taken did not happen.
+    pub(super) fn discard(&mut self, transaction: &KeptTransaction) {
+        self.commands.extend(transaction.discard());
+    }
+}

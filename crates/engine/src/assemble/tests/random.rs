@@ -1,0 +1,370 @@
+//! Random transactions with savepoints, streamed side by side, against a model that knows what each
+//! of them finally contains.
+
+use proptest::prelude::*;
+
+use pgoutput::{
+    Column, ColumnsBuilder, Lsn, Message, RelId, RelIdsBuilder, Relation, ReplicaIdentity,
+    RollbackPrepared, Timestamp, Truncate, TypeOid, Xid,
+};
+
+use super::streams::{abort, start, stream_commit, stream_prepare, streamed_insert};
+use super::{
+    Assembled, Assembler, Committed, PartLimits, Spool, Touched, TransactionPart, assemble, begin,
+    commit, commit_prepared, insert,
+};
+
+/// A row, or a truncate, with the version of the table that it was sent under.
+type Row = (u32, String);
+
+/// A savepoint that is open, or the transaction itself.
+#[derive(Debug, Default)]
+struct Level {
+    xid: Option<u32>,
+    /// Of subtransactions that were released into this one.
+    released: Vec<u32>,
+}
+
+/// A transaction on the publisher.
+#[derive(Debug)]
+struct Running {
+    xid: u32,
+    sent: bool,
+    levels: Vec<Level>,
+    rows: Vec<(u32, Row)>,
+}
+
+impl Running {
+    fn new(next_xid: &mut u32) -> Self {
+        *next_xid += 1;
+        let top = Level { xid: Some(*next_xid), released: Vec::new() };
+        Self { xid: *next_xid, sent: false, levels: vec![top], rows: Vec::new() }
+    }
+
+    /// The number of the innermost level; parents get theirs first, as in PostgreSQL.
+    fn assign_xid(&mut self, next_xid: &mut u32) -> u32 {
+        let mut innermost = self.xid;
+        for level in &mut self.levels {
+            innermost = *level.xid.get_or_insert_with(|| {
+                *next_xid += 1;
+                *next_xid
+            });
+        }
+        innermost
+    }
+
+    fn release(&mut self) {
+        if self.levels.len() > 1
+            && let Some(inner) = self.levels.pop()
+            && let Some(outer) = self.levels.last_mut()
+        {
+            outer.released.extend(inner.released);
+            outer.released.extend(inner.xid);
+        }
+    }
+
+    /// Undoes the innermost level. Returns the numbers in the abort record, in its order.
+    fn roll_back(&mut self) -> Vec<u32> {
+        if self.levels.len() == 1 {
+            return Vec::new();
+        }
+        let Some(Level { xid, mut released }) = self.levels.pop() else { return Vec::new() };
+        released.sort_unstable();
+        released.extend(xid);
+        self.rows.retain(|(xid, _)| !released.contains(xid));
+        released
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Insert {
+        length: usize,
+    },
+    Truncate,
+    /// A change of a table that is not published.
+    Unpublished,
+    Savepoint,
+    Release,
+    RollBack {
+        levels: usize,
+    },
+    Commit,
+    Abort,
+    Prepare,
+    Resolve {
+        commit: bool,
+    },
+    Alter,
+    Ordinary,
+    UnknownAbort,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => (0usize..60).prop_map(|length| Step::Insert { length }),
+        1 => Just(Step::Truncate),
+        2 => Just(Step::Unpublished),
+        5 => Just(Step::Savepoint),
+        3 => Just(Step::Release),
+        3 => (1usize..4).prop_map(|levels| Step::RollBack { levels }),
+        1 => Just(Step::Commit),
+        1 => Just(Step::Abort),
+        1 => Just(Step::Prepare),
+        1 => any::<bool>().prop_map(|commit| Step::Resolve { commit }),
+        1 => Just(Step::Alter),
+        1 => Just(Step::Ordinary),
+        1 => Just(Step::UnknownAbort),
+    ]
+}
+
+struct World {
+    assembler: Assembler,
+    spool: Spool,
+    running: Vec<Running>,
+    prepared: Vec<(Running, u64)>,
+    next_xid: u32,
+    lsn: u64,
+    version: u32,
+    counter: u32,
+    kept_bytes: usize,
+}
+
+impl World {
+    fn new(limits: PartLimits, transactions: usize) -> Self {
+        let mut next_xid = 100;
+        let running = (0..transactions).map(|_| Running::new(&mut next_xid)).collect();
+        let mut world = Self {
+            assembler: Assembler::new(limits),
+            spool: Spool::default(),
+            running,
+            prepared: Vec::new(),
+            next_xid,
+            lsn: 1000,
+            version: 1,
+            counter: 0,
+            kept_bytes: limits.kept_bytes,
+        };
+        world.announce();
+        world
+    }
+
+    fn push(&mut self, message: &Message<'_>) -> Assembled {
+        let assembled = assemble(&mut self.assembler, message).expect("a possible stream");
+        self.check();
+        assembled
+    }
+
+    fn check(&mut self) {
+        self.spool.obey(&mut self.assembler);
+        let subtransactions = (self.next_xid - 100) as usize;
+        assert!(self.assembler.kept_bytes() <= self.kept_bytes + subtransactions * 48);
+        let held = self.prepared.iter().map(|(_, lsn)| Lsn(*lsn)).min();
+        assert_eq!(self.assembler.oldest_held(), held);
+    }
+
+    fn next_lsn(&mut self) -> u64 {
+        self.lsn += 16;
+        self.lsn
+    }
+
+    fn announce(&mut self) {
+        for id in [7, 8] {
+            let columns = ColumnsBuilder::new().column(true, "id", TypeOid(self.version), -1);
+            let relation = Relation {
+                xid: None,
+                id: RelId(id),
+                schema: "public",
+                name: "t",
+                replica_identity: ReplicaIdentity::Default,
+                columns: columns.columns(),
+            };
+            self.push(&Message::Relation(relation));
+        }
+    }
+
+    fn step(&mut self, which: usize, step: Step) {
+        let which = which % self.running.len();
+        match step {
+            Step::Insert { length } => {
+                let xid = self.enter(which);
+                self.counter += 1;
+                let text = format!("{}{}", self.counter, "x".repeat(length));
+                streamed_insert(&mut self.assembler, xid, &text).expect("fits");
+                self.check();
+                self.running[which].rows.push((xid, (self.version, text)));
+                self.push(&Message::StreamStop);
+            }
+            Step::Truncate => {
+                let xid = self.enter(which);
+                let relations = RelIdsBuilder::new().id(RelId(7)).id(RelId(8));
+                self.push(&Message::Truncate(Truncate {
+                    xid: Some(Xid(xid)),
+                    cascade: false,
+                    restart_identity: false,
+                    relations: relations.rel_ids(),
+                }));
+                self.running[which].rows.push((xid, (self.version, "truncate".to_owned())));
+                self.push(&Message::StreamStop);
+            }
+            Step::Unpublished => {
+                self.running[which].assign_xid(&mut self.next_xid);
+            }
+            Step::Savepoint => self.running[which].levels.push(Level::default()),
+            Step::Release => self.running[which].release(),
+            Step::RollBack { levels } => {
+                for _ in 0..levels {
+                    let top = self.running[which].xid;
+                    for subxid in self.running[which].roll_back() {
+                        self.push(&abort(top, subxid));
+                    }
+                }
+            }
+            Step::Commit => {
+                let running = self.end(which);
+                if running.sent {
+                    let lsn = self.next_lsn();
+                    let assembled = self.push(&stream_commit(running.xid, lsn));
+                    self.expect(assembled, running, None, lsn);
+                }
+            }
+            Step::Abort => {
+                let running = self.end(which);
+                let released = running.levels.iter().flat_map(|level| level.released.clone());
+                let subxids: Vec<u32> = released.chain([running.xid]).collect();
+                for subxid in subxids {
+                    self.push(&abort(running.xid, subxid));
+                }
+            }
+            Step::Prepare => {
+                let running = self.end(which);
+                if running.sent {
+                    let lsn = self.next_lsn();
+                    let xid = running.xid;
+                    self.prepared.push((running, lsn));
+                    self.push(&stream_prepare(xid, lsn));
+                }
+            }
+            Step::Resolve { commit } => self.resolve(which, commit),
+            Step::Alter => {
+                self.version += 1;
+                self.announce();
+            }
+            Step::Ordinary => {
+                let lsn = self.next_lsn();
+                self.push(&begin(lsn, 1));
+                insert(&mut self.assembler, "ordinary").expect("fits");
+                assert!(
+                    matches!(self.push(&commit(lsn)), Assembled::Part(part) if part.len() <= 1)
+                );
+            }
+            Step::UnknownAbort => {
+                self.push(&abort(1, 2));
+                let top = self.running[which].xid;
+                self.push(&abort(top, 3));
+            }
+        }
+    }
+
+    /// Opens a block for a change. Returns the (sub)transaction that makes it.
+    fn enter(&mut self, which: usize) -> u32 {
+        let running = &mut self.running[which];
+        let xid = running.assign_xid(&mut self.next_xid);
+        let first = !std::mem::replace(&mut running.sent, true);
+        let message = start(running.xid, first);
+        self.push(&message);
+        xid
+    }
+
+    /// Takes a transaction, and has another one begin in its place.
+    fn end(&mut self, which: usize) -> Running {
+        let next = Running::new(&mut self.next_xid);
+        std::mem::replace(&mut self.running[which], next)
+    }
+
+    fn resolve(&mut self, which: usize, commit: bool) {
+        if self.prepared.is_empty() {
+            return;
+        }
+        let (running, prepared_at) = self.prepared.remove(which % self.prepared.len());
+        let lsn = self.next_lsn();
+        if commit {
+            let assembled = self.push(&commit_prepared(lsn, running.xid));
+            self.expect(assembled, running, Some(Lsn(prepared_at)), lsn);
+        } else {
+            self.push(&Message::RollbackPrepared(RollbackPrepared {
+                flags: 0,
+                prepare_end_lsn: Lsn(prepared_at + 8),
+                rollback_end_lsn: Lsn(lsn + 8),
+                prepare_time: Timestamp(5),
+                rollback_time: Timestamp(6),
+                xid: Xid(running.xid),
+                gid: "g",
+            }));
+        }
+    }
+
+    fn expect(&mut self, assembled: Assembled, running: Running, prepared: Option<Lsn>, lsn: u64) {
+        let Assembled::Committed(committed) = assembled else { panic!("{assembled:?}") };
+        let Committed { replay, prepared_at } = &committed;
+        assert_eq!(*prepared_at, prepared);
+        assert_eq!((replay.head().xid, replay.head().commit_lsn), (Xid(running.xid), Lsn(lsn)));
+        let parts = self.spool.read(committed);
+        let last = parts.len() - 1;
+        for (number, part) in parts.iter().enumerate() {
+            assert_eq!(part.first, number == 0);
+            assert_eq!(part.end_lsn, (number == last).then_some(Lsn(lsn + 8)));
+        }
+        let read: Vec<Row> = parts.iter().flat_map(rows).collect();
+        let expected: Vec<Row> = running.rows.into_iter().map(|(_, row)| row).collect();
+        assert_eq!(read, expected);
+    }
+}
+
+fn rows(part: &TransactionPart) -> Vec<Row> {
+    let row = |index| match part.change(index).expect("decodes again") {
+        (Message::Insert(insert), Touched::One(_, relation)) => {
+            let text = match insert.new.columns().next() {
+                Some(Column::Text(text)) => String::from_utf8_lossy(text).into_owned(),
+                other => panic!("{other:?}"),
+            };
+            (relation.columns[0].type_oid.0, text)
+        }
+        (Message::Truncate(truncate), Touched::Many(indexes)) => {
+            let touched = indexes.iter().map(|index| &part.relations()[*index as usize]);
+            let versions: Vec<_> =
+                touched.map(|relation| (relation.id, relation.columns[0].type_oid.0)).collect();
+            assert_eq!(truncate.relations.len(), 2);
+            assert_eq!(versions, [(RelId(7), versions[0].1), (RelId(8), versions[0].1)]);
+            (versions[0].1, "truncate".to_owned())
+        }
+        other => panic!("{other:?}"),
+    };
+    (0..part.len()).map(row).collect()
+}
+
+proptest! {
+    #[test]
+    fn what_is_read_is_what_finally_happened(
+        steps in prop::collection::vec((0usize..5, step()), 1..300),
+        transactions in 1usize..5,
+        kept_bytes in 0usize..3000,
+        block_bytes in 1usize..400,
+        bytes in 1usize..400,
+        changes in 1usize..10,
+    ) {
+        let limits = PartLimits { bytes, changes, kept_bytes, block_bytes };
+        let mut world = World::new(limits, transactions);
+        for (which, step) in steps {
+            world.step(which, step);
+        }
+        for which in 0..transactions {
+            world.step(which, Step::Commit);
+        }
+        while !world.prepared.is_empty() {
+            world.resolve(0, true);
+        }
+        prop_assert_eq!(world.assembler.kept_bytes(), 0);
+        prop_assert!(world.spool.is_empty());
+    }
+}
