@@ -7,7 +7,7 @@
 use pgoutput::Column;
 
 /// How values of a key column are brought to a form in which equal values have equal bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeyForm {
     /// Equal if and only if the bytes are: integers of one type, oid, boolean, uuid, date, timestamps, bytea,
     /// enums, text under a deterministic collation, …

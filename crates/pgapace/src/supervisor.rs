@@ -344,7 +344,8 @@ impl Supervisor<'_> {
             reason = format.reason,
             "streaming"
         );
-        let tables = Tables::new(&state::relations(&mut control, row.id)?, types, format.binary);
+        let states = state::relations(&mut control, row.id)?;
+        let tables = Tables::new(&states, types, format.binary, config.preserve_commit_order);
         let part_bytes = (config.memory_limit / 16).min(PartLimits::default().bytes);
         let part_limits = PartLimits {
             bytes: part_bytes,

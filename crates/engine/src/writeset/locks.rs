@@ -175,8 +175,7 @@ impl Writeset {
             return Ok(());
         }
         if !referenced.certain {
-            let hash = self.keys.constant(Kind::Foreign, own.oid, referenced.id);
-            return self.take(own.place, hash, Access::Write);
+            return Err(Uncertain);
         }
         let id = referenced.id;
         match self.key_before(Kind::Foreign, own.oid, id, columns, Nulls::Distinct, rows) {
@@ -214,8 +213,7 @@ impl Writeset {
     ) -> Certain {
         self.share_table(parent.place);
         if !foreign.certain {
-            let hash = self.keys.constant(Kind::Foreign, parent.oid, foreign.id);
-            return self.take(parent.place, hash, Access::Read);
+            return Err(Uncertain);
         }
         let (id, columns) = (foreign.id, &foreign.columns);
         if let Key::Is(old) =

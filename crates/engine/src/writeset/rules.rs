@@ -78,7 +78,7 @@ pub struct ForeignLock {
     /// The referring columns, in the order of the constraint, with forms that give a value and the
     /// one it refers to the same bytes.
     pub columns: Vec<LockColumn>,
-    /// Whether the forms are. If not, the foreign key is one lock.
+    /// Whether the forms do. If not, the table it refers to is taken.
     pub certain: bool,
 }
 
@@ -89,7 +89,7 @@ pub struct ReferencedLock {
     pub id: u32,
     /// The columns referred to, in the order of the constraint.
     pub columns: Vec<LockColumn>,
-    /// As in [`ForeignLock`]: the same on both sides.
+    /// Whether the forms are those of the referring columns. If not, this table is taken.
     pub certain: bool,
 }
 

@@ -41,17 +41,24 @@ pub(crate) struct Tables {
     types: PublisherTypes,
     /// Whether values come in binary.
     binary: bool,
+    /// Whether commits keep the publisher's order.
+    ordered: bool,
     /// How tables that were resolved are applied, to be recorded.
     modes: Vec<RelationMode>,
 }
 
 impl Tables {
-    pub(crate) fn new(states: &[RelationState], types: PublisherTypes, binary: bool) -> Self {
+    pub(crate) fn new(
+        states: &[RelationState],
+        types: PublisherTypes,
+        binary: bool,
+        ordered: bool,
+    ) -> Self {
         let gates = states
             .iter()
             .filter_map(|s| Some(((s.schema.clone(), s.name.clone()), s.gate?)))
             .collect();
-        Self { gates, types, binary, ..Self::default() }
+        Self { gates, types, binary, ordered, ..Self::default() }
     }
 
     /// Whether it is known what to do with changes of a transaction with this commit LSN; if not,
@@ -158,7 +165,7 @@ impl Tables {
             .ok_or_else(|| Failure::internal("a table was resolved before it was copied"))?;
         let table = catalogue::load(session, &remote.schema, &remote.name)?
             .ok_or_else(|| missing(&remote.schema, &remote.name))?;
-        let map = Arc::new(TableMap::new(Arc::clone(remote), table, &self.types)?);
+        let map = Arc::new(TableMap::new(Arc::clone(remote), table, &self.types, self.ordered)?);
         if self.binary {
             format::check_binary(&map, &self.types)?;
         }
@@ -175,6 +182,7 @@ impl Tables {
             mode = map.mode.name(),
             reason = map.mode.reason(),
             rules = ?map.rules,
+            locks = ?map.locks,
             "mapped"
         );
         self.modes.push(RelationMode {

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine::net::TableRules;
 use engine::relation::RemoteRelation;
-use engine::writeset::{LockRules, RowLock};
+use engine::writeset::LockRules;
 use pgoutput::ReplicaIdentity;
 
 use crate::error::{Class, Failure, Result};
 use crate::target::catalogue::{Equality, Identity, Key, Table};
 use crate::target::format::PublisherTypes;
+use crate::target::locks;
 use crate::target::mode::{self, ApplyMode};
 
 /// A column that takes part in finding a row.
@@ -54,26 +55,19 @@ pub(crate) struct TableMap {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl TableMap {
-    /// Maps a published table, with every reason why it cannot be done at once.
+    /// Maps a published table, with every reason why it cannot be done at once. `ordered` is whether
+    /// commits keep the publisher's order.
     pub(crate) fn new(
         remote: Arc<RemoteRelation>,
         table: Table,
         types: &PublisherTypes,
+        ordered: bool,
     ) -> Result<Self> {
         let columns = map_columns(remote.columns.iter().map(|c| c.name.as_str()), &table)?;
         let search = search(&remote, &table, &columns);
         let (mode, rules) = mode::decide(&remote, &table, &columns, &search, types);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let locks = LockRules {
-            root: table.root,
-            identity: 0,
-            row: RowLock::Table,
-            unique: Vec::new(),
-            foreign: Vec::new(),
-            referenced: Vec::new(),
-            whole_table: true,
-            barrier: rules.fold == engine::net::Fold::Never { barrier: true },
-        };
+        let locks = locks::rules(&remote, &table, &columns, types, &rules, ordered);
         Ok(Self { id, remote, table, columns, search, mode, rules, locks })
     }
 

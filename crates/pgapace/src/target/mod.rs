@@ -1,7 +1,9 @@
 //! The target: its sessions, its tables, the statements that change them, and our state there.
 
 pub(crate) mod catalogue;
+pub(crate) mod constraints;
 pub(crate) mod format;
+pub(crate) mod locks;
 pub(crate) mod mapping;
 pub(crate) mod mode;
 pub(crate) mod origin;

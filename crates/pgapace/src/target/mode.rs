@@ -164,15 +164,21 @@ fn key_forms(
         if column.equality != local.equality {
             return Err(format!("{name} has an equality of its own in the index"));
         }
-        if !local.deterministic {
-            return Err(format!("{name} has a nondeterministic collation"));
-        }
-        kept(sent, local).map_err(|why| format!("{name} {why}"))?;
-        key_form(sent, local)
+        stored_form(sent, local)
             .map(|form| (column.remote, form))
             .map_err(|why| format!("{name} {why}"))
     };
     key.iter().map(form).collect()
+}
+
+/// When two values of a column that were stored as they were sent are equal by the default of the
+/// target's type; or why that is not certain.
+pub(crate) fn stored_form(sent: ValueType, local: &Column) -> Result<KeyForm, String> {
+    if !local.deterministic {
+        return Err("has a nondeterministic collation".to_owned());
+    }
+    kept(sent, local)?;
+    key_form(sent, local)
 }
 
 /// Without a key, a row that was stored otherwise than it was sent is not found again: then the
@@ -236,7 +242,7 @@ fn scale(modifier: i32) -> i32 {
     (((modifier - 4) & 0x7ff) ^ 1024) - 1024
 }
 
-fn is_integer(oid: u32) -> bool {
+pub(crate) fn is_integer(oid: u32) -> bool {
     matches!(oid, INT2 | INT4 | INT8)
 }
 

@@ -225,8 +225,12 @@ fn children_wait_for_parents_and_parents_for_children() {
     }
     let (parent, child) = family(false);
     assert_eq!(after((&parent, "I 1 x"), (&child, "I 5 2")), 'x');
-    assert_eq!(after((&child, "I 5 2"), (&child, "I 6 3")), '.');
-    assert_eq!(after((&child, "I 5 2"), (&parent, "D K 1 -")), 'x');
+    assert_eq!(after((&child, "I 5 2"), (&parent, "U 1 x")), 'x');
+    assert_eq!(after((&parent, "U 1 x"), (&parent, "U 2 x")), '.');
+    let (certain, _) = family(true);
+    assert_eq!(after((&child, "I 5 2"), (&certain, "I 1 x")), 'x');
+    let (_, certain) = family(true);
+    assert_eq!(after((&parent, "I 1 x"), (&certain, "I 5 2")), 'x');
 }
 
 #[test]
