@@ -186,9 +186,20 @@ impl Supervisor<'_> {
     fn run_once(&mut self) -> Result<Outcome> {
         let config = self.config;
         let mut target = Target::new(config.target.clone(), &config.name);
-        let mut control = target.connect_first()?;
-        let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
-        let mut source = publisher.connect()?;
+        let mut publisher =
+            Publisher::new(config.publisher.clone(), &config.name, target.encoding());
+        // Both at once; what the target says comes first.
+        let (control, source) = std::thread::scope(|scope| {
+            let source = scope.spawn(|| publisher.connect());
+            let control = target.connect_first();
+            let panicked = |_| Err(Failure::internal("connecting panicked"));
+            (control, source.join().unwrap_or_else(panicked))
+        });
+        let (mut control, mut source) = (control?, source?);
+        if target.encoding() != publisher.encoding() {
+            publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
+            source = publisher.connect()?;
+        }
         if config.origin_none && source.server_version().major() < 16 {
             // It would send the changes of all origins without a word.
             return Err(Failure::new(
@@ -301,13 +312,19 @@ impl Supervisor<'_> {
         };
         state::set_format(&mut control, row.id, format.name(), &format.reason)?;
         let group_transactions = self.group_transactions();
-        let pool = self.open_pool(&control, &target, &row, group_transactions)?;
-        let durability = Durability::spawn(target.connect(Purpose::Durability)?, row.id)?;
         let spool = self.spool()?;
         let streaming = match config.streaming {
             config::Streaming::Off => Streaming::Off,
             config::Streaming::On => Streaming::On,
         };
+        let (pool, durability) = std::thread::scope(|scope| {
+            let durability = scope.spawn(|| target.connect(Purpose::Durability));
+            let pool = self.open_pool(&control, &target, &row, group_transactions)?;
+            let durability = durability
+                .join()
+                .unwrap_or_else(|_| Err(Failure::internal("connecting panicked")))?;
+            Ok::<_, Failure>((pool, Durability::spawn(durability, row.id)?))
+        })?;
         let command = slot::start_command(
             major,
             &row.slot_name,

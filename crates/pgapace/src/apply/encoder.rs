@@ -61,8 +61,11 @@ impl Encoder {
         session.queue_parse("begin", "BEGIN", &[]);
         session.queue_parse("commit", "COMMIT", &[]);
         session.queue_parse("nothing", "SELECT WHERE false", &[]);
-        let record = record_sql(self.identity.tagged, self.identity.ordered);
-        session.queue_parse("progress", &record, &RECORD_TYPES);
+        let Identity { tagged, ordered, .. } = self.identity;
+        session.queue_parse("progress", &record_sql(tagged, ordered), &RECORD_TYPES);
+        if !ordered {
+            session.queue_parse("progress_behind", &record_sql(tagged, true), &RECORD_TYPES);
+        }
     }
 
     /// How many statements were ever parsed: what [`Self::forget_after`] takes.
@@ -88,6 +91,12 @@ impl Encoder {
         queue_control(session, "nothing", Pending::Net { rows: 0 }, pending)?;
         session.queue_flush();
         Ok(())
+    }
+
+    /// Whether a transaction may be sent with its COMMIT behind others that are not answered: where
+    /// commits are in order, the target refuses it if one of them fails.
+    pub(crate) fn commits_behind_others(&self) -> bool {
+        self.identity.ordered
     }
 
     /// What must have ended before this group commits.
@@ -117,7 +126,8 @@ impl Encoder {
             self.change(session, work, at, pending)
                 .map_err(|error| error.into_failure(work, at))?;
         }
-        match self.end_of(work, work.predecessor, part, 1) {
+        let ending = self.end_of(work, work.predecessor, part, 1);
+        match ending.map(|ending| Ending { behind: index > 0, ..ending }) {
             Some(ending) if work.part.first && !early => {
                 ending.queue(session, self.identity, pending)?;
                 Ok(None)
@@ -228,7 +238,12 @@ impl Encoder {
             counters.groups = 1;
             time = Some(work.part.head.commit_time);
         }
-        Some(Ending { part, time, commits: Committing { after: predecessor, end, counters } })
+        Some(Ending {
+            part,
+            behind: false,
+            time,
+            commits: Committing { after: predecessor, end, counters },
+        })
     }
 
     pub(crate) fn queue_ending(
@@ -342,6 +357,9 @@ impl Encoder {
 pub(crate) struct Ending {
     /// The last part, for messages.
     part: u32,
+    /// Its predecessor is sent right before it, and not known to be committed: whatever the order
+    /// of commits, it must not commit without it.
+    behind: bool,
     /// When the publisher committed it.
     time: Option<Timestamp>,
     commits: Committing,
@@ -354,11 +372,12 @@ impl Ending {
         identity: Identity,
         pending: &mut VecDeque<Pending>,
     ) -> Result<()> {
-        let Self { part, time, commits } = self;
+        let Self { part, behind, time, commits } = self;
         let Committing { after, end, .. } = commits;
+        let statement = if behind && !identity.ordered { "progress_behind" } else { "progress" };
         let record = RecordParams::new(identity.id, end, after, identity.epoch, time);
         session
-            .queue_bind("progress", record.params().into_iter())
+            .queue_bind(statement, record.params().into_iter())
             .map_err(|e| Failure::target(&e, "recording progress"))?;
         session.queue_execute();
         pending.push_back(Pending::Progress { part });

@@ -94,7 +94,22 @@ impl Pool {
         let spawn = |(number, connect)| {
             Worker::spawn(number, connect, &turns, sender.clone(), subscription)
         };
-        let workers: Vec<_> = connects.into_iter().enumerate().map(spawn).collect::<Result<_>>()?;
+        // All at once: each connects first.
+        let workers: Vec<_> = std::thread::scope(|scope| {
+            let spawn = &spawn;
+            let starting: Vec<_> = connects
+                .into_iter()
+                .enumerate()
+                .map(|connect| scope.spawn(move || spawn(connect)))
+                .collect();
+            starting
+                .into_iter()
+                .map(|thread| {
+                    let panicked = |_| Err(Failure::internal("starting a worker panicked"));
+                    thread.join().unwrap_or_else(panicked)
+                })
+                .collect::<Result<_>>()
+        })?;
         let now = Instant::now();
         Ok(Self {
             queues: workers.iter().map(|_| VecDeque::new()).collect(),

@@ -32,6 +32,10 @@ impl Publisher {
         Self { info, application_name: subscription.to_owned(), encoding }
     }
 
+    pub(crate) fn encoding(&self) -> &'static str {
+        self.encoding
+    }
+
     /// Opens a session of the walsender, which also runs ordinary SQL by the simple protocol.
     ///
     /// The settings are those of the native worker (reference 3.1) and those it lacks: values must

@@ -7,7 +7,7 @@ use crate::error::{Class, Failure, Result};
 /// Oldest server that a subscription can be applied to.
 pub(crate) const OLDEST_MAJOR: u32 = 14;
 
-/// Settings of every session, where the server has them. Roles and databases can carry defaults
+/// Settings of every session. Roles and databases can carry defaults
 /// that would change what a change means, so nothing is left to them (reference 7.2).
 const SETTINGS: &[(&str, &str)] = &[
     ("search_path", ""),
@@ -19,7 +19,6 @@ const SETTINGS: &[(&str, &str)] = &[
     ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
     ("idle_session_timeout", "0"),
-    ("transaction_timeout", "0"),
     // How the publisher's text form is to be read (its session has the same ones).
     ("datestyle", "ISO"),
     ("intervalstyle", "postgres"),
@@ -37,6 +36,9 @@ const SETTINGS: &[(&str, &str)] = &[
     ("enable_mergejoin", "off"),
     ("jit", "off"),
 ];
+
+/// From 17 on.
+const NEWER_SETTINGS: &[(&str, &str)] = &[("transaction_timeout", "0")];
 
 /// Only triggers and rules meant for replication fire; foreign keys are the publisher's. The one
 /// setting that needs a privilege, so sessions that only look do without.
@@ -116,8 +118,6 @@ impl Target {
     /// Opens the first session, checks that the server can be a target, and learns its encoding.
     pub(crate) fn connect_first(&mut self) -> Result<Session> {
         let mut session = self.connect(Purpose::Control)?;
-        let version = session.server_version();
-        check_version(version)?;
         let rows = session
             .query(
                 "SELECT pg_catalog.pg_is_in_recovery(), \
@@ -152,22 +152,27 @@ impl Target {
         };
         let mut session = Session::connect(&self.info, &startup)
             .map_err(|e| Failure::target(&e, "connecting"))?;
+        let version = session.server_version();
+        check_version(version)?;
         let role = purpose.writes().then_some(&REPLICA_ROLE);
-        let mut values: Vec<String> = role
+        let own = [
+            ("synchronous_commit", purpose.synchronous_commit()),
+            ("statement_timeout", purpose.statement_timeout()),
+        ];
+        let newer = if version.major() >= 17 { NEWER_SETTINGS } else { &[] };
+        // Not joined to pg_settings, to leave out what the server does not have: reading that view
+        // costs more than all the rest of a connection.
+        let calls: Vec<String> = role
             .into_iter()
             .chain(SETTINGS)
+            .chain(newer)
+            .chain(&own)
             .map(|(name, value)| {
-                format!("({}, {})", wire::quote_literal(name), wire::quote_literal(value))
+                let (name, value) = (wire::quote_literal(name), wire::quote_literal(value));
+                format!("pg_catalog.set_config({name}, {value}, false)")
             })
             .collect();
-        values.push(format!("('synchronous_commit', '{}')", purpose.synchronous_commit()));
-        values.push(format!("('statement_timeout', '{}')", purpose.statement_timeout()));
-        let sql = format!(
-            "SELECT pg_catalog.set_config(v.name, v.value, false) \
-             FROM (VALUES {}) AS v(name, value) \
-             JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = v.name",
-            values.join(", ")
-        );
+        let sql = format!("SELECT {}", calls.join(", "));
         session.query(&sql, &[]).map_err(|e| {
             let failure = Failure::target(&e, "preparing the session");
             if failure.sqlstate.as_deref() == Some("42501") {

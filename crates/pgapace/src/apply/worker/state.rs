@@ -247,7 +247,12 @@ impl State {
     /// Whether another group may be begun, or put together behind the one in flight.
     fn has_room(&self) -> bool {
         match self.queue.front() {
-            Some(next) if next.attempts > 0 => self.in_flight.is_empty() && self.ready.is_empty(),
+            Some(next)
+                if next.attempts > 0
+                    || next.mode == Mode::Rows && !self.encoder.commits_behind_others() =>
+            {
+                self.in_flight.is_empty() && self.ready.is_empty()
+            }
             _ => self.ready.len() < READY,
         }
     }
@@ -285,9 +290,11 @@ impl State {
         self.ended_through = self.ended_through.max(self.turns.ended_through());
         let early = !self.is_next(group.seq);
         let lone = group.works.len() == 1 && group.is_whole() && group.changes() <= LONE_CHANGES;
-        let mode = if lone && !early { Mode::Rows } else { group.mode };
-        let group = Group { mode, ..group };
         let wait = self.in_flight.back().is_some_and(InFlight::is_open) || !self.ready.is_empty();
+        let alone = self.in_flight.is_empty() && self.ready.is_empty();
+        let at_once = !early && (alone || self.encoder.commits_behind_others());
+        let mode = if lone && at_once { Mode::Rows } else { group.mode };
+        let group = Group { mode, ..group };
         if wait || early {
             // What is queued now is that of others.
             self.send()?;
