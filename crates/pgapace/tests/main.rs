@@ -3,6 +3,7 @@
 
 mod faults;
 mod semantics;
+mod streaming;
 mod support;
 mod sync;
 mod twophase;

@@ -1,0 +1,112 @@
+//! Crashes while transactions are open, while they are read back, and under load.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use testbed::compare::TableName;
+use testbed::{Result, Stop};
+
+use crate::faults::site::{DB, Load, PATIENCE, Reader, Site, long, wait_while_running};
+
+const WORK_MEM: (&str, &str) = ("logical_decoding_work_mem", "64kB");
+
+/// Readers of the target see whole transactions in commit order, whatever is killed.
+#[test]
+fn kill_9_under_load() -> Result<()> {
+    let site = Site::start(&[WORK_MEM], &[])?;
+    site.load_tables()?;
+    let load = Load::start(&site.publisher, 150.0)?;
+    let program = site.program().args(["--memory-limit", "16"]);
+    let mut run = site.spawn_streaming(&program)?;
+    let reader = Reader::start(&site.target);
+    let mut random = fastrand::Rng::with_seed(31);
+    for _ in 0..if long() { 100 } else { 12 } {
+        sleep(Duration::from_millis(random.u64(50..900)));
+        run.kill9()?;
+        run = site.spawn(&program)?;
+    }
+    let written = load.stop()?;
+    site.catch_up(&mut run)?;
+    let checks = reader.stop()?;
+    assert!(checks >= 20 && written >= 100, "{checks} checks, {written} transactions");
+    expect_streamed(&site)?;
+    site.expect_equal_load()
+}
+
+fn expect_streamed(site: &Site) -> Result<()> {
+    let streamed = "SELECT sum(stream_count) > 0 FROM pg_stat_replication_slots";
+    assert_eq!(site.publisher.query_one_text(DB, streamed)?, "t", "nothing was streamed");
+    Ok(())
+}
+
+/// Every change is streamed.
+#[test]
+fn kill_9_under_load_when_all_is_streamed() -> Result<()> {
+    let immediate = ("debug_logical_replication_streaming", "immediate");
+    let site = Site::start(&[WORK_MEM, immediate], &[])?;
+    site.load_tables()?;
+    let load = Load::start(&site.publisher, 60.0)?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    let reader = Reader::start(&site.target);
+    let mut random = fastrand::Rng::with_seed(32);
+    for _ in 0..if long() { 60 } else { 6 } {
+        sleep(Duration::from_millis(random.u64(50..900)));
+        run.kill9()?;
+        run = site.spawn(&site.program())?;
+    }
+    load.stop()?;
+    site.catch_up(&mut run)?;
+    assert!(reader.stop()? > 0);
+    expect_streamed(&site)?;
+    site.expect_equal_load()
+}
+
+/// Killed while it reads a transaction back, and while that is open; so are both servers.
+#[test]
+fn killed_inside_a_streamed_transaction() -> Result<()> {
+    let mut site = Site::start(&[WORK_MEM], &[])?;
+    site.tables("CREATE TABLE big (id int PRIMARY KEY, v text); CREATE TABLE log (v int)")?;
+    let program = site.program().args(["--memory-limit", "16"]);
+    let mut run = site.spawn_streaming(&program)?;
+    let rows = |from: u32| {
+        format!(
+            "INSERT INTO big SELECT i, repeat(md5(i::text), 30) \
+             FROM generate_series({from}, {from} + 49999) i"
+        )
+    };
+    let mut session = site.publisher.connect(DB)?;
+    session.batch_execute(&format!("BEGIN; INSERT INTO log VALUES (1); {}", rows(1)))?;
+    run.kill9()?;
+    run = site.spawn_streaming(&program)?;
+    session.batch_execute(&format!(
+        "{}; UPDATE big SET v = v || id WHERE id % 9 = 0",
+        rows(100_000)
+    ))?;
+    site.publisher.sql(DB, "INSERT INTO log VALUES (2)")?;
+    session.batch_execute("COMMIT")?;
+    let mut inside = 0;
+    for (round, pages) in [10, 500, 2000].into_iter().enumerate() {
+        let size = "SELECT pg_relation_size('big') / 8192";
+        wait_while_running(&mut run, "the transaction to be under way", PATIENCE, || {
+            let now: i64 = site.target.query_one_text(DB, size)?.parse().unwrap_or(0);
+            Ok(now > pages)
+        })?;
+        if round == 1 {
+            site.target.restart(Stop::Immediate)?;
+            wait_while_running(&mut run, "another run", PATIENCE, || {
+                Ok(site.target.query_one_text(DB, "SELECT count(*) FROM log")? != "")
+            })?;
+        } else {
+            run.kill9()?;
+            run = site.spawn(&program)?;
+        }
+        let applied = site.target.query_one_text(DB, "SELECT count(*) FROM log WHERE v = 1")?;
+        inside += u32::from(applied == "0");
+    }
+    assert!(inside > 0, "the transaction was over each time: the test does not test");
+    site.publisher.restart(Stop::Fast)?;
+    wait_while_running(&mut run, "all of it", PATIENCE, || {
+        Ok(site.target.query_one_text(DB, "SELECT count(*) FROM log")? == "2")
+    })?;
+    site.expect_equal(&["big", "log"].map(TableName::from))
+}

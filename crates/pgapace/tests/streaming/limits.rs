@@ -1,0 +1,242 @@
+//! Memory, disk, and time.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use testbed::compare::TableName;
+use testbed::postgres::Client;
+use testbed::program::Process;
+use testbed::{Error, Result};
+
+use crate::faults::site::{DB, NAME, PATIENCE, Site, expect_exit, wait_while_running};
+
+/// Of the program, in megabytes.
+const LIMIT: u64 = 16;
+/// What it takes beside its limit: see `faults/large.rs`.
+const FIXED: u64 = 40;
+const STREAMS: usize = 40;
+
+fn site(settings: &[(&str, &str)]) -> Result<Site> {
+    let work_mem = ("logical_decoding_work_mem", "64kB");
+    let settings: Vec<_> = settings.iter().copied().chain([work_mem]).collect();
+    let site = Site::start(&settings, &[])?;
+    site.tables("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE small (id int)")?;
+    Ok(site)
+}
+
+/// The most memory that a process has ever had, in megabytes.
+fn peak(run: &Process) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", run.pid()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kb = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kb.map(|kb| kb / 1024).ok_or_else(|| Error::other("no VmHWM"))
+}
+
+/// Files without a name that a process has open, and their bytes.
+fn spooled(run: &Process) -> Result<(usize, u64)> {
+    let (mut count, mut bytes) = (0, 0);
+    for entry in fs::read_dir(format!("/proc/{}/fd", run.pid()))? {
+        let path = entry?.path();
+        // One that was closed meanwhile is no file any more.
+        let Ok(target) = fs::read_link(&path) else { continue };
+        if target.to_string_lossy().ends_with(" (deleted)") {
+            count += 1;
+            bytes += fs::metadata(&path).map_or(0, |metadata| metadata.len());
+        }
+    }
+    Ok((count, bytes))
+}
+
+fn rows(from: u32, count: u32) -> String {
+    format!(
+        "INSERT INTO t SELECT i, repeat(md5(i::text), 32) \
+         FROM generate_series({from}, {from} + {count} - 1) i"
+    )
+}
+
+/// None of the transactions fits into memory, and none can end before the others were received.
+#[test]
+fn interleaved_streams_beyond_memory() -> Result<()> {
+    let site = site(&[("max_prepared_transactions", "10")])?;
+    let directory = tempfile::tempdir()?;
+    let spool = directory.path().to_string_lossy().into_owned();
+    let program = site.program().args(["--memory-limit", "16", "--spool-directory", &spool]);
+    let mut run = site.spawn_streaming(&program)?;
+    let mut sessions: Vec<Client> =
+        (0..STREAMS).map(|_| site.publisher.connect(DB)).collect::<Result<_>>()?;
+    for session in &mut sessions {
+        session.batch_execute("BEGIN")?;
+    }
+    // 5 MB each, 200 MB together.
+    for round in 0..5 {
+        for (number, session) in (0..).zip(&mut sessions) {
+            session.batch_execute(&rows(number * 100_000 + round * 1000, 1000))?;
+            session.batch_execute("SAVEPOINT s")?;
+            session.batch_execute(&rows(number * 100_000 + 50_000, 100))?;
+            session.batch_execute("ROLLBACK TO s")?;
+        }
+        site.publisher.sql(DB, &format!("INSERT INTO small VALUES ({round})"))?;
+        site.catch_up(&mut run)?;
+        let (files, bytes) = spooled(&run)?;
+        eprintln!("round {round}: {files} files, {} MB, peak {} MB", bytes >> 20, peak(&run)?);
+    }
+    let (files, bytes) = spooled(&run)?;
+    assert!(files == STREAMS && bytes > 150 << 20, "{files} files, {bytes} bytes");
+    assert_eq!(fs::read_dir(directory.path())?.count(), 0, "they have no names");
+    for (number, session) in sessions.iter_mut().enumerate() {
+        session.batch_execute(match number % 8 {
+            0 => "ROLLBACK",
+            _ => "COMMIT",
+        })?;
+        site.publisher.sql(DB, "INSERT INTO small VALUES (-1)")?;
+    }
+    site.catch_up(&mut run)?;
+    let peak = peak(&run)?;
+    eprintln!("peak after {STREAMS} streams: {peak} MB");
+    assert!(peak <= LIMIT + FIXED, "{peak} MB");
+    assert_eq!(spooled(&run)?, (0, 0), "nothing is left");
+    site.expect_equal(&[TableName::from("t"), TableName::from("small")])
+}
+
+/// Values of many megabytes, streamed.
+#[test]
+fn a_value_larger_than_memory_is_streamed() -> Result<()> {
+    const VALUE: u64 = 60;
+    let site = site(&[])?;
+    let mut run = site.spawn_streaming(&site.program().args(["--memory-limit", "16"]))?;
+    let mut session = site.publisher.connect(DB)?;
+    let value =
+        |id: i32| format!("INSERT INTO t VALUES ({id}, repeat(md5('{id}'), {}))", VALUE << 15);
+    session.batch_execute(&format!(
+        "BEGIN; {}; SAVEPOINT s; {}; ROLLBACK TO s; {}; {}; COMMIT",
+        rows(1, 1000),
+        value(-1),
+        value(-2),
+        rows(2000, 1000)
+    ))?;
+    site.catch_up(&mut run)?;
+    let peak = peak(&run)?;
+    eprintln!("peak after values of {VALUE} MB: {peak} MB");
+    // As it was received or read, and as it is kept or sent.
+    assert!(peak <= LIMIT + 2 * VALUE + FIXED, "{peak} MB");
+    site.expect_equal(&[TableName::from("t")])
+}
+
+/// Nothing is read for ten seconds, and the publisher hears of us all the same.
+#[test]
+fn the_publisher_stays_connected_while_memory_is_full() -> Result<()> {
+    let site = site(&[("wal_sender_timeout", "2s")])?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (0, 'locked')")?;
+    let program = site.program().args(["--memory-limit", "16", "--status-interval", "10"]);
+    let mut run = site.spawn_streaming(&program)?;
+    site.catch_up(&mut run)?;
+    let mut holder = site.target.connect(DB)?;
+    holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 0 FOR UPDATE")?;
+    site.publisher.sql(DB, "UPDATE t SET v = 'blocked' WHERE id = 0")?;
+    // An open transaction, and more of complete ones than memory takes.
+    let mut open = site.publisher.connect(DB)?;
+    open.batch_execute(&format!("BEGIN; {}", rows(1_000_000, 3000)))?;
+    let pid = "SELECT pid FROM pg_stat_replication WHERE state = 'streaming'";
+    let walsender = site.publisher.query_one_text(DB, pid)?;
+    for number in 1..40 {
+        site.publisher.sql(DB, &rows(number * 10_000, 1000))?;
+    }
+    open.batch_execute(&format!("{}; COMMIT", rows(1_100_000, 3000)))?;
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(10) {
+        assert_eq!(site.publisher.query_one_text(DB, pid)?, walsender, "{}", run.log());
+        sleep(Duration::from_millis(250));
+    }
+    holder.batch_execute("COMMIT")?;
+    site.catch_up(&mut run)?;
+    assert_eq!(site.publisher.query_one_text(DB, pid)?, walsender);
+    let peak = peak(&run)?;
+    assert!(peak <= LIMIT + FIXED, "{peak} MB");
+    site.expect_equal(&[TableName::from("t")])
+}
+
+/// A spool that is full ends the run, and nothing is lost.
+#[test]
+fn a_full_spool_stops_with_nothing_lost() -> Result<()> {
+    let site = site(&[])?;
+    let directory = tempfile::tempdir()?;
+    let spool = directory.path().to_string_lossy().into_owned();
+    let program = site.program().args(["--memory-limit", "16", "--spool-directory", &spool]);
+    let mut run = site.spawn_streaming(&program.clone().args(["--spool-limit", "3"]))?;
+    let mut session = site.publisher.connect(DB)?;
+    session.batch_execute(&format!("BEGIN; {}", rows(1, 5000)))?;
+    site.publisher.sql(DB, "INSERT INTO small VALUES (1)")?;
+    site.catch_up(&mut run)?;
+    session.batch_execute(&rows(10_000, 5000))?;
+    expect_exit(&mut run, 12, &["--spool-limit", "Nothing is lost"])?;
+    // Nor is it without the transaction's end.
+    let mut run = site.spawn(&program.clone().args(["--spool-limit", "3"]))?;
+    expect_exit(&mut run, 12, &["--spool-limit"])?;
+    session.batch_execute("COMMIT")?;
+    let mut run = site.spawn_streaming(&program)?;
+    site.catch_up(&mut run)?;
+    site.expect_equal(&[TableName::from("t"), TableName::from("small")])?;
+    // A directory that is not there is found at the start.
+    run.terminate()?;
+    run.wait(PATIENCE)?;
+    let program = site.program().args(["--spool-directory", "/nonexistent"]);
+    expect_exit(&mut site.spawn(&program)?, 12, &["/nonexistent", "--spool-directory"])
+}
+
+/// A disk that is full says so. Root alone can make one.
+#[test]
+fn a_full_disk_stops_with_nothing_lost() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=2m", "tmpfs"])
+        .arg(directory.path())
+        .stderr(std::process::Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    if !mounted {
+        eprintln!("cannot mount a small file system: not tested");
+        return Ok(());
+    }
+    let _mount = Mount(directory.path().to_owned());
+    let site = site(&[])?;
+    let spool = directory.path().to_string_lossy().into_owned();
+    let program = site.program().args(["--memory-limit", "16", "--spool-directory", &spool]);
+    let mut run = site.spawn_streaming(&program)?;
+    site.publisher.sql(DB, &format!("BEGIN; {}; COMMIT", rows(1, 10_000)))?;
+    expect_exit(&mut run, 12, &["cannot write to the spool", "Nothing is lost"])?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.catch_up(&mut run)?;
+    site.expect_equal(&[TableName::from("t")])
+}
+
+struct Mount(std::path::PathBuf);
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// The name under which the publisher knows us is the one that `wait_while_running` looks for.
+#[test]
+fn open_transactions_hold_nothing_back() -> Result<()> {
+    let site = site(&[])?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    let mut open = site.publisher.connect(DB)?;
+    open.batch_execute(&format!("BEGIN; {}", rows(1, 2000)))?;
+    site.publisher.sql(DB, "INSERT INTO small VALUES (1)")?;
+    let end = site.publisher_lsn()?;
+    let acknowledged = format!(
+        "SELECT count(*) FROM pg_replication_slots \
+         WHERE slot_name = '{NAME}' AND confirmed_flush_lsn >= '{end}'"
+    );
+    wait_while_running(&mut run, "the slot to advance", PATIENCE, || {
+        Ok(site.publisher.query_one_text(DB, &acknowledged)? == "1")
+    })?;
+    run.kill9()?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    open.batch_execute(&format!("{}; COMMIT", rows(10_000, 2000)))?;
+    site.catch_up(&mut run)?;
+    site.expect_equal(&[TableName::from("t"), TableName::from("small")])
+}

@@ -1,0 +1,68 @@
+//! Large transactions that are sent while they run: what PostgreSQL's own tests 015 to 019, 022 and
+//! 023 do with them, mixed with small ones; crashes, memory, and a spool that is full.
+
+mod faults;
+mod interleaved;
+mod limits;
+mod scenarios;
+mod two_phase;
+
+use testbed::postgres::Client;
+
+use crate::support::{Case, Tool, must};
+
+/// What makes the publisher stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trigger {
+    /// Transactions of more than 64 kB.
+    Size,
+    /// Every change (16 and later).
+    Immediate,
+}
+
+const TRIGGERS: [(u16, u16, Trigger); 4] = [
+    (15, 15, Trigger::Size),
+    (18, 18, Trigger::Size),
+    (18, 18, Trigger::Immediate),
+    (15, 18, Trigger::Size),
+];
+
+/// Runs a test's body on each pair of versions and with each trigger.
+fn on_triggers(body: impl Fn(Case)) {
+    for (publisher, target, trigger) in TRIGGERS {
+        body(streaming_case(publisher, target, trigger));
+    }
+}
+
+fn streaming_case(publisher: u16, target: u16, trigger: Trigger) -> Case {
+    let mut case = Case::new(publisher, target);
+    stream(&mut case.tool, trigger);
+    case
+}
+
+/// Settings of the walsender alone: the servers are shared with other tests.
+fn stream(tool: &mut Tool, trigger: Trigger) {
+    let mut options = "-c logical_decoding_work_mem=64kB".to_owned();
+    if trigger == Trigger::Immediate {
+        options.push_str(" -c debug_logical_replication_streaming=immediate");
+    }
+    tool.publisher.push_str(&format!(" options='{options}'"));
+}
+
+/// Asserts that transactions were streamed, or the test does not test.
+#[track_caller]
+fn expect_streamed(case: &Case) {
+    let sql = format!(
+        "SELECT stream_count > 0 FROM pg_stat_replication_slots WHERE slot_name = '{}'",
+        case.tool.name
+    );
+    assert_eq!(case.publisher.value(&sql), "t", "nothing was streamed");
+}
+
+/// Statements that are not one transaction together.
+#[track_caller]
+fn each(client: &mut Client, statements: &[&str]) {
+    for statement in statements {
+        must(client.batch_execute(statement));
+    }
+}

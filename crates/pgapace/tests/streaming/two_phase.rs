@@ -1,0 +1,106 @@
+//! 022 and 023: large transactions that are prepared.
+
+use testbed::wait_until;
+
+use super::{Trigger, each, expect_streamed, on_triggers, streaming_case};
+use crate::support::{Case, PATIENCE, must};
+
+const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
+
+fn replicate(case: &mut Case) {
+    case.tool.args.push("--two-phase".to_owned());
+    case.replicate(TABLE);
+}
+
+/// Prepares a large transaction, half of it rolled back.
+fn prepare(case: &Case, gid: &str, from: u32) {
+    let mut client = case.publisher.connect();
+    let rows = |from: u32| {
+        format!(
+            "INSERT INTO t SELECT i, repeat(md5(i::text), 3) \
+             FROM generate_series({from}, {from} + 1000) i"
+        )
+    };
+    each(
+        &mut client,
+        &[
+            "BEGIN",
+            &rows(from),
+            "SAVEPOINT s",
+            &rows(from + 2000),
+            "ROLLBACK TO s",
+            &rows(from + 4000),
+            &format!("PREPARE TRANSACTION '{}_{gid}'", case.tool.name),
+        ],
+    );
+}
+
+fn resolve(case: &Case, what: &str, gid: &str) {
+    case.publisher.sql(&format!("{what} PREPARED '{}_{gid}'", case.tool.name));
+}
+
+#[test]
+fn streamed_transactions_are_prepared_and_resolved() {
+    on_triggers(|mut case| {
+        replicate(&mut case);
+        let mut process = case.start();
+        for (number, gid) in (1..).zip(["one", "two", "three"]) {
+            prepare(&case, gid, number * 10_000);
+        }
+        case.publisher.sql("INSERT INTO t VALUES (1, 'between')");
+        case.wait_until_applied(&mut process);
+        assert_eq!(case.target.value("SELECT string_agg(v, ',') FROM t"), "between");
+        resolve(&case, "COMMIT", "two");
+        resolve(&case, "ROLLBACK", "one");
+        case.publisher.sql("UPDATE t SET v = 'changed' WHERE id % 2 = 0");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t"]);
+        // It is sent again, and known again when it is resolved.
+        must(process.kill9());
+        case.run_until_current();
+        resolve(&case, "COMMIT", "three");
+        case.publisher.sql("DELETE FROM t WHERE id % 3 = 0");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        expect_streamed(&case);
+    });
+}
+
+/// Until what COMMIT PREPARED brought is durable, its PREPARE is not acknowledged: after a crash
+/// COMMIT PREPARED comes again, but without the PREPARE it comes with nothing.
+#[test]
+fn a_crash_while_commit_prepared_is_applied() {
+    for (major, trigger) in [(15, Trigger::Size), (18, Trigger::Size), (18, Trigger::Immediate)] {
+        let mut case = streaming_case(major, major, trigger);
+        replicate(&mut case);
+        let mut process = case.start();
+        prepare(&case, "one", 1000);
+        each(
+            &mut case.publisher.connect(),
+            &[
+                "BEGIN",
+                "INSERT INTO t VALUES (-1, 'small')",
+                &format!("PREPARE TRANSACTION '{}_small'", case.tool.name),
+            ],
+        );
+        // What lies between is applied, and durable.
+        case.publisher.sql("INSERT INTO t VALUES (1, 'blocked')");
+        case.wait_until_applied(&mut process);
+        let mut holder = case.target.connect();
+        each(&mut holder, &["BEGIN", "SELECT FROM t WHERE id = 1 FOR UPDATE"]);
+        case.publisher.sql("UPDATE t SET v = 'waits' WHERE id = 1");
+        resolve(&case, "COMMIT", "one");
+        resolve(&case, "COMMIT", "small");
+        let waits = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND wait_event_type = 'Lock'",
+            case.target.name
+        );
+        must(wait_until(PATIENCE, "apply to wait", || Ok(case.target.value(&waits) == "1")));
+        // Long enough for the positions to be acknowledged.
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        must(process.kill9());
+        each(&mut holder, &["COMMIT"]);
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    }
+}
