@@ -2,6 +2,7 @@
 //! the tables.
 
 mod faults;
+mod parallel;
 mod semantics;
 mod streaming;
 mod support;

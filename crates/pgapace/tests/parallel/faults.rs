@@ -1,0 +1,91 @@
+//! Workers that lose their sessions, and restarts with another number of workers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use testbed::workload::ledger;
+use testbed::{Error, Result};
+
+use crate::faults::site::{DB, Load, Reader, Site, long};
+
+const RATE: f64 = 150.0;
+
+/// Only the groups of that worker are carried out again, and the run goes on.
+#[test]
+fn sessions_of_workers_are_terminated_under_load() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.load_tables()?;
+    let load = Load::start(&site.publisher, RATE)?;
+    let program = site.program().args(["--workers", "3", "--group-transactions", "3"]);
+    let mut run = site.spawn_streaming(&program)?;
+    let reader = Reader::start(&site.target);
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut ended = 0;
+    for _ in 0..if long() { 300 } else { 30 } {
+        sleep(Duration::from_millis(random.u64(20..250)));
+        let sql = "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity \
+                   WHERE application_name LIKE 'pgapace % apply' ORDER BY random() LIMIT 1) s";
+        ended += site.target.query_one_text(DB, sql)?.parse::<u32>().unwrap_or(0);
+    }
+    load.stop()?;
+    site.catch_up(&mut run)?;
+    assert!(reader.stop()? >= 10);
+    let log = run.log();
+    let reconnects = log.matches("a worker's session is lost").count();
+    assert!(reconnects >= 10, "{reconnects} reconnects after {ended} sessions ended:\n{log}");
+    assert!(!log.contains("retry_in_ms"), "the run began anew:\n{log}");
+    site.expect_equal_load()
+}
+
+/// The number of workers, the size of groups and the order mode change at every start, most of them
+/// after a kill.
+#[test]
+fn restarts_with_other_workers_and_orders() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.load_tables()?;
+    let load = Load::start(&site.publisher, RATE)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let reader = {
+        let (conninfo, stop) = (site.target.conninfo(DB), Arc::clone(&stop));
+        // Not in order, but whole transactions at any moment.
+        std::thread::spawn(move || -> Result<u64> {
+            let mut client = testbed::postgres::Client::connect(&conninfo, testbed::postgres::NoTls)
+                .map_err(|e| Error::other(e.to_string()))?;
+            let mut sound = 0;
+            while !stop.load(Ordering::Relaxed) {
+                match ledger::check_atomicity(&mut client) {
+                    Ok(_) => sound += 1,
+                    // The tables are being copied.
+                    Err(ledger::Violation::Unreadable(_)) => {}
+                    Err(violation) => return Err(Error::other(violation.to_string())),
+                }
+                sleep(Duration::from_millis(10));
+            }
+            Ok(sound)
+        })
+    };
+    let mut random = fastrand::Rng::with_seed(6);
+    let mut program = |ordered: Option<bool>| {
+        let ordered = ordered.unwrap_or_else(|| random.bool());
+        let groups = if random.bool() { "auto".to_owned() } else { random.u32(1..9).to_string() };
+        site.program()
+            .args(["--workers", &random.u32(1..6).to_string()])
+            .args(["--group-transactions", &groups])
+            .arg(format!("--preserve-commit-order={ordered}"))
+    };
+    let mut run = site.spawn_streaming(&program(Some(false)))?;
+    let mut pauses = fastrand::Rng::with_seed(7);
+    for _ in 0..if long() { 150 } else { 15 } {
+        sleep(Duration::from_millis(pauses.u64(100..900)));
+        run.kill9()?;
+        run = site.spawn(&program(None))?;
+    }
+    load.stop()?;
+    site.catch_up(&mut run)?;
+    stop.store(true, Ordering::Relaxed);
+    let checks = reader.join().map_err(|_| Error::other("the reader panicked"))??;
+    assert!(checks >= 10, "{checks} checks");
+    site.expect_equal_load()
+}

@@ -1,0 +1,73 @@
+//! Locks on the target, of ours and of others: they delay apply, and never wedge or kill it.
+
+use std::time::Duration;
+
+use crate::support::{Case, PATIENCE, must, on_versions};
+
+const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
+
+fn start(case: &mut Case) -> testbed::program::Process {
+    case.tool.args = ["--workers", "4", "--group-transactions", "1"].map(str::to_owned).into();
+    case.both(
+        "CREATE TABLE brake (id int PRIMARY KEY, v int); CREATE TABLE t (id int PRIMARY KEY, v int)",
+    );
+    case.publisher.sql("INSERT INTO brake VALUES (1, 0); INSERT INTO t VALUES (1, 0), (2, 0)");
+    case.publish("FOR ALL TABLES");
+    case.start()
+}
+
+/// The oldest transaction waits for a user's lock on a table, the user for a later transaction, and
+/// that one for its turn: no server can see this circle.
+#[test]
+fn a_lock_of_a_user_between_two_transactions_of_ours() {
+    on_versions(&VERSIONS, |mut case| {
+        let mut process = start(&mut case);
+        let mut brake = case.target.connect();
+        must(brake.batch_execute("BEGIN; SELECT FROM brake FOR UPDATE"));
+        case.publisher.sql("BEGIN; UPDATE brake SET v = 1; UPDATE t SET v = 1 WHERE id = 1; COMMIT");
+        case.publisher.sql("UPDATE t SET v = 1 WHERE id = 2");
+        let waiting = |mode: &str, granted: bool| {
+            let sql = format!(
+                "SELECT count(*) > 0 FROM pg_locks WHERE relation = 't'::regclass \
+                 AND mode = '{mode}' AND granted = {granted}"
+            );
+            let seen = testbed::wait_until(PATIENCE, mode, || Ok(case.target.value(&sql) == "t"));
+            must(seen);
+        };
+        waiting("RowExclusiveLock", true);
+        let mut user = case.target.connect();
+        let user = std::thread::spawn(move || {
+            must(user.batch_execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE"));
+            std::thread::sleep(Duration::from_millis(200));
+            must(user.batch_execute("COMMIT"));
+        });
+        waiting("AccessExclusiveLock", false);
+        must(brake.batch_execute("COMMIT"));
+        case.wait_until_applied(&mut process);
+        user.join().expect("the user's session ends");
+        case.expect_equal(&["t", "brake"]);
+        let log = case.stop(process);
+        assert!(!log.contains("retry_in_ms"), "{log}");
+    });
+}
+
+/// A row that a user has updated and not committed.
+#[test]
+fn a_row_that_a_user_has_locked() {
+    on_versions(&VERSIONS, |mut case| {
+        let mut process = start(&mut case);
+        let mut user = case.target.connect();
+        must(user.batch_execute("BEGIN; UPDATE t SET v = 77 WHERE id = 1"));
+        case.publisher.sql("UPDATE t SET v = 1 WHERE id = 1");
+        case.publisher.sql("UPDATE t SET v = 1 WHERE id = 2");
+        std::thread::sleep(Duration::from_millis(700));
+        // In order: the second does not overtake the first.
+        assert_eq!(case.target.rows("SELECT v FROM t ORDER BY id"), ["0", "0"]);
+        must(user.batch_execute("ROLLBACK"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t"]);
+        let log = case.stop(process);
+        assert!(log.contains("waits for a lock of another session"), "{log}");
+        assert!(!log.contains("retry_in_ms"), "{log}");
+    });
+}

@@ -1,0 +1,5 @@
+//! Several workers: the order of what depends on each other, locks that nobody sees, lost sessions.
+
+mod faults;
+mod locks;
+mod order;
