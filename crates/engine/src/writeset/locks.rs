@@ -4,7 +4,7 @@ use pgoutput::{Message, OldTuple};
 
 use super::key::{Key, Kind, Nulls, Rows};
 use super::rules::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock, UniqueLock};
-use super::table::Access;
+use super::table::{Access, Past};
 use super::{Touched, Verdict, Writeset};
 use crate::group::GroupSeq;
 
@@ -265,7 +265,8 @@ impl Writeset {
     #[inline]
     fn take(&mut self, place: usize, hash: u64, access: Access) -> Certain {
         let group = self.now.seq;
-        let before = self.table.take(hash, access, group, self.now.settled);
+        let past = Past { committed: self.committed, settled: self.now.settled };
+        let before = self.table.take(hash, access, group, past);
         self.now.taken.push((hash, access));
         let (writer, reader) = (before.writer.group(group), before.reader.group(group));
         if access == Access::Read && reader != group {

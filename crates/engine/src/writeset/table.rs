@@ -6,11 +6,9 @@
 //! them.
 //!
 //! Nothing is removed when a group commits. Entries of committed groups are recognized by their
-//! number, and swept out in one pass when the table has doubled, which costs far less than looking
-//! every key up again.
-
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry as Place;
+//! number; others take their places, and what is left of them is swept out before the table grows.
+//! That costs far less than looking every key up again. Keys are hashes already, so each is looked
+//! for from its own place on: one cache line, mostly.
 
 use crate::group::GroupSeq;
 
@@ -66,11 +64,27 @@ fn low_bits(group: GroupSeq) -> u32 {
     u32::from_be_bytes([a, b, c, d]) & Stamp::NUMBER
 }
 
+/// A key, or nothing where neither has a group.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     hash: u64,
     writer: Stamp,
     reader: Stamp,
+}
+
+impl Entry {
+    const NOTHING: Self = Self { hash: 0, writer: Stamp::NOBODY, reader: Stamp::NOBODY };
+
+    #[inline]
+    fn is_nothing(&self) -> bool {
+        self.writer == Stamp::NOBODY && self.reader == Stamp::NOBODY
+    }
+
+    /// Whether all its groups have committed, `now` being the newest.
+    #[inline]
+    fn is_past(&self, now: GroupSeq, committed: GroupSeq) -> bool {
+        self.writer.group(now) <= committed && self.reader.group(now) <= committed
+    }
 }
 
 /// Who held a key before.
@@ -80,96 +94,146 @@ pub(super) struct Before {
     pub(super) reader: Stamp,
 }
 
+/// What groups do not matter any more.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Past {
+    /// All groups up to this one have committed.
+    pub(super) committed: GroupSeq,
+    /// Groups up to this one do not matter to the newest one.
+    pub(super) settled: GroupSeq,
+}
+
 /// The keys that are held, and some that were.
 #[derive(Debug, Default)]
 pub(super) struct LockTable {
-    entries: HashTable<Entry>,
-    /// With so many entries it is time to sweep.
-    sweep_at: usize,
+    /// A power of two of them, never all in use.
+    places: Vec<Entry>,
+    used: usize,
 }
 
-/// A small table is not worth a sweep.
+/// The smallest table.
 const LEAST: usize = 1 << 10;
 
 impl LockTable {
-    /// Takes the lock of a key for the newest group, whoever holds it; groups up to `settled` do not
-    /// matter to it. Who held it before.
+    /// Takes the lock of a key for the newest group, whoever holds it. Who held it before.
     #[inline]
     pub(super) fn take(
         &mut self,
         hash: u64,
         access: Access,
         group: GroupSeq,
-        settled: GroupSeq,
+        past: Past,
     ) -> Before {
         let own = Stamp::new(group);
-        let place = self.entries.entry(hash, |entry| entry.hash == hash, |entry| entry.hash);
-        match place {
-            Place::Occupied(mut place) => {
-                let entry = place.get_mut();
-                let before = Before { writer: entry.writer, reader: entry.reader };
-                match access {
-                    Access::Write if entry.writer.group(group) != group => entry.writer = own,
-                    Access::Read => {
-                        let reader = entry.reader.group(group);
-                        if reader > settled && reader != group {
-                            entry.reader = Stamp(own.0 | Stamp::SHARED);
-                        } else if reader != group {
-                            entry.reader = own;
-                        }
-                    }
-                    Access::Write => {}
+        let place = self.place(hash, group, past.committed);
+        let entry = &mut self.places[place];
+        if entry.hash != hash || entry.is_nothing() {
+            self.used += usize::from(entry.is_nothing());
+            let (writer, reader) = match access {
+                Access::Write => (own, Stamp::NOBODY),
+                Access::Read => (Stamp::NOBODY, own),
+            };
+            *entry = Entry { hash, writer, reader };
+            return Before { writer: Stamp::NOBODY, reader: Stamp::NOBODY };
+        }
+        let before = Before { writer: entry.writer, reader: entry.reader };
+        match access {
+            Access::Write if before.writer.group(group) != group => entry.writer = own,
+            Access::Write => {}
+            Access::Read => {
+                let reader = before.reader.group(group);
+                if reader > past.settled && reader != group {
+                    entry.reader = Stamp(own.0 | Stamp::SHARED);
+                } else if reader != group {
+                    entry.reader = own;
                 }
-                before
             }
-            Place::Vacant(place) => {
-                let (writer, reader) = match access {
-                    Access::Write => (own, Stamp::NOBODY),
-                    Access::Read => (Stamp::NOBODY, own),
-                };
-                place.insert(Entry { hash, writer, reader });
-                Before { writer: Stamp::NOBODY, reader: Stamp::NOBODY }
+        }
+        before
+    }
+
+    /// Where a key is, or else where it may be put: in the first place on its way where nothing is,
+    /// or nothing that matters.
+    #[inline]
+    fn place(&mut self, hash: u64, now: GroupSeq, committed: GroupSeq) -> usize {
+        if self.used + 1 >= self.places.len() {
+            self.rebuild(|_| true);
+        }
+        let mut at = home(hash, self.places.len());
+        let mut free = None;
+        loop {
+            let entry = &self.places[at];
+            if entry.is_nothing() {
+                return free.unwrap_or(at);
             }
+            if entry.hash == hash {
+                return at;
+            }
+            if free.is_none() && entry.is_past(now, committed) {
+                free = Some(at);
+            }
+            at = (at + 1) & (self.places.len() - 1);
         }
     }
 
     /// Notes that a change of the newest group is contended, which has just taken this lock.
     pub(super) fn contend(&mut self, hash: u64, access: Access) {
-        if let Some(entry) = self.entries.find_mut(hash, |entry| entry.hash == hash) {
-            match access {
-                Access::Write => entry.writer.0 |= Stamp::CONTENDED,
-                Access::Read => entry.reader.0 |= Stamp::CONTENDED,
+        let mut at = home(hash, self.places.len());
+        while !self.places[at].is_nothing() {
+            let entry = &mut self.places[at];
+            if entry.hash == hash {
+                match access {
+                    Access::Write => entry.writer.0 |= Stamp::CONTENDED,
+                    Access::Read => entry.reader.0 |= Stamp::CONTENDED,
+                }
+                return;
             }
+            at = (at + 1) & (self.places.len() - 1);
         }
     }
 
-    /// Whether it is time for [`Self::sweep`].
+    /// Whether it is time for [`Self::sweep`]: ways become long.
     #[inline]
     pub(super) fn is_worth_a_sweep(&self) -> bool {
-        self.entries.len() >= self.sweep_at.max(LEAST)
+        self.used * 4 >= self.places.len() * 3
     }
 
-    /// Drops the entries that no group holds. `writes` and `reads` say of a group whether what it
-    /// wrote or read still counts.
+    /// Drops the entries that no group holds, and makes room. `writes` and `reads` say of a group
+    /// whether what it wrote or read still counts.
     pub(super) fn sweep(
         &mut self,
         now: GroupSeq,
         writes: impl Fn(GroupSeq) -> bool,
         reads: impl Fn(GroupSeq) -> bool,
     ) {
-        self.entries
-            .retain(|entry| writes(entry.writer.group(now)) || reads(entry.reader.group(now)));
-        self.sweep_at = self.entries.len() * 2;
+        self.rebuild(|entry| writes(entry.writer.group(now)) || reads(entry.reader.group(now)));
     }
 
-    /// Entries, those of committed groups included.
-    #[cfg(test)]
-    pub(super) fn entries(&self) -> usize {
-        self.entries.len()
+    #[cold]
+    fn rebuild(&mut self, keeps: impl Fn(&Entry) -> bool) {
+        let keeps = |entry: &&Entry| !entry.is_nothing() && keeps(entry);
+        let kept = self.places.iter().filter(keeps).count();
+        let size = (kept * 8 / 5 + 2).next_power_of_two().max(LEAST);
+        let mut places = vec![Entry::NOTHING; size];
+        for entry in self.places.iter().filter(keeps) {
+            let mut at = home(entry.hash, size);
+            while !places[at].is_nothing() {
+                at = (at + 1) & (size - 1);
+            }
+            places[at] = *entry;
+        }
+        (self.places, self.used) = (places, kept);
     }
 
     /// Bytes allocated.
     pub(super) fn bytes(&self) -> usize {
-        self.entries.allocation_size()
+        self.places.capacity() * size_of::<Entry>()
     }
+}
+
+/// Where a key should be among so many places.
+#[inline]
+fn home(hash: u64, places: usize) -> usize {
+    let [.., a, b, c, d] = hash.to_be_bytes();
+    u32::from_be_bytes([a, b, c, d]) as usize & (places - 1)
 }

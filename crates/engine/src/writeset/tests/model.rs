@@ -139,7 +139,16 @@ pub(super) fn locks(
     }
     let mut locks = vec![Lock::Share(root)];
     let known = identities.insert(root, rules.identity).unwrap_or(rules.identity);
-    let by_table = rules.row == RowLock::Table && op.kind != Kind::Insert;
+    let by_table = match &rules.row {
+        RowLock::Table => op.kind != Kind::Insert,
+        RowLock::WholeRow(_) => false,
+        // NULL is no key: the row may be any.
+        RowLock::Key(columns) => columns.iter().any(|column| {
+            let at = column.column;
+            let null = |row: Values| at > 0 && row[at] == 0;
+            op.kind != Kind::Insert && null(op.old) || op.kind != Kind::Delete && null(op.new)
+        }),
+    };
     if rules.whole_table || known != rules.identity || by_table {
         locks.push(Lock::Table(root));
     }
