@@ -93,6 +93,7 @@ pub(crate) struct CopyOptions {
     pub(crate) filled: Filled,
     /// In binary where the types agree.
     pub(crate) binary: bool,
+    pub(crate) analyze: bool,
 }
 
 /// When the publisher sends large transactions.
@@ -178,6 +179,13 @@ pub(crate) struct Settings {
         num_args = 0..=1, default_missing_value = "true"
     )]
     pub(crate) keep: Option<bool>,
+
+    /// ANALYZE tables of the target when they are copied [default: true]
+    #[arg(
+        long, value_name = "BOOL", env = "PGAPACE_ANALYZE",
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    pub(crate) analyze: Option<bool>,
 
     /// Have the slot synchronised to standbys, where the publisher can (17 and later)
     /// [default: true]
@@ -298,6 +306,7 @@ impl Settings {
             copy_split_size: self.copy_split_size.or(weaker.copy_split_size),
             truncate: self.truncate.or(weaker.truncate),
             keep: self.keep.or(weaker.keep),
+            analyze: self.analyze.or(weaker.analyze),
             failover: self.failover.or(weaker.failover),
             two_phase: self.two_phase.or(weaker.two_phase),
             origin: self.origin.or(weaker.origin),
@@ -352,7 +361,9 @@ impl Settings {
             0 => u64::MAX,
             megabytes => megabytes.saturating_mul(1 << 20),
         };
-        Ok(CopyOptions { workers, split_size, filled, binary: self.binary != Some(Binary::Off) })
+        let binary = self.binary != Some(Binary::Off);
+        let analyze = self.analyze.unwrap_or(true);
+        Ok(CopyOptions { workers, split_size, filled, binary, analyze })
     }
 
     /// Fills in the defaults and checks what can be checked without a server.

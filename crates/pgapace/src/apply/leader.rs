@@ -205,6 +205,7 @@ impl<'a> Leader<'a> {
                     self.publish_positions();
                     self.write_statistics(false);
                     self.look_at_the_schema();
+                    self.copy_requested()?;
                 }
                 default(gathering) => {}
             }
@@ -216,10 +217,22 @@ impl<'a> Leader<'a> {
         let room = self.parts.progress.outstanding() < OUTSTANDING_LIMIT
             && !self.parts.incoming.has_parts();
         match self.closing {
+            None if self.parts.adder.waits_for_quiet() => room && self.partly_dispatched,
             None => room,
             // What was begun is ended if that does not take too long.
             Some(_) => room && self.partly_dispatched,
         }
+    }
+
+    /// Copies tables that somebody asks for, when everything that was received is applied.
+    fn copy_requested(&mut self) -> Result<()> {
+        let Parts { adder, control, tables, pool, .. } = &mut self.parts;
+        adder.look_for_requests(control)?;
+        let quiet = pool.is_idle() && self.waiting.is_empty() && !self.partly_dispatched;
+        if quiet && self.closing.is_none() && adder.waits_for_quiet() {
+            adder.copy_requested(control, tables)?;
+        }
+        Ok(())
     }
 
     fn answered(&mut self, worker: usize, answered: &Answered) {

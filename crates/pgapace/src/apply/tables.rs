@@ -75,6 +75,12 @@ impl Tables {
         self.gates.insert((schema.to_owned(), name.to_owned()), gate);
     }
 
+    /// Forgets a table that is about to be copied.
+    pub(crate) fn remove(&mut self, schema: &str, name: &str) {
+        self.gates.remove(&(schema.to_owned(), name.to_owned()));
+        self.resolved.retain(|_, (remote, _)| remote.schema != schema || remote.name != name);
+    }
+
     /// Takes the types of a table that was published while the stream went on.
     pub(crate) fn add_types(&mut self, published: &PublishedTable) {
         self.types.add(published);

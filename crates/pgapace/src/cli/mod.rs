@@ -5,7 +5,9 @@ pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod drop;
 pub(crate) mod output;
+pub(crate) mod resync;
 pub(crate) mod run;
+pub(crate) mod sequences;
 pub(crate) mod status;
 
 use std::path::PathBuf;
@@ -63,6 +65,17 @@ const DROP_HELP: &str = r#"Needs --target and --name, and --publisher unless --k
 Example:
   pgapace drop --target postgresql://b/shop --publisher postgresql://repl@a/shop --name shop"#;
 
+const RESYNC_HELP: &str = r#"Example:
+  pgapace resync --config /etc/pgapace.toml --name shop public.orders"#;
+
+const REFRESH_HELP: &str = r#"Example:
+  pgapace refresh --config /etc/pgapace.toml --name shop"#;
+
+const SEQUENCES_HELP: &str = r#"Run it when nothing more is written on the publisher, before the target takes over.
+
+Example:
+  pgapace sequences --config /etc/pgapace.toml --name shop"#;
+
 const DEMO_HELP: &str = r#"Example:
   pgapace demo --duration 30 --clients 8 --publisher-version 15 --target-version 18"#;
 
@@ -100,6 +113,15 @@ enum Command {
     /// Show the state of subscriptions
     #[command(after_help = STATUS_HELP)]
     Status(status::StatusArgs),
+    /// Empty tables and copy them again, while the others go on
+    #[command(after_help = RESYNC_HELP)]
+    Resync(resync::ResyncArgs),
+    /// Copy tables that were added to the publication, before their first change comes
+    #[command(after_help = REFRESH_HELP)]
+    Refresh(resync::RefreshArgs),
+    /// Set the target's sequences to the publisher's values: the stream does not carry them
+    #[command(after_help = SEQUENCES_HELP)]
+    Sequences(sequences::SequencesArgs),
     /// Remove a subscription: its slot, its origins and its state; tables are left as they are
     #[command(after_help = DROP_HELP)]
     Drop(drop::DropArgs),
@@ -157,6 +179,9 @@ pub(crate) fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Resync(args) => resync::resync(&args),
+        Command::Refresh(args) => resync::refresh(&args),
+        Command::Sequences(args) => sequences::run(&args),
         Command::Drop(args) => drop::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => {

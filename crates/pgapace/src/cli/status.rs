@@ -71,7 +71,13 @@ struct Table {
     name: String,
     /// LSN from which its changes are applied; null until it is copied.
     gate_lsn: Option<String>,
+    /// So far, while it is copied in parts.
     copied_rows: Option<i64>,
+    /// Size on the publisher when it was copied; null if it was not looked at.
+    source_bytes: Option<i64>,
+    /// Parts in which it is or was copied, and how many of them are in.
+    copy_parts: i32,
+    copy_parts_done: i32,
     /// How its changes are applied: set, append or row; null until the first one.
     apply_mode: Option<String>,
     /// Why they are not applied as sets.
@@ -216,6 +222,9 @@ fn of(
                     name: table.name,
                     gate_lsn: text(table.gate.map(|gate| gate.0)),
                     copied_rows: table.copied_rows,
+                    source_bytes: table.source_bytes,
+                    copy_parts: table.parts,
+                    copy_parts_done: table.parts_done,
                     apply_mode,
                     apply_reason,
                 }
@@ -284,7 +293,18 @@ fn print(status: &Status) {
         .tables
         .iter()
         .filter(|table| table.gate_lsn.is_none())
-        .map(|table| format!("{}.{}", table.schema, table.name))
+        .map(|table| {
+            let name = format!("{}.{}", table.schema, table.name);
+            match table.source_bytes {
+                Some(bytes) => format!(
+                    "{name} ({}, {} of {} parts)",
+                    output::size(bytes),
+                    table.copy_parts_done,
+                    table.copy_parts
+                ),
+                None => name,
+            }
+        })
         .collect();
     let copied = if waiting.is_empty() {
         String::new()

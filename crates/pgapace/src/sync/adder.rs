@@ -1,5 +1,7 @@
 //! Tables that join a subscription while it streams.
 
+use std::time::{Duration, Instant};
+
 use engine::gate::Gate;
 use engine::relation::RemoteRelation;
 use pgoutput::Lsn;
@@ -13,16 +15,74 @@ use crate::stopping::interrupt::interruptible;
 use crate::sync::{SyncContext, check_targets, copy_tables};
 use crate::target::state::{self, copies};
 
+/// How often requests are looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
+
 /// Copies tables that appear in the stream without being part of the subscription yet: they were
 /// added to the publication later. The stream waits meanwhile; the receiver still answers.
+///
+/// And tables that somebody asks for while it runs (`refresh`, `resync`): these once nothing is on
+/// its way to the target.
 #[derive(Debug)]
 pub(crate) struct Adder<'a> {
     context: SyncContext<'a>,
+    looked: Instant,
+    requested: Vec<(String, String)>,
 }
 
 impl<'a> Adder<'a> {
     pub(crate) fn new(context: SyncContext<'a>) -> Self {
-        Self { context }
+        Self { context, looked: Instant::now(), requested: Vec::new() }
+    }
+
+    /// Looks now and then whether somebody asks for a copy.
+    pub(crate) fn look_for_requests(&mut self, control: &mut Session) -> Result<()> {
+        if self.requested.is_empty() && self.looked.elapsed() >= LOOK_EVERY {
+            self.looked = Instant::now();
+            self.requested = copies::requested(control, self.context.id)?;
+        }
+        Ok(())
+    }
+
+    /// Whether nothing more is to be received until [`Self::copy_requested`] was called.
+    pub(crate) fn waits_for_quiet(&self) -> bool {
+        !self.requested.is_empty()
+    }
+
+    /// Copies what was asked for. Nothing may be on its way to the target, or be resolved.
+    pub(crate) fn copy_requested(
+        &mut self,
+        control: &mut Session,
+        tables: &mut Tables,
+    ) -> Result<()> {
+        let requested = std::mem::take(&mut self.requested);
+        for (schema, name) in &requested {
+            tracing::info!(table = format!("{schema}.{name}"), "the table is copied on request");
+            tables.remove(schema, name);
+        }
+        let these = |table: &PublishedTable| {
+            requested.iter().any(|(schema, name)| table.schema == *schema && table.name == *name)
+        };
+        let published = if self.context.copy_data {
+            copy_tables(self.context, control, None, &these)?
+        } else {
+            let mut session = self.context.publisher.connect_to_look()?;
+            let published = publication::tables(&mut session, self.context.publications)?;
+            let new: Vec<_> = published.iter().filter(|table| these(table)).cloned().collect();
+            copies::set_gates(control, self.context.owner(), &new, Lsn::INVALID)?;
+            published
+        };
+        published.iter().filter(|table| these(table)).for_each(|table| tables.add_types(table));
+        let mut states = state::relations_by_name(control, self.context.id)?;
+        for (schema, name) in requested {
+            let state = states.remove(&(schema.clone(), name.clone()));
+            match state.and_then(|state| state.gate) {
+                Some(gate) => tables.add(&schema, &name, gate),
+                // Not published any more.
+                None => state::forget_relation(control, self.context.id, &schema, &name)?,
+            }
+        }
+        Ok(())
     }
 
     /// Copies the table under a snapshot of its own, whose LSN becomes the table's gate.

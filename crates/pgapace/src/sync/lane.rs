@@ -173,6 +173,17 @@ impl Lane {
         Ok(moved)
     }
 
+    /// Without statistics the first queries on the target would be planned badly. What cannot be
+    /// analyzed now is left to autovacuum. Returns whether the sessions can be used again.
+    pub(super) fn analyze(&mut self, items: &[&Item]) -> bool {
+        let names: Vec<_> = items.iter().map(|item| item.target.sql_name()).collect();
+        let analyzed = self.target.simple(&format!("ANALYZE {}", names.join(", ")));
+        if let Err(error) = &analyzed {
+            tracing::warn!(%error, "ANALYZE of copied tables");
+        }
+        analyzed.is_ok()
+    }
+
     /// Bytes as they come.
     fn stream(
         &mut self,

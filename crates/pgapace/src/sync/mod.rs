@@ -11,6 +11,7 @@ mod lane;
 mod plan;
 mod pool;
 mod progress;
+pub(crate) mod sequences;
 mod snapshot;
 
 use wire::Session;
@@ -113,6 +114,7 @@ pub(crate) fn copy_tables(
             copy_pending(context, control, &mut source, &snapshot, pending)
         })?;
         if reasons.is_empty() {
+            set_sequences(context, control, &mut source, &published, wanted)?;
             return Ok(published);
         }
         for reason in &reasons {
@@ -126,6 +128,23 @@ pub(crate) fn copy_tables(
         "The publisher's tables change again and again while they are copied. What is copied so far \
          stays: start pgapace again when they do not.",
     ))
+}
+
+/// The values of now, not of the snapshot: sequences know no transactions.
+fn set_sequences(
+    context: SyncContext<'_>,
+    control: &mut Session,
+    source: &mut Session,
+    published: &[PublishedTable],
+    wanted: &dyn Fn(&PublishedTable) -> bool,
+) -> Result<()> {
+    let tables: Vec<_> = published.iter().filter(|table| wanted(table)).cloned().collect();
+    let sessions = [source.cancel_handle(), control.cancel_handle()];
+    let report = interruptible(context.shutdown, &sessions, "table sync", || {
+        sequences::synchronize(source, control, &tables)
+    })?;
+    report.log();
+    Ok(())
 }
 
 /// Published tables without a gate, with what is recorded of them.

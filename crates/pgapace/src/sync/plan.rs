@@ -194,6 +194,8 @@ pub(super) enum Job {
     Table(usize),
     /// One part of a table.
     Part(usize, usize),
+    /// Statistics of tables that are copied.
+    Analyze(Vec<usize>),
 }
 
 /// Tables without rows, and the jobs that the others make: largest first, so that none is left

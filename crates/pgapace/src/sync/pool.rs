@@ -226,6 +226,10 @@ impl Pool<'_> {
                 let moved = lane.batch(&items, owner, snapshot, &meter);
                 (moved.map(|moved| tables.iter().copied().zip(moved).collect::<Vec<_>>()), bytes)
             }
+            Job::Analyze(tables) => {
+                let items: Vec<_> = tables.iter().map(|index| &self.items[*index]).collect();
+                return lane.analyze(&items);
+            }
             Job::Table(table) | Job::Part(table, _) => {
                 let item = &self.items[*table];
                 let part = match job {
@@ -241,8 +245,11 @@ impl Pool<'_> {
         match result {
             Ok(moved) => {
                 progress.end(number, bytes, moved.iter().map(|(_, moved)| moved.rows).sum());
-                for (table, moved) in moved {
-                    self.moved(table, moved);
+                let mut complete = moved;
+                complete.retain(|(table, moved)| self.moved(*table, *moved));
+                if self.context.options.analyze && !complete.is_empty() {
+                    let tables = complete.into_iter().map(|(table, _)| table).collect();
+                    lock_of(&self.queue).push_back(Job::Analyze(tables));
                 }
                 true
             }
@@ -254,7 +261,8 @@ impl Pool<'_> {
         }
     }
 
-    fn moved(&self, table: usize, moved: Moved) {
+    /// Returns whether the table is complete.
+    fn moved(&self, table: usize, moved: Moved) -> bool {
         let item = &self.items[table];
         let total = {
             let mut total = lock_of(&self.rows[table]);
@@ -263,7 +271,7 @@ impl Pool<'_> {
             *total
         };
         if self.parts_left[table].fetch_sub(1, Ordering::AcqRel) > 1 {
-            return;
+            return false;
         }
         tracing::info!(
             table = item.published.display_name(),
@@ -274,6 +282,7 @@ impl Pool<'_> {
             format = if item.binary { "binary" } else { "text" },
             "copied"
         );
+        true
     }
 
     fn note(&self, job: &Job, trouble: Trouble) {
@@ -292,7 +301,7 @@ impl Pool<'_> {
             }
             (job, trouble) => {
                 let table = match job {
-                    Job::Batch(tables) => tables.first().copied(),
+                    Job::Batch(tables) | Job::Analyze(tables) => tables.first().copied(),
                     Job::Table(table) | Job::Part(table, _) => Some(*table),
                 };
                 let mut findings = lock_of(&self.findings);

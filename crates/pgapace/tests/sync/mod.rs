@@ -1,5 +1,6 @@
 //! Table sync: all kinds of tables, ends in the middle, tables that change or do not fit.
 
 mod kinds;
+mod requests;
 mod resume;
 mod trouble;

@@ -8,6 +8,7 @@ use wire::{Param, Session, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
+use crate::target::catalogue::field;
 use crate::target::state::{SubscriptionId, name_array};
 
 /// Who copies: a later run has another epoch.
@@ -207,6 +208,62 @@ pub(crate) fn reset_sql(owner: Owner, tables: &[(&str, &str)]) -> String {
         owner.sql(),
         names.join(", ")
     )
+}
+
+/// Asks for copies of tables that are not part of the subscription yet.
+pub(crate) fn request(
+    session: &mut Session,
+    id: SubscriptionId,
+    tables: &[PublishedTable],
+) -> Result<()> {
+    upsert_request(session, id, tables, "NOTHING")
+}
+
+/// Asks for tables to be emptied and copied again: what is in them counts as a part of a copy that
+/// was never ended.
+pub(crate) fn request_again(
+    session: &mut Session,
+    id: SubscriptionId,
+    tables: &[PublishedTable],
+) -> Result<()> {
+    let update = "UPDATE SET gate_lsn = NULL, parts = 2, parts_done = 1";
+    upsert_request(session, id, tables, update)
+}
+
+fn upsert_request(
+    session: &mut Session,
+    id: SubscriptionId,
+    tables: &[PublishedTable],
+    otherwise: &str,
+) -> Result<()> {
+    let schemas: Vec<_> = tables.iter().map(|table| table.schema.clone()).collect();
+    let names: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
+    let sql = format!(
+        "INSERT INTO pgapace.relation (subscription, schema_name, table_name) \
+         SELECT {}, c.schema_name, c.table_name \
+         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                         pg_catalog.unnest($2::pg_catalog.text[])) \
+           AS c (schema_name, table_name) \
+         ON CONFLICT (subscription, schema_name, table_name) DO {otherwise}",
+        id.0
+    );
+    session
+        .execute(&sql, &[Some(&name_array(&schemas)), Some(&name_array(&names))])
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Tables that somebody asked to be copied, by schema and name.
+pub(crate) fn requested(
+    session: &mut Session,
+    id: SubscriptionId,
+) -> Result<Vec<(String, String)>> {
+    let sql = "SELECT schema_name, table_name FROM pgapace.relation \
+               WHERE subscription = $1::pg_catalog.int4 AND gate_lsn IS NULL";
+    let rows = session
+        .query(sql, &[Some(&id.0.to_string())])
+        .map_err(|e| Failure::target(&e, "looking for tables that are to be copied"))?;
+    rows.iter().map(|row| Ok((field(&row, 0)?, field(&row, 1)?))).collect()
 }
 
 fn number_array(numbers: &[u64]) -> String {

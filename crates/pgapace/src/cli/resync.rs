@@ -1,0 +1,116 @@
+//! `pgapace resync` and `pgapace refresh`: tables that are to be copied, by a run that goes on or by
+//! the next one.
+
+use clap::Args;
+use wire::Session;
+
+use crate::cli::{Selection, output};
+use crate::config::Subscription as Config;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::publication::{self, PublishedTable};
+use crate::publisher::session::Publisher;
+use crate::sync::check_targets;
+use crate::target::session::Target;
+use crate::target::state::{self, Subscription, copies, ownership, schema};
+
+#[derive(Debug, Args)]
+pub(crate) struct ResyncArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// Tables to empty and copy again, with their schema unless it is public
+    #[arg(required = true, value_name = "TABLE")]
+    tables: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RefreshArgs {
+    #[command(flatten)]
+    selection: Selection,
+}
+
+/// A subscription and what is published for it.
+struct Site {
+    control: Session,
+    row: Subscription,
+    published: Vec<PublishedTable>,
+}
+
+fn open(config: &Config) -> Result<Site> {
+    let mut target = Target::new(config.target.clone(), &config.name);
+    let mut control = target.connect_first()?;
+    let row = match schema::version(&mut control)? {
+        0 => None,
+        _ => {
+            schema::migrate(&mut control)?;
+            state::find(&mut control, &config.name)?
+        }
+    };
+    let row = row.ok_or_else(|| {
+        Failure::new(Class::Config, format!("the target has no subscription {:?}", config.name))
+    })?;
+    let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
+    let mut source = publisher.connect_to_look()?;
+    publication::check_exist(&mut source, &config.publications)?;
+    let published = publication::tables(&mut source, &config.publications)?;
+    Ok(Site { control, row, published })
+}
+
+/// Marks tables of which the copy is to be made anew.
+pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
+    let mut subscriptions = args.selection.subscriptions()?;
+    let config = subscriptions.pop().filter(|_| subscriptions.is_empty()).ok_or_else(|| {
+        Failure::new(Class::Config, "the configuration file has several subscriptions")
+            .hint("Name one with --name.")
+    })?;
+    let mut site = open(&config)?;
+    if !site.row.copy_data {
+        return Err(Failure::new(
+            Class::Config,
+            format!("subscription {} copies no tables: it was created so", site.row.name),
+        ));
+    }
+    let mut chosen = Vec::new();
+    for name in &args.tables {
+        let (schema, table) = name.split_once('.').unwrap_or(("public", name));
+        let found = site.published.iter().find(|t| t.schema == schema && t.name == table);
+        let found = found.ok_or_else(|| {
+            Failure::new(Class::Mismatch, format!("the publications have no table {name}"))
+                .hint("A table is published under its own name, or under that of its root.")
+        })?;
+        chosen.push(found.clone());
+    }
+    check_targets(&mut site.control, &chosen, false, config.copy.filled)?;
+    copies::request_again(&mut site.control, site.row.id, &chosen)?;
+    tell(&mut site, &chosen)
+}
+
+/// Marks published tables that are not part of the subscription yet.
+pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
+    for config in args.selection.subscriptions()? {
+        let mut site = open(&config)?;
+        let known = state::relations_by_name(&mut site.control, site.row.id)?;
+        let is_new = |table: &&PublishedTable| {
+            !known.contains_key(&(table.schema.clone(), table.name.clone()))
+        };
+        let new: Vec<_> = site.published.iter().filter(is_new).cloned().collect();
+        if new.is_empty() {
+            output::line(&format!("{}: no new tables", config.name));
+            continue;
+        }
+        check_targets(&mut site.control, &new, site.row.copy_data, config.copy.filled)?;
+        copies::request(&mut site.control, site.row.id, &new)?;
+        tell(&mut site, &new)?;
+    }
+    Ok(())
+}
+
+fn tell(site: &mut Site, tables: &[PublishedTable]) -> Result<()> {
+    let names: Vec<_> = tables.iter().map(PublishedTable::display_name).collect();
+    let when = match ownership::owner(&mut site.control, site.row.id)? {
+        Some(_) => "the process that runs it copies them within seconds",
+        None => "the next run copies them",
+    };
+    output::line(&format!("{}: {}: {when}", site.row.name, names.join(", ")));
+    Ok(())
+}
