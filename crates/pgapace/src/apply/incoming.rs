@@ -51,7 +51,17 @@ impl Incoming {
         message: &Message<'_>,
     ) -> Result<Option<TransactionPart>> {
         debug_assert!(self.replay.is_none(), "its parts come first");
-        let assembled = self.assembler.push(at, message).map_err(|e| unassemblable(&e))?;
+        let assembled = match self.assembler.push(at, message) {
+            Ok(assembled) => assembled,
+            // It was applied, so its PREPARE was acknowledged and does not come again: one that is
+            // held stands between the two.
+            Err(AssembleError::UnknownPrepared { lsn, .. })
+                if already_applied(lsn, self.resumed_at) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(unassemblable(&error)),
+        };
         for command in self.assembler.spool_commands().drain(..) {
             self.spool.carry_out(command)?;
         }

@@ -163,7 +163,7 @@ fn a_full_spool_stops_with_nothing_lost() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let spool = directory.path().to_string_lossy().into_owned();
     let program = site.program().args(["--memory-limit", "16", "--spool-directory", &spool]);
-    let mut run = site.spawn_streaming(&program.clone().args(["--spool-limit", "3"]))?;
+    let mut run = site.spawn_streaming(&program.clone().args(["--spool-limit", "6"]))?;
     let mut session = site.publisher.connect(DB)?;
     session.batch_execute(&format!("BEGIN; {}", rows(1, 5000)))?;
     site.publisher.sql(DB, "INSERT INTO small VALUES (1)")?;
@@ -171,7 +171,7 @@ fn a_full_spool_stops_with_nothing_lost() -> Result<()> {
     session.batch_execute(&rows(10_000, 5000))?;
     expect_exit(&mut run, 12, &["--spool-limit", "Nothing is lost"])?;
     // Nor is it without the transaction's end.
-    let mut run = site.spawn(&program.clone().args(["--spool-limit", "3"]))?;
+    let mut run = site.spawn(&program.clone().args(["--spool-limit", "6"]))?;
     expect_exit(&mut run, 12, &["--spool-limit"])?;
     session.batch_execute("COMMIT")?;
     let mut run = site.spawn_streaming(&program)?;
