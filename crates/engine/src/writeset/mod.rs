@@ -34,6 +34,7 @@ pub use rules::{
 use table::{Access, LockTable};
 
 use crate::group::GroupSeq;
+use crate::order::Waits;
 
 /// When a change may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,23 +43,6 @@ pub enum Verdict {
     Free,
     /// When the groups have committed that its group waits for.
     Contended,
-}
-
-/// What a group waits for before its contended changes may run.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Waits {
-    /// Every group up to this one.
-    pub through: GroupSeq,
-    /// These groups, later ones than `through`; only where commits are not in order.
-    pub groups: Vec<GroupSeq>,
-}
-
-impl Waits {
-    /// Whether it waits for nothing: no change is contended.
-    #[must_use]
-    pub fn is_none(&self) -> bool {
-        self.through == GroupSeq::NONE && self.groups.is_empty()
-    }
 }
 
 /// The locks of all groups that have not committed.

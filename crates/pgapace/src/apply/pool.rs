@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::group::GroupSeq;
 use engine::transaction::Touched;
-use engine::writeset::{Verdict, Waits, Writeset, WritesetLimits};
+use engine::writeset::{Verdict, Writeset, WritesetLimits};
 
 use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
 use crate::apply::turns::Turns;
@@ -177,8 +177,7 @@ impl Pool {
                 }
                 let changes = lock(writeset, &works)?;
                 if ends {
-                    let Waits { through, groups } = writeset.close();
-                    Contended { waits: engine::order::Waits { through, groups }, changes }
+                    Contended { waits: writeset.close(), changes }
                 } else {
                     // It runs only as the oldest.
                     Contended::default()

@@ -51,8 +51,9 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
         let (conninfo, stop) = (site.target.conninfo(DB), Arc::clone(&stop));
         // Not in order, but whole transactions at any moment.
         std::thread::spawn(move || -> Result<u64> {
-            let mut client = testbed::postgres::Client::connect(&conninfo, testbed::postgres::NoTls)
-                .map_err(|e| Error::other(e.to_string()))?;
+            let mut client =
+                testbed::postgres::Client::connect(&conninfo, testbed::postgres::NoTls)
+                    .map_err(|e| Error::other(e.to_string()))?;
             let mut sound = 0;
             while !stop.load(Ordering::Relaxed) {
                 match ledger::check_atomicity(&mut client) {

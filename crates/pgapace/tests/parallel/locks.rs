@@ -24,7 +24,8 @@ fn a_lock_of_a_user_between_two_transactions_of_ours() {
         let mut process = start(&mut case);
         let mut brake = case.target.connect();
         must(brake.batch_execute("BEGIN; SELECT FROM brake FOR UPDATE"));
-        case.publisher.sql("BEGIN; UPDATE brake SET v = 1; UPDATE t SET v = 1 WHERE id = 1; COMMIT");
+        case.publisher
+            .sql("BEGIN; UPDATE brake SET v = 1; UPDATE t SET v = 1 WHERE id = 1; COMMIT");
         case.publisher.sql("UPDATE t SET v = 1 WHERE id = 2");
         let waiting = |mode: &str, granted: bool| {
             let sql = format!(

@@ -310,9 +310,10 @@ fn out_of_order_free_transactions_are_not_kept() {
         case.publisher.sql("UPDATE t SET v = 1 WHERE id = 1");
         case.publisher.sql("UPDATE t SET v = 2 WHERE id = 1");
         case.publisher.sql("UPDATE t SET v = 1 WHERE id = 2");
-        let waited = testbed::wait_until(crate::support::PATIENCE, "the third to be visible", || {
-            Ok(case.target.value("SELECT v FROM t WHERE id = 2") == "1")
-        });
+        let waited =
+            testbed::wait_until(crate::support::PATIENCE, "the third to be visible", || {
+                Ok(case.target.value("SELECT v FROM t WHERE id = 2") == "1")
+            });
         must(waited);
         // It is applied beyond a gap, and that is what a reader can see.
         let applied = "SELECT lowest_lsn < highest_lsn, cardinality(beyond) FROM pgapace.applied";
