@@ -234,7 +234,13 @@ impl State {
         let waker = turns.waker(self.number);
         // Before looking for news, so that what comes after the look is not missed.
         waker.take();
-        if !inbox.is_empty() || !turns.wait(self.number, waits) {
+        if !inbox.is_empty() {
+            return Ok(());
+        }
+        // The leader's end of the channel may be gone, which `is_empty` does not say.
+        let was_closing = self.closing;
+        self.take_mail(inbox)?;
+        if self.closing != was_closing || !turns.wait(self.number, waits) {
             return Ok(());
         }
         let readable = self
