@@ -104,8 +104,8 @@ pub struct WritesetLimits {
 }
 
 impl Default for WritesetLimits {
-    /// About 40 MB at most.
+    /// About 32 MB, and twice that for the moment in which the table is swept.
     fn default() -> Self {
-        Self { keys_per_table: 1 << 17, keys: 1 << 20 }
+        Self { keys_per_table: 1 << 17, keys: 1 << 19 }
     }
 }

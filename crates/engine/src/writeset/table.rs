@@ -195,7 +195,7 @@ impl LockTable {
     /// Whether it is time for [`Self::sweep`]: ways become long.
     #[inline]
     pub(super) fn is_worth_a_sweep(&self) -> bool {
-        self.used * 4 >= self.places.len() * 3
+        self.used * 3 >= self.places.len() * 2
     }
 
     /// Drops the entries that no group holds, and makes room. `writes` and `reads` say of a group
@@ -213,7 +213,8 @@ impl LockTable {
     fn rebuild(&mut self, keeps: impl Fn(&Entry) -> bool) {
         let keeps = |entry: &&Entry| !entry.is_nothing() && keeps(entry);
         let kept = self.places.iter().filter(keeps).count();
-        let size = (kept * 8 / 5 + 2).next_power_of_two().max(LEAST);
+        // Room for as many again, at least, before the next time.
+        let size = (kept * 3).next_power_of_two().max(LEAST);
         let mut places = vec![Entry::NOTHING; size];
         for entry in self.places.iter().filter(keeps) {
             let mut at = home(entry.hash, size);
