@@ -228,8 +228,6 @@ impl Pool {
             let holder = self.queues.iter().position(|queue| queue.front() == Some(victim));
             if let Some(worker) = holder {
                 self.workers[worker].give_way(*victim);
-                // It may wait in a statement.
-                self.workers[worker].cancel();
             }
         }
     }

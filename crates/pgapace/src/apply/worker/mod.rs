@@ -135,14 +135,6 @@ impl Worker {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).pid
     }
 
-    /// Cancels what its session does.
-    pub(crate) fn cancel(&self) {
-        let cancel = self.seen.lock().unwrap_or_else(PoisonError::into_inner).cancel.clone();
-        if let Err(error) = cancel.cancel() {
-            tracing::debug!(%error, "cannot cancel");
-        }
-    }
-
     fn send(&self, message: ToWorker) {
         if let Some(mail) = &self.mail {
             let _ = mail.send(message);

@@ -303,7 +303,11 @@ impl State {
         let group = Group { mode, ..group };
         if wait || early {
             // What is queued now is that of others.
-            self.send()?;
+            if let Err(failure) = self.send() {
+                // It comes again on another session.
+                self.queue.push_front(group);
+                return Err(failure);
+            }
         }
         let split = early && mode == Mode::Net && !group.contended.is_empty() && {
             let waits = group.contended.waits.clone();
@@ -482,7 +486,13 @@ impl State {
         match self.in_flight.front() {
             Some(first) if first.group.seq == group && first.early && first.is_open() => {
                 tracing::debug!(group = group.0, "gives way to an earlier group");
-                self.start_recovery(Again::Later)
+                let busy = !self.pending.is_empty();
+                self.start_recovery(Again::Later)?;
+                if busy && let Err(error) = self.session.cancel_handle().cancel() {
+                    // Then its statement ends by itself, or the oldest is looked at again.
+                    tracing::debug!(%error, "cannot cancel");
+                }
+                Ok(())
             }
             _ => Ok(()),
         }
@@ -511,15 +521,24 @@ impl State {
     fn recover(&mut self, again: Again) -> Result<()> {
         self.recovering = None;
         if self.session.transaction_status() != TransactionStatus::Idle {
-            self.session
-                .simple("ROLLBACK")
-                .map_err(|e| Failure::target(&e, "going back to before a group"))?;
+            self.roll_back()?;
         }
         if let Some(first) = self.in_flight.front() {
             self.encoder.forget_after(&mut self.session, first.parsed);
         }
         self.requeue(again);
         Ok(())
+    }
+
+    fn roll_back(&mut self) -> Result<()> {
+        loop {
+            match self.session.simple("ROLLBACK") {
+                Ok(_) => return Ok(()),
+                // A cancel that was meant for what went before.
+                Err(error) if error.sqlstate() == Some("57014") => {}
+                Err(error) => return Err(Failure::target(&error, "going back to before a group")),
+            }
+        }
     }
 
     /// Puts everything in flight back into the queue.
