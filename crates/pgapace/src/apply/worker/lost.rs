@@ -6,7 +6,9 @@
 //! the next one reads everything.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
+use pgoutput::Lsn;
 use wire::Session;
 
 use crate::apply::answers::Pending;
@@ -15,6 +17,11 @@ use crate::apply::worker::state::State;
 use crate::apply::worker::{Connect, Identity, Seen};
 use crate::error::{Failure, Result};
 use crate::target::state::{ownership, progress};
+
+/// How often a session is opened before the run ends and another begins.
+const ATTEMPTS: u32 = 8;
+/// The pause after the second attempt; it grows by as much.
+const PAUSE: Duration = Duration::from_millis(50);
 
 impl State {
     /// Goes on with a new session, or gives `lost` back: why the old one is gone.
@@ -28,22 +35,18 @@ impl State {
         let whole = self.in_flight.iter().all(|in_flight| in_flight.group.is_whole())
             && self.ready.iter().all(|ready| ready.group.group.is_whole())
             && self.queue.iter().all(crate::apply::work::Group::is_whole);
-        let old = self.session.backend_pid();
         let opened = if whole && lost.transient {
-            tracing::info!(%lost, backend = old, "a worker's session is lost; opening another");
-            connect(Some(old)).inspect_err(|error| tracing::debug!(%error, "cannot open it")).ok()
+            let backend = self.session.backend_pid();
+            tracing::info!(%lost, backend, "a worker's session is lost; opening another");
+            self.reopen(connect)
         } else {
             None
         };
-        let Some((mut session, identity)) = opened else {
+        let Some((session, identity, through)) = opened else {
             self.answers.abandon();
             return Err(lost);
         };
-        if !owns(&mut session, identity)? {
-            self.answers.abandon();
-            return Err(lost);
-        }
-        self.take_over_commits(&mut session, identity)?;
+        self.take_over_commits(through);
         *seen.lock().unwrap_or_else(PoisonError::into_inner) = Seen::new(&session);
         self.session = session;
         self.encoder = Encoder::new(identity);
@@ -52,19 +55,49 @@ impl State {
         Ok(())
     }
 
-    /// Counts what was committed although no answer came.
-    fn take_over_commits(&mut self, session: &mut Session, identity: Identity) -> Result<()> {
-        let sent = self.pending.iter().filter_map(|pending| match pending {
-            Pending::Sync { commits } => *commits,
-            _ => None,
-        });
+    /// Opens another session, and asks it which commit that was on its way is the last to have
+    /// taken effect. The new one may be lost as well.
+    fn reopen(&self, connect: &Connect) -> Option<(Session, Identity, Option<Lsn>)> {
+        let old = self.session.backend_pid();
+        for attempt in 0..ATTEMPTS {
+            let opened = connect(Some(old)).and_then(|(mut session, identity)| {
+                let owned = owns(&mut session, identity)?;
+                let through = self.committed_through(&mut session, identity)?;
+                Ok(owned.then_some((session, identity, through)))
+            });
+            match opened {
+                Ok(opened) => return opened,
+                Err(error) if error.transient => tracing::debug!(%error, "cannot open it yet"),
+                Err(error) => {
+                    tracing::debug!(%error, "cannot open it");
+                    return None;
+                }
+            }
+            std::thread::sleep(PAUSE * attempt);
+        }
+        None
+    }
+
+    fn committed_through(&self, session: &mut Session, identity: Identity) -> Result<Option<Lsn>> {
         let mut through = None;
-        for commits in sent.collect::<Vec<_>>() {
+        for pending in &self.pending {
+            let Pending::Sync { commits: Some(commits) } = pending else { continue };
             if !progress::is_recorded(session, identity.id, commits.end)? {
                 break;
             }
-            self.answers.transaction_committed(&commits);
             through = Some(commits.end);
+        }
+        Ok(through)
+    }
+
+    /// Counts what was committed although no answer came.
+    fn take_over_commits(&mut self, through: Option<Lsn>) {
+        for pending in &self.pending {
+            if let Pending::Sync { commits: Some(commits) } = pending
+                && Some(commits.end) <= through
+            {
+                self.answers.transaction_committed(commits);
+            }
         }
         while let Some(first) = self.in_flight.front_mut() {
             first.count_committed(through);
@@ -75,7 +108,6 @@ impl State {
             self.answered += 1;
             self.in_flight.pop_front();
         }
-        Ok(())
     }
 }
 
