@@ -9,6 +9,7 @@ use serde::Deserialize;
 use wire::ConnInfo;
 
 use crate::error::{Class, Failure, Result};
+use crate::target::conflict::{Policy, Rule};
 
 /// Which origins the publisher sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
@@ -289,6 +290,29 @@ pub(crate) struct Settings {
     #[arg(long, value_enum, value_name = "MODE", env = "PGAPACE_APPLY_MODE")]
     #[serde(rename = "apply-mode", alias = "apply_mode")]
     pub(crate) apply_mode: Option<ApplyMode>,
+
+    /// What is done about a type of conflict, for all tables or for one; repeat it. Types:
+    /// insert_exists, update_exists, multiple_unique_conflicts, update_missing, delete_missing,
+    /// update_origin_differs, delete_origin_differs, foreign_key_violation, exclusion_violation.
+    /// Actions: error (stop), skip, apply, last_update_wins [default: error, but skip for
+    /// missing rows]
+    #[arg(
+        long,
+        value_name = "[SCHEMA.TABLE:]TYPE=ACTION",
+        env = "PGAPACE_ON_CONFLICT",
+        value_delimiter = ','
+    )]
+    #[serde(rename = "on-conflict", alias = "on_conflict")]
+    pub(crate) on_conflict: Option<Vec<Rule>>,
+
+    /// Disable the subscription when a change cannot be applied: it does not run again until
+    /// pgapace enable [default: false]
+    #[arg(
+        long, value_name = "BOOL", env = "PGAPACE_DISABLE_ON_ERROR",
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    #[serde(rename = "disable-on-error", alias = "disable_on_error")]
+    pub(crate) disable_on_error: Option<bool>,
 }
 
 impl Settings {
@@ -324,6 +348,8 @@ impl Settings {
             lock_probe: self.lock_probe.or(weaker.lock_probe),
             group_transactions: self.group_transactions.or(weaker.group_transactions),
             apply_mode: self.apply_mode.or(weaker.apply_mode),
+            on_conflict: self.on_conflict.or_else(|| weaker.on_conflict.clone()),
+            disable_on_error: self.disable_on_error.or(weaker.disable_on_error),
         }
     }
 
@@ -428,6 +454,8 @@ impl Settings {
             lock_probe,
             group_transactions: self.group_transactions.unwrap_or_default(),
             apply_mode: self.apply_mode.unwrap_or(ApplyMode::Auto),
+            on_conflict: Policy::new(self.on_conflict.unwrap_or_default()),
+            disable_on_error: self.disable_on_error.unwrap_or(false),
         })
     }
 }
@@ -475,6 +503,8 @@ pub(crate) struct Subscription {
     pub(crate) lock_probe: Duration,
     pub(crate) group_transactions: GroupTransactions,
     pub(crate) apply_mode: ApplyMode,
+    pub(crate) on_conflict: Policy,
+    pub(crate) disable_on_error: bool,
 }
 
 /// A configuration file: common settings, and any number of subscriptions.
@@ -640,5 +670,7 @@ mod tests {
         assert!(message("name = 'a'", None).contains("--publication is not given"));
         let both = "name='a'\npublication=['p']\ncreate-slot=false\ncopy-data=true";
         assert!(message(both, None).contains("needs --create-slot"));
+        let rule = "name='a'\non-conflict=['public.t:update_exists=apply']";
+        assert!(message(rule, None).contains("no action for update_exists: error, skip"));
     }
 }

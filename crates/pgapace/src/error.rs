@@ -25,6 +25,8 @@ pub(crate) enum Class {
     Apply,
     /// The publisher's history is not the one our progress belongs to.
     History,
+    /// An earlier error has disabled the subscription.
+    Disabled,
     /// Stopped on request; a failure only when there was a goal that is not reached.
     Stopped,
     /// The spool: its directory is full or cannot be used.
@@ -47,6 +49,7 @@ impl Class {
             Self::History => 10,
             Self::Stopped => 11,
             Self::Spool => 12,
+            Self::Disabled => 13,
         }
     }
 }

@@ -14,6 +14,7 @@ use pgoutput::{Lsn, Streaming};
 use wire::{ReplicationStream, Session};
 
 use crate::apply::blockers::Blockers;
+use crate::apply::conflicts;
 use crate::apply::durability::Durability;
 use crate::apply::incoming::Incoming;
 use crate::apply::leader::{Leader, Outcome, Parts};
@@ -102,7 +103,9 @@ pub(crate) fn run(config: &Config, options: RunOptions, shutdown: &Shutdown) -> 
             return supervisor.stopped();
         }
         if !retry {
-            supervisor.record(&failure);
+            if failure.class != Class::Disabled {
+                supervisor.record(&failure);
+            }
             return Err(failure);
         }
         if started.elapsed() >= GOOD_RUN {
@@ -174,12 +177,26 @@ impl Supervisor<'_> {
                 return Ok(());
             }
             match state::find(&mut session, &self.config.name)? {
-                Some(row) => statistics::error(&mut session, row.id, &failure.to_string()),
+                Some(row) => {
+                    let message = failure.to_string();
+                    if self.config.disable_on_error && failure.class == Class::Apply {
+                        state::set_disabled(&mut session, row.id, Some(&message))?;
+                        tracing::error!(
+                            subscription = self.config.name,
+                            "the subscription is disabled; pgapace enable lets it run again"
+                        );
+                    }
+                    statistics::error(&mut session, row.id, &message)
+                }
                 None => Ok(()),
             }
         });
-        if let Err(error) = recorded {
-            tracing::debug!(%error, "cannot record the failure on the target");
+        match recorded {
+            Err(error) if self.config.disable_on_error => {
+                tracing::warn!(%error, "cannot record the failure on the target");
+            }
+            Err(error) => tracing::debug!(%error, "cannot record the failure on the target"),
+            Ok(()) => {}
         }
     }
 
@@ -217,6 +234,7 @@ impl Supervisor<'_> {
             Some(row) => row,
             None => self.create(&mut control, &mut source)?,
         };
+        check_enabled(&row)?;
         self.check_same_settings(&mut control, &mut row)?;
         let former = Former { any: self.take_over, own: self.owner.clone() };
         self.owner =
@@ -226,6 +244,7 @@ impl Supervisor<'_> {
         row = state::find(&mut control, &config.name)?.ok_or_else(|| {
             Failure::new(Class::Busy, "the subscription was dropped while it was waited for")
         })?;
+        check_enabled(&row)?;
         if std::mem::take(&mut self.take_over) {
             slot::end_user(&mut source, &row.slot_name, &config.name, config.busy_timeout)?;
         }
@@ -263,6 +282,10 @@ impl Supervisor<'_> {
                  the subscription (pgapace drop) and start it anew.",
             )
         })?;
+        if row.skip.is_some_and(|skip| skip < applied.through) {
+            // It has been left out.
+            state::set_skip(&mut control, row.id, None)?;
+        }
         if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
             check_identity(&mut source, &system, identifier, timeline, applied.highest())?;
         }
@@ -362,7 +385,8 @@ impl Supervisor<'_> {
             "streaming"
         );
         let states = state::relations(&mut control, row.id)?;
-        let tables = Tables::new(&states, types, format.binary, config.preserve_commit_order);
+        let tables = Tables::new(&states, types, format.binary, config.preserve_commit_order)
+            .with_policy(config.on_conflict.clone(), row.id);
         let part_bytes = (config.memory_limit / 16).min(PartLimits::default().bytes);
         let part_limits = PartLimits {
             bytes: part_bytes,
@@ -384,6 +408,7 @@ impl Supervisor<'_> {
             adder: Adder::new(context),
             shutdown: self.shutdown,
             until,
+            skip: row.skip,
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
             group_limits: GroupLimits {
                 transactions: group_transactions,
@@ -582,8 +607,13 @@ impl Supervisor<'_> {
         };
         let origin_none = config.origin_none;
         let connect = |number| -> Connect {
-            let target = target.clone();
-            Box::new(move |lost| open_apply(&target, identity, number, origin_none, lost))
+            let (target, policy) = (target.clone(), config.on_conflict.clone());
+            Box::new(move |lost| {
+                let opened = open_apply(&target, identity, number, origin_none, lost);
+                let (mut session, identity) = opened?;
+                conflicts::requirements::check(&mut session, &policy, identity.tagged)?;
+                Ok((session, identity))
+            })
         };
         let connects = (0..config.workers).map(connect).collect();
         let monitor = target.connect(Purpose::Monitor)?;
@@ -637,6 +667,22 @@ fn open_apply(
         }
     }
     Ok((session, Identity { tagged: attached.is_ok(), ..identity }))
+}
+
+/// Refuses a subscription that an error has disabled.
+fn check_enabled(row: &Subscription) -> Result<()> {
+    match &row.disabled {
+        None => Ok(()),
+        Some(reason) => Err(Failure::new(
+            Class::Disabled,
+            format!("subscription {} is disabled since an error", row.name),
+        )
+        .detail(reason.as_str())
+        .hint(
+            "When its cause is gone, or the transaction is to be left out (pgapace skip): pgapace \
+             enable.",
+        )),
+    }
 }
 
 /// Whether commits of the publisher may wait for us (synchronous_standby_names has our name).

@@ -1,6 +1,7 @@
 //! pgapace against real servers, as a user runs it: the built program, its exit code, its log, and
 //! the tables.
 
+mod conflicts;
 mod faults;
 mod parallel;
 mod semantics;

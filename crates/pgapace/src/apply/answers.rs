@@ -5,11 +5,12 @@ use engine::net::ChangeAt;
 use engine::progress::Range;
 use pgoutput::{Lsn, Message};
 
+use crate::apply::conflicts::{Conflict, Judged};
 use crate::apply::missing::MissingLog;
 use crate::apply::offender::{self, unknown_offender};
 use crate::apply::work::{Group, Work};
 use crate::error::{Class, Failure, Offender, Result};
-use crate::target::state::statistics::Counters;
+use crate::target::state::statistics::{Changes, Counters};
 use crate::target::statement::row::Expect;
 
 /// Missing rows of one transaction that are kept to be named in the log; the rest are counted.
@@ -52,7 +53,7 @@ pub(crate) struct Committing {
     /// The end of its last source transaction.
     pub(crate) end: Lsn,
     /// Everything but missing rows, which the answers tell.
-    pub(crate) counters: Counters,
+    pub(crate) changes: Changes,
 }
 
 /// What the answers have said so far.
@@ -66,6 +67,8 @@ pub(crate) struct Answers {
     /// The first missing rows of the transaction being answered, and how many more there are.
     missing: Vec<Offender>,
     more_missing: u64,
+    /// What rules have decided in the transaction that is carried out change by change.
+    conflicts: Vec<Conflict>,
     /// Rows affected by a statement that is judged together with its next.
     carried: u64,
 }
@@ -79,7 +82,19 @@ impl Answers {
             ranges: Vec::new(),
             missing: Vec::new(),
             more_missing: 0,
+            conflicts: Vec::new(),
             carried: 0,
+        }
+    }
+
+    /// A transaction, or a part of it, was carried out change by change.
+    pub(crate) fn judged(&mut self, judged: Judged) {
+        let room = KEPT_MISSING.saturating_sub(self.conflicts.len());
+        self.more_missing += judged.more + judged.conflicts.len().saturating_sub(room) as u64;
+        self.current.add(&judged.counters);
+        self.conflicts.extend(judged.conflicts.into_iter().take(room));
+        if let Some(committed) = &judged.committed {
+            self.transaction_committed(committed);
         }
     }
 
@@ -146,9 +161,12 @@ impl Answers {
         for offender in self.missing.drain(..) {
             self.log.log(&offender);
         }
+        for conflict in self.conflicts.drain(..) {
+            self.log.conflict(conflict.kind, conflict.applied, &conflict.offender);
+        }
         self.log.suppress(std::mem::take(&mut self.more_missing));
         self.committed.add(&std::mem::take(&mut self.current));
-        self.committed.add(&committing.counters);
+        self.committed.add_changes(&committing.changes);
         let Committing { after, end, .. } = *committing;
         match self.ranges.last_mut() {
             Some(last) if last.through == after => last.through = end,
@@ -161,6 +179,7 @@ impl Answers {
         self.current = Counters::default();
         self.missing.clear();
         self.more_missing = 0;
+        self.conflicts.clear();
         self.carried = 0;
     }
 

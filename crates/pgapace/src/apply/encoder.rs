@@ -1,5 +1,7 @@
 //! Groups to queued statements: what is sent for a transaction, in both modes.
 
+pub(crate) mod resolution;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -17,7 +19,7 @@ use crate::apply::worker::Identity;
 use crate::error::{Class, Failure, Result};
 use crate::target::mapping::TableMap;
 use crate::target::state::progress::{RECORD_TYPES, RecordParams, record_sql};
-use crate::target::state::statistics::Counters;
+use crate::target::state::statistics::Changes;
 use crate::target::statement::bind;
 use crate::target::statement::cache::StatementCache;
 use crate::target::statement::row::{
@@ -42,7 +44,7 @@ pub(crate) struct Encoder {
     plan: UpdatePlan,
     buffers: SetBuffers,
     /// Of the target transaction that is being queued, which may have several parts.
-    counters: Counters,
+    changes: Changes,
 }
 
 impl Encoder {
@@ -52,7 +54,7 @@ impl Encoder {
             statements: StatementCache::default(),
             plan: UpdatePlan::default(),
             buffers: SetBuffers::default(),
-            counters: Counters::default(),
+            changes: Changes::default(),
         }
     }
 
@@ -76,7 +78,7 @@ impl Encoder {
     /// What was queued since then is not carried out. Statements that were parsed there may be on
     /// the server or not; they are closed and not used again.
     pub(crate) fn forget_after(&mut self, session: &mut Session, parsed: u64) {
-        self.counters = Counters::default();
+        self.changes = Changes::default();
         for name in self.statements.forget_after(parsed) {
             session.queue_close_statement(&name);
         }
@@ -190,11 +192,11 @@ impl Encoder {
             match step {
                 Step::Alone(at) => {
                     let work = &group.works[at.part as usize];
-                    let counters = self.counters;
+                    let changes = self.changes;
                     self.change(session, work, at, pending)
                         .map_err(|error| error.into_failure(work, at))?;
                     // It was counted above.
-                    self.counters = counters;
+                    self.changes = changes;
                 }
                 Step::Segment(segment) => {
                     let mut expect = |expected: Expected| {
@@ -231,18 +233,18 @@ impl Encoder {
         transactions: u32,
     ) -> Option<Ending> {
         let end = work.part.end_lsn?;
-        let mut counters = std::mem::take(&mut self.counters);
+        let mut changes = std::mem::take(&mut self.changes);
         let mut time = None;
         if !work.part.is_idle() {
-            counters.transactions = transactions.into();
-            counters.groups = 1;
+            changes.transactions = transactions.into();
+            changes.groups = 1;
             time = Some(work.part.head.commit_time);
         }
         Some(Ending {
             part,
             behind: false,
             time,
-            commits: Committing { after: predecessor, end, counters },
+            commits: Committing { after: predecessor, end, changes },
         })
     }
 
@@ -257,10 +259,10 @@ impl Encoder {
 
     fn count(&mut self, message: &Message<'_>) {
         match message {
-            Message::Insert(_) => self.counters.inserts += 1,
-            Message::Update(_) => self.counters.updates += 1,
-            Message::Delete(_) => self.counters.deletes += 1,
-            _ => self.counters.truncates += 1,
+            Message::Insert(_) => self.changes.inserts += 1,
+            Message::Update(_) => self.changes.updates += 1,
+            Message::Delete(_) => self.changes.deletes += 1,
+            _ => self.changes.truncates += 1,
         }
     }
 

@@ -70,6 +70,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) adder: Adder<'a>,
     pub(crate) shutdown: &'a Shutdown,
     pub(crate) until: Option<Lsn>,
+    /// Commit LSN of a transaction that is not applied: it only counts as progress.
+    pub(crate) skip: Option<Lsn>,
     /// Longest time between two idle progress rows.
     pub(crate) idle_interval: Duration,
     pub(crate) group_limits: GroupLimits,
@@ -266,7 +268,7 @@ impl<'a> Leader<'a> {
             let through = self.parts.rows_through;
             let by_rows = works
                 .first()
-                .is_some_and(|work| work.part.head.commit_lsn <= through || work.runs_user_code());
+                .is_some_and(|work| work.part.head.commit_lsn <= through || work.is_alone());
             let mode = if by_rows { Mode::Rows } else { Mode::Net };
             self.parts.pool.submit(worker, works, mode)?;
         }
@@ -374,7 +376,16 @@ impl<'a> Leader<'a> {
             return Ok(());
         }
         let mut tables = Vec::with_capacity(part.relations().len());
+        let skipped = self.parts.skip == Some(commit_lsn);
+        if skipped && end.is_some() {
+            tracing::warn!(lsn = %commit_lsn, xid = %part.head.xid, "the transaction is skipped");
+            self.counters.transactions_skipped += 1;
+        }
         for remote in part.relations() {
+            if skipped {
+                tables.push(None);
+                continue;
+            }
             if !self.parts.tables.knows(remote, commit_lsn) {
                 self.parts.adder.add(&mut self.parts.control, &mut self.parts.tables, remote)?;
             }

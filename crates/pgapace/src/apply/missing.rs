@@ -1,13 +1,15 @@
-//! Rows that an update or delete did not find: counted and logged with their keys, as natively.
+//! Conflicts in the log: rows that an update or delete did not find, named by their keys as
+//! natively, and what rules have decided.
 
 use std::time::{Duration, Instant};
 
 use crate::error::Offender;
+use crate::target::conflict::ConflictType;
 
 /// Lines per second that are written in full; the rest are counted in one line.
 const LINES_PER_SECOND: u32 = 20;
 
-/// Writes missing rows to the log without drowning it.
+/// Writes conflicts to the log without drowning it.
 #[derive(Debug)]
 pub(crate) struct MissingLog {
     subscription: String,
@@ -28,6 +30,15 @@ impl MissingLog {
 
     /// Logs one missing row of a transaction that has committed.
     pub(crate) fn log(&mut self, offender: &Offender) {
+        let kind = match offender.operation {
+            "UPDATE" => ConflictType::UpdateMissing,
+            _ => ConflictType::DeleteMissing,
+        };
+        self.conflict(kind, false, offender);
+    }
+
+    /// Logs one conflict of a transaction that has committed.
+    pub(crate) fn conflict(&mut self, kind: ConflictType, applied: bool, offender: &Offender) {
         if self.second.elapsed() >= Duration::from_secs(1) {
             self.flush();
             self.second = Instant::now();
@@ -38,18 +49,26 @@ impl MissingLog {
             return;
         }
         self.lines += 1;
+        let missing = matches!(kind, ConflictType::UpdateMissing | ConflictType::DeleteMissing);
         tracing::warn!(
             subscription = self.subscription,
-            conflict = if offender.operation == "UPDATE" { "update_missing" } else { "delete_missing" },
+            conflict = kind.name(),
             table = offender.table.as_deref().unwrap_or_default(),
             key = offender.key.as_deref().unwrap_or_default(),
             lsn = %offender.commit_lsn,
             xid = %offender.xid,
-            "conflict: the row to be changed is not on the target, the change is skipped"
+            "conflict: {}",
+            match (missing, applied) {
+                (true, false) =>
+                    "the row to be changed is not on the target, the change is skipped",
+                (true, true) => "the row to be changed is not on the target, it is inserted",
+                (false, false) => "the change is skipped",
+                (false, true) => "the row of the publisher replaces that of the target",
+            }
         );
     }
 
-    /// Counts missing rows that are not named.
+    /// Counts conflicts that are not named.
     pub(crate) fn suppress(&mut self, rows: u64) {
         self.suppressed += rows;
     }
@@ -60,7 +79,7 @@ impl MissingLog {
             tracing::warn!(
                 subscription = self.subscription,
                 count = self.suppressed,
-                "more conflicts of missing rows in the last second; all are counted in status"
+                "more conflicts in the last second; all are counted in status"
             );
             self.suppressed = 0;
         }

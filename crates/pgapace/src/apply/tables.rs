@@ -11,9 +11,10 @@ use wire::Session;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::target::catalogue;
+use crate::target::conflict::Policy;
 use crate::target::format::{self, PublisherTypes};
 use crate::target::mapping::TableMap;
-use crate::target::state::{RelationMode, RelationState};
+use crate::target::state::{self, RelationMode, RelationState, SubscriptionId};
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
 pub(crate) const OWN_SCHEMA: &str = "pgapace";
@@ -43,6 +44,8 @@ pub(crate) struct Tables {
     binary: bool,
     /// Whether commits keep the publisher's order.
     ordered: bool,
+    policy: Policy,
+    subscription: Option<SubscriptionId>,
     /// How tables that were resolved are applied, to be recorded.
     modes: Vec<RelationMode>,
 }
@@ -59,6 +62,11 @@ impl Tables {
             .filter_map(|s| Some(((s.schema.clone(), s.name.clone()), s.gate?)))
             .collect();
         Self { gates, types, binary, ordered, ..Self::default() }
+    }
+
+    /// What is done about conflicts.
+    pub(crate) fn with_policy(self, policy: Policy, subscription: SubscriptionId) -> Self {
+        Self { policy, subscription: Some(subscription), ..self }
     }
 
     /// Whether it is known what to do with changes of a transaction with this commit LSN; if not,
@@ -171,7 +179,14 @@ impl Tables {
             .ok_or_else(|| Failure::internal("a table was resolved before it was copied"))?;
         let table = catalogue::load(session, &remote.schema, &remote.name)?
             .ok_or_else(|| missing(&remote.schema, &remote.name))?;
-        let map = Arc::new(TableMap::new(Arc::clone(remote), table, &self.types, self.ordered)?);
+        let mut conflicts = self.policy.of(&remote.schema, &remote.name);
+        if let (Some(policy), Some(id)) = (&mut conflicts, self.subscription)
+            && policy.is_timed()
+        {
+            policy.copied_at = state::copied_at(session, id, &remote.schema, &remote.name)?;
+        }
+        let map = TableMap::new(Arc::clone(remote), table, &self.types, self.ordered)?;
+        let map = Arc::new(TableMap { conflicts, ..map });
         if self.binary {
             format::check_binary(&map, &self.types)?;
         }

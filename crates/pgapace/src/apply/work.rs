@@ -8,6 +8,8 @@ use engine::order::Waits;
 use engine::transaction::TransactionPart;
 use pgoutput::Lsn;
 
+use crate::apply::conflicts;
+use crate::target::conflict::TablePolicy;
 use crate::target::mapping::TableMap;
 
 /// A part of a transaction, with the target tables of its relations.
@@ -35,9 +37,15 @@ impl Work {
             changes: self.part.len(),
             bytes: self.part.bytes(),
             whole: self.is_whole(),
-            by_rows: self.runs_user_code(),
+            by_rows: self.is_alone(),
             starts_group: self.after_applied,
         }
+    }
+
+    /// Whether it must be committed alone, as the publisher committed it.
+    pub(crate) fn is_alone(&self) -> bool {
+        let timed = |map: &Arc<TableMap>| map.conflicts.as_ref().is_some_and(TablePolicy::is_timed);
+        self.runs_user_code() || self.tables.iter().flatten().any(timed)
     }
 
     /// Whether code of users may run on the target. It may look at where transactions end: a
@@ -90,6 +98,11 @@ impl Group {
         self.works.iter().all(Work::is_whole)
     }
 
+    /// Whether it is carried out change by change, because rules may decide about conflicts.
+    pub(crate) fn is_by_rules(&self) -> bool {
+        self.mode == Mode::Rows && self.works.iter().any(conflicts::decides)
+    }
+
     /// Whether its changes may be executed before everything that was committed before them is
     /// there: net changes in two steps, a lone transaction by rows when nothing is in its way.
     /// The others end transactions as they go, or cannot be carried out again, or failed once.
@@ -98,7 +111,10 @@ impl Group {
             && self.is_whole()
             && match self.mode {
                 Mode::Net => true,
-                Mode::Rows => self.works.len() == 1 && !self.works[0].runs_user_code(),
+                Mode::Rows => {
+                    let [work] = &self.works[..] else { return false };
+                    !work.runs_user_code() && !conflicts::decides(work)
+                }
             }
     }
 

@@ -4,20 +4,25 @@ pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod drop;
+pub(crate) mod enable;
 pub(crate) mod output;
 pub(crate) mod resync;
 pub(crate) mod run;
 pub(crate) mod sequences;
+pub(crate) mod skip;
 pub(crate) mod status;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use wire::Session;
 
 use crate::config::{Settings, Site, Subscription, sites, subscriptions};
 use crate::error::{Class, Failure, Result};
 use crate::observe::logging::{self, LogFormat};
+use crate::target::session::Target;
+use crate::target::state::{self, schema};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -33,7 +38,8 @@ Exit codes:
    9  a change could not be applied
   10  the publisher's history is not the one the target has followed
   11  stopped by a signal before the goal of --until was reached
-  12  the spool directory is full or cannot be used";
+  12  the spool directory is full or cannot be used
+  13  the subscription is disabled since an error (--disable-on-error, pgapace enable)";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,6 +81,16 @@ const SEQUENCES_HELP: &str = r#"Run it when nothing more is written on the publi
 
 Example:
   pgapace sequences --config /etc/pgapace.toml --name shop"#;
+
+const SKIP_HELP: &str = r#"Needs --target and --name. Nothing of the transaction is applied, and it is not known any more afterwards: what it would have changed has to be mended by hand.
+
+Example:
+  pgapace skip --target postgresql://b/shop --name shop --lsn 16/B374D848"#;
+
+const ENABLE_HELP: &str = r#"Needs --target and --name.
+
+Example:
+  pgapace enable --target postgresql://b/shop --name shop"#;
 
 const DEMO_HELP: &str = r#"Example:
   pgapace demo --duration 30 --clients 8 --publisher-version 15 --target-version 18"#;
@@ -122,6 +138,12 @@ enum Command {
     /// Set the target's sequences to the publisher's values: the stream does not carry them
     #[command(after_help = SEQUENCES_HELP)]
     Sequences(sequences::SequencesArgs),
+    /// Leave out one transaction of the publisher that cannot be applied
+    #[command(after_help = SKIP_HELP)]
+    Skip(skip::SkipArgs),
+    /// Let a subscription run again that an error has disabled
+    #[command(after_help = ENABLE_HELP)]
+    Enable(enable::EnableArgs),
     /// Remove a subscription: its slot, its origins and its state; tables are left as they are
     #[command(after_help = DROP_HELP)]
     Drop(drop::DropArgs),
@@ -169,6 +191,24 @@ impl Selection {
     }
 }
 
+impl Selection {
+    /// For verbs that change what is recorded of one subscription.
+    fn existing(&self) -> Result<(Session, state::Subscription)> {
+        let (name, site) = self.one_by_name()?;
+        let mut control = Target::new(site.target.clone(), &name).connect_first()?;
+        let row = if schema::version(&mut control)? == 0 {
+            None
+        } else {
+            schema::migrate(&mut control)?;
+            state::find(&mut control, &name)?
+        };
+        let row = row.ok_or_else(|| {
+            Failure::new(Class::Config, format!("the target has no subscription {name:?}"))
+        })?;
+        Ok((control, row))
+    }
+}
+
 /// Parses the command line and runs the verb.
 pub(crate) fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -182,6 +222,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Resync(args) => resync::resync(&args),
         Command::Refresh(args) => resync::refresh(&args),
         Command::Sequences(args) => sequences::run(&args),
+        Command::Skip(args) => skip::run(&args),
+        Command::Enable(args) => enable::run(&args),
         Command::Drop(args) => drop::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => {

@@ -34,6 +34,10 @@ struct Status {
     phase: &'static str,
     running: bool,
     owner: Option<Owner>,
+    /// The error that keeps it from running until pgapace enable.
+    disabled: Option<String>,
+    /// Commit LSN of the transaction that pgapace skip leaves out.
+    skip_lsn: Option<String>,
     epoch: i64,
     slot: String,
     publications: Vec<String>,
@@ -196,6 +200,8 @@ fn of(
         phase: row.phase.name(),
         running: owner.is_some(),
         owner,
+        disabled: row.disabled.clone(),
+        skip_lsn: text(row.skip),
         epoch: row.epoch,
         slot: row.slot_name.clone(),
         publications: row.publications.clone(),
@@ -255,6 +261,7 @@ fn find_slot(session: &mut Session, name: &str) -> Result<Option<SlotState>> {
 
 fn print(status: &Status) {
     let running = match &status.owner {
+        None if status.disabled.is_some() => "disabled since an error".to_owned(),
         None => "not running".to_owned(),
         Some(owner) => format!(
             "running (backend {} from {}, since {})",
@@ -264,7 +271,7 @@ fn print(status: &Status) {
         ),
     };
     output::line(&format!("{}: {}, {running}", status.name, status.phase));
-    let item = |label: &str, value: &str| output::line(&format!("  {label:<13}{value}"));
+    let item = |label: &str, value: &str| output::line(&format!("  {label:<15}{value}"));
     let lsn = |lsn: &Option<String>| lsn.clone().unwrap_or_else(|| "-".to_owned());
     item("publications", &status.publications.join(", "));
     item("slot", &slot_line(status));
@@ -275,6 +282,9 @@ fn print(status: &Status) {
     item("applied", &lsn(&status.applied_lsn));
     item("flushed", &lsn(&status.flushed_lsn));
     item("lag", &lag_line(status));
+    if let Some(skip) = &status.skip_lsn {
+        item("skips", &format!("the transaction with commit LSN {skip}"));
+    }
     let c = &status.counters;
     item(
         "changes",
@@ -283,11 +293,33 @@ fn print(status: &Status) {
             c.transactions, c.inserts, c.updates, c.deletes, c.truncates
         ),
     );
+    let conflicts: Vec<_> =
+        c.conflicts().iter().map(|(name, count)| format!("{count} {name}")).collect();
+    item("conflicts", &if conflicts.is_empty() { "none".to_owned() } else { conflicts.join(", ") });
+    if c.transactions_skipped > 0 {
+        item("skipped", &format!("{} transactions, by pgapace skip", c.transactions_skipped));
+    }
     item(
-        "missing rows",
-        &format!("{} of updates, {} of deletes", c.update_missing, c.delete_missing),
+        "groups",
+        &format!(
+            "{}, {} of them parallel, {} dependent on others",
+            c.groups, c.groups_parallel, c.groups_dependent
+        ),
     );
-    item("groups", &format!("{}, {} of them applied again one by one", c.groups, c.fallbacks));
+    item(
+        "applied again",
+        &format!(
+            "{} one by one, {} after an error, {} to give way",
+            c.fallbacks, c.retries, c.victims
+        ),
+    );
+    let waits: Vec<_> = c
+        .waits
+        .named()
+        .iter()
+        .map(|(reason, time)| format!("{reason} {:.1}", time.as_secs_f64()))
+        .collect();
+    item("waits (s)", &waits.join(", "));
     item("starts", &format!("epoch {}, {} restarts", status.epoch, status.restarts));
     let waiting: Vec<_> = status
         .tables

@@ -10,6 +10,7 @@ use pgoutput::ReplicaIdentity;
 
 use crate::error::{Class, Failure, Result};
 use crate::target::catalogue::{Equality, Identity, Key, Table};
+use crate::target::conflict::TablePolicy;
 use crate::target::format::PublisherTypes;
 use crate::target::locks;
 use crate::target::mode::{self, ApplyMode};
@@ -50,6 +51,8 @@ pub(crate) struct TableMap {
     pub(crate) rules: TableRules,
     /// What its changes lock, so that other workers stay away.
     pub(crate) locks: LockRules,
+    /// What is done about its conflicts, where that is not what is always done.
+    pub(crate) conflicts: Option<TablePolicy>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -68,7 +71,7 @@ impl TableMap {
         let (mode, rules) = mode::decide(&remote, &table, &columns, &search, types);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let locks = locks::rules(&remote, &table, &columns, types, &rules, ordered);
-        Ok(Self { id, remote, table, columns, search, mode, rules, locks })
+        Ok(Self { id, remote, table, columns, search, mode, rules, locks, conflicts: None })
     }
 
     /// The target's column under a published one.

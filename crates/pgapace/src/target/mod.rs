@@ -1,6 +1,7 @@
 //! The target: its sessions, its tables, the statements that change them, and our state there.
 
 pub(crate) mod catalogue;
+pub(crate) mod conflict;
 pub(crate) mod constraints;
 pub(crate) mod format;
 pub(crate) mod locks;

@@ -63,6 +63,9 @@ fn cluster(role: &'static str, major: u16) -> &'static Cluster {
         if major >= 18 {
             builder = builder.setting("max_active_replication_origins", "200");
         }
+        if role == "target" {
+            builder = builder.setting("track_commit_timestamp", "on");
+        }
         let cluster = builder
             .setting("max_replication_slots", "200")
             .setting("max_wal_senders", "200")

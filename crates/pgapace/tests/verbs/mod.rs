@@ -11,6 +11,6 @@ use crate::support::{Finished, must};
 
 /// Standard output as JSON.
 #[track_caller]
-fn json(finished: &Finished) -> Value {
+pub(crate) fn json(finished: &Finished) -> Value {
     must(serde_json::from_str(&finished.stdout).map_err(|e| format!("{e}: {}", finished.stdout)))
 }

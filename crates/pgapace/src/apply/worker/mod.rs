@@ -1,6 +1,7 @@
 //! The apply workers: each one thread, one target session, groups to pipelined statements.
 
 mod lost;
+mod rules;
 mod state;
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -26,6 +26,7 @@ use pgoutput::Lsn;
 use wire::{Queued, Reply, Session, TransactionStatus, affected_rows};
 
 use crate::apply::answers::{Answers, Context, Pending};
+use crate::apply::conflicts;
 use crate::apply::encoder::{Encoder, Ending, Which};
 use crate::apply::missing::MissingLog;
 use crate::apply::turns::Turns;
@@ -40,7 +41,7 @@ const SEND_BYTES: usize = 64 << 10;
 const LONE_CHANGES: usize = 16;
 /// How often the oldest group is tried again after an error that may pass by itself (a deadlock
 /// with a user of the target), before the run ends and another begins.
-const ATTEMPTS: u32 = 8;
+pub(super) const ATTEMPTS: u32 = 8;
 /// Groups that are put together behind the one in flight: one keeps the target busy, more is memory
 /// beside the budget.
 const READY: usize = 2;
@@ -75,7 +76,12 @@ impl InFlight {
     pub(super) fn count_committed(&mut self, through: Option<Lsn>) {
         let is_committed =
             |work: &Work| work.part.end_lsn.is_some() && work.part.end_lsn <= through;
-        self.committed = self.group.works.partition_point(is_committed);
+        self.committed = self.committed.max(self.group.works.partition_point(is_committed));
+    }
+
+    /// Whether rules may decide about conflicts of what is sent as net changes.
+    fn has_rules(&self) -> bool {
+        self.group.mode == Mode::Net && self.group.works.iter().any(conflicts::decides)
     }
 
     pub(super) fn is_committed(&self) -> bool {
@@ -92,7 +98,7 @@ pub(super) struct Ready {
 
 /// How the first group in flight is carried out again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Again {
+pub(super) enum Again {
     /// As it was, when it is the oldest.
     Later,
     /// By rows.
@@ -255,6 +261,7 @@ impl State {
         match self.queue.front() {
             Some(next)
                 if next.attempts > 0
+                    || next.is_by_rules()
                     || next.mode == Mode::Rows && !self.encoder.commits_behind_others() =>
             {
                 self.in_flight.is_empty() && self.ready.is_empty()
@@ -299,8 +306,12 @@ impl State {
         let wait = self.in_flight.back().is_some_and(InFlight::is_open) || !self.ready.is_empty();
         let alone = self.in_flight.is_empty() && self.ready.is_empty();
         let at_once = !early && (alone || self.encoder.commits_behind_others());
-        let mode = if lone && at_once { Mode::Rows } else { group.mode };
+        let ruled = lone && conflicts::decides(&group.works[0]);
+        let mode = if lone && at_once && !ruled { Mode::Rows } else { group.mode };
         let group = Group { mode, ..group };
+        if group.is_by_rules() {
+            return self.by_rules(group);
+        }
         if wait || early {
             // What is queued now is that of others.
             if let Err(failure) = self.send() {
@@ -499,7 +510,7 @@ impl State {
     }
 
     /// The first group in flight has failed.
-    fn start_recovery(&mut self, again: Again) -> Result<()> {
+    pub(super) fn start_recovery(&mut self, again: Again) -> Result<()> {
         if self.recovering.is_some() {
             return Ok(());
         }
@@ -647,6 +658,10 @@ impl State {
             return self.start_recovery(Again::Later);
         }
         judged?;
+        if self.answers.is_missing() && first.is_some_and(InFlight::has_rules) {
+            // A single change among sets; rules may say something about it.
+            return self.by_rows(None);
+        }
         self.account()
     }
 
@@ -741,7 +756,7 @@ impl State {
 }
 
 impl InFlight {
-    fn new(group: Group, parsed: u64, early: bool) -> Self {
+    pub(super) fn new(group: Group, parsed: u64, early: bool) -> Self {
         let (contended, ending) = (None, None);
         Self { group, awaited: 0, contended, ending, parsed, early, committed: 0 }
     }
@@ -759,6 +774,6 @@ fn follow<'g>(through: GroupSeq, groups: impl Iterator<Item = &'g InFlight>) -> 
 
 /// Errors that another attempt soon may not meet: serialization failures and deadlocks, a lock that
 /// was not to be had, a statement that was cancelled.
-fn passes_soon(sqlstate: &str) -> bool {
+pub(super) fn passes_soon(sqlstate: &str) -> bool {
     sqlstate.starts_with("40") || matches!(sqlstate, "55P03" | "57014")
 }

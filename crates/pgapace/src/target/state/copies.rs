@@ -77,9 +77,9 @@ fn record_sql(owner: Owner, gate: Lsn) -> String {
     format!(
         "INSERT INTO pgapace.relation AS r \
            (subscription, schema_name, table_name, gate_lsn, sync_lsn, copied_rows, copied_at, \
-            source_bytes, parts, parts_done) \
+            copied_xid, source_bytes, parts, parts_done) \
          SELECT {owner}, c.schema_name, c.table_name, '{gate}', '{gate}', c.rows, \
-           pg_catalog.now(), c.bytes, 1, 1 \
+           pg_catalog.now(), pg_catalog.pg_current_xact_id(), c.bytes, 1, 1 \
          FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                          pg_catalog.unnest($2::pg_catalog.text[]), \
                          pg_catalog.unnest($3::pg_catalog.int8[]), \
@@ -88,6 +88,7 @@ fn record_sql(owner: Owner, gate: Lsn) -> String {
          ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
          SET gate_lsn = excluded.gate_lsn, sync_lsn = excluded.sync_lsn, \
              copied_rows = excluded.copied_rows, copied_at = excluded.copied_at, \
+             copied_xid = excluded.copied_xid, \
              source_bytes = excluded.source_bytes, parts = 1, parts_done = 1",
         owner = owner.sql()
     )
@@ -103,13 +104,14 @@ pub(crate) fn set_gates(
     let schemas: Vec<_> = tables.iter().map(|table| table.schema.clone()).collect();
     let names: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
     let sql = format!(
-        "INSERT INTO pgapace.relation (subscription, schema_name, table_name, gate_lsn) \
-         SELECT {owner}, c.schema_name, c.table_name, '{gate}' \
+        "INSERT INTO pgapace.relation \
+           (subscription, schema_name, table_name, gate_lsn, copied_xid) \
+         SELECT {owner}, c.schema_name, c.table_name, '{gate}', pg_catalog.pg_current_xact_id() \
          FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                          pg_catalog.unnest($2::pg_catalog.text[])) \
            AS c (schema_name, table_name) \
          ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
-         SET gate_lsn = excluded.gate_lsn",
+         SET gate_lsn = excluded.gate_lsn, copied_xid = excluded.copied_xid",
         owner = owner.sql()
     );
     session
@@ -177,6 +179,7 @@ pub(crate) fn part_done(
     let sql = format!(
         "UPDATE pgapace.relation SET parts_done = parts_done + 1, \
            copied_rows = coalesce(copied_rows, 0) + {rows}, copied_at = pg_catalog.now(), \
+           copied_xid = pg_catalog.pg_current_xact_id(), \
            gate_lsn = CASE WHEN parts_done + 1 = parts THEN sync_lsn END \
          WHERE subscription = {owner} AND schema_name = {} AND table_name = {} \
            AND sync_lsn = '{lsn}' AND gate_lsn IS NULL AND parts_done < parts \

@@ -53,10 +53,14 @@ pub(crate) struct Subscription {
     pub(crate) epoch: i64,
     pub(crate) system_identifier: Option<String>,
     pub(crate) timeline: Option<u32>,
+    /// Why it does not run until the user says so.
+    pub(crate) disabled: Option<String>,
+    /// Commit LSN of a transaction that is left out.
+    pub(crate) skip: Option<Lsn>,
 }
 
 const COLUMNS: &str = "id, name, slot_name, publications, phase, owns_slot, copy_data, epoch, \
-                       system_identifier, timeline";
+                       system_identifier, timeline, disabled_reason, skip_lsn";
 
 /// The subscription of this name, if the target has one.
 pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Subscription>> {
@@ -89,6 +93,8 @@ fn subscription(row: &wire::Row<'_>) -> Result<Subscription> {
         epoch: field(row, 7)?,
         system_identifier: row.get(8).map(str::to_owned),
         timeline: row.get(9).map(|_| field(row, 9)).transpose()?,
+        disabled: row.get(10).map(str::to_owned),
+        skip: row.get(11).map(|_| field(row, 11)).transpose()?,
     })
 }
 
@@ -146,6 +152,35 @@ pub(crate) fn set_copying(
 pub(crate) fn set_streaming(session: &mut Session, id: SubscriptionId) -> Result<()> {
     session
         .simple(&format!("UPDATE pgapace.subscription SET phase = 'streaming' WHERE id = {}", id.0))
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Keeps a subscription from running until the user says so (`None`).
+pub(crate) fn set_disabled(
+    session: &mut Session,
+    id: SubscriptionId,
+    reason: Option<&str>,
+) -> Result<()> {
+    session
+        .execute(
+            "UPDATE pgapace.subscription SET disabled_reason = $2::pg_catalog.text, \
+               disabled_at = CASE WHEN $2::pg_catalog.text IS NOT NULL THEN pg_catalog.now() END \
+             WHERE id = $1::pg_catalog.int4",
+            &[Some(&id.0.to_string()), reason],
+        )
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Names the transaction that is left out, by its commit LSN.
+pub(crate) fn set_skip(session: &mut Session, id: SubscriptionId, lsn: Option<Lsn>) -> Result<()> {
+    session
+        .execute(
+            "UPDATE pgapace.subscription SET skip_lsn = $2::pg_catalog.pg_lsn \
+             WHERE id = $1::pg_catalog.int4",
+            &[Some(&id.0.to_string()), lsn.map(|lsn| lsn.to_string()).as_deref()],
+        )
         .map_err(|e| writing(&e))?;
     Ok(())
 }
@@ -239,6 +274,27 @@ pub(crate) fn relations_by_name(
 ) -> Result<FxHashMap<(String, String), RelationState>> {
     let states = relations(session, id)?;
     Ok(states.into_iter().map(|s| ((s.schema.clone(), s.name.clone()), s)).collect())
+}
+
+/// When the copy of a table was committed, in microseconds since 1970; `None` if it never was, or
+/// the server has forgotten. Only where the target has commit timestamps.
+pub(crate) fn copied_at(
+    session: &mut Session,
+    id: SubscriptionId,
+    schema: &str,
+    name: &str,
+) -> Result<Option<i64>> {
+    let rows = session
+        .query(
+            "SELECT (EXTRACT(epoch FROM pg_catalog.pg_xact_commit_timestamp( \
+               copied_xid::pg_catalog.xid)) * 1000000)::pg_catalog.int8 \
+             FROM pgapace.relation WHERE subscription = $1::pg_catalog.int4 \
+               AND schema_name = $2 AND table_name = $3 AND copied_xid IS NOT NULL",
+            &[Some(&id.0.to_string()), Some(schema), Some(name)],
+        )
+        .map_err(|e| reading(&e))?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    row.get(0).map(|_| field(&row, 0)).transpose()
 }
 
 /// Records in which form the publisher sends values, and why.
@@ -360,6 +416,7 @@ pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
              DELETE FROM pgapace.progress WHERE subscription = {id}; \
              DELETE FROM pgapace.relation WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_subscription WHERE subscription = {id}; \
+             DELETE FROM pgapace.conflict WHERE subscription = {id}; \
              DELETE FROM pgapace.subscription WHERE id = {id}; \
              COMMIT",
             id = id.0

@@ -1,41 +1,197 @@
 //! Counters of a subscription in `pgapace.stat_subscription`, for `status` and for monitoring.
 
+use std::time::Duration;
+
 use pgoutput::Lsn;
 use serde::Serialize;
-use wire::Session;
+use wire::{Row, Session};
 
 use crate::error::{Failure, Result};
 use crate::target::catalogue::field;
+use crate::target::conflict::ConflictType;
 use crate::target::state::SubscriptionId;
 
-/// What was applied, by kind. Counted when the transaction that holds it is committed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Counters {
+/// The counters, each a column of its name: declared once.
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
+        /// What was applied, by kind. Counted when the transaction that holds it is committed.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+        pub(crate) struct Counters {
+            $($(#[doc = $doc])* pub(crate) $name: u64,)*
+            /// Time during which something was to be applied and nothing could be done for it.
+            pub(crate) waits: Waits,
+        }
+
+        const COUNTERS: &[&str] = &[$(stringify!($name)),*];
+
+        impl Counters {
+            pub(crate) fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)*
+                self.waits.add(&other.waits);
+            }
+
+            /// In the order of [`COUNTERS`].
+            fn values(&self) -> Vec<u64> {
+                vec![$(self.$name),*]
+            }
+
+            /// From columns in the order of [`COUNTERS`], then those of [`WAITS`].
+            fn read(row: &Row<'_>, mut column: usize) -> Result<Self> {
+                let mut next = || {
+                    column += 1;
+                    field(row, column - 1)
+                };
+                $(let $name = next()?;)*
+                Ok(Self { $($name,)* waits: Waits::read(row, column)? })
+            }
+        }
+    };
+}
+
+counters! {
+    transactions,
+    inserts,
+    updates,
+    deletes,
+    truncates,
+    /// Target transactions, each of one or more transactions of the publisher.
+    groups,
+    /// Groups that were begun before all groups before them had committed.
+    groups_parallel,
+    /// Groups of which some changes waited for earlier groups.
+    groups_dependent,
+    /// Groups that were rolled back, and applied one by one.
+    fallbacks,
+    /// Groups that were rolled back because of an error, and applied again as they were.
+    retries,
+    /// Groups that were rolled back because the oldest one needed their locks.
+    victims,
+    insert_exists,
+    update_exists,
+    multiple_unique_conflicts,
+    update_missing,
+    delete_missing,
+    update_origin_differs,
+    delete_origin_differs,
+    foreign_key_violation,
+    exclusion_violation,
+    /// Transactions that were left out because the user said so (`pgapace skip`).
+    transactions_skipped,
+}
+
+/// What one target transaction applies, apart from what its answers tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Changes {
     pub(crate) transactions: u64,
     pub(crate) inserts: u64,
     pub(crate) updates: u64,
     pub(crate) deletes: u64,
     pub(crate) truncates: u64,
-    pub(crate) update_missing: u64,
-    pub(crate) delete_missing: u64,
-    /// Target transactions, each of one or more transactions of the publisher.
     pub(crate) groups: u64,
-    /// Groups that were rolled back, and applied one by one.
-    pub(crate) fallbacks: u64,
 }
 
-impl Counters {
+impl Changes {
     pub(crate) fn add(&mut self, other: &Self) {
         self.transactions += other.transactions;
         self.inserts += other.inserts;
         self.updates += other.updates;
         self.deletes += other.deletes;
         self.truncates += other.truncates;
-        self.update_missing += other.update_missing;
-        self.delete_missing += other.delete_missing;
         self.groups += other.groups;
-        self.fallbacks += other.fallbacks;
     }
+}
+
+impl Counters {
+    pub(crate) fn add_changes(&mut self, changes: &Changes) {
+        self.transactions += changes.transactions;
+        self.inserts += changes.inserts;
+        self.updates += changes.updates;
+        self.deletes += changes.deletes;
+        self.truncates += changes.truncates;
+        self.groups += changes.groups;
+    }
+
+    pub(crate) fn count_conflict(&mut self, conflict: ConflictType) {
+        let counter = match conflict {
+            ConflictType::InsertExists => &mut self.insert_exists,
+            ConflictType::UpdateExists => &mut self.update_exists,
+            ConflictType::MultipleUniqueConflicts => &mut self.multiple_unique_conflicts,
+            ConflictType::UpdateMissing => &mut self.update_missing,
+            ConflictType::DeleteMissing => &mut self.delete_missing,
+            ConflictType::UpdateOriginDiffers => &mut self.update_origin_differs,
+            ConflictType::DeleteOriginDiffers => &mut self.delete_origin_differs,
+            ConflictType::ForeignKeyViolation => &mut self.foreign_key_violation,
+            ConflictType::ExclusionViolation => &mut self.exclusion_violation,
+        };
+        *counter += 1;
+    }
+
+    /// Conflicts by type, those that did not happen left out.
+    pub(crate) fn conflicts(&self) -> Vec<(&'static str, u64)> {
+        let known = |name: &str| ConflictType::ALL.iter().any(|kind| kind.name() == name);
+        let all = COUNTERS.iter().copied().zip(self.values());
+        all.filter(|(name, count)| *count > 0 && known(name)).collect()
+    }
+}
+
+/// The reasons to wait, each a column `wait_…` in seconds: declared once.
+macro_rules! waits {
+    ($($(#[doc = $doc:literal])* $name:ident: $column:literal,)*) => {
+        /// Time waited, by reason.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+        pub(crate) struct Waits {
+            $($(#[doc = $doc])* #[serde(serialize_with = "seconds")] pub(crate) $name: Duration,)*
+        }
+
+        const WAITS: &[&str] = &[$($column),*];
+
+        impl Waits {
+            fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)*
+            }
+
+            fn values(&self) -> Vec<Duration> {
+                vec![$(self.$name),*]
+            }
+
+            fn read(row: &Row<'_>, mut column: usize) -> Result<Self> {
+                let mut next = || {
+                    column += 1;
+                    field::<f64>(row, column - 1)
+                        .map(|s| Duration::try_from_secs_f64(s).unwrap_or_default())
+                };
+                Ok(Self { $($name: next()?),* })
+            }
+
+            /// Reasons and times, for people.
+            pub(crate) fn named(&self) -> Vec<(&'static str, Duration)> {
+                let names = [$(stringify!($name)),*];
+                names.into_iter().zip(self.values()).collect()
+            }
+        }
+    };
+}
+
+waits! {
+    /// For an earlier group to commit, because of a row that both change.
+    dependency: "wait_dependency",
+    /// For the turn to commit, everything else being done.
+    commit_order: "wait_commit_order",
+    /// Of the oldest group, for a lock of another session on the target.
+    target_lock: "wait_target_lock",
+    /// For a session to become free.
+    worker: "wait_worker",
+    /// For memory: the publisher was not read.
+    memory: "wait_memory",
+    /// For the publisher: nothing was to be done.
+    source: "wait_source",
+}
+
+fn seconds<S: serde::Serializer>(
+    time: &Duration,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64())
 }
 
 /// What is written: counters since the last write, and positions.
@@ -63,29 +219,23 @@ pub(crate) fn started(session: &mut Session, id: SubscriptionId) -> Result<()> {
 
 /// Adds what happened since the last call.
 pub(crate) fn add(session: &mut Session, id: SubscriptionId, delta: &Delta) -> Result<()> {
-    let c = &delta.counters;
+    let mut set = String::new();
+    for (column, value) in COUNTERS.iter().zip(delta.counters.values()) {
+        if value > 0 {
+            set.push_str(&format!(", {column} = {column} + {value}"));
+        }
+    }
+    for (column, value) in WAITS.iter().zip(delta.counters.waits.values()) {
+        if !value.is_zero() {
+            set.push_str(&format!(", {column} = {column} + {}", value.as_secs_f64()));
+        }
+    }
     session
         .simple(&format!(
             "UPDATE pgapace.stat_subscription SET updated_at = pg_catalog.now(), \
-             received_lsn = '{}', applied_lsn = '{}', flushed_lsn = '{}', \
-             transactions = transactions + {}, inserts = inserts + {}, updates = updates + {}, \
-             deletes = deletes + {}, truncates = truncates + {}, \
-             update_missing = update_missing + {}, delete_missing = delete_missing + {}, \
-             groups = groups + {}, fallbacks = fallbacks + {} \
+             received_lsn = '{}', applied_lsn = '{}', flushed_lsn = '{}'{set} \
              WHERE subscription = {}",
-            delta.received,
-            delta.applied,
-            delta.flushed,
-            c.transactions,
-            c.inserts,
-            c.updates,
-            c.deletes,
-            c.truncates,
-            c.update_missing,
-            c.delete_missing,
-            c.groups,
-            c.fallbacks,
-            id.0
+            delta.received, delta.applied, delta.flushed, id.0
         ))
         .map_err(|e| failed(&e))?;
     Ok(())
@@ -120,10 +270,13 @@ pub(crate) struct Statistics {
 pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<Statistics>> {
     let rows = session
         .query(
-            "SELECT transactions, inserts, updates, deletes, truncates, update_missing, \
-               delete_missing, restarts, received_lsn, applied_lsn, flushed_lsn, started_at, \
-               last_error, last_error_at, groups, fallbacks \
-             FROM pgapace.stat_subscription WHERE subscription = $1::pg_catalog.int4",
+            &format!(
+                "SELECT restarts, received_lsn, applied_lsn, flushed_lsn, started_at, last_error, \
+                   last_error_at, {}, {} \
+                 FROM pgapace.stat_subscription WHERE subscription = $1::pg_catalog.int4",
+                COUNTERS.join(", "),
+                WAITS.join(", ")
+            ),
             &[Some(&id.0.to_string())],
         )
         .map_err(|e| Failure::target(&e, "reading statistics"))?;
@@ -131,24 +284,14 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
     let lsn = |column| row.get(column).map(|_| field(&row, column)).transpose();
     let text = |column| row.get(column).map(str::to_owned);
     Ok(Some(Statistics {
-        counters: Counters {
-            transactions: field(&row, 0)?,
-            inserts: field(&row, 1)?,
-            updates: field(&row, 2)?,
-            deletes: field(&row, 3)?,
-            truncates: field(&row, 4)?,
-            update_missing: field(&row, 5)?,
-            delete_missing: field(&row, 6)?,
-            groups: field(&row, 14)?,
-            fallbacks: field(&row, 15)?,
-        },
-        restarts: field(&row, 7)?,
-        received: lsn(8)?,
-        applied: lsn(9)?,
-        flushed: lsn(10)?,
-        started_at: text(11),
-        last_error: text(12),
-        last_error_at: text(13),
+        restarts: field(&row, 0)?,
+        received: lsn(1)?,
+        applied: lsn(2)?,
+        flushed: lsn(3)?,
+        started_at: text(4),
+        last_error: text(5),
+        last_error_at: text(6),
+        counters: Counters::read(&row, 7)?,
     }))
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn queue_row(
     let shape = Shape {
         kind: Kind::Row(operation),
         set: match operation {
-            Operation::Probe | Operation::Delete | Operation::Insert => &none,
+            Operation::Probe | Operation::Look | Operation::Delete | Operation::Insert => &none,
             _ => &plan.set,
         },
         nulls: match operation {

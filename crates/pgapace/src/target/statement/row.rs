@@ -29,6 +29,8 @@ pub(crate) enum Operation {
     ReplaceChangedIdentity,
     /// Looks whether the row is there, where a trigger may swallow the change itself.
     Probe,
+    /// Locks the row and tells which commit made it: see [`Builder::look`].
+    Look,
 }
 
 /// What a statement's affected rows must be.
@@ -75,6 +77,8 @@ pub(crate) enum PlanError {
     NoSearch { reason: String, hint: String },
     /// A search value was not sent.
     UnchangedSearchValue { column: String },
+    /// A large value did not change and was not sent, but the row to take it from is not there.
+    UnchangedValue { column: String },
     /// The tuple has another number of columns than its relation.
     ColumnCount { expected: usize, found: usize },
     /// A column without equality can only be compared as text, but was sent in binary.
@@ -87,6 +91,9 @@ impl std::fmt::Display for PlanError {
             Self::NoSearch { reason, .. } => f.write_str(reason),
             Self::UnchangedSearchValue { column } => {
                 write!(f, "the publisher did not send the key column {column:?}")
+            }
+            Self::UnchangedValue { column } => {
+                write!(f, "the row is not on the target, and its column {column:?} was not sent")
             }
             Self::ColumnCount { expected, found } => {
                 write!(f, "the tuple has {found} columns, its relation {expected}")
@@ -169,6 +176,37 @@ pub(crate) fn plan_update(
     Ok(&[(Operation::Update, Expect::One)])
 }
 
+/// Decides how an insert is carried out on the row that has its key already: every column is
+/// written, since nothing is known of what the row has.
+pub(crate) fn plan_insert_as_update(
+    map: &TableMap,
+    new: &[Column<'_>],
+    plan: &mut UpdatePlan,
+) -> Result<&'static [(Operation, Expect)], PlanError> {
+    plan_search(map, new, &mut plan.nulls)?;
+    plan.set.reset(new.len());
+    let in_search = |index: usize| map.search_columns().iter().any(|c| c.remote == index);
+    let mut replace = false;
+    for index in 0..new.len() {
+        if map.is_identity_always(index) {
+            replace |= !in_search(index);
+        } else {
+            plan.set.insert(index);
+        }
+    }
+    if replace {
+        (0..new.len()).for_each(|index| plan.set.insert(index));
+        return Ok(&[(Operation::Replace, Expect::One)]);
+    }
+    if plan.set.is_empty() {
+        return Ok(&[(Operation::Probe, Expect::One)]);
+    }
+    if map.table.hooks.may_swallow_rows {
+        return Ok(&[(Operation::Probe, Expect::One), (Operation::Update, Expect::Any)]);
+    }
+    Ok(&[(Operation::Update, Expect::One)])
+}
+
 /// Decides how a delete is carried out and which search values are NULL.
 pub(crate) fn plan_delete(
     map: &TableMap,
@@ -233,6 +271,7 @@ pub(crate) fn statement(
         Operation::Replace => builder.replace(set, None),
         Operation::ReplaceChangedIdentity => builder.replace(set, Some("<>")),
         Operation::Probe => builder.probe(),
+        Operation::Look => builder.look(),
     };
     Statement { sql, types: builder.types, sources: builder.sources }
 }
@@ -335,6 +374,22 @@ impl Builder<'_> {
         let condition = self.condition(None, &ColumnSet::default());
         format!(
             "SELECT 1 FROM {} WHERE {condition} LIMIT 1 FOR NO KEY UPDATE",
+            self.map.table.sql_only()
+        )
+    }
+
+    /// When the row was committed, in microseconds since 1970; by which replication origin; and the
+    /// oid of this database. NULL where nothing is known: the row is as old as what the server has
+    /// forgotten, or of our own transaction. Of a local commit only the name is NULL.
+    fn look(&mut self) -> String {
+        let condition = self.condition(None, &ColumnSet::default());
+        format!(
+            "SELECT (EXTRACT(epoch FROM made.timestamp) * 1000000)::pg_catalog.int8, o.roname, \
+               d.oid \
+             FROM (SELECT xmin FROM {} WHERE {condition} LIMIT 1 FOR UPDATE) found \
+             CROSS JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(found.xmin) made \
+             JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database() \
+             LEFT JOIN pg_catalog.pg_replication_origin o ON o.roident = made.roident",
             self.map.table.sql_only()
         )
     }

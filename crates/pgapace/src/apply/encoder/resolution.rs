@@ -1,0 +1,142 @@
+//! What `apply::conflicts` sends: one change at a time, as it came or as what resolves a conflict.
+
+use std::collections::VecDeque;
+
+use engine::net::ChangeAt;
+use engine::transaction::Touched;
+use pgoutput::{Column, Message};
+use wire::Session;
+
+use crate::apply::answers::Pending;
+use crate::apply::encoder::{ChangeError, Encoder, Ending, queue_control};
+use crate::apply::work::Work;
+use crate::error::Result;
+use crate::target::mapping::TableMap;
+use crate::target::state::SubscriptionId;
+use crate::target::state::statistics::Changes;
+use crate::target::statement::row::{
+    Expect, Operation, PlanError, plan_insert_as_update, plan_search, values,
+};
+
+/// As what a change is carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// As the publisher sent it.
+    AsSent,
+    /// An insert, on the row that has its key already.
+    InsertAsUpdate,
+    /// An update, of a row that is not there.
+    UpdateAsInsert,
+    /// Not at all: the row of an update, a delete, or of an insert that is there already is locked
+    /// and looked at.
+    Look,
+}
+
+impl Encoder {
+    pub(crate) fn subscription(&self) -> SubscriptionId {
+        self.identity.id
+    }
+
+    /// Queues the begin of a target transaction.
+    pub(crate) fn begin(
+        &self,
+        session: &mut Session,
+        pending: &mut VecDeque<Pending>,
+    ) -> Result<()> {
+        queue_control(session, "begin", Pending::Begin, pending)
+    }
+
+    /// Queues one change. It counts from then on, see [`Self::take_changes`].
+    pub(crate) fn one(
+        &mut self,
+        session: &mut Session,
+        work: &Work,
+        at: ChangeAt,
+        how: How,
+        pending: &mut VecDeque<Pending>,
+    ) -> Result<()> {
+        let queued = match how {
+            How::AsSent => self.change(session, work, at, pending),
+            _ => self.otherwise(session, work, at, how, pending),
+        };
+        queued.map_err(|error| error.into_failure(work, at))
+    }
+
+    /// What the changes queued since the last call count as.
+    pub(crate) fn take_changes(&mut self) -> Changes {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Of the target transaction whose changes were answered.
+    pub(crate) fn put_changes(&mut self, changes: Changes) {
+        self.changes = changes;
+    }
+
+    /// What ends the target transaction of one source transaction, `None` in the middle of it.
+    pub(crate) fn end(&mut self, work: &Work, part: u32) -> Option<Ending> {
+        self.end_of(work, work.predecessor, part, 1)
+    }
+
+    fn otherwise(
+        &mut self,
+        session: &mut Session,
+        work: &Work,
+        at: ChangeAt,
+        how: How,
+        pending: &mut VecDeque<Pending>,
+    ) -> std::result::Result<(), ChangeError> {
+        let change = work
+            .part
+            .change(at.change as usize)
+            .map_err(|e| ChangeError::Internal(e.to_string()))?;
+        let Touched::One(relation, _) = change.1 else {
+            return Err(ChangeError::Internal("a truncate is no conflict".to_owned()));
+        };
+        let Some(map) = &work.tables[relation] else { return Ok(()) };
+        let (old, new) = match &change.0 {
+            Message::Insert(insert) => (None, Some(insert.new)),
+            Message::Update(update) => (update.old.map(|old| *old.tuple()), Some(update.new)),
+            Message::Delete(delete) => (Some(*delete.old.tuple()), None),
+            other => return Err(ChangeError::Internal(format!("{other:?} is not a change"))),
+        };
+        let read = |tuple: &Option<_>| tuple.as_ref().map(|tuple| values(map, tuple)).transpose();
+        let (old, new) =
+            read(&old).and_then(|old| Ok((old, read(&new)?))).map_err(ChangeError::Plan)?;
+        let (Some(search), Some(written)) =
+            (old.as_ref().or(new.as_ref()), new.as_ref().or(old.as_ref()))
+        else {
+            return Err(ChangeError::Internal("a change without a row".to_owned()));
+        };
+        let mut plan = std::mem::take(&mut self.plan);
+        let steps = match how {
+            How::InsertAsUpdate => plan_insert_as_update(map, written, &mut plan),
+            How::UpdateAsInsert => all_sent(map, written).map(|()| {
+                plan.set.reset(0);
+                plan.nulls.reset(0);
+                &[(Operation::Insert, Expect::Any)][..]
+            }),
+            How::Look | How::AsSent => plan_search(map, search, &mut plan.nulls)
+                .map(|()| &[(Operation::Look, Expect::Any)][..]),
+        };
+        match how {
+            How::InsertAsUpdate => self.changes.updates += 1,
+            How::UpdateAsInsert => self.changes.inserts += 1,
+            How::Look | How::AsSent => {}
+        }
+        let queued = steps
+            .map_err(ChangeError::Plan)
+            .and_then(|steps| self.steps(session, map, steps, &plan, written, search, at, pending));
+        self.plan = plan;
+        queued
+    }
+}
+
+/// A row that is not there can only be made of values that were all sent.
+fn all_sent(map: &TableMap, new: &[Column<'_>]) -> std::result::Result<(), PlanError> {
+    match new.iter().position(|value| matches!(value, Column::Unchanged)) {
+        None => Ok(()),
+        Some(column) => {
+            Err(PlanError::UnchangedValue { column: map.remote.columns[column].name.clone() })
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! `pgapace enable`: lets a subscription run again that an error has disabled.
+
+use clap::Args;
+
+use crate::cli::{Selection, output};
+use crate::error::Result;
+use crate::target::state;
+
+#[derive(Debug, Args)]
+pub(crate) struct EnableArgs {
+    #[command(flatten)]
+    selection: Selection,
+}
+
+pub(crate) fn run(args: &EnableArgs) -> Result<()> {
+    let (mut control, row) = args.selection.existing()?;
+    state::set_disabled(&mut control, row.id, None)?;
+    output::line(&match row.disabled {
+        Some(_) => format!("enabled subscription {}", row.name),
+        None => format!("subscription {} was not disabled", row.name),
+    });
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! `pgapace skip`: leaves one transaction of the publisher out.
+
+use clap::Args;
+use pgoutput::Lsn;
+
+use crate::cli::{Selection, output};
+use crate::error::{Class, Failure, Result};
+use crate::target::state::{self, progress};
+
+#[derive(Debug, Args)]
+pub(crate) struct SkipArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// Commit LSN of the transaction, as the error message has it; none takes an earlier one back
+    #[arg(long, value_name = "LSN|none", value_parser = parse)]
+    lsn: Skip,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Skip(Option<Lsn>);
+
+fn parse(text: &str) -> std::result::Result<Skip, String> {
+    if text == "none" {
+        return Ok(Skip(None));
+    }
+    let lsn = text.parse::<Lsn>().map_err(|e| format!("{e}; an LSN looks like 16/B374D848"))?;
+    Ok(Skip(Some(lsn)))
+}
+
+pub(crate) fn run(args: &SkipArgs) -> Result<()> {
+    let (mut control, row) = args.selection.existing()?;
+    let Skip(lsn) = args.lsn;
+    if let Some(lsn) = lsn
+        && let Some(applied) = progress::read(&mut control, row.id)?
+        && lsn < applied.through
+    {
+        return Err(Failure::new(
+            Class::Config,
+            format!(
+                "the transaction with commit LSN {lsn} is behind: {} is applied",
+                applied.through
+            ),
+        )
+        .hint("The error message and pgapace status have the commit LSN of the one that failed."));
+    }
+    state::set_skip(&mut control, row.id, lsn)?;
+    output::line(&match lsn {
+        Some(lsn) => format!(
+            "from its next start on, subscription {} leaves out the transaction with commit LSN {lsn}",
+            row.name
+        ),
+        None => format!("subscription {} leaves out nothing", row.name),
+    });
+    Ok(())
+}

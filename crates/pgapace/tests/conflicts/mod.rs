@@ -1,0 +1,5 @@
+//! Conflicts: what rules decide, what stops, and how it goes on.
+
+mod origins;
+mod rules;
+mod stops;

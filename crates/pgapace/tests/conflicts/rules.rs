@@ -1,0 +1,345 @@
+//! What rules decide, the same at every group size.
+
+use std::fmt::Write;
+
+use crate::support::{Case, on_versions};
+
+/// Ways to apply the same transactions.
+const WAYS: [&[&str]; 3] = [&[], &["--group-transactions", "1"], &["--apply-mode", "row"]];
+const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
+
+/// Runs a body on each pair of versions in each way.
+fn in_every_way(rules: &[&str], body: impl Fn(&Case)) {
+    for way in WAYS {
+        on_versions(&BOTH, |mut case| {
+            case.tool.args = way.iter().map(|arg| (*arg).to_owned()).collect();
+            for rule in rules {
+                case.tool.args.extend(["--on-conflict".to_owned(), (*rule).to_owned()]);
+            }
+            body(&case);
+        });
+    }
+}
+
+/// Each statement is a transaction of its own.
+fn transactions(case: &Case, statements: &[&str]) {
+    let mut sql = String::new();
+    for statement in statements {
+        write!(sql, "BEGIN; {statement}; COMMIT; ").expect("a string");
+    }
+    case.publisher.sql(&sql);
+}
+
+/// Rows 1 to 20 on both sides; on the target 31 to 33 as well, and not 5 to 8.
+fn apart(case: &Case) {
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)");
+    case.publisher.sql("INSERT INTO t SELECT g, 10 * g, 'p' FROM generate_series(1, 20) g");
+    case.run_until_current();
+    case.target.sql(
+        "INSERT INTO t VALUES (31, 310, 't'), (32, 320, 't'), (33, 330, 't'); \
+         DELETE FROM t WHERE id BETWEEN 5 AND 8",
+    );
+}
+
+fn conflicts(case: &Case) -> Vec<String> {
+    case.target.rows(
+        "SELECT concat_ws(' ', c.conflict, c.action, c.applied, c.operation, c.key, c.sqlstate) \
+         FROM pgapace.conflict c JOIN pgapace.subscription s ON s.id = c.subscription \
+         WHERE c.schema_name = 'public' AND c.table_name = 't' ORDER BY c.id",
+    )
+}
+
+fn target_rows(case: &Case, condition: &str) -> Vec<String> {
+    case.target.rows(&format!("SELECT id, u, v FROM t WHERE {condition} ORDER BY id"))
+}
+
+#[test]
+fn skipped_changes_and_no_others() {
+    let rules =
+        ["insert_exists=skip", "update_exists=skip", "update_missing=skip", "delete_missing=skip"];
+    in_every_way(&rules, |case| {
+        apart(case);
+        transactions(
+            case,
+            &[
+                "UPDATE t SET v = 'x1' WHERE id = 1; INSERT INTO t VALUES (31, 310, 'p'); \
+                 UPDATE t SET v = 'x2' WHERE id = 2",
+                "UPDATE t SET v = 'x5' WHERE id IN (5, 9)",
+                "DELETE FROM t WHERE id IN (6, 10)",
+                "INSERT INTO t VALUES (40, 400, 'p')",
+                // The value of another row of the target.
+                "UPDATE t SET u = 320 WHERE id = 3; UPDATE t SET v = 'x4' WHERE id = 4",
+                // Another row of the target has one of its values.
+                "INSERT INTO t VALUES (41, 330, 'p')",
+                // Of rows whose insert was skipped.
+                "UPDATE t SET v = 'later' WHERE id IN (31, 41)",
+                "INSERT INTO t VALUES (42, 420, 'p')",
+            ],
+        );
+        let log = case.run_until_current();
+        assert_eq!(
+            conflicts(case),
+            [
+                "insert_exists skip f INSERT (id)=(31) 23505",
+                "update_missing skip f UPDATE (id)=(5)",
+                "delete_missing skip f DELETE (id)=(6)",
+                "update_exists skip f UPDATE (id)=(3) 23505",
+                "insert_exists skip f INSERT (id)=(41) 23505",
+                "update_missing skip f UPDATE (id)=(41)",
+            ],
+            "{log}"
+        );
+        assert_eq!(
+            target_rows(case, "id < 5 OR id IN (9, 10) OR id > 30"),
+            [
+                "1|10|x1",
+                "2|20|x2",
+                "3|30|p",
+                "4|40|x4",
+                "9|90|x5",
+                "31|310|later",
+                "32|320|t",
+                "33|330|t",
+                "40|400|p",
+                "42|420|p"
+            ]
+        );
+        let counted = "insert_exists || ',' || t.update_exists || ',' || t.update_missing || ',' \
+                       || t.delete_missing || ',' || t.transactions";
+        assert_eq!(case.statistic(counted), "2,1,2,1,9", "{log}");
+        assert!(log.contains("insert_exists") && log.contains("(id)=(41)"), "{log}");
+        // Nothing comes twice.
+        case.run_until_current();
+        assert_eq!(conflicts(case).len(), 6);
+    });
+}
+
+#[test]
+fn applied_changes() {
+    in_every_way(&["public.t:insert_exists=apply", "update_missing=apply"], |case| {
+        apart(case);
+        transactions(
+            case,
+            &[
+                "INSERT INTO t VALUES (31, 311, 'p')",
+                "UPDATE t SET v = 'x5' WHERE id = 5",
+                "UPDATE t SET id = 50, v = 'x6' WHERE id = 6",
+                "DELETE FROM t WHERE id = 7",
+                "INSERT INTO t VALUES (32, 321, 'p'); UPDATE t SET u = 322 WHERE id = 32",
+            ],
+        );
+        let log = case.run_until_current();
+        assert_eq!(
+            conflicts(case),
+            [
+                "insert_exists apply t INSERT (id)=(31) 23505",
+                "update_missing apply t UPDATE (id)=(5)",
+                "update_missing apply t UPDATE (id)=(6)",
+                "delete_missing skip f DELETE (id)=(7)",
+                "insert_exists apply t INSERT (id)=(32) 23505",
+            ],
+            "{log}"
+        );
+        case.target.sql("DELETE FROM t WHERE id = 33; INSERT INTO t VALUES (8, 80, 'p')");
+        case.expect_equal(&["t"]);
+        case.publisher.sql("UPDATE t SET v = v || '!'");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+/// The row that is in the way has another key: nobody knows which of them is meant. And a row that
+/// two others are in the way of.
+#[test]
+fn what_cannot_be_applied_stops() {
+    in_every_way(&["insert_exists=apply"], |case| {
+        apart(case);
+        transactions(
+            case,
+            &["UPDATE t SET v = 'x' WHERE id = 1", "INSERT INTO t VALUES (41, 310, 'p')"],
+        );
+        case.run()
+            .expect(9, &["conflict=insert_exists", "INSERT on public.t", "(id)=(41)", "23505"]);
+        assert_eq!(target_rows(case, "id IN (1, 41)"), ["1|10|x"]);
+        case.target.sql("DELETE FROM t WHERE id = 31");
+        transactions(case, &["INSERT INTO t VALUES (32, 330, 'p')"]);
+        case.run().expect(9, &["conflict=multiple_unique_conflicts", "(id)=(32)"]);
+        assert_eq!(target_rows(case, "id > 30"), ["32|320|t", "33|330|t", "41|310|p"]);
+    });
+    in_every_way(&["insert_exists=apply", "multiple_unique_conflicts=skip"], |case| {
+        apart(case);
+        transactions(case, &["INSERT INTO t VALUES (32, 330, 'p'), (43, 430, 'p')"]);
+        case.run_until_current();
+        assert_eq!(conflicts(case), ["multiple_unique_conflicts skip f INSERT (id)=(32) 23505"]);
+        assert_eq!(target_rows(case, "id > 30"), ["31|310|t", "32|320|t", "33|330|t", "43|430|p"]);
+    });
+}
+
+/// Rules of one table leave others alone, and missing rows may stop.
+#[test]
+fn rules_of_one_table() {
+    in_every_way(&["public.t:insert_exists=skip", "public.t:update_missing=error"], |case| {
+        case.both("CREATE TABLE other (id int PRIMARY KEY)");
+        apart(case);
+        case.target.sql("INSERT INTO other VALUES (1)");
+        transactions(
+            case,
+            &["INSERT INTO t VALUES (31, 310, 'p')", "UPDATE t SET v = 'x5' WHERE id = 5"],
+        );
+        let failed = case.run();
+        failed.expect(9, &["conflict=update_missing", "UPDATE on public.t", "(id)=(5)"]);
+        // What was committed before it is committed.
+        assert_eq!(conflicts(case), ["insert_exists skip f INSERT (id)=(31) 23505"]);
+        case.target.sql("INSERT INTO t VALUES (5, 50, 'p')");
+        transactions(case, &["INSERT INTO t VALUES (32, 320, 'p'); INSERT INTO other VALUES (1)"]);
+        case.run().expect(9, &["INSERT on public.other", "(id)=(1)", "23505"]);
+        assert_eq!(conflicts(case).len(), 1);
+        assert_eq!(target_rows(case, "id = 5"), ["5|50|x5"]);
+        case.target.sql("DELETE FROM other");
+        case.run_until_current();
+        assert_eq!(conflicts(case).len(), 2);
+        assert_eq!(case.target.value("SELECT count(*) FROM other"), "1");
+    });
+}
+
+/// Foreign keys that are enforced for replicated changes, and exclusion constraints.
+#[test]
+fn other_constraints() {
+    let rules = ["foreign_key_violation=skip", "exclusion_violation=skip", "delete_missing=error"];
+    in_every_way(&rules, |case| {
+        case.both(
+            "CREATE TABLE parent (id int PRIMARY KEY); \
+             CREATE TABLE t (id int PRIMARY KEY, parent int REFERENCES parent); \
+             CREATE TABLE slot (id int PRIMARY KEY, during int4range)",
+        );
+        case.publish("FOR TABLE parent, t, slot");
+        case.publisher.sql("INSERT INTO parent VALUES (1), (2), (3); INSERT INTO t VALUES (1, 1)");
+        case.run_until_current();
+        case.target.sql(
+            "DO $$ DECLARE r record; BEGIN FOR r IN SELECT tgrelid::regclass AS rel, tgname FROM pg_trigger \
+               WHERE tgisinternal LOOP EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', r.rel, r.tgname); \
+             END LOOP; END $$; \
+             DELETE FROM t; DELETE FROM parent WHERE id = 2; INSERT INTO t VALUES (9, 3); \
+             ALTER TABLE slot ADD EXCLUDE USING gist (during WITH &&)",
+        );
+        transactions(
+            case,
+            &[
+                "INSERT INTO t VALUES (2, 2), (3, 1)",
+                "DELETE FROM parent WHERE id = 3",
+                "INSERT INTO slot VALUES (1, '[1,5)'), (2, '[4,8)'), (3, '[8,9)')",
+            ],
+        );
+        case.run_until_current();
+        let found = case.target.rows(
+            "SELECT concat_ws(' ', table_name, conflict, operation, key, sqlstate) \
+             FROM pgapace.conflict ORDER BY id",
+        );
+        assert_eq!(
+            found,
+            [
+                "t foreign_key_violation INSERT (id)=(2) 23503",
+                "parent foreign_key_violation DELETE (id)=(3) 23503",
+                "slot exclusion_violation INSERT (id)=(2) 23P01",
+            ]
+        );
+        assert_eq!(case.target.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM t"), "3,9");
+        assert_eq!(
+            case.target.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM slot"),
+            "1,3"
+        );
+        case.publisher.sql("DELETE FROM t WHERE id = 1");
+        case.run().expect(9, &["conflict=delete_missing", "(id)=(1)"]);
+    });
+}
+
+/// Errors that are no conflicts are never decided by rules.
+#[test]
+fn other_errors_stop() {
+    in_every_way(&["insert_exists=skip", "update_exists=skip"], |case| {
+        apart(case);
+        case.target.sql("ALTER TABLE t ADD CHECK (v <> 'bad')");
+        transactions(
+            case,
+            &["INSERT INTO t VALUES (31, 310, 'p')", "INSERT INTO t VALUES (50, 500, 'bad')"],
+        );
+        case.run().expect(9, &["23514", "(id)=(50)"]);
+        assert_eq!(conflicts(case).len(), 1);
+        case.target.sql("ALTER TABLE t DROP CONSTRAINT t_v_check");
+        // Nor is an error of the same class that a trigger met in another table.
+        case.target.sql(
+            "CREATE TABLE log (id int PRIMARY KEY); INSERT INTO log VALUES (51); \
+             CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS \
+               'BEGIN INSERT INTO public.log VALUES (NEW.id); RETURN NEW; END'; \
+             CREATE TRIGGER note AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION note(); \
+             ALTER TABLE t ENABLE ALWAYS TRIGGER note",
+        );
+        transactions(case, &["INSERT INTO t VALUES (51, 510, 'p')"]);
+        case.run().expect(9, &["23505", "(id)=(51)"]);
+        assert_eq!(target_rows(case, "id > 40"), ["50|500|bad"]);
+    });
+}
+
+/// A transaction that does not fit in memory, with conflicts in several of its parts, and one whose
+/// conflicts are many.
+#[test]
+fn large_transactions() {
+    on_versions(&BOTH, |mut case| {
+        case.tool.args = ["--memory-limit", "16", "--on-conflict", "insert_exists=skip"]
+            .map(str::to_owned)
+            .to_vec();
+        apart(&case);
+        case.target
+            .sql("INSERT INTO t SELECT g, 10 * g, 't' FROM generate_series(1000, 9000, 1000) g");
+        case.publisher.sql(
+            "INSERT INTO t SELECT g, 10 * g, repeat('v', 1000) FROM generate_series(100, 10000) g",
+        );
+        case.run_until_current();
+        assert_eq!(conflicts(&case).len(), 9);
+        assert_eq!(case.target.value("SELECT count(*) FROM t WHERE id >= 100"), "9901");
+        assert_eq!(case.target.value("SELECT count(*) FROM t WHERE id >= 100 AND v = 't'"), "9");
+        assert_eq!(case.statistic("insert_exists || ',' || t.inserts"), "9,9912");
+        case.target.sql("INSERT INTO t SELECT g, 10 * g, 't' FROM generate_series(20001, 20300) g");
+        case.publisher
+            .sql("INSERT INTO t SELECT g, 10 * g, 'p' FROM generate_series(20001, 20300) g");
+        case.run_until_current();
+        assert_eq!(conflicts(&case).len(), 309);
+    });
+}
+
+/// Columns that UPDATE cannot set, keys of other spelling, tables found by other columns than the
+/// publisher's key, and partitions.
+#[test]
+fn rows_of_every_shape() {
+    in_every_way(&["insert_exists=apply"], |case| {
+        case.both(
+            "CREATE TABLE ident (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, v text); \
+             CREATE TABLE number (id numeric PRIMARY KEY, v text); \
+             CREATE TABLE only_key (id int PRIMARY KEY); \
+             CREATE TABLE part (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY RANGE (id); \
+             CREATE TABLE part1 PARTITION OF part FOR VALUES FROM (0) TO (10)",
+        );
+        case.publisher.sql("CREATE TABLE t (a int, b int, v text, PRIMARY KEY (a, b))");
+        case.target.sql("CREATE TABLE t (v text, b int, a int PRIMARY KEY)");
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        case.target.sql(
+            "INSERT INTO ident OVERRIDING SYSTEM VALUE VALUES (1, 77, 't'); \
+             INSERT INTO number VALUES (1.0, 't'); INSERT INTO only_key VALUES (1); \
+             INSERT INTO part VALUES (1, 1, 't'); INSERT INTO t (a, b, v) VALUES (1, 5, 't')",
+        );
+        transactions(
+            case,
+            &[
+                "INSERT INTO ident (id, v) VALUES (1, 'p')",
+                "INSERT INTO number VALUES (1.00, 'p')",
+                "INSERT INTO only_key VALUES (1)",
+                "INSERT INTO part VALUES (1, 1, 'p'), (2, 2, 'p')",
+                "INSERT INTO t VALUES (1, 6, 'p')",
+            ],
+        );
+        case.run_until_current();
+        case.expect_equal(&["ident", "number", "only_key", "part", "t"]);
+        assert_eq!(case.statistic("insert_exists"), "5");
+    });
+}

@@ -1,0 +1,128 @@
+//! Stopping for good, and going on.
+
+use testbed::wait_until;
+
+use crate::support::{Case, Finished, PATIENCE, must, on_versions};
+use crate::verbs::json;
+
+const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
+
+/// A row that the target has already stands in the way of the second of three transactions.
+fn in_the_way(case: &Case) {
+    case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
+    case.publish("FOR TABLE t");
+    case.run_until_current();
+    case.target.sql("INSERT INTO t VALUES (2, 't')");
+    case.publisher.sql("INSERT INTO t VALUES (1, 'p')");
+    case.publisher
+        .sql("BEGIN; INSERT INTO t VALUES (12, 'p'); INSERT INTO t VALUES (2, 'p'); COMMIT");
+    case.publisher.sql("INSERT INTO t VALUES (3, 'p')");
+}
+
+fn ids(case: &Case) -> String {
+    case.target.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM t")
+}
+
+/// The commit LSN that an error message names.
+fn commit_lsn(failed: &Finished) -> String {
+    let after = failed.log.rsplit_once("with commit LSN ").expect("a commit LSN").1;
+    after.split(',').next().expect("its end").to_owned()
+}
+
+/// A verb that works on what the target has recorded.
+fn tell(case: &Case, verb: &str, args: &[&str]) -> Finished {
+    let tool = crate::support::Tool { args: Vec::new(), ..case.tool.clone() };
+    tool.finish(verb, args)
+}
+
+#[test]
+fn a_transaction_is_left_out() {
+    on_versions(&BOTH, |case| {
+        in_the_way(&case);
+        let failed = case.run();
+        failed.expect(9, &["23505", "(id)=(2)"]);
+        assert_eq!(ids(&case), "1,2");
+        let lsn = commit_lsn(&failed);
+        tell(&case, "skip", &["--lsn", &lsn]).expect(0, &[]);
+        assert_eq!(json(&tell(&case, "status", &["--json"]))[0]["skip_lsn"], *lsn);
+        let log = case.run_until_current();
+        assert!(log.contains("the transaction is skipped") && log.contains(&lsn), "{log}");
+        assert_eq!(ids(&case), "1,2,3");
+        assert_eq!(case.statistic("transactions_skipped"), "1");
+        // Once; then it is behind.
+        case.publisher.sql("DELETE FROM t WHERE id = 2");
+        case.run_until_current();
+        assert_eq!(ids(&case), "1,3");
+        let status = json(&tell(&case, "status", &["--json"]));
+        assert!(status[0]["skip_lsn"].is_null(), "{status:#}");
+        assert_eq!(status[0]["counters"]["transactions_skipped"], 1);
+        tell(&case, "skip", &["--lsn", &lsn]).expect(3, &["is behind"]);
+        tell(&case, "skip", &["--lsn", "none"]).expect(0, &[]);
+        tell(&case, "skip", &["--lsn", "zero"]).expect(2, &["16/B374D848"]);
+    });
+}
+
+/// One that is too large for memory, and one that touches a table the target does not have.
+#[test]
+fn large_and_hopeless_transactions_are_left_out() {
+    on_versions(&BOTH, |mut case| {
+        case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.target.sql("INSERT INTO t VALUES (9999, 't')");
+        case.publisher
+            .sql("INSERT INTO t SELECT g, repeat('v', 1000) FROM generate_series(1, 10000) g");
+        case.publisher.sql("INSERT INTO t VALUES (20000, 'p')");
+        let failed = case.run();
+        failed.expect(9, &["(id)=(9999)"]);
+        tell(&case, "skip", &["--lsn", &commit_lsn(&failed)]).expect(0, &[]);
+        case.run_until_current();
+        assert_eq!(ids(&case), "9999,20000");
+    });
+}
+
+#[test]
+fn an_error_disables() {
+    on_versions(&BOTH, |mut case| {
+        case.tool.args = vec!["--disable-on-error".to_owned()];
+        in_the_way(&case);
+        let failed = case.run();
+        failed.expect(9, &["23505", "(id)=(2)", "pgapace enable"]);
+        case.target.sql("DELETE FROM t WHERE id = 2");
+        case.run().expect(13, &["disabled", "(id)=(2)", "pgapace enable"]);
+        assert_eq!(ids(&case), "1");
+        let status = json(&tell(&case, "status", &["--json"]));
+        assert!(
+            status[0]["disabled"].as_str().is_some_and(|why| why.contains("23505")),
+            "{status:#}"
+        );
+        let human = tell(&case, "status", &[]).stdout;
+        assert!(human.contains("disabled since an error"), "{human}");
+        let enabled = tell(&case, "enable", &[]);
+        enabled.expect(0, &[]);
+        assert!(enabled.stdout.contains("enabled subscription"), "{}", enabled.stdout);
+        case.run_until_current();
+        assert_eq!(ids(&case), "1,2,3,12");
+        assert!(tell(&case, "enable", &[]).stdout.contains("was not disabled"));
+        assert!(json(&tell(&case, "status", &["--json"]))[0]["disabled"].is_null());
+    });
+}
+
+/// What may pass does not disable: the target goes away while changes are applied.
+#[test]
+fn a_lost_session_does_not_disable() {
+    let mut case = Case::new(15, 15);
+    case.tool.args = vec!["--disable-on-error".to_owned()];
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+    let mut process = case.start();
+    case.publisher.sql("INSERT INTO t VALUES (1, 'p')");
+    case.wait_until_applied(&mut process);
+    case.target.sql(&format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+         WHERE application_name = 'pgapace {} apply'",
+        case.tool.name
+    ));
+    case.publisher.sql("INSERT INTO t VALUES (2, 'p')");
+    must(wait_until(PATIENCE, "the second row", || Ok(ids(&case) == "1,2")));
+    case.stop(process);
+    assert_eq!(case.target.value("SELECT count(disabled_reason) FROM pgapace.subscription"), "0");
+}
