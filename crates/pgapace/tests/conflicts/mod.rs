@@ -2,4 +2,5 @@
 
 mod origins;
 mod rules;
+mod sessions;
 mod stops;

@@ -85,9 +85,11 @@ pub(super) fn exchange(session: &mut Session, awaited: &mut VecDeque<Awaited>) -
                 seen.statements.push(Statement { awaited, rows, rolled_back, row: row.take() });
             }
             Reply::Error(error) => {
-                let statement = awaited.pop_front().ok_or_else(unasked)?;
+                let error = wire::Error::Server(error);
+                // One that ends the session comes whenever it likes.
+                let statement = awaited.pop_front().ok_or_else(|| failed(&error))?;
                 awaited.clear();
-                seen.error = Some((wire::Error::Server(error), statement));
+                seen.error = Some((error, statement));
             }
             _ => {}
         }

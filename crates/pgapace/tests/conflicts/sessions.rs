@@ -1,0 +1,67 @@
+//! Conflicts are decided exactly once, whatever happens to the sessions that decide them.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Case, PATIENCE};
+
+const ROWS: usize = 6000;
+
+/// Every tenth row stands in the way of its insert, while the sessions of the workers are killed.
+fn lost_sessions(publisher: u16, target: u16, args: &[&str]) {
+    let mut case = Case::new(publisher, target);
+    case.tool.args = ["--workers", "3", "--on-conflict", "insert_exists=skip"]
+        .iter()
+        .chain(args)
+        .map(|arg| (*arg).to_owned())
+        .collect();
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+    case.target.sql(&format!("INSERT INTO t SELECT g, 't' FROM generate_series(0, {ROWS}, 10) g"));
+    let mut process = case.start();
+    case.publisher.sql(&format!(
+        "DO $$ BEGIN FOR i IN 0..{ROWS} LOOP INSERT INTO t VALUES (i, 'p'); COMMIT; END LOOP; END $$"
+    ));
+    let end = case.publisher.value("SELECT pg_current_wal_lsn()");
+    let mut random = fastrand::Rng::with_seed(u64::from(target));
+    let mut killed = 0;
+    let started = Instant::now();
+    let kill = format!(
+        "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity \
+         WHERE application_name = 'pgapace {} apply' ORDER BY random() LIMIT 1) a",
+        case.tool.name
+    );
+    let applied = format!(
+        "SELECT count(*) FROM pg_stat_replication \
+         WHERE application_name = '{}' AND replay_lsn >= '{end}'",
+        case.tool.name
+    );
+    while case.publisher.value(&applied) != "1" {
+        assert!(process.is_running(), "{}", process.log());
+        assert!(started.elapsed() < PATIENCE, "{}", process.log());
+        // More and more rarely, so that it comes to an end.
+        std::thread::sleep(Duration::from_millis(random.u64(5..50 + 5 * killed)));
+        killed += case.target.value(&kill).parse::<u64>().expect("a number");
+    }
+    let log = case.stop(process);
+    let row = case.target.value(
+        "SELECT count(*) || ' ' || count(*) FILTER (WHERE v = 't') || ' ' \
+           || (SELECT count(*) || ' ' || count(DISTINCT key) FROM pgapace.conflict) FROM t",
+    );
+    let tenth = ROWS / 10 + 1;
+    assert_eq!(row, format!("{} {tenth} {tenth} {tenth}", ROWS + 1), "{killed} killed:\n{log}");
+    assert!(killed > 2, "{killed} killed");
+}
+
+#[test]
+fn lost_while_deciding_15() {
+    lost_sessions(15, 15, &[]);
+}
+
+#[test]
+fn lost_while_deciding_18() {
+    lost_sessions(18, 18, &[]);
+}
+
+#[test]
+fn lost_while_deciding_out_of_order() {
+    lost_sessions(15, 18, &["--preserve-commit-order=false"]);
+}
