@@ -328,8 +328,14 @@ impl Assembler {
     }
 
     fn prepare(&mut self, prepare: &Prepare<'_>) -> Result<Assembled, AssembleError> {
+        if self.open.is_none() && !self.keeper.is_open(prepare.xid) {
+            // PostgreSQL 18 before its July 2026 minors has no Begin Prepare for a transaction
+            // that changed nothing.
+            self.keeper.begin(prepare.xid);
+            self.open = Some(Open::Prepared { xid: prepare.xid, prepare_lsn: prepare.prepare_lsn });
+        }
         let Some(Open::Prepared { xid, prepare_lsn }) = self.open.take() else {
-            return Err(out_of_place("Prepare", "outside a prepared transaction"));
+            return Err(out_of_place("Prepare", "out of its transaction"));
         };
         if xid != prepare.xid || prepare_lsn != prepare.prepare_lsn {
             return Err(AssembleError::CommitMismatch {

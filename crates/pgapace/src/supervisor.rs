@@ -402,7 +402,7 @@ impl Supervisor<'_> {
             feedback,
             progress,
             streaming,
-            incoming: Incoming::new(part_limits, spool, memory, applied.through),
+            incoming: Incoming::new(part_limits, spool, memory, applied.through, row.owns_slot),
             applied_beyond: applied.beyond.into(),
             tables,
             adder: Adder::new(context),

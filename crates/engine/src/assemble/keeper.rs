@@ -90,11 +90,21 @@ impl Keeper {
         self.footprint -= transaction.footprint();
         with(transaction);
         self.footprint += transaction.footprint();
-        while self.footprint > self.limits.kept_bytes && self.spill_largest() {}
+        if self.footprint > self.limits.kept_bytes {
+            self.spill();
+        }
+    }
+
+    /// Makes room in memory: a share of it rather than all, so that nothing waits for long while
+    /// it is written, and rather than a little, so that it is written in large pieces.
+    fn spill(&mut self) {
+        const SHARE: usize = 8;
+        let goal = self.limits.kept_bytes - self.limits.kept_bytes / SHARE;
+        while self.footprint > goal && self.spill_largest(self.footprint - goal) {}
     }
 
     /// Whether there was something to spill.
-    fn spill_largest(&mut self) -> bool {
+    fn spill_largest(&mut self, bytes: usize) -> bool {
         let held = self.held.values_mut().map(|held| &mut held.transaction);
         let all = self.open.values_mut().chain(held);
         let largest = all.max_by_key(|transaction| transaction.spillable());
@@ -102,7 +112,7 @@ impl Keeper {
             return false;
         };
         self.footprint -= transaction.footprint();
-        transaction.spill(&mut self.commands);
+        transaction.spill(bytes, &mut self.commands);
         self.footprint += transaction.footprint();
         true
     }

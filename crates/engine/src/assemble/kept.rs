@@ -112,7 +112,7 @@ impl KeptTransaction {
         self.allocated + self.subtransactions.len() * SUBTRANSACTION_COST
     }
 
-    /// Memory that [`Self::spill`] would give back.
+    /// Memory that [`Self::spill`] can give back.
     pub(super) fn spillable(&self) -> usize {
         self.allocated
     }
@@ -217,14 +217,17 @@ impl KeptTransaction {
         None
     }
 
-    /// Moves all that is in memory to the spool.
-    pub(super) fn spill(&mut self, commands: &mut Vec<SpoolCommand>) {
-        for block in self.blocks.drain(..) {
+    /// Moves blocks to the spool until so many bytes of memory are given back, or all are.
+    pub(super) fn spill(&mut self, bytes: usize, commands: &mut Vec<SpoolCommand>) {
+        let enough = self.allocated.saturating_sub(bytes);
+        while self.allocated > enough
+            && let Some(block) = self.blocks.pop_front()
+        {
+            self.allocated -= block.capacity();
+            self.spooled += block.len() as u64;
+            self.in_spool = true;
             commands.push(SpoolCommand::Append { id: self.id, block });
         }
-        self.allocated = 0;
-        self.spooled = self.length;
-        self.in_spool = true;
     }
 
     /// What the spool has to do when the transaction did not happen.

@@ -30,6 +30,8 @@ pub(crate) struct Incoming {
     resolving: Vec<(Lsn, Lsn)>,
     /// What was applied before this run: transactions before it are not read back.
     resumed_at: Lsn,
+    /// Whether the slot is ours, so that whatever it has passed was sent to us.
+    only_reader: bool,
 }
 
 impl Incoming {
@@ -38,9 +40,17 @@ impl Incoming {
         spool: Spool,
         memory: Arc<Memory>,
         resumed_at: Lsn,
+        only_reader: bool,
     ) -> Self {
-        let assembler = Assembler::new(limits);
-        Self { assembler, spool, memory, replay: None, resolving: Vec::new(), resumed_at }
+        Self {
+            assembler: Assembler::new(limits),
+            spool,
+            memory,
+            replay: None,
+            resolving: Vec::new(),
+            resumed_at,
+            only_reader,
+        }
     }
 
     /// Takes one message; returns a part that is complete with it. Then there may be
@@ -58,6 +68,16 @@ impl Incoming {
             Err(AssembleError::UnknownPrepared { lsn, .. })
                 if already_applied(lsn, self.resumed_at) =>
             {
+                return Ok(None);
+            }
+            // Before their July 2026 minors, publishers do not send the PREPARE of a transaction
+            // that only locked rows. Any other PREPARE would be here: nobody else has moved the
+            // slot, and we never acknowledge one before its end is durable.
+            Err(AssembleError::UnknownPrepared { gid, xid, lsn }) if self.only_reader => {
+                tracing::warn!(
+                    gid, %xid, %lsn,
+                    "the publisher committed a prepared transaction that has no changes"
+                );
                 return Ok(None);
             }
             Err(error) => return Err(unassemblable(&error)),
@@ -154,6 +174,12 @@ impl BlockSource for Source<'_> {
 }
 
 fn unassemblable(error: &AssembleError) -> Failure {
-    Failure::new(Class::Publisher, error.to_string())
-        .hint("This is a bug of the publisher or of pgapace; please report it.")
+    let hint = match error {
+        AssembleError::UnknownPrepared { .. } => {
+            "Whoever read the slot before has passed its PREPARE. If the transaction only locked \
+             rows, its PREPARE is not sent by publishers before their July 2026 minors."
+        }
+        _ => "This is a bug of the publisher or of pgapace; please report it.",
+    };
+    Failure::new(Class::Publisher, error.to_string()).hint(hint)
 }

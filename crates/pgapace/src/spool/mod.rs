@@ -76,6 +76,7 @@ impl Spool {
         if !self.files.contains_key(&id) {
             let file = tempfile::tempfile_in(&self.directory)
                 .map_err(|e| self.failure(&e, "create a file in"))?;
+            tracing::debug!(files = self.files.len() + 1, bytes = self.used, "spooling");
             self.files.insert(id, SpoolFile::new(file, id));
         }
         let Some(file) = self.files.get_mut(&id) else { return Ok(()) };

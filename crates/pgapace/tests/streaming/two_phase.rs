@@ -104,3 +104,29 @@ fn a_crash_while_commit_prepared_is_applied() {
         case.expect_equal(&["t"]);
     }
 }
+
+/// A transaction that only locked rows has nothing to send, and some publishers send its end all
+/// the same.
+#[test]
+fn prepared_transactions_that_changed_nothing() {
+    for (major, trigger) in [(15, Trigger::Size), (18, Trigger::Size)] {
+        let mut case = streaming_case(major, major, trigger);
+        replicate(&mut case);
+        case.publisher.sql("INSERT INTO t VALUES (1, 'a')");
+        let name = case.tool.name.clone();
+        for (gid, end) in [("one", "COMMIT"), ("two", "ROLLBACK")] {
+            each(
+                &mut case.publisher.connect(),
+                &[
+                    "BEGIN",
+                    "SELECT FROM t FOR UPDATE",
+                    &format!("PREPARE TRANSACTION '{name}_{gid}'"),
+                ],
+            );
+            resolve(&case, end, gid);
+        }
+        case.publisher.sql("INSERT INTO t VALUES (2, 'b')");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    }
+}

@@ -190,6 +190,23 @@ fn commit_prepared(lsn: u64, xid: u32) -> Message<'static> {
 }
 
 #[test]
+fn a_prepare_without_its_begin_changed_nothing() {
+    let mut assembler = announced(PartLimits::default());
+    let (prepare_lsn, end_lsn) = (Lsn(100), Lsn(108));
+    let (prepare_time, xid, gid) = (Timestamp(5), Xid(1), "g");
+    let message = Prepare { flags: 0, prepare_lsn, end_lsn, prepare_time, xid, gid };
+    assert!(push(&mut assembler, &Message::Prepare(message)).expect("tolerated").is_none());
+    assert_eq!(assembler.oldest_held(), Some(Lsn(100)));
+    let part = push(&mut assembler, &commit_prepared(300, 1)).expect("known").expect("whole");
+    assert!(part.is_empty() && part.end_lsn == Some(Lsn(308)));
+    push(&mut assembler, &begin(400, 2)).expect("fits");
+    assert!(matches!(
+        push(&mut assembler, &Message::Prepare(message)),
+        Err(AssembleError::OutOfPlace { .. })
+    ));
+}
+
+#[test]
 fn a_prepared_transaction_is_held_until_it_is_resolved() {
     let mut assembler = announced(PartLimits::default());
     prepare(&mut assembler, 100, 1, "one").expect("held");
