@@ -20,7 +20,7 @@ use crate::apply::incoming::Incoming;
 use crate::apply::leader::{Leader, Outcome, Parts};
 use crate::apply::pool::Pool;
 use crate::apply::tables::Tables;
-use crate::apply::worker::{Connect, Identity};
+use crate::apply::worker::{Connect, Identity, Lost};
 use crate::config::{self, ApplyMode, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::publisher::feedback::Feedback;
@@ -636,15 +636,15 @@ fn open_apply(
     identity: Identity,
     number: usize,
     origin_none: bool,
-    lost: Option<i32>,
+    lost: Option<Lost>,
 ) -> Result<(Session, Identity)> {
     let mut session = target.connect(Purpose::Apply)?;
     if let Some(lost) = lost {
-        ownership::end_session(&mut session, identity.id, lost)?;
+        ownership::end_session(&mut session, identity.id, lost.backend)?;
     }
     ownership::join(&mut session, identity.id)?;
-    if !identity.tagged {
-        return Ok((session, identity));
+    if !identity.tagged || lost.is_some_and(|lost| !lost.tagged) {
+        return Ok((session, Identity { tagged: false, ..identity }));
     }
     let attached = origin::attach(&mut session, identity.id, number)?;
     match &attached {
@@ -661,6 +661,11 @@ fn open_apply(
                  to leave one origin for each of --workers, or pass --tag-commits=false if there \
                  is no other direction.",
             ));
+        }
+        // It had one: others may rely on it.
+        Err(reason) if lost.is_some() => {
+            let message = format!("cannot tag commits with a replication origin again: {reason}");
+            return Err(Failure::new(Class::Target, message).transient(true));
         }
         Err(reason) => {
             tracing::info!(reason, "commits are not tagged with a replication origin");

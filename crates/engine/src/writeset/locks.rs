@@ -86,6 +86,11 @@ impl Writeset {
             let place = self.roots.place(rules.root);
             self.lock_table(place);
         }
+        // A TRUNCATE runs code of users as any other change does.
+        if tables.iter().any(|rules| rules.barrier) {
+            self.now.all = self.now.contended;
+            self.barrier = self.now.seq;
+        }
     }
 
     /// What a change locks in its own table.

@@ -95,6 +95,11 @@ impl Encoder {
         Ok(())
     }
 
+    /// Whether commits are tagged with a replication origin.
+    pub(crate) fn is_tagged(&self) -> bool {
+        self.identity.tagged
+    }
+
     /// Whether a transaction may be sent with its COMMIT behind others that are not answered: where
     /// commits are in order, the target refuses it if one of them fails.
     pub(crate) fn commits_behind_others(&self) -> bool {
@@ -128,7 +133,8 @@ impl Encoder {
             self.change(session, work, at, pending)
                 .map_err(|error| error.into_failure(work, at))?;
         }
-        let ending = self.end_of(work, work.predecessor, part, 1);
+        let ending =
+            self.end_of(work, work, work.predecessor, part, u32::from(!work.part.is_idle()));
         match ending.map(|ending| Ending { behind: index > 0, ..ending }) {
             Some(ending) if work.part.first && !early => {
                 ending.queue(session, self.identity, pending)?;
@@ -220,14 +226,18 @@ impl Encoder {
             return Ok(None);
         };
         let last_part = number(group.works.len() - 1)?;
-        let transactions = group.works.iter().filter(|work| !work.part.is_idle()).count();
-        Ok(self.end_of(last, first.predecessor, last_part, number(transactions)?))
+        let mut real = group.works.iter().filter(|work| !work.part.is_idle());
+        let timed = real.next_back().unwrap_or(last);
+        let transactions = real.count() + usize::from(!timed.part.is_idle());
+        Ok(self.end_of(last, timed, first.predecessor, last_part, number(transactions)?))
     }
 
-    /// What ends the target transaction after `work`, `None` in the middle of a large one.
+    /// What ends the target transaction after `work`, `None` in the middle of a large one. Its time
+    /// is that of `timed`, its last one that is not idle.
     fn end_of(
         &mut self,
         work: &Work,
+        timed: &Work,
         predecessor: Lsn,
         part: u32,
         transactions: u32,
@@ -235,10 +245,10 @@ impl Encoder {
         let end = work.part.end_lsn?;
         let mut changes = std::mem::take(&mut self.changes);
         let mut time = None;
-        if !work.part.is_idle() {
+        if transactions > 0 {
             changes.transactions = transactions.into();
             changes.groups = 1;
-            time = Some(work.part.head.commit_time);
+            time = Some(timed.part.head.commit_time);
         }
         Some(Ending {
             part,

@@ -141,7 +141,10 @@ impl<'a> Leader<'a> {
         match self.lead() {
             Ok(outcome) => Ok(self.finish(outcome)),
             Err(failure) => {
-                // What was counted since the last time is committed, and counts.
+                // What was committed since the last time counts.
+                for answered in self.parts.pool.end() {
+                    self.counters.add(&answered.counters);
+                }
                 self.write_statistics(true);
                 Err(failure)
             }

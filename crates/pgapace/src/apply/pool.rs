@@ -11,7 +11,7 @@ use engine::writeset::{Verdict, Writeset, WritesetLimits};
 use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
 use crate::apply::turns::Turns;
 use crate::apply::work::{Contended, Group, Mode, Work};
-use crate::apply::worker::{Connect, FromWorker, Worker};
+use crate::apply::worker::{Answered, Connect, FromWorker, Worker};
 use crate::error::{Failure, Result};
 
 /// Source transactions that are on their way to the target at once where groups are small: a
@@ -147,6 +147,10 @@ impl Pool {
                 Room::None
             };
         }
+        // Full means that groups are in flight, and the oldest always ends.
+        if self.writeset.as_ref().is_some_and(Writeset::is_full) {
+            return Room::None;
+        }
         // The first that is free: under a light load one session has all plans at hand.
         if let Some(free) = self.queues.iter().position(VecDeque::is_empty) {
             let early = if worth || self.is_idle() {
@@ -232,6 +236,27 @@ impl Pool {
         }
     }
 
+    /// Ends all workers; returns what they have answered and nobody has taken.
+    pub(crate) fn end(&mut self) -> Vec<Answered> {
+        self.close();
+        let answered = self.events.try_iter().filter_map(|(_, event)| match event {
+            FromWorker::Answered(answered) => Some(answered),
+            FromWorker::Failed(_) => None,
+        });
+        answered.collect()
+    }
+
+    fn close(&mut self) {
+        // All of them first: one may wait for the turn of another. And at once, if one does not
+        // find its way out.
+        self.workers.iter_mut().for_each(Worker::close);
+        std::thread::scope(|scope| {
+            for worker in self.workers.drain(..) {
+                scope.spawn(move || drop(worker));
+            }
+        });
+    }
+
     /// A worker is through with its first groups; these have ended.
     pub(crate) fn answered(&mut self, worker: usize, groups: usize, ended: &[GroupSeq]) {
         self.queues[worker].drain(..groups);
@@ -275,7 +300,6 @@ fn lock(writeset: &mut Writeset, works: &[Work]) -> Result<Vec<bool>> {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // All of them first: one may wait for the turn of another.
-        self.workers.iter_mut().for_each(Worker::close);
+        self.close();
     }
 }

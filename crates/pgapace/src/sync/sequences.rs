@@ -79,7 +79,7 @@ pub(crate) fn synchronize(
                 report.skipped.push((format!("{schema}.{name}"), "UPDATE is not granted on it"));
             }
             None => {
-                report.skipped.push((format!("{schema}.{name}"), "the target does not have it"))
+                report.skipped.push((format!("{schema}.{name}"), "the target does not have it"));
             }
         }
     }

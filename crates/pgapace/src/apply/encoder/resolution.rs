@@ -74,7 +74,7 @@ impl Encoder {
 
     /// What ends the target transaction of one source transaction, `None` in the middle of it.
     pub(crate) fn end(&mut self, work: &Work, part: u32) -> Option<Ending> {
-        self.end_of(work, work.predecessor, part, 1)
+        self.end_of(work, work, work.predecessor, part, 1)
     }
 
     fn otherwise(

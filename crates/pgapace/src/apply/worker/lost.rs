@@ -14,7 +14,7 @@ use wire::Session;
 use crate::apply::answers::Pending;
 use crate::apply::encoder::Encoder;
 use crate::apply::worker::state::State;
-use crate::apply::worker::{Connect, Identity, Seen};
+use crate::apply::worker::{Connect, Identity, Lost, Seen};
 use crate::error::{Failure, Result};
 use crate::target::state::{ownership, progress};
 
@@ -32,7 +32,8 @@ impl State {
         seen: &Mutex<Seen>,
     ) -> Result<()> {
         // The first parts of a large transaction are gone: the publisher sends it again.
-        let whole = self.in_flight.iter().all(|in_flight| in_flight.group.is_whole())
+        let whole = !self.in_parts
+            && self.in_flight.iter().all(|in_flight| in_flight.group.is_whole())
             && self.ready.iter().all(|ready| ready.group.group.is_whole())
             && self.queue.iter().all(crate::apply::work::Group::is_whole);
         let opened = if whole && lost.transient {
@@ -58,7 +59,8 @@ impl State {
     /// Opens another session, and asks it which commit that was on its way is the last to have
     /// taken effect. The new one may be lost as well.
     fn reopen(&self, connect: &Connect) -> Option<(Session, Identity, Option<Lsn>)> {
-        let old = self.session.backend_pid();
+        let backend = self.session.backend_pid();
+        let old = Lost { backend, tagged: self.encoder.is_tagged() };
         for attempt in 0..ATTEMPTS {
             let opened = connect(Some(old)).and_then(|(mut session, identity)| {
                 let owned = owns(&mut session, identity)?;

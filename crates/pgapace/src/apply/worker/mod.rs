@@ -55,9 +55,18 @@ pub(crate) struct Identity {
     pub(crate) owner: i32,
 }
 
-/// Opens the session of a worker: the first time, and whenever it was lost; then the backend of the
-/// lost one is given, which must be gone when this returns.
-pub(crate) type Connect = Box<dyn Fn(Option<i32>) -> Result<(Session, Identity)> + Send>;
+/// A session that a worker has lost.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lost {
+    /// Its backend.
+    pub(crate) backend: i32,
+    /// Whether it had a replication origin.
+    pub(crate) tagged: bool,
+}
+
+/// Opens the session of a worker: the first time, and whenever it was lost; the lost one is gone
+/// when this returns.
+pub(crate) type Connect = Box<dyn Fn(Option<Lost>) -> Result<(Session, Identity)> + Send>;
 
 #[derive(Debug)]
 enum ToWorker {

@@ -126,6 +126,9 @@ pub(super) struct State {
     pub(super) answered: usize,
     pub(super) ended: Vec<GroupSeq>,
     closing: bool,
+    /// The parts of a large transaction that are answered are not committed: they would be lost
+    /// with the session.
+    pub(super) in_parts: bool,
 }
 
 type Report<'a> = &'a dyn Fn(FromWorker);
@@ -153,6 +156,7 @@ impl State {
             answered: 0,
             ended: Vec::new(),
             closing: false,
+            in_parts: false,
         };
         state.encoder.prepare_control(&mut state.session);
         state
@@ -390,7 +394,6 @@ impl State {
     }
 
     /// The statements of the free changes, those of the contended ones, and the ending.
-    #[expect(clippy::type_complexity, reason = "as `start` uses them, and nobody else")]
     fn encode_split(
         &mut self,
         group: &Group,
@@ -676,6 +679,7 @@ impl State {
             self.advance()?;
             return self.send();
         }
+        self.in_parts = first.group.works.last().is_some_and(|work| work.part.end_lsn.is_none());
         if first.is_committed() {
             self.ended.push(first.group.seq);
         }
@@ -686,6 +690,11 @@ impl State {
 
     /// A statement has failed: judges what to do with its group, and skips to the Sync.
     fn failed(&mut self, error: &wire::Error) -> Result<()> {
+        if error.is_connection_loss() || self.session.is_broken() {
+            // What was sent stays known: a COMMIT among it may have taken effect.
+            let context = Context { group: self.in_flight.front().map(|first| &first.group) };
+            return Err(context.explain(error, self.pending.front().copied()));
+        }
         let pending = self.pending.pop_front();
         if self.recovering.is_none() {
             let Some(first) = self.in_flight.front() else {
@@ -694,9 +703,6 @@ impl State {
             let group = &first.group;
             let context = Context { group: Some(group) };
             let sqlstate = error.sqlstate();
-            if error.is_connection_loss() || self.session.is_broken() {
-                return Err(context.explain(error, pending));
-            }
             if first.early {
                 tracing::debug!(%error, "a group failed while others were in flight before it");
                 self.start_recovery(Again::Later)?;
