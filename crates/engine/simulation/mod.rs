@@ -1,0 +1,500 @@
+//! A seeded simulation of parallel apply: the pure core, driven as the program drives it, against a
+//! model of a target database.
+//!
+//! From a seed come the publisher's history, how many workers there are and how fast each is, which
+//! statements fail, when a session is lost, when the program or the target crashes, and how the
+//! next run is set up. Only one thing happens at a time, and which one is chance. Checked all along:
+//!
+//! * P1, P2, P5: after each commit the target has exactly the rows that the committed transactions
+//!   left on the publisher; in order, these are everything up to a transaction; out of order, what
+//!   a transaction depends on is committed before it.
+//! * P3: no transaction is committed twice, and none is missing in the end.
+//! * P4: what is acknowledged is durable, with nothing missing before it.
+//! * The oldest group never fails for good, and there is always something that goes on.
+
+mod history;
+mod leader;
+mod rng;
+mod target;
+mod worker;
+
+use std::collections::{BTreeSet, VecDeque};
+
+use engine::blockers::blocking;
+use engine::group::GroupSeq;
+use engine::order::CommitOrder;
+use history::History;
+use leader::{Leader, Setting};
+use pgoutput::Lsn;
+use rng::Rng;
+use target::{Database, Fault};
+use worker::{Answered, Around, Failure, Mail, Worker};
+
+/// Longer than any run that goes on.
+const STEPS: usize = 100_000;
+/// Runs of one seed that may be interrupted.
+const FAULTS: usize = 6;
+
+/// A rule that is broken on purpose, to see that the simulation notices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sabotage {
+    None,
+    /// Contended changes do not wait.
+    UnmetWait,
+    /// Later groups never give way.
+    NoGivingWay,
+    /// What is committed is acknowledged before it is durable.
+    EarlyAcknowledgement,
+    /// Woken workers sleep on.
+    LostWakeup,
+}
+
+impl Sabotage {
+    /// All of them.
+    pub(crate) const ALL: [Self; 4] =
+        [Self::UnmetWait, Self::NoGivingWay, Self::EarlyAcknowledgement, Self::LostWakeup];
+
+    /// By its name in the source.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|sabotage| format!("{sabotage:?}") == name)
+    }
+}
+
+/// What went wrong, and what had happened.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    pub(crate) what: String,
+    pub(crate) trace: Vec<String>,
+}
+
+/// What happened in a seed, so that one sees what was tried.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Seen {
+    pub(crate) steps: usize,
+    pub(crate) transactions: usize,
+    pub(crate) runs: usize,
+    pub(crate) faults: usize,
+    pub(crate) made_way: usize,
+}
+
+impl Seen {
+    /// Adds what happened in another seed.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.transactions += other.transactions;
+        self.runs += other.runs;
+        self.faults += other.faults;
+        self.made_way += other.made_way;
+    }
+}
+
+/// Runs a seed.
+pub(crate) fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<Seen, Broken> {
+    let mut rng = Rng(seed.wrapping_mul(0x2545_F491_4F6C_DD1D));
+    let history = History::random(&mut rng);
+    let mut world = World::new(&history, rng, sabotage, tracing);
+    if tracing {
+        for (number, transaction) in history.transactions.iter().enumerate() {
+            world.trace.push(format!(
+                "transaction {number} at {}..{} parts {:?} depends on {:#x}",
+                transaction.commit_lsn, transaction.end_lsn, transaction.parts,
+                transaction.depends_on
+            ));
+            for change in &transaction.changes {
+                let history::Change { kind, table, truncated, old, new, left_out, .. } = change;
+                world.trace.push(format!(
+                    "  {kind:?} table {table} {old:?} -> {new:?} left out {left_out:?} \
+                     truncated {truncated:#b}"
+                ));
+            }
+        }
+    }
+    match world.run() {
+        Ok(()) => Ok(world.seen),
+        Err(what) => Err(Broken { what, trace: world.trace }),
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Receive,
+    Dispatch,
+    Answer,
+    Idle,
+    StartFlush,
+    Flush,
+    Flushed,
+    Worker(usize),
+    Session(usize),
+    /// Somebody looks what keeps the oldest group.
+    Probe,
+    MakeWay,
+    /// A cancel request arrives.
+    Cancel(usize),
+    FailStatement(usize),
+    LoseSession(usize),
+    CrashProgram,
+    CrashTarget,
+}
+
+struct World<'h> {
+    history: &'h History,
+    rng: Rng,
+    sabotage: Sabotage,
+    tracing: bool,
+    trace: Vec<String>,
+    setting: Setting,
+    target: Database,
+    leader: Leader<'h>,
+    workers: Vec<Worker>,
+    order: CommitOrder,
+    woken: BTreeSet<usize>,
+    reports: VecDeque<(usize, Answered)>,
+    /// A flush that is done, and not yet known to be.
+    flushed: bool,
+    found: Option<Vec<GroupSeq>>,
+    cancels: BTreeSet<usize>,
+    /// What was acknowledged, in order. The publisher may come up with an older one.
+    acknowledged: Vec<Lsn>,
+    rows_through: Lsn,
+    faults: usize,
+    /// One step out of so many is a fault.
+    calm: usize,
+    seen: Seen,
+}
+
+impl<'h> World<'h> {
+    fn new(history: &'h History, mut rng: Rng, sabotage: Sabotage, tracing: bool) -> Self {
+        let ordered = rng.chance(2, 3);
+        let setting = Setting::random(&mut rng, ordered);
+        let target = Database::new();
+        let start = target.read_progress();
+        let leader = Leader::new(history, &setting, &start, Lsn(100), Lsn(0))
+            .expect("nothing has happened");
+        let faults = if rng.chance(1, 2) { 0 } else { 1 + rng.below(FAULTS) };
+        let calm = rng.one_of(&[20, 100, 400]);
+        let mut world = Self {
+            history,
+            rng,
+            sabotage,
+            tracing,
+            trace: Vec::new(),
+            setting,
+            target,
+            leader,
+            workers: Vec::new(),
+            order: CommitOrder::new(0),
+            woken: BTreeSet::new(),
+            reports: VecDeque::new(),
+            flushed: false,
+            found: None,
+            cancels: BTreeSet::new(),
+            acknowledged: vec![Lsn(100)],
+            rows_through: Lsn(0),
+            faults,
+            calm,
+            seen: Seen { transactions: history.transactions.len(), ..Seen::default() },
+        };
+        world.begin();
+        world
+    }
+
+    /// Sessions and workers of a run.
+    fn begin(&mut self) {
+        let Setting { workers, ordered, lone, .. } = self.setting;
+        self.seen.runs += 1;
+        let number = self.seen.runs;
+        let setting = self.setting;
+        self.note(|| format!("run {number}: {setting:?}"));
+        self.target.sessions = (0..workers).map(|_| self.target.open_session()).collect();
+        self.target.ordered = ordered;
+        self.workers = (0..workers).map(|number| Worker::new(number, ordered, lone)).collect();
+        self.order = CommitOrder::new(workers);
+        self.woken = (0..workers).collect();
+        self.reports.clear();
+        self.cancels.clear();
+        (self.flushed, self.found) = (false, None);
+    }
+
+    fn note(&mut self, text: impl FnOnce() -> String) {
+        if self.tracing {
+            self.trace.push(text());
+        }
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        for _ in 0..STEPS {
+            self.seen.steps += 1;
+            if self.leader.is_through() && self.leader.waiting.is_empty() {
+                return self.check_the_end();
+            }
+            let Some(event) = self.next_event() else {
+                return Err("nothing goes on".to_owned());
+            };
+            self.happen(event)?;
+        }
+        Err("it does not end".to_owned())
+    }
+
+    fn next_event(&mut self) -> Option<Event> {
+        if self.faults > 0 && self.rng.chance(1, self.calm) {
+            if let Some(fault) = self.fault() {
+                self.faults -= 1;
+                self.seen.faults += 1;
+                return Some(fault);
+            }
+        }
+        let mut events: Vec<(usize, Event)> = Vec::with_capacity(16);
+        let leader = &self.leader;
+        let mut may = |can: bool, weight: usize, event| {
+            if can {
+                events.push((weight, event));
+            }
+        };
+        may(leader.can_receive(), 12, Event::Receive);
+        may(leader.room().is_some(), 12, Event::Dispatch);
+        may(!self.reports.is_empty(), 8, Event::Answer);
+        may(leader.can_record_idle(), 1, Event::Idle);
+        let unflushed = leader.progress.committed() > leader.progress.durable();
+        may(leader.flushing.is_none() && unflushed, 3, Event::StartFlush);
+        may(leader.flushing.is_some() && !self.flushed, 3, Event::Flush);
+        may(self.flushed, 3, Event::Flushed);
+        for worker in 0..self.workers.len() {
+            let (speed, session_speed) = self.setting.speeds[worker];
+            let session = &self.target.sessions[worker];
+            let awake = self.woken.contains(&worker)
+                || !self.workers[worker].mail.is_empty()
+                || session.broken
+                || !session.replies.is_empty();
+            may(awake, speed, Event::Worker(worker));
+            may(self.target.can_run(worker), session_speed, Event::Session(worker));
+            may(self.cancels.contains(&worker), 2, Event::Cancel(worker));
+        }
+        may(self.found.is_some(), 2, Event::MakeWay);
+        if !events.is_empty() && self.rng.chance(1, 50) && !self.target.waits().is_empty() {
+            return Some(Event::Probe);
+        }
+        let all: usize = events.iter().map(|(weight, _)| weight).sum();
+        if all == 0 {
+            // Time passes.
+            if self.rng.chance(1, 2)
+                && let Some(session) = self.target.deadlocked()
+            {
+                return Some(Event::FailStatement(session));
+            }
+            return (!self.target.waits().is_empty()).then_some(Event::Probe);
+        }
+        let mut at = self.rng.below(all);
+        for (weight, event) in events {
+            if at < weight {
+                return Some(event);
+            }
+            at -= weight;
+        }
+        None
+    }
+
+    fn fault(&mut self) -> Option<Event> {
+        let worker = self.rng.below(self.workers.len());
+        match self.rng.below(10) {
+            0..5 => self.target.is_cancellable(worker).then_some(Event::FailStatement(worker)),
+            5..7 => Some(Event::LoseSession(worker)),
+            7..9 => Some(Event::CrashProgram),
+            _ => Some(Event::CrashTarget),
+        }
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), String> {
+        if !matches!(event, Event::Session(_) | Event::Worker(_)) {
+            self.note(|| format!("{event:?}"));
+        }
+        match event {
+            Event::Receive => self.leader.receive(),
+            Event::Dispatch => {
+                if let Some(worker) = self.leader.room()
+                    && let Some(group) = self.leader.submit(worker)
+                {
+                    self.workers[worker].mail.push_back(Mail::Group(group));
+                }
+            }
+            Event::Answer => {
+                if let Some((worker, answered)) = self.reports.pop_front() {
+                    self.note(|| format!("worker {worker}: {answered:?}"));
+                    self.leader.answered(worker, &answered);
+                    self.acknowledge()?;
+                }
+            }
+            Event::Idle => self.leader.record_idle(),
+            Event::StartFlush => self.leader.flushing = self.leader.progress.start_flush(),
+            Event::Flush => {
+                if let Some(ticket) = self.leader.flushing {
+                    self.target.flush(ticket.lsn());
+                    self.flushed = true;
+                }
+            }
+            Event::Flushed => {
+                self.flushed = false;
+                if let Some(ticket) = self.leader.flushing.take() {
+                    self.leader.progress.flushed(ticket);
+                    self.acknowledge()?;
+                }
+            }
+            Event::Worker(worker) => self.work(worker)?,
+            Event::Session(session) => {
+                if self.tracing {
+                    let doing = self.target.sessions[session].commands.front();
+                    self.trace.push(format!("session {session}: {doing:?}"));
+                }
+                self.target.step(session, self.history)?;
+            }
+            Event::Probe => {
+                let running = self.target.sessions.iter().zip(&self.leader.queues);
+                let mut groups: Vec<_> =
+                    running.filter_map(|(s, queue)| Some((s.pid, *queue.front()?))).collect();
+                groups.sort_by_key(|(_, group)| *group);
+                let victims = blocking(&self.target.waits(), &groups).victims;
+                if self.sabotage != Sabotage::NoGivingWay && !victims.is_empty() {
+                    self.found = Some(victims);
+                }
+            }
+            Event::MakeWay => {
+                for victim in self.found.take().unwrap_or_default() {
+                    let holder =
+                        self.leader.queues.iter().position(|queue| queue.front() == Some(&victim));
+                    if let Some(worker) = holder {
+                        self.seen.made_way += 1;
+                        self.workers[worker].mail.push_back(Mail::GiveWay(victim));
+                        self.cancels.insert(worker);
+                    }
+                }
+            }
+            Event::Cancel(session) => {
+                self.cancels.remove(&session);
+                if self.target.is_cancellable(session) {
+                    self.target.fail(session, Fault::Passing);
+                }
+            }
+            Event::FailStatement(session) => self.target.fail(session, Fault::Passing),
+            Event::LoseSession(session) => {
+                self.drain(session)?;
+                self.target.terminate(session);
+            }
+            Event::CrashProgram => {
+                // What is known of failed groups is forgotten with it.
+                self.rows_through = Lsn(0);
+                self.restart()?;
+            }
+            Event::CrashTarget => {
+                let lost = self.rng.below(self.target.undurable() + 1);
+                self.target.crash(lost)?;
+                self.restart()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn work(&mut self, worker: usize) -> Result<(), String> {
+        let asked = self.woken.remove(&worker);
+        let mut woken = BTreeSet::new();
+        let mut around = Around {
+            history: self.history,
+            target: &mut self.target,
+            order: &mut self.order,
+            woken: &mut woken,
+            reports: &mut self.reports,
+            rng: &mut self.rng,
+            sabotage: self.sabotage,
+            trace: &mut self.trace,
+            tracing: self.tracing,
+        };
+        let result = self.workers[worker].run(&mut around);
+        if self.sabotage == Sabotage::LostWakeup && asked {
+            woken.retain(|other| *other == worker);
+        }
+        self.woken.append(&mut woken);
+        match result {
+            Ok(()) => Ok(()),
+            Err(Failure::Wrong(what)) => Err(what),
+            Err(Failure::Run(rows_through)) => {
+                self.note(|| format!("worker {worker} gives up"));
+                self.rows_through = self.rows_through.max(rows_through);
+                self.restart()
+            }
+        }
+    }
+
+    /// A backend goes on for a while with what it was sent.
+    fn drain(&mut self, session: usize) -> Result<(), String> {
+        for _ in 0..self.rng.below(12) {
+            if self.target.can_run(session) {
+                self.target.step(session, self.history)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The run ends, and another begins from what the target says.
+    fn restart(&mut self) -> Result<(), String> {
+        for session in 0..self.target.sessions.len() {
+            self.drain(session)?;
+        }
+        for session in 0..self.target.sessions.len() {
+            self.target.terminate(session);
+        }
+        let ordered = if self.rng.chance(1, 3) {
+            !self.setting.ordered
+        } else {
+            self.setting.ordered
+        };
+        self.setting = Setting::random(&mut self.rng, ordered);
+        // The publisher writes the position of a slot down now and then.
+        let back = self.rng.below(3).min(self.acknowledged.len() - 1);
+        self.acknowledged.truncate(self.acknowledged.len() - back);
+        let slot = self.acknowledged[self.acknowledged.len() - 1];
+        let rows = self.target.read_progress();
+        self.note(|| format!("progress {rows:?}, slot {slot}"));
+        self.leader =
+            Leader::new(self.history, &self.setting, &rows, slot, self.rows_through)?;
+        self.begin();
+        Ok(())
+    }
+
+    /// Tells the publisher what is durable.
+    fn acknowledge(&mut self) -> Result<(), String> {
+        let positions = self.leader.progress.positions();
+        let flush = if self.sabotage == Sabotage::EarlyAcknowledgement {
+            positions.apply
+        } else {
+            positions.flush
+        };
+        let acknowledged = self.history.range(Lsn(0), flush);
+        let missing = acknowledged & !self.target.durable_set();
+        if missing != 0 {
+            return Err(format!("P4: {flush} is acknowledged, {missing:#x} is not durable"));
+        }
+        let visible = self.history.range(Lsn(0), self.leader.progress.committed());
+        if visible & !self.target.committed != 0 {
+            return Err("P4: said to be visible what is not committed".to_owned());
+        }
+        if self.acknowledged.last().is_none_or(|last| *last < flush) {
+            self.acknowledged.push(flush);
+        }
+        Ok(())
+    }
+
+    fn check_the_end(&mut self) -> Result<(), String> {
+        let all = self.history.transactions.len();
+        let last = self.history.transactions[all - 1].end_lsn;
+        let missing = self.history.range(Lsn(0), last) & !self.target.durable_set();
+        if missing != 0 {
+            return Err(format!("P3: in the end {missing:#x} is missing"));
+        }
+        if self.target.count() != self.history.digest {
+            return Err("P3: in the end the rows are others".to_owned());
+        }
+        if self.leader.progress.positions().flush < last {
+            return Err("P9: in the end not everything is acknowledged".to_owned());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,661 @@
+//! A target database: row versions, sessions that wait for each other, commits that a crash loses.
+//!
+//! As PostgreSQL does it under READ COMMITTED: a statement sees what had committed when it began,
+//! waits for whoever has written the row or the unique key, then looks at the newest version.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use engine::progress::Range;
+use pgoutput::Lsn;
+
+use crate::simulation::history::{
+    AUDIT, FULL, History, Row, Set, TABLES, TRIGGERED, UNCERTAIN, UNIQUE, audit, digest, is_keyed,
+};
+
+/// A target transaction; 0 is none.
+type Tx = usize;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Running,
+    /// The how manieth commit of all.
+    Committed(usize),
+    Aborted,
+}
+
+#[derive(Debug)]
+struct Version {
+    row: Row,
+    created: (Tx, u32),
+    /// 0 for nobody.
+    deleted: (Tx, u32),
+    next: Option<usize>,
+}
+
+#[derive(Debug)]
+struct ProgressRow {
+    range: Range,
+    created: Tx,
+    deleted: Tx,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Find {
+    Key(u16),
+    Row(Row),
+}
+
+/// What is done to one row. An update keeps the columns that have no value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowOp {
+    Insert(Row),
+    Update(Find, [Option<u16>; 4]),
+    Delete(Find),
+}
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    Begin,
+    Rollback,
+    Nothing,
+    /// Rows of one table.
+    Rows(usize, Rc<[RowOp]>),
+    Truncate(u16),
+    Progress { range: Range, ordered: bool },
+    Commit,
+    Sync,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// 23505: a row was in the way.
+    Unique,
+    /// 23502: the predecessor's progress row is not there.
+    Turn,
+    /// 40P01, 57014: another attempt may not meet it.
+    Passing,
+    /// 25P02: the transaction has failed already.
+    Failed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Completed(usize),
+    /// COMMIT of a failed transaction.
+    RolledBack,
+    Error(Fault),
+    Ready { idle: bool },
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Session {
+    pub(crate) pid: i32,
+    pub(crate) commands: VecDeque<Command>,
+    pub(crate) replies: VecDeque<Reply>,
+    pub(crate) broken: bool,
+    tx: Tx,
+    /// In a transaction that has failed.
+    failed: bool,
+    /// After an error, up to the Sync.
+    skipping: bool,
+    waits_for: Tx,
+    command_id: u32,
+    delta: u64,
+    changed: u16,
+    truncated: u16,
+    progress: Vec<Range>,
+    now: Running,
+}
+
+/// The statement at hand.
+#[derive(Debug, Default)]
+struct Running {
+    begun: bool,
+    snapshot: usize,
+    next: usize,
+    affected: usize,
+    /// An update that has marked its old version: that, and what it becomes.
+    half: Option<(usize, Row)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Database {
+    status: Vec<Status>,
+    tables: Vec<Vec<Version>>,
+    progress: Vec<ProgressRow>,
+    pub(crate) sessions: Vec<Session>,
+    commits: usize,
+    durable: usize,
+    /// Of what is committed.
+    digest: u64,
+    pub(crate) committed: Set,
+    /// What each commit committed.
+    log: Vec<Set>,
+    next_pid: i32,
+    /// Checked at each commit: everything before is committed already.
+    pub(crate) ordered: bool,
+}
+
+/// Why a statement cannot go on.
+enum Stop {
+    Wait(Tx),
+    Fail(Fault),
+    Wrong(String),
+}
+
+type Done<T> = std::result::Result<T, Stop>;
+
+impl Database {
+    pub(crate) fn new() -> Self {
+        let start = ProgressRow {
+            range: Range { after: Lsn(0), through: Lsn(100) },
+            created: 1,
+            deleted: 0,
+        };
+        Self {
+            status: vec![Status::Aborted, Status::Committed(0)],
+            tables: (0..TABLES).map(|_| Vec::new()).collect(),
+            progress: vec![start],
+            sessions: Vec::new(),
+            commits: 0,
+            durable: 0,
+            digest: 0,
+            committed: 0,
+            log: vec![0],
+            next_pid: 10,
+            ordered: true,
+        }
+    }
+
+    pub(crate) fn open_session(&mut self) -> Session {
+        self.next_pid += 1;
+        Session { pid: self.next_pid, ..Session::default() }
+    }
+
+    fn is_running(&self, tx: Tx) -> bool {
+        tx != 0 && self.status[tx] == Status::Running
+    }
+
+    fn is_committed(&self, tx: Tx) -> bool {
+        matches!(self.status[tx], Status::Committed(_))
+    }
+
+    fn is_in(&self, tx: Tx, snapshot: usize) -> bool {
+        matches!(self.status[tx], Status::Committed(at) if at <= snapshot)
+    }
+
+    /// Whether a session has something to do and does not wait.
+    pub(crate) fn can_run(&self, session: usize) -> bool {
+        let session = &self.sessions[session];
+        !session.broken && !session.commands.is_empty() && !self.is_running(session.waits_for)
+    }
+
+    /// Whether a session is in the middle of something that can be cancelled.
+    pub(crate) fn is_cancellable(&self, session: usize) -> bool {
+        let session = &self.sessions[session];
+        !session.skipping
+            && !session.broken
+            && session.tx != 0
+            && matches!(
+                session.commands.front(),
+                Some(Command::Rows(..) | Command::Truncate(_) | Command::Progress { .. })
+            )
+    }
+
+    /// Who waits for whom, by backend.
+    pub(crate) fn waits(&self) -> Vec<(i32, i32)> {
+        let mut waits = Vec::new();
+        for session in self.sessions.iter().filter(|session| self.is_running(session.waits_for)) {
+            let holder = self.sessions.iter().find(|other| other.tx == session.waits_for);
+            waits.extend(holder.map(|holder| (session.pid, holder.pid)));
+        }
+        waits
+    }
+
+    /// A session that waits, through others, for itself.
+    pub(crate) fn deadlocked(&self) -> Option<usize> {
+        let waits = self.waits();
+        (0..self.sessions.len()).find(|session| {
+            let own = self.sessions[*session].pid;
+            let mut at = own;
+            for _ in 0..waits.len() {
+                match waits.iter().find(|(who, _)| *who == at) {
+                    Some((_, holder)) if *holder == own => return true,
+                    Some((_, holder)) => at = *holder,
+                    None => return false,
+                }
+            }
+            false
+        })
+    }
+
+    /// The command at hand fails.
+    pub(crate) fn fail(&mut self, session: usize, fault: Fault) {
+        self.abort(session);
+        let session = &mut self.sessions[session];
+        // A COMMIT that fails ends the transaction all the same.
+        session.failed = !matches!(session.commands.pop_front(), Some(Command::Commit));
+        session.replies.push_back(Reply::Error(fault));
+        session.skipping = true;
+    }
+
+    fn abort(&mut self, number: usize) {
+        let session = &mut self.sessions[number];
+        if session.tx != 0 {
+            self.status[session.tx] = Status::Aborted;
+        }
+        session.tx = 0;
+        session.waits_for = 0;
+        session.now = Running::default();
+    }
+
+    /// The backend ends.
+    pub(crate) fn terminate(&mut self, session: usize) {
+        self.abort(session);
+        let session = &mut self.sessions[session];
+        session.commands.clear();
+        session.replies.clear();
+        session.broken = true;
+    }
+
+    /// Does a little of the command at hand.
+    pub(crate) fn step(&mut self, number: usize, history: &History) -> Result<(), String> {
+        self.sessions[number].waits_for = 0;
+        let Some(command) = self.sessions[number].commands.pop_front() else { return Ok(()) };
+        let skipping = self.sessions[number].skipping;
+        if matches!(command, Command::Sync) {
+            let session = &mut self.sessions[number];
+            session.skipping = false;
+            let idle = session.tx == 0 && !session.failed;
+            session.replies.push_back(Reply::Ready { idle });
+            return Ok(());
+        }
+        if skipping {
+            return Ok(());
+        }
+        match self.execute(number, &command, history) {
+            Ok(Some(reply)) => {
+                let session = &mut self.sessions[number];
+                session.now = Running::default();
+                session.command_id += 1;
+                session.replies.push_back(reply);
+            }
+            Ok(None) => self.sessions[number].commands.push_front(command),
+            Err(Stop::Wait(tx)) => {
+                let session = &mut self.sessions[number];
+                session.waits_for = tx;
+                session.commands.push_front(command);
+            }
+            Err(Stop::Fail(fault)) => {
+                self.sessions[number].commands.push_front(command);
+                self.fail(number, fault);
+            }
+            Err(Stop::Wrong(what)) => return Err(what),
+        }
+        Ok(())
+    }
+
+    fn execute(
+        &mut self,
+        number: usize,
+        command: &Command,
+        history: &History,
+    ) -> Done<Option<Reply>> {
+        let commits = self.commits;
+        let session = &mut self.sessions[number];
+        if !session.now.begun {
+            session.now.begun = true;
+            session.now.snapshot = commits;
+        }
+        match command {
+            Command::Begin if session.failed => Err(Stop::Fail(Fault::Failed)),
+            Command::Begin if session.tx != 0 => {
+                Err(Stop::Wrong("BEGIN inside a transaction".to_owned()))
+            }
+            Command::Begin => {
+                session.tx = self.status.len();
+                (session.command_id, session.delta) = (0, 0);
+                (session.changed, session.truncated) = (0, 0);
+                session.progress.clear();
+                self.status.push(Status::Running);
+                Ok(Some(Reply::Completed(0)))
+            }
+            Command::Rollback => {
+                session.failed = false;
+                self.abort(number);
+                Ok(Some(Reply::RolledBack))
+            }
+            Command::Commit if session.failed => {
+                session.failed = false;
+                Ok(Some(Reply::RolledBack))
+            }
+            Command::Nothing | Command::Sync => Ok(Some(Reply::Completed(0))),
+            _ if session.tx == 0 => {
+                Err(Stop::Wrong("a statement outside of a transaction".to_owned()))
+            }
+            Command::Commit => {
+                self.commit(number, history).map_err(Stop::Wrong)?;
+                Ok(Some(Reply::Completed(0)))
+            }
+            Command::Progress { range, ordered } => {
+                self.record(number, *range, *ordered)?;
+                Ok(Some(Reply::Completed(1)))
+            }
+            Command::Truncate(tables) => {
+                self.truncate(number, *tables)?;
+                Ok(Some(Reply::Completed(0)))
+            }
+            Command::Rows(table, rows) => {
+                self.lock_table(number, *table)?;
+                let next = self.sessions[number].now.next;
+                if let Some(row) = rows.get(next) {
+                    let affected = self.row(number, *table, row)?;
+                    let now = &mut self.sessions[number].now;
+                    now.next += 1;
+                    now.affected += affected;
+                }
+                let now = &self.sessions[number].now;
+                let done = now.next >= rows.len();
+                Ok(done.then_some(Reply::Completed(now.affected)))
+            }
+        }
+    }
+
+    fn lock_table(&mut self, number: usize, table: usize) -> Done<()> {
+        for other in &self.sessions {
+            if other.tx != self.sessions[number].tx
+                && self.is_running(other.tx)
+                && other.truncated & 1 << table != 0
+            {
+                return Err(Stop::Wait(other.tx));
+            }
+        }
+        self.sessions[number].changed |= 1 << table;
+        Ok(())
+    }
+
+    fn truncate(&mut self, number: usize, tables: u16) -> Done<()> {
+        let tx = self.sessions[number].tx;
+        for other in &self.sessions {
+            if other.tx != tx
+                && self.is_running(other.tx)
+                && (other.truncated | other.changed) & tables != 0
+            {
+                return Err(Stop::Wait(other.tx));
+            }
+        }
+        let command = self.sessions[number].command_id;
+        for table in (0..TABLES).filter(|table| tables & 1 << table != 0) {
+            for at in 0..self.tables[table].len() {
+                let version = &self.tables[table][at];
+                let there = version.created.0 == tx || self.is_committed(version.created.0);
+                let gone = version.deleted.0 == tx || self.is_committed(version.deleted.0);
+                if there && !gone {
+                    self.delete(number, table, at, command);
+                }
+            }
+        }
+        self.sessions[number].truncated |= tables;
+        Ok(())
+    }
+
+    fn delete(&mut self, number: usize, table: usize, at: usize, command: u32) {
+        let version = &mut self.tables[table][at];
+        let session = &mut self.sessions[number];
+        version.deleted = (session.tx, command);
+        version.next = None;
+        session.delta = session.delta.wrapping_sub(digest(table, version.row));
+    }
+
+    fn create(&mut self, number: usize, table: usize, row: Row) -> usize {
+        let session = &mut self.sessions[number];
+        session.delta = session.delta.wrapping_add(digest(table, row));
+        let created = (session.tx, session.command_id);
+        self.tables[table].push(Version { row, created, deleted: (0, 0), next: None });
+        self.tables[table].len() - 1
+    }
+
+    /// How many rows were affected.
+    fn row(&mut self, number: usize, table: usize, op: &RowOp) -> Done<usize> {
+        let half = self.sessions[number].now.half;
+        match (op, half) {
+            (RowOp::Insert(row), _) => {
+                self.check_unique(number, table, *row)?;
+                self.create(number, table, *row);
+            }
+            (RowOp::Delete(find), _) => {
+                let Some(at) = self.find(number, table, find)? else { return Ok(0) };
+                let command = self.sessions[number].command_id;
+                self.delete(number, table, at, command);
+            }
+            (RowOp::Update(find, set), None) => {
+                let Some(at) = self.find(number, table, find)? else { return Ok(0) };
+                let command = self.sessions[number].command_id;
+                let old = self.tables[table][at].row;
+                let mut new = old;
+                for (column, value) in set.iter().enumerate() {
+                    new[column] = value.unwrap_or(new[column]);
+                }
+                self.delete(number, table, at, command);
+                self.sessions[number].now.half = Some((at, new));
+                return self.row(number, table, op);
+            }
+            (RowOp::Update(..), Some((at, new))) => {
+                self.check_unique(number, table, new)?;
+                let next = self.create(number, table, new);
+                self.tables[table][at].next = Some(next);
+                self.sessions[number].now.half = None;
+            }
+        }
+        if table == TRIGGERED {
+            let seen = self.digest.wrapping_add(self.sessions[number].delta);
+            self.create(number, AUDIT, audit(seen));
+        }
+        Ok(1)
+    }
+
+    /// The version to be changed, when nobody else is changing it.
+    fn find(&self, number: usize, table: usize, find: &Find) -> Done<Option<usize>> {
+        let Session { tx, command_id, now, .. } = &self.sessions[number];
+        let matches = |row: &Row| match find {
+            Find::Key(key) => row[0] == *key,
+            Find::Row(wanted) => row == wanted,
+        };
+        let before = |(who, command): (Tx, u32)| {
+            if who == *tx { command < *command_id } else { self.is_in(who, now.snapshot) }
+        };
+        let versions = &self.tables[table];
+        let found = versions.iter().position(|version| {
+            matches(&version.row)
+                && before(version.created)
+                && !before(version.deleted)
+                && version.deleted.0 != *tx
+        });
+        let Some(mut at) = found else { return Ok(None) };
+        loop {
+            let version = &versions[at];
+            let who = version.deleted.0;
+            if who == *tx {
+                return Ok(None);
+            }
+            if self.is_running(who) {
+                return Err(Stop::Wait(who));
+            }
+            if !self.is_committed(who) {
+                return Ok(Some(at));
+            }
+            match version.next {
+                Some(next) if matches(&versions[next].row) => at = next,
+                _ => return Ok(None),
+            }
+        }
+    }
+
+    fn check_unique(&self, number: usize, table: usize, row: Row) -> Done<()> {
+        let tx = self.sessions[number].tx;
+        for version in &self.tables[table] {
+            let same = is_keyed(table) && version.row[0] == row[0]
+                || table == UNIQUE && row[1] != 0 && version.row[1] == row[1];
+            if !same {
+                continue;
+            }
+            let (created, deleted) = (version.created.0, version.deleted.0);
+            if created != tx && self.is_running(created) {
+                return Err(Stop::Wait(created));
+            }
+            if created != tx && !self.is_committed(created) || deleted == tx {
+                continue;
+            }
+            if self.is_running(deleted) {
+                return Err(Stop::Wait(deleted));
+            }
+            if !self.is_committed(deleted) {
+                return Err(Stop::Fail(Fault::Unique));
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, number: usize, range: Range, ordered: bool) -> Done<()> {
+        let tx = self.sessions[number].tx;
+        let there = |row: &ProgressRow| {
+            self.is_committed(row.created) && !self.is_committed(row.deleted)
+        };
+        let turn = |row: &ProgressRow| row.range.through == range.after && there(row);
+        if ordered && !self.progress.iter().any(turn) {
+            return Err(Stop::Fail(Fault::Turn));
+        }
+        for row in &self.progress {
+            if row.range.through != range.through && row.range.after != range.after {
+                continue;
+            }
+            if self.is_running(row.created) {
+                return Err(Stop::Wait(row.created));
+            }
+            if there(row) {
+                return Err(Stop::Fail(Fault::Unique));
+            }
+        }
+        self.progress.push(ProgressRow { range, created: tx, deleted: 0 });
+        self.sessions[number].progress.push(range);
+        Ok(())
+    }
+
+    /// Commits, and checks what must hold of what is visible then.
+    fn commit(&mut self, number: usize, history: &History) -> Result<(), String> {
+        let session = &mut self.sessions[number];
+        let tx = std::mem::take(&mut session.tx);
+        let set = session.progress.iter().fold(0, |set, r| set | history.range(r.after, r.through));
+        let ranges = session.progress.clone();
+        self.digest = self.digest.wrapping_add(session.delta);
+        self.status[tx] = Status::Committed(self.log.len());
+        self.commits = self.log.len();
+        self.log.push(set);
+        if ranges.len() != 1 {
+            return Err(format!("P3: a commit with the progress {ranges:?}"));
+        }
+        if self.committed & set != 0 {
+            return Err(format!("P3: committed twice: {:#x} of {ranges:?}", self.committed & set));
+        }
+        self.committed |= set;
+        let mut expected = 0_u64;
+        for (number, transaction) in history.transactions.iter().enumerate() {
+            if self.committed & 1 << number != 0 {
+                expected = expected.wrapping_add(transaction.delta);
+            }
+            if set & 1 << number != 0 {
+                let before = (1 << number) - 1;
+                let needed = if self.ordered { before } else { transaction.depends_on };
+                let missing = needed & !self.committed;
+                if missing != 0 {
+                    return Err(format!("P2: {number} is committed before {missing:#x}"));
+                }
+            }
+        }
+        if expected != self.digest {
+            return Err(format!("P1, P5: after {ranges:?} the rows are others than expected"));
+        }
+        Ok(())
+    }
+
+    /// A small synchronous commit, which removes old progress rows: all before it is durable.
+    pub(crate) fn flush(&mut self, before: Lsn) {
+        let tx = self.status.len();
+        self.status.push(Status::Committed(self.log.len()));
+        self.commits = self.log.len();
+        self.log.push(0);
+        for at in 0..self.progress.len() {
+            let row = &self.progress[at];
+            if row.range.through < before
+                && self.is_committed(row.created)
+                && !self.is_committed(row.deleted)
+            {
+                self.progress[at].deleted = tx;
+            }
+        }
+        self.durable = self.commits;
+    }
+
+    pub(crate) fn durable_set(&self) -> Set {
+        self.log[..=self.durable].iter().fold(0, |all, set| all | set)
+    }
+
+    pub(crate) fn undurable(&self) -> usize {
+        self.commits - self.durable
+    }
+
+    /// Goes down, and loses the last commits.
+    pub(crate) fn crash(&mut self, lost: usize) -> Result<(), String> {
+        for session in 0..self.sessions.len() {
+            self.terminate(session);
+        }
+        let last = self.commits - lost;
+        for status in &mut self.status {
+            match *status {
+                Status::Committed(at) if at > last => *status = Status::Aborted,
+                Status::Running => *status = Status::Aborted,
+                _ => {}
+            }
+        }
+        self.log.truncate(last + 1);
+        self.commits = last;
+        // What it comes up with is on disk.
+        self.durable = last;
+        self.committed = self.log.iter().fold(0, |all, set| all | set);
+        self.digest = self.count();
+        Ok(())
+    }
+
+    /// The digest of the rows that are there, counted anew.
+    pub(crate) fn count(&self) -> u64 {
+        let mut all = 0_u64;
+        for (table, versions) in self.tables.iter().enumerate() {
+            for version in versions {
+                if self.is_committed(version.created.0) && !self.is_committed(version.deleted.0) {
+                    all = all.wrapping_add(digest(table, version.row));
+                }
+            }
+        }
+        all
+    }
+
+    /// What the progress rows say, in order.
+    pub(crate) fn read_progress(&self) -> Vec<Range> {
+        let there = |row: &&ProgressRow| {
+            self.is_committed(row.created) && !self.is_committed(row.deleted)
+        };
+        let mut rows: Vec<_> = self.progress.iter().filter(there).map(|row| row.range).collect();
+        rows.sort_by_key(|range| range.through);
+        rows
+    }
+
+    pub(crate) fn is_recorded(&self, end: Lsn) -> bool {
+        self.read_progress().iter().any(|range| range.through == end)
+    }
+}
+
+/// How a change that is executed alone finds its row.
+pub(crate) fn find(table: usize, row: Row) -> Find {
+    if matches!(table, FULL | UNCERTAIN) { Find::Row(row) } else { Find::Key(row[0]) }
+}
