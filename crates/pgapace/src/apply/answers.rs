@@ -183,9 +183,9 @@ impl Answers {
         self.carried = 0;
     }
 
-    /// A group is carried out again by rows. Counted with the next commit.
-    pub(crate) fn fell_back(&mut self) {
-        self.committed.fallbacks += 1;
+    /// What became of a group, besides what it applied. Counted with the next commit.
+    pub(crate) fn count(&mut self, count: impl FnOnce(&mut Counters)) {
+        count(&mut self.committed);
     }
 
     /// The session is lost: whether the transaction being answered has committed is not known here.

@@ -101,6 +101,8 @@ pub(super) struct Ready {
 pub(super) enum Again {
     /// As it was, when it is the oldest.
     Later,
+    /// The same, because an earlier group needs its locks.
+    GivenWay,
     /// By rows.
     ByRows,
 }
@@ -483,7 +485,7 @@ impl State {
         if again {
             self.recovering = Some(Again::ByRows);
             self.answers.roll_back();
-            self.answers.fell_back();
+            self.answers.count(|counters| counters.fallbacks += 1);
             return Ok(());
         }
         match self.in_flight.back() {
@@ -501,7 +503,7 @@ impl State {
             Some(first) if first.group.seq == group && first.early && first.is_open() => {
                 tracing::debug!(group = group.0, "gives way to an earlier group");
                 let busy = !self.pending.is_empty();
-                self.start_recovery(Again::Later)?;
+                self.start_recovery(Again::GivenWay)?;
                 if busy && let Err(error) = self.session.cancel_handle().cancel() {
                     // Then its statement ends by itself, or the oldest is looked at again.
                     tracing::debug!(%error, "cannot cancel");
@@ -519,9 +521,11 @@ impl State {
         }
         self.recovering = Some(again);
         self.answers.roll_back();
-        if again == Again::ByRows {
-            self.answers.fell_back();
-        }
+        self.answers.count(|counters| match again {
+            Again::Later => counters.retries += 1,
+            Again::GivenWay => counters.victims += 1,
+            Again::ByRows => counters.fallbacks += 1,
+        });
         if !matches!(self.pending.back(), Some(Pending::Sync { .. })) {
             // Without a Sync the server skips whatever comes, for ever.
             self.session.queue_sync();
@@ -682,6 +686,11 @@ impl State {
         self.in_parts = first.group.works.last().is_some_and(|work| work.part.end_lsn.is_none());
         if first.is_committed() {
             self.ended.push(first.group.seq);
+            let (parallel, dependent) = (first.early, !first.group.contended.is_empty());
+            self.answers.count(|counters| {
+                counters.groups_parallel += u64::from(parallel);
+                counters.groups_dependent += u64::from(dependent);
+            });
         }
         self.in_flight.pop_front();
         self.answered += 1;
