@@ -5,11 +5,12 @@ use engine::net::ChangeAt;
 use engine::progress::Range;
 use pgoutput::{Lsn, Message};
 
-use crate::apply::conflicts::{Conflict, Judged};
+use crate::apply::conflicts::{self, Conflict, Judged};
 use crate::apply::missing::MissingLog;
 use crate::apply::offender::{self, unknown_offender};
 use crate::apply::work::{Group, Work};
 use crate::error::{Class, Failure, Offender, Result};
+use crate::target::conflict::ConflictType;
 use crate::target::state::statistics::{Changes, Counters};
 use crate::target::statement::row::Expect;
 
@@ -274,17 +275,13 @@ impl Context<'_> {
                 ),
                 ..failure
             },
-            Some(state) if state.starts_with("23") || state.starts_with("22") => Failure {
-                class: Class::Apply,
-                hint: failure.hint.or_else(|| {
-                    Some(
-                        "Change the conflicting row or the constraint on the target, then start \
-                         pgapace again: it goes on with this transaction."
-                            .to_owned(),
-                    )
-                }),
-                ..failure
-            },
+            Some(state) if state.starts_with("23") || state.starts_with("22") => {
+                let hint = failure.offender.as_ref().map(|offender| {
+                    let kind = ConflictType::of(state, offender.operation);
+                    conflicts::what_to_do(kind, offender.commit_lsn)
+                });
+                Failure { class: Class::Apply, hint: failure.hint.or(hint), ..failure }
+            }
             _ if !failure.transient => Failure { class: Class::Apply, ..failure },
             _ => failure,
         }

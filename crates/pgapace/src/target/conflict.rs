@@ -35,6 +35,17 @@ impl ConflictType {
         Self::ExclusionViolation,
     ];
 
+    /// The conflict that an error of an INSERT, UPDATE or DELETE is, if it is one.
+    pub(crate) fn of(sqlstate: &str, operation: &str) -> Option<Self> {
+        match (sqlstate, operation) {
+            ("23505", "INSERT") => Some(Self::InsertExists),
+            ("23505", "UPDATE") => Some(Self::UpdateExists),
+            ("23P01", _) => Some(Self::ExclusionViolation),
+            ("23503", _) => Some(Self::ForeignKeyViolation),
+            _ => None,
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::InsertExists => "insert_exists",

@@ -40,9 +40,10 @@ fn a_transaction_is_left_out() {
     on_versions(&BOTH, |case| {
         in_the_way(&case);
         let failed = case.run();
-        failed.expect(9, &["23505", "(id)=(2)"]);
+        failed.expect(9, &["23505", "(id)=(2)", "what is done about insert_exists"]);
         assert_eq!(ids(&case), "1,2");
         let lsn = commit_lsn(&failed);
+        failed.expect(9, &[&format!("pgapace skip --lsn {lsn}")]);
         tell(&case, "skip", &["--lsn", &lsn]).expect(0, &[]);
         assert_eq!(json(&tell(&case, "status", &["--json"]))[0]["skip_lsn"], *lsn);
         let log = case.run_until_current();

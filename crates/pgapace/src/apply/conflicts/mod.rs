@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 
 use engine::net::ChangeAt;
 use engine::transaction::Touched;
-use pgoutput::Message;
+use pgoutput::{Lsn, Message};
 use wire::Session;
 
 use crate::apply::answers::{Committing, Context, Pending};
@@ -38,6 +38,18 @@ const KEPT: usize = 100;
 /// Whether rules may decide something for a transaction.
 pub(crate) fn decides(work: &Work) -> bool {
     work.tables.iter().flatten().any(|map| map.conflicts.is_some())
+}
+
+/// What the user can do about a change that cannot be applied.
+pub(crate) fn what_to_do(kind: Option<ConflictType>, commit_lsn: Lsn) -> String {
+    let choose = kind.map_or(String::new(), |kind| {
+        format!(", choose what is done about {} (--on-conflict)", kind.name())
+    });
+    format!(
+        "Change the conflicting row or the constraint on the target{choose}, or leave the \
+         transaction out (pgapace skip --lsn {commit_lsn}); then start pgapace again: it goes on \
+         with this transaction."
+    )
 }
 
 /// A conflict that a rule has decided.
@@ -342,17 +354,13 @@ impl<'a> Judge<'a> {
     fn kind(&self, error: &wire::Error, at: ChangeAt) -> Option<ConflictType> {
         let said = error.server_error()?;
         let map = self.map(at)?;
-        // A trigger may have changed another table.
-        let own = map.table.partitioned
+        let kind = ConflictType::of(&said.code, self.offender(at).operation)?;
+        // A trigger may have changed another table. Of a foreign key either table is named.
+        let own = kind == ConflictType::ForeignKeyViolation
+            || map.table.partitioned
             || said.table.as_ref() == Some(&map.table.name)
                 && said.schema.as_ref() == Some(&map.table.schema);
-        match (said.code.as_str(), self.change(at)?) {
-            ("23505", Message::Insert(_)) if own => Some(ConflictType::InsertExists),
-            ("23505", Message::Update(_)) if own => Some(ConflictType::UpdateExists),
-            ("23P01", _) if own => Some(ConflictType::ExclusionViolation),
-            ("23503", _) => Some(ConflictType::ForeignKeyViolation),
-            _ => None,
-        }
+        own.then_some(kind)
     }
 
     fn looks_before(&self, at: ChangeAt) -> Option<(ConflictType, &'a TablePolicy)> {
@@ -398,15 +406,13 @@ impl<'a> Judge<'a> {
     fn refuse(&self, at: ChangeAt, kind: ConflictType, failure: Failure) -> Failure {
         let Failure { offender, detail, .. } = &failure;
         let offender = offender.clone().or_else(|| Some(Box::new(self.offender(at))));
+        let named = format!("conflict={}", kind.name());
         let detail = match detail {
-            Some(detail) => format!("conflict={}: {detail}", kind.name()),
-            None => format!("conflict={}", kind.name()),
+            Some(detail) => format!("{named}: {detail}"),
+            None => named,
         };
-        Failure { class: Class::Apply, offender, ..failure }.detail(detail).hint(format!(
-            "Change the row on the target, or choose what is done about {kind} (--on-conflict); \
-             then start pgapace again: it goes on with this transaction.",
-            kind = kind.name()
-        ))
+        let hint = what_to_do(Some(kind), self.work.part.head.commit_lsn);
+        Failure { class: Class::Apply, offender, ..failure }.detail(detail).hint(hint)
     }
 
     /// Queues the record of a conflict, and counts it.
