@@ -71,8 +71,9 @@ impl Memory {
     /// Sets what is kept beside them. Half of the budget stays for what is received, so that
     /// reading goes on whatever is kept.
     pub(crate) fn reserve(&self, bytes: usize) {
-        let before = self.reserved.swap(bytes.min(self.limit / 2), Ordering::AcqRel);
-        if before > bytes {
+        let was_full = self.is_full();
+        self.reserved.store(bytes.min(self.limit / 2), Ordering::Release);
+        if was_full && !self.is_full() {
             self.waker.wake();
         }
     }

@@ -6,7 +6,9 @@ use std::time::Duration;
 use testbed::compare::TableName;
 use testbed::{Result, Stop};
 
-use crate::faults::site::{DB, Load, PATIENCE, Reader, Site, long, wait_while_running};
+use crate::faults::site::{
+    DB, Load, PATIENCE, Reader, Site, expect_exit, long, wait_while_running,
+};
 
 const WORK_MEM: (&str, &str) = ("logical_decoding_work_mem", "64kB");
 
@@ -57,6 +59,35 @@ fn kill_9_under_load_when_all_is_streamed() -> Result<()> {
     load.stop()?;
     site.catch_up(&mut run)?;
     assert!(reader.stop()? > 0);
+    expect_streamed(&site)?;
+    site.expect_equal_load()
+}
+
+/// The number of workers and the order mode change at every start, after a kill; all is streamed,
+/// and what is kept is applied in its turn or as soon as it may.
+#[test]
+fn restarts_with_other_workers_and_orders() -> Result<()> {
+    let immediate = ("debug_logical_replication_streaming", "immediate");
+    let site = Site::start(&[WORK_MEM, immediate], &[])?;
+    site.load_tables()?;
+    let load = Load::start(&site.publisher, 60.0)?;
+    let mut random = fastrand::Rng::with_seed(33);
+    let mut program = || {
+        site.program()
+            .args(["--memory-limit", "16", "--workers", &random.u32(1..6).to_string()])
+            .arg(format!("--preserve-commit-order={}", random.bool()))
+    };
+    let mut run = site.spawn_streaming(&program())?;
+    let mut pauses = fastrand::Rng::with_seed(34);
+    for _ in 0..if long() { 60 } else { 10 } {
+        sleep(Duration::from_millis(pauses.u64(100..900)));
+        run.kill9()?;
+        run = site.spawn(&program())?;
+    }
+    load.stop()?;
+    run.kill9()?;
+    let mut run = site.spawn(&program().args(["--until", "current"]))?;
+    expect_exit(&mut run, 0, &[])?;
     expect_streamed(&site)?;
     site.expect_equal_load()
 }

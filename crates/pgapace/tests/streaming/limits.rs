@@ -218,7 +218,7 @@ impl Drop for Mount {
     }
 }
 
-/// The name under which the publisher knows us is the one that `wait_while_running` looks for.
+/// The slot advances past an open transaction, which is sent again from its beginning after a crash.
 #[test]
 fn open_transactions_hold_nothing_back() -> Result<()> {
     let site = site(&[])?;
