@@ -6,9 +6,7 @@ use std::ops::Range;
 use engine::key::KeyForm;
 use engine::net::{Fold, TableRules};
 use engine::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock, UniqueLock};
-use pgoutput::{
-    Delete, Insert, Lsn, Message, OldTuple, RelId, TupleBuilder, Update, builder,
-};
+use pgoutput::{Delete, Insert, Lsn, Message, OldTuple, RelId, TupleBuilder, Update, builder};
 
 use crate::simulation::rng::{Rng, mix};
 
@@ -381,7 +379,11 @@ fn locks(table: usize, full_identity: bool) -> LockRules {
             nulls_not_distinct: false,
         }),
         PARENT => {
-            rules.referenced.push(ReferencedLock { id: 9, columns: vec![column(0)], certain: true });
+            rules.referenced.push(ReferencedLock {
+                id: 9,
+                columns: vec![column(0)],
+                certain: true,
+            });
         }
         CHILD => rules.foreign.push(ForeignLock {
             id: 9,

@@ -97,7 +97,9 @@ pub(crate) fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<Seen, 
         for (number, transaction) in history.transactions.iter().enumerate() {
             world.trace.push(format!(
                 "transaction {number} at {}..{} parts {:?} depends on {:#x}",
-                transaction.commit_lsn, transaction.end_lsn, transaction.parts,
+                transaction.commit_lsn,
+                transaction.end_lsn,
+                transaction.parts,
                 transaction.depends_on
             ));
             for change in &transaction.changes {
@@ -167,10 +169,13 @@ impl<'h> World<'h> {
     fn new(history: &'h History, mut rng: Rng, sabotage: Sabotage, tracing: bool) -> Self {
         let ordered = rng.chance(2, 3);
         let setting = Setting::random(&mut rng, ordered);
-        let target = Database::new();
+        let mut target = Database::new();
+        if rng.chance(1, 6) {
+            target.hidden = rng.one_of(&[1 << history::PLAIN, 0b1001]);
+        }
         let start = target.read_progress();
-        let leader = Leader::new(history, &setting, &start, Lsn(100), Lsn(0))
-            .expect("nothing has happened");
+        let leader =
+            Leader::new(history, &setting, &start, Lsn(100), Lsn(0)).expect("nothing has happened");
         let faults = if rng.chance(1, 2) { 0 } else { 1 + rng.below(FAULTS) };
         let calm = rng.one_of(&[20, 100, 400]);
         let mut world = Self {
@@ -386,7 +391,7 @@ impl<'h> World<'h> {
             }
             Event::CrashTarget => {
                 let lost = self.rng.below(self.target.undurable() + 1);
-                self.target.crash(lost)?;
+                self.target.crash(lost);
                 self.restart()?;
             }
         }
@@ -441,11 +446,8 @@ impl<'h> World<'h> {
         for session in 0..self.target.sessions.len() {
             self.target.terminate(session);
         }
-        let ordered = if self.rng.chance(1, 3) {
-            !self.setting.ordered
-        } else {
-            self.setting.ordered
-        };
+        let ordered =
+            if self.rng.chance(1, 3) { !self.setting.ordered } else { self.setting.ordered };
         self.setting = Setting::random(&mut self.rng, ordered);
         // The publisher writes the position of a slot down now and then.
         let back = self.rng.below(3).min(self.acknowledged.len() - 1);
@@ -453,8 +455,7 @@ impl<'h> World<'h> {
         let slot = self.acknowledged[self.acknowledged.len() - 1];
         let rows = self.target.read_progress();
         self.note(|| format!("progress {rows:?}, slot {slot}"));
-        self.leader =
-            Leader::new(self.history, &self.setting, &rows, slot, self.rows_through)?;
+        self.leader = Leader::new(self.history, &self.setting, &rows, slot, self.rows_through)?;
         self.begin();
         Ok(())
     }

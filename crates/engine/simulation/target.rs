@@ -62,7 +62,10 @@ pub(crate) enum Command {
     /// Rows of one table.
     Rows(usize, Rc<[RowOp]>),
     Truncate(u16),
-    Progress { range: Range, ordered: bool },
+    Progress {
+        range: Range,
+        ordered: bool,
+    },
     Commit,
     Sync,
 }
@@ -85,7 +88,9 @@ pub(crate) enum Reply {
     /// COMMIT of a failed transaction.
     RolledBack,
     Error(Fault),
-    Ready { idle: bool },
+    Ready {
+        idle: bool,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -135,6 +140,9 @@ pub(crate) struct Database {
     next_pid: i32,
     /// Checked at each commit: everything before is committed already.
     pub(crate) ordered: bool,
+    /// Tables that whoever changes them holds to the end of his transaction: locks of which the
+    /// program knows nothing.
+    pub(crate) hidden: u16,
 }
 
 /// Why a statement cannot go on.
@@ -165,6 +173,7 @@ impl Database {
             log: vec![0],
             next_pid: 10,
             ordered: true,
+            hidden: 0,
         }
     }
 
@@ -366,7 +375,7 @@ impl Database {
         for other in &self.sessions {
             if other.tx != self.sessions[number].tx
                 && self.is_running(other.tx)
-                && other.truncated & 1 << table != 0
+                && (other.truncated | other.changed & self.hidden) & 1 << table != 0
             {
                 return Err(Stop::Wait(other.tx));
             }
@@ -519,9 +528,8 @@ impl Database {
 
     fn record(&mut self, number: usize, range: Range, ordered: bool) -> Done<()> {
         let tx = self.sessions[number].tx;
-        let there = |row: &ProgressRow| {
-            self.is_committed(row.created) && !self.is_committed(row.deleted)
-        };
+        let there =
+            |row: &ProgressRow| self.is_committed(row.created) && !self.is_committed(row.deleted);
         let turn = |row: &ProgressRow| row.range.through == range.after && there(row);
         if ordered && !self.progress.iter().any(turn) {
             return Err(Stop::Fail(Fault::Turn));
@@ -606,7 +614,7 @@ impl Database {
     }
 
     /// Goes down, and loses the last commits.
-    pub(crate) fn crash(&mut self, lost: usize) -> Result<(), String> {
+    pub(crate) fn crash(&mut self, lost: usize) {
         for session in 0..self.sessions.len() {
             self.terminate(session);
         }
@@ -624,7 +632,6 @@ impl Database {
         self.durable = last;
         self.committed = self.log.iter().fold(0, |all, set| all | set);
         self.digest = self.count();
-        Ok(())
     }
 
     /// The digest of the rows that are there, counted anew.
@@ -642,9 +649,8 @@ impl Database {
 
     /// What the progress rows say, in order.
     pub(crate) fn read_progress(&self) -> Vec<Range> {
-        let there = |row: &&ProgressRow| {
-            self.is_committed(row.created) && !self.is_committed(row.deleted)
-        };
+        let there =
+            |row: &&ProgressRow| self.is_committed(row.created) && !self.is_committed(row.deleted);
         let mut rows: Vec<_> = self.progress.iter().filter(there).map(|row| row.range).collect();
         rows.sort_by_key(|range| range.through);
         rows

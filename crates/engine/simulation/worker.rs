@@ -43,7 +43,9 @@ impl Work {
     }
 
     pub(crate) fn runs_user_code(&self, history: &History) -> bool {
-        self.changes(history).iter().any(|change| change.table == TRIGGERED && !change.bytes.is_empty())
+        self.changes(history)
+            .iter()
+            .any(|change| change.table == TRIGGERED && !change.bytes.is_empty())
     }
 
     pub(crate) fn size(&self, history: &History) -> Size {
@@ -511,7 +513,9 @@ impl Worker {
         let there = around.target.sessions[self.number].replies.len();
         let some = if there == 0 { 0 } else { 1 + around.rng.below(there) };
         for _ in 0..some {
-            let Some(reply) = around.target.sessions[self.number].replies.pop_front() else { break };
+            let Some(reply) = around.target.sessions[self.number].replies.pop_front() else {
+                break;
+            };
             match reply {
                 Reply::Completed(_) | Reply::RolledBack => {
                     let pending = self.pending.pop_front();
@@ -668,7 +672,9 @@ impl Worker {
         let sent: Vec<_> = self
             .pending
             .iter()
-            .filter_map(|pending| if let Pending::Sync(commits) = pending { *commits } else { None })
+            .filter_map(
+                |pending| if let Pending::Sync(commits) = pending { *commits } else { None },
+            )
             .collect();
         for range in sent {
             if !around.target.is_recorded(range.through) {

@@ -15,5 +15,16 @@ fn every_promise_holds_whatever_happens() {
             Err(broken) => panic!("seed {seed}: {}", broken.what),
         }
     }
-    println!("{all:?}");
+    // All of it has been tried.
+    assert!(all.steps > 100_000 && all.transactions > 10_000 && all.runs > 3500, "{all:?}");
+    assert!(all.faults > 1000 && all.made_way > 20, "{all:?}");
+}
+
+#[test]
+fn a_broken_rule_is_noticed() {
+    for sabotage in Sabotage::ALL {
+        assert_eq!(Sabotage::named(&format!("{sabotage:?}")), Some(sabotage));
+        let broken = (0..3000).find_map(|seed| run(seed, sabotage, true).err());
+        assert!(broken.is_some_and(|broken| !broken.trace.is_empty()), "{sabotage:?}");
+    }
 }
