@@ -95,6 +95,8 @@ pub(crate) struct CopyOptions {
     /// In binary where the types agree.
     pub(crate) binary: bool,
     pub(crate) analyze: bool,
+    /// The schema first.
+    pub(crate) schema: bool,
 }
 
 /// When the publisher sends large transactions.
@@ -180,6 +182,15 @@ pub(crate) struct Settings {
         num_args = 0..=1, default_missing_value = "true"
     )]
     pub(crate) keep: Option<bool>,
+
+    /// Make the publisher's schema on the target in the first run, with pg_dump, psql and
+    /// pg_restore of the PATH: tables before they are copied, indexes and constraints after it
+    /// [default: false]
+    #[arg(
+        long, value_name = "BOOL", env = "PGAPACE_SCHEMA",
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    pub(crate) schema: Option<bool>,
 
     /// ANALYZE tables of the target when they are copied [default: true]
     #[arg(
@@ -330,6 +341,7 @@ impl Settings {
             copy_split_size: self.copy_split_size.or(weaker.copy_split_size),
             truncate: self.truncate.or(weaker.truncate),
             keep: self.keep.or(weaker.keep),
+            schema: self.schema.or(weaker.schema),
             analyze: self.analyze.or(weaker.analyze),
             failover: self.failover.or(weaker.failover),
             two_phase: self.two_phase.or(weaker.two_phase),
@@ -389,7 +401,8 @@ impl Settings {
         };
         let binary = self.binary != Some(Binary::Off);
         let analyze = self.analyze.unwrap_or(true);
-        Ok(CopyOptions { workers, split_size, filled, binary, analyze })
+        let schema = self.schema.unwrap_or(false);
+        Ok(CopyOptions { workers, split_size, filled, binary, analyze, schema })
     }
 
     /// Fills in the defaults and checks what can be checked without a server.

@@ -31,13 +31,16 @@ use crate::publisher::slot;
 use crate::spool::{self, Spool};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
-use crate::sync::{Adder, Snapshot, SyncContext, check_targets, copy_tables, forget_unpublished};
+use crate::sync::schema::SchemaCopier;
+use crate::sync::{
+    Adder, Snapshot, SyncContext, check_absent, check_targets, copy_tables, forget_unpublished,
+};
 use crate::target::format::{self, Format, PublisherTypes};
 use crate::target::origin;
 use crate::target::session::{Purpose, Target};
 use crate::target::state::copies::set_gates;
 use crate::target::state::ownership::{Former, SessionId};
-use crate::target::state::{self, NewSubscription, Phase, Subscription};
+use crate::target::state::{self, NewSubscription, Phase, SchemaCopy, Subscription};
 use crate::target::state::{ownership, progress, schema, statistics};
 
 /// First and longest pause before another run.
@@ -263,12 +266,14 @@ impl Supervisor<'_> {
         };
         let sessions = [control.cancel_handle(), source.cancel_handle()];
         let published = interruptible(self.shutdown, &sessions, "table sync", || {
+            self.make_tables(&mut control, &mut source, &row)?;
             let published = match row.phase {
                 Phase::Creating => self.set_up(&mut control, &mut source, &row, context)?,
                 Phase::Copying | Phase::Streaming => {
                     self.go_on(&mut control, &mut source, &row, context)?
                 }
             };
+            self.make_indexes(&mut control, &row)?;
             if row.phase != Phase::Streaming {
                 state::set_streaming(&mut control, row.id)?;
             }
@@ -455,7 +460,11 @@ impl Supervisor<'_> {
             ));
         }
         let tables = publication::tables(source, &config.publications)?;
-        check_targets(control, &tables, config.copy_data, config.copy.filled)?;
+        if config.copy.schema {
+            check_absent(control, &tables)?;
+        } else {
+            check_targets(control, &tables, config.copy_data, config.copy.filled)?;
+        }
         state::create(
             control,
             &NewSubscription {
@@ -464,6 +473,7 @@ impl Supervisor<'_> {
                 publications: &config.publications,
                 owns_slot: config.create_slot,
                 copy_data: config.copy_data,
+                schema_copy: config.copy.schema.then_some(SchemaCopy::Before),
             },
         )
     }
@@ -489,6 +499,39 @@ impl Supervisor<'_> {
             state::set_publications(control, row.id, &self.config.publications)?;
         }
         Ok(())
+    }
+
+    fn schema_copier(&self, row: &Subscription) -> SchemaCopier<'_> {
+        SchemaCopier {
+            publisher: &self.config.publisher,
+            target: &self.config.target,
+            id: row.id,
+            jobs: self.config.copy.workers,
+            shutdown: self.shutdown,
+        }
+    }
+
+    /// If the schema is ours to make: what is needed before tables are copied.
+    fn make_tables(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        row: &Subscription,
+    ) -> Result<()> {
+        if row.schema_copy != Some(SchemaCopy::Before) {
+            return Ok(());
+        }
+        self.schema_copier(row).before()?;
+        let tables = publication::tables(source, &self.config.publications)?;
+        check_targets(control, &tables, row.copy_data, self.config.copy.filled)
+    }
+
+    /// The rest of it.
+    fn make_indexes(&self, control: &mut Session, row: &Subscription) -> Result<()> {
+        match row.schema_copy {
+            None => Ok(()),
+            Some(left) => self.schema_copier(row).after(control, left == SchemaCopy::Begun),
+        }
     }
 
     /// The first run: slot, start of progress, tables. Returns what is published.

@@ -11,6 +11,7 @@ mod lane;
 mod plan;
 mod pool;
 mod progress;
+pub(crate) mod schema;
 pub(crate) mod sequences;
 mod snapshot;
 
@@ -67,6 +68,20 @@ pub(crate) fn check_targets(
         refuse_filled(session, &targets)?;
     }
     Ok(())
+}
+
+/// Checks that the target has none of the tables: `--schema` is to make them.
+pub(crate) fn check_absent(session: &mut Session, tables: &[PublishedTable]) -> Result<()> {
+    let found = facts::read(session, tables)?;
+    let there: Vec<_> = found.iter().flatten().map(TargetTable::display_name).collect();
+    if there.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Class::Mismatch,
+        format!("the target has published tables already: {}", there.join(", ")),
+    )
+    .hint("--schema is for a target without them: leave it out, or drop them."))
 }
 
 fn refuse_filled(session: &mut Session, targets: &[TargetTable]) -> Result<()> {

@@ -3,4 +3,5 @@
 mod kinds;
 mod requests;
 mod resume;
+mod schema;
 mod trouble;

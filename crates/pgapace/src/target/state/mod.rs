@@ -36,6 +36,27 @@ impl Phase {
     }
 }
 
+/// What of the publisher's schema is still to be made on the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SchemaCopy {
+    /// All of it.
+    Before,
+    /// What comes after the copy of the tables.
+    After,
+    /// The same, and some of it may be there.
+    Begun,
+}
+
+impl SchemaCopy {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Before => "before",
+            Self::After => "after",
+            Self::Begun => "begun",
+        }
+    }
+}
+
 /// Id of a subscription in `pgapace.subscription`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SubscriptionId(pub(crate) i32);
@@ -57,10 +78,12 @@ pub(crate) struct Subscription {
     pub(crate) disabled: Option<String>,
     /// Commit LSN of a transaction that is left out.
     pub(crate) skip: Option<Lsn>,
+    /// What of the schema is to be made; `None` if it is not ours to make, or made.
+    pub(crate) schema_copy: Option<SchemaCopy>,
 }
 
 const COLUMNS: &str = "id, name, slot_name, publications, phase, owns_slot, copy_data, epoch, \
-                       system_identifier, timeline, disabled_reason, skip_lsn";
+                       system_identifier, timeline, disabled_reason, skip_lsn, schema_copy";
 
 /// The subscription of this name, if the target has one.
 pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Subscription>> {
@@ -95,6 +118,13 @@ fn subscription(row: &wire::Row<'_>) -> Result<Subscription> {
         timeline: row.get(9).map(|_| field(row, 9)).transpose()?,
         disabled: row.get(10).map(str::to_owned),
         skip: row.get(11).map(|_| field(row, 11)).transpose()?,
+        schema_copy: match row.get(12) {
+            None => None,
+            Some("before") => Some(SchemaCopy::Before),
+            Some("after") => Some(SchemaCopy::After),
+            Some("begun") => Some(SchemaCopy::Begun),
+            other => return Err(Failure::internal(format!("unknown schema_copy {other:?}"))),
+        },
     })
 }
 
@@ -105,6 +135,7 @@ pub(crate) struct NewSubscription<'a> {
     pub(crate) publications: &'a [String],
     pub(crate) owns_slot: bool,
     pub(crate) copy_data: bool,
+    pub(crate) schema_copy: Option<SchemaCopy>,
 }
 
 /// Records a new subscription, before anything is created for it on the publisher.
@@ -112,15 +143,16 @@ pub(crate) fn create(session: &mut Session, new: &NewSubscription<'_>) -> Result
     session
         .execute(
             "INSERT INTO pgapace.subscription \
-               (name, slot_name, publications, phase, owns_slot, copy_data) \
+               (name, slot_name, publications, phase, owns_slot, copy_data, schema_copy) \
              VALUES ($1, $2, $3::pg_catalog.text[], 'creating', $4::pg_catalog.bool, \
-               $5::pg_catalog.bool)",
+               $5::pg_catalog.bool, $6)",
             &[
                 Some(new.name),
                 Some(new.slot_name),
                 Some(&name_array(new.publications)),
                 Some(if new.owns_slot { "t" } else { "f" }),
                 Some(if new.copy_data { "t" } else { "f" }),
+                new.schema_copy.map(SchemaCopy::name),
             ],
         )
         .map_err(|e| writing(&e))?;
@@ -144,6 +176,21 @@ pub(crate) fn set_copying(
             publisher.timeline,
             id.0
         ))
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Records how much of the schema is made.
+pub(crate) fn set_schema_copy(
+    session: &mut Session,
+    id: SubscriptionId,
+    left: Option<SchemaCopy>,
+) -> Result<()> {
+    session
+        .execute(
+            "UPDATE pgapace.subscription SET schema_copy = $2 WHERE id = $1::pg_catalog.int4",
+            &[Some(&id.0.to_string()), left.map(SchemaCopy::name)],
+        )
         .map_err(|e| writing(&e))?;
     Ok(())
 }

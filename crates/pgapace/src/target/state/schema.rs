@@ -168,6 +168,10 @@ ALTER TABLE pgapace.stat_subscription
   ADD wait_worker double precision NOT NULL DEFAULT 0,
   ADD wait_memory double precision NOT NULL DEFAULT 0,
   ADD wait_source double precision NOT NULL DEFAULT 0",
+    "\
+-- of a schema that is copied: before (nothing is made), after (tables are), begun (some indexes and
+-- constraints are); null if it is not ours to make, or made
+ALTER TABLE pgapace.subscription ADD schema_copy text",
 ];
 
 /// The version that this program creates.
