@@ -97,6 +97,8 @@ pub(crate) struct CopyOptions {
     pub(crate) analyze: bool,
     /// The schema first.
     pub(crate) schema: bool,
+    /// Between two looks for tables that were added; `None` for never.
+    pub(crate) refresh_interval: Option<Duration>,
 }
 
 /// When the publisher sends large transactions.
@@ -191,6 +193,12 @@ pub(crate) struct Settings {
         num_args = 0..=1, default_missing_value = "true"
     )]
     pub(crate) schema: Option<bool>,
+
+    /// How often to look for tables that were added to the publications, in seconds; those that the
+    /// target has, without rows, are copied. 0 waits for their first change [default: 60]
+    #[arg(long, value_name = "SECONDS", env = "PGAPACE_REFRESH_INTERVAL")]
+    #[serde(rename = "refresh-interval", alias = "refresh_interval")]
+    pub(crate) refresh_interval: Option<u64>,
 
     /// ANALYZE tables of the target when they are copied [default: true]
     #[arg(
@@ -342,6 +350,7 @@ impl Settings {
             truncate: self.truncate.or(weaker.truncate),
             keep: self.keep.or(weaker.keep),
             schema: self.schema.or(weaker.schema),
+            refresh_interval: self.refresh_interval.or(weaker.refresh_interval),
             analyze: self.analyze.or(weaker.analyze),
             failover: self.failover.or(weaker.failover),
             two_phase: self.two_phase.or(weaker.two_phase),
@@ -402,7 +411,11 @@ impl Settings {
         let binary = self.binary != Some(Binary::Off);
         let analyze = self.analyze.unwrap_or(true);
         let schema = self.schema.unwrap_or(false);
-        Ok(CopyOptions { workers, split_size, filled, binary, analyze, schema })
+        let refresh_interval = match self.refresh_interval.unwrap_or(60) {
+            0 => None,
+            seconds => Some(Duration::from_secs(seconds)),
+        };
+        Ok(CopyOptions { workers, split_size, filled, binary, analyze, schema, refresh_interval })
     }
 
     /// Fills in the defaults and checks what can be checked without a server.

@@ -232,6 +232,7 @@ impl<'a> Leader<'a> {
     /// Copies tables that somebody asks for, when everything that was received is applied.
     fn copy_requested(&mut self) -> Result<()> {
         let Parts { adder, control, tables, pool, .. } = &mut self.parts;
+        adder.look_for_new_tables(control)?;
         adder.look_for_requests(control)?;
         let quiet = pool.is_idle() && self.waiting.is_empty() && !self.partly_dispatched;
         if quiet && self.closing.is_none() && adder.waits_for_quiet() {

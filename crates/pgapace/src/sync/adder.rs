@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use engine::gate::Gate;
 use engine::relation::RemoteRelation;
 use pgoutput::Lsn;
@@ -12,8 +13,31 @@ use crate::error::Result;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::current_lsn;
 use crate::stopping::interrupt::interruptible;
-use crate::sync::{SyncContext, check_targets, copy_tables};
+use crate::sync::{SyncContext, check_targets, copy_tables, facts};
 use crate::target::state::{self, copies};
+
+/// Asks the publisher what is published, on a thread: connecting may take its time.
+fn ask(context: SyncContext<'_>) -> Option<Receiver<Vec<PublishedTable>>> {
+    let (sender, receiver) = bounded(1);
+    let (publisher, publications) = (context.publisher.clone(), context.publications.to_vec());
+    let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(move || {
+        let published = publisher
+            .connect_to_look()
+            .and_then(|mut session| publication::tables(&mut session, &publications));
+        match published {
+            // The leader may be gone.
+            Ok(published) => drop(sender.send(published)),
+            Err(failure) => tracing::debug!("{failure}"),
+        }
+    });
+    match thread {
+        Ok(_) => Some(receiver),
+        Err(error) => {
+            tracing::debug!(%error, "cannot start a thread");
+            None
+        }
+    }
+}
 
 /// How often requests are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
@@ -28,11 +52,63 @@ pub(crate) struct Adder<'a> {
     context: SyncContext<'a>,
     looked: Instant,
     requested: Vec<(String, String)>,
+    asked: Instant,
+    /// What is published now, from a thread that asks the publisher.
+    published: Option<Receiver<Vec<PublishedTable>>>,
 }
 
 impl<'a> Adder<'a> {
     pub(crate) fn new(context: SyncContext<'a>) -> Self {
-        Self { context, looked: Instant::now(), requested: Vec::new() }
+        let now = Instant::now();
+        Self { context, looked: now, requested: Vec::new(), asked: now, published: None }
+    }
+
+    /// Looks now and then whether tables were published since. Those that the target has, without
+    /// rows, are copied; what stands in the way of others is said when their first change comes.
+    pub(crate) fn look_for_new_tables(&mut self, control: &mut Session) -> Result<()> {
+        if let Some(answer) = &self.published {
+            match answer.try_recv() {
+                Ok(published) => {
+                    self.published = None;
+                    self.request_new(control, published)?;
+                }
+                Err(TryRecvError::Empty) => {}
+                // It could not ask: the next time it can, or the stream ends too.
+                Err(TryRecvError::Disconnected) => self.published = None,
+            }
+        } else if let Some(every) = self.context.options.refresh_interval
+            && self.asked.elapsed() >= every
+        {
+            self.asked = Instant::now();
+            self.published = ask(self.context);
+        }
+        Ok(())
+    }
+
+    fn request_new(&self, control: &mut Session, published: Vec<PublishedTable>) -> Result<()> {
+        let states = state::relations_by_name(control, self.context.id)?;
+        let mut new = published;
+        new.retain(|table| !states.contains_key(&(table.schema.clone(), table.name.clone())));
+        if new.is_empty() {
+            return Ok(());
+        }
+        let found = facts::read(control, &new)?;
+        let fit: Vec<_> = new
+            .into_iter()
+            .zip(found)
+            .filter_map(|(table, target)| {
+                target.filter(|target| target.check(&table).is_ok()).map(|target| (table, target))
+            })
+            .collect();
+        let (tables, targets): (Vec<_>, Vec<_>) = fit.into_iter().unzip();
+        let filled = facts::filled(control, &targets)?;
+        let empty = tables.into_iter().enumerate().filter(|(index, _)| !filled.contains(index));
+        let empty: Vec<_> = empty.map(|(_, table)| table).collect();
+        if empty.is_empty() {
+            return Ok(());
+        }
+        tracing::info!(tables = empty.len(), "tables were added to the publication");
+        copies::request(control, self.context.id, &empty)
     }
 
     /// Looks now and then whether somebody asks for a copy.

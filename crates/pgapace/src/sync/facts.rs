@@ -69,7 +69,7 @@ impl TargetTable {
     }
 
     /// Checks that the published columns can be filled.
-    fn check(&self, published: &PublishedTable) -> Result<()> {
+    pub(super) fn check(&self, published: &PublishedTable) -> Result<()> {
         if !matches!(self.kind.as_str(), "r" | "p") {
             return Err(not_a_table(&self.schema, &self.name, &self.kind));
         }

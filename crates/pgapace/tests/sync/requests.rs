@@ -71,6 +71,33 @@ fn refresh_copies_new_tables_before_their_first_change() {
 }
 
 #[test]
+fn new_tables_are_found_by_looking() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        case.tool.args = vec!["--refresh-interval=1".to_owned()];
+        let mut process = case.start();
+        case.target.sql(
+            "CREATE TABLE later (id int PRIMARY KEY); CREATE TABLE filled (id int PRIMARY KEY); INSERT INTO filled VALUES (7); \
+             CREATE TABLE unfit (other int PRIMARY KEY)",
+        );
+        case.publisher.sql(
+            "CREATE TABLE later (id int PRIMARY KEY); INSERT INTO later SELECT generate_series(1, 100); \
+             CREATE TABLE absent (id int PRIMARY KEY); CREATE TABLE filled (id int PRIMARY KEY); CREATE TABLE unfit (id int PRIMARY KEY)",
+        );
+        let mut look = case.target.connect();
+        must(wait_until(PATIENCE, "the table to be copied", || {
+            Ok(look.query_one("SELECT count(*) FROM later", &[])?.get::<_, i64>(0) == 100)
+        }));
+        case.publisher.sql("UPDATE later SET id = 1000 WHERE id = 1; INSERT INTO first VALUES (1)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["first", "later"]);
+        case.stop(process);
+        let tables = "SELECT string_agg(table_name, ' ' ORDER BY table_name) FROM pgapace.relation";
+        assert_eq!(case.target.value(tables), "first later");
+    });
+}
+
+#[test]
 fn sequences_are_set_by_the_copy_and_on_request() {
     on_versions(&VERSIONS, |case| {
         let ddl = "CREATE SCHEMA \"odd Schema\"; CREATE TABLE serial (id serial PRIMARY KEY, v text); \
