@@ -151,11 +151,11 @@ impl History {
                 lsn += 1 + rng.next() % 3;
                 Lsn(lsn)
             });
-            let mut parts = vec![0..changes.len()];
-            if size > 6 {
-                let at = 1 + rng.below(size - 1);
-                let at = at.min(changes.len());
-                parts = vec![0..at, at..changes.len()];
+            let middle = if size > 6 { 1 + rng.below(size - 1) } else { changes.len() };
+            let middle = middle.min(changes.len());
+            let mut parts = vec![0..middle, middle..changes.len()];
+            if size <= 6 {
+                parts.pop();
             }
             transactions.push(Transaction {
                 commit_lsn,

@@ -240,7 +240,7 @@ impl<'h> Leader<'h> {
             }
             let changes = lock(writeset, &works, history);
             if ends {
-                let engine::writeset::Waits { through, groups } = writeset.close();
+                let engine::order::Waits { through, groups } = writeset.close();
                 contended = Contended { waits: Waits { through, groups }, changes };
             }
         }

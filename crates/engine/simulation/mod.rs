@@ -242,12 +242,13 @@ impl<'h> World<'h> {
     }
 
     fn next_event(&mut self) -> Option<Event> {
-        if self.faults > 0 && self.rng.chance(1, self.calm) {
-            if let Some(fault) = self.fault() {
-                self.faults -= 1;
-                self.seen.faults += 1;
-                return Some(fault);
-            }
+        if self.faults > 0
+            && self.rng.chance(1, self.calm)
+            && let Some(fault) = self.fault()
+        {
+            self.faults -= 1;
+            self.seen.faults += 1;
+            return Some(fault);
         }
         let mut events: Vec<(usize, Event)> = Vec::with_capacity(16);
         let leader = &self.leader;

@@ -613,9 +613,8 @@ impl Worker {
                 return Err(wrong("an error with nothing in flight"));
             };
             let group = &first.group;
-            if first.early {
-                self.start_recovery(Again::Later, around)?;
-            } else if fault == Fault::Passing && group.is_whole() && group.attempts < ATTEMPTS {
+            let soon = fault == Fault::Passing && group.is_whole() && group.attempts < ATTEMPTS;
+            if first.early || soon {
                 self.start_recovery(Again::Later, around)?;
             } else if fault == Fault::Passing {
                 return Err(Failure::Run(Lsn(0)));

@@ -64,6 +64,13 @@ pub struct Size {
     pub starts_group: bool,
 }
 
+/// Whether transactions that are sent so long after their commit are a backlog: more will come at
+/// once.
+#[must_use]
+pub fn is_backlog(behind: Duration) -> bool {
+    behind >= BACKLOG
+}
+
 /// Parts that wait for a worker, in commit order.
 #[derive(Debug)]
 pub struct Batcher<T> {
@@ -111,7 +118,7 @@ impl<T> Batcher<T> {
     /// publisher's own clock; `waited` is for how long a worker has been free.
     #[must_use]
     pub fn gathering(&self, behind: Duration, waited: Duration) -> Duration {
-        if behind < BACKLOG || self.is_worth_a_group() {
+        if !is_backlog(behind) || self.is_worth_a_group() {
             return Duration::ZERO;
         }
         (behind / 10).min(LONGEST_GATHERING).saturating_sub(waited)

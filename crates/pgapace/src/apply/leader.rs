@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use crossbeam_channel::{never, select, tick};
 use engine::gate::already_applied;
-use engine::group::{Batcher, GroupLimits};
+use engine::group::{Batcher, GroupLimits, is_backlog};
 use engine::progress::{Progress, Range};
 use engine::relation::RemoteRelation;
 use engine::transaction::{Location, TransactionPart};
@@ -256,7 +256,9 @@ impl<'a> Leader<'a> {
     /// latest.
     fn dispatch(&mut self) -> Result<Duration> {
         while !self.waiting.is_empty() {
-            let worker = match self.parts.pool.room(self.waiting.is_worth_a_group()) {
+            let worth = self.waiting.is_worth_a_group();
+            let backlog = is_backlog(self.behind) && self.wants_chunks();
+            let worker = match self.parts.pool.room(worth, backlog) {
                 Room::At(worker) => worker,
                 Room::In(duration) => return Ok(duration),
                 Room::None => break,

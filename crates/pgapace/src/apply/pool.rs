@@ -23,6 +23,8 @@ const DEPTH: usize = 2;
 /// While another worker is busy, a group that is not worth it is kept so long for more to come: the
 /// workers share the target, and small groups cost it more for each change.
 const PACE: Duration = Duration::from_millis(2);
+/// The same while there is a backlog: then enough for a group will come soon.
+const BACKLOG_PACE: Duration = Duration::from_millis(100);
 
 /// The longest time between two looks at one wait.
 const LONGEST_PROBE: Duration = Duration::from_secs(1);
@@ -138,8 +140,8 @@ impl Pool {
     }
 
     /// Where a group could go; `worth` says whether it is worth being put together while all are
-    /// busy.
-    pub(crate) fn room(&self, worth: bool) -> Room {
+    /// busy, `backlog` whether more will come soon.
+    pub(crate) fn room(&self, worth: bool, backlog: bool) -> Room {
         if let Some(worker) = self.pinned {
             return if self.queues[worker].len() < self.depth {
                 Room::At(worker)
@@ -156,7 +158,8 @@ impl Pool {
             let early = if worth || self.is_idle() {
                 Duration::ZERO
             } else {
-                PACE.saturating_sub(self.last_at.elapsed())
+                let pace = if backlog { BACKLOG_PACE } else { PACE };
+                pace.saturating_sub(self.last_at.elapsed())
             };
             return if early.is_zero() { Room::At(free) } else { Room::In(early) };
         }

@@ -27,7 +27,7 @@ fn removes_slot_origins_and_state() {
             "SELECT count(*) FROM pg_replication_origin \
              WHERE starts_with(roname, 'pgapace_{ids}_')"
         );
-        assert_eq!((slots(&case).as_str(), case.target.value(&origins).as_str()), ("1", "1"));
+        assert_eq!((slots(&case).as_str(), case.target.value(&origins).as_str()), ("1", "4"));
         let finished = case.tool.finish("drop", &[]);
         finished.expect(0, &[]);
         assert!(finished.stdout.contains("dropped replication slot"), "{}", finished.stdout);

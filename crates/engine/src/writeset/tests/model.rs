@@ -131,11 +131,11 @@ pub(super) fn locks(
     identities: &mut BTreeMap<u32, u64>,
 ) -> Vec<Lock> {
     let root = rules.root;
-    if op.kind == Kind::Truncate {
-        return vec![Lock::Table(root)];
-    }
     if rules.barrier {
         return vec![Lock::Everything];
+    }
+    if op.kind == Kind::Truncate {
+        return vec![Lock::Table(root)];
     }
     let mut locks = vec![Lock::Share(root)];
     let known = identities.insert(root, rules.identity).unwrap_or(rules.identity);
