@@ -98,13 +98,24 @@ fn copy_site() -> Result<Site> {
     Ok(site)
 }
 
-fn is_copying(site: &Site) -> Result<bool> {
-    let copying = "SELECT count(*) FROM pg_stat_progress_copy";
-    Ok(site.target.query_one_text(DB, copying)? != "0")
+/// The target's sessions in a COPY, as `{pid,…}`.
+fn copying(site: &Site) -> Result<String> {
+    let sessions = "SELECT coalesce(array_agg(pid), '{}')::text FROM pg_stat_progress_copy";
+    site.target.query_one_text(DB, sessions)
 }
 
-fn wait_for_copy(site: &Site, run: &mut Process) -> Result<()> {
-    wait_while_running(run, "the copy to begin", PATIENCE, || is_copying(site))
+/// Starts the program and waits until it copies: a session that a killed process left behind may
+/// still be at work, and is not this one's.
+fn spawn_copying(site: &Site) -> Result<Process> {
+    let left = copying(site)?;
+    let mut run = site.spawn(&site.program())?;
+    let own = format!(
+        "SELECT exists (SELECT FROM pg_stat_progress_copy WHERE pid <> ALL ('{left}'::int[]))::text"
+    );
+    wait_while_running(&mut run, "the copy to begin", PATIENCE, || {
+        Ok(site.target.query_one_text(DB, &own)? == "true")
+    })?;
+    Ok(run)
 }
 
 #[test]
@@ -113,18 +124,16 @@ fn ends_during_the_first_copy() -> Result<()> {
     let load = Load::start(&site.publisher, 100.0)?;
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..5 {
-        let mut run = site.spawn(&site.program())?;
-        wait_for_copy(&site, &mut run)?;
+        let mut run = spawn_copying(&site)?;
         std::thread::sleep(Duration::from_millis(random.u64(0..400)));
         run.kill9()?;
     }
-    let mut run = site.spawn(&site.program())?;
-    wait_for_copy(&site, &mut run)?;
+    let mut run = spawn_copying(&site)?;
     let started = Instant::now();
     run.terminate()?;
     expect_exit(&mut run, 0, &["stopped during table sync"])?;
     assert!(started.elapsed() < Duration::from_secs(5), "took {:?}", started.elapsed());
-    wait_until(PATIENCE, "the copy's session to end", || Ok(!is_copying(&site)?))?;
+    wait_until(PATIENCE, "the copy's session to end", || Ok(copying(&site)? == "{}"))?;
 
     let mut run = site.spawn(&site.program())?;
     wait_for_log(&mut run, "streaming subscription=", PATIENCE)?;
