@@ -390,7 +390,8 @@ impl Supervisor<'_> {
             "streaming"
         );
         let states = state::relations(&mut control, row.id)?;
-        let tables = Tables::new(&states, types, format.binary, config.preserve_commit_order)
+        let locks_ordered = (config.workers > 1).then_some(config.preserve_commit_order);
+        let tables = Tables::new(&states, types, format.binary, locks_ordered)
             .with_policy(config.on_conflict.clone(), row.id);
         let part_bytes = (config.memory_limit / 16).min(PartLimits::default().bytes);
         let part_limits = PartLimits {
@@ -543,16 +544,27 @@ impl Supervisor<'_> {
         context: SyncContext<'_>,
     ) -> Result<Vec<PublishedTable>> {
         let system = identify(source)?;
-        if !row.owns_slot {
-            let confirmed = slot::find(source, &row.slot_name)?.and_then(|s| s.confirmed_flush);
-            let start = confirmed.ok_or_else(|| {
-                Failure::new(Class::Slot, format!("slot \"{}\" has no position", row.slot_name))
-            })?;
-            state::set_copying(control, row.id, row.epoch, start, &system)?;
-            let tables = publication::tables(source, context.publications)?;
-            set_gates(control, context.owner(), &tables, start)?;
-            return Ok(tables);
+        let created = if row.owns_slot { Some(self.create_slot(source, row)?) } else { None };
+        let start = match &created {
+            Some(created) => created.consistent_point,
+            None => slot::find(source, &row.slot_name)?
+                .and_then(|slot| slot.confirmed_flush)
+                .ok_or_else(|| {
+                    let message = format!("slot \"{}\" has no position", row.slot_name);
+                    Failure::new(Class::Slot, message)
+                })?,
+        };
+        state::set_copying(control, row.id, row.epoch, start, &system)?;
+        self.begun |= created.is_some();
+        if let Some(created) = created.filter(|_| context.copy_data) {
+            return copy_tables(context, control, Some(Snapshot::of_slot(&created)), &|_| true);
         }
+        let tables = publication::tables(source, context.publications)?;
+        set_gates(control, context.owner(), &tables, start)?;
+        Ok(tables)
+    }
+
+    fn create_slot(&self, source: &mut Session, row: &Subscription) -> Result<slot::CreatedSlot> {
         // One that was left by an attempt that got no further, before anything was copied.
         if slot::drop(source, &row.slot_name)? {
             tracing::info!(slot = row.slot_name, "starting an interrupted set-up again");
@@ -565,17 +577,9 @@ impl Supervisor<'_> {
                 two_phase: self.config.two_phase,
             },
         )?;
-        let start = created.consistent_point;
-        tracing::info!(slot = row.slot_name, lsn = %start, "created the replication slot");
-        state::set_copying(control, row.id, row.epoch, start, &system)?;
-        self.begun = true;
-        if context.copy_data {
-            let snapshot = Snapshot::of_slot(&created);
-            return copy_tables(context, control, Some(snapshot), &|_| true);
-        }
-        let tables = publication::tables(source, context.publications)?;
-        set_gates(control, context.owner(), &tables, start)?;
-        Ok(tables)
+        let lsn = created.consistent_point;
+        tracing::info!(slot = row.slot_name, %lsn, "created the replication slot");
+        Ok(created)
     }
 
     /// A later run: copies what an earlier one left undone. Returns what is published.
@@ -593,7 +597,7 @@ impl Supervisor<'_> {
         // Those that join while it streams are copied when their first change comes; a copy that
         // was begun is ended now.
         let unfinished = |table: &PublishedTable| {
-            let state = states.get(&(table.schema.clone(), table.name.clone()));
+            let state = states.get(&table.key());
             state.map_or(copying, |state| state.gate.is_none())
         };
         let left: Vec<_> = published.iter().filter(|table| unfinished(table)).cloned().collect();

@@ -140,15 +140,7 @@ impl Answers {
                         }
                         Ok(())
                     }
-                    Expect::One => {
-                        let mut failure = Failure::new(
-                            Class::Apply,
-                            format!("a change of one row affected {rows} rows of the target"),
-                        )
-                        .hint("The columns by which rows are found are not unique on the target.");
-                        failure.offender = Some(Box::new(context.offender(at)));
-                        Err(failure)
-                    }
+                    Expect::One => Err(not_one_row(rows, context.offender(at))),
                 }
             }
             Some(Pending::Sync { .. }) | None => {
@@ -286,4 +278,14 @@ impl Context<'_> {
             _ => failure,
         }
     }
+}
+
+/// The failure of a change of one row that found several.
+pub(crate) fn not_one_row(rows: u64, offender: Offender) -> Failure {
+    let failure = Failure::new(
+        Class::Apply,
+        format!("a change of one row affected {rows} rows of the target"),
+    )
+    .hint("The columns by which rows are found are not unique on the target.");
+    Failure { offender: Some(Box::new(offender)), ..failure }
 }

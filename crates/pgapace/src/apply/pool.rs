@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::group::GroupSeq;
 use engine::transaction::Touched;
-use engine::writeset::{Verdict, Writeset, WritesetLimits};
+use engine::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 
 use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
 use crate::apply::turns::Turns;
 use crate::apply::work::{Contended, Group, Mode, Work};
 use crate::apply::worker::{Answered, Connect, FromWorker, Worker};
 use crate::error::{Failure, Result};
+use crate::target::mapping::TableMap;
 
 /// Source transactions that are on their way to the target at once where groups are small: a
 /// worker that is told to commit each of them alone must not wait for every answer.
@@ -281,14 +282,16 @@ fn lock(writeset: &mut Writeset, works: &[Work]) -> Result<Vec<bool>> {
             let (message, touched) =
                 work.part.change(change).map_err(|e| Failure::internal(e.to_string()))?;
             let verdict = match touched {
-                Touched::One(relation, _) => {
-                    let map = work.tables[relation].as_ref();
-                    map.map_or(Verdict::Free, |map| writeset.change(&map.locks, &message))
-                }
+                Touched::One(relation, _) => match work.tables[relation].as_ref() {
+                    Some(map) => writeset.change(locks(map)?, &message),
+                    None => Verdict::Free,
+                },
                 Touched::Many(relations) => {
                     truncated.clear();
                     let maps = relations.iter().filter_map(|r| work.tables[*r as usize].as_ref());
-                    truncated.extend(maps.map(|map| &map.locks));
+                    for map in maps {
+                        truncated.push(locks(map)?);
+                    }
                     if truncated.is_empty() { Verdict::Free } else { writeset.truncate(&truncated) }
                 }
             };
@@ -299,6 +302,10 @@ fn lock(writeset: &mut Writeset, works: &[Work]) -> Result<Vec<bool>> {
         contended.clear();
     }
     Ok(contended)
+}
+
+fn locks(map: &TableMap) -> Result<&LockRules> {
+    map.locks.as_ref().ok_or_else(|| Failure::internal("a table was mapped for one worker"))
 }
 
 impl Drop for Pool {

@@ -10,11 +10,11 @@ use wire::Session;
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
-use crate::target::catalogue;
 use crate::target::conflict::Policy;
 use crate::target::format::{self, PublisherTypes};
 use crate::target::mapping::TableMap;
 use crate::target::state::{self, RelationMode, RelationState, SubscriptionId};
+use crate::target::{catalogue, constraints};
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
 pub(crate) const OWN_SCHEMA: &str = "pgapace";
@@ -42,8 +42,9 @@ pub(crate) struct Tables {
     types: PublisherTypes,
     /// Whether values come in binary.
     binary: bool,
-    /// Whether commits keep the publisher's order.
-    ordered: bool,
+    /// Whether changes lock something, for more workers than one, and then whether commits keep
+    /// the publisher's order.
+    locks_ordered: Option<bool>,
     policy: Policy,
     subscription: Option<SubscriptionId>,
     /// How tables that were resolved are applied, to be recorded.
@@ -55,13 +56,13 @@ impl Tables {
         states: &[RelationState],
         types: PublisherTypes,
         binary: bool,
-        ordered: bool,
+        locks_ordered: Option<bool>,
     ) -> Self {
         let gates = states
             .iter()
             .filter_map(|s| Some(((s.schema.clone(), s.name.clone()), s.gate?)))
             .collect();
-        Self { gates, types, binary, ordered, ..Self::default() }
+        Self { gates, types, binary, locks_ordered, ..Self::default() }
     }
 
     /// What is done about conflicts.
@@ -185,7 +186,11 @@ impl Tables {
         {
             policy.copied_at = state::copied_at(session, id, &remote.schema, &remote.name)?;
         }
-        let map = TableMap::new(Arc::clone(remote), table, &self.types, self.ordered)?;
+        let mut map = TableMap::new(Arc::clone(remote), table, &self.types)?;
+        if let Some(ordered) = self.locks_ordered {
+            let constraints = constraints::load(session, map.table.root)?;
+            map = map.with_locks(&constraints, &self.types, ordered);
+        }
         let map = Arc::new(TableMap { conflicts, ..map });
         if self.binary {
             format::check_binary(&map, &self.types)?;

@@ -393,7 +393,7 @@ impl Checker<'_, '_> {
         let name = published.display_name();
         let remote = Arc::new(remote_relation(published));
         let sql_name = table.sql_name();
-        let map = TableMap::new(remote, table, &PublisherTypes::default(), true)?;
+        let map = TableMap::new(remote, table, &PublisherTypes::default())?;
         self.mode(published, &map);
         // Without an identity the publisher refuses them, which is said there.
         if !published.updates_or_deletes || !published.columns.iter().any(|column| column.key) {

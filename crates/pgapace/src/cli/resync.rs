@@ -90,9 +90,7 @@ pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
     for config in args.selection.subscriptions()? {
         let mut site = open(&config)?;
         let known = state::relations_by_name(&mut site.control, site.row.id)?;
-        let is_new = |table: &&PublishedTable| {
-            !known.contains_key(&(table.schema.clone(), table.name.clone()))
-        };
+        let is_new = |table: &&PublishedTable| !known.contains_key(&table.key());
         let new: Vec<_> = site.published.iter().filter(is_new).cloned().collect();
         if new.is_empty() {
             output::line(&format!("{}: no new tables", config.name));

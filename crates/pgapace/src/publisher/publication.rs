@@ -50,6 +50,11 @@ pub(crate) struct PublishedColumn {
 }
 
 impl PublishedTable {
+    /// Schema and name, as the state of tables on the target is found.
+    pub(crate) fn key(&self) -> (String, String) {
+        (self.schema.clone(), self.name.clone())
+    }
+
     pub(crate) fn display_name(&self) -> String {
         format!("{}.{}", self.schema, self.name)
     }

@@ -88,7 +88,7 @@ impl<'a> Adder<'a> {
     fn request_new(&self, control: &mut Session, published: Vec<PublishedTable>) -> Result<()> {
         let states = state::relations_by_name(control, self.context.id)?;
         let mut new = published;
-        new.retain(|table| !states.contains_key(&(table.schema.clone(), table.name.clone())));
+        new.retain(|table| !states.contains_key(&table.key()));
         if new.is_empty() {
             return Ok(());
         }

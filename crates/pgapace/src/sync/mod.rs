@@ -171,7 +171,7 @@ fn pending(
 ) -> Result<Vec<(PublishedTable, Option<RelationState>)>> {
     let mut states = state::relations_by_name(control, context.id)?;
     let pending = published.iter().filter(|table| wanted(table)).filter_map(|table| {
-        let state = states.remove(&(table.schema.clone(), table.name.clone()));
+        let state = states.remove(&table.key());
         let is_copied = state.as_ref().is_some_and(|state| state.gate.is_some());
         (!is_copied).then(|| (table.clone(), state))
     });
@@ -255,7 +255,7 @@ pub(crate) fn forget_unpublished(
 ) -> Result<()> {
     let mut states = state::relations_by_name(control, id)?;
     for table in published {
-        states.remove(&(table.schema.clone(), table.name.clone()));
+        states.remove(&table.key());
     }
     for relation in states.into_values() {
         tracing::warn!(

@@ -7,7 +7,6 @@ use rustc_hash::FxHashMap;
 use wire::{Row, Session, quote_ident};
 
 use crate::error::{Failure, Result};
-use crate::target::constraints::{self, Constraints};
 
 /// How two values of a column are compared in a search.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,8 +119,6 @@ pub(crate) struct Table {
     pub(crate) unique_keys: Vec<Key>,
     /// For a partitioned table without a key of its own: the key columns of each leaf.
     pub(crate) leaf_keys: Vec<(String, Option<Vec<String>>)>,
-    /// Of the topmost table.
-    pub(crate) constraints: Constraints,
 }
 
 impl Table {
@@ -464,7 +461,6 @@ pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Op
         identity_key,
         unique_keys,
         leaf_keys,
-        constraints: constraints::load(session, root)?,
     }))
 }
 

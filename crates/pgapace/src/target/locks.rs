@@ -16,40 +16,36 @@ use engine::relation::RemoteRelation;
 use engine::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock, UniqueLock};
 
 use crate::target::catalogue::{Column, Table};
-use crate::target::constraints::{ForeignKey, Unique};
+use crate::target::constraints::{Constraints, ForeignKey, Unique};
 use crate::target::format::PublisherTypes;
 use crate::target::mode;
 
 /// One version of a published table on one version of its target table.
-struct Sides<'t> {
-    remote: &'t RemoteRelation,
-    table: &'t Table,
+pub(crate) struct Sides<'t> {
+    pub(crate) remote: &'t RemoteRelation,
+    pub(crate) table: &'t Table,
     /// For each published column its index in `table.columns`.
-    columns: &'t [usize],
-    types: &'t PublisherTypes,
+    pub(crate) columns: &'t [usize],
+    pub(crate) types: &'t PublisherTypes,
 }
 
 /// Makes the rules. With `ordered`, groups commit in the order of the publisher; without, parents
 /// must still be there before their children.
 pub(crate) fn rules(
-    remote: &RemoteRelation,
-    table: &Table,
-    columns: &[usize],
-    types: &PublisherTypes,
+    sides: &Sides<'_>,
+    constraints: &Constraints,
     rules: &TableRules,
     ordered: bool,
 ) -> LockRules {
-    let sides = Sides { remote, table, columns, types };
     let row = sides.row(&rules.fold);
-    let unique = sides.unique(&row);
+    let unique = sides.unique(&constraints.unique, &row);
     let (mut foreign, mut referenced) = (Vec::new(), Vec::new());
     if !ordered {
-        let constraints = &table.constraints;
         foreign.extend(constraints.foreign.iter().filter_map(|key| sides.foreign(key)));
         referenced.extend(constraints.referenced.iter().filter_map(|key| sides.referenced(key)));
     }
     LockRules {
-        root: table.root,
+        root: sides.table.root,
         identity: sides.identity(&row),
         row,
         unique,
@@ -114,7 +110,7 @@ impl Sides<'_> {
     }
 
     /// What can bring two different rows into each other's way.
-    fn unique(&self, row: &RowLock) -> Vec<UniqueLock> {
+    fn unique(&self, constraints: &[Unique], row: &RowLock) -> Vec<UniqueLock> {
         let row = match row {
             RowLock::Key(columns) => Some(columns),
             RowLock::WholeRow(_) => None,
@@ -152,7 +148,7 @@ impl Sides<'_> {
                 nulls_not_distinct: unique.nulls_not_distinct,
             })
         };
-        self.table.constraints.unique.iter().filter_map(lock).collect()
+        constraints.iter().filter_map(lock).collect()
     }
 
     fn foreign(&self, key: &ForeignKey) -> Option<ForeignLock> {

@@ -11,8 +11,9 @@ use pgoutput::ReplicaIdentity;
 use crate::error::{Class, Failure, Result};
 use crate::target::catalogue::{Equality, Identity, Key, Table};
 use crate::target::conflict::TablePolicy;
+use crate::target::constraints::Constraints;
 use crate::target::format::PublisherTypes;
-use crate::target::locks;
+use crate::target::locks::{self, Sides};
 use crate::target::mode::{self, ApplyMode};
 
 /// A column that takes part in finding a row.
@@ -50,7 +51,7 @@ pub(crate) struct TableMap {
     /// How its changes may be folded, which follows from the mode.
     pub(crate) rules: TableRules,
     /// What its changes lock, so that other workers stay away.
-    pub(crate) locks: LockRules,
+    pub(crate) locks: Option<LockRules>,
     /// What is done about its conflicts, where that is not what is always done.
     pub(crate) conflicts: Option<TablePolicy>,
 }
@@ -58,20 +59,31 @@ pub(crate) struct TableMap {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl TableMap {
-    /// Maps a published table, with every reason why it cannot be done at once. `ordered` is whether
-    /// commits keep the publisher's order.
+    /// Maps a published table, with every reason why it cannot be done at once.
     pub(crate) fn new(
         remote: Arc<RemoteRelation>,
         table: Table,
         types: &PublisherTypes,
-        ordered: bool,
     ) -> Result<Self> {
         let columns = map_columns(remote.columns.iter().map(|c| c.name.as_str()), &table)?;
         let search = search(&remote, &table, &columns);
         let (mode, rules) = mode::decide(&remote, &table, &columns, &search, types);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let locks = locks::rules(&remote, &table, &columns, types, &rules, ordered);
-        Ok(Self { id, remote, table, columns, search, mode, rules, locks, conflicts: None })
+        Ok(Self { id, remote, table, columns, search, mode, rules, locks: None, conflicts: None })
+    }
+
+    /// With what its changes lock, for more workers than one. `ordered` is whether commits keep the
+    /// publisher's order.
+    pub(crate) fn with_locks(
+        self,
+        constraints: &Constraints,
+        types: &PublisherTypes,
+        ordered: bool,
+    ) -> Self {
+        let sides =
+            Sides { remote: &self.remote, table: &self.table, columns: &self.columns, types };
+        let locks = locks::rules(&sides, constraints, &self.rules, ordered);
+        Self { locks: Some(locks), ..self }
     }
 
     /// The target's column under a published one.

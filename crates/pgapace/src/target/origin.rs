@@ -2,6 +2,7 @@
 //!
 //! Tagged commits can be filtered by `origin = none` elsewhere, and carry the source's commit time.
 
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use wire::Session;
@@ -25,7 +26,12 @@ pub(crate) fn prefix(session: &mut Session, id: SubscriptionId) -> Result<String
         .map_err(|e| Failure::target(&e, "naming the replication origin"))?;
     let row = rows.first().ok_or_else(|| Failure::internal("the database has no row"))?;
     let database: u32 = field(&row, 0)?;
-    Ok(format!("pgapace_{database}_{}_", id.0))
+    Ok(prefix_in(database, id))
+}
+
+/// The same, for the oid of the database.
+pub(crate) fn prefix_in(database: impl Display, id: SubscriptionId) -> String {
+    format!("pgapace_{database}_{}_", id.0)
 }
 
 /// Sets the session's origin, creating it when needed: one for each worker, because a session holds

@@ -60,14 +60,10 @@ fn cluster(role: &'static str, major: u16) -> &'static Cluster {
     started.get_or_insert_with(|| {
         let binaries = find_or_fetch(major).unwrap_or_else(|error| panic!("{error}"));
         let mut builder = Cluster::builder(&binaries).name(format!("{role} {major}"));
-        if major >= 18 {
-            builder = builder.setting("max_active_replication_origins", "1000");
-        }
         if role == "target" {
             builder = builder.setting("track_commit_timestamp", "on");
         }
         let cluster = builder
-            .setting("max_replication_slots", "1000")
             .setting("max_wal_senders", "200")
             .setting("max_connections", "400")
             .setting("autovacuum", "off")

@@ -225,8 +225,9 @@ impl ClusterBuilder {
             ("shared_buffers", "128MB".into()),
             ("max_connections", "100".into()),
             ("max_wal_senders", "20".into()),
-            // Until 17 also the replication origins, of which every worker has one.
-            ("max_replication_slots", "200".into()),
+            // Until 17 also the replication origins, of which every worker has one; those of
+            // subscriptions that a test leaves behind stay.
+            ("max_replication_slots", "1000".into()),
             ("max_prepared_transactions", "100".into()),
             ("max_worker_processes", "20".into()),
             ("max_logical_replication_workers", "10".into()),
@@ -237,7 +238,7 @@ impl ClusterBuilder {
             ("log_timezone", "UTC".into()),
         ];
         if self.binaries.major() >= 18 {
-            settings.push(("max_active_replication_origins", "200".into()));
+            settings.push(("max_active_replication_origins", "1000".into()));
         }
         if in_memory {
             // Segments as files among the data, so that they go away with it even after kill -9.

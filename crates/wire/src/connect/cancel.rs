@@ -52,7 +52,9 @@ impl CancelHandle {
         }))
     }
 
-    pub(crate) fn pid(&self) -> i32 {
+    /// The backend of the session.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
         self.0.pid
     }
 

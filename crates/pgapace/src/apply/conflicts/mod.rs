@@ -19,7 +19,7 @@ use engine::transaction::Touched;
 use pgoutput::{Lsn, Message};
 use wire::Session;
 
-use crate::apply::answers::{Committing, Context, Pending};
+use crate::apply::answers::{Committing, Context, Pending, not_one_row};
 use crate::apply::conflicts::exchange::{Awaited, Seen, exchange};
 use crate::apply::encoder::Encoder;
 use crate::apply::encoder::resolution::How;
@@ -28,6 +28,7 @@ use crate::apply::work::{Group, Work};
 use crate::error::{Class, Failure, Offender, Result};
 use crate::target::conflict::{Action, ConflictType, TablePolicy, action};
 use crate::target::mapping::TableMap;
+use crate::target::origin;
 use crate::target::state::SubscriptionId;
 use crate::target::state::statistics::{Changes, Counters};
 use crate::target::statement::row::Expect;
@@ -135,9 +136,6 @@ struct Made {
     /// Whether this subscription did, when it applied changes or when it copied the table.
     by_us: bool,
 }
-
-/// From 2000, where the protocol's times begin, to 1970.
-const EPOCH: i64 = 946_684_800_000_000;
 
 struct Judge<'a> {
     session: &'a mut Session,
@@ -301,14 +299,7 @@ impl<'a> Judge<'a> {
                 };
                 Ok(Some(Trouble::Missing { kind }))
             }
-            Some(rows) => {
-                let failure = Failure::new(
-                    Class::Apply,
-                    format!("a change of one row affected {rows} rows of the target"),
-                )
-                .hint("The columns by which rows are found are not unique on the target.");
-                Err(Failure { offender: Some(Box::new(self.offender(at))), ..failure })
-            }
+            Some(rows) => Err(not_one_row(rows, self.offender(at))),
         }
     }
 
@@ -325,8 +316,7 @@ impl<'a> Judge<'a> {
 
     fn made(&self, change: ChangeAt, row: &[Option<String>]) -> Made {
         let cell = |index: usize| row.get(index).and_then(Option::as_deref);
-        let database = cell(2).unwrap_or_default();
-        let ours = format!("pgapace_{database}_{}_", self.id.0);
+        let ours = origin::prefix_in(cell(2).unwrap_or_default(), self.id);
         let at = cell(0).and_then(|time| time.parse().ok());
         let copied_at = self.map(change).and_then(|map| map.conflicts.as_ref()?.copied_at);
         let copied = at.is_some_and(|at| copied_at.is_some_and(|copied| at <= copied));
@@ -334,7 +324,7 @@ impl<'a> Judge<'a> {
     }
 
     fn is_later_than(&self, microseconds: i64) -> bool {
-        self.work.part.head.commit_time.0.saturating_add(EPOCH) >= microseconds
+        self.work.part.head.commit_time.to_unix_micros() >= microseconds
     }
 
     fn is_as_expected(&self, seen: &Seen) -> bool {

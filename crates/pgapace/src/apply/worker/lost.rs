@@ -9,12 +9,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use pgoutput::Lsn;
-use wire::Session;
+use wire::{CancelHandle, Session};
 
 use crate::apply::answers::Pending;
 use crate::apply::encoder::Encoder;
 use crate::apply::worker::state::State;
-use crate::apply::worker::{Connect, Identity, Lost, Seen};
+use crate::apply::worker::{Connect, Identity, Lost};
 use crate::error::{Failure, Result};
 use crate::target::state::{ownership, progress};
 
@@ -29,7 +29,7 @@ impl State {
         &mut self,
         lost: Failure,
         connect: &Connect,
-        seen: &Mutex<Seen>,
+        handle: &Mutex<CancelHandle>,
     ) -> Result<()> {
         // The first parts of a large transaction are gone: the publisher sends it again.
         let whole = !self.in_parts
@@ -48,7 +48,7 @@ impl State {
             return Err(lost);
         };
         self.take_over_commits(through);
-        *seen.lock().unwrap_or_else(PoisonError::into_inner) = Seen::new(&session);
+        *handle.lock().unwrap_or_else(PoisonError::into_inner) = session.cancel_handle();
         self.session = session;
         self.encoder = Encoder::new(identity);
         self.encoder.prepare_control(&mut self.session);

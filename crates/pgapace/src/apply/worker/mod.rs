@@ -75,19 +75,6 @@ enum ToWorker {
     GiveWay(GroupSeq),
 }
 
-/// The session of a worker, as others see it. It changes when it is lost.
-#[derive(Debug)]
-struct Seen {
-    cancel: CancelHandle,
-    pid: i32,
-}
-
-impl Seen {
-    fn new(session: &Session) -> Self {
-        Self { cancel: session.cancel_handle(), pid: session.backend_pid() }
-    }
-}
-
 /// A running worker thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -95,7 +82,8 @@ pub(crate) struct Worker {
     turns: Arc<Turns>,
     mail: Option<Sender<ToWorker>>,
     thread: Option<JoinHandle<()>>,
-    seen: Arc<Mutex<Seen>>,
+    /// Of its session, which is another one after it was lost.
+    handle: Arc<Mutex<CancelHandle>>,
 }
 
 impl Worker {
@@ -109,14 +97,14 @@ impl Worker {
     ) -> Result<Self> {
         let (mail, inbox) = unbounded();
         let (session, identity) = connect(None)?;
-        let seen = Arc::new(Mutex::new(Seen::new(&session)));
+        let handle = Arc::new(Mutex::new(session.cancel_handle()));
         let log = MissingLog::new(subscription);
-        let (turns_of_thread, seen_of_thread) = (Arc::clone(turns), Arc::clone(&seen));
+        let (turns_of_thread, handle_of_thread) = (Arc::clone(turns), Arc::clone(&handle));
         let thread = std::thread::Builder::new()
             .name(format!("apply {number}"))
             .spawn(move || {
                 let mut state = State::new(number, session, identity, log, turns_of_thread);
-                let failure = state.run(&inbox, &connect, &seen_of_thread, &|event| {
+                let failure = state.run(&inbox, &connect, &handle_of_thread, &|event| {
                     // The leader may be gone; then nobody needs to know.
                     let _ = sender.send((number, event));
                 });
@@ -126,7 +114,7 @@ impl Worker {
             })
             .map_err(|e| Failure::internal(format!("cannot start an apply thread: {e}")))?;
         let turns = Arc::clone(turns);
-        Ok(Self { number, turns, mail: Some(mail), thread: Some(thread), seen })
+        Ok(Self { number, turns, mail: Some(mail), thread: Some(thread), handle })
     }
 
     /// Hands a group over, in commit order. A worker that is gone has reported why.
@@ -142,7 +130,11 @@ impl Worker {
 
     /// The backend of its session.
     pub(crate) fn pid(&self) -> i32 {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).pid
+        self.handle().pid()
+    }
+
+    fn handle(&self) -> CancelHandle {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn send(&self, message: ToWorker) {
@@ -162,7 +154,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.close();
-        let cancel = self.seen.lock().unwrap_or_else(PoisonError::into_inner).cancel.clone();
-        join_or_cancel(self.thread.take(), &cancel);
+        let handle = self.handle();
+        join_or_cancel(self.thread.take(), &handle);
     }
 }

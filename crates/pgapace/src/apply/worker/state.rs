@@ -23,7 +23,7 @@ use crossbeam_channel::{Receiver, TryRecvError};
 use engine::group::GroupSeq;
 use engine::order::Waits;
 use pgoutput::Lsn;
-use wire::{Queued, Reply, Session, TransactionStatus, affected_rows};
+use wire::{CancelHandle, Queued, Reply, Session, TransactionStatus, affected_rows};
 
 use crate::apply::answers::{Answers, Context, Pending};
 use crate::apply::conflicts;
@@ -31,7 +31,7 @@ use crate::apply::encoder::{Encoder, Ending, Which};
 use crate::apply::missing::MissingLog;
 use crate::apply::turns::Turns;
 use crate::apply::work::{Contended, Group, Mode, Work};
-use crate::apply::worker::{Answered, Connect, FromWorker, Identity, Seen, ToWorker};
+use crate::apply::worker::{Answered, Connect, FromWorker, Identity, ToWorker};
 use crate::error::{Class, Failure, Result, is_transient};
 
 /// Bytes of statements that are collected before they are sent.
@@ -168,7 +168,7 @@ impl State {
         &mut self,
         inbox: &Receiver<ToWorker>,
         connect: &Connect,
-        seen: &Mutex<Seen>,
+        handle: &Mutex<CancelHandle>,
         report: Report<'_>,
     ) -> Result<()> {
         loop {
@@ -179,7 +179,7 @@ impl State {
                 Ok(()) if self.closing => return Ok(()),
                 Ok(()) => {}
                 Err(failure) if self.session.is_broken() && !self.closing => {
-                    self.reconnect(failure, connect, seen)?;
+                    self.reconnect(failure, connect, handle)?;
                     self.report(report);
                 }
                 Err(failure) => {
@@ -250,9 +250,8 @@ impl State {
             return Ok(());
         }
         // The leader's end of the channel may be gone, which `is_empty` does not say.
-        let was_closing = self.closing;
         self.take_mail(inbox)?;
-        if self.closing != was_closing || !turns.wait(self.number, waits) {
+        if self.closing || !turns.wait(self.number, waits) {
             return Ok(());
         }
         let readable = self
@@ -285,7 +284,7 @@ impl State {
             return true;
         }
         self.ended_through = self.turns.ended_through();
-        waits.through <= self.ended_through && waits.groups.is_empty() || self.turns.is_met(waits)
+        self.turns.is_met(waits)
     }
 
     /// Whether everything before this group has ended, or comes before it on this session.
@@ -483,10 +482,7 @@ impl State {
             return Ok(());
         }
         if again {
-            self.recovering = Some(Again::ByRows);
-            self.answers.roll_back();
-            self.answers.count(|counters| counters.fallbacks += 1);
-            return Ok(());
+            return self.start_recovery(Again::ByRows);
         }
         match self.in_flight.back() {
             // Its first parts are gone: the publisher has to send it again.

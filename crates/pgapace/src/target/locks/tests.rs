@@ -9,6 +9,7 @@ use testbed::{Cluster, servers};
 use wire::{ConnInfo, Session};
 
 use crate::target::catalogue;
+use crate::target::constraints;
 use crate::target::format::PublisherTypes;
 use crate::target::mapping::TableMap;
 use crate::target::session::{Purpose, Target};
@@ -34,18 +35,24 @@ fn on_servers(name: &str, sql: &str, test: impl Fn(&mut Bed)) {
     }
 }
 
+/// What a published table locks.
+struct Mapped {
+    remote: Arc<RemoteRelation>,
+    locks: LockRules,
+}
+
 struct Bed {
     session: Session,
     ordered: bool,
 }
 
 impl Bed {
-    fn map(&mut self, name: &str, columns: &str) -> TableMap {
+    fn map(&mut self, name: &str, columns: &str) -> Mapped {
         self.map_with(name, ReplicaIdentity::Default, columns)
     }
 
     /// Columns as `name:type`, those of the publisher's replica identity with a `*`.
-    fn map_with(&mut self, name: &str, identity: ReplicaIdentity, columns: &str) -> TableMap {
+    fn map_with(&mut self, name: &str, identity: ReplicaIdentity, columns: &str) -> Mapped {
         let table = catalogue::load(&mut self.session, "public", name).unwrap().unwrap();
         let column = |words: &str| {
             let (name, type_name) = words.split_once(':').unwrap();
@@ -70,7 +77,11 @@ impl Bed {
             replica_identity: identity,
             columns: columns.split_whitespace().map(column).collect(),
         };
-        TableMap::new(Arc::new(remote), table, &PublisherTypes::default(), self.ordered).unwrap()
+        let types = PublisherTypes::default();
+        let constraints = constraints::load(&mut self.session, table.root).unwrap();
+        let map = TableMap::new(Arc::new(remote), table, &types).unwrap();
+        let map = map.with_locks(&constraints, &types, self.ordered);
+        Mapped { remote: map.remote, locks: map.locks.unwrap() }
     }
 
     fn oid(&mut self, name: &str) -> u32 {
@@ -81,7 +92,7 @@ impl Bed {
     }
 }
 
-fn names(map: &TableMap, columns: &[LockColumn]) -> String {
+fn names(map: &Mapped, columns: &[LockColumn]) -> String {
     let name = |column: &LockColumn| {
         let star = if column.in_identity { "*" } else { "" };
         format!("{}{star} {:?}", map.remote.columns[column.column].name, column.form)
@@ -89,7 +100,7 @@ fn names(map: &TableMap, columns: &[LockColumn]) -> String {
     columns.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
-fn row(map: &TableMap) -> String {
+fn row(map: &Mapped) -> String {
     match &map.locks.row {
         RowLock::Key(columns) => format!("key {}", names(map, columns)),
         RowLock::WholeRow(columns) => format!("row {}", names(map, columns)),
@@ -98,7 +109,7 @@ fn row(map: &TableMap) -> String {
 }
 
 /// In the order of their columns.
-fn unique(map: &TableMap) -> Vec<String> {
+fn unique(map: &Mapped) -> Vec<String> {
     let describe = |lock: &engine::writeset::UniqueLock| {
         let certain = if lock.certain { "" } else { " uncertain" };
         let nulls = if lock.nulls_not_distinct { " nulls" } else { "" };
@@ -231,7 +242,7 @@ fn foreign_keys_where_commits_are_not_in_order() {
         assert_eq!(bed.map("p", p).locks.referenced, []);
         bed.ordered = false;
         let (parent, child) = (bed.map("p", p), bed.map("c", c));
-        let foreign = |map: &TableMap| {
+        let foreign = |map: &Mapped| {
             let mut all: Vec<_> = map
                 .locks
                 .foreign
@@ -241,7 +252,7 @@ fn foreign_keys_where_commits_are_not_in_order() {
             all.sort();
             all
         };
-        let referenced = |map: &TableMap| {
+        let referenced = |map: &Mapped| {
             let keys = &map.locks.referenced;
             let mut all: Vec<_> =
                 keys.iter().map(|r| (names(map, &r.columns), r.certain, r.id)).collect();

@@ -78,7 +78,7 @@ impl Bed {
             replica_identity: identity,
             columns,
         };
-        TableMap::new(Arc::new(remote), table, &PublisherTypes::default(), true).unwrap()
+        TableMap::new(Arc::new(remote), table, &PublisherTypes::default()).unwrap()
     }
 
     pub(super) fn sql(&mut self, sql: &str) {
