@@ -190,6 +190,11 @@ impl Progress {
         }
     }
 
+    /// Every commit was flushed before it was reported, so what is committed is durable.
+    pub fn committed_is_durable(&mut self) {
+        self.durable = self.committed;
+    }
+
     /// Starts a flush if something committed is not durable and none is on its way.
     pub fn start_flush(&mut self) -> Option<FlushTicket> {
         if self.flushing.is_some() || self.durable >= self.committed {
@@ -297,6 +302,22 @@ mod tests {
         let ticket = progress.start_flush().expect("100 may be lost");
         progress.flushed(ticket);
         assert_eq!(progress.positions().flush, Lsn(100));
+    }
+
+    #[test]
+    fn commits_that_are_durable_need_no_flush() {
+        let mut progress = Progress::resume(Lsn(100), Lsn(100));
+        progress.dispatched(Lsn(110));
+        progress.dispatched(Lsn(120));
+        progress.dispatched(Lsn(130));
+        commit(&mut progress, 110);
+        let ticket = progress.start_flush().expect("110 is not durable");
+        progress.committed_range(Range { after: Lsn(120), through: Lsn(130) });
+        commit(&mut progress, 120);
+        progress.committed_is_durable();
+        assert_eq!(progress.positions().flush, Lsn(130));
+        progress.flushed(ticket);
+        assert_eq!((progress.durable(), progress.start_flush()), (Lsn(130), None));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use wire::{ReplicationStream, Session};
 
 use crate::apply::blockers::Blockers;
 use crate::apply::conflicts;
-use crate::apply::durability::Durability;
+use crate::apply::durability::{self, Durability};
 use crate::apply::incoming::Incoming;
 use crate::apply::leader::{Leader, Outcome, Parts};
 use crate::apply::pool::Pool;
@@ -345,9 +345,11 @@ impl Supervisor<'_> {
             config::Streaming::Off => Streaming::Off,
             config::Streaming::On => Streaming::On,
         };
+        let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
+        let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
         let (pool, durability) = std::thread::scope(|scope| {
             let durability = scope.spawn(|| target.connect(Purpose::Durability));
-            let pool = self.open_pool(&control, &target, &row, group_transactions)?;
+            let pool = self.open_pool(&control, &target, &row, group_transactions, purpose)?;
             let durability = durability
                 .join()
                 .unwrap_or_else(|_| Err(Failure::internal("connecting panicked")))?;
@@ -415,6 +417,7 @@ impl Supervisor<'_> {
             shutdown: self.shutdown,
             until,
             skip: row.skip,
+            durable_commits,
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
             group_limits: GroupLimits {
                 transactions: group_transactions,
@@ -643,6 +646,7 @@ impl Supervisor<'_> {
         target: &Target,
         row: &Subscription,
         group_transactions: usize,
+        purpose: Purpose,
     ) -> Result<Pool> {
         let config = self.config;
         let identity = Identity {
@@ -656,7 +660,7 @@ impl Supervisor<'_> {
         let connect = |number| -> Connect {
             let (target, policy) = (target.clone(), config.on_conflict.clone());
             Box::new(move |lost| {
-                let opened = open_apply(&target, identity, number, origin_none, lost);
+                let opened = open_apply(&target, purpose, identity, number, origin_none, lost);
                 let (mut session, identity) = opened?;
                 conflicts::requirements::check(&mut session, &policy, identity.tagged)?;
                 Ok((session, identity))
@@ -680,12 +684,13 @@ impl Supervisor<'_> {
 /// Opens the session of worker `number`; the one that it `lost` is gone then.
 fn open_apply(
     target: &Target,
+    purpose: Purpose,
     identity: Identity,
     number: usize,
     origin_none: bool,
     lost: Option<Lost>,
 ) -> Result<(Session, Identity)> {
-    let mut session = target.connect(Purpose::Apply)?;
+    let mut session = target.connect(purpose)?;
     if let Some(lost) = lost {
         ownership::end_session(&mut session, identity.id, lost.backend)?;
     }

@@ -4,8 +4,13 @@
 //! commit whenever something is committed and not yet durable; its return covers everything before
 //! it. It also removes old progress rows (that is the small commit), writes the statistics, and looks
 //! from time to time whether the target's tables are still what they were.
+//!
+//! A publisher that waits for each commit to be durable waits for that second commit too, which
+//! costs more than it saves where a flush is quick: then apply sessions commit synchronously
+//! themselves ([`is_quick`]).
 
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::progress::FlushTicket;
@@ -20,11 +25,18 @@ use crate::target::state::progress;
 use crate::target::state::statistics::{self, Delta};
 use crate::target::state::{self, RelationMode, SubscriptionId};
 
+/// A flush, its round trip included, that takes no longer than this is quick.
+const QUICK_FLUSH: Duration = Duration::from_millis(1);
+/// How often it is looked: the first time pays for more than the flush.
+const LOOKS: usize = 4;
+
 /// What the leader asks for.
 #[derive(Debug)]
 pub(crate) enum Job {
     /// Make everything committed so far durable.
     Flush(FlushTicket),
+    /// Remove progress rows before this one: every commit is durable by itself.
+    Remove(Lsn),
     /// Add to the counters in `pgapace.stat_subscription`.
     Statistics(Box<Delta>),
     /// Record how tables are applied.
@@ -78,6 +90,18 @@ impl Drop for Durability {
     }
 }
 
+/// Whether a flush on the target takes so little that commits need not be made durable by others.
+pub(crate) fn is_quick(session: &mut Session, id: SubscriptionId) -> Result<bool> {
+    for _ in 0..LOOKS {
+        let started = Instant::now();
+        progress::flush(session, id, Lsn::INVALID, Lsn::INVALID)?;
+        if started.elapsed() < QUICK_FLUSH {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 fn run(
     mut session: Session,
     id: SubscriptionId,
@@ -91,6 +115,11 @@ fn run(
                 let flushed = progress::flush(&mut session, id, removed_before, ticket.lsn());
                 removed_before = ticket.lsn();
                 flushed.map(|()| Some(FromDurability::Flushed(ticket)))
+            }
+            Job::Remove(before) => {
+                let removed = progress::flush(&mut session, id, removed_before, before);
+                removed_before = before;
+                removed.map(|()| None)
             }
             Job::Statistics(delta) => statistics::add(&mut session, id, &delta).map(|()| None),
             Job::Modes(modes) => state::set_modes(&mut session, id, &modes).map(|()| None),

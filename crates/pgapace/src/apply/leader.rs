@@ -28,7 +28,7 @@ use crate::apply::worker::{Answered, FromWorker};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::receiver::{FromPublisher, Receiver};
-use crate::stopping::interrupt::interruptible;
+use crate::stopping::interrupt::interruptible_after;
 use crate::stopping::shutdown::Shutdown;
 use crate::sync::Adder;
 use crate::target::mapping::TableMap;
@@ -43,6 +43,9 @@ const TICK: Duration = Duration::from_millis(100);
 const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a stop waits for what is being applied: a large transaction, a lock on the target.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a stop waits for the catalogue, which takes a moment unless somebody has locked it.
+const CATALOGUE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why the leader ended without a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +75,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) until: Option<Lsn>,
     /// Commit LSN of a transaction that is not applied: it only counts as progress.
     pub(crate) skip: Option<Lsn>,
+    /// Whether what a worker reports as committed is durable.
+    pub(crate) durable_commits: bool,
     /// Longest time between two idle progress rows.
     pub(crate) idle_interval: Duration,
     pub(crate) group_limits: GroupLimits,
@@ -101,6 +106,8 @@ pub(crate) struct Leader<'a> {
     /// Since when the user waits for the end.
     stopping_since: Option<Instant>,
     last_idle: Instant,
+    /// The last [`Job::Remove`].
+    removed_before: Lsn,
     /// The publisher asked for an answer: it may be waiting for the position (it does when it is
     /// shut down), so idle progress is recorded now.
     asked: bool,
@@ -128,6 +135,7 @@ impl<'a> Leader<'a> {
             closing: None,
             stopping_since: None,
             last_idle: now,
+            removed_before: resumed_at,
             asked: false,
             counters: Counters::default(),
             last_statistics: now,
@@ -210,6 +218,7 @@ impl<'a> Leader<'a> {
                     self.publish_positions();
                     self.write_statistics(false);
                     self.look_at_the_schema();
+                    self.remove_progress_rows();
                     self.copy_requested()?;
                 }
                 default(gathering) => {}
@@ -246,7 +255,12 @@ impl<'a> Leader<'a> {
         for range in &answered.committed {
             self.parts.progress.committed_range(*range);
         }
+        // Nobody has waited for the flush of those. From here on the durability session does.
+        self.parts.durable_commits &= !answered.in_doubt;
         if !answered.committed.is_empty() {
+            if self.parts.durable_commits {
+                self.parts.progress.committed_is_durable();
+            }
             self.counters.add(&answered.counters);
             self.publish_positions();
         }
@@ -445,7 +459,8 @@ impl<'a> Leader<'a> {
             return tables.resolve(control, remote, commit_lsn);
         }
         let sessions = [control.cancel_handle()];
-        interruptible(shutdown, &sessions, "reading the target's catalogue", || {
+        let doing = "reading the target's catalogue";
+        interruptible_after(CATALOGUE_PATIENCE, shutdown, &sessions, doing, || {
             tables.resolve(control, remote, commit_lsn)
         })
     }
@@ -473,6 +488,15 @@ impl<'a> Leader<'a> {
     fn flush_if_needed(&mut self) {
         if let Some(ticket) = self.parts.progress.start_flush() {
             self.parts.durability.submit(Job::Flush(ticket));
+        }
+    }
+
+    /// Flushes do that otherwise.
+    fn remove_progress_rows(&mut self) {
+        let committed = self.parts.progress.committed();
+        if self.parts.durable_commits && self.removed_before != committed {
+            self.removed_before = committed;
+            self.parts.durability.submit(Job::Remove(committed));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Work that a request to stop interrupts, whatever its sessions wait for.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use wire::CancelHandle;
@@ -18,11 +18,28 @@ pub(crate) fn interruptible<T>(
     doing: &str,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
+    interruptible_after(Duration::ZERO, shutdown, sessions, doing, work)
+}
+
+/// The same for work that ends by itself unless it waits for somebody: it has `patience` after the
+/// request.
+pub(crate) fn interruptible_after<T>(
+    patience: Duration,
+    shutdown: &Shutdown,
+    sessions: &[CancelHandle],
+    doing: &str,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     let (done, ended) = bounded::<()>(0);
     let result = std::thread::scope(|scope| {
         scope.spawn(move || {
+            let mut requested_at = None;
             while ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
                 if !shutdown.requested() {
+                    continue;
+                }
+                let since = requested_at.get_or_insert_with(Instant::now);
+                if since.elapsed() < patience {
                     continue;
                 }
                 for session in sessions {

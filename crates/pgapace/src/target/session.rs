@@ -51,6 +51,8 @@ pub(crate) enum Purpose {
     Control,
     /// Applies changes; durability comes from [`Purpose::Durability`].
     Apply,
+    /// Applies changes, each commit durable by itself.
+    DurableApply,
     /// Makes what was committed durable.
     Durability,
     /// Copies tables.
@@ -65,7 +67,7 @@ impl Purpose {
     fn name(self) -> &'static str {
         match self {
             Self::Control => "control",
-            Self::Apply => "apply",
+            Self::Apply | Self::DurableApply => "apply",
             Self::Durability => "durability",
             Self::Copy => "copy",
             Self::Monitor => "monitor",
@@ -92,7 +94,9 @@ impl Purpose {
             // makes both durable.
             Self::Apply | Self::Copy => "off",
             // State changes are few, and later steps rely on them.
-            Self::Control | Self::Durability | Self::Monitor | Self::Look => "on",
+            Self::DurableApply | Self::Control | Self::Durability | Self::Monitor | Self::Look => {
+                "on"
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use testbed::compare::TableName;
-use testbed::{Result, wait_until};
+use testbed::{Result, Stop, wait_until};
 
 use super::site::{DB, NAME, PATIENCE, Site, lsn, wait_while_running};
 
@@ -128,4 +128,42 @@ fn a_synchronous_publisher_gets_its_answers_at_once() -> Result<()> {
         }
     }
     site.expect_equal(&[TableName::from("t")])
+}
+
+/// A commit that has returned on the publisher is durable on the target, however that comes about:
+/// by a synchronous commit of the worker where a flush is quick, by the durability session where it
+/// is not.
+#[test]
+fn what_a_synchronous_publisher_was_told_survives_a_crash() -> Result<()> {
+    for slow in [false, true] {
+        let mut lazy = vec![("wal_writer_delay", "10s"), ("wal_writer_flush_after", "2GB")];
+        if slow {
+            lazy.extend([("commit_delay", "5000"), ("commit_siblings", "0"), ("fsync", "on")]);
+        }
+        let mut site = Site::start(&[], &lazy)?;
+        site.tables(DDL)?;
+        let mut run = site.spawn_streaming(&site.program())?;
+        site.catch_up(&mut run)?;
+        run.kill9()?;
+        site.publisher.set("synchronous_standby_names", NAME)?;
+        let mut told = 0;
+        for workers in ["1", "4"] {
+            let mut run = site.spawn_streaming(&site.program().args(["--workers", workers]))?;
+            let mut client = site.publisher.connect(DB)?;
+            client.batch_execute("SET statement_timeout = '60s'")?;
+            for _ in 0..20 {
+                told += 1;
+                client.batch_execute(&format!("INSERT INTO t VALUES ({told}, 'x')"))?;
+            }
+            run.kill9()?;
+            site.target.restart(Stop::Immediate)?;
+            let rows = site.target.query_one_text(DB, "SELECT count(*) FROM t")?;
+            assert_eq!(rows, told.to_string(), "slow: {slow}, workers: {workers}");
+        }
+        // What lies between goes on.
+        let run = site.spawn_streaming(&site.program())?;
+        site.publisher.sql(DB, "SET statement_timeout = '60s'; INSERT INTO t VALUES (0, 'y')")?;
+        site.expect_equal(&[TableName::from("t")]).inspect_err(|_| eprintln!("{}", run.log()))?;
+    }
+    Ok(())
 }

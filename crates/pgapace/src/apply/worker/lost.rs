@@ -99,6 +99,7 @@ impl State {
                 && Some(commits.end) <= through
             {
                 self.answers.transaction_committed(commits);
+                self.in_doubt = true;
             }
         }
         while let Some(first) = self.in_flight.front_mut() {

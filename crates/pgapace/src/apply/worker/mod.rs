@@ -40,6 +40,8 @@ pub(crate) struct Answered {
     pub(crate) groups: usize,
     /// Those that are committed.
     pub(crate) ended: Vec<GroupSeq>,
+    /// Whether some were found committed after their session was lost.
+    pub(crate) in_doubt: bool,
 }
 
 /// What a worker's session commits under.

@@ -131,6 +131,8 @@ pub(super) struct State {
     /// The parts of a large transaction that are answered are not committed: they would be lost
     /// with the session.
     pub(super) in_parts: bool,
+    /// See [`Answered::in_doubt`].
+    pub(super) in_doubt: bool,
 }
 
 type Report<'a> = &'a dyn Fn(FromWorker);
@@ -159,6 +161,7 @@ impl State {
             ended: Vec::new(),
             closing: false,
             in_parts: false,
+            in_doubt: false,
         };
         state.encoder.prepare_control(&mut state.session);
         state
@@ -757,7 +760,8 @@ impl State {
             return;
         }
         let ended = std::mem::take(&mut self.ended);
-        let answered = Answered { committed, counters, groups, ended: ended.clone() };
+        let in_doubt = std::mem::take(&mut self.in_doubt);
+        let answered = Answered { committed, counters, groups, ended: ended.clone(), in_doubt };
         report(FromWorker::Answered(answered));
         if !ended.is_empty() {
             self.turns.ended(&ended);
