@@ -110,6 +110,8 @@ pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) 
         if source.binary { ", binary 'true'" } else { "" },
     );
     let mut stream = ReplicationStream::start(session, &command)?;
+    // A backlog is read as the program reads it.
+    stream.set_relaxed(true);
     let mut drained = Drained::default();
     'stream: loop {
         match stream.receive(STALLED)? {

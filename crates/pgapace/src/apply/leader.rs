@@ -348,6 +348,7 @@ impl<'a> Leader<'a> {
                 Frame::PrimaryStatus { .. } => {}
             }
         }
+        self.parts.receiver.set_backlog(is_backlog(self.behind));
         self.parts.incoming.report_memory();
         self.hold();
         Ok(())

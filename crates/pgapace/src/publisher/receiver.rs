@@ -118,6 +118,7 @@ pub(crate) struct Receiver {
     pub(crate) memory: Arc<Memory>,
     waker: Waker,
     stop: Arc<AtomicBool>,
+    backlog: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -131,6 +132,7 @@ impl Receiver {
         let (sender, chunks) = unbounded();
         let waker = stream.waker();
         let stop = Arc::new(AtomicBool::new(false));
+        let backlog = Arc::new(AtomicBool::new(false));
         let memory = Arc::new(Memory {
             used: AtomicUsize::new(0),
             reserved: AtomicUsize::new(0),
@@ -144,6 +146,7 @@ impl Receiver {
             memory: Arc::clone(&memory),
             sender,
             stop: Arc::clone(&stop),
+            backlog: Arc::clone(&backlog),
             sent: None,
             last_sent: Instant::now(),
             last_heard: Instant::now(),
@@ -153,12 +156,17 @@ impl Receiver {
             .name("receiver".to_owned())
             .spawn(move || state.run())
             .map_err(|e| Failure::internal(format!("cannot start the receiver thread: {e}")))?;
-        Ok(Self { chunks, memory, waker, stop, thread: Some(thread) })
+        Ok(Self { chunks, memory, waker, stop, backlog, thread: Some(thread) })
     }
 
     /// Has the receiver send the positions if they changed.
     pub(crate) fn wake(&self) {
         self.waker.wake();
+    }
+
+    /// Says whether what is received is a backlog: nobody waits for it by the millisecond.
+    pub(crate) fn set_backlog(&self, backlog: bool) {
+        self.backlog.store(backlog, Ordering::Relaxed);
     }
 
     /// Sends the last positions, ends the stream in order and waits for the thread.
@@ -190,6 +198,7 @@ struct State {
     memory: Arc<Memory>,
     sender: Sender<FromPublisher>,
     stop: Arc<AtomicBool>,
+    backlog: Arc<AtomicBool>,
     sent: Option<Positions>,
     last_sent: Instant,
     last_heard: Instant,
@@ -235,7 +244,9 @@ impl State {
             let timeout = self.options.status_interval.saturating_sub(self.last_sent.elapsed());
             self.watch_silence()?;
             let timeout = timeout.min(self.options.receive_timeout / 4);
-            self.stream.set_relaxed(self.memory.used.load(Ordering::Relaxed) >= PLENTY);
+            let relaxed = self.memory.used.load(Ordering::Relaxed) >= PLENTY
+                || self.backlog.load(Ordering::Relaxed);
+            self.stream.set_relaxed(relaxed);
             let received =
                 self.stream.receive(timeout).map_err(|e| Failure::publisher(&e, "receiving"))?;
             match received {

@@ -65,7 +65,7 @@ impl CancelHandle {
         let backend = &*self.0;
         let settings = backend.info.settings();
         let deadline = after(settings.connect_timeout.unwrap_or(PATIENCE));
-        let mut stream = open(settings, &backend.address, deadline)?;
+        let mut stream = open(settings, &backend.address, false, deadline)?;
         if backend.encrypted
             && !encryption::start_tls(&mut stream, &backend.info, &backend.host, deadline)?
         {

@@ -20,6 +20,11 @@ use crate::error::{Error, Result};
 use crate::session::Session;
 use crate::stream::{Address, SocketOptions, Stream, after, peer_uid};
 
+/// SO_RCVBUF of a connection that is to stream changes, when the server is on this machine.
+///
+/// Measured: see ARCHITECTURE.md, "The nap and the window".
+const STREAM_RECEIVE_BUFFER: usize = 16 * 1024;
+
 /// What the program wants of a session, besides what the user's connection string says.
 #[derive(Debug, Clone, Default)]
 pub struct Startup {
@@ -213,7 +218,8 @@ impl Target<'_> {
         startup: &Startup,
         deadline: Option<Instant>,
     ) -> Result<Session> {
-        let mut stream = open(self.info.settings(), &self.address, deadline)?;
+        let streams = startup.replication;
+        let mut stream = open(self.info.settings(), &self.address, streams, deadline)?;
         self.check_peer(&stream)?;
         let encrypted = encryption == Encryption::Tls
             && encryption::start_tls(&mut stream, self.info, self.host, deadline)?;
@@ -248,14 +254,20 @@ fn may_pass_otherwise(error: &Error) -> bool {
     }
 }
 
-/// Opens the socket.
-fn open(settings: &Settings, address: &Address, deadline: Option<Instant>) -> Result<Stream> {
+/// Opens the socket; one that `streams` is for a stream of changes.
+fn open(
+    settings: &Settings,
+    address: &Address,
+    streams: bool,
+    deadline: Option<Instant>,
+) -> Result<Stream> {
     let options = SocketOptions {
         keepalives: settings.keepalives,
         keepalives_idle: settings.keepalives_idle,
         keepalives_interval: settings.keepalives_interval,
         keepalives_count: settings.keepalives_count,
         tcp_user_timeout: settings.tcp_user_timeout,
+        loopback_receive_buffer: streams.then_some(STREAM_RECEIVE_BUFFER),
     };
     match Stream::connect(address, &options, deadline) {
         Err(error) if error.kind() == std::io::ErrorKind::TimedOut => Err(Error::Timeout),

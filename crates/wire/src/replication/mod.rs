@@ -1,11 +1,12 @@
 //! A session after START_REPLICATION: CopyData both ways.
 //!
 //! The reader decides how fast the publisher can send. A walsender makes one send(2) for every
-//! message, and when each of them wakes a waiting reader, that wake-up costs the sender more than
-//! the message. So the reader takes as much as is there into a large buffer, and after a short
-//! read in the middle of a flow it naps before it reads again, which lets the sender run
-//! undisturbed (measured: up to three times the rate). An idle connection must not pay for that:
-//! the nap needs data to have come just before.
+//! message, and while our receive window is open, each is a packet of its own: sent, received,
+//! acknowledged, and a wake-up if somebody waits for it, which costs the sender more than the
+//! message. Messages that find the window full come together in the sender's send buffer. So the
+//! reader takes what is there into a large buffer and then naps before it reads again, and the
+//! window of a server on the same machine is small (see `stream::socket`). An idle connection must
+//! not pay for that: a nap needs data to have come just before.
 
 mod chunk;
 #[cfg(test)]
@@ -30,14 +31,18 @@ use crate::stream::{MAX_MESSAGE, Stream, Want, after, from_io, header, log_notic
 const BUFFER_SIZE: usize = 256 * 1024;
 /// With less room than this left, a new buffer is taken.
 const MIN_ROOM: usize = 64 * 1024;
-/// A read that gives less than this means that the sender is not far ahead.
-const SHORT_READ: usize = 16 * 1024;
-/// How long the sender is left alone after a short read.
+/// A read that gives less than this means that the sender has nothing more ready.
+const SHORT_READ: usize = 1024;
+/// After a read of so much there is no nap: there is enough to do.
+const MUCH: usize = BUFFER_SIZE / 2;
+/// How long the sender is left alone after a read.
 const NAP: Duration = Duration::from_micros(200);
-/// The same for a reader who has more than enough to do with what it has.
-const LONG_NAP: Duration = Duration::from_millis(2);
+/// How long at most, when the reader is in no hurry.
+const LONGEST_NAP: Duration = Duration::from_micros(6400);
 /// Data that came so many naps ago does not make a flow.
 const FLOW_NAPS: u32 = 5;
+/// A nap that brought so many bytes for each of its microseconds may be longer the next time.
+const FLOW_RATE: u128 = 2;
 /// Unsent feedback beyond this means that the server has not read for a very long time.
 const MAX_UNSENT: usize = 1024 * 1024;
 /// How long [`ReplicationStream::finish`] waits for the server's good-bye.
@@ -55,6 +60,8 @@ pub struct ReplicationStream {
     whole: usize,
     /// When a read last gave something.
     last_data: Option<Instant>,
+    /// How long the next nap is.
+    nap: Duration,
     relaxed: bool,
     out: BytesMut,
     written: usize,
@@ -123,6 +130,7 @@ impl ReplicationStream {
             filled: unread.len(),
             whole: 0,
             last_data: None,
+            nap: NAP,
             relaxed: false,
             out: BytesMut::new(),
             written: 0,
@@ -148,8 +156,9 @@ impl ReplicationStream {
         self.last_data
     }
 
-    /// Whether the caller has more than enough to do with what it received: then data is left to
-    /// come together for longer, which spares both sides work.
+    /// Whether the caller is in no hurry, because it has enough to do with what it received, or
+    /// because a backlog is sent: then data is left to come together for longer, which spares both
+    /// sides work. It is without effect while little comes.
     pub fn set_relaxed(&mut self, relaxed: bool) {
         self.relaxed = relaxed;
     }
@@ -162,7 +171,7 @@ impl ReplicationStream {
     /// Waits for data, a wake, or `timeout`. A zero timeout takes what is there.
     ///
     /// A message on an idle connection is returned at once. While data flows a chunk may be
-    /// held back for one nap of 200 µs, so that more comes together; for 2 ms after
+    /// held back for one nap of 200 µs, so that more comes together; of up to 6.4 ms after
     /// [`set_relaxed`](Self::set_relaxed).
     pub fn receive(&mut self, timeout: Duration) -> Result<Received> {
         if self.waker.take() {
@@ -172,7 +181,6 @@ impl ReplicationStream {
         let passed = |now: Instant| deadline.is_some_and(|deadline| now >= deadline);
         let mut has_read = false;
         let mut may_nap = true;
-        let nap = if self.relaxed { LONG_NAP } else { NAP };
         loop {
             if let Some(received) = self.take_buffered()? {
                 return Ok(received);
@@ -188,10 +196,15 @@ impl ReplicationStream {
                 Err(Error::Closed) => return Ok(Received::Ended(EndReason::Closed)),
                 Err(error) => return Err(error),
             };
-            if may_nap && self.should_nap(count, previous_data) && !passed(Instant::now() + nap) {
+            if may_nap
+                && self.should_nap(count, previous_data)
+                && !passed(Instant::now() + self.nap)
+            {
                 may_nap = false;
-                std::thread::sleep(nap);
-                match self.read_some() {
+                std::thread::sleep(self.nap);
+                let result = self.read_some();
+                self.adapt(count + result.as_ref().copied().unwrap_or_default());
+                match result {
                     Ok(more) if count + more == 0 => {}
                     // What the end means is found out by the next read, after this data.
                     Ok(_) | Err(Error::Closed) => {
@@ -220,26 +233,47 @@ impl ReplicationStream {
     }
 
     /// Whether to leave the sender alone for a moment after a read of `count` bytes, 0 included:
-    /// when data flows, but comes in small pieces. `previous_data` is when data came before it.
-    fn should_nap(&self, count: usize, previous_data: Option<Instant>) -> bool {
-        let (short, nap) = if self.relaxed { (BUFFER_SIZE, LONG_NAP) } else { (SHORT_READ, NAP) };
-        count < short
-            && self.filled < self.buffer.len()
-            && previous_data.is_some_and(|last| last.elapsed() < nap * FLOW_NAPS)
+    /// when data flows. `previous_data` is when data came before it.
+    fn should_nap(&mut self, count: usize, previous_data: Option<Instant>) -> bool {
+        let flows = previous_data.is_some_and(|last| last.elapsed() < self.nap * FLOW_NAPS);
+        if !flows {
+            self.nap = NAP;
+        }
+        flows && count < MUCH && self.filled < self.buffer.len()
+    }
+
+    /// Chooses how long the next nap is, after one that brought `count` bytes.
+    ///
+    /// The first bytes that the sender writes after we have read everything fill the window, in
+    /// packets as small as its messages. The others come together in its send buffer, and then
+    /// cost it next to nothing: the longer the nap, the smaller the share of the former. A single
+    /// nap that brings little may mean no more than that the sender had no processor.
+    fn adapt(&mut self, count: usize) {
+        let much = count as u128 >= FLOW_RATE * self.nap.as_micros();
+        self.nap = match (self.relaxed, much) {
+            (false, _) => NAP,
+            (true, true) => (2 * self.nap).min(LONGEST_NAP),
+            (true, false) => (self.nap / 2).max(NAP),
+        };
     }
 
     /// Reads what is there and fits; 0 when nothing is there, [`Error::Closed`] at the end.
+    ///
+    /// Where the receive window is small, what the sender has ready comes a window at a time. A
+    /// short read is the last one: what it left comes together again, and going on would be one
+    /// read, and one packet, for each message.
     fn read_some(&mut self) -> Result<usize> {
         let before = self.filled;
+        let mut largest = 0;
         while self.filled < self.buffer.len() {
-            let room = self.buffer.len() - self.filled;
             match self.stream.read(&mut self.buffer[self.filled..]) {
                 Ok(0) if self.filled > before => break,
                 Ok(0) => return Err(Error::Closed),
                 Ok(count) => {
                     self.filled += count;
                     self.last_data = Some(Instant::now());
-                    if count < room {
+                    largest = largest.max(count);
+                    if count < SHORT_READ.max(largest / 2) {
                         break;
                     }
                 }

@@ -208,6 +208,47 @@ fn naps_only_while_data_flows() {
     panic!("every lone message took a nap");
 }
 
+/// Only who is in no hurry leaves the sender alone for long, and only while much comes.
+#[test]
+fn naps_grow_in_a_backlog() {
+    let (_server, mut stream) = pair();
+    stream.adapt(BUFFER_SIZE);
+    assert_eq!(stream.nap, NAP);
+    stream.set_relaxed(true);
+    for _ in 0..20 {
+        stream.adapt(BUFFER_SIZE);
+    }
+    assert_eq!(stream.nap, LONGEST_NAP);
+    stream.adapt(0);
+    assert_eq!(stream.nap, LONGEST_NAP / 2);
+    assert!(stream.should_nap(0, Some(Instant::now())));
+    // What came long ago is no flow.
+    assert!(!stream.should_nap(100, Some(Instant::now() - FLOW_NAPS * LONGEST_NAP)));
+    assert_eq!(stream.nap, NAP);
+    stream.adapt(0);
+    assert_eq!(stream.nap, NAP);
+    stream.adapt(BUFFER_SIZE);
+    assert_eq!(stream.nap, 2 * NAP);
+    stream.set_relaxed(false);
+    stream.adapt(BUFFER_SIZE);
+    assert_eq!(stream.nap, NAP);
+}
+
+/// The backlog may be over before the caller knows.
+#[test]
+fn lone_messages_are_not_held_back_for_long() {
+    let (mut server, mut stream) = pair();
+    stream.set_relaxed(true);
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(2));
+        for _ in 0..3 {
+            server.write_all(&message(b'd', &[0; 100])).unwrap();
+            assert!(matches!(stream.receive(SOON).unwrap(), Received::Chunk(_)));
+            assert!(stream.nap <= 2 * NAP);
+        }
+    }
+}
+
 #[test]
 fn handles_can_go_to_other_threads() {
     fn send<T: Send>() {}

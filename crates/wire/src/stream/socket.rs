@@ -27,6 +27,9 @@ pub(crate) struct SocketOptions {
     pub(crate) keepalives_interval: Option<Duration>,
     pub(crate) keepalives_count: Option<u32>,
     pub(crate) tcp_user_timeout: Option<Duration>,
+    /// Size of the receive buffer where there is no network between: a small window limits what
+    /// can be sent per round trip, and can never grow.
+    pub(crate) loopback_receive_buffer: Option<usize>,
 }
 
 /// How long a Unix socket whose listen queue is full is tried when no `connect_timeout` is set.
@@ -53,6 +56,12 @@ fn connect_tcp(
     socket.set_nonblocking(true)?;
     // Every flush is a whole group of messages: Nagle could only delay its tail.
     socket.set_tcp_nodelay(true)?;
+    if let Some(size) = options.loopback_receive_buffer
+        && address.ip().is_loopback()
+    {
+        // Before connect(2): a window that has been offered cannot be taken back.
+        socket.set_recv_buffer_size(size)?;
+    }
     if options.keepalives {
         let mut keepalive = TcpKeepalive::new();
         if let Some(idle) = options.keepalives_idle {
@@ -118,4 +127,62 @@ pub(crate) fn peer_uid(socket: &Socket) -> io::Result<u32> {
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn peer_uid(_socket: &Socket) -> io::Result<u32> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn options(loopback_receive_buffer: Option<usize>) -> SocketOptions {
+        SocketOptions {
+            keepalives: true,
+            keepalives_idle: None,
+            keepalives_interval: None,
+            keepalives_count: None,
+            tcp_user_timeout: None,
+            loopback_receive_buffer,
+        }
+    }
+
+    /// A small window is small from the start, and all that is sent comes through it.
+    #[test]
+    fn the_receive_buffer_on_loopback() {
+        const SENT: usize = 8 << 20;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let deadline = Some(Instant::now() + Duration::from_secs(30));
+        let large = connect_tcp(address, &options(None), deadline).unwrap();
+        drop(listener.accept().unwrap());
+        let mut small = connect_tcp(address, &options(Some(16 << 10)), deadline).unwrap();
+        // Linux doubles the size, for its own data about the bytes.
+        let size = small.recv_buffer_size().unwrap();
+        assert!(size <= 32 << 10 && size < large.recv_buffer_size().unwrap(), "{size}");
+        let (mut server, _) = listener.accept().unwrap();
+        let writer = std::thread::spawn(move || {
+            // Small and large pieces in turn.
+            let bytes = vec![7; 100_000];
+            let mut sent = 0;
+            for piece in [80, 100_000, 9, 3000].into_iter().cycle() {
+                let piece = piece.min(SENT - sent);
+                if piece == 0 {
+                    break;
+                }
+                server.write_all(&bytes[..piece]).unwrap();
+                sent += piece;
+            }
+        });
+        small.set_nonblocking(false).unwrap();
+        small.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut got = 0;
+        let mut buffer = vec![0; 64 << 10];
+        while got < SENT {
+            let count = small.read(&mut buffer).unwrap();
+            assert!(count > 0, "the end after {got} bytes");
+            got += count;
+        }
+        writer.join().unwrap();
+    }
 }
