@@ -419,9 +419,11 @@ fn depend(transactions: &mut [Transaction]) {
     }
     // Who wrote a thing, and who read it.
     let mut known: HashMap<Thing, (Set, Set)> = HashMap::new();
+    // Who took all children away.
+    let mut emptied: Set = 0;
     for (number, transaction) in transactions.iter_mut().enumerate() {
         let own: Set = 1 << number;
-        let mut before = 0;
+        let (mut before, mut removes_parent) = (0, false);
         let mut touch = |thing, write: bool| {
             let (writers, readers) = known.entry(thing).or_default();
             before |= *writers | if write { *readers } else { 0 };
@@ -432,6 +434,9 @@ fn depend(transactions: &mut [Transaction]) {
             if change.kind == Kind::Truncate {
                 for table in (0..PUBLISHED).filter(|table| change.truncated & 1 << table != 0) {
                     touch(Thing::Table(table), true);
+                }
+                if change.truncated & 1 << CHILD != 0 {
+                    emptied |= own;
                 }
                 continue;
             }
@@ -453,17 +458,22 @@ fn depend(transactions: &mut [Transaction]) {
                 }
             }
             let changed = |column: usize| rows.len() < 2 || rows[0][column] != rows[1][column];
-            for (at, row) in rows.iter().enumerate() {
+            if table == PARENT && change.kind != Kind::Insert && changed(0) {
+                removes_parent = true;
+            }
+            for row in &rows {
                 // Unique values are the target's to watch over; one that comes and goes within a
                 // group is seen by nobody.
                 if table == PARENT && changed(0) {
                     touch(Thing::Parent(row[0]), true);
                 }
-                let is_old = at == 0 && change.kind != Kind::Insert;
-                if table == CHILD && row[2] != 0 && changed(2) && !is_old {
+                if table == CHILD && row[2] != 0 && changed(2) {
                     touch(Thing::Parent(row[2]), false);
                 }
             }
+        }
+        if removes_parent {
+            before |= emptied;
         }
         transaction.depends_on = before & !own;
     }

@@ -132,8 +132,8 @@ impl InFlight {
     }
 
     fn count_committed(&mut self, through: Option<Lsn>) {
-        self.committed =
-            self.group.works.partition_point(|work| work.end.is_some() && work.end <= through);
+        let is_committed = |work: &Work| work.end.is_some() && work.end <= through;
+        self.committed = self.committed.max(self.group.works.partition_point(is_committed));
     }
 
     fn is_committed(&self) -> bool {

@@ -85,6 +85,11 @@ impl Writeset {
         for rules in tables {
             let place = self.roots.place(rules.root);
             self.lock_table(place);
+            for foreign in &rules.foreign {
+                let parent = self.roots.place(foreign.parent);
+                self.share_table(parent);
+                self.roots.at(parent).unknown_drops.note(self.now.seq);
+            }
         }
         // A TRUNCATE runs code of users as any other change does.
         if tables.iter().any(|rules| rules.barrier) {
@@ -184,9 +189,13 @@ impl Writeset {
         }
         let id = referenced.id;
         match self.key_before(Kind::Foreign, own.oid, id, columns, Nulls::Distinct, rows) {
-            Key::Is(old) => self.take(own.place, old, Access::Write)?,
+            Key::Is(old) => {
+                self.take(own.place, old, Access::Write)?;
+                self.follow_drops(own.place, false);
+            }
             Key::Unknown if rows.new.is_none() => return Err(Uncertain),
-            Key::Null | Key::Unknown => {}
+            Key::Unknown => self.follow_drops(own.place, true),
+            Key::Null => {}
         }
         if rows.new.is_none() {
             return Ok(());
@@ -195,6 +204,21 @@ impl Writeset {
             Key::Is(new) => self.take(own.place, new, Access::Write),
             Key::Null => Ok(()),
             Key::Unknown => Err(Uncertain),
+        }
+    }
+
+    /// A key that others refer to goes: after the references to it. One whose key is not known may
+    /// have been to this one, and a key that is not known may have been in any of them. Not the
+    /// other way round: who takes away a reference need not wait for the end of some other key.
+    fn follow_drops(&mut self, place: usize, any: bool) {
+        let group = self.now.seq;
+        let root = self.roots.at(place);
+        let (known, unknown) = (root.known_drops, root.unknown_drops);
+        let own = unknown.is(group) || any && known.is(group);
+        self.now.contended |= own && root.contended == group;
+        self.meet_through(unknown.other_than(group));
+        if any {
+            self.meet_through(known.other_than(group));
         }
     }
 
@@ -221,10 +245,13 @@ impl Writeset {
             return Err(Uncertain);
         }
         let (id, columns) = (foreign.id, &foreign.columns);
-        if let Key::Is(old) =
-            self.key_before(Kind::Foreign, parent.oid, id, columns, Nulls::Distinct, rows)
-        {
-            self.take(parent.place, old, Access::Read)?;
+        match self.key_before(Kind::Foreign, parent.oid, id, columns, Nulls::Distinct, rows) {
+            Key::Is(old) => {
+                self.roots.at(parent.place).known_drops.note(self.now.seq);
+                self.take(parent.place, old, Access::Read)?;
+            }
+            Key::Unknown => self.roots.at(parent.place).unknown_drops.note(self.now.seq),
+            Key::Null => {}
         }
         if rows.new.is_none() {
             return Ok(());
@@ -308,7 +335,7 @@ impl Writeset {
     fn share_table(&mut self, place: usize) {
         let group = self.now.seq;
         let root = self.roots.at(place);
-        root.share(group);
+        root.rows.note(group);
         self.now.contended |= root.rest == group;
         let holder = root.table;
         if holder != group {
@@ -321,7 +348,7 @@ impl Writeset {
     fn lock_table(&mut self, place: usize) {
         let group = self.now.seq;
         let root = self.roots.at(place);
-        let (holder, others) = (root.table, root.others(group));
+        let (holder, others) = (root.table, root.rows.other_than(group));
         root.table = group;
         self.now.contended |= root.rest == group || root.contended == group;
         if holder != group {

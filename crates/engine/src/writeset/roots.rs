@@ -12,10 +12,12 @@ pub(super) struct Root {
     pub(super) identity: Option<u64>,
     /// The latest group that holds the table.
     pub(super) table: GroupSeq,
-    /// The latest group that has locks of rows.
-    pub(super) rows: GroupSeq,
-    /// The latest other group that has.
-    pub(super) rows_before: GroupSeq,
+    /// Who has locks of rows.
+    pub(super) rows: Latest,
+    /// Who has taken references to rows away, of which it is known to which.
+    pub(super) known_drops: Latest,
+    /// Who has taken references to rows away, of which that is not known.
+    pub(super) unknown_drops: Latest,
     /// The latest group of which a change here is contended.
     pub(super) contended: GroupSeq,
     /// The latest group whose further changes here are contended, whatever they are.
@@ -27,21 +29,34 @@ pub(super) struct Root {
     keys: usize,
 }
 
-impl Root {
-    /// Notes that a group has locks of rows.
+/// The latest group that has done something, and the latest other one.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Latest {
+    group: GroupSeq,
+    before: GroupSeq,
+}
+
+impl Latest {
+    /// Notes that the newest group has done it.
     #[inline]
-    pub(super) fn share(&mut self, group: GroupSeq) {
-        if self.rows != group {
-            self.rows_before = self.rows;
-            self.rows = group;
+    pub(super) fn note(&mut self, group: GroupSeq) {
+        if self.group != group {
+            *self = Self { group, before: self.group };
         }
     }
 
-    /// The latest other group that has locks of rows.
-    pub(super) fn others(&self, group: GroupSeq) -> GroupSeq {
-        if self.rows == group { self.rows_before } else { self.rows }
+    /// Whether this was the last to do it.
+    pub(super) fn is(&self, group: GroupSeq) -> bool {
+        self.group == group
     }
 
+    /// The latest other group than this that has done it.
+    pub(super) fn other_than(&self, group: GroupSeq) -> GroupSeq {
+        if self.group == group { self.before } else { self.group }
+    }
+}
+
+impl Root {
     /// Counts another key of the newest group; how many it has.
     #[inline]
     pub(super) fn count(&mut self, group: GroupSeq) -> usize {

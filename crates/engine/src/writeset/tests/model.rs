@@ -33,10 +33,14 @@ pub(super) fn tables() -> Vec<(LockRules, bool)> {
     let child = LockRules { foreign: vec![foreign(9, 11)], ..with_unique(10) };
     let mut full = child.clone();
     full.unique[0].columns = vec![key(1)];
-    full.foreign[0].columns = vec![key(2)];
+    full.foreign = vec![
+        ForeignLock { columns: vec![key(2)], ..foreign(9, 11) },
+        ForeignLock { columns: vec![key(1)], ..foreign(6, 11) },
+    ];
+    let unsent = ReferencedLock { id: 6, columns: vec![column(1)], certain: true };
     let parent = LockRules {
         foreign: vec![foreign(8, 11)],
-        referenced: vec![referenced(9), referenced(8)],
+        referenced: vec![referenced(9), referenced(8), unsent],
         ..table(11)
     };
     let by_second = LockRules { identity: 2, row: RowLock::Key(vec![key(1)]), ..table(10) };
@@ -91,16 +95,25 @@ pub(super) enum Lock {
         key: Vec<u8>,
         write: bool,
     },
+    /// References to rows of the table are taken away, and whether it is known which.
+    Drops(u32, bool),
+    /// Keys that others may refer to are taken away, and whether it is known which.
+    Removes(u32, bool),
 }
 
 impl Lock {
     pub(super) fn root(&self) -> Option<u32> {
         match self {
             Self::Everything => None,
-            Self::Table(root) | Self::Share(root) | Self::Key { root, .. } => Some(*root),
+            Self::Table(root)
+            | Self::Share(root)
+            | Self::Key { root, .. }
+            | Self::Drops(root, _)
+            | Self::Removes(root, _) => Some(*root),
         }
     }
 
+    /// Whether `other`, which comes later, must not overtake this one.
     fn conflicts(&self, other: &Self) -> bool {
         if *self == Self::Everything || *other == Self::Everything {
             return true;
@@ -114,13 +127,16 @@ impl Lock {
                 Self::Key { kind, id, key, write, .. },
                 Self::Key { kind: kind2, id: id2, key: key2, write: write2, .. },
             ) => (kind, id, key) == (kind2, id2, key2) && (*write || *write2),
+            // If both are known, their keys tell.
+            (Self::Drops(_, known), Self::Removes(_, known2)) => !known || !known2,
             _ => false,
         }
     }
 }
 
-pub(super) fn conflict(one: &[Lock], other: &[Lock]) -> bool {
-    one.iter().any(|one| other.iter().any(|other| one.conflicts(other)))
+/// Whether what comes later must not overtake what comes before.
+pub(super) fn conflict(before: &[Lock], later: &[Lock]) -> bool {
+    before.iter().any(|one| later.iter().any(|other| one.conflicts(other)))
 }
 
 /// The locks of an operation. `identities` has, for each root, by what rows were told apart last.
@@ -135,7 +151,8 @@ pub(super) fn locks(
         return vec![Lock::Everything];
     }
     if op.kind == Kind::Truncate {
-        return vec![Lock::Table(root)];
+        let dropped = rules.foreign.iter().map(|foreign| Lock::Drops(foreign.parent, false));
+        return std::iter::once(Lock::Table(root)).chain(dropped).collect();
     }
     let mut locks = vec![Lock::Share(root)];
     let known = identities.insert(root, rules.identity).unwrap_or(rules.identity);
@@ -197,9 +214,24 @@ pub(super) fn locks(
     for foreign in &rules.foreign {
         constraint(foreign.parent, 'f', foreign.id, &foreign.columns, false);
     }
+    let null =
+        |columns: &[LockColumn]| columns.iter().any(|c| c.column > 0 && op.old[c.column] == 0);
+    let goes =
+        |columns: &[LockColumn]| has_old && !same(columns) && !(knows(columns) && null(columns));
     for foreign in &rules.foreign {
         if !same(&foreign.columns) {
             locks.push(Lock::Share(foreign.parent));
+        }
+        if goes(&foreign.columns) {
+            locks.push(Lock::Drops(foreign.parent, knows(&foreign.columns)));
+        }
+    }
+    for referenced in &rules.referenced {
+        if goes(&referenced.columns) {
+            locks.push(Lock::Removes(root, knows(&referenced.columns)));
+            if !has_new && !knows(&referenced.columns) {
+                locks.push(Lock::Table(root));
+            }
         }
     }
     locks

@@ -167,7 +167,7 @@ fn check_that_nothing_waits_without_need(
     for (at, (locks, contended)) in group.ops.iter().enumerate() {
         let mut others = history.in_flight().filter(|other| *other > ahead && *other < number);
         let alone = locks.iter().any(|lock| matches!(lock, Lock::Everything))
-            || matches!(locks[..], [Lock::Table(_)]);
+            || matches!(locks[..], [Lock::Table(_), ..]);
         let needed = others
             .any(|other| alone || history.group(other).ops.iter().any(|(o, _)| conflict(o, locks)));
         let follows = group.ops[..at].iter().any(|(other, contended)| {

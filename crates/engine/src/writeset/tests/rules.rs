@@ -216,6 +216,17 @@ fn children_wait_for_parents_and_parents_for_children() {
         ((c, "U O 5 1 > 5 2"), (p, "D K 2 -"), 'x'),
         ((c, "U O 5 1 > 5 1"), (p, "D K 1 -"), '.'),
         ((c, "U 5 2"), (p, "D K 2 -"), 'x'),
+        // Where the reference was to that goes is not known: it may have been to this parent.
+        ((c, "U 5 2"), (p, "D K 1 -"), 'x'),
+        ((c, "D K 5 -"), (p, "D K 1 -"), 'x'),
+        ((c, "D K 5 -"), (p, "U K 1 - > 2 x"), 'x'),
+        ((c, "T"), (p, "D K 1 -"), 'x'),
+        ((c, "D K 5 -"), (p, "U 1 x"), '.'),
+        ((c, "D K 5 -"), (p, "I 1 x"), '.'),
+        ((c, "U 5 ~"), (p, "D K 1 -"), '.'),
+        ((c, "D O 5 2"), (p, "D K 1 -"), '.'),
+        ((p, "D K 1 -"), (c, "D K 5 -"), '.'),
+        ((p, "D K 1 -"), (c, "U 5 2"), '.'),
         // Who holds the parent's table holds its keys.
         ((p, "T"), (c, "I 5 1"), 'x'),
         ((c, "I 5 1"), (p, "T"), 'x'),
@@ -231,6 +242,40 @@ fn children_wait_for_parents_and_parents_for_children() {
     assert_eq!(after((&child, "I 5 2"), (&certain, "I 1 x")), 'x');
     let (_, certain) = family(true);
     assert_eq!(after((&parent, "I 1 x"), (&certain, "I 5 2")), 'x');
+}
+
+#[test]
+fn a_parent_whose_key_was_not_sent_waits_for_whoever_refers_to_its_table() {
+    let (parent, child) = family(true);
+    let columns = vec![column(1)];
+    let referenced = ReferencedLock { columns, ..parent.referenced[0].clone() };
+    let parent = LockRules { referenced: vec![referenced], ..parent };
+    let (p, c) = (&parent, &child);
+    for ((first_rules, first), (rules, second), verdict) in [
+        ((c, "D O 5 a"), (p, "U 1 b"), 'x'),
+        ((c, "D K 5 -"), (p, "U 1 b"), 'x'),
+        ((c, "D K 5 -"), (p, "D K 1 -"), 'x'),
+        ((c, "D K 5 -"), (p, "U 1 ~"), '.'),
+        ((c, "I 5 a"), (p, "U 1 b"), '.'),
+        ((p, "U 1 b"), (c, "D K 5 -"), '.'),
+        ((p, "U 1 b"), (c, "I 5 b"), 'x'),
+    ] {
+        assert_eq!(after((first_rules, first), (rules, second)), verdict, "{first} {second}");
+    }
+}
+
+#[test]
+fn a_parent_goes_after_the_contended_child_of_its_own_group() {
+    let (parent, child) = family(true);
+    let mut bed = Bed::unordered();
+    bed.group(None, &[(&child, "U 5 ~")]);
+    let changes = [(&parent, "D K 3 -"), (&child, "D K 5 -"), (&parent, "D K 1 -")];
+    assert_eq!(bed.group(None, &changes).0, ".xx");
+    // Out of order it waits for the child's group alone if that has gone before.
+    bed.committed(1);
+    assert_eq!(bed.group(None, &[(&parent, "D K 2 -")]), ("x".to_owned(), waits(2, &[])));
+    bed.committed(2);
+    assert_eq!(bed.group(None, &[(&parent, "D K 4 -")]).0, ".");
 }
 
 #[test]
