@@ -202,7 +202,7 @@ impl Builder {
             table += 1;
         }
         if self.truncates && rng.chance(1, 40) {
-            return Some(self.truncate(table, rng));
+            return self.truncate(table, rng);
         }
         let rows = &self.tables[table];
         let picked = (!rows.is_empty()).then(|| rows[rng.below(rows.len())]);
@@ -293,7 +293,7 @@ impl Builder {
         true
     }
 
-    fn truncate(&mut self, table: usize, rng: &mut Rng) -> Change {
+    fn truncate(&mut self, table: usize, rng: &mut Rng) -> Option<Change> {
         let mut truncated = 1_u16 << table;
         if rng.chance(1, 3) {
             truncated |= 1 << rng.one_of(&[PLAIN, UNIQUE, FULL, APPEND]);
@@ -303,6 +303,9 @@ impl Builder {
         }
         // A trigger of its own would run there.
         truncated &= !(1 << TRIGGERED);
+        if truncated == 0 {
+            return None;
+        }
         for table in 0..PUBLISHED {
             if truncated & 1 << table != 0 {
                 for row in std::mem::take(&mut self.tables[table]) {
@@ -312,7 +315,7 @@ impl Builder {
         }
         let (old, new) = ([0; 4], [0; 4]);
         let (kind, left_out) = (Kind::Truncate, [false; 4]);
-        Change { kind, table, truncated, old, new, left_out, bytes: Vec::new() }
+        Some(Change { kind, table, truncated, old, new, left_out, bytes: Vec::new() })
     }
 }
 
