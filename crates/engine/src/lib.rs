@@ -9,17 +9,19 @@
 //!    received bytes.
 //! 3. [`assemble`]: messages to transactions, large ones in parts.
 //! 4. [`gate`]: which changes of a table are already in its initial copy.
-//! 5. [`group`]: adjacent transactions to apply groups.
-//! 6. [`key`], [`net`]: the changes of one row folded into one, inside a group.
-//! 7. [`writeset`]: which changes of a group must wait for which groups before it.
-//! 8. [`order`]: which groups have ended, and who may go on.
-//! 9. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
-//! 10. [`progress`]: received, applied, durable: what may be acknowledged.
-//! 11. [`history`]: may a publisher's timeline be followed from where we are?
+//! 5. [`deferred`]: changes of a table that is being copied, put off.
+//! 6. [`group`]: adjacent transactions to apply groups.
+//! 7. [`key`], [`net`]: the changes of one row folded into one, inside a group.
+//! 8. [`writeset`]: which changes of a group must wait for which groups before it.
+//! 9. [`order`]: which groups have ended, and who may go on.
+//! 10. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
+//! 11. [`progress`]: received, applied, durable: what may be acknowledged.
+//! 12. [`history`]: may a publisher's timeline be followed from where we are?
 #![forbid(unsafe_code)]
 
 pub mod assemble;
 pub mod blockers;
+pub mod deferred;
 pub mod gate;
 pub mod group;
 pub mod history;

@@ -120,15 +120,24 @@ impl TransactionPart {
     /// # Panics
     /// When `index` is not below [`Self::len`].
     pub fn change(&self, index: usize) -> Result<(Message<'_>, Touched<'_>), DecodeError> {
+        Ok((decode_change(self.payload(index), false)?, self.touched(index)))
+    }
+
+    /// What a change touches.
+    pub(crate) fn touched(&self, index: usize) -> Touched<'_> {
         let at = self.changes[index];
-        let chunk = &self.chunks[at.chunk as usize];
-        let payload = &chunk[at.offset as usize..(at.offset + at.length) as usize];
-        let touched = if at.is_truncate {
+        if at.is_truncate {
             Touched::Many(&self.truncates[at.relation as usize])
         } else {
             Touched::One(at.relation as usize, &self.relations[at.relation as usize])
-        };
-        Ok((decode_change(payload, false)?, touched))
+        }
+    }
+
+    /// A change as it was received, outside of streams.
+    pub(crate) fn payload(&self, index: usize) -> &[u8] {
+        let at = self.changes[index];
+        let chunk = &self.chunks[at.chunk as usize];
+        &chunk[at.offset as usize..(at.offset + at.length) as usize]
     }
 
     pub(crate) fn push(&mut self, at: Location<'_>, relation: &Arc<RemoteRelation>) {

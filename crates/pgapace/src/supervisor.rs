@@ -17,6 +17,7 @@ use crate::apply::blockers::Blockers;
 use crate::apply::conflicts;
 use crate::apply::durability::{self, Durability};
 use crate::apply::incoming::Incoming;
+use crate::apply::joining::{CatchUpOptions, Joining};
 use crate::apply::leader::{Leader, Outcome, Parts};
 use crate::apply::pool::Pool;
 use crate::apply::tables::Tables;
@@ -38,7 +39,7 @@ use crate::sync::{
 use crate::target::format::{self, Format, PublisherTypes};
 use crate::target::origin;
 use crate::target::session::{Purpose, Target};
-use crate::target::state::copies::set_gates;
+use crate::target::state::copies::{self, CatchUp, set_gates};
 use crate::target::state::ownership::{Former, SessionId};
 use crate::target::state::{self, NewSubscription, Phase, SchemaCopy, Subscription};
 use crate::target::state::{ownership, progress, schema, statistics};
@@ -287,7 +288,10 @@ impl Supervisor<'_> {
                  the subscription (pgapace drop) and start it anew.",
             )
         })?;
-        if row.skip.is_some_and(|skip| skip < applied.through) {
+        let mut catching_up = copies::catching_up(&mut control, row.id)?;
+        let lacking = |tables: &[CatchUp]| tables.iter().map(|table| table.through).min();
+        let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
+        if row.skip.is_some_and(|skip| skip < needed_from) {
             // It has been left out.
             state::set_skip(&mut control, row.id, None)?;
         }
@@ -299,6 +303,16 @@ impl Supervisor<'_> {
                 self.shutdown.requested()
             })?;
         let acknowledged = slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
+        for table in catching_up.extract_if(.., |table| table.through < acknowledged) {
+            tracing::warn!(
+                table = format!("{}.{}", table.schema, table.name),
+                through = %table.through,
+                %acknowledged,
+                "the table is copied again: changes that it lacks were acknowledged"
+            );
+            copies::copy_again(&mut control, context.owner(), &table)?;
+        }
+        let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
         state::set_publisher(&mut control, row.id, &system.system_identifier, system.timeline)?;
         let waits = publisher_waits_for(&mut source, &config.name)?;
         let until = match self.until {
@@ -402,6 +416,28 @@ impl Supervisor<'_> {
             ..PartLimits::default()
         };
         let memory = Arc::clone(&receiver.memory);
+        let group_limits = GroupLimits {
+            transactions: group_transactions,
+            changes: GROUP_CHANGES,
+            bytes: part_bytes,
+        };
+        let rows_through = match config.apply_mode {
+            ApplyMode::Auto => self.rows_through,
+            ApplyMode::Row => Lsn(u64::MAX),
+        };
+        let identity = self.identity(&control, &row);
+        let catch_up = CatchUpOptions {
+            // Behind the workers of the pool.
+            connect: Box::new(|table| {
+                let identity = Identity { progress_of: table.number, ordered: true, ..identity };
+                self.connect(&target, Purpose::Apply, identity, config.workers)
+            }),
+            subscription: &config.name,
+            part_limits,
+            group_limits,
+            rows_through,
+            holds: !waits,
+        };
         Leader::new(Parts {
             control,
             receiver,
@@ -410,24 +446,23 @@ impl Supervisor<'_> {
             feedback,
             progress,
             streaming,
-            incoming: Incoming::new(part_limits, spool, memory, applied.through, row.owns_slot),
+            incoming: Incoming::new(
+                part_limits,
+                spool,
+                memory,
+                (applied.through, needed_from),
+                row.owns_slot,
+            ),
             applied_beyond: applied.beyond.into(),
             tables,
-            adder: Adder::new(context),
+            joining: Joining::new(Adder::new(context), catch_up, catching_up),
             shutdown: self.shutdown,
             until,
             skip: row.skip,
             durable_commits,
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
-            group_limits: GroupLimits {
-                transactions: group_transactions,
-                changes: GROUP_CHANGES,
-                bytes: part_bytes,
-            },
-            rows_through: match config.apply_mode {
-                ApplyMode::Auto => self.rows_through,
-                ApplyMode::Row => Lsn(u64::MAX),
-            },
+            group_limits,
+            rows_through,
         })
         .run()
     }
@@ -597,11 +632,10 @@ impl Supervisor<'_> {
         forget_unpublished(control, row.id, &published)?;
         let states = state::relations_by_name(control, row.id)?;
         let copying = row.phase == Phase::Copying;
-        // Those that join while it streams are copied when their first change comes; a copy that
-        // was begun is ended now.
+        // Those that join while it streams are copied beside the stream.
         let unfinished = |table: &PublishedTable| {
             let state = states.get(&table.key());
-            state.map_or(copying, |state| state.gate.is_none())
+            copying && state.is_none_or(|state| state.gate.is_none())
         };
         let left: Vec<_> = published.iter().filter(|table| unfinished(table)).cloned().collect();
         if left.is_empty() {
@@ -640,6 +674,36 @@ impl Supervisor<'_> {
         }
     }
 
+    /// What the workers' sessions commit under.
+    fn identity(&self, control: &Session, row: &Subscription) -> Identity {
+        Identity {
+            id: row.id,
+            progress_of: row.id,
+            epoch: row.epoch,
+            tagged: self.config.tag_commits,
+            ordered: self.config.preserve_commit_order,
+            owner: control.backend_pid(),
+        }
+    }
+
+    /// How to open the session of worker `number`.
+    fn connect(
+        &self,
+        target: &Target,
+        purpose: Purpose,
+        identity: Identity,
+        number: usize,
+    ) -> Connect {
+        let origin_none = self.config.origin_none;
+        let (target, policy) = (target.clone(), self.config.on_conflict.clone());
+        Box::new(move |lost| {
+            let opened = open_apply(&target, purpose, identity, number, origin_none, lost);
+            let (mut session, identity) = opened?;
+            conflicts::requirements::check(&mut session, &policy, identity.tagged)?;
+            Ok((session, identity))
+        })
+    }
+
     fn open_pool(
         &self,
         control: &Session,
@@ -649,23 +713,8 @@ impl Supervisor<'_> {
         purpose: Purpose,
     ) -> Result<Pool> {
         let config = self.config;
-        let identity = Identity {
-            id: row.id,
-            epoch: row.epoch,
-            tagged: config.tag_commits,
-            ordered: config.preserve_commit_order,
-            owner: control.backend_pid(),
-        };
-        let origin_none = config.origin_none;
-        let connect = |number| -> Connect {
-            let (target, policy) = (target.clone(), config.on_conflict.clone());
-            Box::new(move |lost| {
-                let opened = open_apply(&target, purpose, identity, number, origin_none, lost);
-                let (mut session, identity) = opened?;
-                conflicts::requirements::check(&mut session, &policy, identity.tagged)?;
-                Ok((session, identity))
-            })
-        };
+        let identity = self.identity(control, row);
+        let connect = |number| self.connect(target, purpose, identity, number);
         let connects = (0..config.workers).map(connect).collect();
         let monitor = target.connect(Purpose::Monitor)?;
         let blockers = Blockers::spawn(monitor, row.id, &config.name)?;

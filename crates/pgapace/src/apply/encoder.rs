@@ -63,10 +63,11 @@ impl Encoder {
         session.queue_parse("begin", "BEGIN", &[]);
         session.queue_parse("commit", "COMMIT", &[]);
         session.queue_parse("nothing", "SELECT WHERE false", &[]);
-        let Identity { tagged, ordered, .. } = self.identity;
-        session.queue_parse("progress", &record_sql(tagged, ordered), &RECORD_TYPES);
+        let Identity { progress_of, tagged, ordered, .. } = self.identity;
+        let record = |ordered| record_sql(progress_of, tagged, ordered);
+        session.queue_parse("progress", &record(ordered), &RECORD_TYPES);
         if !ordered {
-            session.queue_parse("progress_behind", &record_sql(tagged, true), &RECORD_TYPES);
+            session.queue_parse("progress_behind", &record(true), &RECORD_TYPES);
         }
     }
 

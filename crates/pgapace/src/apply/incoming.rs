@@ -28,8 +28,10 @@ pub(crate) struct Incoming {
     /// Prepared transactions that were committed and may not be durable: where they were prepared,
     /// and where their commit ends.
     resolving: Vec<(Lsn, Lsn)>,
-    /// What was applied before this run: transactions before it are not read back.
+    /// What was applied before this run.
     resumed_at: Lsn,
+    /// Transactions before it are not read back: no table lacks them.
+    needed_from: Lsn,
     /// Whether the slot is ours, so that whatever it has passed was sent to us.
     only_reader: bool,
 }
@@ -39,7 +41,7 @@ impl Incoming {
         limits: PartLimits,
         spool: Spool,
         memory: Arc<Memory>,
-        resumed_at: Lsn,
+        (resumed_at, needed_from): (Lsn, Lsn),
         only_reader: bool,
     ) -> Self {
         Self {
@@ -49,6 +51,7 @@ impl Incoming {
             replay: None,
             resolving: Vec::new(),
             resumed_at,
+            needed_from,
             only_reader,
         }
     }
@@ -97,7 +100,7 @@ impl Incoming {
 
     fn committed(&mut self, committed: Committed) {
         let Committed { replay, prepared_at } = committed;
-        if already_applied(replay.head().commit_lsn, self.resumed_at) {
+        if already_applied(replay.head().commit_lsn, self.needed_from) {
             self.spool.discard(replay.id());
             return;
         }
@@ -121,6 +124,16 @@ impl Incoming {
             self.give_up();
         }
         Ok(part)
+    }
+
+    /// The spool and the memory budget, for what is put off.
+    pub(crate) fn spool(&mut self) -> (&mut Spool, &Arc<Memory>) {
+        (&mut self.spool, &self.memory)
+    }
+
+    /// Whether more than half of what the spool may have is used.
+    pub(crate) fn spool_is_half_full(&self) -> bool {
+        self.spool.is_half_full()
     }
 
     /// Whether parts are to be taken before anything else is pushed.
@@ -156,9 +169,9 @@ impl Incoming {
 }
 
 /// Where blocks come from, with their place in the memory budget.
-struct Source<'a> {
-    spool: &'a mut Spool,
-    memory: &'a Arc<Memory>,
+pub(crate) struct Source<'a> {
+    pub(crate) spool: &'a mut Spool,
+    pub(crate) memory: &'a Arc<Memory>,
 }
 
 impl BlockSource for Source<'_> {

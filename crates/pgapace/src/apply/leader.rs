@@ -20,6 +20,7 @@ use wire::{Frames, Session};
 use crate::apply::blockers::FromBlockers;
 use crate::apply::durability::{Durability, FromDurability, Job};
 use crate::apply::incoming::Incoming;
+use crate::apply::joining::{Joining, Lent};
 use crate::apply::pool::{Pool, Room};
 use crate::apply::schema_watch::SchemaWatch;
 use crate::apply::tables::Tables;
@@ -30,7 +31,6 @@ use crate::publisher::feedback::Feedback;
 use crate::publisher::receiver::{FromPublisher, Receiver};
 use crate::stopping::interrupt::interruptible_after;
 use crate::stopping::shutdown::Shutdown;
-use crate::sync::Adder;
 use crate::target::mapping::TableMap;
 use crate::target::state::statistics::{Counters, Delta};
 
@@ -70,7 +70,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) streaming: Streaming,
     pub(crate) incoming: Incoming,
     pub(crate) tables: Tables,
-    pub(crate) adder: Adder<'a>,
+    pub(crate) joining: Joining<'a>,
     pub(crate) shutdown: &'a Shutdown,
     pub(crate) until: Option<Lsn>,
     /// Commit LSN of a transaction that is not applied: it only counts as progress.
@@ -162,6 +162,8 @@ impl<'a> Leader<'a> {
     fn lead(&mut self) -> Result<Outcome> {
         let ticks = tick(TICK);
         let (no_chunks, stop) = (never(), self.parts.shutdown.channel());
+        // Before the goal may be found to be reached.
+        self.look_for_tables()?;
         loop {
             let mut gathering = self.dispatch()?;
             while self.parts.incoming.has_parts() && self.waiting.is_empty() {
@@ -170,6 +172,9 @@ impl<'a> Leader<'a> {
             }
             let gathering = gathering.min(self.parts.pool.look_at_stalls());
             self.flush_if_needed();
+            if self.parts.joining.waits_for_quiet() {
+                self.join_tables()?;
+            }
             self.look_for_the_end()?;
             if let Some(outcome) = self.closing
                 && self.is_closed()
@@ -219,7 +224,14 @@ impl<'a> Leader<'a> {
                     self.write_statistics(false);
                     self.look_at_the_schema();
                     self.remove_progress_rows();
-                    self.copy_requested()?;
+                    self.look_for_tables()?;
+                    self.join_tables()?;
+                }
+                recv(self.parts.joining.events) -> event => {
+                    if let Ok((_, event)) = event {
+                        self.counters.add(&self.parts.joining.answered(event)?);
+                    }
+                    self.join_tables()?;
                 }
                 default(gathering) => {}
             }
@@ -228,26 +240,40 @@ impl<'a> Leader<'a> {
     }
 
     fn wants_chunks(&self) -> bool {
-        let room = self.parts.progress.outstanding() < OUTSTANDING_LIMIT
-            && !self.parts.incoming.has_parts();
+        let Parts { progress, incoming, joining, .. } = &self.parts;
+        let room = progress.outstanding() < OUTSTANDING_LIMIT
+            && !incoming.has_parts()
+            && !joining.is_full(incoming);
         match self.closing {
-            None if self.parts.adder.waits_for_quiet() => room && self.partly_dispatched,
+            None if joining.waits_for_quiet() => room && self.partly_dispatched,
             None => room,
             // What was begun is ended if that does not take too long.
             Some(_) => room && self.partly_dispatched,
         }
     }
 
-    /// Copies tables that somebody asks for, when everything that was received is applied.
-    fn copy_requested(&mut self) -> Result<()> {
-        let Parts { adder, control, tables, pool, .. } = &mut self.parts;
-        adder.look_for_new_tables(control)?;
-        adder.look_for_requests(control)?;
-        let quiet = pool.is_idle() && self.waiting.is_empty() && !self.partly_dispatched;
-        if quiet && self.closing.is_none() && adder.waits_for_quiet() {
-            adder.copy_requested(control, tables)?;
+    /// Looks which tables are to be copied while the stream goes on.
+    fn look_for_tables(&mut self) -> Result<()> {
+        if self.closing.is_some() {
+            return Ok(());
         }
-        Ok(())
+        let quiet = self.is_quiet();
+        let Parts { joining, control, tables, incoming, progress, .. } = &mut self.parts;
+        joining.look(&mut Lent { control, tables, incoming, quiet }, progress)
+    }
+
+    /// Goes on with tables that join.
+    fn join_tables(&mut self) -> Result<()> {
+        let quiet = self.is_quiet();
+        let Parts { joining, control, tables, incoming, .. } = &mut self.parts;
+        joining.advance(&mut Lent { control, tables, incoming, quiet })
+    }
+
+    /// Whether everything that was received is applied.
+    fn is_quiet(&self) -> bool {
+        let Parts { pool, incoming, .. } = &self.parts;
+        let dispatched = self.waiting.is_empty() && !self.partly_dispatched && pool.is_idle();
+        dispatched && !incoming.has_parts() && self.rest.is_empty()
     }
 
     fn answered(&mut self, worker: usize, answered: &Answered) {
@@ -376,18 +402,24 @@ impl<'a> Leader<'a> {
         Ok(())
     }
 
-    /// Nothing is acknowledged from a PREPARE on that may have to be sent again.
+    /// Nothing is acknowledged from a PREPARE on, or from what was put off on, that may have to be
+    /// sent again.
     fn hold(&mut self) {
+        let put_off = self.parts.joining.hold();
         let durable = self.parts.progress.durable();
-        self.parts.progress.hold(self.parts.incoming.oldest_held(durable));
+        let durable = put_off.map_or(durable, |put_off| put_off.min(durable));
+        let held = self.parts.incoming.oldest_held(durable);
+        self.parts.progress.hold(held.into_iter().chain(put_off).min());
     }
 
     fn take_part(&mut self, part: TransactionPart) -> Result<()> {
         let end = part.end_lsn;
         let commit_lsn = part.head.commit_lsn;
         self.pass_applied(commit_lsn);
+        let skipped = self.parts.skip == Some(commit_lsn);
         if already_applied(commit_lsn, self.resumed_at) {
-            return Ok(());
+            // A table that joins may lack it.
+            return if skipped { Ok(()) } else { self.put_off(&part) };
         }
         self.parts.progress.caught_up();
         if self.is_beyond_the_goal(commit_lsn) && !self.partly_dispatched {
@@ -397,7 +429,6 @@ impl<'a> Leader<'a> {
             return Ok(());
         }
         let mut tables = Vec::with_capacity(part.relations().len());
-        let skipped = self.parts.skip == Some(commit_lsn);
         if skipped && end.is_some() {
             tracing::warn!(lsn = %commit_lsn, xid = %part.head.xid, "the transaction is skipped");
             self.counters.transactions_skipped += 1;
@@ -407,10 +438,12 @@ impl<'a> Leader<'a> {
                 tables.push(None);
                 continue;
             }
-            if !self.parts.tables.knows(remote, commit_lsn) {
-                self.parts.adder.add(&mut self.parts.control, &mut self.parts.tables, remote)?;
-            }
-            tables.push(self.resolve(remote, commit_lsn)?);
+            let put_off = self.parts.joining.has(remote)
+                || !self.parts.tables.knows(remote, commit_lsn) && self.add_table(remote)?;
+            tables.push(if put_off { None } else { self.resolve(remote, commit_lsn)? });
+        }
+        if !skipped {
+            self.put_off(&part)?;
         }
         let predecessor = self.parts.progress.last_dispatched();
         if let Some(end) = end {
@@ -421,6 +454,17 @@ impl<'a> Leader<'a> {
         let work = Work { part, tables, predecessor, after_applied };
         self.waiting.push(work.size(), work);
         Ok(())
+    }
+
+    /// A relation appears that is not known. Returns whether its changes are put off.
+    fn add_table(&mut self, remote: &RemoteRelation) -> Result<bool> {
+        let Parts { joining, control, tables, incoming, progress, .. } = &mut self.parts;
+        joining.add(&mut Lent { control, tables, incoming, quiet: false }, remote, progress)
+    }
+
+    fn put_off(&mut self, part: &TransactionPart) -> Result<()> {
+        let Parts { joining, incoming, .. } = &mut self.parts;
+        joining.put_off(part, incoming.spool().0)
     }
 
     /// Takes what was applied beyond a gap, and begins before `lsn`, into the progress. The gap ends
@@ -503,7 +547,8 @@ impl<'a> Leader<'a> {
 
     fn publish_positions(&mut self) {
         self.hold();
-        if self.parts.feedback.set(self.parts.progress.positions()) {
+        let positions = self.parts.joining.limit(self.parts.progress.positions());
+        if self.parts.feedback.set(positions) {
             self.parts.receiver.wake();
         }
     }
@@ -556,7 +601,9 @@ impl<'a> Leader<'a> {
 
     fn is_closed(&self) -> bool {
         let progress = &self.parts.progress;
-        !self.partly_dispatched && progress.is_settled() && {
+        // The goal is reached by all tables.
+        let joined = self.closing == Some(Outcome::Stopped) || self.parts.joining.is_empty();
+        joined && !self.partly_dispatched && progress.is_settled() && {
             // Once nothing is outstanding, idle progress takes the slot to what was received.
             self.parts.incoming.in_transaction() || progress.idle_candidate().is_none()
         }

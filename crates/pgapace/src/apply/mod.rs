@@ -6,6 +6,7 @@ pub(crate) mod conflicts;
 pub(crate) mod durability;
 pub(crate) mod encoder;
 pub(crate) mod incoming;
+pub(crate) mod joining;
 pub(crate) mod leader;
 pub(crate) mod missing;
 pub(crate) mod offender;

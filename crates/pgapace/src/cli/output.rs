@@ -19,6 +19,11 @@ pub(crate) fn line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
+/// Writes a line to standard error, for people who watch.
+pub(crate) fn remark(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// Writes text as it is to standard output.
 pub(crate) fn text(text: &str) {
     let mut output = std::io::stdout();

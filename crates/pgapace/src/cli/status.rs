@@ -13,6 +13,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{Publisher, current_lsn, system_identifier};
 use crate::publisher::slot;
 use crate::target::session::{Purpose, Target};
+use crate::target::state::copying::{self, CopyProgress};
 use crate::target::state::ownership::{self, Owner};
 use crate::target::state::statistics::{self, Counters};
 use crate::target::state::{self, RelationMode, Subscription, progress, schema};
@@ -55,6 +56,8 @@ struct Status {
     slot_state: Option<SlotState>,
     counters: Counters,
     restarts: u64,
+    /// How far tables are copied; null while none is.
+    copy: Option<CopyProgress>,
     tables: Vec<Table>,
     last_error: Option<String>,
     last_error_at: Option<String>,
@@ -82,6 +85,8 @@ struct Table {
     /// Parts in which it is or was copied, and how many of them are in.
     copy_parts: i32,
     copy_parts_done: i32,
+    /// Whether it is behind the others: it is copied, or catches up, while they stream.
+    joins: bool,
     /// How its changes are applied: set, append or row; null until the first one.
     apply_mode: Option<String>,
     /// Why they are not applied as sets.
@@ -194,6 +199,7 @@ fn of(
         .into_iter()
         .map(|mode| ((mode.schema.clone(), mode.name.clone()), mode))
         .collect();
+    let copy = copying::read(session, row.id)?;
     let (format, format_reason) = state::format(session, row.id)?;
     Ok(Status {
         name: row.name.clone(),
@@ -217,6 +223,7 @@ fn of(
         slot_state,
         counters: statistics.map(|s| s.counters).unwrap_or_default(),
         restarts: statistics.map_or(0, |s| s.restarts),
+        copy,
         tables: tables
             .into_iter()
             .map(|table| {
@@ -231,6 +238,7 @@ fn of(
                     source_bytes: table.source_bytes,
                     copy_parts: table.parts,
                     copy_parts_done: table.parts_done,
+                    joins: table.joins,
                     apply_mode,
                     apply_reason,
                 }
@@ -344,6 +352,15 @@ fn print(status: &Status) {
         format!(", not yet copied: {}", waiting.join(", "))
     };
     item("tables", &format!("{}{copied}", status.tables.len()));
+    if let Some(copy) = &status.copy {
+        let mut lines = copy.lines(output::size).into_iter();
+        item("copied", &lines.next().unwrap_or_default());
+        lines.for_each(|line| output::line(&format!("    {line}")));
+    }
+    let joins = |table: &&Table| table.joins && table.gate_lsn.is_some();
+    for table in status.tables.iter().filter(joins) {
+        output::line(&format!("    {}.{}: catches up", table.schema, table.name));
+    }
     for table in &status.tables {
         if let (Some(mode), Some(reason)) = (&table.apply_mode, &table.apply_reason) {
             output::line(&format!("    {}.{}: {mode}: {reason}", table.schema, table.name));

@@ -47,6 +47,11 @@ impl Spool {
         tempfile::tempfile_in(&self.directory).map(drop).map_err(|e| self.failure(&e, "use"))
     }
 
+    /// Whether more than half of what it may have is used.
+    pub(crate) fn is_half_full(&self) -> bool {
+        self.limit.is_some_and(|limit| self.used > limit / 2)
+    }
+
     /// Does what the assembler says.
     pub(crate) fn carry_out(&mut self, command: SpoolCommand) -> Result<()> {
         match command {

@@ -37,7 +37,8 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    fn request(&self) {
+    /// Asks, as a signal would.
+    pub(crate) fn request(&self) {
         self.requests.fetch_add(1, Ordering::AcqRel);
         let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         for listener in listeners.iter() {

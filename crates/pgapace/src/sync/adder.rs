@@ -1,5 +1,6 @@
 //! Tables that join a subscription while it streams.
 
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, TryRecvError, bounded};
@@ -9,12 +10,16 @@ use pgoutput::Lsn;
 use wire::Session;
 
 use crate::apply::tables::Tables;
-use crate::error::Result;
+use crate::config::CopyOptions;
+use crate::error::{Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
-use crate::publisher::session::current_lsn;
+use crate::publisher::session::{Publisher, current_lsn};
 use crate::stopping::interrupt::interruptible;
+use crate::stopping::shutdown::Shutdown;
 use crate::sync::{SyncContext, check_targets, copy_tables, facts};
-use crate::target::state::{self, copies};
+use crate::target::session::{Purpose, Target};
+use crate::target::state::copies::Owner;
+use crate::target::state::{self, copies, ownership};
 
 /// Asks the publisher what is published, on a thread: connecting may take its time.
 fn ask(context: SyncContext<'_>) -> Option<Receiver<Vec<PublishedTable>>> {
@@ -39,19 +44,35 @@ fn ask(context: SyncContext<'_>) -> Option<Receiver<Vec<PublishedTable>>> {
     }
 }
 
+/// How long a copy may take to end when it was asked to.
+const END_PATIENCE: Duration = Duration::from_secs(10);
 /// How often requests are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 
-/// Copies tables that appear in the stream without being part of the subscription yet: they were
-/// added to the publication later. The stream waits meanwhile; the receiver still answers.
-///
-/// And tables that somebody asks for while it runs (`refresh`, `resync`): these once nothing is on
-/// its way to the target.
-#[derive(Debug)]
+/// A table by schema and name.
+pub(crate) type Name = (String, String);
+/// What a copy that goes on beside the stream has come to: what is published of its tables.
+pub(crate) type Copying = Receiver<Result<Vec<PublishedTable>>>;
+
+/// What becomes of a table that appears in the stream and is not part of the subscription yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Added {
+    /// It is to be copied.
+    Copy,
+    /// Nothing is to be done: all its changes are applied, or none.
+    Done,
+}
+
+/// Finds the tables that join a subscription while it streams: those whose first change comes
+/// without their being part of it, because they were added to the publication later, and those
+/// that somebody asks for (`refresh`, `resync`). And has them copied, on threads of their own.
 pub(crate) struct Adder<'a> {
     context: SyncContext<'a>,
-    looked: Instant,
-    requested: Vec<(String, String)>,
+    /// Ends copies with this.
+    ended: Shutdown,
+    thread: Option<JoinHandle<()>>,
+    looked: Option<Instant>,
+    requested: Vec<Name>,
     asked: Instant,
     /// What is published now, from a thread that asks the publisher.
     published: Option<Receiver<Vec<PublishedTable>>>,
@@ -59,8 +80,35 @@ pub(crate) struct Adder<'a> {
 
 impl<'a> Adder<'a> {
     pub(crate) fn new(context: SyncContext<'a>) -> Self {
-        let now = Instant::now();
-        Self { context, looked: now, requested: Vec::new(), asked: now, published: None }
+        Self {
+            context,
+            ended: Shutdown::default(),
+            thread: None,
+            looked: None,
+            requested: Vec::new(),
+            asked: Instant::now(),
+            published: None,
+        }
+    }
+
+    pub(crate) fn owner(&self) -> Owner {
+        self.context.owner()
+    }
+
+    /// Copies these tables on a thread, with sessions of its own.
+    pub(crate) fn copy(&mut self, names: Vec<Name>) -> Result<Copying> {
+        for (schema, name) in &names {
+            tracing::info!(table = format!("{schema}.{name}"), "copied while others stream");
+        }
+        let (sender, receiver) = bounded(1);
+        let copier = Copier::new(self.context, self.ended.clone());
+        let thread = std::thread::Builder::new()
+            .name("copy".to_owned())
+            // The leader may be gone.
+            .spawn(move || drop(sender.send(copier.copy(&names))))
+            .map_err(|e| Failure::internal(format!("cannot start a thread: {e}")))?;
+        self.thread = Some(thread);
+        Ok(receiver)
     }
 
     /// Looks now and then whether tables were published since. Those that the target has, without
@@ -111,63 +159,67 @@ impl<'a> Adder<'a> {
         copies::request(control, self.context.id, &empty)
     }
 
-    /// Looks now and then whether somebody asks for a copy.
-    pub(crate) fn look_for_requests(&mut self, control: &mut Session) -> Result<()> {
-        if self.requested.is_empty() && self.looked.elapsed() >= LOOK_EVERY {
-            self.looked = Instant::now();
+    /// Looks now and then whether somebody asks for a copy. Those `known` are on their way.
+    pub(crate) fn look_for_requests(
+        &mut self,
+        control: &mut Session,
+        known: impl Fn(&Name) -> bool,
+    ) -> Result<()> {
+        let due = self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY);
+        if self.requested.is_empty() && due {
+            self.looked = Some(Instant::now());
             self.requested = copies::requested(control, self.context.id)?;
+            self.requested.retain(|name| !known(name));
         }
         Ok(())
     }
 
-    /// Whether nothing more is to be received until [`Self::copy_requested`] was called.
+    /// Whether nothing more is to be received until [`Self::take_requested`] was called.
     pub(crate) fn waits_for_quiet(&self) -> bool {
         !self.requested.is_empty()
     }
 
-    /// Copies what was asked for. Nothing may be on its way to the target, or be resolved.
-    pub(crate) fn copy_requested(
+    /// What was asked for and is to be copied. Nothing may be on its way to the target.
+    pub(crate) fn take_requested(
         &mut self,
         control: &mut Session,
         tables: &mut Tables,
-    ) -> Result<()> {
+    ) -> Result<Vec<Name>> {
         let requested = std::mem::take(&mut self.requested);
         for (schema, name) in &requested {
-            tracing::info!(table = format!("{schema}.{name}"), "the table is copied on request");
             tables.remove(schema, name);
         }
-        let these = |table: &PublishedTable| {
-            requested.iter().any(|(schema, name)| table.schema == *schema && table.name == *name)
-        };
-        let published = if self.context.copy_data {
-            copy_tables(self.context, control, None, &these)?
-        } else {
-            let mut session = self.context.publisher.connect_to_look()?;
-            let published = publication::tables(&mut session, self.context.publications)?;
-            let new: Vec<_> = published.iter().filter(|table| these(table)).cloned().collect();
-            copies::set_gates(control, self.context.owner(), &new, Lsn::INVALID)?;
-            published
-        };
-        published.iter().filter(|table| these(table)).for_each(|table| tables.add_types(table));
-        let mut states = state::relations_by_name(control, self.context.id)?;
-        for (schema, name) in requested {
-            let state = states.remove(&(schema.clone(), name.clone()));
-            match state.and_then(|state| state.gate) {
-                Some(gate) => tables.add(&schema, &name, gate),
-                // Not published any more.
-                None => state::forget_relation(control, self.context.id, &schema, &name)?,
+        if self.context.copy_data || requested.is_empty() {
+            return Ok(requested);
+        }
+        // Nothing is copied, so every change counts.
+        let mut session = self.context.publisher.connect_to_look()?;
+        let mut published = publication::tables(&mut session, self.context.publications)?;
+        published.retain(|table| requested.iter().any(|name| is(table, name)));
+        copies::set_gates(control, self.context.owner(), &published, Lsn::INVALID)?;
+        published.iter().for_each(|table| tables.add_types(table));
+        for name in requested {
+            if published.iter().any(|table| is(table, &name)) {
+                tables.add(&name.0, &name.1, Gate(Lsn::INVALID));
+            } else {
+                self.forget(control, &name)?;
             }
         }
-        Ok(())
+        Ok(Vec::new())
     }
 
-    /// Copies the table under a snapshot of its own, whose LSN becomes the table's gate.
+    /// The table is not published any more.
+    pub(crate) fn forget(&self, control: &mut Session, (schema, name): &Name) -> Result<()> {
+        state::forget_relation(control, self.context.id, schema, name)
+    }
+
+    /// Looks what the table is, and whether the target has it.
     pub(crate) fn add(
         &self,
         control: &mut Session,
         tables: &mut Tables,
         remote: &RemoteRelation,
-    ) -> Result<()> {
+    ) -> Result<Added> {
         let context = self.context;
         let mut session = context.publisher.connect_to_look()?;
         let sessions = [control.cancel_handle(), session.cancel_handle()];
@@ -193,27 +245,81 @@ impl<'a> Adder<'a> {
                 "changes of a table that is not published any more are skipped"
             );
             tables.set_gone(&remote.schema, &remote.name, now);
-            return Ok(());
+            return Ok(Added::Done);
         };
         tracing::info!(table = remote.display_name(), %now, "a table was added to the publication");
         tables.add_types(&published);
-        if !context.copy_data {
-            // Nothing is copied, so every change counts.
-            let gate = Lsn::INVALID;
-            copies::set_gates(control, context.owner(), &[published], gate)?;
-            tables.add(&remote.schema, &remote.name, Gate(gate));
-            return Ok(());
+        if context.copy_data {
+            return Ok(Added::Copy);
         }
-        let this =
-            |table: &PublishedTable| table.schema == remote.schema && table.name == remote.name;
-        copy_tables(context, control, None, &this)?;
-        let recorded = state::relations_by_name(control, context.id)?
-            .remove(&(remote.schema.clone(), remote.name.clone()));
-        match recorded.and_then(|state| state.gate) {
-            Some(gate) => tables.add(&remote.schema, &remote.name, gate),
-            // It was taken out, or dropped, before the snapshot.
-            None => tables.set_gone(&remote.schema, &remote.name, now),
+        // Nothing is copied, so every change counts.
+        let gate = Lsn::INVALID;
+        copies::set_gates(control, context.owner(), &[published], gate)?;
+        tables.add(&remote.schema, &remote.name, Gate(gate));
+        Ok(Added::Done)
+    }
+}
+
+fn is(table: &PublishedTable, (schema, name): &Name) -> bool {
+    table.schema == *schema && table.name == *name
+}
+
+impl Drop for Adder<'_> {
+    /// A copy that does not end is left behind: the fence keeps its sessions from ever committing.
+    fn drop(&mut self) {
+        self.ended.request();
+        let Some(thread) = self.thread.take() else { return };
+        let asked = Instant::now();
+        while !thread.is_finished() && asked.elapsed() < END_PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(())
+    }
+}
+
+/// A [`SyncContext`] of its own: a thread may outlive the run.
+struct Copier {
+    publisher: Publisher,
+    target: Target,
+    owner: Owner,
+    publications: Vec<String>,
+    slot: String,
+    copy_data: bool,
+    options: CopyOptions,
+    ended: Shutdown,
+}
+
+impl Copier {
+    fn new(context: SyncContext<'_>, ended: Shutdown) -> Self {
+        Self {
+            publisher: context.publisher.clone(),
+            target: context.target.clone(),
+            owner: context.owner(),
+            publications: context.publications.to_vec(),
+            slot: context.slot.to_owned(),
+            copy_data: context.copy_data,
+            options: *context.options,
+            ended,
+        }
+    }
+
+    fn copy(&self, names: &[Name]) -> Result<Vec<PublishedTable>> {
+        let context = SyncContext {
+            publisher: &self.publisher,
+            target: &self.target,
+            id: self.owner.id,
+            epoch: self.owner.epoch,
+            publications: &self.publications,
+            slot: &self.slot,
+            copy_data: self.copy_data,
+            options: &self.options,
+            shutdown: &self.ended,
+        };
+        let mut control = self.target.connect(Purpose::Copy)?;
+        // A later run ends this session, or waits for it, before it looks at the tables.
+        ownership::join(&mut control, self.owner.id)?;
+        let these = |table: &PublishedTable| names.iter().any(|name| is(table, name));
+        let mut published = copy_tables(context, &mut control, None, &these)?;
+        published.retain(these);
+        Ok(published)
     }
 }

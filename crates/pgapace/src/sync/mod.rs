@@ -17,7 +17,7 @@ mod snapshot;
 
 use wire::Session;
 
-pub(crate) use adder::Adder;
+pub(crate) use adder::{Added, Adder, Copying, Name};
 pub(crate) use snapshot::Snapshot;
 
 use crate::config::{CopyOptions, Filled};

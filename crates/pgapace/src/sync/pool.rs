@@ -15,7 +15,7 @@ use crate::publisher::slot;
 use crate::sync::SyncContext;
 use crate::sync::lane::{Lane, Moved, Trouble, lock, rewritten};
 use crate::sync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
-use crate::sync::progress::{Display, Progress};
+use crate::sync::progress::{Copied, Display, Progress, table};
 use crate::sync::snapshot::Snapshot;
 use crate::target::state::copies::{Begun, Complete};
 
@@ -152,12 +152,18 @@ impl Pool<'_> {
             return Err(failure);
         }
         let others = findings.tables.len().saturating_sub(1);
-        if let Some(mut first) = findings.tables.into_iter().next() {
+        // What does not pass by itself comes first.
+        if let Some(mut first) = findings.tables.into_iter().min_by_key(|failure| failure.transient)
+        {
             if others > 0 {
                 first.message = format!("{} (and {others} more tables failed)", first.message);
             }
-            let hint = "The other tables are copied. Mend it, and start pgapace again: it copies \
-                        what is left.";
+            let hint = if first.transient {
+                "The other tables are copied."
+            } else {
+                "The other tables are copied. Mend it, and start pgapace again: it copies what is \
+                 left."
+            };
             first.hint = Some(match first.hint {
                 Some(said) => format!("{said} {hint}"),
                 None => hint.to_owned(),
@@ -165,6 +171,11 @@ impl Pool<'_> {
             return Err(first);
         }
         self.progress.summarize();
+        let moved = self.items.iter().zip(&self.rows).map(|(item, moved)| {
+            let Moved { rows, bytes } = *lock_of(moved);
+            Copied { name: item.published.display_name(), rows, bytes }
+        });
+        table(moved.collect());
         Ok(findings.changed)
     }
 

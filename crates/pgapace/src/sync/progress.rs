@@ -10,10 +10,13 @@ use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::cli::output::size;
+use crate::cli::output::{remark, size};
 
 /// Between two lines where there is no terminal.
 const LINES_EVERY: Duration = Duration::from_secs(10);
+
+/// Tables that the summary names.
+const SHOWN: usize = 20;
 
 /// Counts what a job moves.
 #[derive(Debug, Default)]
@@ -117,6 +120,41 @@ impl Progress {
     }
 }
 
+/// A table of the summary.
+#[derive(Debug)]
+pub(super) struct Copied {
+    pub(super) name: String,
+    pub(super) rows: u64,
+    pub(super) bytes: u64,
+}
+
+/// The largest tables and the sum, for people on a terminal: the log has a line for each.
+pub(super) fn table(mut copied: Vec<Copied>) {
+    if !std::io::stderr().is_terminal() {
+        return;
+    }
+    summary(&mut copied).iter().for_each(|line| remark(line));
+}
+
+fn summary(copied: &mut [Copied]) -> Vec<String> {
+    copied.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    let (shown, others) = copied.split_at(copied.len().min(SHOWN));
+    let sum = |tables: &[Copied]| {
+        let (rows, bytes) = tables.iter().fold((0, 0), |(r, b), t| (r + t.rows, b + t.bytes));
+        (rows, bytes)
+    };
+    let line = |name: &str, (rows, bytes): (u64, u64)| {
+        format!("{name:<40} {rows:>14} {:>10}", pretty(bytes))
+    };
+    let mut lines = vec![format!("{:<40} {:>14} {:>10}", "table", "rows", "copied")];
+    lines.extend(shown.iter().map(|table| line(&table.name, (table.rows, table.bytes))));
+    if !others.is_empty() {
+        lines.push(line(&format!("{} others", others.len()), sum(others)));
+    }
+    lines.push(line(&format!("{} tables", copied.len()), sum(copied)));
+    lines
+}
+
 /// What people see while it goes on.
 pub(super) struct Display {
     bars: Option<Bars>,
@@ -193,4 +231,28 @@ impl Drop for Bars {
 
 fn pretty(bytes: u64) -> String {
     size(i64::try_from(bytes).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Copied, SHOWN, summary};
+
+    #[test]
+    fn the_summary_names_the_largest_tables_and_adds_up() {
+        let table =
+            |number: u64| Copied { name: format!("public.t{number}"), rows: 1, bytes: number };
+        let mut copied: Vec<_> = (0..SHOWN as u64 + 2).map(table).collect();
+        let lines = summary(&mut copied);
+        assert_eq!(lines.len(), SHOWN + 3);
+        assert!(lines[1].starts_with("public.t21 "), "{lines:?}");
+        assert_eq!(
+            lines[SHOWN + 1].split_whitespace().collect::<Vec<_>>(),
+            ["2", "others", "2", "1", "bytes"]
+        );
+        assert_eq!(
+            lines[SHOWN + 2].split_whitespace().collect::<Vec<_>>(),
+            ["22", "tables", "22", "231", "bytes"]
+        );
+        assert_eq!(summary(&mut [table(3)]).len(), 3);
+    }
 }

@@ -84,7 +84,7 @@ impl State {
         let mut through = None;
         for pending in &self.pending {
             let Pending::Sync { commits: Some(commits) } = pending else { continue };
-            if !progress::is_recorded(session, identity.id, commits.end)? {
+            if !progress::is_recorded(session, identity.progress_of, commits.end)? {
                 break;
             }
             through = Some(commits.end);

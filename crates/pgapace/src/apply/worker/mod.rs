@@ -48,6 +48,8 @@ pub(crate) struct Answered {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Identity {
     pub(crate) id: SubscriptionId,
+    /// Whose progress its commits record: the subscription's, or that of a table that joins.
+    pub(crate) progress_of: SubscriptionId,
     pub(crate) epoch: i64,
     /// Whether the session has a replication origin.
     pub(crate) tagged: bool,

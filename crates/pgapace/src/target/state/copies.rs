@@ -3,6 +3,7 @@
 //!
 //! Every statement fails, or affects no row, under an older epoch than the subscription's.
 
+use engine::gate::Gate;
 use pgoutput::Lsn;
 use wire::{Param, Session, quote_literal};
 
@@ -213,6 +214,119 @@ pub(crate) fn reset_sql(owner: Owner, tables: &[(&str, &str)]) -> String {
     )
 }
 
+/// A table that is copied while others stream, from then until it has caught up with them.
+#[derive(Debug, Clone)]
+pub(crate) struct CatchUp {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    /// Under which its own progress is recorded.
+    pub(crate) number: SubscriptionId,
+    /// The LSN of its snapshot.
+    pub(crate) gate: Gate,
+    /// Its changes up to here are in it.
+    pub(crate) through: Lsn,
+}
+
+/// Records that tables are going to be copied while others stream.
+pub(crate) fn begin_catch_up(
+    session: &mut Session,
+    owner: Owner,
+    names: &[(String, String)],
+) -> Result<()> {
+    let (schemas, tables): (Vec<_>, Vec<_>) = names.iter().cloned().unzip();
+    // Of copies that were given up.
+    let sql = format!(
+        "DELETE FROM pgapace.progress WHERE subscription IN \
+           (SELECT r.catch_up FROM pgapace.relation r \
+            WHERE r.subscription = {} AND r.gate_lsn IS NULL)",
+        owner.sql()
+    );
+    session.simple(&sql).map_err(|e| writing(&e))?;
+    let sql = format!(
+        "INSERT INTO pgapace.relation (subscription, schema_name, table_name, catch_up) \
+         SELECT {owner}, c.schema_name, c.table_name, - pg_catalog.nextval('pgapace.catch_up') \
+         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                         pg_catalog.unnest($2::pg_catalog.text[])) \
+           AS c (schema_name, table_name) \
+         ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
+         SET catch_up = excluded.catch_up, gate_lsn = NULL",
+        owner = owner.sql()
+    );
+    session
+        .execute(&sql, &[Some(&name_array(&schemas)), Some(&name_array(&tables))])
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Tables that are copied and have not caught up.
+pub(crate) fn catching_up(session: &mut Session, id: SubscriptionId) -> Result<Vec<CatchUp>> {
+    let sql = "SELECT r.schema_name, r.table_name, r.catch_up, r.gate_lsn, \
+                 coalesce((SELECT p.lsn FROM pgapace.progress p \
+                   WHERE p.subscription = r.catch_up ORDER BY p.lsn DESC LIMIT 1), r.gate_lsn) \
+               FROM pgapace.relation r WHERE r.subscription = $1::pg_catalog.int4 \
+                 AND r.catch_up IS NOT NULL AND r.gate_lsn IS NOT NULL \
+               ORDER BY r.schema_name, r.table_name";
+    let rows = session
+        .query(sql, &[Some(&id.0.to_string())])
+        .map_err(|e| Failure::target(&e, "looking for tables that catch up"))?;
+    let table = |row: wire::Row<'_>| {
+        Ok(CatchUp {
+            schema: field(&row, 0)?,
+            name: field(&row, 1)?,
+            number: SubscriptionId(field(&row, 2)?),
+            gate: Gate(field(&row, 3)?),
+            through: field(&row, 4)?,
+        })
+    };
+    rows.iter().map(table).collect()
+}
+
+/// Gives a table that was copied a progress of its own, which begins with its gate.
+pub(crate) fn start_catch_up(session: &mut Session, owner: Owner, table: &CatchUp) -> Result<()> {
+    let sql = format!(
+        "INSERT INTO pgapace.progress (subscription, lsn, predecessor, epoch) \
+         SELECT {number}, '{gate}', '0/0', \
+           (SELECT s.epoch FROM pgapace.subscription s WHERE s.id = {id} AND s.epoch = {epoch}) \
+         ON CONFLICT DO NOTHING",
+        number = table.number.0,
+        gate = table.gate.0,
+        id = owner.id.0,
+        epoch = owner.epoch
+    );
+    session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
+}
+
+/// Tables have caught up: from here on the subscription's progress is theirs. Everything that was
+/// committed before is durable with it.
+pub(crate) fn end_catch_up(
+    session: &mut Session,
+    owner: Owner,
+    numbers: &[SubscriptionId],
+) -> Result<()> {
+    let numbers: Vec<_> = numbers.iter().map(|number| number.0.to_string()).collect();
+    let numbers = numbers.join(", ");
+    let sql = format!(
+        "UPDATE pgapace.relation SET catch_up = NULL \
+           WHERE subscription = {owner} AND catch_up IN ({numbers}); \
+         DELETE FROM pgapace.progress WHERE subscription IN ({numbers}) \
+           AND {owner} IS NOT NULL",
+        owner = owner.sql()
+    );
+    session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
+}
+
+/// The changes that a table lacks are not sent any more: it is emptied and copied again.
+pub(crate) fn copy_again(session: &mut Session, owner: Owner, table: &CatchUp) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.relation SET gate_lsn = NULL, catch_up = NULL, parts = 2, parts_done = 1, \
+           source_bytes = NULL WHERE subscription = {owner} AND catch_up = {number}; \
+         DELETE FROM pgapace.progress WHERE subscription = {number} AND {owner} IS NOT NULL",
+        owner = owner.sql(),
+        number = table.number.0
+    );
+    session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
+}
+
 /// Asks for copies of tables that are not part of the subscription yet.
 pub(crate) fn request(
     session: &mut Session,
@@ -229,7 +343,7 @@ pub(crate) fn request_again(
     id: SubscriptionId,
     tables: &[PublishedTable],
 ) -> Result<()> {
-    let update = "UPDATE SET gate_lsn = NULL, parts = 2, parts_done = 1";
+    let update = "UPDATE SET gate_lsn = NULL, parts = 2, parts_done = 1, source_bytes = NULL";
     upsert_request(session, id, tables, update)
 }
 

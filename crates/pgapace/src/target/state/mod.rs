@@ -1,6 +1,7 @@
 //! What a subscription remembers, on the target: its row, its tables, its progress.
 
 pub(crate) mod copies;
+pub(crate) mod copying;
 pub(crate) mod ownership;
 pub(crate) mod progress;
 pub(crate) mod schema;
@@ -280,6 +281,8 @@ pub(crate) struct RelationState {
     pub(crate) source_bytes: Option<i64>,
     pub(crate) parts: i32,
     pub(crate) parts_done: i32,
+    /// Whether it is behind the others: its changes are put off while it is copied beside the stream.
+    pub(crate) joins: bool,
 }
 
 impl RelationState {
@@ -294,7 +297,7 @@ pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec
     let rows = session
         .query(
             "SELECT schema_name, table_name, gate_lsn, copied_rows, source_bytes, parts, \
-               parts_done FROM pgapace.relation \
+               parts_done, catch_up IS NOT NULL FROM pgapace.relation \
              WHERE subscription = $1::pg_catalog.int4 ORDER BY schema_name, table_name",
             &[Some(&id.0.to_string())],
         )
@@ -309,6 +312,7 @@ pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec
                 source_bytes: row.get(4).map(|_| field(&row, 4)).transpose()?,
                 parts: field(&row, 5)?,
                 parts_done: field(&row, 6)?,
+                joins: boolean(&row, 7)?,
             })
         })
         .collect()
@@ -447,8 +451,10 @@ pub(crate) fn forget_relation(
 ) -> Result<()> {
     session
         .execute(
-            "DELETE FROM pgapace.relation WHERE subscription = $1::pg_catalog.int4 \
-             AND schema_name = $2 AND table_name = $3",
+            "WITH forgotten AS (DELETE FROM pgapace.relation \
+               WHERE subscription = $1::pg_catalog.int4 AND schema_name = $2 AND table_name = $3 \
+               RETURNING catch_up) \
+             DELETE FROM pgapace.progress WHERE subscription IN (SELECT catch_up FROM forgotten)",
             &[Some(&id.0.to_string()), Some(schema), Some(name)],
         )
         .map_err(|e| writing(&e))?;
@@ -460,7 +466,8 @@ pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
     session
         .simple(&format!(
             "BEGIN; \
-             DELETE FROM pgapace.progress WHERE subscription = {id}; \
+             DELETE FROM pgapace.progress WHERE subscription = {id} OR subscription IN \
+               (SELECT catch_up FROM pgapace.relation WHERE subscription = {id}); \
              DELETE FROM pgapace.relation WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_subscription WHERE subscription = {id}; \
              DELETE FROM pgapace.conflict WHERE subscription = {id}; \

@@ -23,13 +23,18 @@ use crate::target::state::SubscriptionId;
 /// progress). With `tagged`, the
 /// session has a replication origin, and the commit carries the source's time; the origin's LSN is
 /// left alone ('0/0'), because since PostgreSQL 16 an abort would move it too (reference 7.1).
-pub(crate) fn record_sql(tagged: bool, ordered: bool) -> String {
+///
+/// `of` is whose progress it is: the subscription's, or that of a table that joins.
+pub(crate) fn record_sql(of: SubscriptionId, tagged: bool, ordered: bool) -> String {
+    let of = of.0;
     let predecessor = if ordered {
-        "(SELECT p.lsn FROM pgapace.progress p \
-            WHERE p.subscription OPERATOR(pg_catalog.=) $1 \
-              AND p.lsn OPERATOR(pg_catalog.=) $3)"
+        format!(
+            "(SELECT p.lsn FROM pgapace.progress p \
+                WHERE p.subscription OPERATOR(pg_catalog.=) ({of}) \
+                  AND p.lsn OPERATOR(pg_catalog.=) $3)"
+        )
     } else {
-        "$3"
+        "$3".to_owned()
     };
     let tag = if tagged {
         // The function is strict: it must not be asked with the NULL of idle progress.
@@ -40,7 +45,7 @@ pub(crate) fn record_sql(tagged: bool, ordered: bool) -> String {
     };
     format!(
         "INSERT INTO pgapace.progress (subscription, lsn, predecessor, epoch, source_time) \
-         SELECT $1, $2, \
+         SELECT {of}, $2, \
            {predecessor}, \
            (SELECT s.epoch FROM pgapace.subscription s \
             WHERE s.id OPERATOR(pg_catalog.=) $1 AND s.epoch OPERATOR(pg_catalog.=) $4), \

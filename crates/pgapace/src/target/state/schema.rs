@@ -172,6 +172,11 @@ ALTER TABLE pgapace.stat_subscription
 -- of a schema that is copied: before (nothing is made), after (tables are), begun (some indexes and
 -- constraints are); null if it is not ours to make, or made
 ALTER TABLE pgapace.subscription ADD schema_copy text",
+    "\
+-- of a table that joins while others stream: under which number (below zero) its own progress is
+-- in pgapace.progress, once it is copied; null if it is no longer, or never was, behind the others
+ALTER TABLE pgapace.relation ADD catch_up integer;
+CREATE SEQUENCE pgapace.catch_up AS integer",
 ];
 
 /// The version that this program creates.
