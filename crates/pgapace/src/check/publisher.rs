@@ -85,6 +85,9 @@ fn settings(
             "wal_level",
             "max_replication_slots",
             "max_wal_senders",
+            "max_connections",
+            "superuser_reserved_connections",
+            "reserved_connections",
             "max_slot_wal_keep_size",
             "idle_replication_slot_timeout",
             "logical_decoding_work_mem",
@@ -106,34 +109,54 @@ fn settings(
         .query(
             "SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots), \
                     (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication), \
+                    (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity \
+                     WHERE backend_type = 'client backend'), \
                     pg_catalog.pg_is_in_recovery()",
             &[],
         )
         .map_err(|e| failed(SIDE, &e, "counting its slots"))?;
     let row = counts.first().ok_or_else(|| crate::error::Failure::internal("no counts"))?;
-    let (slots, senders): (i64, i64) = (field(&row, 0)?, field(&row, 1)?);
+    let (slots, senders, connections): (i64, i64, i64) =
+        (field(&row, 0)?, field(&row, 1)?, field(&row, 2)?);
     let new = known.row.as_ref().is_none_or(|row| row.phase != Phase::Streaming);
-    let mut room = |name: &'static str, used: i64, needed: i64| {
-        let most = settings.number(name).unwrap_or(0);
+    let running = known.owner.is_some();
+    let copies = config.copy_data && !running;
+    // The second number is what else tables need that are copied later, or again.
+    let mut room = |name: &'static str, (used, most): (i64, i64), needed: i64, later: i64| {
         let what = format!("{name}: {used} of {most} are in use");
+        let fix = format!(
+            "ALTER SYSTEM SET {name} = {}; -- then restart the publisher",
+            most.max(used + needed + later + 8)
+        );
         if most - used < needed {
-            reporter.block(name, format!("{what}, and {needed} more are needed")).sql(format!(
-                "ALTER SYSTEM SET {name} = {}; -- then restart the publisher",
-                used + needed + 8
-            ));
+            reporter.block(name, format!("{what}, and {needed} more are needed")).sql(fix);
+        } else if most - used < needed + later {
+            let needed = needed + later;
+            let message = format!("{what}, and {needed} more are needed where tables are copied");
+            reporter.warn(name, message).sql(fix);
         } else {
             reporter.ok(name, what);
         }
     };
-    room("max_replication_slots", slots, i64::from(new && config.create_slot));
-    let senders_needed = match (known.owner.is_some(), new && config.copy_data) {
+    let limit = |name| settings.number(name).unwrap_or(0);
+    // A copy under another snapshot has a temporary slot, and a session that holds it.
+    let slots_needed = i64::from(new && config.create_slot);
+    let slots = (slots, limit("max_replication_slots"));
+    room("max_replication_slots", slots, slots_needed, i64::from(copies));
+    let senders = (senders, limit("max_wal_senders"));
+    let senders_needed = match (running, new && config.copy_data) {
         (true, _) => 0,
-        // The slot's session holds the snapshot while another one copies.
+        // The slot's session holds the snapshot; a table that changes meanwhile needs another one.
         (false, true) => 2,
         (false, false) => 1,
     };
-    room("max_wal_senders", senders, senders_needed);
-    if boolean(&row, 2)? {
+    room("max_wal_senders", senders, senders_needed, i64::from(copies && !new));
+    let reserved = limit("superuser_reserved_connections") + limit("reserved_connections");
+    // Those who copy, who plans it, and who looks what is published. Our own session ends before.
+    let workers = i64::try_from(config.copy.workers).unwrap_or(i64::MAX);
+    let connections = (connections - 1, limit("max_connections") - reserved);
+    room("max_connections", connections, 2 * i64::from(copies), workers * i64::from(copies));
+    if boolean(&row, 3)? {
         if major < 16 {
             reporter.block(
                 "standby",

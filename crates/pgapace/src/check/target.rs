@@ -12,8 +12,10 @@ use crate::target::session::OLDEST_MAJOR;
 use crate::target::state::{self, ownership, progress, schema};
 
 const SIDE: Side = Side::Target;
-/// Sessions of one subscription: control, apply, durability, copy.
-const SESSIONS: i64 = 4;
+/// Sessions of a subscription beside its workers: control, durability, monitor.
+const SESSIONS: i64 = 3;
+/// Sessions that copy tables beside `--copy-workers`: their control, and who catches up.
+const COPY_SESSIONS: i64 = 2;
 
 /// Checks the target; what it knows of the subscription, `None` if it cannot be looked at.
 pub(super) fn check(
@@ -43,7 +45,7 @@ pub(super) fn check(
     reporter
         .group("session_replication_role", |reporter| replica_role(session, &known.role, reporter));
     reporter.group("state", |reporter| own_schema(session, config, &mut known, reporter));
-    reporter.group("settings", |reporter| settings(session, &known, reporter));
+    reporter.group("settings", |reporter| settings(session, config, &known, reporter));
     if config.tag_commits {
         reporter.group("origin", |reporter| check_origin(session, config, &known, reporter));
     } else if config.origin_none {
@@ -201,7 +203,12 @@ fn own_schema(
     Ok(())
 }
 
-fn settings(session: &mut Session, known: &Known, reporter: &mut Reporter<'_>) -> Result<()> {
+fn settings(
+    session: &mut Session,
+    config: &Config,
+    known: &Known,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
     let settings = Settings::read(
         session,
         SIDE,
@@ -221,15 +228,25 @@ fn settings(session: &mut Session, known: &Known, reporter: &mut Reporter<'_>) -
     // Our own session ends before a run begins.
     let used = used - 1;
     let what = format!("{used} of {most} connections are in use");
-    if known.owner.is_none() && most - used < SESSIONS {
-        reporter.block("max_connections", format!("{what}, and a run needs {SESSIONS}")).sql(
-            format!(
-                "ALTER SYSTEM SET max_connections = {}; -- then restart the target",
-                used + SESSIONS + reserved + 20
-            ),
-        );
-    } else {
+    let needed = SESSIONS + count(config.workers);
+    // With fewer of these it takes longer.
+    let copying = if config.copy_data { COPY_SESSIONS + count(config.copy.workers) } else { 0 };
+    let fix = format!(
+        "ALTER SYSTEM SET max_connections = {}; -- then restart the target",
+        used + needed + copying + reserved + 20
+    );
+    if known.owner.is_some() {
         reporter.ok("max_connections", what);
+    } else if most - used < needed {
+        let message = format!("{what}, and a run needs {needed}");
+        reporter.block("max_connections", message).sql(fix);
+    } else if most - used < needed + copying {
+        let message = format!(
+            "{what}, and a run needs {needed}, and {copying} more to copy tables meanwhile"
+        );
+        reporter.warn("max_connections", message).sql(fix);
+    } else {
+        reporter.ok("max_connections", format!("{what}, a run needs up to {}", needed + copying));
     }
     let encoding = settings.text("server_encoding");
     if encoding == "SQL_ASCII" {
@@ -282,15 +299,20 @@ fn check_origin(
         .parse()
         .map_err(|_| Failure::internal("a count is no number"))?;
     let most = settings.number(name).unwrap_or(0);
+    // One for each worker, and one for tables that are copied while others stream.
+    let needed = count(config.workers) + i64::from(config.copy_data);
     let (problem, fix) = if !refused.is_empty() {
         (
             format!("role {role} may not use replication origins"),
             format!("GRANT EXECUTE ON FUNCTION {refused} TO {role};"),
         )
-    } else if used >= most {
+    } else if used + needed > most {
         (
-            format!("{name} is {most}, and {used} replication origins exist"),
-            format!("ALTER SYSTEM SET {name} = {}; -- then restart the target", used + 10),
+            format!(
+                "{name} is {most}, {used} replication origins of others exist, and a run needs \
+                 {needed} more"
+            ),
+            format!("ALTER SYSTEM SET {name} = {}; -- then restart the target", used + needed + 8),
         )
     } else {
         reporter.ok("origin", "commits can be tagged with a replication origin");
@@ -318,4 +340,8 @@ fn check_origin(
             .sql(fix);
     }
     Ok(())
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
