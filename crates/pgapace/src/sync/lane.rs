@@ -361,6 +361,10 @@ fn publisher_trouble(error: &wire::Error, doing: &str) -> Trouble {
 
 fn target_trouble(error: &wire::Error, doing: &str) -> Trouble {
     let mut failure = Failure::target(error, doing);
+    if failure.sqlstate.as_deref() == Some("53100") {
+        // The others may have room elsewhere, or need less.
+        return Trouble::Table(failure.hint("Make room on the target: it is tried again."));
+    }
     if failure.transient {
         return Trouble::Run(failure);
     }

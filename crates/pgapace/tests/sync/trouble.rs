@@ -1,9 +1,16 @@
 //! Tables that cannot be copied, or that change while others are.
 
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use testbed::compare::TableName;
+use testbed::{Pair, Result, wait_until};
+
+use crate::faults::site::{
+    DB, PATIENCE as LONG, Site, expect_exit, wait_for_log, wait_while_running,
+};
 use crate::support::{PATIENCE, VERSIONS, must, on_versions};
-use testbed::wait_until;
 
 /// A row that the target does not take: its table and line are named, the other tables are copied.
 #[test]
@@ -83,4 +90,129 @@ fn tables_that_change_while_others_are_copied() {
         case.expect_equal(&["first", "rewritten", "split", "truncated", "last"]);
         assert_eq!(case.target.value("SELECT count(*) FROM rewritten WHERE v LIKE '%!'"), "5000");
     });
+}
+
+/// A file system of some megabytes, for a tablespace; root alone can make one.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount(owner_of: &str) -> Option<Self> {
+        let directory = tempfile::tempdir().ok()?;
+        let path = directory.path();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).ok()?;
+        let disk = Self(directory);
+        if !disk.run(&["-t", "tmpfs", "-o", "size=8m,mode=0700", "tmpfs"]) {
+            return None;
+        }
+        let owner = std::fs::metadata(owner_of).ok()?;
+        std::os::unix::fs::chown(disk.0.path(), Some(owner.uid()), Some(owner.gid())).ok()?;
+        Some(disk)
+    }
+
+    fn run(&self, options: &[&str]) -> bool {
+        let status =
+            Command::new("mount").args(options).arg(self.0.path()).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    }
+
+    /// Makes room.
+    fn grow(&self) {
+        assert!(self.run(&["-o", "remount,size=256m"]), "the file system does not grow");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Before its directory is removed.
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+/// The target's disk is full: the table is named, the others are copied, and it is tried again until
+/// there is room.
+#[test]
+fn a_disk_of_the_target_that_is_full() -> Result<()> {
+    for major in [15, 18] {
+        let site = Site::of(Pair::start(major, major)?)?;
+        let data = site.target.query_one_text(DB, "SHOW data_directory")?;
+        let Some(disk) = SmallDisk::mount(&data) else {
+            eprintln!("skipped: no file system can be mounted here");
+            return Ok(());
+        };
+        let ddl = "CREATE TABLE large (id int PRIMARY KEY, v text); CREATE TABLE small (id int PRIMARY KEY, v text)";
+        site.tables(ddl)?;
+        site.publisher.sql(
+            DB,
+            "INSERT INTO large SELECT i, repeat('x', 500) FROM generate_series(1, 40000) i; \
+             INSERT INTO small SELECT i, repeat('x', 500) FROM generate_series(1, 1000) i",
+        )?;
+        let place = format!("CREATE TABLESPACE tight LOCATION '{}'", disk.0.path().display());
+        site.target.sql(DB, &place)?;
+        site.target.sql(DB, "ALTER TABLE large SET TABLESPACE tight")?;
+        // One worker: the large table comes first.
+        let mut run = site.spawn(&site.program().args(["--copy-workers", "1"]))?;
+        wait_for_log(&mut run, "53100", LONG)?;
+        let copied =
+            "SELECT string_agg(table_name, ' ') FROM pgapace.relation WHERE gate_lsn IS NOT NULL";
+        let mut look = site.target.connect(DB)?;
+        wait_until(LONG, "the other table to be copied", || {
+            let copied: Option<String> = look.query_one(copied, &[])?.get(0);
+            Ok(copied.as_deref() == Some("small"))
+        })?;
+        assert!(run.log().contains("public.large"), "{}", run.log());
+        assert!(run.log().contains("Make room"), "{}", run.log());
+        disk.grow();
+        wait_for_log(&mut run, "streaming subscription=", LONG)?;
+        site.publisher.sql(DB, "UPDATE large SET v = 'y' WHERE id < 100")?;
+        site.catch_up(&mut run)?;
+        site.expect_equal(&[TableName::from("large"), TableName::from("small")])?;
+        run.terminate()?;
+        expect_exit(&mut run, 0, &[])?;
+        // Before its file system goes.
+        site.target.sql(DB, "DROP TABLE large")?;
+        site.target.sql(DB, "DROP TABLESPACE tight")?;
+    }
+    Ok(())
+}
+
+/// The slot keeps WAL while tables are copied, and the publisher has a limit: a warning says how much
+/// is left; beyond it the copy is in vain, and ends.
+#[test]
+fn a_slot_that_comes_near_its_limit() -> Result<()> {
+    for major in [15, 18] {
+        let limit = |builder: testbed::ClusterBuilder| {
+            builder.setting("max_slot_wal_keep_size", "96MB").setting("max_wal_size", "64MB")
+        };
+        let site = Site::of(Pair::start_with(major, major, limit, |target| target)?)?;
+        site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+        site.publisher.sql(DB, "INSERT INTO t SELECT generate_series(1, 1000)")?;
+        let mut holder = site.target.connect(DB)?;
+        holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
+        let mut run = site.spawn(&site.program())?;
+        let mut look = site.target.connect(DB)?;
+        let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'";
+        wait_while_running(&mut run, "the copy to wait", LONG, || {
+            Ok(look.query_one(waiting, &[])?.get::<_, i64>(0) > 0)
+        })?;
+        let wal = |megabytes: u32| {
+            site.publisher.sql(
+                DB,
+                &format!(
+                    "SELECT count(pg_logical_emit_message(false, 'fill', repeat('x', 1 << 20))) \
+                     FROM generate_series(1, {megabytes})"
+                ),
+            )
+        };
+        wal(84)?;
+        wait_for_log(&mut run, "comes near max_slot_wal_keep_size", LONG)?;
+        assert!(run.log().contains("lost_after="), "{}", run.log());
+        wal(80)?;
+        site.publisher.sql(DB, "CHECKPOINT")?;
+        expect_exit(
+            &mut run,
+            7,
+            &["was invalidated during table sync", "Raise max_slot_wal_keep_size"],
+        )?;
+    }
+    Ok(())
 }
