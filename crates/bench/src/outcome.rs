@@ -18,6 +18,8 @@ pub(crate) enum Runner {
     Recvlogical,
     /// COPY of the tables into nothing: the limit of a table sync.
     Copy,
+    /// COPY of the tables into the target's, one after the other on one pair of connections.
+    Pipe,
     /// The publisher without any subscriber.
     Alone,
     /// A physical standby.
@@ -43,6 +45,7 @@ impl Runner {
             Self::ReceiverBinary => "our receiver, binary",
             Self::Recvlogical => "pg_recvlogical, binary",
             Self::Copy => "COPY",
+            Self::Pipe => "one COPY pipe",
             Self::Alone => "no subscriber",
             Self::Physical => "physical standby",
             Self::Native => "native",

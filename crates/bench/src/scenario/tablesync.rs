@@ -1,7 +1,7 @@
 //! The first run of a subscription: creating it, copying its tables, being in step.
 
 use std::fmt::Write as _;
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -58,9 +58,12 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
         let publication = format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES");
         anyhow::Ok(servers.publisher.sql(DATABASE, &publication)?)
     })?;
-    let mut runners = vec![Runner::Copy, Runner::Native, Runner::Pgapace];
-    if bench.quick {
-        runners.remove(0);
+    let mut runners = vec![Runner::Native, Runner::Pgapace];
+    if !bench.quick {
+        runners.insert(0, Runner::Copy);
+        if tables.megabytes > 0 {
+            runners.insert(1, Runner::Pipe);
+        }
     }
     bench.alternate(&mut outcome, runners, |outcome, runner| {
         bench.clock.time(Phase::Reset, || servers.publisher.sql(DATABASE, "CHECKPOINT"))?;
@@ -69,6 +72,10 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
             return Ok(Run::new(runner, seconds, seconds, Usage::default()));
         }
         bench.clock.time(Phase::Reset, || servers.reset_target(BASE, ROUND))?;
+        if runner == Runner::Pipe {
+            let seconds = bench.clock.time(Phase::Run, || pipe(&servers, tables))?;
+            return Ok(Run::new(runner, seconds, seconds, Usage::default()));
+        }
         let copied = bench.clock.time(Phase::Run, || match runner {
             Runner::Native => native(&servers, tables, bench.limit),
             _ => pgapace(&servers, tables, bench),
@@ -96,6 +103,12 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
         Ok(run)
     })?;
     outcome.conclude(Direction::LessIsBetter);
+    if let (Some(pipe), Some(pgapace)) = (outcome.median_of(Runner::Pipe), outcome.pgapace) {
+        let times = pipe / pgapace;
+        outcome
+            .notes
+            .push(format!("one COPY pipe takes {pipe:.2} s: pgapace is {times:.2} x as fast"));
+    }
     bench.give_back(servers, DATABASE, &[ROUND, BASE])?;
     Ok(outcome)
 }
@@ -136,6 +149,47 @@ fn copy_out(environment: &Environment, tables: Tables) -> Result<f64> {
         let mut rows = client.copy_out(&format!("COPY t{number} TO STDOUT (FORMAT binary)"))?;
         io::copy(&mut rows, &mut io::sink()).context("cannot copy a table out")?;
     }
+    Ok(started.elapsed().as_secs_f64())
+}
+
+/// Copies every table, one after the other, as `psql -c 'COPY … TO STDOUT' | psql -c 'COPY … FROM
+/// STDIN'` would: one thread reads while another one writes.
+fn pipe(environment: &Environment, tables: Tables) -> Result<f64> {
+    const CHUNK: usize = 64 << 10;
+    const CHUNKS: usize = 16;
+    let source = environment.publisher.conninfo_tcp(DATABASE);
+    let target = environment.target_for_pgapace(ROUND);
+    let started = Instant::now();
+    let mut target = testbed::postgres::Client::connect(&target, testbed::postgres::NoTls)?;
+    std::thread::scope(|scope| {
+        let (sender, chunks) = std::sync::mpsc::sync_channel::<Option<Vec<u8>>>(CHUNKS);
+        let reader = scope.spawn(move || -> Result<()> {
+            let mut client = testbed::postgres::Client::connect(&source, testbed::postgres::NoTls)?;
+            for number in 0..tables.number {
+                let mut rows =
+                    client.copy_out(&format!("COPY t{number} TO STDOUT (FORMAT binary)"))?;
+                loop {
+                    let mut chunk = Vec::with_capacity(CHUNK);
+                    io::Read::take(&mut rows, CHUNK as u64).read_to_end(&mut chunk)?;
+                    let end = chunk.is_empty();
+                    if sender.send((!end).then_some(chunk)).is_err() || end {
+                        break;
+                    }
+                }
+            }
+            Ok(())
+        });
+        for number in 0..tables.number {
+            let mut input =
+                target.copy_in(&format!("COPY t{number} FROM STDIN (FORMAT binary)"))?;
+            while let Ok(Some(chunk)) = chunks.recv() {
+                input.write_all(&chunk)?;
+            }
+            input.finish()?;
+        }
+        drop(chunks);
+        reader.join().map_err(|_| anyhow::anyhow!("reading panicked"))?
+    })?;
     Ok(started.elapsed().as_secs_f64())
 }
 
