@@ -27,6 +27,7 @@ use crate::apply::tables::Tables;
 use crate::apply::work::{Mode, Work};
 use crate::apply::worker::{Answered, FromWorker};
 use crate::error::{Class, Failure, Result};
+use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::receiver::{FromPublisher, Receiver};
 use crate::stopping::interrupt::interruptible_after;
@@ -41,6 +42,8 @@ const OUTSTANDING_LIMIT: usize = 65_536;
 const TICK: Duration = Duration::from_millis(100);
 /// How often counters are written.
 const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
+/// The same while nothing happens but waiting for the publisher: idle is free.
+const IDLE_STATISTICS_INTERVAL: Duration = Duration::from_secs(60);
 /// How long a stop waits for what is being applied: a large transaction, a lock on the target.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -112,6 +115,10 @@ pub(crate) struct Leader<'a> {
     /// shut down), so idle progress is recorded now.
     asked: bool,
     counters: Counters,
+    /// How long it has waited itself.
+    waits: Stopwatch,
+    /// No worker takes what waits.
+    all_busy: bool,
     last_statistics: Instant,
     reported: Option<Delta>,
     schema_watch: SchemaWatch,
@@ -138,6 +145,8 @@ impl<'a> Leader<'a> {
             removed_before: resumed_at,
             asked: false,
             counters: Counters::default(),
+            waits: Stopwatch::default(),
+            all_busy: false,
             last_statistics: now,
             reported: None,
             schema_watch: SchemaWatch::new(),
@@ -183,9 +192,11 @@ impl<'a> Leader<'a> {
             }
             let reading = self.wants_chunks();
             let chunks = if reading { &self.parts.receiver.chunks } else { &no_chunks };
+            self.waits.set(self.waits_for());
             select! {
                 recv(chunks) -> message => match message {
                     Ok(FromPublisher::Chunk(chunk)) => {
+                        self.waits.set(None);
                         self.take_chunk(&chunk.bytes)?;
                         if self.parts.idle_interval.is_zero() {
                             // A commit on the publisher may wait for no more than our receipt.
@@ -219,6 +230,7 @@ impl<'a> Leader<'a> {
                 },
                 recv(stop) -> _ => {}
                 recv(ticks) -> _ => {
+                    self.waits.set(None);
                     // What was received counts even while nothing commits.
                     self.publish_positions();
                     self.write_statistics(false);
@@ -237,6 +249,15 @@ impl<'a> Leader<'a> {
             }
             self.dispatch_idle()?;
         }
+    }
+
+    /// What keeps it from going on when it goes to sleep.
+    fn waits_for(&self) -> Option<Reason> {
+        let nothing = self.waiting.is_empty() && self.parts.pool.is_idle();
+        if nothing && self.wants_chunks() && self.parts.receiver.chunks.is_empty() {
+            return Some(Reason::Source);
+        }
+        self.all_busy.then_some(Reason::Worker)
     }
 
     fn wants_chunks(&self) -> bool {
@@ -295,13 +316,17 @@ impl<'a> Leader<'a> {
     /// Hands groups to the workers while they may have more. Returns when to look again at the
     /// latest.
     fn dispatch(&mut self) -> Result<Duration> {
+        self.all_busy = false;
         while !self.waiting.is_empty() {
             let worth = self.waiting.is_worth_a_group();
             let backlog = is_backlog(self.behind) && self.wants_chunks();
             let worker = match self.parts.pool.room(worth, backlog) {
                 Room::At(worker) => worker,
                 Room::In(duration) => return Ok(duration),
-                Room::None => break,
+                Room::None => {
+                    self.all_busy = true;
+                    break;
+                }
             };
             if self.parts.pool.is_idle() && self.wants_chunks() {
                 let waited = self.parts.pool.idle_for();
@@ -626,21 +651,31 @@ impl<'a> Leader<'a> {
         if !now && self.last_statistics.elapsed() < STATISTICS_INTERVAL {
             return;
         }
+        self.counters.waits.add(&self.waits.take());
+        self.counters.waits.add(&self.parts.receiver.waits.take());
+        self.counters.waits.add(&self.parts.pool.take_waits());
+        let positions = self.parts.progress.positions();
+        let delta = Delta {
+            counters: self.counters,
+            received: positions.write,
+            applied: positions.apply,
+            flushed: positions.flush,
+        };
+        let mut news = delta;
+        news.counters.waits.source = Duration::ZERO;
+        let idle = self.reported == Some(news);
+        if idle && !now && self.last_statistics.elapsed() < IDLE_STATISTICS_INTERVAL {
+            return;
+        }
         self.last_statistics = Instant::now();
         let modes = self.parts.tables.take_modes();
         if !modes.is_empty() {
             self.parts.durability.submit(Job::Modes(modes));
         }
-        let positions = self.parts.progress.positions();
-        let delta = Delta {
-            counters: std::mem::take(&mut self.counters),
-            received: positions.write,
-            applied: positions.apply,
-            flushed: positions.flush,
-        };
         if self.reported == Some(delta) {
             return;
         }
+        self.counters = Counters::default();
         self.reported = Some(Delta { counters: Counters::default(), ..delta });
         self.parts.durability.submit(Job::Statistics(Box::new(delta)));
     }

@@ -13,7 +13,9 @@ use crate::apply::turns::Turns;
 use crate::apply::work::{Contended, Group, Mode, Work};
 use crate::apply::worker::{Answered, Connect, FromWorker, Worker};
 use crate::error::{Failure, Result};
+use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::target::mapping::TableMap;
+use crate::target::state::statistics::Waits;
 
 /// Source transactions that are on their way to the target at once where groups are small: a
 /// worker that is told to commit each of them alone must not wait for every answer.
@@ -73,11 +75,22 @@ struct Stall {
     next: Duration,
     /// A look is under way.
     asked: bool,
+    /// How long the oldest groups have waited for locks.
+    waits: Stopwatch,
 }
 
 impl Stall {
     fn new(probe: Duration) -> Self {
-        Self { probe, oldest: None, since: Instant::now(), next: probe, asked: false }
+        let waits = Stopwatch::default();
+        Self { probe, oldest: None, since: Instant::now(), next: probe, asked: false, waits }
+    }
+
+    /// Another group is the oldest.
+    fn begin(&mut self, oldest: Option<GroupSeq>) {
+        self.oldest = oldest;
+        self.since = Instant::now();
+        self.next = self.probe;
+        self.waits.set(None);
     }
 }
 
@@ -206,7 +219,7 @@ impl Pool {
         let oldest = self.queues.iter().filter_map(VecDeque::front).min().copied();
         let stall = &mut self.stall;
         if stall.oldest != oldest {
-            *stall = Stall { oldest, asked: stall.asked, ..Stall::new(stall.probe) };
+            stall.begin(oldest);
         }
         if oldest.is_none() || stall.asked {
             return LONGEST_PROBE;
@@ -232,12 +245,22 @@ impl Pool {
     /// What keeps the oldest group: later ones that hold its locks go back.
     pub(crate) fn make_way(&mut self, found: &Found) {
         self.stall.asked = false;
+        if self.stall.oldest == Some(found.oldest) {
+            self.stall.waits.set(found.waits.then_some(Reason::TargetLock));
+        }
         for victim in &found.victims {
             let holder = self.queues.iter().position(|queue| queue.front() == Some(victim));
             if let Some(worker) = holder {
                 self.workers[worker].give_way(*victim);
             }
         }
+    }
+
+    /// How long workers, and the oldest groups, have waited since the last call.
+    pub(crate) fn take_waits(&mut self) -> Waits {
+        let mut waits = self.stall.waits.take();
+        self.workers.iter().for_each(|worker| waits.add(&worker.waits.take()));
+        waits
     }
 
     /// Ends all workers; returns what they have answered and nobody has taken.

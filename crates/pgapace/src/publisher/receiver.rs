@@ -15,6 +15,7 @@ use pgoutput::{Frame, StatusUpdate, Timestamp};
 use wire::{EndReason, Received, ReplicationStream, Waker};
 
 use crate::error::{Class, Failure, Result};
+use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::feedback::Feedback;
 
 /// Longest time between two status messages while nothing is read: what the publisher asks for is
@@ -116,6 +117,8 @@ impl Drop for Accounted {
 pub(crate) struct Receiver {
     pub(crate) chunks: Channel<FromPublisher>,
     pub(crate) memory: Arc<Memory>,
+    /// How long it has waited for memory.
+    pub(crate) waits: Stopwatch,
     waker: Waker,
     stop: Arc<AtomicBool>,
     backlog: Arc<AtomicBool>,
@@ -139,11 +142,13 @@ impl Receiver {
             limit: options.memory_limit,
             waker: waker.clone(),
         });
+        let waits = Stopwatch::default();
         let state = State {
             stream,
             feedback,
             options,
             memory: Arc::clone(&memory),
+            waits: waits.clone(),
             sender,
             stop: Arc::clone(&stop),
             backlog: Arc::clone(&backlog),
@@ -156,7 +161,7 @@ impl Receiver {
             .name("receiver".to_owned())
             .spawn(move || state.run())
             .map_err(|e| Failure::internal(format!("cannot start the receiver thread: {e}")))?;
-        Ok(Self { chunks, memory, waker, stop, backlog, thread: Some(thread) })
+        Ok(Self { chunks, memory, waits, waker, stop, backlog, thread: Some(thread) })
     }
 
     /// Has the receiver send the positions if they changed.
@@ -196,6 +201,7 @@ struct State {
     feedback: Feedback,
     options: ReceiverOptions,
     memory: Arc<Memory>,
+    waits: Stopwatch,
     sender: Sender<FromPublisher>,
     stop: Arc<AtomicBool>,
     backlog: Arc<AtomicBool>,
@@ -236,9 +242,10 @@ impl State {
                 if self.last_sent.elapsed() >= PAUSED_STATUS_INTERVAL {
                     self.send_status(false)?;
                 }
-                self.stream
-                    .wait_without_reading(PAUSED_STATUS_INTERVAL)
-                    .map_err(|e| Failure::publisher(&e, "waiting for memory"))?;
+                self.waits.set(Some(Reason::Memory));
+                let waited = self.stream.wait_without_reading(PAUSED_STATUS_INTERVAL);
+                self.waits.set(None);
+                waited.map_err(|e| Failure::publisher(&e, "waiting for memory"))?;
                 continue;
             }
             let timeout = self.options.status_interval.saturating_sub(self.last_sent.elapsed());

@@ -3,3 +3,4 @@
 mod faults;
 mod locks;
 mod order;
+mod waits;

@@ -17,6 +17,7 @@ use crate::apply::thread::join_or_cancel;
 use crate::apply::turns::Turns;
 use crate::apply::work::Group;
 use crate::error::{Failure, Result};
+use crate::observe::stopwatch::Stopwatch;
 use crate::target::state::SubscriptionId;
 use crate::target::state::statistics::Counters;
 use state::State;
@@ -88,6 +89,8 @@ pub(crate) struct Worker {
     thread: Option<JoinHandle<()>>,
     /// Of its session, which is another one after it was lost.
     handle: Arc<Mutex<CancelHandle>>,
+    /// How long it has waited for other groups.
+    pub(crate) waits: Stopwatch,
 }
 
 impl Worker {
@@ -104,10 +107,13 @@ impl Worker {
         let handle = Arc::new(Mutex::new(session.cancel_handle()));
         let log = MissingLog::new(subscription);
         let (turns_of_thread, handle_of_thread) = (Arc::clone(turns), Arc::clone(&handle));
+        let waits = Stopwatch::default();
+        let waits_of_thread = waits.clone();
         let thread = std::thread::Builder::new()
             .name(format!("apply {number}"))
             .spawn(move || {
-                let mut state = State::new(number, session, identity, log, turns_of_thread);
+                let (turns, waits) = (turns_of_thread, waits_of_thread);
+                let mut state = State::new(number, session, identity, log, turns, waits);
                 let failure = state.run(&inbox, &connect, &handle_of_thread, &|event| {
                     // The leader may be gone; then nobody needs to know.
                     let _ = sender.send((number, event));
@@ -118,7 +124,7 @@ impl Worker {
             })
             .map_err(|e| Failure::internal(format!("cannot start an apply thread: {e}")))?;
         let turns = Arc::clone(turns);
-        Ok(Self { number, turns, mail: Some(mail), thread: Some(thread), handle })
+        Ok(Self { number, turns, mail: Some(mail), thread: Some(thread), handle, waits })
     }
 
     /// Hands a group over, in commit order. A worker that is gone has reported why.

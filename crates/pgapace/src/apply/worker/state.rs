@@ -33,6 +33,7 @@ use crate::apply::turns::Turns;
 use crate::apply::work::{Contended, Group, Mode, Work};
 use crate::apply::worker::{Answered, Connect, FromWorker, Identity, ToWorker};
 use crate::error::{Class, Failure, Result, is_transient};
+use crate::observe::stopwatch::{Reason, Stopwatch};
 
 /// Bytes of statements that are collected before they are sent.
 const SEND_BYTES: usize = 64 << 10;
@@ -133,6 +134,7 @@ pub(super) struct State {
     pub(super) in_parts: bool,
     /// See [`Answered::in_doubt`].
     pub(super) in_doubt: bool,
+    waits: Stopwatch,
 }
 
 type Report<'a> = &'a dyn Fn(FromWorker);
@@ -144,6 +146,7 @@ impl State {
         identity: Identity,
         log: MissingLog,
         turns: Arc<Turns>,
+        waits: Stopwatch,
     ) -> Self {
         let mut state = Self {
             number,
@@ -162,6 +165,7 @@ impl State {
             closing: false,
             in_parts: false,
             in_doubt: false,
+            waits,
         };
         state.encoder.prepare_control(&mut state.session);
         state
@@ -257,11 +261,29 @@ impl State {
         if self.closing || !turns.wait(self.number, waits) {
             return Ok(());
         }
-        let readable = self
-            .session
-            .wait_readable(Some(waker.descriptor()), SLEEP)
-            .map_err(|e| Failure::target(&e, "applying changes"))?;
+        let reason = self.waits_for();
+        if reason.is_some() {
+            self.waits.set(reason);
+        }
+        let readable = self.session.wait_readable(Some(waker.descriptor()), SLEEP);
+        if reason.is_some() {
+            self.waits.set(None);
+        }
+        let readable = readable.map_err(|e| Failure::target(&e, "applying changes"))?;
         if readable { self.take_replies(report) } else { Ok(()) }
+    }
+
+    /// What keeps it from going on, if it is not the target, and it has something to do.
+    fn waits_for(&self) -> Option<Reason> {
+        if !self.pending.is_empty() {
+            return None;
+        }
+        match self.in_flight.back() {
+            Some(last) if last.contended.is_some() => Some(Reason::Dependency),
+            Some(last) if last.ending.is_some() => Some(Reason::CommitOrder),
+            Some(_) => None,
+            None => (!self.queue.is_empty()).then_some(Reason::Dependency),
+        }
     }
 
     /// Whether another group may be begun, or put together behind the one in flight.

@@ -7,6 +7,7 @@ use serde::Serialize;
 use wire::{Row, Session};
 
 use crate::error::{Failure, Result};
+use crate::observe::stopwatch::Reason;
 use crate::target::catalogue::field;
 use crate::target::conflict::ConflictType;
 use crate::target::state::SubscriptionId;
@@ -18,7 +19,7 @@ macro_rules! counters {
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
         pub(crate) struct Counters {
             $($(#[doc = $doc])* pub(crate) $name: u64,)*
-            /// Time during which something was to be applied and nothing could be done for it.
+            /// How long was waited, and for what.
             pub(crate) waits: Waits,
         }
 
@@ -137,7 +138,7 @@ impl Counters {
 /// The reasons to wait, each a column `wait_…` in seconds: declared once.
 macro_rules! waits {
     ($($(#[doc = $doc:literal])* $name:ident: $column:literal,)*) => {
-        /// Time waited, by reason.
+        /// Time waited, by reason: the sum over all sessions, so it may pass faster than the clock.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
         pub(crate) struct Waits {
             $($(#[doc = $doc])* #[serde(serialize_with = "seconds")] pub(crate) $name: Duration,)*
@@ -146,7 +147,7 @@ macro_rules! waits {
         const WAITS: &[&str] = &[$($column),*];
 
         impl Waits {
-            fn add(&mut self, other: &Self) {
+            pub(crate) fn add(&mut self, other: &Self) {
                 $(self.$name += other.$name;)*
             }
 
@@ -173,18 +174,33 @@ macro_rules! waits {
 }
 
 waits! {
-    /// For an earlier group to commit, because of a row that both change.
+    /// Of workers, for earlier groups to commit: of changes that are contended, or of groups that
+    /// run only as the oldest.
     dependency: "wait_dependency",
-    /// For the turn to commit, everything else being done.
+    /// Of workers, for the turn to commit, everything else being done.
     commit_order: "wait_commit_order",
-    /// Of the oldest group, for a lock of another session on the target.
+    /// Of the oldest group, for a lock of another session on the target, from when it is seen.
     target_lock: "wait_target_lock",
-    /// For a session to become free.
+    /// Of what is to be applied, for a worker that takes it.
     worker: "wait_worker",
-    /// For memory: the publisher was not read.
+    /// Of the receiver, for memory: the publisher is not read.
     memory: "wait_memory",
-    /// For the publisher: nothing was to be done.
+    /// For the publisher: nothing is to be done.
     source: "wait_source",
+}
+
+impl Waits {
+    /// The time of a reason.
+    pub(crate) fn of(&mut self, reason: Reason) -> &mut Duration {
+        match reason {
+            Reason::Dependency => &mut self.dependency,
+            Reason::CommitOrder => &mut self.commit_order,
+            Reason::TargetLock => &mut self.target_lock,
+            Reason::Worker => &mut self.worker,
+            Reason::Memory => &mut self.memory,
+            Reason::Source => &mut self.source,
+        }
+    }
 }
 
 fn seconds<S: serde::Serializer>(

@@ -1,0 +1,92 @@
+//! How long a thread waits, and for what.
+//!
+//! A thread says it when it goes to sleep and when it wakes; the clock is read then, and only if what
+//! it waits for has changed. Another thread collects the times, also that of a wait under way: a
+//! subscription that is stuck is seen to be.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::target::state::statistics::Waits;
+
+/// What a thread waits for. See [`Waits`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    Dependency,
+    CommitOrder,
+    TargetLock,
+    Worker,
+    Memory,
+    Source,
+}
+
+/// The stopwatch of one thread; its clones are the same one.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Stopwatch(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// What was waited and not collected.
+    waited: Waits,
+    running: Option<(Reason, Instant)>,
+}
+
+impl Stopwatch {
+    /// From now on the thread waits for this, or for nothing.
+    pub(crate) fn set(&self, reason: Option<Reason>) {
+        let mut state = self.state();
+        if state.running.map(|(reason, _)| reason) != reason {
+            state.set(reason, Instant::now());
+        }
+    }
+
+    /// What was waited since the last call.
+    pub(crate) fn take(&self) -> Waits {
+        self.state().take(Instant::now())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing that holds it can panic half-way.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn set(&mut self, reason: Option<Reason>, now: Instant) {
+        if let Some((reason, since)) = self.running {
+            *self.waited.of(reason) += now.saturating_duration_since(since);
+        }
+        self.running = reason.map(|reason| (reason, now));
+    }
+
+    fn take(&mut self, now: Instant) -> Waits {
+        self.set(self.running.map(|(reason, _)| reason), now);
+        std::mem::take(&mut self.waited)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::{Reason, State};
+    use crate::target::state::statistics::Waits;
+
+    #[test]
+    fn a_wait_is_collected_in_pieces_and_never_twice() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut state = State::default();
+        state.set(Some(Reason::Source), at(0));
+        let source = |seconds| Waits { source: Duration::from_secs(seconds), ..Waits::default() };
+        assert_eq!(state.take(at(3)), source(3));
+        state.set(None, at(5));
+        state.set(Some(Reason::Worker), at(10));
+        state.set(Some(Reason::Memory), at(11));
+        let both =
+            Waits { worker: Duration::from_secs(1), memory: Duration::from_secs(4), ..source(2) };
+        assert_eq!(state.take(at(15)), both);
+        state.set(None, at(15));
+        assert_eq!(state.take(at(99)), Waits::default());
+    }
+}
