@@ -15,8 +15,9 @@
 //! 8. [`writeset`]: which changes of a group must wait for which groups before it.
 //! 9. [`order`]: which groups have ended, and who may go on.
 //! 10. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
-//! 11. [`progress`]: received, applied, durable: what may be acknowledged.
-//! 12. [`history`]: may a publisher's timeline be followed from where we are?
+//! 11. [`share`]: how many sessions each of several subscriptions has.
+//! 12. [`progress`]: received, applied, durable: what may be acknowledged.
+//! 13. [`history`]: may a publisher's timeline be followed from where we are?
 #![forbid(unsafe_code)]
 
 pub mod assemble;
@@ -30,5 +31,6 @@ pub mod net;
 pub mod order;
 pub mod progress;
 pub mod relation;
+pub mod share;
 pub mod transaction;
 pub mod writeset;

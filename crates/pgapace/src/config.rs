@@ -279,7 +279,9 @@ pub(crate) struct Settings {
     #[serde(rename = "memory-limit", alias = "memory_limit")]
     pub(crate) memory_limit: Option<usize>,
 
-    /// Sessions that apply changes at the same time; 1 is serial [default: 4]
+    /// Sessions that apply changes at the same time; 1 is serial. Subscriptions that one process
+    /// applies to one server share the sessions: as many as the one with most workers may have, and
+    /// at least one each, which is its own [default: 4]
     #[arg(long, value_name = "N", env = "PGAPACE_WORKERS")]
     pub(crate) workers: Option<usize>,
 

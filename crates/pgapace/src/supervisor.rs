@@ -19,7 +19,8 @@ use crate::apply::durability::{self, Durability};
 use crate::apply::incoming::Incoming;
 use crate::apply::joining::{CatchUpOptions, Joining};
 use crate::apply::leader::{Leader, Outcome, Parts};
-use crate::apply::pool::Pool;
+use crate::apply::pool::{Connector, Pool};
+use crate::apply::sessions::Share;
 use crate::apply::tables::Tables;
 use crate::apply::worker::{Connect, Identity, Lost};
 use crate::config::{self, ApplyMode, Subscription as Config};
@@ -70,10 +71,17 @@ pub(crate) struct RunOptions {
     pub(crate) take_over: bool,
 }
 
-/// Runs one subscription until it is stopped, reaches its goal, or fails for good.
-pub(crate) fn run(config: &Config, options: RunOptions, shutdown: &Shutdown) -> Result<Outcome> {
+/// Runs one subscription until it is stopped, reaches its goal, or fails for good; then its `share`
+/// is for others.
+pub(crate) fn run(
+    config: &Config,
+    options: RunOptions,
+    shutdown: &Shutdown,
+    share: Arc<Share>,
+) -> Result<Outcome> {
     let mut supervisor = Supervisor {
         config,
+        share,
         shutdown,
         take_over: options.take_over,
         until: options.until,
@@ -127,6 +135,7 @@ pub(crate) fn run(config: &Config, options: RunOptions, shutdown: &Shutdown) -> 
 
 struct Supervisor<'a> {
     config: &'a Config,
+    share: Arc<Share>,
     shutdown: &'a Shutdown,
     take_over: bool,
     until: Option<Until>,
@@ -430,7 +439,7 @@ impl Supervisor<'_> {
             // Behind the workers of the pool.
             connect: Box::new(|table| {
                 let identity = Identity { progress_of: table.number, ordered: true, ..identity };
-                self.connect(&target, Purpose::Apply, identity, config.workers)
+                self.connector(&target, Purpose::Apply, identity)(config.workers)
             }),
             subscription: &config.name,
             part_limits,
@@ -686,21 +695,19 @@ impl Supervisor<'_> {
         }
     }
 
-    /// How to open the session of worker `number`.
-    fn connect(
-        &self,
-        target: &Target,
-        purpose: Purpose,
-        identity: Identity,
-        number: usize,
-    ) -> Connect {
+    /// How to open the session of a worker, by its number.
+    fn connector(&self, target: &Target, purpose: Purpose, identity: Identity) -> Connector {
         let origin_none = self.config.origin_none;
-        let (target, policy) = (target.clone(), self.config.on_conflict.clone());
-        Box::new(move |lost| {
-            let opened = open_apply(&target, purpose, identity, number, origin_none, lost);
-            let (mut session, identity) = opened?;
-            conflicts::requirements::check(&mut session, &policy, identity.tagged)?;
-            Ok((session, identity))
+        let target = Arc::new(target.clone());
+        let policy = Arc::new(self.config.on_conflict.clone());
+        Box::new(move |number| -> Connect {
+            let (target, policy) = (Arc::clone(&target), Arc::clone(&policy));
+            Box::new(move |lost| {
+                let opened = open_apply(&target, purpose, identity, number, origin_none, lost);
+                let (mut session, identity) = opened?;
+                conflicts::requirements::check(&mut session, &policy, identity.tagged)?;
+                Ok((session, identity))
+            })
         })
     }
 
@@ -714,13 +721,13 @@ impl Supervisor<'_> {
     ) -> Result<Pool> {
         let config = self.config;
         let identity = self.identity(control, row);
-        let connect = |number| self.connect(target, purpose, identity, number);
-        let connects = (0..config.workers).map(connect).collect();
         let monitor = target.connect(Purpose::Monitor)?;
+        let connector = self.connector(target, purpose, identity);
         let blockers = Blockers::spawn(monitor, row.id, &config.name)?;
         let ordered = config.preserve_commit_order;
         Pool::spawn(
-            connects,
+            &self.share,
+            connector,
             &config.name,
             group_transactions,
             ordered,

@@ -117,8 +117,9 @@ pub(crate) struct Leader<'a> {
     counters: Counters,
     /// How long it has waited itself.
     waits: Stopwatch,
-    /// No worker takes what waits.
+    /// No worker takes what waits; none would if there were more of them.
     all_busy: bool,
+    short: bool,
     last_statistics: Instant,
     reported: Option<Delta>,
     schema_watch: SchemaWatch,
@@ -147,6 +148,7 @@ impl<'a> Leader<'a> {
             counters: Counters::default(),
             waits: Stopwatch::default(),
             all_busy: false,
+            short: false,
             last_statistics: now,
             reported: None,
             schema_watch: SchemaWatch::new(),
@@ -206,9 +208,10 @@ impl<'a> Leader<'a> {
                     Ok(FromPublisher::Ended(failure)) => return Err(failure),
                     Err(_) => return Err(Failure::internal("the receiver thread is gone")),
                 },
-                recv(self.parts.pool.events) -> event => match event {
+                recv(self.parts.pool.events()) -> event => match event {
                     Ok((worker, FromWorker::Answered(answered))) => self.answered(worker, &answered),
                     Ok((_, FromWorker::Failed(failure))) => return Err(failure),
+                    Ok((worker, FromWorker::Moved(moved))) => self.parts.pool.moved(worker, moved),
                     Err(_) => return Err(Failure::internal("the apply threads are gone")),
                 },
                 recv(self.parts.pool.found()) -> event => match event {
@@ -231,6 +234,7 @@ impl<'a> Leader<'a> {
                 recv(stop) -> _ => {}
                 recv(ticks) -> _ => {
                     self.waits.set(None);
+                    self.parts.pool.give_back();
                     // What was received counts even while nothing commits.
                     self.publish_positions();
                     self.write_statistics(false);
@@ -316,15 +320,22 @@ impl<'a> Leader<'a> {
     /// Hands groups to the workers while they may have more. Returns when to look again at the
     /// latest.
     fn dispatch(&mut self) -> Result<Duration> {
-        self.all_busy = false;
+        (self.all_busy, self.short) = (false, false);
+        let again = self.hand_over()?;
+        self.parts.pool.want(self.short);
+        Ok(again)
+    }
+
+    fn hand_over(&mut self) -> Result<Duration> {
         while !self.waiting.is_empty() {
             let worth = self.waiting.is_worth_a_group();
             let backlog = is_backlog(self.behind) && self.wants_chunks();
             let worker = match self.parts.pool.room(worth, backlog) {
                 Room::At(worker) => worker,
                 Room::In(duration) => return Ok(duration),
-                Room::None => {
+                room @ (Room::Busy | Room::None) => {
                     self.all_busy = true;
+                    self.short = room == Room::Busy;
                     break;
                 }
             };

@@ -13,6 +13,7 @@ pub(crate) mod offender;
 pub(crate) mod pool;
 pub(crate) mod readable;
 pub(crate) mod schema_watch;
+pub(crate) mod sessions;
 pub(crate) mod tables;
 pub(crate) mod thread;
 pub(crate) mod turns;

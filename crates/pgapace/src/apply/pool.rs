@@ -1,21 +1,26 @@
-//! The workers of a subscription, and what each of them has.
+//! The workers of a subscription, and which group goes to which of them.
 
-use std::collections::VecDeque;
+mod slots;
+
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::Receiver;
 use engine::group::GroupSeq;
 use engine::transaction::Touched;
 use engine::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 
 use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
-use crate::apply::turns::Turns;
+use crate::apply::pool::slots::Slots;
+use crate::apply::sessions::Share;
 use crate::apply::work::{Contended, Group, Mode, Work};
-use crate::apply::worker::{Answered, Connect, FromWorker, Worker};
+use crate::apply::worker::{Answered, FromWorker, Moved};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::target::mapping::TableMap;
 use crate::target::state::statistics::Waits;
+
+pub(crate) use slots::Connector;
 
 /// Source transactions that are on their way to the target at once where groups are small: a
 /// worker that is told to commit each of them alone must not wait for every answer.
@@ -39,6 +44,8 @@ pub(crate) enum Room {
     At(usize),
     /// To a worker that is free, but not before this time has passed.
     In(Duration),
+    /// Nowhere until a worker has ended something, or another one comes.
+    Busy,
     /// Nowhere until a worker has ended something.
     None,
 }
@@ -46,12 +53,9 @@ pub(crate) enum Room {
 /// The workers of one subscription.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    workers: Vec<Worker>,
-    pub(crate) events: Receiver<(usize, FromWorker)>,
+    slots: Slots,
     /// What the groups in flight have locked; a single worker needs to know nothing of it.
     writeset: Option<Writeset>,
-    /// By worker, the groups that it has not answered, a part of a large transaction each for itself.
-    queues: Vec<VecDeque<GroupSeq>>,
     depth: usize,
     /// The last group that was handed over.
     last: GroupSeq,
@@ -95,45 +99,23 @@ impl Stall {
 }
 
 impl Pool {
-    /// Opens a session for each of `connects`. `group_transactions`: what a group may have at most;
-    /// `lock_probe`: time after which it is looked what keeps the oldest group.
+    /// `group_transactions`: what a group may have at most; `lock_probe`: time after which it is
+    /// looked what keeps the oldest group.
     pub(crate) fn spawn(
-        connects: Vec<Connect>,
+        share: &Arc<Share>,
+        connector: Connector,
         subscription: &str,
         group_transactions: usize,
         ordered: bool,
         blockers: Blockers,
         lock_probe: Duration,
     ) -> Result<Self> {
-        let turns = Turns::new(connects.len())?;
-        let (sender, events): (Sender<_>, _) = unbounded();
-        let spawn = |(number, connect)| {
-            Worker::spawn(number, connect, &turns, sender.clone(), subscription)
-        };
-        // All at once: each connects first.
-        let workers: Vec<_> = std::thread::scope(|scope| {
-            let spawn = &spawn;
-            let starting: Vec<_> = connects
-                .into_iter()
-                .enumerate()
-                .map(|connect| scope.spawn(move || spawn(connect)))
-                .collect();
-            starting
-                .into_iter()
-                .map(|thread| {
-                    let panicked = |_| Err(Failure::internal("starting a worker panicked"));
-                    thread.join().unwrap_or_else(panicked)
-                })
-                .collect::<Result<_>>()
-        })?;
+        let slots = Slots::new(share, connector, subscription)?;
         let now = Instant::now();
         Ok(Self {
-            queues: workers.iter().map(|_| VecDeque::new()).collect(),
-            depth: (WINDOW / group_transactions / workers.len()).max(DEPTH),
-            writeset: (workers.len() > 1)
-                .then(|| Writeset::new(WritesetLimits::default(), ordered)),
-            workers,
-            events,
+            depth: (WINDOW / group_transactions / share.most()).max(DEPTH),
+            writeset: (share.most() > 1).then(|| Writeset::new(WritesetLimits::default(), ordered)),
+            slots,
             last: GroupSeq::NONE,
             last_at: now,
             pinned: None,
@@ -145,7 +127,7 @@ impl Pool {
 
     /// Whether no worker has anything.
     pub(crate) fn is_idle(&self) -> bool {
-        self.queues.iter().all(VecDeque::is_empty)
+        self.slots.is_idle()
     }
 
     /// For how long no worker has had anything.
@@ -157,7 +139,7 @@ impl Pool {
     /// busy, `backlog` whether more will come soon.
     pub(crate) fn room(&self, worth: bool, backlog: bool) -> Room {
         if let Some(worker) = self.pinned {
-            return if self.queues[worker].len() < self.depth {
+            return if self.slots.queue(worker).len() < self.depth {
                 Room::At(worker)
             } else {
                 Room::None
@@ -168,7 +150,8 @@ impl Pool {
             return Room::None;
         }
         // The first that is free: under a light load one session has all plans at hand.
-        if let Some(free) = self.queues.iter().position(VecDeque::is_empty) {
+        let free = self.slots.open().find(|(_, queue)| queue.is_empty());
+        if let Some((free, _)) = free {
             let early = if worth || self.is_idle() {
                 Duration::ZERO
             } else {
@@ -178,10 +161,10 @@ impl Pool {
             return if early.is_zero() { Room::At(free) } else { Room::In(early) };
         }
         let least =
-            (0..self.queues.len()).min_by_key(|w| (self.queues[*w].len(), self.queues[*w][0]));
+            self.slots.open().min_by_key(|(_, queue)| (queue.len(), queue.front().copied()));
         match least {
-            Some(worker) if worth && self.queues[worker].len() < self.depth => Room::At(worker),
-            _ => Room::None,
+            Some((worker, queue)) if worth && queue.len() < self.depth => Room::At(worker),
+            _ => Room::Busy,
         }
     }
 
@@ -194,7 +177,7 @@ impl Pool {
             None => Contended::default(),
             Some(writeset) => {
                 if !continued {
-                    writeset.open(seq, self.queues[worker].back().copied());
+                    writeset.open(seq, self.slots.queue(worker).back().copied());
                 }
                 let changes = lock(writeset, &works)?;
                 if ends {
@@ -208,15 +191,18 @@ impl Pool {
         self.last = seq;
         self.last_at = Instant::now();
         self.pinned = (!ends).then_some(worker);
-        self.queues[worker].push_back(seq);
-        self.workers[worker].submit(Group { seq, works, mode, contended, attempts: 0 });
+        let group = Group { seq, works, mode, contended, attempts: 0 };
+        match self.slots.push(worker, seq) {
+            Some(worker) => worker.submit(group),
+            None => return Err(Failure::internal("a group for a worker that is not there")),
+        }
         Ok(())
     }
 
     /// Has somebody look what keeps the oldest group, if it has not ended for a while. Returns when
     /// to call again.
     pub(crate) fn look_at_stalls(&mut self) -> Duration {
-        let oldest = self.queues.iter().filter_map(VecDeque::front).min().copied();
+        let oldest = self.slots.running().map(|(_, group)| group).min();
         let stall = &mut self.stall;
         if stall.oldest != oldest {
             stall.begin(oldest);
@@ -230,12 +216,32 @@ impl Pool {
         }
         stall.asked = true;
         stall.next = waited + waited.min(LONGEST_PROBE);
-        let running = self.workers.iter().zip(&self.queues);
+        let running = self.slots.running();
         let mut groups: Vec<_> =
-            running.filter_map(|(worker, queue)| Some((worker.pid(), *queue.front()?))).collect();
+            running.filter_map(|(worker, group)| Some((worker.pid()?, group))).collect();
         groups.sort_by_key(|(_, group)| *group);
         self.blockers.probe(Probe(groups));
         LONGEST_PROBE
+    }
+
+    /// What workers say.
+    pub(crate) fn events(&self) -> &Receiver<(usize, FromWorker)> {
+        &self.slots.events
+    }
+
+    /// Whether groups wait and all workers are busy: then another one may come.
+    pub(crate) fn want(&mut self, short: bool) {
+        self.slots.want(short);
+    }
+
+    /// Gives a session to another subscription that is to have it.
+    pub(crate) fn give_back(&mut self) {
+        self.slots.give_back(self.pinned);
+    }
+
+    /// A worker that was to come is there or not, or one has gone.
+    pub(crate) fn moved(&mut self, worker: usize, moved: Moved) {
+        self.slots.moved(worker, moved);
     }
 
     pub(crate) fn found(&self) -> &Receiver<FromBlockers> {
@@ -249,9 +255,8 @@ impl Pool {
             self.stall.waits.set(found.waits.then_some(Reason::TargetLock));
         }
         for victim in &found.victims {
-            let holder = self.queues.iter().position(|queue| queue.front() == Some(victim));
-            if let Some(worker) = holder {
-                self.workers[worker].give_way(*victim);
+            if let Some((worker, _)) = self.slots.running().find(|(_, group)| group == victim) {
+                worker.give_way(*victim);
             }
         }
     }
@@ -259,34 +264,23 @@ impl Pool {
     /// How long workers, and the oldest groups, have waited since the last call.
     pub(crate) fn take_waits(&mut self) -> Waits {
         let mut waits = self.stall.waits.take();
-        self.workers.iter().for_each(|worker| waits.add(&worker.waits.take()));
+        waits.add(&self.slots.take_waits());
         waits
     }
 
     /// Ends all workers; returns what they have answered and nobody has taken.
     pub(crate) fn end(&mut self) -> Vec<Answered> {
-        self.close();
-        let answered = self.events.try_iter().filter_map(|(_, event)| match event {
+        self.slots.close();
+        let answered = self.slots.events.try_iter().filter_map(|(_, event)| match event {
             FromWorker::Answered(answered) => Some(answered),
-            FromWorker::Failed(_) => None,
+            FromWorker::Failed(_) | FromWorker::Moved(_) => None,
         });
         answered.collect()
     }
 
-    fn close(&mut self) {
-        // All of them first: one may wait for the turn of another. And at once, if one does not
-        // find its way out.
-        self.workers.iter_mut().for_each(Worker::close);
-        std::thread::scope(|scope| {
-            for worker in self.workers.drain(..) {
-                scope.spawn(move || drop(worker));
-            }
-        });
-    }
-
     /// A worker is through with its first groups; these have ended.
     pub(crate) fn answered(&mut self, worker: usize, groups: usize, ended: &[GroupSeq]) {
-        self.queues[worker].drain(..groups);
+        self.slots.answered(worker, groups);
         if let Some(writeset) = &mut self.writeset {
             ended.iter().for_each(|group| writeset.committed(*group));
         }
@@ -329,10 +323,4 @@ fn lock(writeset: &mut Writeset, works: &[Work]) -> Result<Vec<bool>> {
 
 fn locks(map: &TableMap) -> Result<&LockRules> {
     map.locks.as_ref().ok_or_else(|| Failure::internal("a table was mapped for one worker"))
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        self.close();
-    }
 }

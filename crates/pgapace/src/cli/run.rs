@@ -3,6 +3,7 @@
 use clap::Args;
 use pgoutput::Lsn;
 
+use crate::apply::sessions::Share;
 use crate::cli::Selection;
 use crate::error::{Failure, Result};
 use crate::stopping::shutdown::Shutdown;
@@ -35,13 +36,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let subscriptions = args.selection.subscriptions()?;
     let shutdown = Shutdown::on_signals()?;
     let options = RunOptions { until: args.until, take_over: args.take_over };
+    let shares = Share::of(&subscriptions);
     let mut threads = Vec::new();
-    for subscription in subscriptions {
+    for (subscription, share) in subscriptions.into_iter().zip(shares) {
         let shutdown = shutdown.clone();
         let name = subscription.name.clone();
         let thread = std::thread::Builder::new()
             .name(name.clone())
-            .spawn(move || supervisor::run(&subscription, options, &shutdown))
+            .spawn(move || supervisor::run(&subscription, options, &shutdown, share))
             .map_err(|e| Failure::internal(format!("cannot start a thread: {e}")))?;
         threads.push((name, thread));
     }

@@ -3,4 +3,5 @@
 mod faults;
 mod locks;
 mod order;
+mod shared;
 mod waits;

@@ -145,6 +145,15 @@ impl Session {
         Ok(self.query(sql, params)?.affected())
     }
 
+    /// Ends the session and waits until the server has closed the connection, for `patience` at
+    /// most: then its backend is gone (the server leaves the socket to the end of the process).
+    pub fn close(mut self, patience: Duration) {
+        self.channel.out.extend_from_slice(b"X\0\0\0\x04");
+        if self.channel.flush(Some(patience)).is_ok() {
+            while self.channel.next(Some(patience)).is_ok() {}
+        }
+    }
+
     /// Checks that nothing else is going on before a whole statement is run.
     fn begin_exchange(&mut self) -> Result<()> {
         if self.is_broken() {

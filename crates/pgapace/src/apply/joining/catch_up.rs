@@ -12,8 +12,9 @@ use crate::apply::incoming::Source;
 use crate::apply::joining::{CatchUpOptions, Lent, carry_out};
 use crate::apply::turns::Turns;
 use crate::apply::work::{Contended, Group, Mode, Work};
-use crate::apply::worker::{self, FromWorker};
+use crate::apply::worker::{self, FromWorker, Office};
 use crate::error::{Failure, Result};
+use crate::observe::stopwatch::Stopwatch;
 use crate::target::state::SubscriptionId;
 use crate::target::state::copies::CatchUp;
 
@@ -47,9 +48,10 @@ impl Worker {
         sender: Sender<(usize, FromWorker)>,
     ) -> Result<Self> {
         let connect = (options.connect)(table);
-        let turns = Turns::new(1)?;
+        let subscription = options.subscription.to_owned();
+        let office = Office { turns: Turns::new(1)?, sender, subscription };
         Ok(Self {
-            worker: worker::Worker::spawn(0, connect, &turns, sender, options.subscription)?,
+            worker: worker::Worker::spawn(0, connect, &office, Stopwatch::default())?,
             of: table.number,
             waiting: Batcher::new(options.group_limits),
             in_flight: 0,

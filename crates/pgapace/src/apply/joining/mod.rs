@@ -383,6 +383,7 @@ impl<'a> Joining<'a> {
     pub(crate) fn answered(&mut self, event: FromWorker) -> Result<Counters> {
         match event {
             FromWorker::Failed(failure) => Err(failure),
+            FromWorker::Moved(_) => Err(Failure::internal("a worker that stays has moved")),
             FromWorker::Answered(answered) => {
                 if let Some(worker) = &mut self.worker {
                     worker.answered(answered.groups);

@@ -5,16 +5,15 @@
 //! (they are not flushed one by one); then the control session is lost as well, the run ends, and
 //! the next one reads everything.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use pgoutput::Lsn;
-use wire::{CancelHandle, Session};
+use wire::Session;
 
 use crate::apply::answers::Pending;
 use crate::apply::encoder::Encoder;
 use crate::apply::worker::state::State;
-use crate::apply::worker::{Connect, Identity, Lost};
+use crate::apply::worker::{Connect, Handle, Identity, Lost, set_handle};
 use crate::error::{Failure, Result};
 use crate::target::state::{ownership, progress};
 
@@ -29,7 +28,7 @@ impl State {
         &mut self,
         lost: Failure,
         connect: &Connect,
-        handle: &Mutex<CancelHandle>,
+        handle: &Handle,
     ) -> Result<()> {
         // The first parts of a large transaction are gone: the publisher sends it again.
         let whole = !self.in_parts
@@ -48,7 +47,7 @@ impl State {
             return Err(lost);
         };
         self.take_over_commits(through);
-        *handle.lock().unwrap_or_else(PoisonError::into_inner) = session.cancel_handle();
+        set_handle(handle, &session);
         self.session = session;
         self.encoder = Encoder::new(identity);
         self.encoder.prepare_control(&mut self.session);
@@ -115,7 +114,7 @@ impl State {
 }
 
 /// Whether the control session that this run began with still owns the subscription.
-fn owns(session: &mut Session, identity: Identity) -> Result<bool> {
+pub(super) fn owns(session: &mut Session, identity: Identity) -> Result<bool> {
     let owner = ownership::owner(session, identity.id)?;
     Ok(owner.is_some_and(|owner| owner.pid == identity.owner))
 }

@@ -6,6 +6,7 @@ mod state;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 use engine::group::GroupSeq;
@@ -13,14 +14,18 @@ use engine::progress::Range;
 use wire::{CancelHandle, Session};
 
 use crate::apply::missing::MissingLog;
+use crate::apply::sessions::Permit;
 use crate::apply::thread::join_or_cancel;
 use crate::apply::turns::Turns;
 use crate::apply::work::Group;
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::Stopwatch;
 use crate::target::state::SubscriptionId;
 use crate::target::state::statistics::Counters;
 use state::State;
+
+/// How long the server may take to end a session that is closed.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a worker reports.
 #[derive(Debug)]
@@ -28,6 +33,18 @@ pub(crate) enum FromWorker {
     Answered(Answered),
     /// The worker has given up; what it had not reported is not committed, or not known to be.
     Failed(Failure),
+    Moved(Moved),
+}
+
+/// A worker comes or goes while others are at work.
+#[derive(Debug)]
+pub(crate) enum Moved {
+    /// Its session is open.
+    Came,
+    /// It is not, and the thread has ended.
+    NotOpened(Failure),
+    /// It has ended as it was told, and its session is closed.
+    Left,
 }
 
 /// What the target has answered since the last report.
@@ -80,6 +97,13 @@ enum ToWorker {
     GiveWay(GroupSeq),
 }
 
+/// Of a worker's session, for others: none until it is open, and another one after it was lost.
+type Handle = Mutex<Option<CancelHandle>>;
+
+fn set_handle(handle: &Handle, session: &Session) {
+    *handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.cancel_handle());
+}
+
 /// A running worker thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -87,44 +111,88 @@ pub(crate) struct Worker {
     turns: Arc<Turns>,
     mail: Option<Sender<ToWorker>>,
     thread: Option<JoinHandle<()>>,
-    /// Of its session, which is another one after it was lost.
-    handle: Arc<Mutex<CancelHandle>>,
-    /// How long it has waited for other groups.
-    pub(crate) waits: Stopwatch,
+    handle: Arc<Handle>,
+}
+
+/// What the workers of a subscription have in common.
+#[derive(Debug)]
+pub(crate) struct Office {
+    pub(crate) turns: Arc<Turns>,
+    /// They report here, each under its number.
+    pub(crate) sender: Sender<(usize, FromWorker)>,
+    pub(crate) subscription: String,
 }
 
 impl Worker {
-    /// Starts worker `number` of those that share `turns`; it reports to `sender` under its number.
+    /// Opens the session of worker `number`, and starts the thread. `waits`: how long it waits for
+    /// other groups.
     pub(crate) fn spawn(
         number: usize,
         connect: Connect,
-        turns: &Arc<Turns>,
-        sender: Sender<(usize, FromWorker)>,
-        subscription: &str,
+        office: &Office,
+        waits: Stopwatch,
+    ) -> Result<Self> {
+        let opened = connect(None)?;
+        Self::start(number, connect, Some(opened), office, waits, None)
+    }
+
+    /// Starts the thread, which opens the session and says so. The permit is kept until the session
+    /// is closed, and that is when the server has ended it.
+    pub(crate) fn spawn_unopened(
+        number: usize,
+        connect: Connect,
+        office: &Office,
+        waits: Stopwatch,
+        permit: &Arc<Permit>,
+    ) -> Result<Self> {
+        Self::start(number, connect, None, office, waits, Some(Arc::clone(permit)))
+    }
+
+    fn start(
+        number: usize,
+        connect: Connect,
+        opened: Option<(Session, Identity)>,
+        office: &Office,
+        waits: Stopwatch,
+        permit: Option<Arc<Permit>>,
     ) -> Result<Self> {
         let (mail, inbox) = unbounded();
-        let (session, identity) = connect(None)?;
-        let handle = Arc::new(Mutex::new(session.cancel_handle()));
-        let log = MissingLog::new(subscription);
-        let (turns_of_thread, handle_of_thread) = (Arc::clone(turns), Arc::clone(&handle));
-        let waits = Stopwatch::default();
-        let waits_of_thread = waits.clone();
+        let handle: Arc<Handle> = Arc::default();
+        if let Some((session, _)) = &opened {
+            set_handle(&handle, session);
+        }
+        let log = MissingLog::new(&office.subscription);
+        let (turns, handle_of_thread) = (Arc::clone(&office.turns), Arc::clone(&handle));
+        let reporter = Reporter { number, sender: office.sender.clone() };
+        let work = move || {
+            let report = |event| reporter.report(event);
+            let (session, identity) = match opened.map_or_else(|| open(&connect), Ok) {
+                Ok(opened) => opened,
+                Err(failure) => {
+                    drop(permit);
+                    return report(FromWorker::Moved(Moved::NotOpened(failure)));
+                }
+            };
+            if permit.is_some() {
+                set_handle(&handle_of_thread, &session);
+                report(FromWorker::Moved(Moved::Came));
+            }
+            let mut state = State::new(number, session, identity, log, turns, waits);
+            if let Err(failure) = state.run(&inbox, &connect, &handle_of_thread, &report) {
+                return report(FromWorker::Failed(failure));
+            }
+            if let Some(permit) = permit {
+                state.close(CLOSE_PATIENCE);
+                drop(permit);
+                report(FromWorker::Moved(Moved::Left));
+            }
+        };
         let thread = std::thread::Builder::new()
             .name(format!("apply {number}"))
-            .spawn(move || {
-                let (turns, waits) = (turns_of_thread, waits_of_thread);
-                let mut state = State::new(number, session, identity, log, turns, waits);
-                let failure = state.run(&inbox, &connect, &handle_of_thread, &|event| {
-                    // The leader may be gone; then nobody needs to know.
-                    let _ = sender.send((number, event));
-                });
-                if let Err(failure) = failure {
-                    let _ = sender.send((number, FromWorker::Failed(failure)));
-                }
-            })
+            .spawn(work)
             .map_err(|e| Failure::internal(format!("cannot start an apply thread: {e}")))?;
-        let turns = Arc::clone(turns);
-        Ok(Self { number, turns, mail: Some(mail), thread: Some(thread), handle, waits })
+        let turns = Arc::clone(&office.turns);
+        Ok(Self { number, turns, mail: Some(mail), thread: Some(thread), handle })
     }
 
     /// Hands a group over, in commit order. A worker that is gone has reported why.
@@ -138,12 +206,12 @@ impl Worker {
         self.send(ToWorker::GiveWay(group));
     }
 
-    /// The backend of its session.
-    pub(crate) fn pid(&self) -> i32 {
-        self.handle().pid()
+    /// The backend of its session, when that is open.
+    pub(crate) fn pid(&self) -> Option<i32> {
+        self.handle().map(|handle| handle.pid())
     }
 
-    fn handle(&self) -> CancelHandle {
+    fn handle(&self) -> Option<CancelHandle> {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -164,7 +232,41 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.close();
-        let handle = self.handle();
-        join_or_cancel(self.thread.take(), &handle);
+        // One that still opens its session is left behind: it finds that it is to end before it has
+        // done anything.
+        if let Some(handle) = self.handle() {
+            join_or_cancel(self.thread.take(), &handle);
+        }
+    }
+}
+
+/// Tells the leader what becomes of a worker, whatever it is.
+struct Reporter {
+    number: usize,
+    sender: Sender<(usize, FromWorker)>,
+}
+
+impl Reporter {
+    fn report(&self, event: FromWorker) {
+        // The leader may be gone; then nobody needs to know.
+        let _ = self.sender.send((self.number, event));
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.report(FromWorker::Failed(Failure::internal("an apply thread panicked")));
+        }
+    }
+}
+
+/// Opens the session of a worker that comes while others are at work.
+fn open(connect: &Connect) -> Result<(Session, Identity)> {
+    let (mut session, identity) = connect(None)?;
+    if lost::owns(&mut session, identity)? {
+        Ok((session, identity))
+    } else {
+        Err(Failure::new(Class::Busy, "another process has taken the subscription over"))
     }
 }

@@ -16,14 +16,14 @@
 //! transaction can commit.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, TryRecvError};
 use engine::group::GroupSeq;
 use engine::order::Waits;
 use pgoutput::Lsn;
-use wire::{CancelHandle, Queued, Reply, Session, TransactionStatus, affected_rows};
+use wire::{Queued, Reply, Session, TransactionStatus, affected_rows};
 
 use crate::apply::answers::{Answers, Context, Pending};
 use crate::apply::conflicts;
@@ -31,7 +31,7 @@ use crate::apply::encoder::{Encoder, Ending, Which};
 use crate::apply::missing::MissingLog;
 use crate::apply::turns::Turns;
 use crate::apply::work::{Contended, Group, Mode, Work};
-use crate::apply::worker::{Answered, Connect, FromWorker, Identity, ToWorker};
+use crate::apply::worker::{Answered, Connect, FromWorker, Handle, Identity, ToWorker};
 use crate::error::{Class, Failure, Result, is_transient};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 
@@ -175,7 +175,7 @@ impl State {
         &mut self,
         inbox: &Receiver<ToWorker>,
         connect: &Connect,
-        handle: &Mutex<CancelHandle>,
+        handle: &Handle,
         report: Report<'_>,
     ) -> Result<()> {
         loop {
@@ -195,6 +195,11 @@ impl State {
                 }
             }
         }
+    }
+
+    /// Closes the session, and waits until the server has ended it.
+    pub(super) fn close(self, patience: Duration) {
+        self.session.close(patience);
     }
 
     /// Does one thing, or waits until there is one to do.

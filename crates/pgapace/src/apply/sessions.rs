@@ -1,0 +1,113 @@
+//! The apply sessions that the subscriptions of a process share, on each target server.
+//!
+//! Who may have how many is decided in [`engine::share`]. A session belongs to one subscription (its
+//! lock, its origin, its prepared statements), so one that moves is closed, and another is opened.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use engine::share::Shares;
+
+use crate::config::Subscription as Config;
+
+/// What one subscription has of the sessions of a target; given up for good when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Share {
+    shares: Arc<Mutex<Shares>>,
+    member: usize,
+    /// Sessions that it may have, its own one included.
+    most: usize,
+    alone: bool,
+}
+
+/// A session beside the subscription's own one. It counts until the last reference is dropped.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    shares: Arc<Mutex<Shares>>,
+    member: usize,
+    given: AtomicBool,
+}
+
+impl Share {
+    /// The shares of these subscriptions, in their order: those with one target server share.
+    pub(crate) fn of(subscriptions: &[Config]) -> Vec<Arc<Self>> {
+        let server = |config: &Config| {
+            ["host", "hostaddr", "port"].map(|key| config.target.get(key).map(str::to_owned))
+        };
+        let servers: Vec<_> = subscriptions.iter().map(server).collect();
+        let mut found: Vec<Option<Arc<Self>>> = subscriptions.iter().map(|_| None).collect();
+        for first in 0..subscriptions.len() {
+            if found[first].is_some() {
+                continue;
+            }
+            let same = || (0..servers.len()).filter(|other| servers[*other] == servers[first]);
+            let most: Vec<_> = same().map(|other| subscriptions[other].workers).collect();
+            let shares = Arc::new(Mutex::new(Shares::new(&most)));
+            for (member, other) in same().enumerate() {
+                found[other] = Some(Arc::new(Self {
+                    shares: Arc::clone(&shares),
+                    member,
+                    most: most[member],
+                    alone: most.len() == 1,
+                }));
+            }
+        }
+        found.into_iter().flatten().collect()
+    }
+
+    /// How many sessions the subscription may have.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Whether nobody else has a share.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.alone
+    }
+
+    /// Asks for a session beside the own one. Whoever goes without is waited for, until
+    /// [`Self::content`] is said.
+    pub(crate) fn ask(&self) -> Option<Arc<Permit>> {
+        lock(&self.shares).ask(self.member).then(|| {
+            let (shares, member) = (Arc::clone(&self.shares), self.member);
+            Arc::new(Permit { shares, member, given: AtomicBool::new(false) })
+        })
+    }
+
+    /// No more sessions are asked for.
+    pub(crate) fn content(&self) {
+        lock(&self.shares).content(self.member);
+    }
+
+    /// Whether a session must be given back, an idle or a busy one.
+    pub(crate) fn gives(&self, idle: bool) -> bool {
+        !self.alone && lock(&self.shares).gives(self.member, idle)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        lock(&self.shares).end(self.member);
+    }
+}
+
+impl Permit {
+    /// The session is being closed.
+    pub(crate) fn give(&self) {
+        if !self.given.swap(true, Ordering::AcqRel) {
+            lock(&self.shares).give(self.member);
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.give();
+        lock(&self.shares).closed();
+    }
+}
+
+fn lock(shares: &Mutex<Shares>) -> MutexGuard<'_, Shares> {
+    // Nothing that holds it can panic half-way.
+    shares.lock().unwrap_or_else(PoisonError::into_inner)
+}
