@@ -14,10 +14,12 @@
 //! * A slot with two-phase decoding sends a prepared transaction at its PREPARE. It is held until
 //!   COMMIT PREPARED makes it an ordinary one; ROLLBACK PREPARED forgets it. Nothing may be
 //!   acknowledged past a held one ([`Assembler::oldest_held`]), so after a crash the publisher
-//!   sends it again.
+//!   sends it again. One that somebody prepares on the target is held there, and not here any more
+//!   ([`Assembler::take_prepared`]).
 
 mod keeper;
 mod kept;
+mod prepared;
 mod replay;
 
 use std::sync::Arc;
@@ -31,6 +33,7 @@ use thiserror::Error;
 use crate::assemble::keeper::Keeper;
 use crate::assemble::kept::{Change, KeptTransaction};
 pub use crate::assemble::kept::{SpoolCommand, SpoolId};
+pub use crate::assemble::prepared::Prepared;
 pub use crate::assemble::replay::{BlockSource, Replay, ReplayError};
 use crate::relation::{RelationCache, RemoteRelation};
 use crate::transaction::{Location, TransactionHead, TransactionPart};
@@ -308,7 +311,7 @@ impl Assembler {
 
     fn stream_prepare(&mut self, prepare: &Prepare<'_>) -> Result<Assembled, AssembleError> {
         self.outside("Stream Prepare")?;
-        if !self.keeper.hold(prepare.xid, prepare.prepare_lsn) {
+        if !self.keeper.hold(Prepared::of(prepare)) {
             let xid = prepare.xid;
             return Err(AssembleError::UnknownStream { message: "the PREPARE", xid });
         }
@@ -343,7 +346,7 @@ impl Assembler {
                 commit: prepare.prepare_lsn,
             });
         }
-        self.keeper.hold(xid, prepare_lsn);
+        self.keeper.hold(Prepared::of(prepare));
         Ok(Assembled::Nothing)
     }
 
@@ -352,12 +355,50 @@ impl Assembler {
         self.outside("Commit Prepared")?;
         let CommitPrepared { xid, commit_lsn, end_lsn, commit_time, gid, .. } = *commit;
         self.in_order(xid, commit_lsn)?;
-        let Some((transaction, prepared_at)) = self.keeper.take_held(xid) else {
+        let Some((transaction, prepared)) = self.keeper.take_held(xid) else {
             let (gid, lsn) = (gid.to_owned(), commit_lsn);
             return Err(AssembleError::UnknownPrepared { gid, xid, lsn });
         };
         let head = (xid, commit_lsn, commit_time);
-        Ok(self.committed(transaction, head, end_lsn, Some(prepared_at)))
+        Ok(self.committed(transaction, head, end_lsn, Some(prepared.prepare_lsn)))
+    }
+
+    /// A transaction that is held, and the relation versions that it changes.
+    #[must_use]
+    pub fn held(&self, xid: Xid) -> Option<(&Prepared, &[Arc<RemoteRelation>])> {
+        self.keeper.held(xid)
+    }
+
+    /// Gives a held transaction away, to be prepared on the target: its changes, as if it ended
+    /// where it was prepared.
+    pub fn take_prepared(&mut self, xid: Xid) -> Option<Replay> {
+        let (transaction, prepared) = self.keeper.take_held(xid)?;
+        let Prepared { prepare_lsn, end_lsn, prepare_time, .. } = prepared;
+        let head = TransactionHead { commit_lsn: prepare_lsn, commit_time: prepare_time, xid };
+        Some(transaction.replay(head, end_lsn, self.limits))
+    }
+
+    /// Forgets a held transaction: it is known to be prepared on the target.
+    pub fn forget_prepared(&mut self, xid: Xid) {
+        if let Some((transaction, _)) = self.keeper.take_held(xid) {
+            self.keeper.discard(&transaction);
+        }
+    }
+
+    /// Takes the COMMIT PREPARED of a transaction that is prepared on the target: a transaction of
+    /// no changes.
+    ///
+    /// # Errors
+    /// When the message cannot stand at this place of the stream.
+    pub fn commit_elsewhere(
+        &mut self,
+        commit: &CommitPrepared<'_>,
+    ) -> Result<TransactionPart, AssembleError> {
+        self.outside("Commit Prepared")?;
+        let CommitPrepared { xid, commit_lsn, end_lsn, commit_time, .. } = *commit;
+        self.in_order(xid, commit_lsn)?;
+        self.last_end = end_lsn;
+        Ok(TransactionPart::empty(TransactionHead { commit_lsn, commit_time, xid }, end_lsn))
     }
 
     fn committed(

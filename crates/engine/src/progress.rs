@@ -114,6 +114,12 @@ impl Progress {
         self.catching_up = false;
     }
 
+    /// Whether what the run before this one applied may still be received again.
+    #[must_use]
+    pub fn is_catching_up(&self) -> bool {
+        self.catching_up
+    }
+
     /// The last LSN that has a progress row, or will have one once what is dispatched commits:
     /// the predecessor of the next transaction.
     #[must_use]

@@ -79,7 +79,13 @@ impl TransactionPart {
     #[must_use]
     pub fn idle(lsn: Lsn) -> Self {
         let head = TransactionHead { commit_lsn: lsn, commit_time: Timestamp(0), xid: Xid(0) };
-        Self { end_lsn: Some(lsn), ..Self::new(head, true) }
+        Self::empty(head, lsn)
+    }
+
+    /// A transaction without changes here that ends at `end`.
+    #[must_use]
+    pub fn empty(head: TransactionHead, end: Lsn) -> Self {
+        Self { end_lsn: Some(end), ..Self::new(head, true) }
     }
 
     /// Whether this only carries progress (see [`Self::idle`]).

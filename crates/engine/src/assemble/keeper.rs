@@ -7,12 +7,13 @@ use rustc_hash::FxHashMap;
 
 use crate::assemble::PartLimits;
 use crate::assemble::kept::{Change, KeptTransaction, SpoolCommand, SpoolId};
+use crate::assemble::prepared::Prepared;
 use crate::relation::RemoteRelation;
 
 /// A transaction that is prepared and not resolved.
 #[derive(Debug)]
 struct Held {
-    prepare_lsn: Lsn,
+    prepared: Prepared,
     transaction: KeptTransaction,
 }
 
@@ -54,7 +55,7 @@ impl Keeper {
     }
 
     pub(super) fn oldest_held(&self) -> Option<Lsn> {
-        self.held.values().map(|held| held.prepare_lsn).min()
+        self.held.values().map(|held| held.prepared.prepare_lsn).min()
     }
 
     pub(super) fn is_open(&self, xid: Xid) -> bool {
@@ -133,20 +134,27 @@ impl Keeper {
     }
 
     /// An open transaction is prepared. Whether it was open.
-    pub(super) fn hold(&mut self, xid: Xid, prepare_lsn: Lsn) -> bool {
+    pub(super) fn hold(&mut self, prepared: Prepared) -> bool {
+        let xid = prepared.xid;
         let Some(transaction) = self.open.remove(&xid) else { return false };
-        if let Some(former) = self.held.insert(xid, Held { prepare_lsn, transaction }) {
+        if let Some(former) = self.held.insert(xid, Held { prepared, transaction }) {
             self.footprint -= former.transaction.footprint();
             self.discard(&former.transaction);
         }
         true
     }
 
-    /// The end of a prepared transaction, and where it was prepared.
-    pub(super) fn take_held(&mut self, xid: Xid) -> Option<(KeptTransaction, Lsn)> {
-        let Held { transaction, prepare_lsn } = self.held.remove(&xid)?;
+    /// A prepared transaction, and the relation versions that it changes.
+    pub(super) fn held(&self, xid: Xid) -> Option<(&Prepared, &[Arc<RemoteRelation>])> {
+        let held = self.held.get(&xid)?;
+        Some((&held.prepared, held.transaction.relations()))
+    }
+
+    /// The end of a prepared transaction.
+    pub(super) fn take_held(&mut self, xid: Xid) -> Option<(KeptTransaction, Prepared)> {
+        let Held { transaction, prepared } = self.held.remove(&xid)?;
         self.footprint -= transaction.footprint();
-        Some((transaction, prepare_lsn))
+        Some((transaction, prepared))
     }
 
     /// A transaction that was taken did not happen.

@@ -112,6 +112,11 @@ impl KeptTransaction {
         self.allocated + self.subtransactions.len() * SUBTRANSACTION_COST
     }
 
+    /// The relation versions that its changes have.
+    pub(super) fn relations(&self) -> &[Arc<RemoteRelation>] {
+        &self.relations
+    }
+
     /// Memory that [`Self::spill`] can give back.
     pub(super) fn spillable(&self) -> usize {
         self.allocated

@@ -154,6 +154,16 @@ impl Writeset {
         self.end_change()
     }
 
+    /// What the open group changes is not known: it waits for everything before it, and everything
+    /// after it waits for it.
+    pub fn barrier(&mut self) {
+        self.begin_change();
+        self.meet_through(self.now.seq.previous());
+        self.now.all = self.now.contended;
+        self.barrier = self.now.seq;
+        self.end_change();
+    }
+
     /// All changes of the open group are in.
     ///
     /// # Panics

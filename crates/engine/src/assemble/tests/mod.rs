@@ -233,3 +233,28 @@ fn a_prepared_transaction_is_held_until_it_is_resolved() {
         Err(AssembleError::UnknownPrepared { .. })
     ));
 }
+
+#[test]
+fn a_prepared_transaction_can_be_given_away() {
+    let mut assembler = announced(PartLimits::default());
+    prepare(&mut assembler, 100, 1, "one").expect("held");
+    prepare(&mut assembler, 200, 2, "two").expect("held");
+    let (held, relations) = assembler.held(Xid(1)).expect("held");
+    assert_eq!((held.gid.as_str(), held.prepare_lsn, held.end_lsn), ("g", Lsn(100), Lsn(108)));
+    assert_eq!(relations.len(), 1);
+    let replay = assembler.take_prepared(Xid(1)).expect("held");
+    let parts = Spool::default().read(Committed { replay, prepared_at: None });
+    assert_eq!(ids(&parts[0]), ["one"]);
+    assert_eq!((parts[0].head.commit_lsn, parts[0].end_lsn), (Lsn(100), Some(Lsn(108))));
+    assert_eq!(assembler.oldest_held(), Some(Lsn(200)));
+    // Sent again, and known to be prepared on the target.
+    prepare(&mut assembler, 100, 1, "one").expect("held");
+    assembler.forget_prepared(Xid(1));
+    assert_eq!((assembler.oldest_held(), assembler.held(Xid(1))), (Some(Lsn(200)), None));
+    let Message::CommitPrepared(commit) = commit_prepared(300, 1) else { panic!() };
+    let part = assembler.commit_elsewhere(&commit).expect("in order");
+    assert!(part.is_empty() && part.first && !part.is_idle());
+    assert_eq!((part.head.commit_lsn, part.end_lsn), (Lsn(300), Some(Lsn(308))));
+    // It has its place among the commits.
+    assert!(matches!(push(&mut assembler, &begin(299, 3)), Err(AssembleError::CommitOrder { .. })));
+}

@@ -112,3 +112,19 @@ fn out_of_order_a_table_waits_for_all_who_have_rows() {
     assert_eq!(bed.group(None, &[(other, "U 3 a")]), (".".into(), waits(0, &[])));
     assert_eq!(bed.group(None, &[(other, "T")]), ("x".into(), waits(5, &[])));
 }
+
+/// The end of a transaction that is prepared on the target: what it changed is not at hand.
+#[test]
+fn all_wait_for_a_barrier_and_it_for_all() {
+    let rules = &table(1);
+    for mut bed in [Bed::ordered(), Bed::unordered()] {
+        bed.group(None, &[(rules, "U 1 a")]);
+        bed.open(None);
+        bed.set.barrier();
+        assert_eq!(bed.set.close().through, waits(1, &[]).through);
+        assert_eq!(bed.group(None, &[(rules, "U 2 a"), (rules, "I 3 a")]).0, "xx");
+        bed.committed(1);
+        bed.committed(2);
+        assert_eq!(bed.group(None, &[(rules, "U 4 a")]).0, ".");
+    }
+}

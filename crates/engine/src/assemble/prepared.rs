@@ -1,0 +1,32 @@
+//! How a prepared transaction is named, and where it stands in the stream.
+
+use pgoutput::{Lsn, Prepare, Timestamp, Xid};
+
+/// A prepared transaction of the publisher.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prepared {
+    /// Its number on the publisher: no other transaction has it before this one is resolved.
+    pub xid: Xid,
+    /// Its name on the publisher.
+    pub gid: String,
+    /// Where its prepare record begins.
+    pub prepare_lsn: Lsn,
+    /// Where its prepare record ends.
+    pub end_lsn: Lsn,
+    /// When it was prepared on the publisher.
+    pub prepare_time: Timestamp,
+}
+
+impl Prepared {
+    /// Copies what a Prepare or a Stream Prepare message says.
+    #[must_use]
+    pub fn of(message: &Prepare<'_>) -> Self {
+        Self {
+            xid: message.xid,
+            gid: message.gid.to_owned(),
+            prepare_lsn: message.prepare_lsn,
+            end_lsn: message.end_lsn,
+            prepare_time: message.prepare_time,
+        }
+    }
+}
