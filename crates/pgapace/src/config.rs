@@ -215,14 +215,22 @@ pub(crate) struct Settings {
     )]
     pub(crate) failover: Option<bool>,
 
-    /// Create the slot so that prepared transactions are sent at their PREPARE (publisher 15 and
-    /// later); they are kept and applied at COMMIT PREPARED [default: false]
+    /// Have prepared transactions sent at their PREPARE (publisher 15 and later), and not only when
+    /// they are committed; false takes it back (publisher 18 and later) [default: as the slot is; a
+    /// new one sends them when they are committed]
     #[arg(
         long, value_name = "BOOL", env = "PGAPACE_TWO_PHASE",
         num_args = 0..=1, default_missing_value = "true"
     )]
     #[serde(rename = "two-phase", alias = "two_phase")]
     pub(crate) two_phase: Option<bool>,
+
+    /// How long a prepared transaction is held in memory or in the spool before it is prepared on the
+    /// target as well, in seconds; 0 is at once, as it always is for a publisher that waits
+    /// [default: 5]
+    #[arg(long, value_name = "SECONDS", env = "PGAPACE_TWO_PHASE_HOLD")]
+    #[serde(rename = "two-phase-hold", alias = "two_phase_hold")]
+    pub(crate) two_phase_hold: Option<u64>,
 
     /// Changes of which origins to take [default: any]
     #[arg(long, value_enum, env = "PGAPACE_ORIGIN")]
@@ -356,6 +364,7 @@ impl Settings {
             analyze: self.analyze.or(weaker.analyze),
             failover: self.failover.or(weaker.failover),
             two_phase: self.two_phase.or(weaker.two_phase),
+            two_phase_hold: self.two_phase_hold.or(weaker.two_phase_hold),
             origin: self.origin.or(weaker.origin),
             tag_commits: self.tag_commits.or(weaker.tag_commits),
             binary: self.binary.or(weaker.binary),
@@ -465,7 +474,8 @@ impl Settings {
             create_slot,
             copy_data,
             failover: self.failover.unwrap_or(true),
-            two_phase: self.two_phase.unwrap_or(false),
+            two_phase: self.two_phase,
+            two_phase_hold: Duration::from_secs(self.two_phase_hold.unwrap_or(5)),
             origin_none: self.origin == Some(OriginFilter::None),
             tag_commits: self.tag_commits.unwrap_or(true),
             binary: self.binary.unwrap_or(Binary::Auto),
@@ -510,7 +520,9 @@ pub(crate) struct Subscription {
     pub(crate) create_slot: bool,
     pub(crate) copy_data: bool,
     pub(crate) failover: bool,
-    pub(crate) two_phase: bool,
+    /// `None`: as the slot is.
+    pub(crate) two_phase: Option<bool>,
+    pub(crate) two_phase_hold: Duration,
     pub(crate) origin_none: bool,
     pub(crate) tag_commits: bool,
     pub(crate) binary: Binary,

@@ -16,6 +16,7 @@ mod stopping;
 mod supervisor;
 mod sync;
 mod target;
+mod twophase;
 
 fn main() -> std::process::ExitCode {
     cli::main()

@@ -18,7 +18,7 @@ use crate::apply::conflicts;
 use crate::apply::durability::{self, Durability};
 use crate::apply::incoming::Incoming;
 use crate::apply::joining::{CatchUpOptions, Joining};
-use crate::apply::leader::{Leader, Outcome, Parts};
+use crate::apply::leader::{Leader, Outcome, Parts, Preparing};
 use crate::apply::pool::{Connector, Pool};
 use crate::apply::sessions::Share;
 use crate::apply::tables::Tables;
@@ -43,7 +43,8 @@ use crate::target::session::{Purpose, Target};
 use crate::target::state::copies::{self, CatchUp, set_gates};
 use crate::target::state::ownership::{Former, SessionId};
 use crate::target::state::{self, NewSubscription, Phase, SchemaCopy, Subscription};
-use crate::target::state::{ownership, progress, schema, statistics};
+use crate::target::state::{ownership, prepared, progress, schema, statistics};
+use crate::twophase;
 
 /// First and longest pause before another run.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -336,19 +337,19 @@ impl Supervisor<'_> {
         };
 
         let major = source.server_version().major();
-        let two_phase = found.is_some_and(|slot| slot.two_phase);
-        if two_phase && waits {
-            return Err(Failure::new(
-                Class::Config,
-                "a two-phase slot and a publisher that waits for this subscription do not go \
-                 together",
-            )
-            .hint(
-                "PREPARE would wait for an acknowledgement that comes only after COMMIT PREPARED. \
-                 Take the subscription out of synchronous_standby_names, or use a slot without \
-                 two_phase.",
-            ));
-        }
+        let slot_is_two_phase = found.is_some_and(|slot| slot.two_phase);
+        let two_phase =
+            twophase::settle(config, &mut control, &mut source, &row, slot_is_two_phase)?;
+        let prepared = twophase::known(&mut control, row.id, two_phase)?;
+        let limit = prepared::limit(&mut control)?;
+        let hold = if two_phase { twophase::hold(config, limit, waits)? } else { None };
+        let preparing = Preparing {
+            hold,
+            limit,
+            subscription: row.id,
+            epoch: row.epoch,
+            prefix: prepared::prefix(&mut control, row.id, &system.system_identifier)?,
+        };
         let progress = if two_phase {
             Progress::resume_two_phase(applied.through, acknowledged)
         } else {
@@ -461,7 +462,9 @@ impl Supervisor<'_> {
                 memory,
                 (applied.through, needed_from),
                 row.owns_slot,
+                prepared,
             ),
+            preparing,
             applied_beyond: applied.beyond.into(),
             tables,
             joining: Joining::new(Adder::new(context), catch_up, catching_up),
@@ -619,10 +622,7 @@ impl Supervisor<'_> {
         let created = slot::create(
             source,
             &row.slot_name,
-            slot::Kind::Permanent {
-                failover: self.config.failover,
-                two_phase: self.config.two_phase,
-            },
+            slot::Kind::Permanent { failover: self.config.failover },
         )?;
         let lsn = created.consistent_point;
         tracing::info!(slot = row.slot_name, %lsn, "created the replication slot");

@@ -3,7 +3,7 @@
 
 use engine::net::ChangeAt;
 use engine::progress::Range;
-use pgoutput::{Lsn, Message};
+use pgoutput::{Lsn, Message, Xid};
 
 use crate::apply::conflicts::{self, Conflict, Judged};
 use crate::apply::missing::MissingLog;
@@ -33,6 +33,8 @@ pub(crate) enum Pending {
     Truncate {
         at: ChangeAt,
     },
+    /// A statement about our own state, or about the session.
+    State,
     /// The progress row after this part.
     Progress {
         part: u32,
@@ -55,6 +57,8 @@ pub(crate) struct Committing {
     pub(crate) end: Lsn,
     /// Everything but missing rows, which the answers tell.
     pub(crate) changes: Changes,
+    /// It is not committed but prepared: this transaction of the publisher.
+    pub(crate) prepared: Option<Xid>,
 }
 
 /// What the answers have said so far.
@@ -65,6 +69,8 @@ pub(crate) struct Answers {
     current: Counters,
     committed: Counters,
     ranges: Vec<Range>,
+    /// Transactions of the publisher that are prepared on the target.
+    prepared: Vec<Xid>,
     /// The first missing rows of the transaction being answered, and how many more there are.
     missing: Vec<Offender>,
     more_missing: u64,
@@ -81,6 +87,7 @@ impl Answers {
             current: Counters::default(),
             committed: Counters::default(),
             ranges: Vec::new(),
+            prepared: Vec::new(),
             missing: Vec::new(),
             more_missing: 0,
             conflicts: Vec::new(),
@@ -108,7 +115,7 @@ impl Answers {
         context: &Context<'_>,
     ) -> Result<()> {
         match pending {
-            Some(Pending::Begin) => Ok(()),
+            Some(Pending::Begin | Pending::State) => Ok(()),
             Some(Pending::Progress { .. }) if affected == 1 => Ok(()),
             Some(Pending::Progress { .. }) => {
                 Err(Failure::internal("the target recorded no progress"))
@@ -160,6 +167,10 @@ impl Answers {
         self.log.suppress(std::mem::take(&mut self.more_missing));
         self.committed.add(&std::mem::take(&mut self.current));
         self.committed.add_changes(&committing.changes);
+        if let Some(xid) = committing.prepared {
+            self.prepared.push(xid);
+            return;
+        }
         let Committing { after, end, .. } = *committing;
         match self.ranges.last_mut() {
             Some(last) if last.through == after => last.through = end,
@@ -213,6 +224,11 @@ impl Answers {
         };
         (ranges, counters)
     }
+
+    /// What was prepared since the last call.
+    pub(crate) fn take_prepared(&mut self) -> Vec<Xid> {
+        std::mem::take(&mut self.prepared)
+    }
 }
 
 /// What is needed to name a change in a message: the group that is being answered.
@@ -251,9 +267,8 @@ impl Context<'_> {
             Some(Pending::Commit { part }) => {
                 ("committing", self.work(part).map(|work| offender::offender(work, None)), false)
             }
-            Some(Pending::Begin | Pending::Net { .. } | Pending::Sync { .. }) | None => {
-                ("applying changes", None, false)
-            }
+            Some(Pending::Begin | Pending::State | Pending::Net { .. } | Pending::Sync { .. })
+            | None => ("applying changes", None, false),
         };
         let mut failure = Failure::target(error, doing);
         failure.offender = offender.map(Box::new);

@@ -21,6 +21,7 @@ use wire::Session;
 use crate::apply::thread::join_or_cancel;
 use crate::error::{Failure, Result};
 use crate::target::catalogue;
+use crate::target::state::prepared::PreparedHere;
 use crate::target::state::progress;
 use crate::target::state::statistics::{self, Delta};
 use crate::target::state::{self, RelationMode, SubscriptionId};
@@ -41,6 +42,8 @@ pub(crate) enum Job {
     Statistics(Box<Delta>),
     /// Record how tables are applied.
     Modes(Vec<RelationMode>),
+    /// Remove the note of a transaction that was not prepared after all.
+    Forget(PreparedHere),
     /// Look whether these tables of the target have changed.
     Fingerprints(Vec<u32>),
 }
@@ -123,6 +126,7 @@ fn run(
             }
             Job::Statistics(delta) => statistics::add(&mut session, id, &delta).map(|()| None),
             Job::Modes(modes) => state::set_modes(&mut session, id, &modes).map(|()| None),
+            Job::Forget(prepared) => prepared.forget(&mut session).map(|()| None),
             Job::Fingerprints(tables) => catalogue::fingerprints(&mut session, &tables)
                 .map(|found| Some(FromDurability::Fingerprints(found))),
         };

@@ -14,10 +14,11 @@ use wire::Session;
 
 use crate::apply::answers::{Committing, Pending};
 use crate::apply::offender::offender;
-use crate::apply::work::{Group, Work};
+use crate::apply::work::{Group, TwoPhase, Work};
 use crate::apply::worker::Identity;
 use crate::error::{Class, Failure, Result};
 use crate::target::mapping::TableMap;
+use crate::target::state::prepared::PreparedHere;
 use crate::target::state::progress::{RECORD_TYPES, RecordParams, record_sql};
 use crate::target::state::statistics::Changes;
 use crate::target::statement::bind;
@@ -101,6 +102,19 @@ impl Encoder {
         self.identity.tagged
     }
 
+    /// Has the next COMMIT PREPARED carry the origin, as every other commit.
+    pub(crate) fn tag_commit_prepared(&self, session: &mut Session, time: Timestamp) -> Result<()> {
+        if self.identity.tagged {
+            let sql = "SELECT pg_catalog.pg_replication_origin_xact_setup('0/0', \
+                       '2000-01-01 00:00:00+00'::pg_catalog.timestamptz \
+                         + $1::pg_catalog.int8 * '1 microsecond'::pg_catalog.interval)";
+            session
+                .query(sql, &[Some(&time.0.to_string())])
+                .map_err(|e| Failure::target(&e, "tagging a commit"))?;
+        }
+        Ok(())
+    }
+
     /// Whether a transaction may be sent with its COMMIT behind others that are not answered: where
     /// commits are in order, the target refuses it if one of them fails.
     pub(crate) fn commits_behind_others(&self) -> bool {
@@ -134,8 +148,10 @@ impl Encoder {
             self.change(session, work, at, pending)
                 .map_err(|error| error.into_failure(work, at))?;
         }
-        let ending =
-            self.end_of(work, work, work.predecessor, part, u32::from(!work.part.is_idle()));
+        let prepares = matches!(work.two_phase, Some(TwoPhase::Prepare(_)));
+        // It counts as one when it is committed.
+        let transactions = u32::from(!work.part.is_idle() && !prepares);
+        let ending = self.end_of(work, work, work.predecessor, part, transactions);
         match ending.map(|ending| Ending { behind: index > 0, ..ending }) {
             Some(ending) if work.part.first && !early => {
                 ending.queue(session, self.identity, pending)?;
@@ -251,11 +267,16 @@ impl Encoder {
             changes.groups = 1;
             time = Some(timed.part.head.commit_time);
         }
+        let prepared = match &work.two_phase {
+            Some(TwoPhase::Prepare(prepared)) => Some(prepared.xid),
+            _ => None,
+        };
         Some(Ending {
             part,
             behind: false,
             time,
-            commits: Committing { after: predecessor, end, changes },
+            commits: Committing { after: predecessor, end, changes, prepared },
+            two_phase: work.two_phase.clone(),
         })
     }
 
@@ -365,8 +386,8 @@ impl Encoder {
     }
 }
 
-/// Progress row, COMMIT and Sync of a target transaction.
-#[derive(Debug, Clone, Copy)]
+/// Progress row, COMMIT and Sync of a target transaction; or PREPARE TRANSACTION and Sync.
+#[derive(Debug, Clone)]
 pub(crate) struct Ending {
     /// The last part, for messages.
     part: u32,
@@ -376,6 +397,7 @@ pub(crate) struct Ending {
     /// When the publisher committed it.
     time: Option<Timestamp>,
     commits: Committing,
+    two_phase: Option<TwoPhase>,
 }
 
 impl Ending {
@@ -385,7 +407,23 @@ impl Ending {
         identity: Identity,
         pending: &mut VecDeque<Pending>,
     ) -> Result<()> {
-        let Self { part, behind, time, commits } = self;
+        let Self { part, behind, time, commits, two_phase } = self;
+        match two_phase {
+            None => {}
+            Some(TwoPhase::Prepare(prepared)) => {
+                queue_prepare(session, identity, &prepared, part, pending)
+                    .map_err(|e| Failure::target(&e, "preparing a transaction"))?;
+                session.queue_sync();
+                pending.push_back(Pending::Sync { commits: Some(commits) });
+                return Ok(());
+            }
+            Some(TwoPhase::Commit(prepared) | TwoPhase::Rollback(prepared)) => {
+                prepared
+                    .queue_forget(session)
+                    .map_err(|e| Failure::target(&e, "recording progress"))?;
+                pending.push_back(Pending::State);
+            }
+        }
         let Committing { after, end, .. } = commits;
         let statement = if behind && !identity.ordered { "progress_behind" } else { "progress" };
         let record = RecordParams::new(identity.id, end, after, identity.epoch, time);
@@ -399,6 +437,27 @@ impl Ending {
         pending.push_back(Pending::Sync { commits: Some(commits) });
         Ok(())
     }
+}
+
+/// What a prepared transaction ends with. It records no progress: its own row of progress would be in
+/// the way of everything after it.
+fn queue_prepare(
+    session: &mut Session,
+    identity: Identity,
+    prepared: &PreparedHere,
+    part: u32,
+    pending: &mut VecDeque<Pending>,
+) -> wire::Result<()> {
+    // The server writes it to disk whatever this says, but waits for its standbys only so.
+    session.queue_parse("", "SET LOCAL synchronous_commit TO on", &[]);
+    session.queue_bind("", std::iter::empty())?;
+    session.queue_execute();
+    pending.push_back(Pending::State);
+    prepared.queue_row(session, identity.epoch, identity.tagged)?;
+    pending.push_back(Pending::Progress { part });
+    prepared.queue_prepare(session)?;
+    pending.push_back(Pending::Commit { part });
+    Ok(())
 }
 
 /// The changes of a segment cannot be sent; by rows, the one that is to blame is named.

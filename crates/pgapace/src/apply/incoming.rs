@@ -2,29 +2,74 @@
 //!
 //! Parts of a transaction that has left memory are read one at a time, when they are wanted; what
 //! the publisher sent after its commit waits until the last of them is taken.
+//!
+//! A prepared transaction that is held for too long, or that the publisher waits for, is prepared on
+//! the target: its parts are taken as those of one that has committed, and what ends it later is a
+//! step without changes.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use engine::assemble::{
-    AssembleError, Assembled, Assembler, BlockSource, Committed, PartLimits, Replay, ReplayError,
-    SpoolId,
+    AssembleError, Assembled, Assembler, BlockSource, Committed, PartLimits, Prepared, Replay,
+    ReplayError, SpoolId,
 };
 use engine::gate::already_applied;
-use engine::transaction::{Location, TransactionPart};
-use pgoutput::{Lsn, Message};
+use engine::relation::RemoteRelation;
+use engine::transaction::{Location, TransactionHead, TransactionPart};
+use pgoutput::{Lsn, Message, Prepare, Timestamp, Xid};
+use rustc_hash::FxHashMap;
 
+use crate::apply::work::TwoPhase;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::receiver::Memory;
 use crate::spool::Spool;
+use crate::target::state::prepared::{Known, PreparedHere, Standing};
+
+/// A transaction that is prepared on the publisher.
+struct Pending {
+    gid: String,
+    /// When this run heard of it.
+    since: Instant,
+    /// It was named as one that is not resolved.
+    named: bool,
+}
+
+impl Pending {
+    fn new(gid: &str) -> Self {
+        Self { gid: gid.to_owned(), since: Instant::now(), named: false }
+    }
+}
+
+/// A part of a kept transaction.
+pub(crate) struct NextPart {
+    pub(crate) part: TransactionPart,
+    /// It is not committed but prepared, as this.
+    pub(crate) prepares: Option<Arc<PreparedHere>>,
+}
 
 /// What comes in on one connection.
 pub(crate) struct Incoming {
     assembler: Assembler,
     spool: Spool,
     memory: Arc<Memory>,
-    /// A kept transaction that has committed, and was not taken to its end.
-    replay: Option<Replay>,
+    /// A kept transaction that has committed, or is to be prepared on the target, and was not taken
+    /// to its end.
+    replay: Option<(Replay, Option<Arc<PreparedHere>>)>,
+    /// Those that are held, in the order in which they came, and when; some may be resolved.
+    held: VecDeque<(Xid, Lsn, Instant)>,
+    /// Those that are about to be prepared on the target, and where they were prepared: until they
+    /// are, their changes are nowhere else.
+    preparing: FxHashMap<Xid, Lsn>,
+    /// Those that are prepared on the target, or about to be, and not resolved in this run.
+    here: FxHashMap<Xid, Arc<PreparedHere>>,
+    /// Those that are prepared on the publisher, wherever their changes are.
+    pending: FxHashMap<Xid, Pending>,
+    /// Those of which the target knows that they were to be prepared there, and were not, or are not
+    /// any more.
+    absent: FxHashMap<Xid, PreparedHere>,
     /// Prepared transactions that were committed and may not be durable: where they were prepared,
     /// and where their commit ends.
     resolving: Vec<(Lsn, Lsn)>,
@@ -43,12 +88,28 @@ impl Incoming {
         memory: Arc<Memory>,
         (resumed_at, needed_from): (Lsn, Lsn),
         only_reader: bool,
+        known: Vec<Known>,
     ) -> Self {
+        let (mut here, mut absent) = (FxHashMap::default(), FxHashMap::default());
+        let mut pending = FxHashMap::default();
+        for Known { prepared, standing, given_up, .. } in known {
+            if standing == Standing::Absent && !given_up {
+                absent.insert(prepared.xid, prepared);
+            } else {
+                pending.insert(prepared.xid, Pending::new(&prepared.gid));
+                here.insert(prepared.xid, Arc::new(prepared));
+            }
+        }
         Self {
             assembler: Assembler::new(limits),
             spool,
             memory,
             replay: None,
+            held: VecDeque::new(),
+            preparing: FxHashMap::default(),
+            here,
+            pending,
+            absent,
             resolving: Vec::new(),
             resumed_at,
             needed_from,
@@ -64,6 +125,7 @@ impl Incoming {
         message: &Message<'_>,
     ) -> Result<Option<TransactionPart>> {
         debug_assert!(self.replay.is_none(), "its parts come first");
+        self.note_end(message);
         let assembled = match self.assembler.push(at, message) {
             Ok(assembled) => assembled,
             // It was applied, so its PREPARE was acknowledged and does not come again: one that is
@@ -76,7 +138,9 @@ impl Incoming {
             // Before their July 2026 minors, publishers do not send the PREPARE of a transaction
             // that only locked rows. Any other PREPARE would be here: nobody else has moved the
             // slot, and we never acknowledge one before its end is durable.
-            Err(AssembleError::UnknownPrepared { gid, xid, lsn }) if self.only_reader => {
+            Err(AssembleError::UnknownPrepared { gid, xid, lsn })
+                if self.only_reader && !self.absent.contains_key(&xid) =>
+            {
                 tracing::warn!(
                     gid, %xid, %lsn,
                     "the publisher committed a prepared transaction that has no changes"
@@ -85,6 +149,9 @@ impl Incoming {
             }
             Err(error) => return Err(unassemblable(&error)),
         };
+        if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = message {
+            self.note_held(prepare);
+        }
         for command in self.assembler.spool_commands().drain(..) {
             self.spool.carry_out(command)?;
         }
@@ -105,16 +172,149 @@ impl Incoming {
             return;
         }
         self.resolving.extend(prepared_at.map(|at| (at, replay.end())));
-        self.replay = Some(replay);
+        self.replay = Some((replay, None));
     }
 
-    /// The next part of a kept transaction that has committed; none if there is no such
-    /// transaction, or if its next part would have to be read and nobody is `free` to take it.
-    pub(crate) fn next_part(&mut self, free: bool) -> Result<Option<TransactionPart>> {
-        let Some(replay) = self.replay.as_mut().filter(|replay| free || !replay.reads_spool())
+    fn note_held(&mut self, prepare: &Prepare<'_>) {
+        self.pending.entry(prepare.xid).or_insert_with(|| Pending::new(prepare.gid));
+        match self.here.get(&prepare.xid) {
+            // Sent again: what was acknowledged was less than what is prepared.
+            Some(here) if here.prepare_lsn == prepare.prepare_lsn => {
+                self.assembler.forget_prepared(prepare.xid);
+            }
+            _ => self.held.push_back((prepare.xid, prepare.prepare_lsn, Instant::now())),
+        }
+    }
+
+    /// The step that ends a transaction which is prepared on the target, if the message is that.
+    pub(crate) fn resolution(
+        &mut self,
+        message: &Message<'_>,
+    ) -> Result<Option<(TransactionPart, TwoPhase)>> {
+        // What was resolved before an xid came again is not meant.
+        let take = |here: &mut FxHashMap<Xid, Arc<PreparedHere>>, xid, end: Lsn| {
+            here.get(&xid).is_some_and(|one| one.prepare_lsn < end).then(|| here.remove(&xid))?
+        };
+        match message {
+            Message::CommitPrepared(commit) => {
+                let Some(here) = take(&mut self.here, commit.xid, commit.end_lsn) else {
+                    return Ok(None);
+                };
+                self.note_end(message);
+                let part = self.assembler.commit_elsewhere(commit);
+                Ok(Some((part.map_err(|e| unassemblable(&e))?, TwoPhase::Commit(here))))
+            }
+            Message::RollbackPrepared(rollback) => {
+                let end = rollback.rollback_end_lsn;
+                let Some(here) = take(&mut self.here, rollback.xid, end) else { return Ok(None) };
+                self.note_end(message);
+                // Where its record begins is not sent: somewhere before its end.
+                let commit_lsn = Lsn(end.as_u64() - 1);
+                let head = TransactionHead { commit_lsn, commit_time: Timestamp(0), xid: Xid(0) };
+                Ok(Some((TransactionPart::empty(head, end), TwoPhase::Rollback(here))))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn note_end(&mut self, message: &Message<'_>) {
+        if let Message::CommitPrepared(pgoutput::CommitPrepared { xid, .. })
+        | Message::RollbackPrepared(pgoutput::RollbackPrepared { xid, .. }) = message
+        {
+            self.pending.remove(xid);
+        }
+    }
+
+    /// Names on the publisher of transactions that it has not resolved for so long, each once.
+    pub(crate) fn overdue(&mut self, after: Duration) -> Vec<String> {
+        let overdue = |one: &&mut Pending| !one.named && one.since.elapsed() >= after;
+        self.pending
+            .values_mut()
+            .filter(overdue)
+            .map(|one| {
+                one.named = true;
+                one.gid.clone()
+            })
+            .collect()
+    }
+
+    /// A transaction that ended without being prepared on the target, although that had been noted
+    /// there: the note is of no use any more.
+    pub(crate) fn take_absent(&mut self, message: &Message<'_>) -> Option<PreparedHere> {
+        let (Message::CommitPrepared(pgoutput::CommitPrepared { xid, .. })
+        | Message::RollbackPrepared(pgoutput::RollbackPrepared { xid, .. })) = message
+        else {
+            return None;
+        };
+        let lsn = self.absent.get(xid)?.prepare_lsn;
+        let held = self.assembler.held(*xid).is_some_and(|(held, _)| held.prepare_lsn == lsn);
+        let rolled_back = matches!(message, Message::RollbackPrepared(_));
+        (held || rolled_back).then(|| self.absent.remove(xid))?
+    }
+
+    /// Transactions that have been held for so long, and that `may` be prepared on the target, in
+    /// the order in which they came.
+    pub(crate) fn due(
+        &mut self,
+        hold: Duration,
+        mut may: impl FnMut(&Prepared, &[Arc<RemoteRelation>]) -> Result<bool>,
+    ) -> Result<Vec<Prepared>> {
+        let assembler = &self.assembler;
+        let find = |xid: Xid, lsn: Lsn| assembler.held(xid).filter(|(p, _)| p.prepare_lsn == lsn);
+        while self.held.front().is_some_and(|(xid, lsn, _)| find(*xid, *lsn).is_none()) {
+            self.held.pop_front();
+        }
+        let mut due = Vec::new();
+        for (xid, lsn, since) in &self.held {
+            if since.elapsed() < hold {
+                break;
+            }
+            if let Some((prepared, relations)) = find(*xid, *lsn)
+                && may(prepared, relations)?
+            {
+                due.push(prepared.clone());
+            }
+        }
+        Ok(due)
+    }
+
+    /// Takes a held transaction to be prepared on the target: its parts come next. Its rows there
+    /// must be noted.
+    pub(crate) fn begin_prepare(&mut self, here: PreparedHere) {
+        debug_assert!(self.replay.is_none(), "one after the other");
+        let Some(replay) = self.assembler.take_prepared(here.xid) else { return };
+        let here = Arc::new(here);
+        self.absent.remove(&here.xid);
+        self.preparing.insert(here.xid, here.prepare_lsn);
+        self.here.insert(here.xid, Arc::clone(&here));
+        self.replay = Some((replay, Some(here)));
+    }
+
+    /// It is prepared on the target, durably: it need not be sent again.
+    pub(crate) fn prepared(&mut self, xid: Xid) {
+        self.preparing.remove(&xid);
+    }
+
+    /// Whether transactions are on their way to be prepared.
+    pub(crate) fn is_preparing(&self) -> bool {
+        !self.preparing.is_empty()
+    }
+
+    /// How many transactions are prepared on the target, or about to be, and keep its locks.
+    pub(crate) fn prepared_here(&self) -> usize {
+        self.here.len()
+    }
+
+    /// The next part of a kept transaction that has committed, or of one that is to be prepared on
+    /// the target; none if there is no such transaction, or if its next part would have to be read
+    /// and nobody is `free` to take it.
+    pub(crate) fn next_part(&mut self, free: bool) -> Result<Option<NextPart>> {
+        let Some((replay, prepares)) =
+            self.replay.as_mut().filter(|(replay, _)| free || !replay.reads_spool())
         else {
             return Ok(None);
         };
+        let prepares = prepares.clone();
         let mut source = Source { spool: &mut self.spool, memory: &self.memory };
         let part = replay.next_part(&mut source).map_err(|error| match error {
             ReplayError::Source(failure) => failure,
@@ -123,7 +323,7 @@ impl Incoming {
         if part.as_ref().is_none_or(|part| part.end_lsn.is_some()) {
             self.give_up();
         }
-        Ok(part)
+        Ok(part.map(|part| NextPart { part, prepares }))
     }
 
     /// The spool and the memory budget, for what is put off.
@@ -143,7 +343,7 @@ impl Incoming {
 
     /// The rest of the transaction in hand is not wanted.
     pub(crate) fn give_up(&mut self) {
-        if let Some(replay) = self.replay.take() {
+        if let Some((replay, _)) = self.replay.take() {
             self.spool.discard(replay.id());
         }
     }
@@ -158,12 +358,13 @@ impl Incoming {
     pub(crate) fn oldest_held(&mut self, durable: Lsn) -> Option<Lsn> {
         self.resolving.retain(|(_, end)| *end > durable);
         let resolving = self.resolving.iter().map(|(prepared, _)| *prepared);
-        resolving.chain(self.assembler.oldest_held()).min()
+        let preparing = self.preparing.values().copied();
+        resolving.chain(preparing).chain(self.assembler.oldest_held()).min()
     }
 
     /// Tells the receiver how much memory is taken beside what it has received.
     pub(crate) fn report_memory(&self) {
-        let replay = self.replay.as_ref().map_or(0, Replay::in_memory);
+        let replay = self.replay.as_ref().map_or(0, |(replay, _)| replay.in_memory());
         self.memory.reserve(self.assembler.kept_bytes() + replay);
     }
 }
@@ -189,8 +390,9 @@ impl BlockSource for Source<'_> {
 fn unassemblable(error: &AssembleError) -> Failure {
     let hint = match error {
         AssembleError::UnknownPrepared { .. } => {
-            "Whoever read the slot before has passed its PREPARE. If the transaction only locked \
-             rows, its PREPARE is not sent by publishers before their July 2026 minors."
+            "Whoever read the slot before has passed its PREPARE, or it was prepared on the target \
+             and somebody has rolled it back there. If the transaction only locked rows, its \
+             PREPARE is not sent by publishers before their July 2026 minors."
         }
         _ => "This is a bug of the publisher or of pgapace; please report it.",
     };

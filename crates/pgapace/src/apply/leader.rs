@@ -3,6 +3,8 @@
 //! It alone owns the progress arithmetic, so there is one place that decides what is dispatched
 //! and what is acknowledged.
 
+mod two_phase;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +21,7 @@ use wire::{Frames, Session};
 
 use crate::apply::blockers::FromBlockers;
 use crate::apply::durability::{Durability, FromDurability, Job};
-use crate::apply::incoming::Incoming;
+use crate::apply::incoming::{Incoming, NextPart};
 use crate::apply::joining::{Joining, Lent};
 use crate::apply::pool::{Pool, Room};
 use crate::apply::schema_watch::SchemaWatch;
@@ -33,6 +35,7 @@ use crate::publisher::receiver::{FromPublisher, Receiver};
 use crate::stopping::interrupt::interruptible_after;
 use crate::stopping::shutdown::Shutdown;
 use crate::target::mapping::TableMap;
+use crate::target::state::SubscriptionId;
 use crate::target::state::statistics::{Counters, Delta};
 
 /// Transactions received and not committed, above which the leader reads no further: the bytes
@@ -72,6 +75,7 @@ pub(crate) struct Parts<'a> {
     /// As the stream was started.
     pub(crate) streaming: Streaming,
     pub(crate) incoming: Incoming,
+    pub(crate) preparing: Preparing,
     pub(crate) tables: Tables,
     pub(crate) joining: Joining<'a>,
     pub(crate) shutdown: &'a Shutdown,
@@ -86,6 +90,18 @@ pub(crate) struct Parts<'a> {
     /// Transactions that commit up to here are applied change by change: as sets, one of them
     /// failed in the run before this one.
     pub(crate) rows_through: Lsn,
+}
+
+/// How transactions are prepared on the target.
+pub(crate) struct Preparing {
+    /// When they have been held for so long; `None` for never.
+    pub(crate) hold: Option<Duration>,
+    /// How many the target can have.
+    pub(crate) limit: usize,
+    pub(crate) subscription: SubscriptionId,
+    pub(crate) epoch: i64,
+    /// Of their names.
+    pub(crate) prefix: String,
 }
 
 /// The leader of one run of a subscription.
@@ -183,7 +199,7 @@ impl<'a> Leader<'a> {
             }
             let gathering = gathering.min(self.parts.pool.look_at_stalls());
             self.flush_if_needed();
-            if self.parts.joining.waits_for_quiet() {
+            if self.waits_for_quiet() {
                 self.join_tables()?;
             }
             self.look_for_the_end()?;
@@ -240,6 +256,7 @@ impl<'a> Leader<'a> {
                     self.write_statistics(false);
                     self.look_at_the_schema();
                     self.remove_progress_rows();
+                    self.name_overdue();
                     self.look_for_tables()?;
                     self.join_tables()?;
                 }
@@ -251,6 +268,7 @@ impl<'a> Leader<'a> {
                 }
                 default(gathering) => {}
             }
+            self.prepare_due()?;
             self.dispatch_idle()?;
         }
     }
@@ -270,16 +288,25 @@ impl<'a> Leader<'a> {
             && !incoming.has_parts()
             && !joining.is_full(incoming);
         match self.closing {
-            None if joining.waits_for_quiet() => room && self.partly_dispatched,
+            None if self.waits_for_quiet() => room && self.partly_dispatched,
             None => room,
             // What was begun is ended if that does not take too long.
             Some(_) => room && self.partly_dispatched,
         }
     }
 
-    /// Looks which tables are to be copied while the stream goes on.
+    /// Whether nothing more is to be received for a moment. Before a copy begins what is prepared on
+    /// the target must have ended, and its end is still to be received.
+    fn waits_for_quiet(&self) -> bool {
+        let may_copy = self.parts.incoming.prepared_here() == 0;
+        self.parts.joining.waits_for_quiet(may_copy)
+    }
+
+    /// Looks which tables are to be copied while the stream goes on. Not while something is prepared
+    /// on the target: a copy would go without those changes of its table, which are there already
+    /// and not visible.
     fn look_for_tables(&mut self) -> Result<()> {
-        if self.closing.is_some() {
+        if self.closing.is_some() || self.parts.incoming.prepared_here() > 0 {
             return Ok(());
         }
         let quiet = self.is_quiet();
@@ -308,6 +335,12 @@ impl<'a> Leader<'a> {
         }
         // Nobody has waited for the flush of those. From here on the durability session does.
         self.parts.durable_commits &= !answered.in_doubt;
+        for xid in &answered.prepared {
+            self.parts.incoming.prepared(*xid);
+        }
+        if !answered.prepared.is_empty() {
+            self.publish_positions();
+        }
         if !answered.committed.is_empty() {
             if self.parts.durable_commits {
                 self.parts.progress.committed_is_durable();
@@ -348,9 +381,9 @@ impl<'a> Leader<'a> {
             }
             let Some(works) = self.waiting.take() else { break };
             let through = self.parts.rows_through;
-            let by_rows = works
-                .first()
-                .is_some_and(|work| work.part.head.commit_lsn <= through || work.is_alone());
+            let by_rows = works.first().is_some_and(|work| {
+                work.part.head.commit_lsn <= through || work.is_alone() || work.two_phase.is_some()
+            });
             let mode = if by_rows { Mode::Rows } else { Mode::Net };
             self.parts.pool.submit(worker, works, mode)?;
         }
@@ -388,8 +421,22 @@ impl<'a> Leader<'a> {
                         self.close(Outcome::Reached);
                         continue;
                     }
+                    if let Some((part, step)) = self.parts.incoming.resolution(&message)? {
+                        self.take_step(part, step)?;
+                        continue;
+                    }
+                    if let Some(absent) = self.parts.incoming.take_absent(&message) {
+                        self.parts.durability.submit(Job::Forget(absent));
+                    }
                     if let Some(part) = self.parts.incoming.push(at, &message)? {
                         self.take_part(part)?;
+                    }
+                    if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = &message {
+                        // The publisher may wait for this.
+                        self.parts.progress.received(prepare.end_lsn);
+                        if prepare.prepare_lsn >= self.resumed_at {
+                            self.parts.progress.caught_up();
+                        }
                     }
                     self.take_parts()?;
                     if self.parts.incoming.has_parts() {
@@ -429,8 +476,11 @@ impl<'a> Leader<'a> {
     /// Takes parts of a kept transaction that has committed: what is in memory at once, and what
     /// is in the spool when nothing else waits.
     fn take_parts(&mut self) -> Result<()> {
-        while let Some(part) = self.parts.incoming.next_part(self.waiting.is_empty())? {
-            self.take_part(part)?;
+        while let Some(next) = self.parts.incoming.next_part(self.waiting.is_empty())? {
+            match next {
+                NextPart { part, prepares: None } => self.take_part(part)?,
+                NextPart { part, prepares: Some(here) } => self.take_prepared_part(part, here)?,
+            }
             if self.closing.is_some() && !self.partly_dispatched {
                 self.parts.incoming.give_up();
             }
@@ -487,7 +537,7 @@ impl<'a> Leader<'a> {
         }
         self.partly_dispatched = end.is_none();
         let after_applied = std::mem::take(&mut self.after_applied);
-        let work = Work { part, tables, predecessor, after_applied };
+        let work = Work { part, tables, predecessor, after_applied, two_phase: None };
         self.waiting.push(work.size(), work);
         Ok(())
     }
@@ -526,7 +576,7 @@ impl<'a> Leader<'a> {
         self.parts.progress.dispatched(lsn);
         let after_applied = std::mem::take(&mut self.after_applied);
         let part = TransactionPart::idle(lsn);
-        let work = Work { part, tables: Vec::new(), predecessor, after_applied };
+        let work = Work { part, tables: Vec::new(), predecessor, after_applied, two_phase: None };
         self.waiting.push(work.size(), work);
     }
 
@@ -639,7 +689,8 @@ impl<'a> Leader<'a> {
         let progress = &self.parts.progress;
         // The goal is reached by all tables.
         let joined = self.closing == Some(Outcome::Stopped) || self.parts.joining.is_empty();
-        joined && !self.partly_dispatched && progress.is_settled() && {
+        let prepared = !self.parts.incoming.is_preparing();
+        joined && prepared && !self.partly_dispatched && progress.is_settled() && {
             // Once nothing is outstanding, idle progress takes the slot to what was received.
             self.parts.incoming.in_transaction() || progress.idle_candidate().is_none()
         }

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use engine::group::GroupSeq;
+use engine::order;
 use engine::transaction::Touched;
 use engine::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 
 use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
 use crate::apply::pool::slots::Slots;
 use crate::apply::sessions::Share;
-use crate::apply::work::{Contended, Group, Mode, Work};
+use crate::apply::work::{Contended, Group, Mode, TwoPhase, Work};
 use crate::apply::worker::{Answered, FromWorker, Moved};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
@@ -59,6 +60,8 @@ pub(crate) struct Pool {
     depth: usize,
     /// The last group that was handed over.
     last: GroupSeq,
+    /// The last of them that was not prepared at once.
+    last_ordinary: GroupSeq,
     last_at: Instant,
     /// The worker that has the first parts of a transaction whose rest is still to come.
     pinned: Option<usize>,
@@ -117,6 +120,7 @@ impl Pool {
             writeset: (share.most() > 1).then(|| Writeset::new(WritesetLimits::default(), ordered)),
             slots,
             last: GroupSeq::NONE,
+            last_ordinary: GroupSeq::NONE,
             last_at: now,
             pinned: None,
             idle_since: now,
@@ -173,11 +177,21 @@ impl Pool {
         let continued = self.pinned.is_some();
         let seq = if continued { self.last } else { self.last.next() };
         let ends = works.last().is_some_and(|work| work.part.end_lsn.is_some());
-        let contended = match &mut self.writeset {
+        let resolves = works.iter().any(|work| {
+            matches!(work.two_phase, Some(TwoPhase::Commit(_) | TwoPhase::Rollback(_)))
+        });
+        let mut contended = match &mut self.writeset {
             None => Contended::default(),
             Some(writeset) => {
                 if !continued {
                     writeset.open(seq, self.slots.queue(worker).back().copied());
+                }
+                if resolves {
+                    // Its changes are on the target already. Nothing that was sent between its
+                    // PREPARE and this touches a row of it, because on the publisher it held their
+                    // locks all that time; so nothing before it waits for it, and it is never
+                    // behind somebody who does. What comes after it waits until it has ended.
+                    writeset.barrier();
                 }
                 let changes = lock(writeset, &works)?;
                 if ends {
@@ -188,10 +202,19 @@ impl Pool {
                 }
             }
         };
+        let group = Group { seq, works, mode, contended: Contended::default(), attempts: 0 };
+        if group.is_prepared_at_once() {
+            // Those of one run of them were all prepared on the publisher at the same time, so none
+            // is in the way of another; and they need no turn, since nobody sees them. Together
+            // they share the target's writes to disk.
+            contended = Contended { waits: order::Waits::through(self.last_ordinary), ..contended };
+        } else {
+            self.last_ordinary = seq;
+        }
+        let group = Group { contended, ..group };
         self.last = seq;
         self.last_at = Instant::now();
         self.pinned = (!ends).then_some(worker);
-        let group = Group { seq, works, mode, contended, attempts: 0 };
         match self.slots.push(worker, seq) {
             Some(worker) => worker.submit(group),
             None => return Err(Failure::internal("a group for a worker that is not there")),

@@ -169,6 +169,30 @@ impl Tables {
         })
     }
 
+    /// Whether a transaction that changes these relations, and commits after `lsn`, may be prepared
+    /// on the target: all its tables are copied, and no rule may decide about its conflicts, which
+    /// would have to be undone one by one.
+    pub(crate) fn may_be_prepared(
+        &mut self,
+        session: &mut Session,
+        relations: &[Arc<RemoteRelation>],
+        lsn: Lsn,
+    ) -> Result<bool> {
+        for remote in relations {
+            if remote.schema == OWN_SCHEMA {
+                continue;
+            }
+            if !self.gates.contains_key(&(remote.schema.clone(), remote.name.clone())) {
+                return Ok(false);
+            }
+            match self.resolve(session, remote, lsn)? {
+                Some(map) if map.conflicts.is_none() => {}
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
     fn load(&mut self, session: &mut Session, remote: &Arc<RemoteRelation>) -> Result<Resolved> {
         if remote.schema == OWN_SCHEMA {
             return Ok(Resolved::Ignored);

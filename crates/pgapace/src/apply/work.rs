@@ -11,6 +11,18 @@ use pgoutput::Lsn;
 use crate::apply::conflicts;
 use crate::target::conflict::TablePolicy;
 use crate::target::mapping::TableMap;
+use crate::target::state::prepared::PreparedHere;
+
+/// A step of a transaction that is prepared on the target: a target transaction of its own kind.
+#[derive(Debug, Clone)]
+pub(crate) enum TwoPhase {
+    /// The changes of the part are prepared.
+    Prepare(Arc<PreparedHere>),
+    /// What was prepared is committed. The part has no changes.
+    Commit(Arc<PreparedHere>),
+    /// What was prepared is rolled back. The part has no changes.
+    Rollback(Arc<PreparedHere>),
+}
 
 /// A part of a transaction, with the target tables of its relations.
 #[derive(Debug)]
@@ -24,12 +36,23 @@ pub(crate) struct Work {
     /// The transaction before it was applied in an earlier run: a progress row stands for adjacent
     /// transactions, so a group cannot reach over it.
     pub(crate) after_applied: bool,
+    /// `None` for an ordinary transaction.
+    pub(crate) two_phase: Option<TwoPhase>,
 }
 
 impl Work {
-    /// Whether it is a transaction from beginning to end.
+    /// Whether it is a transaction from beginning to end, which can be carried out again.
     pub(crate) fn is_whole(&self) -> bool {
+        self.is_one_part() && self.two_phase.is_none()
+    }
+
+    fn is_one_part(&self) -> bool {
         self.part.first && self.part.end_lsn.is_some()
+    }
+
+    /// Whether it is to be prepared, and all of it is here.
+    fn is_prepared_at_once(&self) -> bool {
+        self.is_one_part() && matches!(self.two_phase, Some(TwoPhase::Prepare(_)))
     }
 
     pub(crate) fn size(&self) -> Size {
@@ -98,6 +121,16 @@ impl Group {
         self.works.iter().all(Work::is_whole)
     }
 
+    /// A step of a transaction in two phases is alone in its group.
+    pub(crate) fn two_phase(&self) -> Option<&TwoPhase> {
+        self.works.first().and_then(|work| work.two_phase.as_ref())
+    }
+
+    /// Whether it is prepared on the target, and all of it is here.
+    pub(crate) fn is_prepared_at_once(&self) -> bool {
+        self.works.iter().any(Work::is_prepared_at_once)
+    }
+
     /// Whether it is carried out change by change, because rules may decide about conflicts.
     pub(crate) fn is_by_rules(&self) -> bool {
         self.mode == Mode::Rows && self.works.iter().any(conflicts::decides)
@@ -120,6 +153,9 @@ impl Group {
 
     /// What must have ended before any of it is sent.
     pub(crate) fn waits_to_start(&self) -> Waits {
+        if self.is_prepared_at_once() {
+            return self.contended.waits.clone();
+        }
         if !self.may_be_early() {
             return Waits::all_before(self.seq);
         }

@@ -17,6 +17,7 @@ use crate::config::Subscription as Config;
 use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::session::Publisher;
+use crate::publisher::slot;
 use crate::target::catalogue::field;
 use crate::target::session::{Purpose, Target};
 use crate::target::state::ownership::Owner;
@@ -80,6 +81,7 @@ pub(crate) fn check(config: &Config) -> Report {
     {
         let mut reporter = Reporter { report: &mut report, side: Side::Target };
         reporter.group("database", |reporter| not_the_same(source, sink, reporter));
+        reporter.group("two_phase", |reporter| two_phase(source, sink, config, reporter));
         tables::check(sink, config, known, published, &mut reporter);
         reporter.group("types", |reporter| tables::enums(source, sink, published, reporter));
     }
@@ -122,6 +124,45 @@ fn not_the_same(
         );
     } else {
         reporter.ok("database", "publisher and target are different databases");
+    }
+    Ok(())
+}
+
+/// Whether the target can prepare what the publisher prepares.
+fn two_phase(
+    source: &mut Session,
+    sink: &mut Session,
+    config: &Config,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    const NAME: &str = "max_prepared_transactions";
+    let is_two_phase = match config.two_phase {
+        Some(two_phase) => two_phase,
+        None => slot::find(source, &config.slot)?.is_some_and(|slot| slot.two_phase),
+    };
+    if !is_two_phase {
+        return Ok(());
+    }
+    let most = |session: &mut Session, side| -> Result<i64> {
+        Ok(Settings::read(session, side, &[NAME])?.number(NAME).unwrap_or(0))
+    };
+    let (needed, there) = (most(source, Side::Publisher)?, most(sink, Side::Target)?);
+    let sql = format!("ALTER SYSTEM SET {NAME} = {needed}; -- then restart the target");
+    if there == 0 && needed > 0 {
+        reporter
+            .warn(
+                NAME,
+                format!(
+                    "{NAME} is 0: a transaction that stays prepared keeps the slot from moving on, \
+                     and a publisher that waits for this subscription is refused"
+                ),
+            )
+            .sql(sql);
+    } else if there < needed {
+        let what = format!("{NAME} is {there}, and {needed} on the publisher");
+        reporter.warn(NAME, what).sql(sql);
+    } else {
+        reporter.ok(NAME, format!("{NAME} is {there}, and {needed} on the publisher"));
     }
     Ok(())
 }

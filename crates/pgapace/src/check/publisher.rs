@@ -37,7 +37,7 @@ pub(super) fn check(
             ),
         );
     }
-    if config.two_phase && version.major() < 15 && known.row.is_none() {
+    if config.two_phase == Some(true) && version.major() < 15 {
         reporter.block("two_phase", "--two-phase needs PostgreSQL 15 on the publisher");
     }
     let role = reporter.group("role", |_| {

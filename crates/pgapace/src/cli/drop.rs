@@ -8,6 +8,7 @@ use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::target::origin;
 use crate::target::session::Target;
+use crate::target::state::prepared::{self, Standing};
 use crate::target::state::{self, ownership, schema};
 
 #[derive(Debug, Args)]
@@ -24,7 +25,7 @@ pub(crate) struct DropArgs {
     if_exists: bool,
 }
 
-/// Drops slot, origins and state, in this order: if the slot cannot be dropped, nothing is.
+/// Drops slot, what is prepared, origins and state, in this order: if the slot cannot be dropped, nothing is.
 pub(crate) fn run(args: &DropArgs) -> Result<()> {
     let (name, site) = args.selection.one_by_name()?;
     let mut target = Target::new(site.target.clone(), &name);
@@ -63,6 +64,13 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
         })?;
         slot::wait_until_free(&mut source, &row.slot_name, site.busy_timeout, &|| false)?;
         slot_dropped = slot::drop(&mut source, &row.slot_name)?;
+    }
+    for known in prepared::read(&mut control, row.id)? {
+        // Nobody would end them, and they keep their locks.
+        if known.standing == Standing::Prepared {
+            known.prepared.resolve(&mut control, false)?;
+            output::line(&format!("rolled back {}", known.prepared.describe()));
+        }
     }
     origin::drop_all(&mut control, row.id)?;
     state::forget(&mut control, row.id)?;

@@ -6,6 +6,7 @@ pub(crate) mod demo;
 pub(crate) mod drop;
 pub(crate) mod enable;
 pub(crate) mod output;
+pub(crate) mod prepared;
 pub(crate) mod resync;
 pub(crate) mod run;
 pub(crate) mod sequences;
@@ -87,6 +88,12 @@ const SKIP_HELP: &str = r#"Needs --target and --name. Nothing of the transaction
 Example:
   pgapace skip --target postgresql://b/shop --name shop --lsn 16/B374D848"#;
 
+const PREPARED_HELP: &str = r#"Needs --target and --name. The publisher resolves them by itself: this is for those that it never will.
+
+Example:
+  pgapace prepared --target postgresql://b/shop --name shop
+  pgapace prepared --target postgresql://b/shop --name shop --rollback order-17"#;
+
 const ENABLE_HELP: &str = r#"Needs --target and --name.
 
 Example:
@@ -141,6 +148,9 @@ enum Command {
     /// Leave out one transaction of the publisher that cannot be applied
     #[command(after_help = SKIP_HELP)]
     Skip(skip::SkipArgs),
+    /// List, or resolve by hand, transactions that are prepared on the target
+    #[command(after_help = PREPARED_HELP)]
+    Prepared(prepared::PreparedArgs),
     /// Let a subscription run again that an error has disabled
     #[command(after_help = ENABLE_HELP)]
     Enable(enable::EnableArgs),
@@ -223,6 +233,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Refresh(args) => resync::refresh(&args),
         Command::Sequences(args) => sequences::run(&args),
         Command::Skip(args) => skip::run(&args),
+        Command::Prepared(args) => prepared::run(&args),
         Command::Enable(args) => enable::run(&args),
         Command::Drop(args) => drop::run(&args),
         Command::Demo(args) => demo::run(&args),

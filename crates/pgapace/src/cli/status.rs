@@ -7,6 +7,7 @@ use pgoutput::Lsn;
 use serde::Serialize;
 use wire::Session;
 
+use crate::cli::prepared::Shown;
 use crate::cli::{Selection, output};
 use crate::config::Site;
 use crate::error::{Class, Failure, Result};
@@ -16,7 +17,7 @@ use crate::target::session::{Purpose, Target};
 use crate::target::state::copying::{self, CopyProgress};
 use crate::target::state::ownership::{self, Owner};
 use crate::target::state::statistics::{self, Counters};
-use crate::target::state::{self, RelationMode, Subscription, progress, schema};
+use crate::target::state::{self, RelationMode, Subscription, prepared, progress, schema};
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
@@ -58,6 +59,8 @@ struct Status {
     restarts: u64,
     /// How far tables are copied; null while none is.
     copy: Option<CopyProgress>,
+    /// Transactions that are prepared on the target, oldest first.
+    prepared: Vec<Shown>,
     tables: Vec<Table>,
     last_error: Option<String>,
     last_error_at: Option<String>,
@@ -224,6 +227,7 @@ fn of(
         counters: statistics.map(|s| s.counters).unwrap_or_default(),
         restarts: statistics.map_or(0, |s| s.restarts),
         copy,
+        prepared: prepared::read(session, row.id)?.iter().map(Shown::new).collect(),
         tables: tables
             .into_iter()
             .map(|table| {
@@ -329,6 +333,12 @@ fn print(status: &Status) {
         .collect();
     item("waits (s)", &waits.join(", "));
     item("starts", &format!("epoch {}, {} restarts", status.epoch, status.restarts));
+    if !status.prepared.is_empty() {
+        item("prepared", &status.prepared.len().to_string());
+        for one in &status.prepared {
+            output::line(&format!("    {}", one.line()));
+        }
+    }
     let waiting: Vec<_> = status
         .tables
         .iter()

@@ -24,8 +24,6 @@ pub(crate) enum Kind {
     Permanent {
         /// Have standbys hold a copy, where the server can (17, not on a standby itself).
         failover: bool,
-        /// Decode prepared transactions at their PREPARE (15).
-        two_phase: bool,
     },
 }
 
@@ -33,20 +31,10 @@ pub(crate) enum Kind {
 pub(crate) fn create(session: &mut Session, name: &str, kind: Kind) -> Result<CreatedSlot> {
     let major = session.server_version().major();
     let mut options = vec!["SNAPSHOT 'export'"];
-    if let Kind::Permanent { failover, two_phase } = kind {
-        if two_phase {
-            if major < 15 {
-                return Err(Failure::new(
-                    Class::Publisher,
-                    "the publisher decodes two-phase transactions only from PostgreSQL 15 on",
-                )
-                .hint("Leave --two-phase off: they are then applied when they are committed."));
-            }
-            options.push("TWO_PHASE");
-        }
-        if failover && supports_failover(session)? {
-            options.push("FAILOVER");
-        }
+    if let Kind::Permanent { failover: true } = kind
+        && supports_failover(session)?
+    {
+        options.push("FAILOVER");
     }
     let options = if major >= 15 {
         format!("({})", options.join(", "))
@@ -238,6 +226,15 @@ pub(crate) fn end_user(
     Ok(())
 }
 
+/// Has a slot that nobody uses send prepared transactions only when they are committed (18).
+pub(crate) fn end_two_phase(session: &mut Session, name: &str) -> Result<()> {
+    let sql = format!("ALTER_REPLICATION_SLOT {} (TWO_PHASE false)", quote_ident(name));
+    session
+        .simple(&sql)
+        .map_err(|e| Failure::publisher(&e, &format!("altering slot \"{name}\"")))?;
+    Ok(())
+}
+
 /// Drops a slot; one that is not there is no error.
 pub(crate) fn drop(session: &mut Session, name: &str) -> Result<bool> {
     match session.simple(&format!("DROP_REPLICATION_SLOT {} WAIT", quote_ident(name))) {
@@ -252,7 +249,8 @@ pub(crate) fn drop(session: &mut Session, name: &str) -> Result<bool> {
 pub(crate) struct StreamOptions {
     /// Leave out changes that carry a replication origin (16).
     pub(crate) origin_none: bool,
-    /// The slot decodes two-phase transactions.
+    /// Prepared transactions are sent at their PREPARE, from here on for ever: it is the slot that
+    /// remembers this (15).
     pub(crate) two_phase: bool,
     /// Values come in the binary form of their types.
     pub(crate) binary: bool,

@@ -199,6 +199,11 @@ impl Policy {
         Self(rules)
     }
 
+    /// Whether anything is said.
+    pub(crate) fn has_rules(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     /// What holds for a table; `None` if that is what holds anyway.
     pub(crate) fn of(&self, schema: &str, name: &str) -> Option<TablePolicy> {
         let of_table = |rule: &&Rule| match &rule.table {

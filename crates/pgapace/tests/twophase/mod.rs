@@ -1,15 +1,79 @@
-//! Slots that decode two-phase transactions: held at PREPARE, applied at COMMIT PREPARED.
+//! Prepared transactions: held at their PREPARE, applied at COMMIT PREPARED; or prepared on the
+//! target as well.
 
-use crate::support::{Case, VERSIONS, on_versions};
+mod crashes;
+mod durable;
+mod synchronous;
+
+use testbed::postgres::Client;
+use testbed::wait_until;
+
+use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions};
 
 const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
 const CONFIRMED: &str = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = ";
+
+/// For longer than any test takes.
+fn held(case: &mut Case) {
+    case.tool.args.extend(["--two-phase", "--two-phase-hold", "3600"].map(str::to_owned));
+}
+
+/// At once.
+fn prepared(case: &mut Case) {
+    case.tool.args.extend(["--two-phase", "--two-phase-hold", "0"].map(str::to_owned));
+}
+
+/// What is prepared on the target.
+fn here(case: &Case) -> String {
+    case.target.value("SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()")
+}
+
+fn wait_until_here(case: &Case, number: u32) {
+    let there = || Ok(here(case) == number.to_string());
+    must(wait_until(PATIENCE, "transactions to be prepared on the target", there));
+}
+
+fn wait_until_value(case: &Case, sql: &str, value: &str) {
+    must(wait_until(PATIENCE, sql, || Ok(case.target.value(sql) == value)));
+}
+
+/// Nothing is left of prepared transactions.
+#[track_caller]
+fn expect_nothing_left(case: &Case) {
+    assert_eq!((here(case).as_str(), notes(case).as_str()), ("0", "0"));
+}
+
+fn notes(case: &Case) -> String {
+    case.target.value("SELECT count(*) FROM pgapace.prepared")
+}
+
+fn resolve(case: &Case, what: &str, name: &str) {
+    case.publisher.sql(&format!("{what} PREPARED '{}_{name}'", case.tool.name));
+}
+
+/// Whether the slot has moved to this position of the publisher.
+fn is_acknowledged(case: &Case, lsn: &str) -> bool {
+    let sql = format!("SELECT ({CONFIRMED}'{}') >= '{lsn}'::pg_lsn", case.tool.name);
+    case.publisher.value(&sql) == "t"
+}
+
+/// Another session of the target in a transaction that has done this.
+fn holder(case: &Case, sql: &str) -> Client {
+    let mut client = case.target.connect();
+    must(client.batch_execute("BEGIN").map_err(|e| e.to_string()));
+    must(client.batch_execute(sql).map_err(|e| e.to_string()));
+    client
+}
+
+fn release(mut holder: Client) {
+    must(holder.batch_execute("COMMIT").map_err(|e| e.to_string()));
+}
 
 /// Resolved in another order than prepared, with other transactions in between, over restarts.
 #[test]
 fn prepared_transactions_are_applied_when_they_are_committed() {
     on_versions(&VERSIONS, |mut case| {
-        case.tool.args.push("--two-phase".to_owned());
+        held(&mut case);
         case.replicate(TABLE);
         let slot = format!("'{}'", case.tool.name);
         let two_phase =
@@ -66,7 +130,7 @@ fn prepared_transactions_are_applied_when_they_are_committed() {
 #[test]
 fn what_is_held_survives_reconnects_behind_a_backlog() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
-        case.tool.args.push("--two-phase".to_owned());
+        held(&mut case);
         case.replicate(TABLE);
         let work = |from: u32| {
             case.publisher.sql(&format!(
@@ -94,7 +158,7 @@ fn what_is_held_survives_reconnects_behind_a_backlog() {
 #[test]
 fn a_goal_before_commit_prepared_keeps_it_held() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
-        case.tool.args.push("--two-phase".to_owned());
+        held(&mut case);
         case.replicate(TABLE);
         prepare(&case, "one", "INSERT INTO t VALUES (1, 'one')");
         case.publisher.sql("INSERT INTO t VALUES (2, 'before')");
@@ -120,7 +184,8 @@ fn prepare(case: &Case, name: &str, sql: &str) {
 #[test]
 fn held_transactions_beyond_memory_are_spooled() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
-        case.tool.args.extend(["--two-phase", "--memory-limit", "16"].map(str::to_owned));
+        held(&mut case);
+        case.tool.args.extend(["--memory-limit", "16"].map(str::to_owned));
         case.tool.args.extend(["--streaming", "off"].map(str::to_owned));
         case.replicate(TABLE);
         for statement in [

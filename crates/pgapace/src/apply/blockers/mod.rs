@@ -156,7 +156,8 @@ impl WaitLog {
                 tracing::warn!(
                     subscription = self.subscription,
                     "applying waits for a lock of a prepared transaction on the target; whoever \
-                     prepared it must COMMIT PREPARED or ROLLBACK PREPARED (see pg_prepared_xacts)"
+                     prepared it must COMMIT PREPARED or ROLLBACK PREPARED (see pg_prepared_xacts, and \
+                     pgapace prepared for those of a subscription)"
                 );
                 continue;
             }

@@ -147,7 +147,7 @@ impl Worker {
         if let Some(end) = part.end_lsn {
             self.through = end;
         }
-        let work = Work { part, tables, predecessor, after_applied: false };
+        let work = Work { part, tables, predecessor, after_applied: false, two_phase: None };
         self.waiting.push(work.size(), work);
         Ok(())
     }

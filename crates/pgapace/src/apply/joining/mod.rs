@@ -232,9 +232,10 @@ impl<'a> Joining<'a> {
         }
     }
 
-    /// Whether nothing more is to be received for a moment.
-    pub(crate) fn waits_for_quiet(&self) -> bool {
-        self.pause.is_on() || self.adder.waits_for_quiet()
+    /// Whether nothing more is to be received for a moment. `may_copy` is whether a copy on request
+    /// could begin then.
+    pub(crate) fn waits_for_quiet(&self, may_copy: bool) -> bool {
+        self.pause.is_on() || may_copy && self.adder.waits_for_quiet()
     }
 
     /// Whether the spool has no room to put off more, and will have.

@@ -3,6 +3,7 @@
 mod lost;
 mod rules;
 mod state;
+mod two_phase;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, unbounded};
 use engine::group::GroupSeq;
 use engine::progress::Range;
+use pgoutput::Xid;
 use wire::{CancelHandle, Session};
 
 use crate::apply::missing::MissingLog;
@@ -52,6 +54,8 @@ pub(crate) enum Moved {
 pub(crate) struct Answered {
     /// What is committed.
     pub(crate) committed: Vec<Range>,
+    /// Transactions of the publisher that are prepared on the target, durably.
+    pub(crate) prepared: Vec<Xid>,
     /// Of what was committed.
     pub(crate) counters: Counters,
     /// How many groups the worker is through with; a part of a large transaction is one.

@@ -297,6 +297,7 @@ impl State {
             Some(next)
                 if next.attempts > 0
                     || next.is_by_rules()
+                    || next.two_phase().is_some()
                     || next.mode == Mode::Rows && !self.encoder.commits_behind_others() =>
             {
                 self.in_flight.is_empty() && self.ready.is_empty()
@@ -336,7 +337,8 @@ impl State {
     /// Puts a group's statements together, and sends them if nothing unfinished is before them.
     fn start(&mut self, group: Group, report: Report<'_>) -> Result<()> {
         self.ended_through = self.ended_through.max(self.turns.ended_through());
-        let early = !self.is_next(group.seq);
+        // One that is prepared at once has nothing in its way, so what goes wrong is its own.
+        let early = !group.is_prepared_at_once() && !self.is_next(group.seq);
         let lone = group.works.len() == 1 && group.is_whole() && group.changes() <= LONE_CHANGES;
         let wait = self.in_flight.back().is_some_and(InFlight::is_open) || !self.ready.is_empty();
         let alone = self.in_flight.is_empty() && self.ready.is_empty();
@@ -346,6 +348,11 @@ impl State {
         let group = Group { mode, ..group };
         if group.is_by_rules() {
             return self.by_rules(group);
+        }
+        if let Err(failure) = self.resolve_prepared(&group) {
+            // It is not carried out again by this run.
+            self.queue.push_front(group);
+            return Err(failure);
         }
         if wait || early {
             // What is queued now is that of others.
@@ -619,7 +626,7 @@ impl State {
         self.requeue(Again::Later);
     }
 
-    fn send(&mut self) -> Result<()> {
+    pub(super) fn send(&mut self) -> Result<()> {
         self.session.flush().map_err(|e| Failure::target(&e, "sending changes"))
     }
 
@@ -783,12 +790,15 @@ impl State {
     fn report(&mut self, report: Report<'_>) {
         let (committed, counters) = self.answers.take_committed();
         let groups = std::mem::take(&mut self.answered);
-        if committed.is_empty() && groups == 0 {
+        let prepared = self.answers.take_prepared();
+        if committed.is_empty() && prepared.is_empty() && groups == 0 {
             return;
         }
         let ended = std::mem::take(&mut self.ended);
         let in_doubt = std::mem::take(&mut self.in_doubt);
-        let answered = Answered { committed, counters, groups, ended: ended.clone(), in_doubt };
+        let ended_now = ended.clone();
+        let answered =
+            Answered { committed, prepared, counters, groups, ended: ended_now, in_doubt };
         report(FromWorker::Answered(answered));
         if !ended.is_empty() {
             self.turns.ended(&ended);

@@ -3,6 +3,7 @@
 pub(crate) mod copies;
 pub(crate) mod copying;
 pub(crate) mod ownership;
+pub(crate) mod prepared;
 pub(crate) mod progress;
 pub(crate) mod schema;
 pub(crate) mod statistics;
@@ -471,6 +472,7 @@ pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
              DELETE FROM pgapace.relation WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_subscription WHERE subscription = {id}; \
              DELETE FROM pgapace.conflict WHERE subscription = {id}; \
+             DELETE FROM pgapace.prepared WHERE subscription = {id}; \
              DELETE FROM pgapace.subscription WHERE id = {id}; \
              COMMIT",
             id = id.0

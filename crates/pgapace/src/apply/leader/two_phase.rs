@@ -1,0 +1,125 @@
+//! Transactions that are prepared on the target: when, and what becomes of their end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::transaction::TransactionPart;
+
+use crate::apply::leader::{Leader, Parts};
+use crate::apply::work::{TwoPhase, Work};
+use crate::error::{Failure, Result};
+use crate::target::state::prepared::{self, PreparedHere};
+
+/// When a transaction that is prepared and not resolved is worth a word.
+const OVERDUE: Duration = Duration::from_secs(60);
+
+impl Leader<'_> {
+    /// Takes the end of a transaction that is prepared on the target.
+    pub(super) fn take_step(&mut self, part: TransactionPart, step: TwoPhase) -> Result<()> {
+        let Some(end) = part.end_lsn else { return Err(Failure::internal("a step has no end")) };
+        let lsn = part.head.commit_lsn;
+        self.pass_applied(lsn);
+        self.parts.progress.caught_up();
+        let predecessor = self.parts.progress.last_dispatched();
+        if end <= predecessor {
+            return Err(Failure::internal(format!(
+                "a prepared transaction ends at {end}, which was recorded as applied before it was"
+            )));
+        }
+        let step = match step {
+            TwoPhase::Commit(here) if self.parts.skip == Some(lsn) => {
+                tracing::warn!(lsn = %lsn, xid = %here.xid, "the transaction is skipped");
+                self.counters.transactions_skipped += 1;
+                TwoPhase::Rollback(here)
+            }
+            step => step,
+        };
+        self.parts.progress.dispatched(end);
+        let after_applied = std::mem::take(&mut self.after_applied);
+        let two_phase = Some(step);
+        let work = Work { part, tables: Vec::new(), predecessor, after_applied, two_phase };
+        self.waiting.push(work.size(), work);
+        Ok(())
+    }
+
+    /// Takes a part of a transaction that is to be prepared on the target. It has no place in the
+    /// order of commits, and no progress.
+    pub(super) fn take_prepared_part(
+        &mut self,
+        part: TransactionPart,
+        here: Arc<PreparedHere>,
+    ) -> Result<()> {
+        // It commits, if it does, behind everything that was received.
+        let later = self.parts.progress.positions().write;
+        let skipped = self.parts.skip == Some(part.head.commit_lsn);
+        if skipped && part.end_lsn.is_some() {
+            tracing::warn!(lsn = %part.head.commit_lsn, xid = %here.xid, "the transaction is skipped");
+            self.counters.transactions_skipped += 1;
+        }
+        let mut tables = Vec::with_capacity(part.relations().len());
+        for remote in part.relations() {
+            tables.push(if skipped { None } else { self.resolve(remote, later)? });
+        }
+        self.partly_dispatched = part.end_lsn.is_none();
+        let predecessor = self.parts.progress.last_dispatched();
+        let two_phase = Some(TwoPhase::Prepare(here));
+        let work = Work { part, tables, predecessor, after_applied: false, two_phase };
+        self.waiting.push(work.size(), work);
+        Ok(())
+    }
+
+    /// Has transactions prepared on the target that have been held for too long.
+    ///
+    /// That is right wherever the stream stands by then: on the publisher they have held the locks of
+    /// their rows since their PREPARE, so nothing that was sent since touches them. Not while what
+    /// was applied before is sent again: their end may be among that.
+    pub(super) fn prepare_due(&mut self) -> Result<()> {
+        let Some(hold) = self.parts.preparing.hold else { return Ok(()) };
+        if self.closing.is_some()
+            || self.partly_dispatched
+            || self.parts.incoming.has_parts()
+            || self.parts.progress.is_catching_up()
+            || !self.parts.applied_beyond.is_empty()
+        {
+            return Ok(());
+        }
+        let Parts { incoming, control, tables, progress, preparing, .. } = &mut self.parts;
+        let received = progress.positions().write;
+        let due = incoming.due(hold, |prepared, relations| {
+            // All of what was received is before its end, and so is what the progress covers.
+            tables.may_be_prepared(control, relations, received.max(prepared.end_lsn))
+        })?;
+        let room = preparing.limit.saturating_sub(incoming.prepared_here());
+        let due: Vec<_> = due
+            .iter()
+            .take(room)
+            .map(|one| PreparedHere::new(preparing.subscription, &preparing.prefix, one))
+            .collect();
+        if due.is_empty() {
+            return Ok(());
+        }
+        prepared::note(control, preparing.epoch, &due.iter().collect::<Vec<_>>())?;
+        for here in due {
+            tracing::debug!(xid = %here.xid, gid = here.gid, name = here.name, "is prepared");
+            self.parts.incoming.begin_prepare(here);
+            self.take_parts()?;
+            if self.parts.incoming.has_parts() {
+                // It does not fit into memory; the others follow it.
+                break;
+            }
+        }
+        self.dispatch()?;
+        Ok(())
+    }
+
+    /// Names transactions that the publisher has left prepared.
+    pub(super) fn name_overdue(&mut self) {
+        for gid in self.parts.incoming.overdue(OVERDUE) {
+            tracing::warn!(
+                gid,
+                "a transaction is prepared on the publisher and not resolved: until it is, it keeps \
+                 the slot from moving on, or the locks of its rows on the target (pgapace prepared)"
+            );
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! `pgapace prepared`: transactions that are prepared on the target, listed or resolved by hand.
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::cli::{Selection, output};
+use crate::error::{Class, Failure, Result};
+use crate::target::state::prepared::{self, Known, Standing};
+
+#[derive(Debug, Args)]
+pub(crate) struct PreparedArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// Commit this one on the target, whatever the publisher does: its name on either side
+    #[arg(long, value_name = "GID", conflicts_with = "rollback")]
+    commit: Option<String>,
+
+    /// Roll this one back on the target, and leave it out if the publisher commits it
+    #[arg(long, value_name = "GID")]
+    rollback: Option<String>,
+
+    /// Print a JSON array with one object a transaction
+    #[arg(long, conflicts_with_all = ["commit", "rollback"])]
+    json: bool,
+}
+
+/// One of them, as it is shown.
+#[derive(Debug, Serialize)]
+pub(crate) struct Shown {
+    /// On the publisher; empty if nobody knows any more.
+    gid: String,
+    /// On the target.
+    name: String,
+    xid: u32,
+    prepare_lsn: String,
+    age_seconds: f64,
+    /// prepared; committed (by hand, the publisher has not); rolled back (by hand); absent (about to
+    /// be prepared, or somebody has rolled it back)
+    state: &'static str,
+}
+
+impl Shown {
+    pub(crate) fn new(known: &Known) -> Self {
+        let Known { prepared, standing, age, given_up, .. } = known;
+        Self {
+            gid: prepared.gid.clone(),
+            name: prepared.name.clone(),
+            xid: prepared.xid.0,
+            prepare_lsn: prepared.prepare_lsn.to_string(),
+            age_seconds: *age,
+            state: match standing {
+                Standing::Prepared => "prepared",
+                Standing::Committed => "committed",
+                Standing::Absent if *given_up => "rolled back",
+                Standing::Absent => "absent",
+            },
+        }
+    }
+
+    pub(crate) fn line(&self) -> String {
+        format!(
+            "{:?} for {:.0} s: {} (xid {}, PREPARE at {}, {} on the target)",
+            self.gid, self.age_seconds, self.state, self.xid, self.prepare_lsn, self.name
+        )
+    }
+}
+
+pub(crate) fn run(args: &PreparedArgs) -> Result<()> {
+    let (mut control, row) = args.selection.existing()?;
+    let known = prepared::read(&mut control, row.id)?;
+    let (gid, commit) = match (&args.commit, &args.rollback) {
+        (Some(gid), _) => (gid, true),
+        (None, Some(gid)) => (gid, false),
+        (None, None) => {
+            let shown: Vec<_> = known.iter().map(Shown::new).collect();
+            if args.json {
+                return output::json(&shown);
+            }
+            if shown.is_empty() {
+                output::line("nothing of the subscription is prepared on the target");
+            }
+            shown.iter().for_each(|one| output::line(&one.line()));
+            return Ok(());
+        }
+    };
+    let mut named = known.iter().filter(|one| {
+        let Known { prepared, .. } = one;
+        prepared.name == *gid || prepared.gid == *gid
+    });
+    let (Some(one), None) = (named.next(), named.next()) else {
+        return Err(Failure::new(
+            Class::Config,
+            format!("there is not one transaction {gid:?} of subscription {}", row.name),
+        )
+        .hint("Take the name on the target: pgapace prepared lists them."));
+    };
+    if !commit {
+        // Before it is gone, so that it is never gone without a word.
+        one.prepared.give_up(&mut control)?;
+    }
+    let there = one.prepared.resolve(&mut control, commit)?;
+    if commit && !there {
+        return Err(Failure::new(
+            Class::Target,
+            format!("{} is not prepared on the target", one.prepared.describe()),
+        ));
+    }
+    let verb = if commit { "committed" } else { "rolled back" };
+    output::line(&format!("{verb} {}", one.prepared.describe()));
+    Ok(())
+}

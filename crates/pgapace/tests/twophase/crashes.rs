@@ -1,0 +1,185 @@
+//! A crash between any two steps of a transaction that is prepared on the target: what is found
+//! afterwards tells how far it had come.
+
+use testbed::workload::ledger;
+use testbed::{Pair, Result, Stop};
+
+use super::{
+    TABLE, expect_nothing_left, here, holder, is_acknowledged, notes, prepare, prepared, release,
+    resolve, wait_until_here, wait_until_value,
+};
+use crate::faults::site::{DB, Reader, Site};
+use crate::support::{Case, must, on_versions};
+
+const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
+/// Nothing becomes durable by the durability session, which removes these rows.
+const NOT_DURABLE: &str = "SELECT FROM pgapace.progress FOR SHARE";
+/// Nobody can record the end of a prepared transaction.
+const NO_END: &str = "SELECT FROM pgapace.prepared FOR SHARE";
+
+fn start(case: &mut Case) {
+    prepared(case);
+    case.replicate(TABLE);
+    case.publisher.sql("INSERT INTO t VALUES (1, 'before'), (2, 'before')");
+    case.run_until_current();
+}
+
+/// In the end: all is applied once, and nothing is left.
+fn expect_settled(case: &Case) {
+    case.publisher.sql("UPDATE t SET v = v || ', and after' WHERE id < 10");
+    case.run_until_current();
+    case.expect_equal(&["t"]);
+    expect_nothing_left(case);
+}
+
+/// It is noted, and its changes are on their way.
+#[test]
+fn before_it_is_prepared() {
+    on_versions(&BOTH, |mut case| {
+        start(&mut case);
+        for end in ["COMMIT", "ROLLBACK", "later COMMIT"] {
+            let mut process = case.start();
+            let blocked = holder(&case, "SELECT FROM t WHERE id = 1 FOR UPDATE");
+            prepare(&case, "one", "UPDATE t SET v = v || ' one' WHERE id <= 2");
+            let lsn = case.publisher.value("SELECT pg_current_wal_lsn()");
+            wait_until_value(&case, "SELECT count(*) FROM pgapace.prepared", "1");
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            must(process.kill9());
+            assert_eq!(here(&case), "0");
+            assert!(!is_acknowledged(&case, &lsn));
+            release(blocked);
+            if let Some(end) = end.strip_prefix("later ") {
+                case.run_until_current();
+                assert_eq!((here(&case).as_str(), notes(&case).as_str()), ("1", "1"));
+                resolve(&case, end, "one");
+            } else {
+                resolve(&case, end, "one");
+            }
+            expect_settled(&case);
+        }
+    });
+}
+
+/// It is prepared, and the publisher does not know that, so it sends it again.
+#[test]
+fn before_it_is_acknowledged() {
+    on_versions(&BOTH, |mut case| {
+        start(&mut case);
+        for end in ["COMMIT", "ROLLBACK", "later COMMIT", "later ROLLBACK"] {
+            let mut process = case.start();
+            let blocked = holder(&case, NOT_DURABLE);
+            prepare(&case, "one", "UPDATE t SET v = v || ' one' WHERE id <= 2");
+            let lsn = case.publisher.value("SELECT pg_current_wal_lsn()");
+            wait_until_here(&case, 1);
+            must(process.kill9());
+            assert!(!is_acknowledged(&case, &lsn));
+            release(blocked);
+            match end.strip_prefix("later ") {
+                None => resolve(&case, end, "one"),
+                Some(end) => {
+                    case.run_until_current();
+                    assert_eq!((here(&case).as_str(), notes(&case).as_str()), ("1", "1"));
+                    assert!(is_acknowledged(&case, &lsn));
+                    resolve(&case, end, "one");
+                }
+            }
+            expect_settled(&case);
+        }
+    });
+}
+
+/// It is committed, or rolled back, and its progress is not recorded.
+#[test]
+fn before_its_end_is_recorded() {
+    on_versions(&BOTH, |mut case| {
+        start(&mut case);
+        for end in ["COMMIT", "ROLLBACK"] {
+            prepare(&case, "one", "UPDATE t SET v = v || ' one' WHERE id <= 2");
+            case.run_until_current();
+            assert_eq!(here(&case), "1");
+            let mut process = case.start();
+            let blocked = holder(&case, NO_END);
+            resolve(&case, end, "one");
+            let lsn = case.publisher.value("SELECT pg_current_wal_lsn()");
+            wait_until_here(&case, 0);
+            must(process.kill9());
+            assert!(!is_acknowledged(&case, &lsn));
+            assert_eq!(notes(&case), if end == "COMMIT" { "2" } else { "1" });
+            release(blocked);
+            expect_settled(&case);
+        }
+    });
+}
+
+/// Somebody has rolled it back by hand: what it would have changed is not passed over in silence.
+#[test]
+fn lost_by_other_hands() {
+    on_versions(&BOTH, |mut case| {
+        start(&mut case);
+        prepare(&case, "one", "UPDATE t SET v = v || ' one' WHERE id <= 2");
+        case.run_until_current();
+        let sql = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()";
+        let name = case.target.value(sql);
+        case.target.sql(&format!("ROLLBACK PREPARED '{name}'"));
+        resolve(&case, "COMMIT", "one");
+        case.run().expect(4, &["rolled it back", "_one"]);
+        let gid = format!("{}_one", case.tool.name);
+        let listed = case.tool.finish("prepared", &["--json"]);
+        assert!(listed.expect(0, &[]).stdout.contains("\"state\": \"absent\""), "{listed:?}");
+        case.tool.finish("prepared", &["--rollback", &gid]).expect(0, &[]);
+        let log = case.run_until_current();
+        assert!(log.contains("is left out") && log.contains(&gid), "{log}");
+        assert_eq!(case.target.value("SELECT v FROM t WHERE id = 1"), "before");
+        expect_nothing_left(&case);
+    });
+}
+
+/// Kills of every party while the ledger prepares many of its transactions: what a reader sees is
+/// always sound, and nothing is applied twice.
+#[test]
+fn of_every_party_under_load() -> Result<()> {
+    for major in [15, 18] {
+        let mut site = Site::of(Pair::start(major, major)?)?;
+        site.load_tables()?;
+        let options = ledger::WriterOptions {
+            seed: u64::from(major),
+            rate: Some(100.0),
+            two_phase_every: 3,
+            large_every: 100,
+            large_entries: 500,
+            ..Default::default()
+        };
+        let program = site.program().args(["--two-phase", "--two-phase-hold", "0"]);
+        let mut run = site.spawn_streaming(&program)?;
+        let writer = ledger::Writer::start_with(&site.publisher.conninfo(DB), 4, options)?;
+        let reader = Reader::start(&site.target);
+        let mut random = fastrand::Rng::with_seed(u64::from(major));
+        for round in 0..9 {
+            std::thread::sleep(std::time::Duration::from_millis(random.u64(200..1200)));
+            match round % 3 {
+                0 => {
+                    run.kill9()?;
+                    run = site.spawn_streaming(&program)?;
+                }
+                1 => site.target.restart(Stop::Immediate)?,
+                _ => site.publisher.restart(Stop::Immediate)?,
+            }
+            assert!(run.is_running(), "pgapace ended:\n{}", run.log());
+        }
+        let written = writer.stop()?;
+        // Those that the publisher's crash left prepared: they end here.
+        let left = "SELECT 'ROLLBACK PREPARED ''' || gid || '''' FROM pg_prepared_xacts";
+        for row in site.publisher.query_texts(DB, left)? {
+            if let Some(Some(sql)) = row.first() {
+                site.publisher.sql(DB, sql)?;
+            }
+        }
+        site.catch_up(&mut run)?;
+        assert!(written >= 50 && reader.stop()? >= 5);
+        site.expect_equal_load()?;
+        let rows = "SELECT (SELECT count(*) FROM pg_prepared_xacts) \
+                    + (SELECT count(*) FROM pgapace.prepared)";
+        assert_eq!(site.target.query_one_text(DB, rows)?, "0");
+    }
+    Ok(())
+}

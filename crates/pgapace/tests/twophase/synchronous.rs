@@ -1,0 +1,63 @@
+//! A publisher that waits for the subscription, with PREPARE too.
+
+use std::time::{Duration, Instant};
+
+use testbed::{Pair, Result, TableName};
+
+use crate::faults::site::{DB, NAME, Site};
+
+/// PREPARE returns when it is prepared on the target, COMMIT PREPARED when it is committed there;
+/// many at once, of several connections.
+#[test]
+fn prepare_returns_when_it_is_prepared_on_the_target() -> Result<()> {
+    for major in [15, 18] {
+        let mut site = Site::of(Pair::start(major, major)?)?;
+        site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+        let program = site.program().args(["--two-phase", "--status-interval", "10"]);
+        let mut run = site.spawn_streaming(&program)?;
+        site.catch_up(&mut run)?;
+        run.kill9()?;
+        site.publisher.set("synchronous_standby_names", NAME)?;
+        let run = site.spawn_streaming(&program)?;
+        let started = Instant::now();
+        let clients: Vec<_> = (0..8)
+            .map(|number| {
+                let mut client = site.publisher.connect(DB)?;
+                let mut target = site.target.connect(DB)?;
+                Ok(std::thread::spawn(move || -> std::result::Result<(), String> {
+                    let text = |e: testbed::postgres::Error| e.to_string();
+                    client.batch_execute("SET statement_timeout = '60s'").map_err(text)?;
+                    for round in 0..5 {
+                        let id = number * 100 + round;
+                        let gid = format!("g{number}");
+                        client
+                            .batch_execute(&format!(
+                                "BEGIN; INSERT INTO t VALUES ({id}, 'x'); \
+                                 PREPARE TRANSACTION '{gid}'"
+                            ))
+                            .map_err(text)?;
+                        let sql = format!(
+                            "SELECT count(*) FROM pgapace.prepared p \
+                             JOIN pg_prepared_xacts x ON x.gid = p.name WHERE p.gid = '{gid}'"
+                        );
+                        let here: i64 = target.query_one(&sql, &[]).map_err(text)?.get(0);
+                        if here != 1 {
+                            return Err(format!("{gid} is not prepared on the target"));
+                        }
+                        let end = if round % 4 == 3 { "ROLLBACK" } else { "COMMIT" };
+                        client.batch_execute(&format!("{end} PREPARED '{gid}'")).map_err(text)?;
+                    }
+                    Ok(())
+                }))
+            })
+            .collect::<Result<_>>()?;
+        for client in clients {
+            let done = client.join().expect("a client panicked");
+            assert_eq!(done, Ok(()), "{}", run.log());
+        }
+        let took = started.elapsed();
+        assert!(took < Duration::from_secs(60), "{took:?}:\n{}", run.log());
+        site.expect_equal(&[TableName::from("t")])?;
+    }
+    Ok(())
+}
