@@ -411,6 +411,9 @@ impl<'a> Leader<'a> {
                         Message::StreamCommit(commit) => {
                             self.behind = age(commit.commit_time, sent);
                         }
+                        Message::CommitPrepared(commit) => {
+                            self.behind = age(commit.commit_time, sent);
+                        }
                         _ => {}
                     }
                     if let Message::CommitPrepared(commit) = &message

@@ -295,7 +295,7 @@ impl Pool {
     pub(crate) fn end(&mut self) -> Vec<Answered> {
         self.slots.close();
         let answered = self.slots.events.try_iter().filter_map(|(_, event)| match event {
-            FromWorker::Answered(answered) => Some(answered),
+            FromWorker::Answered(answered) => Some(*answered),
             FromWorker::Failed(_) | FromWorker::Moved(_) => None,
         });
         answered.collect()

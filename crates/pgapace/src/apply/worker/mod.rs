@@ -32,7 +32,7 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// What a worker reports.
 #[derive(Debug)]
 pub(crate) enum FromWorker {
-    Answered(Answered),
+    Answered(Box<Answered>),
     /// The worker has given up; what it had not reported is not committed, or not known to be.
     Failed(Failure),
     Moved(Moved),

@@ -799,7 +799,7 @@ impl State {
         let ended_now = ended.clone();
         let answered =
             Answered { committed, prepared, counters, groups, ended: ended_now, in_doubt };
-        report(FromWorker::Answered(answered));
+        report(FromWorker::Answered(Box::new(answered)));
         if !ended.is_empty() {
             self.turns.ended(&ended);
             self.ended_through = self.turns.ended_through();
