@@ -290,6 +290,11 @@ impl Incoming {
         self.replay = Some((replay, Some(here)));
     }
 
+    /// It is noted on the target, and still held.
+    pub(crate) fn noted(&mut self, here: PreparedHere) {
+        self.absent.insert(here.xid, here);
+    }
+
     /// It is prepared on the target, durably: it need not be sent again.
     pub(crate) fn prepared(&mut self, xid: Xid) {
         self.preparing.remove(&xid);

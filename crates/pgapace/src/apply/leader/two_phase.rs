@@ -99,12 +99,14 @@ impl Leader<'_> {
             return Ok(());
         }
         prepared::note(control, preparing.epoch, &due.iter().collect::<Vec<_>>())?;
-        for here in due {
+        let mut due = due.into_iter();
+        while let Some(here) = due.next() {
             tracing::debug!(xid = %here.xid, gid = here.gid, name = here.name, "is prepared");
             self.parts.incoming.begin_prepare(here);
             self.take_parts()?;
             if self.parts.incoming.has_parts() {
-                // It does not fit into memory; the others follow it.
+                // It does not fit into memory. The others follow it, if they are still held then.
+                due.for_each(|here| self.parts.incoming.noted(here));
                 break;
             }
         }
