@@ -18,14 +18,12 @@ fn kill_9_of_pgapace_under_load() -> Result<()> {
     let mut run = site.spawn_streaming(&program)?;
     let reader = Reader::start(&site.target);
     let mut random = fastrand::Rng::with_seed(20);
-    let mut resumed = 0;
-    for _ in 0..if long() { 200 } else { 20 } {
+    for round in 0..if long() { 200 } else { 20 } {
         sleep(Duration::from_millis(random.u64(20..700)));
         run.kill9()?;
-        resumed += u32::from(run.log().contains("streaming subscription="));
-        run = site.spawn(&program)?;
+        // Every other one dies wherever it is by then; on a busy machine that is before it streams.
+        run = if round % 2 == 0 { site.spawn_streaming(&program)? } else { site.spawn(&program)? };
     }
-    assert!(resumed >= 5, "only {resumed} runs came as far as streaming");
     let written = load.stop()?;
     site.catch_up(&mut run)?;
     let checks = reader.stop()?;
