@@ -447,6 +447,8 @@ impl Supervisor<'_> {
             group_limits,
             rows_through,
             holds: !waits,
+            sent_from: acknowledged,
+            applied: applied.highest(),
         };
         Leader::new(Parts {
             control,

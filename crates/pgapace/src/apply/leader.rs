@@ -452,6 +452,7 @@ impl<'a> Leader<'a> {
                     // Inside a transaction it says nothing about what is complete.
                     if !self.parts.incoming.in_transaction() {
                         self.parts.progress.received(wal_end);
+                        self.parts.joining.received(wal_end);
                         if wal_end >= self.resumed_at {
                             self.parts.progress.caught_up();
                         }
@@ -506,6 +507,9 @@ impl<'a> Leader<'a> {
         let commit_lsn = part.head.commit_lsn;
         self.pass_applied(commit_lsn);
         let skipped = self.parts.skip == Some(commit_lsn);
+        if self.closing.is_none() {
+            self.parts.joining.received(commit_lsn);
+        }
         if already_applied(commit_lsn, self.resumed_at) {
             // A table that joins may lack it.
             return if skipped { Ok(()) } else { self.put_off(&part) };
@@ -553,7 +557,11 @@ impl<'a> Leader<'a> {
 
     fn put_off(&mut self, part: &TransactionPart) -> Result<()> {
         let Parts { joining, incoming, .. } = &mut self.parts;
-        joining.put_off(part, incoming.spool().0)
+        joining.put_off(part, incoming.spool().0)?;
+        if let Some(end) = part.end_lsn {
+            joining.received(end);
+        }
+        Ok(())
     }
 
     /// Takes what was applied beyond a gap, and begins before `lsn`, into the progress. The gap ends
@@ -661,7 +669,7 @@ impl<'a> Leader<'a> {
             self.stopping_since.get_or_insert_with(Instant::now);
             self.close(Outcome::Stopped);
         }
-        let received = self.parts.progress.positions().write;
+        let received = self.parts.joining.limit(self.parts.progress.positions()).write;
         if let Some(until) = self.parts.until
             && received >= until
             && !self.parts.incoming.in_transaction()
@@ -691,7 +699,7 @@ impl<'a> Leader<'a> {
     fn is_closed(&self) -> bool {
         let progress = &self.parts.progress;
         // The goal is reached by all tables.
-        let joined = self.closing == Some(Outcome::Stopped) || self.parts.joining.is_empty();
+        let joined = self.closing == Some(Outcome::Stopped) || self.parts.joining.is_done();
         let prepared = !self.parts.incoming.is_preparing();
         joined && prepared && !self.partly_dispatched && progress.is_settled() && {
             // Once nothing is outstanding, idle progress takes the slot to what was received.

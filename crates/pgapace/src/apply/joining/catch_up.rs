@@ -9,7 +9,7 @@ use engine::transaction::TransactionPart;
 use pgoutput::Lsn;
 
 use crate::apply::incoming::Source;
-use crate::apply::joining::{CatchUpOptions, Lent, carry_out};
+use crate::apply::joining::{CatchUpOptions, LITTLE, Lent, carry_out};
 use crate::apply::turns::Turns;
 use crate::apply::work::{Contended, Group, Mode, Work};
 use crate::apply::worker::{self, FromWorker, Office};
@@ -122,7 +122,8 @@ impl Worker {
         self.left = self.left.saturating_sub(before - deferred.unread());
         if self.left == 0 {
             let now = deferred.unread();
-            self.farther = now > self.round / 2;
+            // A round of little says nothing about the next.
+            self.farther = self.round > LITTLE && now > self.round / 2;
             (self.round, self.left) = (now, now);
         }
         // What committed before the snapshot is in the copy.

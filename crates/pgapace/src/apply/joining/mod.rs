@@ -53,6 +53,10 @@ pub(crate) struct CatchUpOptions<'a> {
     pub(crate) rows_through: Lsn,
     /// Whether what is put off is kept from being acknowledged.
     pub(crate) holds: bool,
+    /// The publisher sends what commits from here on.
+    pub(crate) sent_from: Lsn,
+    /// What others have applied before this run.
+    pub(crate) applied: Lsn,
 }
 
 /// A moment in which nothing is received, so that a table can join.
@@ -119,6 +123,9 @@ struct Joiner {
     /// From here on nothing is acknowledged, and here on nothing is said to be visible.
     hold: Lsn,
     visible: Lsn,
+    /// It cannot join before everything up to here was received: of a table that an earlier run has
+    /// copied, what it lacks and others have applied, and what it has applied and others lack.
+    after: Lsn,
     deferred: Deferred,
 }
 
@@ -148,6 +155,8 @@ pub(crate) struct Joining<'a> {
     pause: Pause,
     /// Tables that joined so far.
     number: u32,
+    /// What the publisher has sent in this run.
+    received: Lsn,
     said_full: bool,
     commands: Vec<SpoolCommand>,
 }
@@ -160,6 +169,7 @@ impl<'a> Joining<'a> {
         catching_up: Vec<CatchUp>,
     ) -> Self {
         let (sender, events) = unbounded();
+        let (applied, received) = (options.applied, options.sent_from);
         let mut joining = Self {
             adder,
             options,
@@ -170,6 +180,7 @@ impl<'a> Joining<'a> {
             events,
             pause: Pause::default(),
             number: 0,
+            received,
             said_full: false,
             commands: Vec::new(),
         };
@@ -181,20 +192,34 @@ impl<'a> Joining<'a> {
             );
             let name = (table.schema.clone(), table.name.clone());
             let through = table.through;
-            joining.push(name, State::CatchesUp(table), through, (through, through));
+            let after = applied.max(through);
+            joining.push(name, State::CatchesUp(table), through, (through, through), after);
         }
         joining
     }
 
-    fn push(&mut self, name: Name, state: State, from: Lsn, (hold, visible): (Lsn, Lsn)) {
+    fn push(
+        &mut self,
+        name: Name,
+        state: State,
+        from: Lsn,
+        (hold, visible): (Lsn, Lsn),
+        after: Lsn,
+    ) {
         let deferred = Deferred::new(self.number);
         self.number += 1;
-        self.tables.push(Joiner { name, state, from, hold, visible, deferred });
+        self.tables.push(Joiner { name, state, from, hold, visible, after, deferred });
     }
 
-    /// Whether every table has joined.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.tables.is_empty()
+    /// Whether every table has joined that can: one that is ahead of all that was received has to
+    /// wait for the others.
+    pub(crate) fn is_done(&self) -> bool {
+        self.tables.iter().all(|table| self.has_caught_up(table) && table.after > self.received)
+    }
+
+    /// Everything that commits before `lsn` was received in this run.
+    pub(crate) fn received(&mut self, lsn: Lsn) {
+        self.received = self.received.max(lsn);
     }
 
     /// Whether changes of this relation are put off.
@@ -222,11 +247,15 @@ impl<'a> Joining<'a> {
         self.tables.iter().map(|table| table.hold).min().filter(|_| self.options.holds)
     }
 
-    /// What may be said to the publisher: what is put off is not visible.
+    /// What may be said to the publisher: what is put off is not visible, and what has to be received
+    /// again is not received, so that an idle publisher says how far it has come.
     pub(crate) fn limit(&self, positions: Positions) -> Positions {
         let visible = self.tables.iter().map(|table| table.visible).min();
         let visible = visible.filter(|_| self.options.holds);
+        let lacks = self.tables.iter().any(|table| table.after > self.received);
+        let received = lacks.then_some(self.received);
         Positions {
+            write: received.map_or(positions.write, |r| r.min(positions.write)),
             apply: visible.map_or(positions.apply, |v| v.min(positions.apply)),
             ..positions
         }
@@ -292,7 +321,9 @@ impl<'a> Joining<'a> {
         copies::begin_catch_up(lent.control, self.adder.owner(), &names)?;
         let Positions { flush, apply, .. } = self.limit(progress.positions());
         for name in names {
-            self.push(name, State::Waits, progress.last_dispatched(), (flush, apply));
+            let from = progress.last_dispatched();
+            // The snapshot has all that was received, and all that is received again.
+            self.push(name, State::Waits, from, (flush, apply), Lsn::INVALID);
         }
         self.start_copy()
     }
@@ -395,27 +426,33 @@ impl<'a> Joining<'a> {
         }
     }
 
+    fn worker_of(&self, table: &CatchUp) -> Option<&Worker> {
+        self.worker.as_ref().filter(|worker| worker.is_of(table))
+    }
+
+    /// Whether all that was put off of a table that is copied is applied.
+    fn has_caught_up(&self, table: &Joiner) -> bool {
+        table.catches_up().is_some_and(|state| {
+            table.deferred.is_empty() && self.worker_of(state).is_none_or(Worker::is_idle)
+        })
+    }
+
     /// Takes in the tables that have caught up, if everything else that was received is applied.
     fn join(&mut self, lent: &mut Lent<'_>) -> Result<()> {
         let worker = self.worker.as_ref();
-        let of_worker = |table: &CatchUp| worker.filter(|worker| worker.is_of(table));
-        let has_caught_up = |table: &Joiner| {
-            table.catches_up().is_some_and(|state| {
-                table.deferred.is_empty() && of_worker(state).is_none_or(Worker::is_idle)
-            })
-        };
-        let nearly = self.tables.iter().any(|table| {
-            has_caught_up(table)
-                || table.catches_up().and_then(of_worker).is_some_and(|worker| {
-                    table.deferred.unread() <= LITTLE || worker.does_not_come_closer()
-                })
+        let may_join = |table: &&Joiner| table.after <= self.received;
+        let nearly = self.tables.iter().filter(may_join).any(|table| {
+            self.has_caught_up(table)
+                || table.catches_up().and_then(|state| self.worker_of(state)).is_some_and(
+                    |worker| table.deferred.unread() <= LITTLE || worker.does_not_come_closer(),
+                )
         });
         let endless = worker.is_some_and(Worker::does_not_come_closer);
         self.pause.look(nearly, endless);
         if !lent.quiet {
             return Ok(());
         }
-        let joined = self.tables.iter().filter(|table| has_caught_up(table));
+        let joined = self.tables.iter().filter(may_join).filter(|table| self.has_caught_up(table));
         let joined: Vec<_> = joined.filter_map(|table| table.catches_up().cloned()).collect();
         if joined.is_empty() {
             return Ok(());
