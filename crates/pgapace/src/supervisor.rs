@@ -322,6 +322,10 @@ impl Supervisor<'_> {
             );
             copies::copy_again(&mut control, context.owner(), &table)?;
         }
+        for table in &catching_up {
+            // The run that copied it may have ended before all of that copy had.
+            copies::start_catch_up(&mut control, context.owner(), table)?;
+        }
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
         state::set_publisher(&mut control, row.id, &system.system_identifier, system.timeline)?;
         let waits = publisher_waits_for(&mut source, &config.name)?;

@@ -281,13 +281,14 @@ pub(crate) fn catching_up(session: &mut Session, id: SubscriptionId) -> Result<V
     rows.iter().map(table).collect()
 }
 
-/// Gives a table that was copied a progress of its own, which begins with its gate.
+/// Gives a table that was copied a progress of its own, which begins with its gate, unless it has
+/// one.
 pub(crate) fn start_catch_up(session: &mut Session, owner: Owner, table: &CatchUp) -> Result<()> {
     let sql = format!(
         "INSERT INTO pgapace.progress (subscription, lsn, predecessor, epoch) \
          SELECT {number}, '{gate}', '0/0', \
            (SELECT s.epoch FROM pgapace.subscription s WHERE s.id = {id} AND s.epoch = {epoch}) \
-         ON CONFLICT DO NOTHING",
+         WHERE NOT EXISTS (SELECT 1 FROM pgapace.progress p WHERE p.subscription = {number})",
         number = table.number.0,
         gate = table.gate.0,
         id = owner.id.0,
