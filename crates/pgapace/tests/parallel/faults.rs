@@ -46,6 +46,17 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
     let site = Site::start(&[], &[])?;
     site.load_tables()?;
     let load = Load::start(&site.publisher, RATE)?;
+    let mut random = fastrand::Rng::with_seed(6);
+    let mut program = |ordered: Option<bool>| {
+        let ordered = ordered.unwrap_or_else(|| random.bool());
+        let groups = if random.bool() { "auto".to_owned() } else { random.u32(1..9).to_string() };
+        site.program()
+            .args(["--workers", &random.u32(1..6).to_string()])
+            .args(["--group-transactions", &groups])
+            .arg(format!("--preserve-commit-order={ordered}"))
+    };
+    let mut run = site.spawn_streaming(&program(Some(false)))?;
+    // From here on: tables are copied one by one.
     let stop = Arc::new(AtomicBool::new(false));
     let reader = {
         let (conninfo, stop) = (site.target.conninfo(DB), Arc::clone(&stop));
@@ -58,7 +69,6 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
             while !stop.load(Ordering::Relaxed) {
                 match ledger::check_atomicity(&mut client) {
                     Ok(_) => sound += 1,
-                    // The tables are being copied.
                     Err(ledger::Violation::Unreadable(_)) => {}
                     Err(violation) => return Err(Error::other(violation.to_string())),
                 }
@@ -67,16 +77,6 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
             Ok(sound)
         })
     };
-    let mut random = fastrand::Rng::with_seed(6);
-    let mut program = |ordered: Option<bool>| {
-        let ordered = ordered.unwrap_or_else(|| random.bool());
-        let groups = if random.bool() { "auto".to_owned() } else { random.u32(1..9).to_string() };
-        site.program()
-            .args(["--workers", &random.u32(1..6).to_string()])
-            .args(["--group-transactions", &groups])
-            .arg(format!("--preserve-commit-order={ordered}"))
-    };
-    let mut run = site.spawn_streaming(&program(Some(false)))?;
     let mut pauses = fastrand::Rng::with_seed(7);
     for _ in 0..if long() { 150 } else { 15 } {
         sleep(Duration::from_millis(pauses.u64(100..900)));
