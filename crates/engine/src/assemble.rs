@@ -20,6 +20,7 @@
 mod keeper;
 mod kept;
 mod prepared;
+mod records;
 mod replay;
 
 use std::sync::Arc;
@@ -34,6 +35,7 @@ use crate::assemble::keeper::Keeper;
 use crate::assemble::kept::{Change, KeptTransaction};
 pub use crate::assemble::kept::{SpoolCommand, SpoolId};
 pub use crate::assemble::prepared::Prepared;
+pub use crate::assemble::records::Records;
 pub use crate::assemble::replay::{BlockSource, Replay, ReplayError};
 use crate::relation::{RelationCache, RemoteRelation};
 use crate::transaction::{Location, TransactionHead, TransactionPart};
@@ -186,6 +188,24 @@ impl Assembler {
     #[must_use]
     pub fn oldest_held(&self) -> Option<Lsn> {
         self.keeper.oldest_held()
+    }
+
+    /// What is kept of a streamed transaction that is open.
+    #[must_use]
+    pub fn open_records(&self, xid: Xid) -> Option<Records<'_>> {
+        self.keeper.open(xid).map(KeptTransaction::records)
+    }
+
+    /// How many bytes that is. It shrinks when a subtransaction is aborted.
+    #[must_use]
+    pub fn open_length(&self, xid: Xid) -> Option<u64> {
+        self.keeper.open(xid).map(KeptTransaction::length)
+    }
+
+    /// Where the first of its subtransactions begins that begins at this place or later.
+    #[must_use]
+    pub fn subtransaction_from(&self, xid: Xid, place: u64) -> Option<u64> {
+        self.keeper.open(xid)?.subtransaction_from(place)
     }
 
     /// Memory that transactions take whose end is not known.

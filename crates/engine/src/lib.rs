@@ -8,21 +8,23 @@
 //! 2. [`transaction`]: a run of changes of one source transaction, kept as references into the
 //!    received bytes.
 //! 3. [`assemble`]: messages to transactions, large ones in parts.
-//! 4. [`gate`]: which changes of a table are already in its initial copy.
-//! 5. [`deferred`]: changes of a table that is being copied, put off.
-//! 6. [`group`]: adjacent transactions to apply groups.
-//! 7. [`key`], [`net`]: the changes of one row folded into one, inside a group.
-//! 8. [`writeset`]: which changes of a group must wait for which groups before it.
-//! 9. [`order`]: which groups have ended, and who may go on.
-//! 10. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
-//! 11. [`share`]: how many sessions each of several subscriptions has.
-//! 12. [`progress`]: received, applied, durable: what may be acknowledged.
-//! 13. [`history`]: may a publisher's timeline be followed from where we are?
+//! 4. [`early`]: what of a streamed transaction may be applied while it is open.
+//! 5. [`gate`]: which changes of a table are already in its initial copy.
+//! 6. [`deferred`]: changes of a table that is being copied, put off.
+//! 7. [`group`]: adjacent transactions to apply groups.
+//! 8. [`key`], [`net`]: the changes of one row folded into one, inside a group.
+//! 9. [`writeset`]: which changes of a group must wait for which groups before it.
+//! 10. [`order`]: which groups have ended, and who may go on.
+//! 11. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
+//! 12. [`share`]: how many sessions each of several subscriptions has.
+//! 13. [`progress`]: received, applied, durable: what may be acknowledged.
+//! 14. [`history`]: may a publisher's timeline be followed from where we are?
 #![forbid(unsafe_code)]
 
 pub mod assemble;
 pub mod blockers;
 pub mod deferred;
+pub mod early;
 pub mod gate;
 pub mod group;
 pub mod history;

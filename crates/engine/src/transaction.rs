@@ -88,6 +88,18 @@ impl TransactionPart {
         Self { end_lsn: Some(end), ..Self::new(head, true) }
     }
 
+    /// The end of a transaction whose changes were handed out before.
+    #[must_use]
+    pub fn end_of(head: TransactionHead, end_lsn: Lsn) -> Self {
+        Self { end_lsn: Some(end_lsn), ..Self::new(head, false) }
+    }
+
+    /// Whether it holds a TRUNCATE.
+    #[must_use]
+    pub fn truncates(&self) -> bool {
+        !self.truncates.is_empty()
+    }
+
     /// Whether this only carries progress (see [`Self::idle`]).
     #[must_use]
     pub fn is_idle(&self) -> bool {

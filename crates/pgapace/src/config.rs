@@ -109,6 +109,8 @@ pub(crate) enum Streaming {
     Off,
     /// While they run; they are kept, and applied when they have committed.
     On,
+    /// While they run; they are applied as they come, and committed in their turn.
+    Parallel,
 }
 
 /// Settings of one subscription as they were given; nothing is filled in.
@@ -266,8 +268,9 @@ pub(crate) struct Settings {
     #[serde(rename = "busy-timeout", alias = "busy_timeout")]
     pub(crate) busy_timeout: Option<u64>,
 
-    /// When the publisher sends transactions larger than its logical_decoding_work_mem: on while
-    /// they run, to be applied when they have committed; off after that [default: on]
+    /// When transactions larger than the publisher's logical_decoding_work_mem are sent and applied:
+    /// parallel while they run, and committed in their turn; on sent while they run, applied when
+    /// they have committed; off after that [default: parallel, or on with one worker]
     #[arg(long, value_enum, env = "PGAPACE_STREAMING")]
     pub(crate) streaming: Option<Streaming>,
 
@@ -483,7 +486,7 @@ impl Settings {
             status_interval: seconds(self.status_interval, 10, "status-interval")?,
             receive_timeout: seconds(self.receive_timeout, 60, "receive-timeout")?,
             busy_timeout,
-            streaming: self.streaming.unwrap_or(Streaming::On),
+            streaming: self.streaming.unwrap_or(Streaming::Parallel),
             spool_directory: self.spool_directory,
             spool_limit: self.spool_limit.map(|limit| limit.saturating_mul(1 << 20)),
             memory_limit: memory_limit << 20,
@@ -545,6 +548,16 @@ pub(crate) struct Subscription {
     pub(crate) apply_mode: ApplyMode,
     pub(crate) on_conflict: Policy,
     pub(crate) disable_on_error: bool,
+}
+
+impl Subscription {
+    /// Most sessions on which streamed transactions are applied while they are open.
+    pub(crate) fn stream_sessions(&self) -> usize {
+        match self.streaming {
+            Streaming::Parallel => self.workers - 1,
+            Streaming::Off | Streaming::On => 0,
+        }
+    }
 }
 
 /// A configuration file: common settings, and any number of subscriptions.

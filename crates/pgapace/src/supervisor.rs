@@ -5,6 +5,7 @@
 //! needs is read from the target. So every failure takes the same tested way.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::assemble::PartLimits;
@@ -21,6 +22,7 @@ use crate::apply::joining::{CatchUpOptions, Joining};
 use crate::apply::leader::{Leader, Outcome, Parts, Preparing};
 use crate::apply::pool::{Connector, Pool};
 use crate::apply::sessions::Share;
+use crate::apply::streams::Streams;
 use crate::apply::tables::Tables;
 use crate::apply::worker::{Connect, Identity, Lost};
 use crate::config::{self, ApplyMode, Subscription as Config};
@@ -89,6 +91,7 @@ pub(crate) fn run(
         begun: false,
         owner: None,
         catalogue_error: None,
+        tagging: Arc::default(),
         rows_through: Lsn::INVALID,
         text: None,
     };
@@ -147,6 +150,8 @@ struct Supervisor<'a> {
     owner: Option<SessionId>,
     /// The progress at which the last error that may come from a stale catalogue happened.
     catalogue_error: Option<Lsn>,
+    /// Whether a session of this process has tagged its commits with a replication origin.
+    tagging: Arc<AtomicBool>,
     /// See [`Failure::rows_through`].
     rows_through: Lsn,
     /// Why values are sent as text for as long as this process runs: a table came up that cannot be
@@ -371,7 +376,8 @@ impl Supervisor<'_> {
         let spool = self.spool()?;
         let streaming = match config.streaming {
             config::Streaming::Off => Streaming::Off,
-            config::Streaming::On => Streaming::On,
+            config::Streaming::Parallel if major >= 16 => Streaming::Parallel,
+            config::Streaming::On | config::Streaming::Parallel => Streaming::On,
         };
         let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
         let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
@@ -454,6 +460,10 @@ impl Supervisor<'_> {
             sent_from: acknowledged,
             applied: applied.highest(),
         };
+        // What failed as sets comes again, and is applied as all others are.
+        let streams_from = applied.highest().max(self.rows_through);
+        let streams = self.stream_connects(&target, purpose, identity);
+        let streams = Streams::new(streams, streams_from);
         Leader::new(Parts {
             control,
             receiver,
@@ -472,6 +482,11 @@ impl Supervisor<'_> {
             ),
             preparing,
             applied_beyond: applied.beyond.into(),
+            streams,
+            stream_limits: PartLimits {
+                bytes: (config.memory_limit / 32).min(part_bytes),
+                ..part_limits
+            },
             tables,
             joining: Joining::new(Adder::new(context), catch_up, catching_up),
             shutdown: self.shutdown,
@@ -703,18 +718,39 @@ impl Supervisor<'_> {
 
     /// How to open the session of a worker, by its number.
     fn connector(&self, target: &Target, purpose: Purpose, identity: Identity) -> Connector {
-        let origin_none = self.config.origin_none;
+        let (origin_none, workers) = (self.config.origin_none, self.config.workers);
         let target = Arc::new(target.clone());
         let policy = Arc::new(self.config.on_conflict.clone());
+        let tagging = Arc::clone(&self.tagging);
         Box::new(move |number| -> Connect {
             let (target, policy) = (Arc::clone(&target), Arc::clone(&policy));
+            let tagging = Arc::clone(&tagging);
             Box::new(move |lost| {
                 let opened = open_apply(&target, purpose, identity, number, origin_none, lost);
                 let (mut session, identity) = opened?;
+                if number > workers && !identity.tagged && tagging.load(Ordering::Acquire) {
+                    // A stream's: others may rely on what the workers do.
+                    let message = "there is no replication origin for another session";
+                    return Err(Failure::new(Class::Target, message).transient(true));
+                }
+                tagging.fetch_or(identity.tagged, Ordering::AcqRel);
                 conflicts::requirements::check(&mut session, &policy, identity.tagged)?;
                 Ok((session, identity))
             })
         })
+    }
+
+    /// How sessions for streams connect: beside those of the workers and of the table that catches
+    /// up, and one fewer than workers. They commit like the workers do.
+    fn stream_connects(
+        &self,
+        target: &Target,
+        purpose: Purpose,
+        identity: Identity,
+    ) -> Vec<Connect> {
+        let first = self.config.workers + 1;
+        let connector = self.connector(target, purpose, identity);
+        (first..first + self.config.stream_sessions()).map(connector).collect()
     }
 
     fn open_pool(

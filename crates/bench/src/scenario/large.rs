@@ -21,7 +21,6 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, memory: &str) -> Resul
     let servers = live::prepare(bench, SCHEMA, "")?;
     let mut outcome = bench.outcome(workload, "time to the end of COMMIT", "s");
     outcome.settings = servers.settings().to_owned();
-    outcome.notes.push("pgapace does not stream transactions yet: it begins at the COMMIT".into());
     let rows = bench.scale.of(ROWS, 1000);
     let usual = servers.publisher.query_one_text(DATABASE, &format!("SHOW {MEMORY}"))?;
     set(&servers.publisher, MEMORY, memory)?;

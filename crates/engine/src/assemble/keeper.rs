@@ -62,6 +62,11 @@ impl Keeper {
         self.open.contains_key(&xid)
     }
 
+    /// A transaction that is open.
+    pub(super) fn open(&self, xid: Xid) -> Option<&KeptTransaction> {
+        self.open.get(&xid)
+    }
+
     /// A transaction begins; `xid` must not be open.
     pub(super) fn begin(&mut self, xid: Xid) {
         let id = SpoolId(self.next_id);

@@ -12,6 +12,7 @@ use pgoutput::{Lsn, Xid};
 use rustc_hash::FxHashMap;
 
 use crate::assemble::PartLimits;
+use crate::assemble::records::Records;
 use crate::assemble::replay::Replay;
 use crate::relation::RemoteRelation;
 use crate::transaction::TransactionHead;
@@ -235,6 +236,22 @@ impl KeptTransaction {
         }
     }
 
+    /// What is kept of it now.
+    pub(super) fn records(&self) -> Records<'_> {
+        let Self { xid, id, relations, spooled, blocks, .. } = self;
+        Records { xid: *xid, id: *id, relations, spooled: *spooled, blocks }
+    }
+
+    /// Bytes of all records.
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Where the first subtransaction begins that begins here or later.
+    pub(super) fn subtransaction_from(&self, place: u64) -> Option<u64> {
+        self.subtransactions.first_from(place)
+    }
+
     /// What the spool has to do when the transaction did not happen.
     pub(super) fn discard(&self) -> Option<SpoolCommand> {
         self.in_spool.then_some(SpoolCommand::Discard { id: self.id })
@@ -264,6 +281,12 @@ impl Subtransactions {
         }
         self.starts.insert(xid, at);
         self.order.push(xid);
+    }
+
+    fn first_from(&self, place: u64) -> Option<u64> {
+        let begins = |xid: &Xid| self.starts.get(xid).copied().unwrap_or_default();
+        let first = self.order.partition_point(|xid| begins(xid) < place);
+        self.order.get(first).map(begins)
     }
 
     /// Forgets a subtransaction and those that began after it. Returns where it began.

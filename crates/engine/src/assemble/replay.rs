@@ -8,9 +8,10 @@ use pgoutput::Lsn;
 use thiserror::Error;
 
 use crate::assemble::PartLimits;
-use crate::assemble::kept::{RECORD_HEADER, SEVERAL, SpoolId};
+use crate::assemble::kept::SpoolId;
+use crate::assemble::records::{Records, push_record};
 use crate::relation::RemoteRelation;
-use crate::transaction::{Location, TransactionHead, TransactionPart};
+use crate::transaction::{TransactionHead, TransactionPart};
 
 /// Where the blocks of a kept transaction come from.
 pub trait BlockSource {
@@ -22,6 +23,13 @@ pub trait BlockSource {
     /// # Errors
     /// When it cannot be read, or is not what was written.
     fn spooled(&mut self, id: SpoolId) -> Result<Bytes, Self::Error>;
+
+    /// The block of the transaction in the spool that holds this place, from there on. It can be
+    /// read again.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is not what was written.
+    fn spooled_from(&mut self, id: SpoolId, place: u64) -> Result<Bytes, Self::Error>;
 
     /// Takes a block that never left memory; it is given back when the last part that refers to it
     /// is dropped.
@@ -109,6 +117,18 @@ impl Replay {
         self.id
     }
 
+    /// Its records, as long as no part was taken.
+    #[must_use]
+    pub fn records(&self) -> Option<Records<'_>> {
+        self.first.then(|| Records {
+            xid: self.head.xid,
+            id: self.id,
+            relations: &self.relations,
+            spooled: self.unread,
+            blocks: &self.blocks,
+        })
+    }
+
     /// Whether the next part has to be read from the spool: what is in memory waits for nothing.
     #[must_use]
     pub fn reads_spool(&self) -> bool {
@@ -133,7 +153,9 @@ impl Replay {
                 if part.bytes() >= self.limits.bytes || part.len() >= self.limits.changes {
                     return Ok(Some(part));
                 }
-                self.push_record(&mut part).ok_or(ReplayError::Malformed)?;
+                let Self { block, offset, relations, scratch, .. } = self;
+                *offset = push_record(block, *offset, relations, scratch, &mut part)
+                    .ok_or(ReplayError::Malformed)?;
             }
             self.offset = 0;
             if self.unread > 0 {
@@ -153,37 +175,4 @@ impl Replay {
             }
         }
     }
-
-    /// Adds the record at the offset to the part. Nothing if there is none.
-    fn push_record(&mut self, part: &mut TransactionPart) -> Option<()> {
-        let header = self.block.get(self.offset..self.offset + RECORD_HEADER)?;
-        let length = word(header, 0)?;
-        let relation = word(header, 1)?;
-        let several = if relation & SEVERAL == 0 { 0 } else { (relation & !SEVERAL) as usize };
-        let offset = self.offset + RECORD_HEADER + several * 4;
-        let length = length as usize;
-        if self.block.len() < offset + length || length == 0 {
-            return None;
-        }
-        let at = Location { chunk: &self.block, offset, length };
-        if relation & SEVERAL == 0 {
-            part.push(at, self.relations.get(relation as usize)?);
-        } else {
-            let indexes = &self.block[self.offset + RECORD_HEADER..offset];
-            self.scratch.clear();
-            for index in 0..several {
-                let version = self.relations.get(word(indexes, index)? as usize)?;
-                self.scratch.push(Arc::clone(version));
-            }
-            part.push_truncate(at, &self.scratch);
-        }
-        self.offset = offset + length;
-        Some(())
-    }
-}
-
-/// A little-endian word of a record.
-fn word(bytes: &[u8], index: usize) -> Option<u32> {
-    let bytes = bytes.get(index * 4..)?.first_chunk()?;
-    Some(u32::from_le_bytes(*bytes))
 }

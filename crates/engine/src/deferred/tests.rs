@@ -40,6 +40,10 @@ impl BlockSource for Files {
         Ok(Bytes::from(block))
     }
 
+    fn spooled_from(&mut self, _: SpoolId, _: u64) -> Result<Bytes, Infallible> {
+        panic!("what is put off is read in order");
+    }
+
     fn in_memory(&mut self, block: Vec<u8>) -> Bytes {
         Bytes::from(block)
     }

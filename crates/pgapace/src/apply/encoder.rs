@@ -97,6 +97,16 @@ impl Encoder {
         Ok(())
     }
 
+    /// What was counted of the target transaction that is being queued.
+    pub(crate) fn counted(&self) -> Changes {
+        self.changes
+    }
+
+    /// What was queued since so much was counted is undone.
+    pub(crate) fn set_counted(&mut self, changes: Changes) {
+        self.changes = changes;
+    }
+
     /// Whether commits are tagged with a replication origin.
     pub(crate) fn is_tagged(&self) -> bool {
         self.identity.tagged

@@ -8,6 +8,7 @@
 //! step without changes.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -321,10 +322,7 @@ impl Incoming {
         };
         let prepares = prepares.clone();
         let mut source = Source { spool: &mut self.spool, memory: &self.memory };
-        let part = replay.next_part(&mut source).map_err(|error| match error {
-            ReplayError::Source(failure) => failure,
-            error @ ReplayError::Malformed => Failure::internal(error.to_string()),
-        })?;
+        let part = replay.next_part(&mut source).map_err(unreadable)?;
         if part.as_ref().is_none_or(|part| part.end_lsn.is_some()) {
             self.give_up();
         }
@@ -339,6 +337,43 @@ impl Incoming {
     /// Whether more than half of what the spool may have is used.
     pub(crate) fn spool_is_half_full(&self) -> bool {
         self.spool.is_half_full()
+    }
+
+    /// Bytes that are kept of the transaction that has committed and of which no part was taken.
+    pub(crate) fn committed_length(&self) -> Option<u64> {
+        committed(self.replay.as_ref()).and_then(Replay::records).map(|records| records.length())
+    }
+
+    /// Bytes that are kept of a streamed transaction that is open.
+    pub(crate) fn kept_length(&self, xid: Xid) -> Option<u64> {
+        self.assembler.open_length(xid)
+    }
+
+    /// Where the first subtransaction of an open transaction begins that begins at this place or
+    /// later.
+    pub(crate) fn subtransaction_from(&self, xid: Xid, place: u64) -> Option<u64> {
+        self.assembler.subtransaction_from(xid, place)
+    }
+
+    /// Reads changes of a streamed transaction that is open, or that has committed and of which no
+    /// part was taken; they stay. Returns where the next ones are.
+    pub(crate) fn read_kept(
+        &mut self,
+        xid: Xid,
+        range: Range<u64>,
+        limits: PartLimits,
+    ) -> Result<(TransactionPart, u64)> {
+        let Self { assembler, replay, spool, memory, .. } = self;
+        let committed = committed(replay.as_ref()).filter(|replay| replay.head().xid == xid);
+        let records = assembler.open_records(xid).or_else(|| committed.and_then(Replay::records));
+        let records = records
+            .ok_or_else(|| Failure::internal("nothing is kept of a streamed transaction"))?;
+        records.read(range, limits, &mut Source { spool, memory }).map_err(unreadable)
+    }
+
+    /// What is known of a kept transaction that has committed, and where its commit ends.
+    pub(crate) fn committed_head(&self) -> Option<(TransactionHead, Lsn)> {
+        committed(self.replay.as_ref()).map(|replay| (replay.head(), replay.end()))
     }
 
     /// Whether parts are to be taken before anything else is pushed.
@@ -387,8 +422,24 @@ impl BlockSource for Source<'_> {
         Ok(Memory::account(self.memory, self.spool.read(id)?))
     }
 
+    fn spooled_from(&mut self, id: SpoolId, place: u64) -> Result<Bytes> {
+        Ok(Memory::account(self.memory, self.spool.read_from(id, place)?))
+    }
+
     fn in_memory(&mut self, block: Vec<u8>) -> Bytes {
         Memory::account(self.memory, Bytes::from(block))
+    }
+}
+
+/// Of a transaction whose parts are taken: unless it is to be prepared.
+fn committed(taken: Option<&(Replay, Option<Arc<PreparedHere>>)>) -> Option<&Replay> {
+    taken.and_then(|(replay, prepares)| prepares.is_none().then_some(replay))
+}
+
+fn unreadable(error: ReplayError<Failure>) -> Failure {
+    match error {
+        ReplayError::Source(failure) => failure,
+        error @ ReplayError::Malformed => Failure::internal(error.to_string()),
     }
 }
 

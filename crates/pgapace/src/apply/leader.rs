@@ -3,6 +3,7 @@
 //! It alone owns the progress arithmetic, so there is one place that decides what is dispatched
 //! and what is acknowledged.
 
+mod early;
 mod two_phase;
 
 use std::collections::VecDeque;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::{never, select, tick};
+use engine::assemble::PartLimits;
 use engine::gate::already_applied;
 use engine::group::{Batcher, GroupLimits, is_backlog};
 use engine::progress::{Progress, Range};
@@ -25,6 +27,7 @@ use crate::apply::incoming::{Incoming, NextPart};
 use crate::apply::joining::{Joining, Lent};
 use crate::apply::pool::{Pool, Room};
 use crate::apply::schema_watch::SchemaWatch;
+use crate::apply::streams::Streams;
 use crate::apply::tables::Tables;
 use crate::apply::work::{Mode, Work};
 use crate::apply::worker::{Answered, FromWorker};
@@ -76,6 +79,9 @@ pub(crate) struct Parts<'a> {
     pub(crate) streaming: Streaming,
     pub(crate) incoming: Incoming,
     pub(crate) preparing: Preparing,
+    pub(crate) streams: Streams,
+    /// What is handed to one of them at once.
+    pub(crate) stream_limits: PartLimits,
     pub(crate) tables: Tables,
     pub(crate) joining: Joining<'a>,
     pub(crate) shutdown: &'a Shutdown,
@@ -124,6 +130,8 @@ pub(crate) struct Leader<'a> {
     closing: Option<Outcome>,
     /// Since when the user waits for the end.
     stopping_since: Option<Instant>,
+    /// Since when memory is full while streams are applied.
+    full_since: Option<Instant>,
     last_idle: Instant,
     /// The last [`Job::Remove`].
     removed_before: Lsn,
@@ -158,6 +166,7 @@ impl<'a> Leader<'a> {
             partly_dispatched: false,
             closing: None,
             stopping_since: None,
+            full_since: None,
             last_idle: now,
             removed_before: resumed_at,
             asked: false,
@@ -193,11 +202,15 @@ impl<'a> Leader<'a> {
         self.look_for_tables()?;
         loop {
             let mut gathering = self.dispatch()?;
-            while self.parts.incoming.has_parts() && self.waiting.is_empty() {
+            while self.parts.incoming.has_parts()
+                && self.parts.streams.committing().is_none()
+                && self.waiting.is_empty()
+            {
                 self.take_rest()?;
                 gathering = self.dispatch()?;
             }
-            let gathering = gathering.min(self.parts.pool.look_at_stalls());
+            self.feed_streams()?;
+            let gathering = gathering.min(self.look_at_stalls());
             self.flush_if_needed();
             if self.waits_for_quiet() {
                 self.join_tables()?;
@@ -231,9 +244,13 @@ impl<'a> Leader<'a> {
                     Err(_) => return Err(Failure::internal("the apply threads are gone")),
                 },
                 recv(self.parts.pool.found()) -> event => match event {
-                    Ok(FromBlockers::Found(found)) => self.parts.pool.make_way(&found),
+                    Ok(FromBlockers::Found(found)) => self.make_way(&found),
                     Ok(FromBlockers::Failed(failure)) => return Err(failure),
                     Err(_) => return Err(Failure::internal("the monitor thread is gone")),
+                },
+                recv(self.parts.streams.events) -> event => match event {
+                    Ok(event) => self.stream_reported(event)?,
+                    Err(_) => return Err(Failure::internal("the stream threads are gone")),
                 },
                 recv(self.parts.durability.events) -> event => match event {
                     Ok(FromDurability::Flushed(ticket)) => {
@@ -259,6 +276,7 @@ impl<'a> Leader<'a> {
                     self.name_overdue();
                     self.look_for_tables()?;
                     self.join_tables()?;
+                    self.free_memory();
                 }
                 recv(self.parts.joining.events) -> event => {
                     if let Ok((_, event)) = event {
@@ -316,16 +334,24 @@ impl<'a> Leader<'a> {
 
     /// Goes on with tables that join.
     fn join_tables(&mut self) -> Result<()> {
+        self.clear_the_way();
         let quiet = self.is_quiet();
         let Parts { joining, control, tables, incoming, .. } = &mut self.parts;
         joining.advance(&mut Lent { control, tables, incoming, quiet })
     }
 
-    /// Whether everything that was received is applied.
+    /// Streams may hold locks of a table that is to be copied, and whoever joins waits for all others.
+    fn clear_the_way(&mut self) {
+        if self.waits_for_quiet() {
+            self.parts.streams.give_all_up();
+        }
+    }
+
+    /// Whether everything that was received is applied, and nothing else is on the target.
     fn is_quiet(&self) -> bool {
-        let Parts { pool, incoming, .. } = &self.parts;
+        let Parts { pool, incoming, streams, .. } = &self.parts;
         let dispatched = self.waiting.is_empty() && !self.partly_dispatched && pool.is_idle();
-        dispatched && !incoming.has_parts() && self.rest.is_empty()
+        dispatched && streams.is_idle() && !incoming.has_parts() && self.rest.is_empty()
     }
 
     fn answered(&mut self, worker: usize, answered: &Answered) {
@@ -398,7 +424,7 @@ impl<'a> Leader<'a> {
                 break;
             }
             match Frame::decode(payload).map_err(|e| undecodable(&e))? {
-                Frame::XLogData { payload, sent, .. } => {
+                Frame::XLogData { payload, sent, start, .. } => {
                     let at = Location {
                         chunk,
                         // The payload is the rest of the frame.
@@ -441,6 +467,7 @@ impl<'a> Leader<'a> {
                             self.parts.progress.caught_up();
                         }
                     }
+                    self.look_at_streams(start, &message);
                     self.take_parts()?;
                     if self.parts.incoming.has_parts() {
                         self.rest = chunk.slice(at.offset + at.length..);
@@ -480,6 +507,9 @@ impl<'a> Leader<'a> {
     /// Takes parts of a kept transaction that has committed: what is in memory at once, and what
     /// is in the spool when nothing else waits.
     fn take_parts(&mut self) -> Result<()> {
+        if self.parts.streams.committing().is_some() {
+            return Ok(());
+        }
         while let Some(next) = self.parts.incoming.next_part(self.waiting.is_empty())? {
             match next {
                 NextPart { part, prepares: None } => self.take_part(part)?,
@@ -551,6 +581,8 @@ impl<'a> Leader<'a> {
 
     /// A relation appears that is not known. Returns whether its changes are put off.
     fn add_table(&mut self, remote: &RemoteRelation) -> Result<bool> {
+        // They may hold locks of what is near it.
+        self.parts.streams.give_all_up();
         let Parts { joining, control, tables, incoming, progress, .. } = &mut self.parts;
         joining.add(&mut Lent { control, tables, incoming, quiet: false }, remote, progress)
     }
@@ -701,7 +733,8 @@ impl<'a> Leader<'a> {
         // The goal is reached by all tables.
         let joined = self.closing == Some(Outcome::Stopped) || self.parts.joining.is_done();
         let prepared = !self.parts.incoming.is_preparing();
-        joined && prepared && !self.partly_dispatched && progress.is_settled() && {
+        let ending = self.partly_dispatched || self.parts.streams.committing().is_some();
+        joined && prepared && !ending && progress.is_settled() && {
             // Once nothing is outstanding, idle progress takes the slot to what was received.
             self.parts.incoming.in_transaction() || progress.idle_candidate().is_none()
         }
@@ -713,6 +746,7 @@ impl<'a> Leader<'a> {
         let at = self.parts.progress.durable();
         // In this order: statistics are written before the durability session ends, and the
         // publisher hears the last positions before the stream ends.
+        drop(self.parts.streams);
         drop(self.parts.pool);
         drop(self.parts.durability);
         self.parts.receiver.finish();

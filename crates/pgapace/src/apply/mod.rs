@@ -14,6 +14,7 @@ pub(crate) mod pool;
 pub(crate) mod readable;
 pub(crate) mod schema_watch;
 pub(crate) mod sessions;
+pub(crate) mod streams;
 pub(crate) mod tables;
 pub(crate) mod thread;
 pub(crate) mod turns;

@@ -223,9 +223,14 @@ impl Pool {
     }
 
     /// Has somebody look what keeps the oldest group, if it has not ended for a while. Returns when
-    /// to call again.
-    pub(crate) fn look_at_stalls(&mut self) -> Duration {
-        let oldest = self.slots.running().map(|(_, group)| group).min();
+    /// to call again. `next` is what is oldest when there is no group, `others` are sessions beside
+    /// those of the workers, with numbers in the place of groups.
+    pub(crate) fn look_at_stalls(
+        &mut self,
+        next: Option<GroupSeq>,
+        others: impl FnOnce() -> Vec<(i32, GroupSeq)>,
+    ) -> Duration {
+        let oldest = self.slots.running().map(|(_, group)| group).min().or(next);
         let stall = &mut self.stall;
         if stall.oldest != oldest {
             stall.begin(oldest);
@@ -242,6 +247,7 @@ impl Pool {
         let running = self.slots.running();
         let mut groups: Vec<_> =
             running.filter_map(|(worker, group)| Some((worker.pid()?, group))).collect();
+        groups.extend(others());
         groups.sort_by_key(|(_, group)| *group);
         self.blockers.probe(Probe(groups));
         LONGEST_PROBE

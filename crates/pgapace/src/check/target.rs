@@ -1,5 +1,7 @@
 //! The target's side: what sessions, state and tagged commits need.
 
+use std::fmt::Write as _;
+
 use wire::Session;
 
 use crate::check::report::{Reporter, Side};
@@ -231,22 +233,28 @@ fn settings(
     let needed = SESSIONS + count(config.workers);
     // With fewer of these it takes longer.
     let copying = if config.copy_data { COPY_SESSIONS + count(config.copy.workers) } else { 0 };
+    let streams = count(config.stream_sessions());
+    let all = needed + copying + streams;
     let fix = format!(
         "ALTER SYSTEM SET max_connections = {}; -- then restart the target",
-        used + needed + copying + reserved + 20
+        used + all + reserved + 20
     );
     if known.owner.is_some() {
         reporter.ok("max_connections", what);
     } else if most - used < needed {
         let message = format!("{what}, and a run needs {needed}");
         reporter.block("max_connections", message).sql(fix);
-    } else if most - used < needed + copying {
-        let message = format!(
-            "{what}, and a run needs {needed}, and {copying} more to copy tables meanwhile"
-        );
+    } else if most - used < all {
+        let mut message = format!("{what}, and a run needs {needed}");
+        if copying > 0 {
+            let _ = write!(message, ", and {copying} more to copy tables meanwhile");
+        }
+        if streams > 0 {
+            let _ = write!(message, ", and {streams} more for large transactions that are open");
+        }
         reporter.warn("max_connections", message).sql(fix);
     } else {
-        reporter.ok("max_connections", format!("{what}, a run needs up to {}", needed + copying));
+        reporter.ok("max_connections", format!("{what}, a run needs up to {all}"));
     }
     let encoding = settings.text("server_encoding");
     if encoding == "SQL_ASCII" {
@@ -299,8 +307,10 @@ fn check_origin(
         .parse()
         .map_err(|_| Failure::internal("a count is no number"))?;
     let most = settings.number(name).unwrap_or(0);
-    // One for each worker, and one for tables that are copied while others stream.
-    let needed = count(config.workers) + i64::from(config.copy_data);
+    // One for each worker, one for tables that are copied while others stream, and one for each
+    // session for transactions that are open.
+    let needed =
+        count(config.workers) + i64::from(config.copy_data) + count(config.stream_sessions());
     let (problem, fix) = if !refused.is_empty() {
         (
             format!("role {role} may not use replication origins"),

@@ -84,7 +84,8 @@ impl Memory {
         self.limit - self.reserved.load(Ordering::Acquire)
     }
 
-    fn is_full(&self) -> bool {
+    /// Whether nothing more is received.
+    pub(crate) fn is_full(&self) -> bool {
         self.used.load(Ordering::Acquire) >= self.room()
     }
 }

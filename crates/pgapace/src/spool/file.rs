@@ -101,6 +101,18 @@ impl SpoolFile {
         Ok(block)
     }
 
+    /// The block that holds a place, from there on.
+    pub(super) fn read_from(&self, place: u64) -> Result<Vec<u8>, ReadError> {
+        let number = self.ends.partition_point(|end| *end <= place);
+        if number >= self.ends.len() {
+            return Err(ReadError::Damaged { offset: self.size() });
+        }
+        let mut block = self.block(number)?;
+        let before = usize::try_from(place - self.start(number)).unwrap_or(usize::MAX);
+        block.drain(..before);
+        Ok(block)
+    }
+
     fn block(&self, number: usize) -> Result<Vec<u8>, ReadError> {
         let (start, offset) = (self.start(number), self.offset(number));
         let length = self.ends[number] - start;

@@ -108,6 +108,12 @@ impl Spool {
         file.read().map(Bytes::from).map_err(|error| self.unreadable(error))
     }
 
+    /// The block of a transaction that holds a place, from there on; it stays unread.
+    pub(crate) fn read_from(&self, id: SpoolId, place: u64) -> Result<Bytes> {
+        let file = self.files.get(&id).ok_or_else(|| unknown(id))?;
+        file.read_from(place).map(Bytes::from).map_err(|error| self.unreadable(error))
+    }
+
     /// Forgets a transaction, if it is here.
     pub(crate) fn discard(&mut self, id: SpoolId) {
         if let Some(file) = self.files.remove(&id) {

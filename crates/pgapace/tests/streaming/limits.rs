@@ -124,11 +124,11 @@ fn a_value_larger_than_memory_is_streamed() -> Result<()> {
 }
 
 /// Nothing is read for ten seconds, and the publisher hears of us all the same.
-#[test]
-fn the_publisher_stays_connected_while_memory_is_full() -> Result<()> {
+fn the_publisher_stays_connected(streaming: &str) -> Result<()> {
     let site = site(&[("wal_sender_timeout", "2s")])?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (0, 'locked')")?;
     let program = site.program().args(["--memory-limit", "16", "--status-interval", "10"]);
+    let program = program.args(["--streaming", streaming]);
     let mut run = site.spawn_streaming(&program)?;
     site.catch_up(&mut run)?;
     let mut holder = site.target.connect(DB)?;
@@ -154,6 +154,53 @@ fn the_publisher_stays_connected_while_memory_is_full() -> Result<()> {
     let peak = peak(&run)?;
     assert!(peak <= LIMIT + FIXED, "{peak} MB");
     site.expect_equal(&[TableName::from("t")])
+}
+
+#[test]
+fn the_publisher_stays_connected_while_memory_is_full() -> Result<()> {
+    the_publisher_stays_connected("on")
+}
+
+#[test]
+fn the_publisher_stays_connected_while_memory_is_full_and_streams_are_applied() -> Result<()> {
+    the_publisher_stays_connected("parallel")
+}
+
+/// An open transaction waits for a lock on the target for ten seconds: the publisher hears of us, and
+/// what others commit is applied.
+#[test]
+fn a_stream_that_waits_for_a_lock_holds_nobody_up() -> Result<()> {
+    let site = site(&[("wal_sender_timeout", "2s")])?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (0, 'locked')")?;
+    let mut run = site.spawn_streaming(&site.program().args(["--status-interval", "10"]))?;
+    site.catch_up(&mut run)?;
+    let mut holder = site.target.connect(DB)?;
+    holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 0 FOR UPDATE")?;
+    let mut open = site.publisher.connect(DB)?;
+    let blocked = format!("BEGIN; UPDATE t SET v = 'blocked' WHERE id = 0; {}", rows(1, 3000));
+    open.batch_execute(&blocked)?;
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    wait_while_running(&mut run, "the stream to wait for the lock", PATIENCE, || {
+        Ok(site.target.query_one_text(DB, waits)? == "1")
+    })?;
+    let pid = "SELECT pid FROM pg_stat_replication WHERE state = 'streaming'";
+    let walsender = site.publisher.query_one_text(DB, pid)?;
+    let started = Instant::now();
+    let mut number = 0;
+    while started.elapsed() < Duration::from_secs(10) {
+        number += 1;
+        site.publisher.sql(DB, &format!("INSERT INTO small VALUES ({number})"))?;
+        site.publisher.sql(DB, &format!("INSERT INTO t VALUES (-{number}, 'small')"))?;
+        site.catch_up(&mut run)?;
+        assert_eq!(site.publisher.query_one_text(DB, pid)?, walsender, "{}", run.log());
+        sleep(Duration::from_millis(100));
+    }
+    assert_eq!(site.target.query_one_text(DB, waits)?, "1", "it still waits");
+    open.batch_execute("COMMIT")?;
+    holder.batch_execute("COMMIT")?;
+    site.catch_up(&mut run)?;
+    assert_eq!(site.publisher.query_one_text(DB, pid)?, walsender);
+    site.expect_equal(&[TableName::from("t"), TableName::from("small")])
 }
 
 /// A spool that is full ends the run, and nothing is lost.

@@ -4,6 +4,7 @@
 mod faults;
 mod interleaved;
 mod limits;
+mod parallel;
 mod random;
 mod scenarios;
 mod two_phase;
@@ -28,11 +29,15 @@ const TRIGGERS: [(u16, u16, Trigger); 4] = [
     (15, 18, Trigger::Size),
 ];
 
-/// Runs a test's body on each pair of versions and with each trigger.
+/// Runs a test's body on each pair of versions and with each trigger: streams are applied as they
+/// come, and once after they have committed.
 fn on_triggers(body: impl Fn(Case)) {
     for (publisher, target, trigger) in TRIGGERS {
         body(streaming_case(publisher, target, trigger));
     }
+    let mut case = streaming_case(18, 18, Trigger::Immediate);
+    case.tool.args.extend(["--streaming", "on"].map(str::to_owned));
+    body(case);
 }
 
 fn streaming_case(publisher: u16, target: u16, trigger: Trigger) -> Case {

@@ -1,6 +1,6 @@
 //! One transaction at a time: subtransactions, their rollback, DDL, and all kinds of changes.
 
-use super::{each, expect_streamed, on_triggers};
+use super::{TRIGGERS, each, expect_streamed, on_triggers, streaming_case};
 use crate::support::Case;
 
 const TABLE: &str = "CREATE TABLE test_tab (a int PRIMARY KEY, b text)";
@@ -216,7 +216,8 @@ fn all_kinds_of_changes() {
 /// `--streaming off`: the publisher keeps large transactions until they have committed.
 #[test]
 fn off_is_off() {
-    on_triggers(|mut case| {
+    for (publisher, target, trigger) in TRIGGERS {
+        let mut case = streaming_case(publisher, target, trigger);
         case.tool.args.extend(["--streaming", "off"].map(str::to_owned));
         case.replicate(TABLE);
         case.publisher.sql(&format!("BEGIN; SAVEPOINT s; {} COMMIT", changes(1, 3000)));
@@ -227,5 +228,5 @@ fn off_is_off() {
             case.tool.name
         );
         assert_eq!(case.publisher.value(&sql), "0");
-    });
+    }
 }

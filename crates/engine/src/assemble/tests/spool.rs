@@ -5,8 +5,8 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 
-use super::super::{BlockSource, SpoolCommand, SpoolId};
-use super::{Assembler, Committed, TransactionPart};
+use super::super::{BlockSource, Records, SpoolCommand, SpoolId};
+use super::{Assembler, Committed, PartLimits, TransactionPart};
 
 #[derive(Debug, Default)]
 pub(super) struct Spool {
@@ -45,17 +45,39 @@ impl Spool {
     /// All parts of a transaction, which is then forgotten.
     pub(super) fn read(&mut self, committed: Committed) -> Vec<TransactionPart> {
         let mut replay = committed.replay;
+        let again = self.read_aside(replay.records().expect("nothing was taken"));
         let mut parts = Vec::new();
         while let Some(part) = replay.next_part(self).expect("what was written is read") {
             parts.push(part);
         }
         self.files.remove(&replay.id());
+        assert_eq!(changes(&parts), changes(&again));
+        parts
+    }
+
+    /// The same without taking them, a few at a time.
+    pub(super) fn read_aside(&mut self, records: Records<'_>) -> Vec<TransactionPart> {
+        let limits = PartLimits { changes: 3, ..PartLimits::default() };
+        let (mut parts, mut at) = (Vec::new(), 0);
+        while at < records.length() {
+            let read = records.read(at..records.length(), limits, self);
+            let (part, next) = read.expect("what was written is read");
+            assert_eq!(part.first, at == 0);
+            assert!(next > at);
+            at = next;
+            parts.push(part);
+        }
         parts
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
+}
+
+fn changes(parts: &[TransactionPart]) -> Vec<String> {
+    let changes = parts.iter().flat_map(|part| (0..part.len()).map(|index| part.change(index)));
+    changes.map(|change| format!("{:?}", change.expect("decodable").0)).collect()
 }
 
 impl BlockSource for Spool {
@@ -65,6 +87,17 @@ impl BlockSource for Spool {
         let next = self.reading.entry(id).or_default();
         *next += 1;
         Ok(Bytes::from(self.files[&id][*next - 1].clone()))
+    }
+
+    fn spooled_from(&mut self, id: SpoolId, place: u64) -> Result<Bytes, Infallible> {
+        let mut left = usize::try_from(place).expect("small");
+        for block in &self.files[&id] {
+            if left < block.len() {
+                return Ok(Bytes::copy_from_slice(&block[left..]));
+            }
+            left -= block.len();
+        }
+        panic!("nothing is at {place}");
     }
 
     fn in_memory(&mut self, block: Vec<u8>) -> Bytes {

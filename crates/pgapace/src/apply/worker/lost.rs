@@ -114,7 +114,7 @@ impl State {
 }
 
 /// Whether the control session that this run began with still owns the subscription.
-pub(super) fn owns(session: &mut Session, identity: Identity) -> Result<bool> {
+pub(crate) fn owns(session: &mut Session, identity: Identity) -> Result<bool> {
     let owner = ownership::owner(session, identity.id)?;
     Ok(owner.is_some_and(|owner| owner.pid == identity.owner))
 }

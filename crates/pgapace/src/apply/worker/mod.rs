@@ -24,6 +24,7 @@ use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::Stopwatch;
 use crate::target::state::SubscriptionId;
 use crate::target::state::statistics::Counters;
+pub(crate) use lost::owns;
 use state::State;
 
 /// How long the server may take to end a session that is closed.
@@ -268,7 +269,7 @@ impl Drop for Reporter {
 /// Opens the session of a worker that comes while others are at work.
 fn open(connect: &Connect) -> Result<(Session, Identity)> {
     let (mut session, identity) = connect(None)?;
-    if lost::owns(&mut session, identity)? {
+    if owns(&mut session, identity)? {
         Ok((session, identity))
     } else {
         Err(Failure::new(Class::Busy, "another process has taken the subscription over"))

@@ -1,0 +1,131 @@
+//! The changes of a kept transaction as they are kept: records, one after another, in blocks.
+//!
+//! They are read in order by a [`Replay`](super::Replay) when the transaction has committed, and
+//! from any place, as often as it takes, while it is still open.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pgoutput::{Lsn, Timestamp, Xid};
+
+use crate::assemble::kept::{RECORD_HEADER, SEVERAL, SpoolId};
+use crate::assemble::{BlockSource, PartLimits, ReplayError};
+use crate::relation::RemoteRelation;
+use crate::transaction::{Location, TransactionHead, TransactionPart};
+
+/// The records of a transaction that is kept. Places are bytes from the first record on.
+#[derive(Debug, Clone, Copy)]
+pub struct Records<'a> {
+    pub(super) xid: Xid,
+    pub(super) id: SpoolId,
+    pub(super) relations: &'a [Arc<RemoteRelation>],
+    /// How many bytes, from the front, are in the spool.
+    pub(super) spooled: u64,
+    /// The others.
+    pub(super) blocks: &'a VecDeque<Vec<u8>>,
+}
+
+impl Records<'_> {
+    /// Bytes of all records.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.spooled + self.blocks.iter().map(|block| block.len() as u64).sum::<u64>()
+    }
+
+    /// Reads records from a place on, up to another, or until the part is full. Nothing is taken
+    /// away. Returns the place behind what was read; the head of the part knows no commit.
+    ///
+    /// # Errors
+    /// When the spool cannot be read, or returns something else than what was appended, or the
+    /// range is not one of whole records.
+    pub fn read<S: BlockSource>(
+        &self,
+        range: Range<u64>,
+        limits: PartLimits,
+        source: &mut S,
+    ) -> Result<(TransactionPart, u64), ReplayError<S::Error>> {
+        let head =
+            TransactionHead { commit_lsn: Lsn::INVALID, commit_time: Timestamp(0), xid: self.xid };
+        let mut part = TransactionPart::new(head, range.start == 0);
+        let mut scratch = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let block = self.rest_of_block(at, source)?;
+            let mut offset = 0;
+            while offset < block.len() && at + (offset as u64) < range.end {
+                if part.bytes() >= limits.bytes || part.len() >= limits.changes {
+                    return Ok((part, at + offset as u64));
+                }
+                offset = push_record(&block, offset, self.relations, &mut scratch, &mut part)
+                    .ok_or(ReplayError::Malformed)?;
+            }
+            at += offset as u64;
+        }
+        if at == range.end { Ok((part, at)) } else { Err(ReplayError::Malformed) }
+    }
+
+    /// The block that holds a place, from there on.
+    fn rest_of_block<S: BlockSource>(
+        &self,
+        at: u64,
+        source: &mut S,
+    ) -> Result<Bytes, ReplayError<S::Error>> {
+        let rest = if at < self.spooled {
+            source.spooled_from(self.id, at).map_err(ReplayError::Source)?
+        } else {
+            let mut begins = self.spooled;
+            let block = self.blocks.iter().find(|block| {
+                let ends = begins + block.len() as u64;
+                let holds = at < ends;
+                if !holds {
+                    begins = ends;
+                }
+                holds
+            });
+            let block = block.ok_or(ReplayError::Malformed)?;
+            let offset = usize::try_from(at - begins).map_err(|_| ReplayError::Malformed)?;
+            source.in_memory(block[offset..].to_vec())
+        };
+        if rest.is_empty() { Err(ReplayError::Malformed) } else { Ok(rest) }
+    }
+}
+
+/// Adds the record at `offset` to the part. Returns where the next one is; nothing if there is no
+/// record.
+pub(super) fn push_record(
+    block: &Bytes,
+    offset: usize,
+    relations: &[Arc<RemoteRelation>],
+    scratch: &mut Vec<Arc<RemoteRelation>>,
+    part: &mut TransactionPart,
+) -> Option<usize> {
+    let header = block.get(offset..offset + RECORD_HEADER)?;
+    let length = word(header, 0)? as usize;
+    let relation = word(header, 1)?;
+    let several = if relation & SEVERAL == 0 { 0 } else { (relation & !SEVERAL) as usize };
+    let payload = offset + RECORD_HEADER + several * 4;
+    if block.len() < payload + length || length == 0 {
+        return None;
+    }
+    let at = Location { chunk: block, offset: payload, length };
+    if relation & SEVERAL == 0 {
+        part.push(at, relations.get(relation as usize)?);
+    } else {
+        let indexes = &block[offset + RECORD_HEADER..payload];
+        scratch.clear();
+        for index in 0..several {
+            let version = relations.get(word(indexes, index)? as usize)?;
+            scratch.push(Arc::clone(version));
+        }
+        part.push_truncate(at, scratch);
+    }
+    Some(payload + length)
+}
+
+/// A little-endian word of a record.
+fn word(bytes: &[u8], index: usize) -> Option<u32> {
+    let bytes = bytes.get(index * 4..)?.first_chunk()?;
+    Some(u32::from_le_bytes(*bytes))
+}

@@ -1,0 +1,516 @@
+//! A thread with a session of its own, on which one streamed transaction at a time is applied while
+//! it is still open on the publisher.
+//!
+//! It judges nothing: whatever a statement does that it should not, and whatever fails, the
+//! transaction is rolled back and *given up* here. Its changes are kept, and whoever applies them
+//! when it has committed says what is wrong, if anything still is.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
+use engine::group::GroupSeq;
+use engine::progress::Range;
+use wire::{CancelHandle, Reply, Session, TransactionStatus, Waker, affected_rows};
+
+use crate::apply::answers::Pending;
+use crate::apply::encoder::{Encoder, Which};
+use crate::apply::thread::join_or_cancel;
+use crate::apply::work::{Contended, Group, Mode, Work};
+use crate::apply::worker::{Connect, Lost, owns};
+use crate::error::{Failure, Result};
+use crate::target::state::statistics::{Changes, Counters};
+use crate::target::statement::row::Expect;
+
+/// The longest sleep; whoever has news wakes the thread.
+const SLEEP: Duration = Duration::from_secs(10);
+
+/// What is to be done for a stream.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// Its next changes, after this savepoint.
+    Part { work: Box<Work>, mode: Mode, savepoint: Option<usize> },
+    /// What was done after this savepoint is undone.
+    RollBackTo(usize),
+    /// All of it is undone; it begins again.
+    RollBack,
+    /// Everything before it is committed; the work says where it ends.
+    Commit(Box<Work>),
+    /// It is not applied here.
+    GiveUp,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// An order is carried out: all but the last two are answered so.
+    Done,
+    Committed {
+        range: Range,
+        counters: Counters,
+    },
+    /// It is rolled back, and the session is free.
+    GivenUp,
+    /// Whether it is committed is not known: the run must end.
+    Failed(Failure),
+}
+
+/// Numbers streams, so that what is said of one is not taken for another.
+pub(crate) type Ticket = u64;
+
+/// The running thread.
+#[derive(Debug)]
+pub(super) struct StreamWorker {
+    orders: Option<Sender<(Ticket, Order)>>,
+    waker: Waker,
+    /// Of its session, while there is one.
+    handle: Arc<Mutex<Option<CancelHandle>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StreamWorker {
+    /// Starts thread `number`, which reports under that number; it connects when it is needed.
+    pub(super) fn spawn(
+        number: usize,
+        connect: Connect,
+        reports: Sender<(usize, Ticket, Report)>,
+    ) -> Result<Self> {
+        let (orders, inbox) = unbounded();
+        let waker = Waker::new()
+            .map_err(|e| Failure::internal(format!("cannot create an eventfd: {e}")))?;
+        let handle = Arc::new(Mutex::new(None));
+        let mut state = State {
+            connect,
+            session: None,
+            lost: None,
+            handle: Arc::clone(&handle),
+            waker: waker.clone(),
+            report: Box::new(move |ticket, report| {
+                // The leader may be gone; then nobody needs to know.
+                let _ = reports.send((number, ticket, report));
+            }),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("stream {number}"))
+            .spawn(move || state.run(&inbox))
+            .map_err(|e| Failure::internal(format!("cannot start a stream thread: {e}")))?;
+        Ok(Self { orders: Some(orders), waker, handle, thread: Some(thread) })
+    }
+
+    pub(super) fn send(&self, ticket: Ticket, order: Order) {
+        if let Some(orders) = &self.orders {
+            let _ = orders.send((ticket, order));
+            self.waker.wake();
+        }
+    }
+
+    /// The backend of its session, if it has one.
+    pub(super) fn pid(&self) -> Option<i32> {
+        self.handle().map(|handle| handle.pid())
+    }
+
+    fn handle(&self) -> Option<CancelHandle> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends what the session is doing, if it does something.
+    pub(super) fn cancel(&self) {
+        if let Some(Err(error)) = self.handle().map(|handle| handle.cancel()) {
+            // Then its statement ends by itself, or it is looked at again.
+            tracing::debug!(%error, "cannot cancel");
+        }
+    }
+
+    /// Lets the thread end, without waiting for it.
+    pub(super) fn close(&mut self) {
+        self.orders = None;
+        self.waker.wake();
+    }
+}
+
+impl Drop for StreamWorker {
+    fn drop(&mut self) {
+        self.close();
+        match (self.handle(), self.thread.take()) {
+            (Some(handle), thread) => join_or_cancel(thread, &handle),
+            // It connects, or does nothing.
+            (None, Some(thread)) if thread.is_finished() => drop(thread.join()),
+            (None, _) => {}
+        }
+    }
+}
+
+/// What the target works on.
+struct Running {
+    session: Session,
+    encoder: Encoder,
+    pending: VecDeque<Pending>,
+    /// For each order that is not answered: how many answers are still to come.
+    awaited: VecDeque<usize>,
+    /// Of a statement that is judged together with its next.
+    carried: u64,
+    /// What was counted up to each savepoint.
+    savepoints: Vec<Changes>,
+    /// See [`Encoder::forget_after`]: at the beginning of the stream.
+    parsed: u64,
+    committing: bool,
+}
+
+struct State {
+    connect: Connect,
+    session: Option<Running>,
+    lost: Option<Lost>,
+    handle: Arc<Mutex<Option<CancelHandle>>>,
+    waker: Waker,
+    report: Box<dyn Fn(Ticket, Report) + Send>,
+}
+
+/// Why the stream cannot go on here.
+enum Stop {
+    /// The session lives.
+    Stream(Failure),
+    Session(Failure),
+}
+
+impl State {
+    fn run(&mut self, inbox: &Receiver<(Ticket, Order)>) {
+        // The stream at hand, and the last one that was given up.
+        let (mut current, mut dead): (Option<Ticket>, Option<Ticket>) = (None, None);
+        loop {
+            self.waker.take();
+            let mut stop = None;
+            loop {
+                let (ticket, order) = match inbox.try_recv() {
+                    Ok(next) => next,
+                    Err(TryRecvError::Disconnected) => return,
+                    Err(TryRecvError::Empty) => break,
+                };
+                if dead == Some(ticket) {
+                    continue;
+                }
+                if current != Some(ticket) {
+                    current = Some(ticket);
+                    if let Some(running) = &mut self.session {
+                        running.parsed = running.encoder.parsed();
+                    }
+                }
+                if let Err(found) = self.carry_out(order) {
+                    stop = Some(found);
+                    break;
+                }
+            }
+            if stop.is_none() {
+                let ended = self.wait(inbox).and_then(|()| self.answers(current));
+                match ended {
+                    Ok(true) => current = None,
+                    Ok(false) => {}
+                    Err(found) => stop = Some(found),
+                }
+            }
+            if let Some(found) = stop {
+                let report = self.stopped(found);
+                // Nobody waits for a session that is lost between two streams.
+                if let Some(ticket) = current.take() {
+                    dead = Some(ticket);
+                    (self.report)(ticket, report);
+                }
+            }
+        }
+    }
+
+    /// Sleeps until there is an answer or an order.
+    fn wait(&mut self, inbox: &Receiver<(Ticket, Order)>) -> std::result::Result<(), Stop> {
+        if !inbox.is_empty() {
+            return Ok(());
+        }
+        match &mut self.session {
+            Some(running) => running
+                .session
+                .wait_readable(Some(self.waker.descriptor()), SLEEP)
+                .map(drop)
+                .map_err(|e| Stop::Session(Failure::target(&e, "applying a stream"))),
+            None => {
+                // The waker is of no use without a session: an order, or the end, is awaited.
+                let mut select = crossbeam_channel::Select::new();
+                select.recv(inbox);
+                select.ready();
+                Ok(())
+            }
+        }
+    }
+
+    fn carry_out(&mut self, order: Order) -> std::result::Result<(), Stop> {
+        if matches!(order, Order::GiveUp) {
+            if self.session.as_ref().is_some_and(|running| running.committing) {
+                // Whoever waits for it does not wait for long.
+                return Ok(());
+            }
+            return Err(Stop::Stream(Failure::internal("it gives way")));
+        }
+        if self.session.is_none() {
+            let opened = self.open();
+            if let Err(failure) = &opened {
+                tracing::warn!(
+                    %failure,
+                    "no session for an open transaction: it is applied when it has committed"
+                );
+            }
+            self.session = Some(opened.map_err(Stop::Session)?);
+        }
+        let Some(running) = &mut self.session else { return Ok(()) };
+        running.carry_out(order).map_err(|failure| running.stop(failure))
+    }
+
+    /// Opens a session; one that was lost is gone when this returns.
+    fn open(&mut self) -> Result<Running> {
+        let (mut session, identity) = (self.connect)(self.lost)?;
+        if !owns(&mut session, identity)? {
+            return Err(Failure::internal("another process owns the subscription"));
+        }
+        self.lost = None;
+        let mut encoder = Encoder::new(identity);
+        encoder.prepare_control(&mut session);
+        let handle = Some(session.cancel_handle());
+        *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = handle;
+        Ok(Running {
+            session,
+            parsed: encoder.parsed(),
+            encoder,
+            pending: VecDeque::new(),
+            awaited: VecDeque::new(),
+            carried: 0,
+            savepoints: Vec::new(),
+            committing: false,
+        })
+    }
+
+    /// Takes what answers there are. Whether the stream has ended.
+    fn answers(&mut self, current: Option<Ticket>) -> std::result::Result<bool, Stop> {
+        let Some(running) = &mut self.session else { return Ok(false) };
+        loop {
+            let done = running.answer().map_err(|failure| running.stop(failure))?;
+            let Some(done) = done else { return Ok(false) };
+            let (Some(report), Some(ticket)) = (done, current) else { continue };
+            let ends = matches!(report, Report::Committed { .. });
+            (self.report)(ticket, report);
+            if ends {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// What becomes of the stream.
+    fn stopped(&mut self, found: Stop) -> Report {
+        let failure = match found {
+            Stop::Stream(failure) => {
+                tracing::debug!(%failure, "a stream is rolled back");
+                let Some(running) = &mut self.session else { return Report::GivenUp };
+                match running.go_back() {
+                    Ok(()) => return Report::GivenUp,
+                    Err(failure) => failure,
+                }
+            }
+            Stop::Session(failure) => failure,
+        };
+        tracing::debug!(%failure, "a stream's session is lost");
+        *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let Some(running) = self.session.take() else { return Report::GivenUp };
+        let backend = running.session.backend_pid();
+        self.lost = Some(Lost { backend, tagged: running.encoder.is_tagged() });
+        if running.committing { Report::Failed(failure) } else { Report::GivenUp }
+    }
+}
+
+impl Running {
+    /// What a failure means for the session. Of a COMMIT that is sent, only an error of the server
+    /// says that it did not happen.
+    fn stop(&self, failure: Failure) -> Stop {
+        let doubt = self.committing && failure.sqlstate.is_none();
+        if doubt || self.session.is_broken() {
+            Stop::Session(failure)
+        } else {
+            Stop::Stream(failure)
+        }
+    }
+
+    fn carry_out(&mut self, order: Order) -> Result<()> {
+        let before = self.pending.len();
+        match order {
+            Order::Part { work, mode, savepoint } => self.part(*work, mode, savepoint)?,
+            Order::RollBackTo(savepoint) => {
+                let changes = self.savepoints.get(savepoint).copied();
+                let changes = changes.ok_or_else(|| Failure::internal("no such savepoint"))?;
+                self.savepoints.truncate(savepoint + 1);
+                self.encoder.set_counted(changes);
+                self.command(&format!("ROLLBACK TO SAVEPOINT s{savepoint}"))?;
+                self.session.queue_flush();
+            }
+            Order::RollBack => {
+                self.savepoints.clear();
+                self.encoder.set_counted(Changes::default());
+                self.command("ROLLBACK")?;
+                self.session.queue_flush();
+            }
+            Order::Commit(work) => {
+                let group = group_of(*work, Mode::Net);
+                let ending = self.encoder.ending(&group)?;
+                let ending = ending.ok_or_else(|| Failure::internal("a stream without an end"))?;
+                self.encoder.queue_ending(&mut self.session, ending, &mut self.pending)?;
+                self.committing = true;
+            }
+            Order::GiveUp => {}
+        }
+        self.awaited.push_back(self.pending.len() - before);
+        self.session.flush().map_err(|e| Failure::target(&e, "sending changes"))
+    }
+
+    fn part(&mut self, work: Work, mode: Mode, savepoint: Option<usize>) -> Result<()> {
+        if savepoint.is_some() {
+            debug_assert_eq!(savepoint, Some(self.savepoints.len()), "in order");
+            let number = self.savepoints.len();
+            self.savepoints.push(self.encoder.counted());
+            self.command(&format!("SAVEPOINT s{number}"))?;
+        }
+        let group = group_of(work, mode);
+        let before = self.pending.len();
+        match mode {
+            Mode::Net => {
+                self.encoder.net(&mut self.session, &group, Which::All, &mut self.pending)?;
+            }
+            Mode::Rows => {
+                self.encoder.rows(&mut self.session, &group, 0, true, &mut self.pending)?;
+            }
+        }
+        if self.pending.len() == before {
+            self.encoder.nothing(&mut self.session, &mut self.pending)?;
+        }
+        Ok(())
+    }
+
+    fn command(&mut self, sql: &str) -> Result<()> {
+        self.session.queue_parse("", sql, &[]);
+        self.session
+            .queue_bind("", std::iter::empty())
+            .map_err(|e| Failure::target(&e, "queueing a statement"))?;
+        self.session.queue_execute();
+        self.pending.push_back(Pending::Begin);
+        Ok(())
+    }
+
+    /// The next answer, if there is one: what it means for an order, if it is the last of it.
+    fn answer(&mut self) -> Result<Option<Option<Report>>> {
+        let failed = |e: &wire::Error| Failure::target(e, "applying a stream");
+        let report = match self.session.try_reply().map_err(|e| failed(&e))? {
+            None => return Ok(None),
+            Some(Reply::CommandComplete(tag)) => {
+                let affected = affected_rows(tag);
+                let undone = tag == "ROLLBACK";
+                let pending = self.pending.pop_front();
+                self.judge(pending, affected, undone)?;
+                Report::Done
+            }
+            Some(Reply::Error(error)) => {
+                let error = wire::Error::Server(error);
+                self.pending.pop_front();
+                return Err(failed(&error));
+            }
+            Some(Reply::Ready(status)) => match self.pending.pop_front() {
+                Some(Pending::Sync { commits: Some(commits) })
+                    if status == TransactionStatus::Idle =>
+                {
+                    self.committing = false;
+                    self.savepoints.clear();
+                    let mut counters = Counters::default();
+                    counters.add_changes(&commits.changes);
+                    let range = Range { after: commits.after, through: commits.end };
+                    Report::Committed { range, counters }
+                }
+                _ => return Err(Failure::internal("an answer to a Sync that nobody sent")),
+            },
+            Some(_) => return Ok(Some(None)),
+        };
+        let Some(first) = self.awaited.front_mut() else { return Ok(Some(None)) };
+        *first -= 1;
+        if *first > 0 {
+            return Ok(Some(None));
+        }
+        self.awaited.pop_front();
+        Ok(Some(Some(report)))
+    }
+
+    /// Whether a statement did exactly what it should.
+    fn judge(&mut self, pending: Option<Pending>, affected: u64, undone: bool) -> Result<()> {
+        let fits = match pending {
+            Some(Pending::Begin | Pending::State | Pending::Truncate { .. }) => true,
+            Some(Pending::Net { rows }) => rows == affected,
+            Some(Pending::Progress { .. }) => affected == 1,
+            Some(Pending::Commit { .. }) => !undone,
+            Some(Pending::Change { expect, .. }) => {
+                let rows = affected + std::mem::take(&mut self.carried);
+                match expect {
+                    Expect::Any => true,
+                    Expect::OneWithNext => {
+                        self.carried = rows;
+                        true
+                    }
+                    Expect::One => rows == 1,
+                }
+            }
+            Some(Pending::Sync { .. }) | None => false,
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(Failure::internal("a statement of a stream found other rows than expected"))
+    }
+
+    /// Rolls everything back, whatever the session is doing.
+    fn go_back(&mut self) -> Result<()> {
+        let failed = |e: &wire::Error| Failure::target(e, "rolling a stream back");
+        if !self.pending.is_empty()
+            && let Err(error) = self.session.cancel_handle().cancel()
+        {
+            // Then its statement ends by itself.
+            tracing::debug!(%error, "cannot cancel");
+        }
+        if !matches!(self.pending.back(), Some(Pending::Sync { .. })) {
+            // After an error the server skips everything up to here.
+            self.session.queue_sync();
+            self.pending.push_back(Pending::Sync { commits: None });
+        }
+        self.session.flush().map_err(|e| failed(&e))?;
+        loop {
+            let reply = self.session.next_reply().map_err(|e| failed(&e))?;
+            if matches!(reply, Reply::Ready(_)) && self.session.pending_ready() == 0 {
+                break;
+            }
+        }
+        self.pending.clear();
+        self.awaited.clear();
+        self.savepoints.clear();
+        (self.carried, self.committing) = (0, false);
+        while self.session.transaction_status() != TransactionStatus::Idle {
+            match self.session.simple("ROLLBACK") {
+                Ok(_) => {}
+                // A cancel that was meant for what went before.
+                Err(error) if error.sqlstate() == Some("57014") => {}
+                Err(error) => return Err(failed(&error)),
+            }
+        }
+        self.encoder.forget_after(&mut self.session, self.parsed);
+        Ok(())
+    }
+}
+
+/// A part, as the encoder takes it.
+fn group_of(work: Work, mode: Mode) -> Group {
+    Group {
+        seq: GroupSeq::NONE,
+        works: vec![work],
+        mode,
+        contended: Contended::default(),
+        attempts: 0,
+    }
+}

@@ -1,0 +1,219 @@
+//! Transactions that are applied while they are open: what is there before their commit, and what
+//! makes them give way.
+
+use testbed::postgres::Client;
+use testbed::program::Process;
+use testbed::wait_until;
+
+use super::{Trigger, each, expect_streamed, streaming_case};
+use crate::support::{Case, PATIENCE, must};
+
+const VERSIONS: [(u16, Trigger); 3] =
+    [(15, Trigger::Size), (18, Trigger::Size), (18, Trigger::Immediate)];
+
+fn on_publishers(body: impl Fn(Case)) {
+    for (major, trigger) in VERSIONS {
+        body(streaming_case(major, major, trigger));
+    }
+}
+
+fn rows(from: u32, count: u32) -> String {
+    format!(
+        "INSERT INTO t SELECT i, repeat(md5(i::text), 6) \
+         FROM generate_series({from}, {from} + {count} - 1) i"
+    )
+}
+
+/// Begins a transaction on the publisher, and waits until rows of it are on the target, where nobody
+/// sees them.
+fn begin(case: &Case, process: &mut Process, statements: &[&str]) -> Client {
+    let mut open = case.publisher.connect();
+    each(&mut open, &["BEGIN"]);
+    each(&mut open, statements);
+    wait_for_rows(case, process, 1);
+    open
+}
+
+/// Waits until the target's table has so many pages.
+fn wait_for_rows(case: &Case, process: &mut Process, pages: u32) {
+    let size = format!("SELECT pg_relation_size('t') / 8192 >= {pages}");
+    let applied = wait_until(PATIENCE, "rows of the open transaction", || {
+        assert!(process.is_running(), "{}", process.log());
+        Ok(case.target.value(&size) == "t")
+    });
+    applied.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+}
+
+fn pages(case: &Case) -> u32 {
+    must(case.target.value("SELECT pg_relation_size('t') / 8192").parse())
+}
+
+/// The session that has a stream of this subscription on the target.
+fn stream_session(case: &Case) -> String {
+    let sql = format!(
+        "SELECT a.pid FROM pg_stat_activity a JOIN pg_locks l USING (pid) \
+         WHERE a.datname = '{}' AND l.relation = 't'::regclass AND l.mode = 'RowExclusiveLock' \
+           AND a.application_name LIKE '%apply%'",
+        case.target.name
+    );
+    case.target.rows(&sql).first().cloned().unwrap_or_else(|| "0".to_owned())
+}
+
+#[test]
+fn rows_are_there_before_the_commit() {
+    on_publishers(|case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE o (id int)");
+        let mut process = case.start();
+        let mut open = begin(&case, &mut process, &[&rows(1, 2000)]);
+        // Others commit meanwhile, on the same table too.
+        case.publisher.sql("INSERT INTO o VALUES (1)");
+        case.publisher.sql("INSERT INTO t VALUES (0, 'small')");
+        case.publisher.sql("UPDATE t SET v = 'again' WHERE id = 0");
+        case.wait_until_applied(&mut process);
+        assert_eq!(case.target.rows("SELECT * FROM t"), ["0|again"]);
+        // What came between is changed by the stream as well.
+        each(&mut open, &[&rows(5000, 2000), "UPDATE t SET v = v || 'x' WHERE id % 3 = 0"]);
+        wait_for_rows(&case, &mut process, pages(&case) + 10);
+        each(&mut open, &["DELETE FROM t WHERE id % 7 = 0", "COMMIT"]);
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t", "o"]);
+        case.stop(process);
+        assert_eq!(case.statistic("retries || '|' || victims"), "0|0");
+        assert_eq!(case.statistic("update_missing + delete_missing"), "0");
+        assert_ne!(case.statistic("groups_parallel"), "0");
+        assert_eq!(case.statistic("inserts"), "4002");
+        expect_streamed(&case);
+    });
+}
+
+/// What the target has of a subtransaction is undone with it, and what others do with its rows then
+/// is not lost.
+#[test]
+fn subtransactions_are_undone() {
+    on_publishers(|case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.publisher.sql("INSERT INTO t VALUES (0, 'zero')");
+        let mut process = case.start();
+        case.wait_until_applied(&mut process);
+        let mut open = begin(&case, &mut process, &[&rows(1, 1000)]);
+        for round in 1..=3_u32 {
+            let from = round * 10_000;
+            each(
+                &mut open,
+                &[
+                    &format!("SAVEPOINT a{round}"),
+                    &rows(from, 600),
+                    &format!("SAVEPOINT b{round}"),
+                    &rows(from + 1000, 600),
+                    "UPDATE t SET v = 'undone' WHERE id = 0",
+                    &rows(from + 2000, 600),
+                ],
+            );
+            wait_for_rows(&case, &mut process, pages(&case) + 20);
+            each(&mut open, &[&format!("ROLLBACK TO b{round}")]);
+            case.publisher.sql(&format!("UPDATE t SET v = v || '{round}' WHERE id = 0"));
+            case.wait_until_applied(&mut process);
+            assert_eq!(case.target.rows("SELECT id FROM t"), ["0"]);
+            each(&mut open, &[&rows(from + 3000, 600)]);
+            if round == 2 {
+                each(&mut open, &[&format!("ROLLBACK TO a{round}")]);
+            }
+        }
+        each(&mut open, &["COMMIT"]);
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t"]);
+        case.stop(process);
+        assert_eq!(case.target.value("SELECT v FROM t WHERE id = 0"), "zero123");
+        assert_eq!(case.statistic("update_missing + delete_missing"), "0");
+        assert_eq!(case.statistic("inserts"), "3401");
+        expect_streamed(&case);
+    });
+}
+
+/// Of two equal rows each transaction deletes one, and both find the same: the one that commits
+/// first gets it.
+#[test]
+fn a_stream_gives_way() {
+    on_publishers(|case| {
+        case.replicate(
+            "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE n (a int); \
+             ALTER TABLE n REPLICA IDENTITY FULL",
+        );
+        case.publisher.sql("INSERT INTO n VALUES (1), (1), (1)");
+        let mut process = case.start();
+        let mut open =
+            begin(&case, &mut process, &["DELETE FROM n WHERE ctid = '(0,1)'", &rows(1, 1000)]);
+        case.publisher.sql("DELETE FROM n WHERE ctid = '(0,2)'");
+        case.wait_until_applied(&mut process);
+        assert_eq!(case.target.value("SELECT count(*) FROM n"), "2");
+        each(&mut open, &[&rows(5000, 1000), "COMMIT"]);
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t", "n"]);
+        case.stop(process);
+        assert_ne!(case.statistic("victims"), "0");
+        assert_eq!(case.statistic("update_missing + delete_missing"), "0");
+    });
+}
+
+/// Whatever ends a stream's session: what is kept is applied when it commits.
+#[test]
+fn a_stream_loses_its_session() {
+    on_publishers(|case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        let mut process = case.start();
+        let mut open = begin(&case, &mut process, &[&rows(1, 2000)]);
+        let session = stream_session(&case);
+        assert_eq!(case.target.value(&format!("SELECT pg_terminate_backend({session})")), "t");
+        case.publisher.sql("INSERT INTO t VALUES (0, 'small')");
+        each(&mut open, &[&rows(5000, 1000), "COMMIT"]);
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t"]);
+        // The next one has a session again.
+        let mut open = case.publisher.connect();
+        let before = pages(&case);
+        each(&mut open, &["BEGIN", &rows(10_000, 2000)]);
+        wait_for_rows(&case, &mut process, before + 10);
+        each(&mut open, &["ROLLBACK"]);
+        case.publisher.sql(&rows(10_000, 10));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t"]);
+        let log = case.stop(process);
+        assert!(!log.contains("ERROR"), "{log}");
+    });
+}
+
+/// What a stream violates is an error only when it has committed, and then it is named.
+#[test]
+fn errors_wait_for_the_commit() {
+    on_publishers(|mut case| {
+        case.tool.args.push("--disable-on-error".to_owned());
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.target.sql("INSERT INTO t VALUES (1500, 'in the way')");
+        let mut process = case.start();
+        let mut open = begin(&case, &mut process, &[&rows(1, 2000)]);
+        case.publisher.sql("INSERT INTO t VALUES (0, 'small')");
+        case.wait_until_applied(&mut process);
+        each(&mut open, &["ROLLBACK"]);
+        let mut open = case.publisher.connect();
+        each(&mut open, &["BEGIN", &rows(1, 2000)]);
+        case.publisher.sql("UPDATE t SET v = 'again' WHERE id = 0");
+        case.wait_until_applied(&mut process);
+        each(&mut open, &["COMMIT"]);
+        let status = must(process.wait(PATIENCE));
+        let log = process.log();
+        assert!(!status.success() && log.contains("1500"), "{log}");
+        // Disabled; the transaction is named, and can be left out.
+        case.run().expect(13, &["disabled"]);
+        let lsn = log.split("LSN ").nth(1).and_then(|rest| {
+            rest.split(|c: char| !c.is_ascii_hexdigit() && c != '/').next().map(str::to_owned)
+        });
+        let lsn = lsn.unwrap_or_else(|| panic!("no LSN in:\n{log}"));
+        case.tool.finish("skip", &["--lsn", &lsn]).expect(0, &[]);
+        case.tool.finish("enable", &[]).expect(0, &[]);
+        case.publisher.sql("INSERT INTO t VALUES (9000, 'behind')");
+        case.run_until_current();
+        let seen = case.target.rows("SELECT id, v FROM t ORDER BY id");
+        assert_eq!(seen, ["0|again", "1500|in the way", "9000|behind"]);
+        expect_streamed(&case);
+    });
+}
