@@ -1,6 +1,8 @@
 //! Configuration: a file, the environment and flags, in that order of precedence from weak to
 //! strong. Every key exists in all three under the same name.
 
+mod cgroup;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -285,7 +287,8 @@ pub(crate) struct Settings {
     #[serde(rename = "spool-limit", alias = "spool_limit")]
     pub(crate) spool_limit: Option<u64>,
 
-    /// Memory for what is received and not yet applied, in megabytes [default: 256]
+    /// Memory for what is received and not yet applied, in megabytes [default: 256, or a quarter of
+    /// what the control group allows if that is less]
     #[arg(long, value_name = "MB", env = "PGAPACE_MEMORY_LIMIT")]
     #[serde(rename = "memory-limit", alias = "memory_limit")]
     pub(crate) memory_limit: Option<usize>,
@@ -456,7 +459,7 @@ impl Settings {
             0 => Err(config(format!("--{key} must be at least 1 second"))),
             value => Ok(Duration::from_secs(value)),
         };
-        let memory_limit = self.memory_limit.unwrap_or(256);
+        let memory_limit = self.memory_limit.unwrap_or_else(default_memory_limit);
         if !(16..=1 << 20).contains(&memory_limit) {
             return Err(config("--memory-limit must be between 16 and 1048576 megabytes"));
         }
@@ -499,6 +502,17 @@ impl Settings {
             disable_on_error: self.disable_on_error.unwrap_or(false),
         })
     }
+}
+
+/// Megabytes, if the user does not say: a quarter of what the system allows, for there are stacks,
+/// buffers and other processes beside it.
+fn default_memory_limit() -> usize {
+    const USUAL: usize = 256;
+    const LEAST: usize = 16;
+    const SHARE: u64 = 4;
+    let allowed = cgroup::limit().map(|bytes| (bytes / SHARE) >> 20);
+    let allowed = allowed.and_then(|megabytes| usize::try_from(megabytes).ok());
+    allowed.map_or(USUAL, |megabytes| megabytes.clamp(LEAST, USUAL))
 }
 
 /// Where a subscription is, or all of a target: for verbs that look or remove, and so need no

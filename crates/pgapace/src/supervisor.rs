@@ -381,6 +381,8 @@ impl Supervisor<'_> {
         };
         let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
         let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
+        let (mode, reason) = self.streaming_mode();
+        state::set_streaming_mode(&mut control, row.id, mode, reason)?;
         let (pool, durability) = std::thread::scope(|scope| {
             let durability = scope.spawn(|| target.connect(Purpose::Durability));
             let pool = self.open_pool(&control, &target, &row, group_transactions, purpose)?;
@@ -690,6 +692,20 @@ impl Supervisor<'_> {
         );
         self.begun = true;
         copy_tables(context, control, None, &unfinished)
+    }
+
+    /// When large transactions are applied, and why then.
+    fn streaming_mode(&self) -> (&'static str, &'static str) {
+        match self.config.streaming {
+            config::Streaming::Off => ("off", "they are sent when they have committed"),
+            config::Streaming::On => {
+                ("on", "they are sent while they run, and applied when they have committed")
+            }
+            config::Streaming::Parallel if self.config.workers == 1 => {
+                ("on", "there is one worker, so they are applied when they have committed")
+            }
+            config::Streaming::Parallel => ("parallel", "they are applied while they run"),
+        }
     }
 
     /// Most source transactions of a group.

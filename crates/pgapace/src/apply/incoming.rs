@@ -28,6 +28,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::receiver::Memory;
 use crate::spool::Spool;
 use crate::target::state::prepared::{Known, PreparedHere, Standing};
+use crate::target::state::statistics::Spooled;
 
 /// A transaction that is prepared on the publisher.
 struct Pending {
@@ -400,6 +401,11 @@ impl Incoming {
         let resolving = self.resolving.iter().map(|(prepared, _)| *prepared);
         let preparing = self.preparing.values().copied();
         resolving.chain(preparing).chain(self.assembler.oldest_held()).min()
+    }
+
+    /// What is in the spool.
+    pub(crate) fn spooled(&self) -> Spooled {
+        self.spool.used()
     }
 
     /// Tells the receiver how much memory is taken beside what it has received.

@@ -767,6 +767,7 @@ impl<'a> Leader<'a> {
             received: positions.write,
             applied: positions.apply,
             flushed: positions.flush,
+            spool: self.parts.incoming.spooled(),
         };
         let mut news = delta;
         news.counters.waits.source = Duration::ZERO;

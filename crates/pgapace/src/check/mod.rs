@@ -3,6 +3,7 @@
 //! The checks read; they change nothing on either side. Each group stands alone: one that fails
 //! becomes a finding, and the others go on.
 
+mod program;
 mod publisher;
 pub(crate) mod report;
 mod tables;
@@ -58,6 +59,7 @@ pub(crate) fn check(config: &Config) -> Report {
     let source = reach(&mut report, Side::Publisher, publisher.connect_to_look());
     let sink = reach(&mut report, Side::Target, target.connect(Purpose::Look));
 
+    program::check(config, &mut Reporter { report: &mut report, side: Side::Program });
     let mut target_side = None;
     if let Some(mut session) = sink {
         let mut reporter = Reporter { report: &mut report, side: Side::Target };
@@ -201,7 +203,7 @@ fn shown(row: &wire::Row<'_>) -> String {
 fn failed(side: Side, error: &wire::Error, doing: &str) -> Failure {
     match side {
         Side::Publisher => Failure::publisher(error, doing),
-        Side::Target => Failure::target(error, doing),
+        Side::Target | Side::Program => Failure::target(error, doing),
     }
 }
 

@@ -37,6 +37,8 @@ impl fmt::Display for Severity {
 pub(crate) enum Side {
     Publisher,
     Target,
+    /// Where pgapace runs.
+    Program,
 }
 
 impl fmt::Display for Side {
@@ -44,6 +46,7 @@ impl fmt::Display for Side {
         f.pad(match self {
             Self::Publisher => "publisher",
             Self::Target => "target",
+            Self::Program => "program",
         })
     }
 }

@@ -32,7 +32,11 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
         reports.push(check::check(&subscription));
     }
     for report in &mut reports {
-        report.findings.sort_by_key(|finding| finding.side == Side::Target);
+        report.findings.sort_by_key(|finding| match finding.side {
+            Side::Publisher => 0,
+            Side::Target => 1,
+            Side::Program => 2,
+        });
     }
     if args.json {
         let lines: Vec<_> = reports

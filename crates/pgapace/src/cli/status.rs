@@ -16,7 +16,7 @@ use crate::publisher::slot;
 use crate::target::session::{Purpose, Target};
 use crate::target::state::copying::{self, CopyProgress};
 use crate::target::state::ownership::{self, Owner};
-use crate::target::state::statistics::{self, Counters};
+use crate::target::state::statistics::{self, Counters, Spooled};
 use crate::target::state::{self, RelationMode, Subscription, prepared, progress, schema};
 
 #[derive(Debug, Args)]
@@ -46,6 +46,10 @@ struct Status {
     /// In which form the publisher sent values in the last run; null before the first.
     format: Option<String>,
     format_reason: Option<String>,
+    /// When large transactions were applied in the last run; null before the first.
+    streaming: Option<String>,
+    streaming_reason: Option<String>,
+    spool: Spooled,
     started_at: Option<String>,
     received_lsn: Option<String>,
     applied_lsn: Option<String>,
@@ -204,6 +208,7 @@ fn of(
         .collect();
     let copy = copying::read(session, row.id)?;
     let (format, format_reason) = state::format(session, row.id)?;
+    let (streaming, streaming_reason) = state::streaming_mode(session, row.id)?;
     Ok(Status {
         name: row.name.clone(),
         phase: row.phase.name(),
@@ -216,6 +221,9 @@ fn of(
         publications: row.publications.clone(),
         format,
         format_reason,
+        streaming,
+        streaming_reason,
+        spool: statistics.map(|s| s.spool).unwrap_or_default(),
         started_at: statistics.and_then(|s| s.started_at.clone()),
         received_lsn: text(statistics.and_then(|s| s.received)),
         applied_lsn: text(applied),
@@ -290,6 +298,12 @@ fn print(status: &Status) {
     if let (Some(format), Some(reason)) = (&status.format, &status.format_reason) {
         item("format", &format!("{format}: {reason}"));
     }
+    if let (Some(mode), Some(reason)) = (&status.streaming, &status.streaming_reason) {
+        item("streaming", &format!("{mode}: {reason}"));
+    }
+    let Spooled { files, bytes } = status.spool;
+    let bytes = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
+    item("spool", &format!("{bytes} in {files} files"));
     item("received", &lsn(&status.received_lsn));
     item("applied", &lsn(&status.applied_lsn));
     item("flushed", &lsn(&status.flushed_lsn));

@@ -15,6 +15,7 @@ use rustc_hash::FxHashMap;
 
 use crate::error::{Class, Failure, Result};
 use crate::spool::file::{ReadError, SpoolFile};
+use crate::target::state::statistics::Spooled;
 
 /// Where the spool is if the user does not say: /tmp is memory on many systems.
 pub(crate) fn default_directory() -> PathBuf {
@@ -50,6 +51,11 @@ impl Spool {
     /// Whether more than half of what it may have is used.
     pub(crate) fn is_half_full(&self) -> bool {
         self.limit.is_some_and(|limit| self.used > limit / 2)
+    }
+
+    /// What is in it.
+    pub(crate) fn used(&self) -> Spooled {
+        Spooled { files: self.files.len() as u64, bytes: self.used }
     }
 
     /// Does what the assembler says.

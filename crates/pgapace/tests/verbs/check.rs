@@ -313,3 +313,18 @@ fn a_side_that_is_away_does_not_hide_the_other() {
     finished.expect(5, &["target"]);
     assert!(finished.stdout.contains("publication pub does not exist"), "{}", finished.stdout);
 }
+
+#[test]
+fn the_spool_is_looked_at() {
+    let mut case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    let spools = |tool: &Tool| {
+        let lines = json(&tool.finish("check", &["--json"]));
+        let lines = lines.as_array().cloned().unwrap_or_default();
+        lines.into_iter().filter(|line| line["topic"] == "spool").collect::<Vec<_>>()
+    };
+    assert_eq!(spools(&case.tool), Vec::<Value>::new());
+    case.tool.args.extend(["--spool-directory", "/nonexistent"].map(str::to_owned));
+    let found = spools(&case.tool);
+    assert_eq!((&found[0]["severity"], &found[0]["side"]), (&"blocker".into(), &"program".into()));
+}

@@ -39,6 +39,7 @@ fn before_during_and_after_a_run(publisher: u16, target: u16) {
     let status = &json(&running)[0];
     assert_eq!(status["name"], case.tool.name);
     assert_eq!(status["phase"], "streaming");
+    assert_eq!((&status["streaming"], &status["spool"]["bytes"]), (&"parallel".into(), &0.into()));
     assert_eq!(status["running"], true);
     assert!(status["owner"]["pid"].is_number(), "{status:#}");
     assert_eq!(status["epoch"], 1);

@@ -383,6 +383,40 @@ pub(crate) fn format(
     Ok((text(0), text(1)))
 }
 
+/// Records when large transactions are applied, and why then.
+pub(crate) fn set_streaming_mode(
+    session: &mut Session,
+    id: SubscriptionId,
+    mode: &str,
+    reason: &str,
+) -> Result<()> {
+    session
+        .execute(
+            "UPDATE pgapace.subscription SET streaming = $2, streaming_reason = $3 \
+             WHERE id = $1::pg_catalog.int4 \
+               AND (streaming, streaming_reason) IS DISTINCT FROM ($2, $3)",
+            &[Some(&id.0.to_string()), Some(mode), Some(reason)],
+        )
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// When large transactions were applied in the last run, and why then.
+pub(crate) fn streaming_mode(
+    session: &mut Session,
+    id: SubscriptionId,
+) -> Result<(Option<String>, Option<String>)> {
+    let rows = session
+        .query(
+            "SELECT streaming, streaming_reason FROM pgapace.subscription \
+             WHERE id = $1::pg_catalog.int4",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| reading(&e))?;
+    let text = |column| rows.first().and_then(|row| row.get(column).map(str::to_owned));
+    Ok((text(0), text(1)))
+}
+
 /// How the changes of a table are applied, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RelationMode {

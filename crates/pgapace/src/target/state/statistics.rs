@@ -217,6 +217,15 @@ pub(crate) struct Delta {
     pub(crate) received: Lsn,
     pub(crate) applied: Lsn,
     pub(crate) flushed: Lsn,
+    pub(crate) spool: Spooled,
+}
+
+/// What is in the spool.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Spooled {
+    /// One for each transaction, or table whose changes are put off.
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
 }
 
 /// Notes that the subscription has (re)started.
@@ -226,7 +235,7 @@ pub(crate) fn started(session: &mut Session, id: SubscriptionId) -> Result<()> {
             "INSERT INTO pgapace.stat_subscription AS s (subscription, updated_at, started_at) \
              VALUES ($1::pg_catalog.int4, pg_catalog.now(), pg_catalog.now()) \
              ON CONFLICT (subscription) DO UPDATE SET updated_at = pg_catalog.now(), \
-               started_at = pg_catalog.now(), restarts = s.restarts + 1",
+               started_at = pg_catalog.now(), restarts = s.restarts + 1, spool_files = 0, spool_bytes = 0",
             &[Some(&id.0.to_string())],
         )
         .map_err(|e| failed(&e))?;
@@ -249,9 +258,14 @@ pub(crate) fn add(session: &mut Session, id: SubscriptionId, delta: &Delta) -> R
     session
         .simple(&format!(
             "UPDATE pgapace.stat_subscription SET updated_at = pg_catalog.now(), \
-             received_lsn = '{}', applied_lsn = '{}', flushed_lsn = '{}'{set} \
-             WHERE subscription = {}",
-            delta.received, delta.applied, delta.flushed, id.0
+             received_lsn = '{}', applied_lsn = '{}', flushed_lsn = '{}', \
+             spool_files = {}, spool_bytes = {}{set} WHERE subscription = {}",
+            delta.received,
+            delta.applied,
+            delta.flushed,
+            delta.spool.files,
+            delta.spool.bytes,
+            id.0
         ))
         .map_err(|e| failed(&e))?;
     Ok(())
@@ -277,6 +291,7 @@ pub(crate) struct Statistics {
     pub(crate) received: Option<Lsn>,
     pub(crate) applied: Option<Lsn>,
     pub(crate) flushed: Option<Lsn>,
+    pub(crate) spool: Spooled,
     pub(crate) started_at: Option<String>,
     pub(crate) last_error: Option<String>,
     pub(crate) last_error_at: Option<String>,
@@ -288,7 +303,7 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
         .query(
             &format!(
                 "SELECT restarts, received_lsn, applied_lsn, flushed_lsn, started_at, last_error, \
-                   last_error_at, {}, {} \
+                   last_error_at, spool_files, spool_bytes, {}, {} \
                  FROM pgapace.stat_subscription WHERE subscription = $1::pg_catalog.int4",
                 COUNTERS.join(", "),
                 WAITS.join(", ")
@@ -307,7 +322,8 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
         started_at: text(4),
         last_error: text(5),
         last_error_at: text(6),
-        counters: Counters::read(&row, 7)?,
+        spool: Spooled { files: field(&row, 7)?, bytes: field(&row, 8)? },
+        counters: Counters::read(&row, 9)?,
     }))
 }
 
