@@ -26,7 +26,7 @@ fn site(settings: &[(&str, &str)]) -> Result<Site> {
 }
 
 /// The most memory that a process has ever had, in megabytes.
-fn peak(run: &Process) -> Result<u64> {
+pub(super) fn peak(run: &Process) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", run.pid()))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kb = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());

@@ -4,6 +4,7 @@
 mod faults;
 mod interleaved;
 mod limits;
+mod memory;
 mod parallel;
 mod random;
 mod scenarios;
