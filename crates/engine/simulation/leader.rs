@@ -250,6 +250,13 @@ impl<'h> Leader<'h> {
         Some(Group { seq, works, mode, contended, attempts: 0 })
     }
 
+    /// Treats a table otherwise from the next group on.
+    pub(crate) fn demote(&mut self, table: u32, demoted: bool) {
+        if let Some(writeset) = self.writeset.as_mut().filter(|_| self.pinned.is_none()) {
+            writeset.demote(table, demoted);
+        }
+    }
+
     pub(crate) fn answered(&mut self, worker: usize, answered: &Answered) {
         self.queues[worker].drain(..answered.groups);
         if let Some(writeset) = &mut self.writeset {

@@ -364,6 +364,8 @@ impl<'h> World<'h> {
                 }
             }
             Event::MakeWay => {
+                let table = u32::try_from(self.rng.below(4)).unwrap_or(0);
+                self.leader.demote(table, self.rng.chance(2, 3));
                 for victim in self.found.take().unwrap_or_default() {
                     let holder =
                         self.leader.queues.iter().position(|queue| queue.front() == Some(&victim));

@@ -16,14 +16,16 @@
 //! 9. [`writeset`]: which changes of a group must wait for which groups before it.
 //! 10. [`order`]: which groups have ended, and who may go on.
 //! 11. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
-//! 12. [`share`]: how many sessions each of several subscriptions has.
-//! 13. [`progress`]: received, applied, durable: what may be acknowledged.
-//! 14. [`history`]: may a publisher's timeline be followed from where we are?
+//! 12. [`demotion`]: which tables are applied in stream order because that happens often.
+//! 13. [`share`]: how many sessions each of several subscriptions has.
+//! 14. [`progress`]: received, applied, durable: what may be acknowledged.
+//! 15. [`history`]: may a publisher's timeline be followed from where we are?
 #![forbid(unsafe_code)]
 
 pub mod assemble;
 pub mod blockers;
 pub mod deferred;
+pub mod demotion;
 pub mod early;
 pub mod gate;
 pub mod group;

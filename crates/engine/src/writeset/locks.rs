@@ -59,15 +59,13 @@ impl Writeset {
             return self.lock_tables(&[rules]);
         };
         if rules.barrier {
-            self.meet_through(self.now.seq.previous());
-            self.now.all = self.now.contended;
-            self.barrier = self.now.seq;
-            return;
+            return self.stand_alone();
         }
         let own = Root { oid: rules.root, place: self.roots.place(rules.root) };
         let root = self.roots.at(own.place);
         let known = root.identity.replace(rules.identity).unwrap_or(rules.identity);
         let whole = rules.whole_table
+            || root.demoted
             || root.escalated == self.now.seq
             || known != rules.identity
             || rules.row == RowLock::Table && !matches!(message, Message::Insert(_));
@@ -93,9 +91,16 @@ impl Writeset {
         }
         // A TRUNCATE runs code of users as any other change does.
         if tables.iter().any(|rules| rules.barrier) {
-            self.now.all = self.now.contended;
-            self.barrier = self.now.seq;
+            self.stand_alone();
         }
+    }
+
+    /// The change, and with it all that follow in the group, waits for everything before the group,
+    /// and everything after waits for it.
+    pub(super) fn stand_alone(&mut self) {
+        self.meet_through(self.now.seq.previous());
+        self.now.all = self.now.contended;
+        self.barrier = self.now.seq;
     }
 
     /// What a change locks in its own table.

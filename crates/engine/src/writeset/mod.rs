@@ -154,14 +154,25 @@ impl Writeset {
         self.end_change()
     }
 
-    /// What the open group changes is not known: it waits for everything before it, and everything
-    /// after it waits for it.
+    /// What the open group changes from here on is not known, or what was locked so far may be locked
+    /// by other names: it waits for everything before the group, and everything after the group waits
+    /// for it.
     pub fn barrier(&mut self) {
         self.begin_change();
-        self.meet_through(self.now.seq.previous());
-        self.now.all = self.now.contended;
-        self.barrier = self.now.seq;
+        self.stand_alone();
         self.end_change();
+    }
+
+    /// From the next group on, whether every change of the tables below a topmost relation takes
+    /// them whole, whatever their rules say: groups with such changes follow each other.
+    ///
+    /// # Panics
+    ///
+    /// If a group is open.
+    pub fn demote(&mut self, root: u32, demoted: bool) {
+        assert!(!self.now.open, "a group is locked in one way");
+        let place = self.roots.place(root);
+        self.roots.at(place).demoted = demoted;
     }
 
     /// All changes of the open group are in.

@@ -24,6 +24,8 @@ pub(super) struct Root {
     pub(super) rest: GroupSeq,
     /// The latest group that holds the table because it has locked too many keys.
     pub(super) escalated: GroupSeq,
+    /// Every change takes the table, for now.
+    pub(super) demoted: bool,
     /// The group whose keys are counted.
     counted: GroupSeq,
     keys: usize,

@@ -270,6 +270,7 @@ impl<'a> Leader<'a> {
                     self.parts.pool.give_back();
                     // What was received counts even while nothing commits.
                     self.publish_positions();
+                    self.parts.tables.turned(&self.parts.pool.promote());
                     self.write_statistics(false);
                     self.look_at_the_schema();
                     self.remove_progress_rows();

@@ -3,6 +3,7 @@
 pub(crate) mod answers;
 pub(crate) mod blockers;
 pub(crate) mod conflicts;
+pub(crate) mod demotions;
 pub(crate) mod durability;
 pub(crate) mod encoder;
 pub(crate) mod incoming;

@@ -12,6 +12,7 @@ use engine::transaction::Touched;
 use engine::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 
 use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
+use crate::apply::demotions::{Demotions, Turned};
 use crate::apply::pool::slots::Slots;
 use crate::apply::sessions::Share;
 use crate::apply::work::{Contended, Group, Mode, TwoPhase, Work};
@@ -57,6 +58,7 @@ pub(crate) struct Pool {
     slots: Slots,
     /// What the groups in flight have locked; a single worker needs to know nothing of it.
     writeset: Option<Writeset>,
+    demotions: Demotions,
     depth: usize,
     /// The last group that was handed over.
     last: GroupSeq,
@@ -118,6 +120,7 @@ impl Pool {
         Ok(Self {
             depth: (WINDOW / group_transactions / share.most()).max(DEPTH),
             writeset: (share.most() > 1).then(|| Writeset::new(WritesetLimits::default(), ordered)),
+            demotions: Demotions::new(),
             slots,
             last: GroupSeq::NONE,
             last_ordinary: GroupSeq::NONE,
@@ -184,6 +187,7 @@ impl Pool {
             None => Contended::default(),
             Some(writeset) => {
                 if !continued {
+                    self.demotions.settle(writeset);
                     writeset.open(seq, self.slots.queue(worker).back().copied());
                 }
                 if resolves {
@@ -191,6 +195,9 @@ impl Pool {
                     // PREPARE and this touches a row of it, because on the publisher it held their
                     // locks all that time; so nothing before it waits for it, and it is never
                     // behind somebody who does. What comes after it waits until it has ended.
+                    writeset.barrier();
+                }
+                if self.demotions.note(seq, &works) {
                     writeset.barrier();
                 }
                 let changes = lock(writeset, &works)?;
@@ -277,17 +284,26 @@ impl Pool {
         &self.blockers.events
     }
 
-    /// What keeps the oldest group: later ones that hold its locks go back.
-    pub(crate) fn make_way(&mut self, found: &Found) {
+    /// What keeps the oldest group: later ones that hold its locks go back. Tables that are applied
+    /// in stream order for it from now on.
+    pub(crate) fn make_way(&mut self, found: &Found) -> Turned {
         self.stall.asked = false;
         if self.stall.oldest == Some(found.oldest) {
             self.stall.waits.set(found.waits.then_some(Reason::TargetLock));
         }
+        let mut turned = Turned { roots: Vec::new(), demoted: true };
         for victim in &found.victims {
             if let Some((worker, _)) = self.slots.running().find(|(_, group)| group == victim) {
                 worker.give_way(*victim);
+                turned.roots.extend(self.demotions.gave_way(found.oldest, *victim).roots);
             }
         }
+        turned
+    }
+
+    /// Tables that are not applied in stream order any more.
+    pub(crate) fn promote(&mut self) -> Turned {
+        self.demotions.promote()
     }
 
     /// How long workers, and the oldest groups, have waited since the last call.
@@ -311,7 +327,10 @@ impl Pool {
     pub(crate) fn answered(&mut self, worker: usize, groups: usize, ended: &[GroupSeq]) {
         self.slots.answered(worker, groups);
         if let Some(writeset) = &mut self.writeset {
-            ended.iter().for_each(|group| writeset.committed(*group));
+            for group in ended {
+                writeset.committed(*group);
+                self.demotions.ended(*group);
+            }
         }
         if self.is_idle() {
             self.idle_since = Instant::now();

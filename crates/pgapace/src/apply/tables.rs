@@ -8,6 +8,7 @@ use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 use wire::Session;
 
+use crate::apply::demotions::Turned;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::target::conflict::Policy;
@@ -18,6 +19,10 @@ use crate::target::{catalogue, constraints};
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
 pub(crate) const OWN_SCHEMA: &str = "pgapace";
+
+/// Shown in `status` as the reason, while it lasts.
+const DEMOTED: &str = "its transactions are applied one after the other for a while: they often \
+                       held locks that earlier ones needed";
 
 /// A relation version, resolved.
 #[derive(Debug, Clone)]
@@ -103,6 +108,42 @@ impl Tables {
     /// Oids of the target tables that are mapped.
     pub(crate) fn watched(&self) -> Vec<u32> {
         self.maps().map(|map| map.table.oid).collect()
+    }
+
+    /// Notes that tables are applied in another order than before.
+    pub(crate) fn turned(&mut self, turned: &Turned) {
+        for root in &turned.roots {
+            let maps: Vec<_> = self.maps().filter(|map| map.table.root == *root).collect();
+            let modes: Vec<_> = maps
+                .iter()
+                .map(|map| RelationMode {
+                    schema: map.remote.schema.clone(),
+                    name: map.remote.name.clone(),
+                    mode: map.mode.name().to_owned(),
+                    reason: if turned.demoted {
+                        Some(DEMOTED.to_owned())
+                    } else {
+                        map.mode.reason().map(str::to_owned)
+                    },
+                })
+                .collect();
+            for RelationMode { schema, name, .. } in &modes {
+                if turned.demoted {
+                    tracing::info!(table = format!("{schema}.{name}"), "{DEMOTED}");
+                } else {
+                    tracing::debug!(
+                        table = format!("{schema}.{name}"),
+                        "its transactions are applied side by side again"
+                    );
+                }
+            }
+            // What is not recorded yet of the same table is out of date.
+            let is_one = |mode: &RelationMode| {
+                modes.iter().any(|new| (&new.schema, &new.name) == (&mode.schema, &mode.name))
+            };
+            self.modes.retain(|mode| !is_one(mode));
+            self.modes.extend(modes);
+        }
     }
 
     /// Forgets the maps of tables that look otherwise now: the next change of each loads it again.

@@ -339,6 +339,9 @@ fn print(status: &Status) {
             c.fallbacks, c.retries, c.victims
         ),
     );
+    if c.demotions > 0 {
+        item("stream order", &format!("tables were put into it for a while {} times", c.demotions));
+    }
     let waits: Vec<_> = c
         .waits
         .named()

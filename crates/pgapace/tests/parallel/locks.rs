@@ -72,3 +72,65 @@ fn a_row_that_a_user_has_locked() {
         assert!(!log.contains("retry_in_ms"), "{log}");
     });
 }
+
+/// A table whose changes make such circles again and again is applied in stream order for a while.
+#[test]
+fn a_table_that_often_makes_transactions_give_way_is_demoted_for_a_while() {
+    on_versions(&VERSIONS, |mut case| {
+        let mut process = start(&mut case);
+        let began = std::time::Instant::now();
+        let mut rounds = 0;
+        while case.statistic("demotions") == "0" {
+            assert!(began.elapsed() < PATIENCE, "not demoted after {rounds} rounds");
+            rounds += 1;
+            let mut brake = case.target.connect();
+            must(brake.batch_execute("BEGIN; SELECT FROM brake FOR UPDATE"));
+            case.publisher.sql(&format!(
+                "BEGIN; UPDATE brake SET v = {rounds}; UPDATE t SET v = {rounds} WHERE id = 1; \
+                 COMMIT"
+            ));
+            case.publisher.sql(&format!("UPDATE t SET v = {rounds} WHERE id = 2"));
+            // Once demoted, which the statistics may not say yet, the second waits for the first.
+            let second = "SELECT count(*) > 0 FROM pg_locks WHERE relation = 't'::regclass \
+                          AND mode = 'RowExclusiveLock' AND granted";
+            let demoted = "SELECT count(*) > 0 FROM pgapace.relation \
+                           WHERE apply_reason LIKE '%one after the other%'";
+            let seen = testbed::wait_until(PATIENCE, "the second transaction", || {
+                Ok(case.target.value(second) == "t" || case.target.value(demoted) == "t")
+            });
+            must(seen);
+            let mut user = case.target.connect();
+            let user = std::thread::spawn(move || {
+                must(user.batch_execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE; COMMIT"));
+            });
+            let queued = "SELECT count(*) > 0 FROM pg_locks WHERE relation = 't'::regclass \
+                          AND mode = 'AccessExclusiveLock' AND NOT granted";
+            let seen = testbed::wait_until(PATIENCE, "the user", || {
+                Ok(user.is_finished() || case.target.value(queued) == "t")
+            });
+            must(seen);
+            must(brake.batch_execute("COMMIT"));
+            case.wait_until_applied(&mut process);
+            user.join().expect("the user's session ends");
+        }
+        assert!(rounds >= 4, "demoted after {rounds} rounds");
+        let reasons = "SELECT count(*) FROM pgapace.relation \
+                       WHERE table_name = 't' AND apply_reason LIKE '%one after the other%'";
+        let shown =
+            testbed::wait_until(PATIENCE, "the reason", || Ok(case.target.value(reasons) == "1"));
+        must(shown);
+        assert!(case.tool.finish("status", &[]).stdout.contains("stream order"));
+        let promoted =
+            testbed::wait_until(
+                PATIENCE,
+                "the end of it",
+                || Ok(case.target.value(reasons) == "0"),
+            );
+        must(promoted);
+        case.publisher.sql("UPDATE t SET v = 77");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t", "brake"]);
+        let log = case.stop(process);
+        assert!(!log.contains("retry_in_ms"), "{log}");
+    });
+}

@@ -99,6 +99,39 @@ fn out_of_order_each_group_is_waited_for_alone() {
 }
 
 #[test]
+fn groups_of_a_demoted_table_follow_each_other_until_it_is_promoted() {
+    let (one, other) = (&table(1), &table(2));
+    for mut bed in [Bed::ordered(), Bed::unordered()] {
+        assert_eq!(bed.group(None, &[(one, "U 1 a")]).0, ".");
+        bed.set.demote(1, true);
+        assert_eq!(bed.group(None, &[(other, "U 1 a"), (one, "U 2 a")]).0, ".x");
+        assert_eq!(bed.group(None, &[(one, "U 3 a"), (other, "U 2 a")]).0, "x.");
+        bed.set.demote(1, false);
+        // Still behind who has it whole.
+        assert_eq!(bed.group(None, &[(one, "U 4 a")]).0, "x");
+        (1..=3).for_each(|group| bed.committed(group));
+        assert_eq!(bed.group(None, &[(one, "U 5 a")]).0, ".");
+    }
+}
+
+#[test]
+fn nothing_passes_a_barrier() {
+    for mut bed in [Bed::ordered(), Bed::unordered()] {
+        assert_eq!(bed.group(None, &[(&table(1), "U 1 a")]).0, ".");
+        bed.open(None);
+        bed.set.barrier();
+        assert_eq!(bed.change(&table(2), "U 1 a"), 'x');
+        assert_eq!(bed.set.close(), waits(1, &[]));
+        assert_eq!(bed.group(None, &[(&table(3), "U 1 a")]).0, "x");
+        (1..=3).for_each(|group| bed.committed(group));
+        bed.open(None);
+        bed.set.barrier();
+        assert_eq!(bed.change(&table(2), "U 1 a"), '.');
+        assert!(bed.set.close().is_none());
+    }
+}
+
+#[test]
 fn out_of_order_a_table_waits_for_all_who_have_rows() {
     let (rules, other) = (&table(1), &table(2));
     let mut bed = Bed::unordered();

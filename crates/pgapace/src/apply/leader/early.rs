@@ -164,7 +164,9 @@ impl Leader<'_> {
 
     /// What keeps the oldest transaction: later ones that hold its locks go back.
     pub(super) fn make_way(&mut self, found: &Found) {
-        self.parts.pool.make_way(found);
+        let turned = self.parts.pool.make_way(found);
+        self.counters.demotions += turned.roots.len() as u64;
+        self.parts.tables.turned(&turned);
         self.counters.victims += self.parts.streams.make_way(&found.victims);
     }
 

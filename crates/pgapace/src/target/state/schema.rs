@@ -204,6 +204,9 @@ ALTER TABLE pgapace.subscription ADD streaming text, ADD streaming_reason text;
 ALTER TABLE pgapace.stat_subscription
   ADD spool_files bigint NOT NULL DEFAULT 0,
   ADD spool_bytes bigint NOT NULL DEFAULT 0",
+    "\
+-- tables that were applied in stream order for a while
+ALTER TABLE pgapace.stat_subscription ADD demotions bigint NOT NULL DEFAULT 0",
 ];
 
 /// The version that this program creates.

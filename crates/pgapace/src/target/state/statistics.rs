@@ -67,6 +67,8 @@ counters! {
     retries,
     /// Groups that were rolled back because the oldest one needed their locks.
     victims,
+    /// Tables that were applied in stream order for a while because of such groups.
+    demotions,
     insert_exists,
     update_exists,
     multiple_unique_conflicts,

@@ -1,0 +1,186 @@
+//! Which tables are applied in stream order for a while, because their changes often hold locks that
+//! an earlier group needs.
+//!
+//! A group that gives way costs the oldest one the time until somebody looks, and its own work. Where
+//! that happens again and again (unique values that move from row to row, which the stream does not
+//! tell), waiting for each other costs less. A table is demoted when it has had a few victims within
+//! some time, and promoted after a term; each time that it comes back soon, the term doubles.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Victims within [`WINDOW`] that demote a table.
+const VICTIMS: usize = 4;
+/// At 50 ms for each victim, this is one part in a hundred of the time.
+const WINDOW: Duration = Duration::from_secs(20);
+/// How long a table is demoted the first time.
+const TERM: Duration = Duration::from_secs(10);
+/// The longest term.
+const LONGEST: Duration = Duration::from_secs(320);
+
+/// The tables that have had victims, by the oid of their topmost relation. Times count from any one
+/// instant, and never go back.
+#[derive(Debug, Default)]
+pub struct Demotion {
+    tables: BTreeMap<u32, Record>,
+}
+
+#[derive(Debug)]
+struct Record {
+    /// When its last victims gave way, while it is not demoted.
+    victims: Vec<Duration>,
+    /// While it is demoted: until when.
+    until: Option<Duration>,
+    /// Of the last demotion, or of the next if it comes before `forgotten`.
+    term: Duration,
+    /// From then on it is a table like any other.
+    forgotten: Duration,
+}
+
+impl Demotion {
+    /// A group gave way to another; both have changes of this table. Whether the table is demoted
+    /// for it, and was not before.
+    pub fn victim(&mut self, table: u32, now: Duration) -> bool {
+        let record = self.tables.entry(table).or_insert_with(|| Record {
+            victims: Vec::new(),
+            until: None,
+            term: Duration::ZERO,
+            forgotten: Duration::ZERO,
+        });
+        if record.until.is_some() {
+            // Of the time before: its groups follow each other by now.
+            return false;
+        }
+        record.victims.retain(|then| *then + WINDOW > now);
+        record.victims.push(now);
+        if record.victims.len() < VICTIMS {
+            record.forgotten = record.forgotten.max(now + WINDOW);
+            return false;
+        }
+        record.victims.clear();
+        record.term = (record.term * 2).clamp(TERM, LONGEST);
+        record.until = Some(now + record.term);
+        true
+    }
+
+    /// Promotes the tables whose term is over; returns them.
+    pub fn promote(&mut self, now: Duration) -> Vec<u32> {
+        let mut promoted = Vec::new();
+        for (table, record) in &mut self.tables {
+            if record.until.is_some_and(|until| until <= now) {
+                record.until = None;
+                record.forgotten = now + record.term.max(WINDOW);
+                promoted.push(*table);
+            }
+        }
+        self.tables.retain(|_, record| record.until.is_some() || record.forgotten > now);
+        promoted
+    }
+
+    /// Whether a table is demoted.
+    #[must_use]
+    pub fn is_demoted(&self, table: u32) -> bool {
+        self.tables.get(&table).is_some_and(|record| record.until.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::{Demotion, LONGEST, TERM, VICTIMS, WINDOW};
+
+    const fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// Demotes a table that is not demoted.
+    fn demote(demotion: &mut Demotion, table: u32, now: Duration) {
+        for victim in 1..=VICTIMS {
+            assert_eq!(demotion.victim(table, now), victim == VICTIMS);
+        }
+    }
+
+    #[test]
+    fn a_few_victims_demote_a_table_and_only_that_one() {
+        let mut demotion = Demotion::default();
+        for second in 1..u64::try_from(VICTIMS).unwrap() {
+            assert!(!demotion.victim(7, at(second)));
+        }
+        assert!(!demotion.victim(8, at(4)));
+        assert!(demotion.victim(7, at(4)));
+        assert!(demotion.is_demoted(7) && !demotion.is_demoted(8));
+        // What had begun before may still give way.
+        assert!(!demotion.victim(7, at(4)));
+    }
+
+    #[test]
+    fn victims_now_and_then_demote_nothing() {
+        let mut demotion = Demotion::default();
+        for second in (0..1000).step_by(7) {
+            assert!(!demotion.victim(7, at(second)), "{second}");
+        }
+    }
+
+    #[test]
+    fn a_term_ends() {
+        let mut demotion = Demotion::default();
+        demote(&mut demotion, 7, at(1));
+        assert_eq!(demotion.promote(at(1) + TERM - at(1)), []);
+        assert!(demotion.is_demoted(7));
+        assert_eq!(demotion.promote(at(1) + TERM), [7]);
+        assert!(!demotion.is_demoted(7));
+        assert_eq!(demotion.promote(at(1) + TERM), []);
+    }
+
+    #[test]
+    fn who_comes_back_soon_stays_longer_and_who_behaves_is_forgotten() {
+        let mut demotion = Demotion::default();
+        let (mut now, mut term) = (at(1), TERM);
+        for _ in 0..8 {
+            demote(&mut demotion, 7, now);
+            assert_eq!(demotion.promote(now + term - at(1)), []);
+            now += term;
+            assert_eq!(demotion.promote(now), [7]);
+            term = (term * 2).min(LONGEST);
+        }
+        now += LONGEST + WINDOW;
+        assert_eq!(demotion.promote(now), []);
+        assert!(demotion.tables.is_empty());
+        demote(&mut demotion, 7, now);
+        assert_eq!(demotion.promote(now + TERM), [7]);
+    }
+
+    proptest! {
+        /// Every demotion ends, needs its victims anew, and nothing is remembered for ever.
+        #[test]
+        fn whatever_happens(steps in prop::collection::vec((0..3_u32, 0..9000_u64, any::<bool>()), 0..200)) {
+            let mut demotion = Demotion::default();
+            let mut now = Duration::ZERO;
+            let mut since = [0; 3];
+            for (table, pause, victim) in steps {
+                now += Duration::from_millis(pause);
+                if victim {
+                    let at = usize::try_from(table).unwrap();
+                    let before = demotion.is_demoted(table);
+                    let demoted = demotion.victim(table, now);
+                    since[at] = if before { 0 } else { since[at] + 1 };
+                    prop_assert!(!demoted || !before && since[at] >= VICTIMS);
+                    prop_assert_eq!(demotion.is_demoted(table), before || demoted);
+                    if demoted {
+                        since[at] = 0;
+                    }
+                } else {
+                    for table in demotion.promote(now) {
+                        prop_assert!(!demotion.is_demoted(table));
+                    }
+                }
+            }
+            demotion.promote(now + LONGEST);
+            demotion.promote(now + LONGEST * 2 + WINDOW);
+            prop_assert!(demotion.tables.is_empty());
+        }
+    }
+}
