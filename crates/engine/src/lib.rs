@@ -17,9 +17,10 @@
 //! 10. [`order`]: which groups have ended, and who may go on.
 //! 11. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
 //! 12. [`demotion`]: which tables are applied in stream order because that happens often.
-//! 13. [`share`]: how many sessions each of several subscriptions has.
-//! 14. [`progress`]: received, applied, durable: what may be acknowledged.
-//! 15. [`history`]: may a publisher's timeline be followed from where we are?
+//! 13. [`read_ahead`]: whether reads are so slow that rows are read before they are needed.
+//! 14. [`share`]: how many sessions each of several subscriptions has.
+//! 15. [`progress`]: received, applied, durable: what may be acknowledged.
+//! 16. [`history`]: may a publisher's timeline be followed from where we are?
 #![forbid(unsafe_code)]
 
 pub mod assemble;
@@ -34,6 +35,7 @@ pub mod key;
 pub mod net;
 pub mod order;
 pub mod progress;
+pub mod read_ahead;
 pub mod relation;
 pub mod share;
 pub mod transaction;

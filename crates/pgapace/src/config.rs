@@ -103,6 +103,16 @@ pub(crate) struct CopyOptions {
     pub(crate) refresh_interval: Option<Duration>,
 }
 
+/// Whether rows of transactions that are still to be applied are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Prefetch {
+    /// Where reads are slow.
+    Auto,
+    On,
+    Off,
+}
+
 /// When the publisher sends large transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -314,6 +324,11 @@ pub(crate) struct Settings {
     #[serde(rename = "lock-probe", alias = "lock_probe")]
     pub(crate) lock_probe: Option<u64>,
 
+    /// Read rows of transactions that are still to be applied with sessions of their own: auto
+    /// where reads are slow [default: off]
+    #[arg(long, value_enum, value_name = "MODE", env = "PGAPACE_PREFETCH")]
+    pub(crate) prefetch: Option<Prefetch>,
+
     /// Source transactions that may become one target transaction: auto, or a number; 1 commits
     /// each of them alone [default: auto]
     #[arg(long, value_name = "auto|N", env = "PGAPACE_GROUP_TRANSACTIONS")]
@@ -384,6 +399,7 @@ impl Settings {
             workers: self.workers.or(weaker.workers),
             preserve_commit_order: self.preserve_commit_order.or(weaker.preserve_commit_order),
             lock_probe: self.lock_probe.or(weaker.lock_probe),
+            prefetch: self.prefetch.or(weaker.prefetch),
             group_transactions: self.group_transactions.or(weaker.group_transactions),
             apply_mode: self.apply_mode.or(weaker.apply_mode),
             on_conflict: self.on_conflict.or_else(|| weaker.on_conflict.clone()),
@@ -496,6 +512,7 @@ impl Settings {
             workers,
             preserve_commit_order: self.preserve_commit_order.unwrap_or(true),
             lock_probe,
+            prefetch: self.prefetch.unwrap_or(Prefetch::Off),
             group_transactions: self.group_transactions.unwrap_or_default(),
             apply_mode: self.apply_mode.unwrap_or(ApplyMode::Auto),
             on_conflict: Policy::new(self.on_conflict.unwrap_or_default()),
@@ -558,6 +575,7 @@ pub(crate) struct Subscription {
     pub(crate) workers: usize,
     pub(crate) preserve_commit_order: bool,
     pub(crate) lock_probe: Duration,
+    pub(crate) prefetch: Prefetch,
     pub(crate) group_transactions: GroupTransactions,
     pub(crate) apply_mode: ApplyMode,
     pub(crate) on_conflict: Policy,

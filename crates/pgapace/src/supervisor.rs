@@ -21,6 +21,7 @@ use crate::apply::incoming::Incoming;
 use crate::apply::joining::{CatchUpOptions, Joining};
 use crate::apply::leader::{Leader, Outcome, Parts, Preparing};
 use crate::apply::pool::{Connector, Pool};
+use crate::apply::prefetch::Prefetch;
 use crate::apply::sessions::Share;
 use crate::apply::streams::Streams;
 use crate::apply::tables::Tables;
@@ -783,7 +784,7 @@ impl Supervisor<'_> {
         let connector = self.connector(target, purpose, identity);
         let blockers = Blockers::spawn(monitor, row.id, &config.name)?;
         let ordered = config.preserve_commit_order;
-        Pool::spawn(
+        let pool = Pool::spawn(
             &self.share,
             connector,
             &config.name,
@@ -791,7 +792,8 @@ impl Supervisor<'_> {
             ordered,
             blockers,
             config.lock_probe,
-        )
+        )?;
+        Ok(pool.with_prefetch(Prefetch::spawn(config.prefetch, target, &config.name)?))
     }
 }
 

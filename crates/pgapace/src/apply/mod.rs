@@ -12,6 +12,7 @@ pub(crate) mod leader;
 pub(crate) mod missing;
 pub(crate) mod offender;
 pub(crate) mod pool;
+pub(crate) mod prefetch;
 pub(crate) mod readable;
 pub(crate) mod schema_watch;
 pub(crate) mod sessions;

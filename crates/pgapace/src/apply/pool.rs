@@ -14,6 +14,7 @@ use engine::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
 use crate::apply::demotions::{Demotions, Turned};
 use crate::apply::pool::slots::Slots;
+use crate::apply::prefetch::Prefetch;
 use crate::apply::sessions::Share;
 use crate::apply::work::{Contended, Group, Mode, TwoPhase, Work};
 use crate::apply::worker::{Answered, FromWorker, Moved};
@@ -59,6 +60,7 @@ pub(crate) struct Pool {
     /// What the groups in flight have locked; a single worker needs to know nothing of it.
     writeset: Option<Writeset>,
     demotions: Demotions,
+    prefetch: Option<Prefetch>,
     depth: usize,
     /// The last group that was handed over.
     last: GroupSeq,
@@ -121,6 +123,7 @@ impl Pool {
             depth: (WINDOW / group_transactions / share.most()).max(DEPTH),
             writeset: (share.most() > 1).then(|| Writeset::new(WritesetLimits::default(), ordered)),
             demotions: Demotions::new(),
+            prefetch: None,
             slots,
             last: GroupSeq::NONE,
             last_ordinary: GroupSeq::NONE,
@@ -130,6 +133,12 @@ impl Pool {
             blockers,
             stall: Stall::new(lock_probe),
         })
+    }
+
+    /// Has rows of the groups read ahead.
+    pub(crate) fn with_prefetch(mut self, prefetch: Prefetch) -> Self {
+        self.prefetch = Some(prefetch);
+        self
     }
 
     /// Whether no worker has anything.
@@ -209,6 +218,12 @@ impl Pool {
                 }
             }
         };
+        let busy = !self.is_idle();
+        if mode == Mode::Net
+            && let Some(prefetch) = &mut self.prefetch
+        {
+            prefetch.offer(seq, &works, busy);
+        }
         let group = Group { seq, works, mode, contended: Contended::default(), attempts: 0 };
         if group.is_prepared_at_once() {
             // Those of one run of them were all prepared on the publisher at the same time, so none
@@ -331,6 +346,10 @@ impl Pool {
                 writeset.committed(*group);
                 self.demotions.ended(*group);
             }
+        }
+        let oldest = self.slots.running().map(|(_, group)| group).min();
+        if let Some(prefetch) = &self.prefetch {
+            prefetch.ended(oldest.map_or(self.last, |oldest| oldest.previous()));
         }
         if self.is_idle() {
             self.idle_since = Instant::now();

@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use wire::Session;
 
+use crate::apply::prefetch::READERS;
 use crate::check::report::{Reporter, Side};
 use crate::check::{Known, Settings, failed, one};
-use crate::config::Subscription as Config;
+use crate::config::{Prefetch, Subscription as Config};
 use crate::error::{Failure, Result};
 use crate::target::catalogue::boolean;
 use crate::target::origin;
@@ -234,7 +235,8 @@ fn settings(
     // With fewer of these it takes longer.
     let copying = if config.copy_data { COPY_SESSIONS + count(config.copy.workers) } else { 0 };
     let streams = count(config.stream_sessions());
-    let all = needed + copying + streams;
+    let reading = if config.prefetch == Prefetch::Off { 0 } else { count(READERS) };
+    let all = needed + copying + streams + reading;
     let fix = format!(
         "ALTER SYSTEM SET max_connections = {}; -- then restart the target",
         used + all + reserved + 20
@@ -251,6 +253,9 @@ fn settings(
         }
         if streams > 0 {
             let _ = write!(message, ", and {streams} more for large transactions that are open");
+        }
+        if reading > 0 {
+            let _ = write!(message, ", and {reading} more to read ahead");
         }
         reporter.warn("max_connections", message).sql(fix);
     } else {

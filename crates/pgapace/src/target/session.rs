@@ -61,6 +61,8 @@ pub(crate) enum Purpose {
     Monitor,
     /// Looks at state and tables, and changes nothing.
     Look,
+    /// Reads rows that others will change.
+    ReadAhead,
 }
 
 impl Purpose {
@@ -72,18 +74,19 @@ impl Purpose {
             Self::Copy => "copy",
             Self::Monitor => "monitor",
             Self::Look => "look",
+            Self::ReadAhead => "read ahead",
         }
     }
 
     /// Whether it may change tables.
     fn writes(self) -> bool {
-        !matches!(self, Self::Monitor | Self::Look)
+        !matches!(self, Self::Monitor | Self::Look | Self::ReadAhead)
     }
 
     /// What is known by then or not at all.
     fn statement_timeout(self) -> &'static str {
         match self {
-            Self::Monitor => "1s",
+            Self::Monitor | Self::ReadAhead => "1s",
             _ => "0",
         }
     }
@@ -94,9 +97,12 @@ impl Purpose {
             // makes both durable.
             Self::Apply | Self::Copy => "off",
             // State changes are few, and later steps rely on them.
-            Self::DurableApply | Self::Control | Self::Durability | Self::Monitor | Self::Look => {
-                "on"
-            }
+            Self::DurableApply
+            | Self::Control
+            | Self::Durability
+            | Self::Monitor
+            | Self::Look
+            | Self::ReadAhead => "on",
         }
     }
 }

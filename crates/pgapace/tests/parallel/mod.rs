@@ -3,5 +3,6 @@
 mod faults;
 mod locks;
 mod order;
+mod prefetch;
 mod shared;
 mod waits;

@@ -26,6 +26,7 @@ use crate::target::state::SubscriptionId;
 use crate::target::state::statistics::Counters;
 pub(crate) use lost::owns;
 use state::State;
+pub(crate) use state::passes_soon;
 
 /// How long the server may take to end a session that is closed.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);

@@ -826,6 +826,6 @@ fn follow<'g>(through: GroupSeq, groups: impl Iterator<Item = &'g InFlight>) -> 
 
 /// Errors that another attempt soon may not meet: serialization failures and deadlocks, a lock that
 /// was not to be had, a statement that was cancelled.
-pub(super) fn passes_soon(sqlstate: &str) -> bool {
+pub(crate) fn passes_soon(sqlstate: &str) -> bool {
     sqlstate.starts_with("40") || matches!(sqlstate, "55P03" | "57014")
 }

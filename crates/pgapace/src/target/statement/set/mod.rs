@@ -4,6 +4,7 @@
 //! group is rolled back and its transactions are replayed in row mode; so a set statement must be
 //! detectably right, and says nothing about which row was missing.
 
+pub(crate) mod ahead;
 mod array;
 mod columns;
 mod inserts;

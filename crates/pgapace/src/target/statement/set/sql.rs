@@ -22,6 +22,8 @@ pub(crate) enum SetOperation {
     Delete,
     /// Finds the rows and changes nothing.
     Probe,
+    /// Reads the rows and locks nothing; returns how many there are.
+    ReadAhead,
     /// Deletes some of the rows that are equal to each class of rows. One more parameter: how many
     /// of each class.
     DeleteEqual,
@@ -78,6 +80,7 @@ pub(crate) fn statement(map: &TableMap, operation: SetOperation, shape: &Shape<'
         SetOperation::Update => builder.update(),
         SetOperation::Delete => builder.delete(),
         SetOperation::Probe => builder.probe(),
+        SetOperation::ReadAhead => builder.read_ahead(),
         SetOperation::DeleteEqual => builder.delete_equal(),
         SetOperation::UpdateEqual => builder.update_equal(),
     };
@@ -243,6 +246,17 @@ impl Builder<'_> {
         let condition = self.keys(&mut arrays);
         format!(
             "SELECT 1 FROM {}, {} AS target WHERE {condition} FOR NO KEY UPDATE OF target",
+            arrays.unnested(None),
+            self.map.table.sql_only()
+        )
+    }
+
+    /// An index has no addresses to give out, so the rows themselves are read.
+    fn read_ahead(&mut self) -> String {
+        let mut arrays = Arrays::default();
+        let condition = self.keys(&mut arrays);
+        format!(
+            "SELECT pg_catalog.count(target.ctid) FROM {}, {} AS target WHERE {condition}",
             arrays.unnested(None),
             self.map.table.sql_only()
         )

@@ -1,0 +1,95 @@
+//! A thread that reads rows by their keys, and forgets them.
+
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashSet;
+use wire::{Reply, Session};
+
+use crate::apply::prefetch::queue::{Job, Queue};
+use crate::apply::worker::passes_soon;
+use crate::target::session::{Purpose, Target};
+use crate::target::statement::cache::StatementCache;
+
+/// The pause after a session was lost or could not be opened; it doubles.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Reads until the queue is closed.
+pub(super) fn run(queue: &Queue, target: &Target, subscription: &str) {
+    let mut pause = PAUSE;
+    let mut left_out = FxHashSet::default();
+    let mut first = queue.next();
+    while first.is_some() {
+        match target.connect(Purpose::ReadAhead) {
+            Ok(session) => {
+                let mut reader = Reader {
+                    session,
+                    statements: StatementCache::default(),
+                    left_out: &mut left_out,
+                };
+                while let Some(job) = first.take().or_else(|| queue.next()) {
+                    let started = Instant::now();
+                    match reader.read(job) {
+                        Ok(0) => {}
+                        Ok(keys) => {
+                            queue.took(keys, started.elapsed());
+                            pause = PAUSE;
+                        }
+                        Err(error) => {
+                            tracing::debug!(subscription, %error, "cannot read ahead");
+                            break;
+                        }
+                    }
+                }
+            }
+            Err(error) => tracing::debug!(subscription, %error, "cannot read ahead"),
+        }
+        if !queue.pause(pause) {
+            return;
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        first = queue.next();
+    }
+}
+
+struct Reader<'r> {
+    session: Session,
+    statements: StatementCache,
+    /// Maps of tables that made an error.
+    left_out: &'r mut FxHashSet<u64>,
+}
+
+impl Reader<'_> {
+    /// How many keys were looked up. An error only if the session cannot go on.
+    fn read(&mut self, mut job: Job) -> wire::Result<usize> {
+        let (map, keys) = (job.keys.map().id, job.keys.rows());
+        if self.left_out.contains(&map) {
+            return Ok(0);
+        }
+        let parsed = self.statements.parsed();
+        job.keys.queue(&mut self.session, &mut self.statements)?;
+        self.session.queue_sync();
+        self.session.flush()?;
+        let mut failed = None;
+        loop {
+            match self.session.next_reply()? {
+                Reply::Ready(_) => break,
+                Reply::Error(error) => failed = Some(error),
+                _ => {}
+            }
+        }
+        let Some(error) = failed else { return Ok(keys) };
+        // Its Parse may be what was skipped.
+        for name in self.statements.forget_after(parsed) {
+            self.session.queue_close_statement(&name);
+        }
+        if passes_soon(&error.code) {
+            // A user's lock, most often: the table is none the worse for it.
+            tracing::debug!(%error, "some rows are not read ahead");
+        } else {
+            tracing::debug!(%error, "a table is not read ahead any more");
+            self.left_out.insert(map);
+        }
+        Ok(0)
+    }
+}
