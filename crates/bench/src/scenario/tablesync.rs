@@ -171,10 +171,14 @@ fn pipe(environment: &Environment, tables: Tables) -> Result<f64> {
                 loop {
                     let mut chunk = Vec::with_capacity(CHUNK);
                     io::Read::take(&mut rows, CHUNK as u64).read_to_end(&mut chunk)?;
-                    let end = chunk.is_empty();
-                    if sender.send((!end).then_some(chunk)).is_err() || end {
+                    // Behind its end the stream must not be read again.
+                    let end = chunk.len() < CHUNK;
+                    if sender.send(Some(chunk)).is_err() || end {
                         break;
                     }
+                }
+                if sender.send(None).is_err() {
+                    break;
                 }
             }
             Ok(())
