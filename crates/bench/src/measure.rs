@@ -8,6 +8,10 @@ use serde::{Deserialize, Serialize};
 /// Jiffies per second in /proc, a constant of Linux's interface.
 const JIFFIES: f64 = 100.0;
 
+/// Names of leaders' threads, as far as the kernel keeps them: those of the subscriptions of the
+/// scenarios.
+const LEADERS: [&str; 2] = ["pgapace", "bench_subscribe"];
+
 /// What a process is to a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -28,6 +32,15 @@ pub(crate) struct Usage {
     pub(crate) apply_cpu: f64,
     /// CPU seconds of the pgapace process.
     pub(crate) program_cpu: f64,
+    /// What of them its leader took: decoding, assembling, dependencies, commit order.
+    #[serde(default)]
+    pub(crate) leader_cpu: f64,
+    /// What of them the thread took that reads the publisher's stream.
+    #[serde(default)]
+    pub(crate) receiver_cpu: f64,
+    /// What of them the workers took: folding, encoding, sending.
+    #[serde(default)]
+    pub(crate) workers_cpu: f64,
     /// Most memory that the pgapace process ever had (VmHWM), in bytes.
     pub(crate) peak_memory: u64,
 }
@@ -36,6 +49,8 @@ pub(crate) struct Usage {
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     processes: BTreeMap<u32, (Role, f64)>,
+    /// Of pgapace, by their numbers, with their names.
+    threads: BTreeMap<u32, (String, f64)>,
     peak_memory: u64,
 }
 
@@ -53,6 +68,10 @@ impl Meter {
             }
             if *role == Role::Program {
                 self.peak_memory = self.peak_memory.max(peak_memory(*pid).unwrap_or(0));
+                for (thread, name, now) in threads(*pid) {
+                    let (_, seconds) = self.threads.entry(thread).or_insert((name, 0.0));
+                    *seconds = seconds.max(now);
+                }
             }
         }
     }
@@ -63,10 +82,17 @@ impl Meter {
             let of_role = self.processes.values().filter(|(role, _)| *role == wanted);
             of_role.fold(0.0, |sum, (_, seconds)| sum + seconds)
         };
+        let of_threads = |is: &dyn Fn(&str) -> bool| {
+            let threads = self.threads.values().filter(|(name, _)| is(name));
+            threads.fold(0.0, |sum, (_, seconds)| sum + seconds)
+        };
         Usage {
             walsender_cpu: sum(Role::Walsender),
             apply_cpu: sum(Role::Apply),
             program_cpu: sum(Role::Program),
+            leader_cpu: of_threads(&|name| LEADERS.contains(&name)),
+            receiver_cpu: of_threads(&|name| name == "receiver"),
+            workers_cpu: of_threads(&|name| name.starts_with("apply ")),
             peak_memory: self.peak_memory,
         }
     }
@@ -74,6 +100,18 @@ impl Meter {
 
 fn cpu_seconds(pid: u32) -> Option<f64> {
     parse_cpu_seconds(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The threads of a process: number, name, CPU seconds.
+fn threads(pid: u32) -> Vec<(u32, String, f64)> {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let of = |task: fs::DirEntry| {
+        let number = task.file_name().to_str()?.parse().ok()?;
+        let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+        let name = &stat[stat.find('(')? + 1..stat.rfind(')')?];
+        Some((number, name.to_owned(), parse_cpu_seconds(&stat)?))
+    };
+    tasks.flatten().filter_map(of).collect()
 }
 
 /// Time in user and kernel mode: fields 14 and 15, counted after the name in parentheses.
@@ -115,6 +153,7 @@ mod tests {
         meter.watch(Role::Program, std::process::id());
         meter.sample();
         assert!(meter.usage().peak_memory > 0);
+        assert!(!meter.threads.is_empty());
         assert_eq!(meter.usage().walsender_cpu, 0.0);
     }
 }

@@ -8,7 +8,7 @@ use pgoutput::{Frame, Lsn};
 use testbed::Cluster;
 use testbed::postgres::Client;
 use testbed::servers::{ServerBinaries, find_local};
-use wire::{ConnInfo, CopyChunk, Received, ReplicationStream, Session, Startup};
+use wire::{ConnInfo, CopyChunk, Haste, Received, ReplicationStream, Session, Startup};
 
 use crate::measure::{Meter, Role};
 
@@ -111,7 +111,7 @@ pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) 
     );
     let mut stream = ReplicationStream::start(session, &command)?;
     // A backlog is read as the program reads it.
-    stream.set_relaxed(true);
+    stream.set_haste(Haste::None);
     let mut drained = Drained::default();
     'stream: loop {
         match stream.receive(STALLED)? {

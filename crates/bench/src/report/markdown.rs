@@ -39,7 +39,9 @@ that is reset to a copy of the files. After every round the tables are compared 
 - `large` has a size of logical_decoding_work_mem in its name; a pass at a scale below 0.5 measures
   the smallest and the largest of the eleven.
 - CPU seconds are those of the publisher's walsenders, of the appliers (native workers, or the
-  backends of pgapace) and of the pgapace process; memory is the most that process ever had.
+  backends of pgapace) and of the pgapace process, and what of the last its leader took (decoding,
+  dependencies, commit order), the thread that reads the stream, and the workers (folding,
+  encoding); memory is the most that process ever had.
 - **client µs** is the CPU time of the pgapace process, without its backends, per changed row.
 ";
 
@@ -213,7 +215,8 @@ fn details(text: &mut String, group: &[&Outcome]) {
     let _ = writeln!(
         text,
         "| workload | scale | who | rounds | unit | CPU s: walsender | applier | pgapace | \
-         memory MB |\n|---|--:|---|---|---|--:|--:|--:|--:|"
+         leader | receiver | workers | memory MB |\n\
+         |---|--:|---|---|---|--:|--:|--:|--:|--:|--:|--:|"
     );
     for outcome in group {
         let runners: BTreeSet<_> = outcome.rounds.iter().map(|run| run.runner).collect();
@@ -271,7 +274,7 @@ fn detail(outcome: &Outcome, runner: Runner, runs: &[&Run]) -> String {
         if mean > 0.0 { format!("{mean:.1}") } else { "-".into() }
     };
     format!(
-        "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+        "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
         outcome.workload,
         outcome.scale,
         if outcome.limit == Some(runner) {
@@ -284,6 +287,9 @@ fn detail(outcome: &Outcome, runner: Runner, runs: &[&Run]) -> String {
         mean(&|run| run.usage.walsender_cpu),
         mean(&|run| run.usage.apply_cpu),
         mean(&|run| run.usage.program_cpu),
+        mean(&|run| run.usage.leader_cpu),
+        mean(&|run| run.usage.receiver_cpu),
+        mean(&|run| run.usage.workers_cpu),
         mean(&|run| run.usage.peak_memory as f64 / f64::from(1 << 20)),
     )
 }
