@@ -5,6 +5,10 @@
 //! Small groups waste the work of both servers, and where the target is just as fast as the
 //! publisher sends, small groups would stay small for ever. So a subscription that is behind gathers
 //! more before it hands a group over, for no longer than a tenth of what it is behind.
+//! Without a backlog, what many sessions of the publisher commit side by side is gathered for a
+//! moment: if they wait for us, each of them commits again only when we have answered, so small
+//! groups would stay small as well. How many they are is seen from what was on its way at once; when
+//! half of that waits, no more is waited for, so a session that commits alone never waits.
 //! A transaction that arrives in several parts is never grouped: each part is handed over alone,
 //! so that its memory is given back while it goes on. Transactions that must each be committed alone
 //! (by rows: code of users sees where they end) travel together, but not with others.
@@ -16,6 +20,10 @@ use std::time::Duration;
 const BACKLOG: Duration = Duration::from_millis(100);
 /// A free worker is not kept waiting longer, whatever the backlog.
 const LONGEST_GATHERING: Duration = Duration::from_millis(20);
+/// The same without a backlog, while many sessions of the publisher commit.
+const COMPANY: Duration = Duration::from_millis(2);
+/// So many sessions are many.
+const MANY: usize = 8;
 
 /// The number of a group: groups are numbered from 1, in commit order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -76,6 +84,8 @@ pub fn is_backlog(behind: Duration) -> bool {
 pub struct Batcher<T> {
     limits: GroupLimits,
     waiting: VecDeque<(Size, T)>,
+    /// Transactions that were on their way at once lately.
+    side_by_side: usize,
     /// Of all that waits.
     changes: usize,
     bytes: usize,
@@ -85,7 +95,7 @@ impl<T> Batcher<T> {
     /// Nothing waits.
     #[must_use]
     pub fn new(limits: GroupLimits) -> Self {
-        Self { limits, waiting: VecDeque::new(), changes: 0, bytes: 0 }
+        Self { limits, waiting: VecDeque::new(), side_by_side: 0, changes: 0, bytes: 0 }
     }
 
     /// The next part in commit order.
@@ -118,16 +128,35 @@ impl<T> Batcher<T> {
     /// publisher's own clock; `waited` is for how long a worker has been free.
     #[must_use]
     pub fn gathering(&self, behind: Duration, waited: Duration) -> Duration {
-        if !is_backlog(behind) || self.is_worth_a_group() {
+        if self.is_worth_a_group() {
             return Duration::ZERO;
         }
-        (behind / 10).min(LONGEST_GATHERING).saturating_sub(waited)
+        if is_backlog(behind) {
+            return (behind / 10).min(LONGEST_GATHERING).saturating_sub(waited);
+        }
+        if self.waiting.len() * 2 >= self.side_by_side {
+            return Duration::ZERO;
+        }
+        COMPANY.saturating_sub(waited)
+    }
+
+    /// Tells how many transactions are on their way: received and not committed on the target. The
+    /// most of them counts, and fades by an eighth with each group.
+    pub fn on_their_way(&mut self, transactions: usize) {
+        self.side_by_side = self.side_by_side.max(transactions);
+    }
+
+    /// Whether many sessions of the publisher commit side by side.
+    #[must_use]
+    pub fn has_company(&self) -> bool {
+        self.side_by_side >= MANY
     }
 
     /// The group for a worker that is free: as many whole transactions from the front as the
     /// limits allow, at least one; or one part of a larger transaction.
     pub fn take(&mut self) -> Option<Vec<T>> {
         let (first, part) = self.waiting.pop_front()?;
+        self.side_by_side -= self.side_by_side.div_ceil(8);
         let mut group = vec![part];
         let (mut changes, mut bytes) = (first.changes, first.bytes);
         while first.whole
@@ -205,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_backlog_is_gathered() {
+    fn a_backlog_is_gathered() {
         let milliseconds = Duration::from_millis;
         let mut batcher = batcher(&[]);
         batcher.limits = GroupLimits { transactions: 8, changes: 80, bytes: 800 };
@@ -223,6 +252,38 @@ mod tests {
             1,
         );
         assert_eq!(batcher.gathering(Duration::from_secs(9), Duration::ZERO), Duration::ZERO);
+    }
+
+    #[test]
+    fn sessions_that_commit_side_by_side_have_company() {
+        const RECENT: Duration = Duration::from_millis(1);
+        let one = Size { changes: 1, bytes: 1, whole: true, by_rows: false, starts_group: false };
+        let mut batcher = batcher(&[]);
+        batcher.limits = GroupLimits { transactions: 100, changes: 1000, bytes: 10_000 };
+        // One session: nothing else is on its way when its transaction comes.
+        for transaction in 0..3 {
+            batcher.push(one, transaction);
+            batcher.on_their_way(1);
+            assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
+            assert_eq!(batcher.take().map(|group| group.len()), Some(1));
+        }
+        // Six of them: half are waited for, and not for long.
+        batcher.push(one, 0);
+        batcher.on_their_way(6);
+        assert_eq!(batcher.gathering(RECENT, Duration::ZERO), super::COMPANY);
+        assert_eq!(batcher.gathering(RECENT, super::COMPANY), Duration::ZERO);
+        batcher.push(one, 1);
+        assert_eq!(batcher.gathering(RECENT, Duration::ZERO), super::COMPANY);
+        batcher.push(one, 2);
+        assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
+        assert_eq!(batcher.take().map(|group| group.len()), Some(3));
+        // They have gone.
+        for transaction in 0..6 {
+            batcher.push(one, transaction);
+            batcher.take();
+        }
+        batcher.push(one, 9);
+        assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
     }
 
     proptest! {

@@ -27,7 +27,7 @@ pub use conninfo::{ConnInfo, ConnInfoError};
 pub use error::{Error, Result, ServerError};
 pub use quote::{quote_ident, quote_literal};
 pub use replication::{
-    CopyChunk, EndReason, Frames, Received, ReplicationStream, WaitOutcome, Waker,
+    CopyChunk, EndReason, Frames, Haste, Received, ReplicationStream, WaitOutcome, Waker,
 };
 pub use session::{
     Column, CopyData, CopyIn, CopyOut, DataRow, Param, Queued, Reply, Row, RowIter, Rows, Session,

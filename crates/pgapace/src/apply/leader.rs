@@ -489,7 +489,7 @@ impl<'a> Leader<'a> {
                 Frame::PrimaryStatus { .. } => {}
             }
         }
-        self.parts.receiver.set_backlog(is_backlog(self.behind));
+        self.parts.receiver.set_flow(is_backlog(self.behind), self.waiting.has_company());
         self.parts.incoming.report_memory();
         self.hold();
         Ok(())
@@ -573,6 +573,7 @@ impl<'a> Leader<'a> {
         if let Some(end) = end {
             self.parts.progress.dispatched(end);
         }
+        self.waiting.on_their_way(self.parts.progress.outstanding());
         self.partly_dispatched = end.is_none();
         let after_applied = std::mem::take(&mut self.after_applied);
         let work = Work { part, tables, predecessor, after_applied, two_phase: None };

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver as Channel, Sender, unbounded};
 use engine::progress::Positions;
 use pgoutput::{Frame, StatusUpdate, Timestamp};
-use wire::{EndReason, Received, ReplicationStream, Waker};
+use wire::{EndReason, Haste, Received, ReplicationStream, Waker};
 
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
@@ -122,7 +122,7 @@ pub(crate) struct Receiver {
     pub(crate) waits: Stopwatch,
     waker: Waker,
     stop: Arc<AtomicBool>,
-    backlog: Arc<AtomicBool>,
+    flow: Arc<Flow>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -136,7 +136,7 @@ impl Receiver {
         let (sender, chunks) = unbounded();
         let waker = stream.waker();
         let stop = Arc::new(AtomicBool::new(false));
-        let backlog = Arc::new(AtomicBool::new(false));
+        let flow = Arc::new(Flow::default());
         let memory = Arc::new(Memory {
             used: AtomicUsize::new(0),
             reserved: AtomicUsize::new(0),
@@ -152,7 +152,7 @@ impl Receiver {
             waits: waits.clone(),
             sender,
             stop: Arc::clone(&stop),
-            backlog: Arc::clone(&backlog),
+            flow: Arc::clone(&flow),
             sent: None,
             last_sent: Instant::now(),
             last_heard: Instant::now(),
@@ -162,7 +162,7 @@ impl Receiver {
             .name("receiver".to_owned())
             .spawn(move || state.run())
             .map_err(|e| Failure::internal(format!("cannot start the receiver thread: {e}")))?;
-        Ok(Self { chunks, memory, waits, waker, stop, backlog, thread: Some(thread) })
+        Ok(Self { chunks, memory, waits, waker, stop, flow, thread: Some(thread) })
     }
 
     /// Has the receiver send the positions if they changed.
@@ -170,9 +170,11 @@ impl Receiver {
         self.waker.wake();
     }
 
-    /// Says whether what is received is a backlog: nobody waits for it by the millisecond.
-    pub(crate) fn set_backlog(&self, backlog: bool) {
-        self.backlog.store(backlog, Ordering::Relaxed);
+    /// Says whether what is received is a backlog, for which nobody waits by the millisecond; or else
+    /// whether many sessions commit side by side.
+    pub(crate) fn set_flow(&self, backlog: bool, company: bool) {
+        self.flow.backlog.store(backlog, Ordering::Relaxed);
+        self.flow.company.store(company, Ordering::Relaxed);
     }
 
     /// Sends the last positions, ends the stream in order and waits for the thread.
@@ -197,6 +199,13 @@ impl Drop for Receiver {
     }
 }
 
+/// What the leader says of what it gets.
+#[derive(Debug, Default)]
+struct Flow {
+    backlog: AtomicBool,
+    company: AtomicBool,
+}
+
 struct State {
     stream: ReplicationStream,
     feedback: Feedback,
@@ -205,7 +214,7 @@ struct State {
     waits: Stopwatch,
     sender: Sender<FromPublisher>,
     stop: Arc<AtomicBool>,
-    backlog: Arc<AtomicBool>,
+    flow: Arc<Flow>,
     sent: Option<Positions>,
     last_sent: Instant,
     last_heard: Instant,
@@ -252,9 +261,7 @@ impl State {
             let timeout = self.options.status_interval.saturating_sub(self.last_sent.elapsed());
             self.watch_silence()?;
             let timeout = timeout.min(self.options.receive_timeout / 4);
-            let relaxed = self.memory.used.load(Ordering::Relaxed) >= PLENTY
-                || self.backlog.load(Ordering::Relaxed);
-            self.stream.set_relaxed(relaxed);
+            self.stream.set_haste(self.haste());
             let received =
                 self.stream.receive(timeout).map_err(|e| Failure::publisher(&e, "receiving"))?;
             match received {
@@ -276,6 +283,18 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    fn haste(&self) -> Haste {
+        if self.memory.used.load(Ordering::Relaxed) >= PLENTY
+            || self.flow.backlog.load(Ordering::Relaxed)
+        {
+            Haste::None
+        } else if self.flow.company.load(Ordering::Relaxed) {
+            Haste::Company
+        } else {
+            Haste::Prompt
+        }
     }
 
     /// Asks a silent publisher for a sign of life, and gives up when none comes.

@@ -37,6 +37,8 @@ const SHORT_READ: usize = 1024;
 const MUCH: usize = BUFFER_SIZE / 2;
 /// How long the sender is left alone after a read.
 const NAP: Duration = Duration::from_micros(200);
+/// The same where many sessions of the publisher commit side by side.
+const COMPANY_NAP: Duration = Duration::from_micros(800);
 /// How long at most, when the reader is in no hurry.
 const LONGEST_NAP: Duration = Duration::from_micros(6400);
 /// Data that came so many naps ago does not make a flow.
@@ -47,6 +49,19 @@ const FLOW_RATE: u128 = 2;
 const MAX_UNSENT: usize = 1024 * 1024;
 /// How long [`ReplicationStream::finish`] waits for the server's good-bye.
 const FINISH_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How much what flows may come together before it is returned. Without effect on a lone message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Haste {
+    /// For 200 µs.
+    #[default]
+    Prompt,
+    /// For 800 µs: many sessions of the publisher commit side by side, and are answered together.
+    Company,
+    /// For up to 6.4 ms while much comes: a backlog is sent, or there is enough to do with what was
+    /// received.
+    None,
+}
 
 /// A replication connection that is streaming.
 ///
@@ -62,7 +77,7 @@ pub struct ReplicationStream {
     last_data: Option<Instant>,
     /// How long the next nap is.
     nap: Duration,
-    relaxed: bool,
+    haste: Haste,
     out: BytesMut,
     written: usize,
     waker: Waker,
@@ -131,7 +146,7 @@ impl ReplicationStream {
             whole: 0,
             last_data: None,
             nap: NAP,
-            relaxed: false,
+            haste: Haste::default(),
             out: BytesMut::new(),
             written: 0,
             waker: Waker::new()?,
@@ -156,11 +171,9 @@ impl ReplicationStream {
         self.last_data
     }
 
-    /// Whether the caller is in no hurry, because it has enough to do with what it received, or
-    /// because a backlog is sent: then data is left to come together for longer, which spares both
-    /// sides work. It is without effect while little comes.
-    pub fn set_relaxed(&mut self, relaxed: bool) {
-        self.relaxed = relaxed;
+    /// How long data is left to come together, which spares both sides work.
+    pub fn set_haste(&mut self, haste: Haste) {
+        self.haste = haste;
     }
 
     /// A handle that makes a blocked receive return.
@@ -171,8 +184,7 @@ impl ReplicationStream {
     /// Waits for data, a wake, or `timeout`. A zero timeout takes what is there.
     ///
     /// A message on an idle connection is returned at once. While data flows a chunk may be
-    /// held back for one nap of 200 µs, so that more comes together; of up to 6.4 ms after
-    /// [`set_relaxed`](Self::set_relaxed).
+    /// held back for one nap, as long as [`Haste`] says, so that more comes together. A wake ends it.
     pub fn receive(&mut self, timeout: Duration) -> Result<Received> {
         if self.waker.take() {
             return Ok(Received::Woken);
@@ -201,7 +213,7 @@ impl ReplicationStream {
                 && !passed(Instant::now() + self.nap)
             {
                 may_nap = false;
-                std::thread::sleep(self.nap);
+                self.waker.wait(self.nap)?;
                 let result = self.read_some();
                 self.adapt(count + result.as_ref().copied().unwrap_or_default());
                 match result {
@@ -250,10 +262,11 @@ impl ReplicationStream {
     /// nap that brings little may mean no more than that the sender had no processor.
     fn adapt(&mut self, count: usize) {
         let much = count as u128 >= FLOW_RATE * self.nap.as_micros();
-        self.nap = match (self.relaxed, much) {
-            (false, _) => NAP,
-            (true, true) => (2 * self.nap).min(LONGEST_NAP),
-            (true, false) => (self.nap / 2).max(NAP),
+        self.nap = match (self.haste, much) {
+            (Haste::Prompt, _) => NAP,
+            (Haste::Company, _) => COMPANY_NAP,
+            (Haste::None, true) => (2 * self.nap).min(LONGEST_NAP),
+            (Haste::None, false) => (self.nap / 2).max(NAP),
         };
     }
 

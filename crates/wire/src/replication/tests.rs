@@ -214,7 +214,7 @@ fn naps_grow_in_a_backlog() {
     let (_server, mut stream) = pair();
     stream.adapt(BUFFER_SIZE);
     assert_eq!(stream.nap, NAP);
-    stream.set_relaxed(true);
+    stream.set_haste(Haste::None);
     for _ in 0..20 {
         stream.adapt(BUFFER_SIZE);
     }
@@ -229,7 +229,10 @@ fn naps_grow_in_a_backlog() {
     assert_eq!(stream.nap, NAP);
     stream.adapt(BUFFER_SIZE);
     assert_eq!(stream.nap, 2 * NAP);
-    stream.set_relaxed(false);
+    stream.set_haste(Haste::Company);
+    stream.adapt(0);
+    assert_eq!(stream.nap, COMPANY_NAP);
+    stream.set_haste(Haste::Prompt);
     stream.adapt(BUFFER_SIZE);
     assert_eq!(stream.nap, NAP);
 }
@@ -238,7 +241,7 @@ fn naps_grow_in_a_backlog() {
 #[test]
 fn lone_messages_are_not_held_back_for_long() {
     let (mut server, mut stream) = pair();
-    stream.set_relaxed(true);
+    stream.set_haste(Haste::None);
     for _ in 0..20 {
         std::thread::sleep(Duration::from_millis(2));
         for _ in 0..3 {

@@ -5,8 +5,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
 
 /// Makes a blocked [`crate::ReplicationStream::receive`] or [`crate::Session::wait_readable`]
 /// return. Wakes are not counted: any number of them before the sleeper looks is one.
@@ -46,6 +48,15 @@ impl Waker {
             self.drain();
         }
         pending
+    }
+
+    /// Sleeps until a wake is pending, and leaves it; at most for a time.
+    pub(super) fn wait(&self, longest: Duration) -> io::Result<()> {
+        let timeout = Timespec::try_from(longest).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(&self.0.descriptor, PollFlags::IN)], Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Takes a wake that poll(2) has seen. That may be the late second half of one that was
