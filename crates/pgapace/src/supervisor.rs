@@ -17,6 +17,7 @@ use wire::{ReplicationStream, Session};
 use crate::apply::blockers::Blockers;
 use crate::apply::conflicts;
 use crate::apply::durability::{self, Durability};
+use crate::apply::encoder;
 use crate::apply::incoming::Incoming;
 use crate::apply::joining::{CatchUpOptions, Joining};
 use crate::apply::leader::{Leader, Outcome, Parts, Preparing};
@@ -752,6 +753,7 @@ impl Supervisor<'_> {
                 }
                 tagging.fetch_or(identity.tagged, Ordering::AcqRel);
                 conflicts::requirements::check(&mut session, &policy, identity.tagged)?;
+                encoder::prepare_control(&mut session, identity)?;
                 Ok((session, identity))
             })
         })

@@ -10,7 +10,7 @@ use engine::net::{ChangeAt, Folder, Step, TableRules};
 use engine::order::Waits;
 use engine::transaction::Touched;
 use pgoutput::{Lsn, Message, Timestamp, Truncate};
-use wire::Session;
+use wire::{Reply, Session};
 
 use crate::apply::answers::{Committing, Pending};
 use crate::apply::offender::offender;
@@ -38,7 +38,35 @@ pub(crate) enum Which {
     Contended,
 }
 
-/// Queues statements on one session. What it has prepared there it remembers.
+/// Prepares what every transaction uses, on a session that is not in a transaction. It is answered when
+/// this returns: statements that are parsed without a Sync behind them leave a transaction open, and
+/// with it a lock on the progress, until the first group comes.
+pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Result<()> {
+    let failed = |e: &wire::Error| Failure::target(e, "preparing statements");
+    session.queue_parse("begin", "BEGIN", &[]);
+    session.queue_parse("commit", "COMMIT", &[]);
+    session.queue_parse("nothing", "SELECT WHERE false", &[]);
+    let Identity { progress_of, tagged, ordered, .. } = identity;
+    let record = |ordered| record_sql(progress_of, tagged, ordered);
+    session.queue_parse("progress", &record(ordered), &RECORD_TYPES);
+    if !ordered {
+        session.queue_parse("progress_behind", &record(true), &RECORD_TYPES);
+    }
+    session.queue_sync();
+    session.flush().map_err(|e| failed(&e))?;
+    let mut refused = None;
+    loop {
+        match session.next_reply().map_err(|e| failed(&e))? {
+            Reply::Error(error) => refused = Some(wire::Error::Server(error)),
+            Reply::Ready(_) => break,
+            _ => {}
+        }
+    }
+    refused.map_or(Ok(()), |error| Err(failed(&error)))
+}
+
+/// Queues statements on one session, which has what [`prepare_control`] prepares. What it has
+/// prepared there itself it remembers.
 pub(crate) struct Encoder {
     identity: Identity,
     statements: StatementCache,
@@ -56,19 +84,6 @@ impl Encoder {
             plan: UpdatePlan::default(),
             buffers: SetBuffers::default(),
             changes: Changes::default(),
-        }
-    }
-
-    /// Queues what every transaction uses; the server answers without being waited for.
-    pub(crate) fn prepare_control(&mut self, session: &mut Session) {
-        session.queue_parse("begin", "BEGIN", &[]);
-        session.queue_parse("commit", "COMMIT", &[]);
-        session.queue_parse("nothing", "SELECT WHERE false", &[]);
-        let Identity { progress_of, tagged, ordered, .. } = self.identity;
-        let record = |ordered| record_sql(progress_of, tagged, ordered);
-        session.queue_parse("progress", &record(ordered), &RECORD_TYPES);
-        if !ordered {
-            session.queue_parse("progress_behind", &record(true), &RECORD_TYPES);
         }
     }
 

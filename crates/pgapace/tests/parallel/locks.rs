@@ -52,6 +52,41 @@ fn a_lock_of_a_user_between_two_transactions_of_ours() {
     });
 }
 
+/// Nothing is applied yet, and no session of ours has anything on the target that others could wait
+/// for: no transaction, and no lock but those that say whose session it is.
+#[test]
+fn an_idle_subscription_holds_nothing() {
+    for (publisher, target) in VERSIONS {
+        for args in [
+            &["--workers", "1"][..],
+            &["--workers", "4", "--prefetch", "on"],
+            &["--workers", "4", "--preserve-commit-order=false"],
+        ] {
+            let mut case = Case::new(publisher, target);
+            case.tool.args = args.iter().copied().map(str::to_owned).collect();
+            case.both("CREATE TABLE t (id int PRIMARY KEY)");
+            case.publish("FOR ALL TABLES");
+            let process = case.start();
+            // What a session does now and then, it ends.
+            let sql = "SELECT a.application_name, a.state, a.query, l.locktype, \
+                         l.relation::regclass, l.mode \
+                       FROM pg_stat_activity a LEFT JOIN pg_locks l \
+                         ON l.pid = a.pid AND l.locktype <> 'advisory' \
+                       WHERE a.datname = current_database() \
+                         AND a.application_name LIKE 'pgapace %' \
+                         AND (a.state <> 'idle' OR a.xact_start IS NOT NULL OR l.pid IS NOT NULL)";
+            let mut seen = Vec::new();
+            let idle = testbed::wait_until(PATIENCE, "every session to be idle", || {
+                seen = case.target.rows(sql);
+                Ok(seen.is_empty())
+            });
+            idle.unwrap_or_else(|error| panic!("{args:?}: {error}\n{}", seen.join("\n")));
+            let log = case.stop(process);
+            assert!(!log.contains("retry_in_ms"), "{log}");
+        }
+    }
+}
+
 /// A row that a user has updated and not committed.
 #[test]
 fn a_row_that_a_user_has_locked() {

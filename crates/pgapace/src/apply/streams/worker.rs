@@ -270,8 +270,7 @@ impl State {
             return Err(Failure::internal("another process owns the subscription"));
         }
         self.lost = None;
-        let mut encoder = Encoder::new(identity);
-        encoder.prepare_control(&mut session);
+        let encoder = Encoder::new(identity);
         let handle = Some(session.cancel_handle());
         *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = handle;
         Ok(Running {

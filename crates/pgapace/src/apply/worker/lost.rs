@@ -50,7 +50,6 @@ impl State {
         set_handle(handle, &session);
         self.session = session;
         self.encoder = Encoder::new(identity);
-        self.encoder.prepare_control(&mut self.session);
         self.requeue_lost();
         Ok(())
     }

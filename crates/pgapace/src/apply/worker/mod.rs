@@ -92,8 +92,8 @@ pub(crate) struct Lost {
     pub(crate) tagged: bool,
 }
 
-/// Opens the session of a worker: the first time, and whenever it was lost; the lost one is gone
-/// when this returns.
+/// Opens the session of a worker, with what every transaction uses prepared on it: the first time, and
+/// whenever it was lost; the lost one is gone when this returns.
 pub(crate) type Connect = Box<dyn Fn(Option<Lost>) -> Result<(Session, Identity)> + Send>;
 
 #[derive(Debug)]

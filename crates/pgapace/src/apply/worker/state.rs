@@ -148,7 +148,7 @@ impl State {
         turns: Arc<Turns>,
         waits: Stopwatch,
     ) -> Self {
-        let mut state = Self {
+        Self {
             number,
             session,
             encoder: Encoder::new(identity),
@@ -166,9 +166,7 @@ impl State {
             in_parts: false,
             in_doubt: false,
             waits,
-        };
-        state.encoder.prepare_control(&mut state.session);
-        state
+        }
     }
 
     pub(super) fn run(
