@@ -3,11 +3,13 @@
 
 mod faults;
 mod interleaved;
+mod joining;
 mod limits;
 mod memory;
 mod parallel;
 mod random;
 mod scenarios;
+mod synchronous;
 mod two_phase;
 
 use testbed::postgres::Client;

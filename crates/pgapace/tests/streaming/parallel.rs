@@ -11,13 +11,13 @@ use crate::support::{Case, PATIENCE, must};
 const VERSIONS: [(u16, Trigger); 3] =
     [(15, Trigger::Size), (18, Trigger::Size), (18, Trigger::Immediate)];
 
-fn on_publishers(body: impl Fn(Case)) {
+pub(super) fn on_publishers(body: impl Fn(Case)) {
     for (major, trigger) in VERSIONS {
         body(streaming_case(major, major, trigger));
     }
 }
 
-fn rows(from: u32, count: u32) -> String {
+pub(super) fn rows(from: u32, count: u32) -> String {
     format!(
         "INSERT INTO t SELECT i, repeat(md5(i::text), 6) \
          FROM generate_series({from}, {from} + {count} - 1) i"
@@ -26,7 +26,7 @@ fn rows(from: u32, count: u32) -> String {
 
 /// Begins a transaction on the publisher, and waits until rows of it are on the target, where nobody
 /// sees them.
-fn begin(case: &Case, process: &mut Process, statements: &[&str]) -> Client {
+pub(super) fn begin(case: &Case, process: &mut Process, statements: &[&str]) -> Client {
     let mut open = case.publisher.connect();
     each(&mut open, &["BEGIN"]);
     each(&mut open, statements);
@@ -35,7 +35,7 @@ fn begin(case: &Case, process: &mut Process, statements: &[&str]) -> Client {
 }
 
 /// Waits until the target's table has so many pages.
-fn wait_for_rows(case: &Case, process: &mut Process, pages: u32) {
+pub(super) fn wait_for_rows(case: &Case, process: &mut Process, pages: u32) {
     let size = format!("SELECT pg_relation_size('t') / 8192 >= {pages}");
     let applied = wait_until(PATIENCE, "rows of the open transaction", || {
         assert!(process.is_running(), "{}", process.log());
@@ -44,12 +44,12 @@ fn wait_for_rows(case: &Case, process: &mut Process, pages: u32) {
     applied.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
 }
 
-fn pages(case: &Case) -> u32 {
+pub(super) fn pages(case: &Case) -> u32 {
     must(case.target.value("SELECT pg_relation_size('t') / 8192").parse())
 }
 
 /// The session that has a stream of this subscription on the target.
-fn stream_session(case: &Case) -> String {
+pub(super) fn stream_session(case: &Case) -> String {
     let sql = format!(
         "SELECT a.pid FROM pg_stat_activity a JOIN pg_locks l USING (pid) \
          WHERE a.datname = '{}' AND l.relation = 't'::regclass AND l.mode = 'RowExclusiveLock' \
