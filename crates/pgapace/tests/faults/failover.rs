@@ -4,9 +4,10 @@ use std::fs;
 use std::process::Command;
 
 use testbed::compare::TableName;
-use testbed::{Cluster, Error, Result, Stop, servers, wait_until};
+use testbed::program::Process;
+use testbed::{Cluster, Error, Program, Result, Stop, servers, wait_until};
 
-use super::site::{DB, NAME, PATIENCE, Site, expect_exit};
+use super::site::{DB, NAME, PATIENCE, Site, expect_exit, wait_while_running};
 
 /// A running standby, made from the files of the stopped publisher, which is started again.
 fn standby(site: &mut Site, settings: &str) -> Result<Cluster> {
@@ -108,14 +109,13 @@ fn a_promoted_standby_that_lacks_applied_transactions_is_refused() -> Result<()>
     Ok(())
 }
 
-#[test]
-fn a_promoted_standby_with_a_synchronised_slot_is_followed() -> Result<()> {
-    let mut site = site()?;
-    let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
+/// A standby to which the slot of a first run with these arguments is synchronised, and the program
+/// that is told both servers, as it would be in production.
+fn followed(site: &mut Site, args: &[&str]) -> Result<(Cluster, Program)> {
+    let mut run = site.spawn(&site.program().args(args).args(["--until", "current"]))?;
     expect_exit(&mut run, 0, &[])?;
-    let standby = standby(&mut site, "sync_replication_slots = on")?;
+    let standby = standby(site, "sync_replication_slots = on")?;
     site.publisher.set("synchronized_standby_slots", "standby")?;
-    // One program that is told both servers, as it would be in production.
     let hosts = format!(
         "host={},{} port={},{} user=postgres dbname={DB} target_session_attrs=read-write",
         site.publisher.socket_dir().display(),
@@ -123,7 +123,24 @@ fn a_promoted_standby_with_a_synchronised_slot_is_followed() -> Result<()> {
         site.publisher.port(),
         standby.port()
     );
-    let program = site.program_between(&hosts, &site.target.conninfo(DB));
+    let program = site.program_between(&hosts, &site.target.conninfo(DB)).args(args);
+    Ok((standby, program))
+}
+
+fn wait_until_synchronised(standby: &Cluster, condition: &str) -> Result<()> {
+    let synced = format!(
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{NAME}' \
+         AND synced AND NOT temporary AND invalidation_reason IS NULL AND {condition}"
+    );
+    wait_until(PATIENCE, "the slot to be synchronised", || {
+        Ok(standby.query_one_text(DB, &synced)? == "1")
+    })
+}
+
+#[test]
+fn a_promoted_standby_with_a_synchronised_slot_is_followed() -> Result<()> {
+    let mut site = site()?;
+    let (standby, program) = followed(&mut site, &[])?;
     let mut run = site.spawn_streaming(&program)?;
     for i in 1..=20 {
         site.publisher.sql(
@@ -134,29 +151,84 @@ fn a_promoted_standby_with_a_synchronised_slot_is_followed() -> Result<()> {
         )?;
     }
     site.catch_up(&mut run)?;
-    let synced = format!(
-        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{NAME}' \
-         AND synced AND NOT temporary AND invalidation_reason IS NULL"
-    );
-    wait_until(PATIENCE, "the slot to be synchronised", || {
-        Ok(standby.query_one_text(DB, &synced)? == "1")
-    })?;
+    wait_until_synchronised(&standby, "failover")?;
     // A fast stop waits until the standby and we have everything.
     site.publisher.sql(DB, "INSERT INTO log VALUES (21)")?;
     site.publisher.stop(Stop::Fast)?;
     assert!(run.is_running(), "{}", run.log());
     promote(&standby)?;
     standby.sql(DB, "UPDATE t SET v = 'new'; INSERT INTO log VALUES (22)")?;
-    let rows = "SELECT count(*) FROM log";
-    wait_until(PATIENCE, "the program to follow", || {
-        Ok(site.target.query_one_text(DB, rows)? == "22")
-    })
-    .inspect_err(|_| eprintln!("{}", run.log()))?;
+    expect_followed(&site, &standby, &mut run, 22)
+}
+
+/// The program goes on with the promoted standby until so many rows were logged.
+fn expect_followed(site: &Site, standby: &Cluster, run: &mut Process, rows: u32) -> Result<()> {
+    wait_while_running(run, "the program to follow", PATIENCE, || {
+        let there = site.target.query_one_text(DB, "SELECT count(*) FROM log")?;
+        Ok(there == rows.to_string())
+    })?;
     testbed::compare::expect_equal(
         &mut standby.connect(DB)?,
         &mut site.target.connect(DB)?,
         &[TableName::from("t"), TableName::from("log")],
     )?;
     assert!(run.is_running(), "{}", run.log());
+    Ok(())
+}
+
+/// Transactions are prepared when the publisher goes, held in memory or prepared on the target, and
+/// end on the promoted standby.
+#[test]
+fn prepared_transactions_outlive_a_promotion() -> Result<()> {
+    for hold in ["3600", "0"] {
+        let mut site = site()?;
+        let (standby, program) = followed(&mut site, &["--two-phase", "--two-phase-hold", hold])?;
+        let mut run = site.spawn_streaming(&program)?;
+        site.publisher.sql(DB, "INSERT INTO t SELECT i, 'old' FROM generate_series(1, 9) i")?;
+        site.catch_up(&mut run)?;
+        // The slot has to move on for that, which it does not while something is held.
+        wait_until_synchronised(&standby, "failover AND two_phase")?;
+        let prepare = |server: &Cluster, gid: &str, sql: &str| {
+            server.sql(DB, &format!("BEGIN; {sql}; PREPARE TRANSACTION '{gid}'"))
+        };
+        let resolve = |server: &Cluster, how: &str, gid: &str| {
+            server.sql(DB, &format!("{how} PREPARED '{gid}'"))
+        };
+        prepare(&site.publisher, "ended", "UPDATE t SET v = 'ended' WHERE id = 1")?;
+        prepare(&site.publisher, "commits", "UPDATE t SET v = 'two' WHERE id = 2")?;
+        prepare(&site.publisher, "goes", "DELETE FROM t WHERE id = 3; INSERT INTO log VALUES (1)")?;
+        site.publisher.sql(DB, "INSERT INTO log VALUES (2)")?;
+        resolve(&site.publisher, "COMMIT", "ended")?;
+        site.catch_up(&mut run)?;
+        let here = "SELECT (SELECT count(*) FROM pg_prepared_xacts) || ' ' \
+                      || (SELECT count(*) FROM pgapace.prepared)";
+        let expected = if hold == "0" { "2 2" } else { "0 0" };
+        wait_while_running(&mut run, "what is prepared to be so here", PATIENCE, || {
+            Ok(site.target.query_one_text(DB, here)? == expected)
+        })?;
+        // So is one that is prepared, and one that is committed, just before the publisher goes.
+        prepare(&site.publisher, "late", "UPDATE t SET v = 'four' WHERE id = 4")?;
+        prepare(&site.publisher, "both", "UPDATE t SET v = 'five' WHERE id = 5")?;
+        resolve(&site.publisher, "COMMIT", "both")?;
+        wait_for_replay(&site, &standby)?;
+        // What is held in memory is not acknowledged, and a fast stop would wait for that.
+        site.publisher.stop(if hold == "0" { Stop::Fast } else { Stop::Immediate })?;
+        assert!(run.is_running(), "{}", run.log());
+        promote(&standby)?;
+        standby
+            .sql(DB, "UPDATE t SET v = v || '!' WHERE id IN (1, 5); INSERT INTO log VALUES (3)")?;
+        resolve(&standby, "COMMIT", "commits")?;
+        resolve(&standby, "ROLLBACK", "goes")?;
+        resolve(&standby, "COMMIT", "late")?;
+        prepare(&standby, "new", "UPDATE t SET v = v || ' new' WHERE id <= 5")?;
+        resolve(&standby, "COMMIT", "new")?;
+        standby.sql(DB, "DELETE FROM t WHERE id = 3; INSERT INTO log VALUES (4)")?;
+        expect_followed(&site, &standby, &mut run, 3)?;
+        assert_eq!(site.target.query_one_text(DB, here)?, "0 0");
+        let missing = "SELECT update_missing + delete_missing FROM pgapace.stat_subscription";
+        assert_eq!(site.target.query_one_text(DB, missing)?, "0");
+        run.terminate()?;
+        expect_exit(&mut run, 0, &[])?;
+    }
     Ok(())
 }
