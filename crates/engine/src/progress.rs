@@ -70,7 +70,7 @@ pub struct Progress {
     flushing: Option<Lsn>,
     /// Something received is neither applied nor recorded (a prepared transaction that is held).
     held_from: Option<Lsn>,
-    /// Prepared transactions that the run before this one held may not be sent again yet.
+    /// What was sent to the run before this one is not all sent again yet.
     catching_up: bool,
 }
 
@@ -92,14 +92,19 @@ impl Progress {
         }
     }
 
-    /// As [`Self::resume`], on a slot that decodes two-phase transactions.
+    /// As [`Self::resume`], where the publisher begins before the progress: nothing beyond
+    /// `acknowledged` may be acknowledged until it has sent everything up to there again (see
+    /// [`Self::caught_up`]).
     ///
-    /// The progress lies beyond prepared transactions that were held, so nothing beyond
-    /// `acknowledged` may be acknowledged until they are held again: see [`Self::caught_up`].
+    /// The progress may lie beyond prepared transactions that were held, and only then are held
+    /// again. And a publisher keeps the WAL that is not acknowledged, but may take what it has
+    /// noted in an earlier stream for how much an acknowledgement is: then it removes the WAL that
+    /// it is reading (`requested WAL segment … has already been removed`).
+    ///
     /// The publisher is told that nothing beyond it is received either, so that an idle one says
     /// how far it has come.
     #[must_use]
-    pub fn resume_two_phase(recorded: Lsn, acknowledged: Lsn) -> Self {
+    pub fn resume_behind(recorded: Lsn, acknowledged: Lsn) -> Self {
         Self {
             received: acknowledged,
             held_from: Some(acknowledged),
@@ -109,7 +114,7 @@ impl Progress {
     }
 
     /// Everything that the progress covers has been received again, so what is still prepared is
-    /// known.
+    /// known, too.
     pub fn caught_up(&mut self) {
         self.catching_up = false;
     }
@@ -341,7 +346,7 @@ mod tests {
 
     #[test]
     fn what_was_held_is_held_again_before_anything_is_acknowledged() {
-        let mut progress = Progress::resume_two_phase(Lsn(500), Lsn(100));
+        let mut progress = Progress::resume_behind(Lsn(500), Lsn(100));
         let ticket = progress.start_flush().expect("500 may be lost");
         progress.flushed(ticket);
         let start = Positions { write: Lsn(100), flush: Lsn(100), apply: Lsn(100) };

@@ -361,11 +361,7 @@ impl Supervisor<'_> {
             epoch: row.epoch,
             prefix: prepared::prefix(&mut control, row.id, &system.system_identifier)?,
         };
-        let progress = if two_phase {
-            Progress::resume_two_phase(applied.through, acknowledged)
-        } else {
-            Progress::resume(applied.through, acknowledged)
-        };
+        let progress = Progress::resume_behind(applied.through, acknowledged);
         let feedback = Feedback::new(progress.positions());
         let mut types = PublisherTypes::default();
         published.iter().for_each(|table| types.add(table));

@@ -1,10 +1,11 @@
 //! What the publisher is told, and when.
 
+use std::collections::HashSet;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use testbed::compare::TableName;
-use testbed::{Result, Stop, wait_until};
+use testbed::{Pair, Result, Stop, wait_until};
 
 use super::site::{DB, NAME, PATIENCE, Site, lsn, wait_while_running};
 
@@ -128,6 +129,58 @@ fn a_synchronous_publisher_gets_its_answers_at_once() -> Result<()> {
         }
     }
     site.expect_equal(&[TableName::from("t")])
+}
+
+/// What was applied and not acknowledged is sent again to the next run, which acknowledges none of it
+/// before it was: the publisher would remove the WAL that it is reading.
+#[test]
+fn nothing_is_acknowledged_ahead_of_the_stream() -> Result<()> {
+    for major in [15, 18] {
+        let site = Site::of(Pair::start(major, major)?)?;
+        site.tables(DDL)?;
+        let mut run = site.spawn_streaming(&site.program())?;
+        site.catch_up(&mut run)?;
+        // While a table's changes are put off, nothing is acknowledged that comes behind them.
+        let late = "CREATE TABLE late (id int PRIMARY KEY)";
+        site.target.sql(DB, late)?;
+        let mut copying = site.target.connect(DB)?;
+        copying.batch_execute("BEGIN; LOCK TABLE late IN SHARE MODE")?;
+        site.publisher.sql(DB, late)?;
+        site.publisher.sql(DB, "INSERT INTO late VALUES (1)")?;
+        let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+        wait_while_running(&mut run, "the copy to wait", PATIENCE, || {
+            Ok(site.target.query_one_text(DB, waits)? != "0")
+        })?;
+        for part in 0..20 {
+            let rows = "repeat(md5(i::text), 30) FROM generate_series(1, 5000) i";
+            site.publisher.sql(DB, &format!("INSERT INTO t SELECT {part} * 5000 + i, {rows}"))?;
+            site.publisher.sql(DB, "CHECKPOINT")?;
+        }
+        let end = lsn(&site.publisher_lsn()?)?;
+        site.catch_up(&mut run)?;
+        run.kill9()?;
+        assert!(site.confirmed()? < end, "all of it is acknowledged: the test does not test");
+        copying.batch_execute("COMMIT")?;
+        let mut run = site.spawn(&site.program())?;
+        let positions = format!(
+            "SELECT pid, sent_lsn, flush_lsn FROM pg_stat_replication \
+             WHERE application_name = '{NAME}' AND flush_lsn IS NOT NULL"
+        );
+        let mut seen = HashSet::new();
+        wait_while_running(&mut run, "all of it to be acknowledged", PATIENCE, || {
+            for row in site.publisher.query_texts(DB, &positions)? {
+                let position = |i: usize| lsn(row[i].as_deref().unwrap_or_default());
+                let (sent, flush) = (position(1)?, position(2)?);
+                assert!(flush <= sent, "flush {flush:X} is beyond {sent:X}, which was sent");
+                seen.insert(row[0].clone());
+            }
+            site.publisher.sql(DB, "CHECKPOINT")?;
+            Ok(site.confirmed()? >= end)
+        })?;
+        assert_eq!(seen.len(), 1, "one stream: {}", run.log());
+        site.expect_equal(&[TableName::from("t"), TableName::from("late")])?;
+    }
+    Ok(())
 }
 
 /// A commit that has returned on the publisher is durable on the target, however that comes about:
