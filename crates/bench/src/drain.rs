@@ -53,6 +53,7 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
         slot,
         publication: PUBLICATION,
         binary: false,
+        two_phase: false,
         end,
     };
     let (mut native, mut ours) = (Vec::new(), Vec::new());

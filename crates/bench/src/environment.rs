@@ -210,6 +210,14 @@ impl Environment {
 
     /// Drops the target of a round and the replication origins it left behind.
     pub(crate) fn drop_target(&self, round: &str) -> Result<()> {
+        // Of a subscriber that was stopped; they would keep the database from being dropped, and
+        // are out of reach for sessions elsewhere.
+        let prepared = format!("SELECT gid FROM pg_prepared_xacts WHERE database = '{round}'");
+        for row in self.target.query_texts("postgres", &prepared)? {
+            if let Some(Some(gid)) = row.first() {
+                self.target.sql(round, &format!("ROLLBACK PREPARED '{gid}'"))?;
+            }
+        }
         self.target.sql("postgres", &format!("DROP DATABASE IF EXISTS {round} WITH (FORCE)"))?;
         self.target.sql(
             "postgres",

@@ -26,8 +26,17 @@ pub(crate) struct Source<'a> {
     pub(crate) publication: &'a str,
     /// Values in binary form rather than as text.
     pub(crate) binary: bool,
+    /// Transactions when they are prepared, not when they are committed after that.
+    pub(crate) two_phase: bool,
     /// Where to stop.
     pub(crate) end: Lsn,
+}
+
+impl Source<'_> {
+    /// The oldest version of the protocol that has what is asked for.
+    fn protocol(&self) -> u8 {
+        if self.two_phase { 3 } else { 1 }
+    }
 }
 
 /// What one reader read.
@@ -62,7 +71,9 @@ pub(crate) fn by_recvlogical(source: &Source<'_>, tool: &ServerBinaries) -> Resu
     let mut child = tool
         .command("pg_recvlogical")
         .args(["-d", &source.publisher.conninfo_tcp(source.database)])
-        .args(["--slot", source.slot, "--start", "-o", "proto_version=1", "-o", &publications])
+        .args(["--slot", source.slot, "--start", "-o", &publications])
+        .args(["-o", &format!("proto_version={}", source.protocol())])
+        .args(source.two_phase.then_some("--option=two_phase=on"))
         .args(source.binary.then_some("--option=binary=true"))
         .args(["--endpos", &source.end.to_string(), "-f", "/dev/null", "--no-loop"])
         .stdin(Stdio::null())
@@ -104,10 +115,12 @@ pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) 
     let started = Instant::now();
     let session = Session::connect(&conninfo, &startup)?;
     let command = format!(
-        "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names '{}'{})",
+        "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '{}', publication_names '{}'{}{})",
         source.slot,
+        source.protocol(),
         source.publication,
         if source.binary { ", binary 'true'" } else { "" },
+        if source.two_phase { ", two_phase 'on'" } else { "" },
     );
     let mut stream = ReplicationStream::start(session, &command)?;
     // A backlog is read as the program reads it.

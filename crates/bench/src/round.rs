@@ -38,6 +38,9 @@ pub(crate) struct Replay<'a> {
     pub(crate) target: &'a str,
     pub(crate) start: Lsn,
     pub(crate) end: Lsn,
+    /// Whether transactions come when they are prepared. A copy of a slot is never a two-phase one;
+    /// the first start of its stream with that option makes it one, from its position on.
+    pub(crate) two_phase: bool,
     /// Runs that take longer are stopped and projected.
     pub(crate) limit: Duration,
     pub(crate) bench: &'a Bench,
@@ -79,6 +82,7 @@ impl Replay<'_> {
             slot,
             publication: PUBLICATION,
             binary,
+            two_phase: self.two_phase,
             end: self.end,
         }
     }
@@ -91,9 +95,11 @@ impl Replay<'_> {
         control
             .batch_execute(&format!(
                 "CREATE SUBSCRIPTION native CONNECTION '{}' PUBLICATION {PUBLICATION} WITH \
-                 (create_slot = false, slot_name = native, copy_data = false, enabled = false, {})",
+                 (create_slot = false, slot_name = native, copy_data = false, enabled = false, \
+                 {}{})",
                 environment.publisher_for_native(self.database).replace('\'', "''"),
                 native_options(environment.binaries().major()),
+                if self.two_phase { ", two_phase = true" } else { "" },
             ))
             .context("cannot create the native subscription")?;
         let mut watch = Watch::new(
@@ -118,6 +124,7 @@ impl Replay<'_> {
             );
             Ok(())
         })?;
+        self.expect_two_phase("native")?;
         // Drops its slot with it.
         control.batch_execute("DROP SUBSCRIPTION native").context("cannot drop it")?;
         Ok(finished)
@@ -133,18 +140,19 @@ impl Replay<'_> {
              WHERE datname = current_database() AND application_name LIKE 'pgapace %'",
         )?;
         let mut meter = Meter::default();
+        let until = format!("--until={}", self.end);
+        let mut arguments =
+            vec!["--slot=pgapace", "--create-slot=false", "--copy-data=false", &until];
+        if self.two_phase {
+            arguments.push("--two-phase");
+        }
         let started = Instant::now();
         let mut process = run_pgapace(
             self.environment,
             self.bench,
             [self.database, self.target],
             "pgapace",
-            &[
-                "--slot=pgapace",
-                "--create-slot=false",
-                "--copy-data=false",
-                &format!("--until={}", self.end),
-            ],
+            &arguments,
         )?;
         meter.watch(Role::Program, process.pid());
         let mut finished = watch.follow(started, &mut meter, || {
@@ -162,8 +170,20 @@ impl Replay<'_> {
             expect_success(&mut process, &mut meter)?;
             finished.usage = meter.usage();
         }
+        self.expect_two_phase("pgapace")?;
         self.environment.drop_slot(self.database, "pgapace")?;
         Ok(finished)
+    }
+
+    /// The slot was read as it was meant to be.
+    fn expect_two_phase(&self, slot: &str) -> Result<()> {
+        let sql = format!(
+            "SELECT two_phase = {} FROM pg_replication_slots WHERE slot_name = '{slot}'",
+            self.two_phase
+        );
+        let as_meant = self.environment.publisher.query_one_text(self.database, &sql)? == "t";
+        ensure!(as_meant, "slot {slot} was not read with two_phase = {}", self.two_phase);
+        Ok(())
     }
 }
 

@@ -38,6 +38,9 @@ that is reset to a copy of the files. After every round the tables are compared 
   a pause sees the row on the target; one transaction at a time, 10 ms of rest between them.
 - `large` has a size of logical_decoding_work_mem in its name; a pass at a scale below 0.5 measures
   the smallest and the largest of the eleven.
+- `twophase` is a load of 80 connections and the way back into step after it. Its notes say by how
+  many milliseconds the lag grew in each second of the load: the slope of the straight line that is
+  nearest to all samples. `twophase-drain` is a backlog of the same transactions.
 - CPU seconds are those of the publisher's walsenders, of the appliers (native workers, or the
   backends of pgapace) and of the pgapace process, and what of the last its leader took (decoding,
   dependencies, commit order), the thread that reads the stream, and the workers (folding,

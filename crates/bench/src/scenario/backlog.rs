@@ -14,7 +14,7 @@ use crate::measure::Usage;
 use crate::outcome::{Direction, Outcome, Run, Runner, project};
 use crate::raw::tool_with_recvlogical;
 use crate::round::{Finished, Replay};
-use crate::workload::{Backlog, Workload};
+use crate::workload::{Backlog, Workload, Write, twophase};
 
 /// The database of the publisher.
 const DATABASE: &str = "bench";
@@ -23,8 +23,13 @@ const BASE: &str = "bench_base";
 const ROUND: &str = "bench_round";
 
 pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> Result<Outcome> {
-    let servers = bench.servers(&[], &backlog.target_settings)?;
     let mut outcome = bench.outcome(workload, "catch-up rate", backlog.unit);
+    let two_phase = matches!(backlog.write, Write::TwoPhase { .. });
+    if two_phase && bench.binaries.major() < 15 {
+        outcome.notes.push("subscriptions have two_phase from 15 on".into());
+        return Ok(outcome);
+    }
+    let servers = bench.servers(&[], &backlog.target_settings)?;
     outcome.settings = servers.settings().to_owned();
     outcome.changes = Some(backlog.changes);
     let prepared = bench.clock.time(Phase::Prepare, || prepare(&servers, backlog))?;
@@ -34,6 +39,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
         target: ROUND,
         start: prepared.start,
         end: prepared.end,
+        two_phase,
         limit: bench.limit,
         bench,
     };
@@ -74,7 +80,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
         let seconds = finished.seconds;
         let mut run = Run::new(runner, units / seconds, seconds, finished.usage);
         apply_limit(&mut run, &finished, units, &mut outcome.notes);
-        if workload.name == "tpcb" {
+        if workload.name == "tpcb" || two_phase {
             run.curve = finished.curve;
         }
         Ok(run)
@@ -143,17 +149,12 @@ fn prepare(environment: &Environment, backlog: &Backlog) -> Result<Prepared> {
     drop(base);
     publisher
         .batch_execute(&format!(
-            "CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES;
-             CREATE PROCEDURE write_backlog() LANGUAGE plpgsql AS $$ {} $$;
-             SET synchronous_commit = off",
-            backlog.write
+            "CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES; SET synchronous_commit = off"
         ))
-        .context("cannot create the publication and the procedure of the backlog")?;
+        .context("cannot create the publication")?;
     publisher.query_one("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", &[&SLOT])?;
     let start = lsn(&mut publisher, "SELECT pg_current_wal_insert_lsn()::text")?;
-    // The same choices at every run.
-    publisher.query_one("SELECT setseed(0.42)", &[])?;
-    publisher.batch_execute("CALL write_backlog()").context("cannot write the backlog")?;
+    write(environment, &mut publisher, backlog).context("cannot write the backlog")?;
     publisher.batch_execute(&format!("INSERT INTO {MARKER} VALUES (1)"))?;
     let end = lsn(&mut publisher, "SELECT pg_current_wal_insert_lsn()::text")?;
     // One statement each: VACUUM refuses the transaction that several statements would share.
@@ -164,6 +165,32 @@ fn prepare(environment: &Environment, backlog: &Backlog) -> Result<Prepared> {
         .map(|table| Ok((table.clone(), table_checksum(&mut publisher, &table)?)))
         .collect::<Result<_>>()?;
     Ok(Prepared { start, end, tables })
+}
+
+fn write(environment: &Environment, publisher: &mut Client, backlog: &Backlog) -> Result<()> {
+    match &backlog.write {
+        Write::Procedure(body) => {
+            publisher.batch_execute(&format!(
+                "CREATE PROCEDURE write_backlog() LANGUAGE plpgsql AS $$ {body} $$"
+            ))?;
+            // The same choices at every run.
+            publisher.query_one("SELECT setseed(0.42)", &[])?;
+            publisher.batch_execute("CALL write_backlog()")?;
+        }
+        Write::TwoPhase { each } => thread::scope(|scope| {
+            let clients: Vec<_> = (0..twophase::CONNECTIONS)
+                .map(|number| {
+                    scope.spawn(move || {
+                        twophase::client(&environment.publisher, DATABASE, number, |n| n < *each)
+                    })
+                })
+                .collect();
+            clients
+                .into_iter()
+                .try_for_each(|client| client.join().map_err(|_| anyhow!("a client panicked"))?)
+        })?,
+    }
+    Ok(())
 }
 
 fn tables(cluster: &Cluster, database: &str, backlog: &Backlog) -> Result<Client> {

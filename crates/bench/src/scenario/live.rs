@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use pgoutput::Lsn;
 use testbed::compare::{compare_tables, published_tables};
 use testbed::postgres::Client;
 use testbed::program::Process;
@@ -42,6 +43,20 @@ pub(crate) struct Options<'a> {
     pub(crate) pgapace: &'a [&'a str],
     /// Whether the publisher's commits wait for it.
     pub(crate) synchronous: bool,
+}
+
+/// Positions in the publisher's WAL, at one time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Positions {
+    pub(crate) written: Lsn,
+    pub(crate) applied: Lsn,
+}
+
+impl Positions {
+    /// Bytes between them.
+    pub(crate) fn behind(self) -> f64 {
+        self.written.0.saturating_sub(self.applied.0) as f64
+    }
 }
 
 /// A subscriber at work.
@@ -208,11 +223,22 @@ impl<'a> Live<'a> {
         Ok(())
     }
 
+    /// How far the publisher has written its WAL and the subscriber has applied it, if it is
+    /// connected and has said so.
+    pub(crate) fn positions(&mut self) -> Result<Option<Positions>> {
+        let sql = "SELECT pg_current_wal_lsn()::text, replay_lsn::text FROM pg_stat_replication \
+                   WHERE application_name = $1 AND replay_lsn IS NOT NULL";
+        let Some(row) = self.publisher.query_opt(sql, &[&NAME])? else { return Ok(None) };
+        let position = |column| {
+            let text: &str = row.get(column);
+            text.parse::<Lsn>().with_context(|| format!("{text} is no LSN"))
+        };
+        Ok(Some(Positions { written: position(0)?, applied: position(1)? }))
+    }
+
     /// Bytes of WAL that the publisher has written and the subscriber has not applied.
     pub(crate) fn lag(&mut self) -> Result<Option<f64>> {
-        let sql = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::float8 \
-                   FROM pg_stat_replication WHERE application_name = $1";
-        Ok(self.publisher.query_opt(sql, &[&NAME])?.and_then(|row| row.get(0)))
+        Ok(self.positions()?.map(|positions| positions.behind()))
     }
 
     /// Waits until what is committed now is visible on the target. Nobody waits for the
@@ -279,12 +305,6 @@ impl<'a> Live<'a> {
                 process.kill9()?;
             } else {
                 self.target.batch_execute(&format!("DROP SUBSCRIPTION {NAME}"))?;
-            }
-            // They would keep the database from being dropped.
-            let prepared = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()";
-            for row in self.target.query(prepared, &[])? {
-                let gid: &str = row.get(0);
-                self.target.batch_execute(&format!("ROLLBACK PREPARED '{gid}'"))?;
             }
             self.environment.drop_slot(DATABASE, NAME)?;
             drop(self.target);

@@ -1,6 +1,7 @@
 //! How each kind of workload is set up and measured.
 
 pub(crate) mod backlog;
+mod lag;
 pub(crate) mod large;
 pub(crate) mod latency;
 pub(crate) mod live;

@@ -6,19 +6,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use pgoutput::Lsn;
-use testbed::{Cluster, wait_until};
+use testbed::wait_until;
 
 use crate::bench::Bench;
 use crate::clock::Phase;
 use crate::environment::{Environment, lsn};
-use crate::outcome::{Direction, Outcome, Run, Runner};
+use crate::outcome::{Direction, Outcome, Run, Runner, median};
 use crate::round::native_options;
+use crate::scenario::lag::Lag;
 use crate::scenario::live::{self, DATABASE, LOOK, Live, Options, ROUND};
-use crate::workload::Workload;
+use crate::workload::{Workload, twophase};
 
-const CONNECTIONS: u64 = 80;
-const ROWS: u64 = 100_000;
-const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, value bigint)";
 const SECOND: Duration = Duration::from_secs(1);
 
 pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Outcome> {
@@ -27,22 +25,23 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Outcome> {
         outcome.notes.push("subscriptions have two_phase from 15 on".into());
         return Ok(outcome);
     }
-    let load = format!("INSERT INTO t SELECT i, 0 FROM generate_series(1, {ROWS}) i");
-    let servers = live::prepare(bench, SCHEMA, &load)?;
+    let servers = live::prepare(bench, twophase::SCHEMA, &twophase::load())?;
     outcome.settings = servers.settings().to_owned();
     outcome.notes.push(
         "pgapace holds prepared transactions in memory and applies them at COMMIT PREPARED".into(),
     );
     let duration = Duration::from_secs(bench.scale.of(60, 1));
-    let connections = if bench.quick { 4 } else { CONNECTIONS };
+    let connections = if bench.quick { 4 } else { twophase::CONNECTIONS };
     let native = format!("{}, two_phase = true", native_options(servers.binaries().major()));
     let options = Options { native: &native, pgapace: &["--two-phase"], synchronous: false };
     let runners = vec![Runner::Native, Runner::Pgapace];
+    let mut slopes = Vec::new();
     bench.alternate(&mut outcome, runners, |outcome, runner| {
         let mut live = Live::start(bench, &servers, runner, options)?;
         let worked = bench
             .clock
             .time(Phase::Run, || work(bench, &servers, &mut live, runner, duration, connections))?;
+        slopes.extend(worked.slope.map(|slope| (runner, slope)));
         let (share, usage) = match worked.stopped_at {
             None => (1.0, live.finish(outcome)?),
             Some(share) => {
@@ -59,6 +58,15 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Outcome> {
         let run = Run::new(runner, rate, worked.seconds, usage);
         Ok(Run { curve: worked.curve, projected_from: worked.stopped_at, ..run })
     })?;
+    for runner in [Runner::Native, Runner::Pgapace] {
+        let of_runner = slopes.iter().filter(|(of, _)| *of == runner);
+        if let Some(slope) = median(of_runner.map(|(_, slope)| *slope).collect()) {
+            outcome.notes.push(format!(
+                "{}'s lag grew by {slope:.1} ms in each second of the load (least squares)",
+                runner.name()
+            ));
+        }
+    }
     outcome.conclude(Direction::MoreIsBetter);
     live::give_back(bench, servers)?;
     Ok(outcome)
@@ -72,6 +80,8 @@ struct Worked {
     /// The share of the load's WAL that was applied then.
     stopped_at: Option<f64>,
     curve: Vec<(f64, f64)>,
+    /// By how many milliseconds the lag grew in each second of the load.
+    slope: Option<f64>,
 }
 
 fn work(
@@ -91,6 +101,7 @@ fn work(
     }
     let (stop, transactions) = (AtomicBool::new(false), AtomicU64::new(0));
     let start = position(environment)?;
+    let mut lag = Lag::from(start);
     let started = Instant::now();
     let mut curve = vec![(0.0, 0.0)];
     let mut sampled = started;
@@ -107,12 +118,22 @@ fn work(
         let (stop, transactions) = (&stop, &transactions);
         let clients: Vec<_> = (0..connections)
             .map(|number| {
-                scope.spawn(move || client(&environment.publisher, number, stop, transactions))
+                scope.spawn(move || {
+                    twophase::client(&environment.publisher, DATABASE, number, |done| {
+                        transactions.fetch_add(u64::from(done > 0), Ordering::Relaxed);
+                        !stop.load(Ordering::Relaxed)
+                    })
+                })
             })
             .collect();
         let mut watched = Ok(());
         while watched.is_ok() && started.elapsed() < duration {
-            watched = live.look().and_then(|()| sample(live));
+            watched = live.look().and_then(|()| sample(live)).and_then(|()| {
+                if let Some(positions) = live.positions()? {
+                    lag.note(started.elapsed(), positions);
+                }
+                Ok(())
+            });
             thread::sleep(LOOK);
         }
         stop.store(true, Ordering::Relaxed);
@@ -129,33 +150,17 @@ fn work(
     curve.push((seconds, behind));
     let written = end.0.saturating_sub(start.0).max(1) as f64;
     let stopped_at = (!arrived).then(|| (1.0 - behind / written).clamp(0.0, 1.0));
-    Ok(Worked { transactions: transactions.into_inner(), seconds, stopped_at, curve })
+    Ok(Worked {
+        transactions: transactions.into_inner(),
+        seconds,
+        stopped_at,
+        curve,
+        slope: lag.slope(),
+    })
 }
 
 /// How far the publisher's WAL goes.
 fn position(environment: &Environment) -> Result<Lsn> {
     let mut client = environment.publisher.connect(DATABASE)?;
     lsn(&mut client, "SELECT pg_current_wal_lsn()::text")
-}
-
-/// One connection's transactions, one after the other.
-fn client(
-    publisher: &Cluster,
-    number: u64,
-    stop: &AtomicBool,
-    transactions: &AtomicU64,
-) -> Result<()> {
-    let mut client = publisher.connect(DATABASE)?;
-    let mut next = number;
-    while !stop.load(Ordering::Relaxed) {
-        // All over the table, and no two connections at one row: their remainders differ.
-        next = (next + CONNECTIONS * 617) % (ROWS / CONNECTIONS * CONNECTIONS);
-        client.batch_execute(&format!(
-            "BEGIN; UPDATE t SET value = value + 1 WHERE id = {}; PREPARE TRANSACTION 'c{number}'",
-            next + 1
-        ))?;
-        client.batch_execute(&format!("COMMIT PREPARED 'c{number}'"))?;
-        transactions.fetch_add(1, Ordering::Relaxed);
-    }
-    Ok(())
 }

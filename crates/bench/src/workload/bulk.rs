@@ -17,7 +17,8 @@ pub(super) fn insert(scale: Scale) -> Backlog {
                  COMMIT;
                END LOOP;
              END"
-        ),
+        )
+        .into(),
         units: transactions * ROWS_EACH,
         unit: ROWS,
         changes: transactions * ROWS_EACH,
@@ -39,7 +40,8 @@ pub(super) fn update(scale: Scale) -> Backlog {
                  COMMIT;
                END LOOP;
              END"
-        ),
+        )
+        .into(),
         units: rows,
         unit: ROWS,
         changes: rows,

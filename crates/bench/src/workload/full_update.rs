@@ -20,7 +20,8 @@ pub(super) fn full_update(scale: Scale) -> Backlog {
                  COMMIT;
                END LOOP;
              END"
-        ),
+        )
+        .into(),
         units: rows,
         unit: ROWS,
         changes: rows,

@@ -18,7 +18,8 @@ pub(super) fn hot(scale: Scale) -> Backlog {
                  COMMIT;
                END LOOP;
              END"
-        ),
+        )
+        .into(),
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,

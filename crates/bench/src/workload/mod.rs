@@ -8,6 +8,7 @@ mod random;
 mod rollback;
 pub(crate) mod tablesync;
 pub(crate) mod tpcb;
+pub(crate) mod twophase;
 mod wide;
 
 use anyhow::{Result, bail};
@@ -54,15 +55,14 @@ impl Scale {
     }
 }
 
-/// Tables and the transactions that change them. All is SQL, and the same at every run.
+/// Tables and the transactions that change them, the same at every run.
 #[derive(Debug)]
 pub(crate) struct Backlog {
     /// DDL, for both sides.
     pub(crate) schema: String,
     /// Fills the tables, on both sides alike.
     pub(crate) load: String,
-    /// Declarations and body of the PL/pgSQL procedure that writes the backlog.
-    pub(crate) write: String,
+    pub(crate) write: Write,
     /// What `rate` counts: transactions or rows of the backlog.
     pub(crate) units: u64,
     pub(crate) unit: &'static str,
@@ -70,6 +70,25 @@ pub(crate) struct Backlog {
     pub(crate) changes: u64,
     /// Settings of the target that the workload depends on.
     pub(crate) target_settings: ServerSettings,
+}
+
+/// How a backlog is written.
+#[derive(Debug)]
+pub(crate) enum Write {
+    /// Declarations and body of a PL/pgSQL procedure.
+    Procedure(String),
+    /// By many connections at once, each one's transactions prepared and then committed. The slot
+    /// is read as a two-phase one.
+    TwoPhase {
+        /// Transactions of each connection.
+        each: u64,
+    },
+}
+
+impl From<String> for Write {
+    fn from(procedure: String) -> Self {
+        Self::Procedure(procedure)
+    }
 }
 
 /// Transactions per second.
@@ -167,6 +186,11 @@ pub(crate) const ALL: &[Workload] = &[
         name: "twophase",
         about: "80 connections, an update per two-phase transaction: lag over time",
         kind: Kind::TwoPhase,
+    },
+    Workload {
+        name: "twophase-drain",
+        about: "a backlog of them",
+        kind: Kind::Backlog(twophase::drain),
     },
 ];
 

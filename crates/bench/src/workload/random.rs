@@ -28,7 +28,8 @@ pub(super) fn update(scale: Scale) -> Backlog {
                  COMMIT;
                END LOOP;
              END"
-        ),
+        )
+        .into(),
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
@@ -52,7 +53,8 @@ pub(super) fn insert(scale: Scale) -> Backlog {
                  COMMIT;
                END LOOP;
              END"
-        ),
+        )
+        .into(),
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,

@@ -27,7 +27,8 @@ pub(super) fn rollback(scale: Scale) -> Backlog {
                  COMMIT;
                END LOOP;
              END"
-        ),
+        )
+        .into(),
         units: TRANSACTIONS * pairs * ROWS_EACH,
         unit: ROWS,
         changes: TRANSACTIONS * pairs * ROWS_EACH,

@@ -59,7 +59,8 @@ fn pgbench(scale: Scale, more: &str, changes: u64) -> Backlog {
                  COMMIT;
                END LOOP;
              END"
-        ),
+        )
+        .into(),
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions * changes,

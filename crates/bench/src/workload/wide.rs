@@ -25,7 +25,8 @@ pub(super) fn wide(scale: Scale) -> Backlog {
                  COMMIT;
                END LOOP;
              END"
-        ),
+        )
+        .into(),
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
