@@ -4,6 +4,8 @@ use std::fmt;
 
 use pgoutput::{Lsn, Xid};
 
+use crate::target::state::conflicts::Conflict;
+
 /// Classes of failures; each has one documented exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
@@ -87,6 +89,8 @@ pub(crate) struct Failure {
     pub(crate) detail: Option<String>,
     pub(crate) hint: Option<String>,
     pub(crate) offender: Option<Box<Offender>>,
+    /// The conflict that it is, to be counted and recorded.
+    pub(crate) conflict: Option<Box<Conflict>>,
     /// Whether trying again from the recorded state may succeed.
     pub(crate) transient: bool,
     /// Transactions that commit up to here failed as sets of net changes and are no longer in
@@ -105,6 +109,7 @@ impl Failure {
             detail: None,
             hint: None,
             offender: None,
+            conflict: None,
             transient: false,
             rows_through: None,
             needs_text: false,

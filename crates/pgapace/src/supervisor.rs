@@ -190,7 +190,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Leaves the reason of the end on the target, for `status`; best effort.
+    /// Leaves the reason of the end on the target, for `status`, and the conflict that it is; best
+    /// effort: whatever stops the subscription does so again at its next start.
     fn record(&self, failure: &Failure) {
         let mut target = Target::new(self.config.target.clone(), &self.config.name);
         let recorded = target.connect_first().and_then(|mut session| {
@@ -199,21 +200,21 @@ impl Supervisor<'_> {
             }
             match state::find(&mut session, &self.config.name)? {
                 Some(row) => {
-                    let message = failure.to_string();
                     if self.config.disable_on_error && failure.class == Class::Apply {
+                        let message = failure.to_string();
                         state::set_disabled(&mut session, row.id, Some(&message))?;
                         tracing::error!(
                             subscription = self.config.name,
                             "the subscription is disabled; pgapace enable lets it run again"
                         );
                     }
-                    statistics::error(&mut session, row.id, &message)
+                    statistics::error(&mut session, row.id, failure)
                 }
                 None => Ok(()),
             }
         });
         match recorded {
-            Err(error) if self.config.disable_on_error => {
+            Err(error) if self.config.disable_on_error || failure.conflict.is_some() => {
                 tracing::warn!(%error, "cannot record the failure on the target");
             }
             Err(error) => tracing::debug!(%error, "cannot record the failure on the target"),

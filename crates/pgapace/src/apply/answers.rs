@@ -1,16 +1,15 @@
-//! What the target answers: rows counted, missing rows kept until their transaction has committed,
-//! errors turned into failures that name the change.
+//! What the target answers: rows counted, missing rows kept until their transaction has committed.
 
 use engine::net::ChangeAt;
 use engine::progress::Range;
-use pgoutput::{Lsn, Message, Xid};
+use pgoutput::{Lsn, Xid};
 
-use crate::apply::conflicts::{self, Conflict, Judged};
+use crate::apply::conflicts::Judged;
+use crate::apply::context::{Context, not_one_row};
 use crate::apply::missing::MissingLog;
-use crate::apply::offender::{self, unknown_offender};
-use crate::apply::work::{Group, Work};
-use crate::error::{Class, Failure, Offender, Result};
-use crate::target::conflict::ConflictType;
+use crate::error::{Failure, Result};
+use crate::target::conflict::Action;
+use crate::target::state::conflicts::Conflict;
 use crate::target::state::statistics::{Changes, Counters};
 use crate::target::statement::row::Expect;
 
@@ -72,8 +71,10 @@ pub(crate) struct Answers {
     /// Transactions of the publisher that are prepared on the target.
     prepared: Vec<Xid>,
     /// The first missing rows of the transaction being answered, and how many more there are.
-    missing: Vec<Offender>,
+    missing: Vec<Conflict>,
     more_missing: u64,
+    /// Those that were named in the log and are still to be written to `pgapace.conflict`.
+    named: Vec<Conflict>,
     /// What rules have decided in the transaction that is carried out change by change.
     conflicts: Vec<Conflict>,
     /// Rows affected by a statement that is judged together with its next.
@@ -90,6 +91,7 @@ impl Answers {
             prepared: Vec::new(),
             missing: Vec::new(),
             more_missing: 0,
+            named: Vec::new(),
             conflicts: Vec::new(),
             carried: 0,
         }
@@ -135,13 +137,11 @@ impl Answers {
                     }
                     Expect::One if rows == 1 => Ok(()),
                     Expect::One if rows == 0 => {
-                        if context.is_delete(at) {
-                            self.current.delete_missing += 1;
-                        } else {
-                            self.current.update_missing += 1;
-                        }
+                        let kind = context.missing(at);
+                        self.current.count_conflict(kind);
                         if self.missing.len() < KEPT_MISSING {
-                            self.missing.push(context.offender(at));
+                            let skipped = (Action::Skip, false);
+                            self.missing.push(context.conflict(at, kind, skipped, None)?);
                         } else {
                             self.more_missing += 1;
                         }
@@ -158,11 +158,13 @@ impl Answers {
 
     /// The answer to the Sync of a transaction: it is committed.
     pub(crate) fn transaction_committed(&mut self, committing: &Committing) {
-        for offender in self.missing.drain(..) {
-            self.log.log(&offender);
+        for missing in self.missing.drain(..) {
+            if self.log.log(&missing) {
+                self.named.push(missing);
+            }
         }
         for conflict in self.conflicts.drain(..) {
-            self.log.conflict(conflict.kind, conflict.applied, &conflict.offender);
+            self.log.log(&conflict);
         }
         self.log.suppress(std::mem::take(&mut self.more_missing));
         self.committed.add(&std::mem::take(&mut self.current));
@@ -202,8 +204,8 @@ impl Answers {
                  if it was not, they come again"
             );
         }
-        for offender in self.missing.drain(..) {
-            self.log.log(&offender);
+        for missing in self.missing.drain(..) {
+            self.log.log(&missing);
         }
         self.log.suppress(std::mem::take(&mut self.more_missing));
     }
@@ -225,82 +227,13 @@ impl Answers {
         (ranges, counters)
     }
 
+    /// Missing rows that were named in the log since the last call.
+    pub(crate) fn take_named(&mut self) -> Vec<Conflict> {
+        std::mem::take(&mut self.named)
+    }
+
     /// What was prepared since the last call.
     pub(crate) fn take_prepared(&mut self) -> Vec<Xid> {
         std::mem::take(&mut self.prepared)
     }
-}
-
-/// What is needed to name a change in a message: the group that is being answered.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Context<'a> {
-    pub(crate) group: Option<&'a Group>,
-}
-
-impl Context<'_> {
-    fn work(&self, part: u32) -> Option<&Work> {
-        self.group.and_then(|group| group.works.get(part as usize))
-    }
-
-    fn is_delete(&self, at: ChangeAt) -> bool {
-        let change = self.work(at.part).and_then(|work| work.part.change(at.change as usize).ok());
-        matches!(change, Some((Message::Delete(_), _)))
-    }
-
-    fn offender(&self, at: ChangeAt) -> Offender {
-        self.work(at.part).map_or_else(unknown_offender, |work| {
-            offender::offender(work, Some(at.change as usize))
-        })
-    }
-
-    /// Turns an error of the target into a failure that names the change.
-    pub(crate) fn explain(&self, error: &wire::Error, pending: Option<Pending>) -> Failure {
-        let (doing, offender, progress) = match pending {
-            Some(Pending::Change { at, .. } | Pending::Truncate { at }) => {
-                ("applying a change", Some(self.offender(at)), false)
-            }
-            Some(Pending::Progress { part }) => (
-                "recording progress",
-                self.work(part).map(|work| offender::offender(work, None)),
-                true,
-            ),
-            Some(Pending::Commit { part }) => {
-                ("committing", self.work(part).map(|work| offender::offender(work, None)), false)
-            }
-            Some(Pending::Begin | Pending::State | Pending::Net { .. } | Pending::Sync { .. })
-            | None => ("applying changes", None, false),
-        };
-        let mut failure = Failure::target(error, doing);
-        failure.offender = offender.map(Box::new);
-        match failure.sqlstate.as_deref() {
-            // The progress statement refuses a commit whose epoch or predecessor is not there.
-            Some("23502" | "23505") if progress => Failure {
-                class: Class::Busy,
-                hint: Some(
-                    "Another process has taken this subscription over. Run it only once."
-                        .to_owned(),
-                ),
-                ..failure
-            },
-            Some(state) if state.starts_with("23") || state.starts_with("22") => {
-                let hint = failure.offender.as_ref().map(|offender| {
-                    let kind = ConflictType::of(state, offender.operation);
-                    conflicts::what_to_do(kind, offender.commit_lsn)
-                });
-                Failure { class: Class::Apply, hint: failure.hint.or(hint), ..failure }
-            }
-            _ if !failure.transient => Failure { class: Class::Apply, ..failure },
-            _ => failure,
-        }
-    }
-}
-
-/// The failure of a change of one row that found several.
-pub(crate) fn not_one_row(rows: u64, offender: Offender) -> Failure {
-    let failure = Failure::new(
-        Class::Apply,
-        format!("a change of one row affected {rows} rows of the target"),
-    )
-    .hint("The columns by which rows are found are not unique on the target.");
-    Failure { offender: Some(Box::new(offender)), ..failure }
 }

@@ -21,11 +21,14 @@ use wire::Session;
 use crate::apply::thread::join_or_cancel;
 use crate::error::{Failure, Result};
 use crate::target::catalogue;
+use crate::target::state::conflicts::{self, Conflict};
 use crate::target::state::prepared::PreparedHere;
 use crate::target::state::progress;
 use crate::target::state::statistics::{self, Delta};
 use crate::target::state::{self, RelationMode, SubscriptionId};
 
+/// How long the last jobs may take, statistics among them, before they are cancelled.
+const END_PATIENCE: Duration = Duration::from_secs(2);
 /// A flush, its round trip included, that takes no longer than this is quick.
 const QUICK_FLUSH: Duration = Duration::from_millis(1);
 /// How often it is looked: the first time pays for more than the flush.
@@ -40,6 +43,8 @@ pub(crate) enum Job {
     Remove(Lsn),
     /// Add to the counters in `pgapace.stat_subscription`.
     Statistics(Box<Delta>),
+    /// Record conflicts.
+    Conflicts(Vec<Conflict>),
     /// Record how tables are applied.
     Modes(Vec<RelationMode>),
     /// Remove the note of a transaction that was not prepared after all.
@@ -89,7 +94,7 @@ impl Durability {
 impl Drop for Durability {
     fn drop(&mut self) {
         self.jobs = None;
-        join_or_cancel(self.thread.take(), &self.cancel);
+        join_or_cancel(self.thread.take(), &self.cancel, END_PATIENCE);
     }
 }
 
@@ -125,6 +130,7 @@ fn run(
                 removed.map(|()| None)
             }
             Job::Statistics(delta) => statistics::add(&mut session, id, &delta).map(|()| None),
+            Job::Conflicts(found) => conflicts::write(&mut session, id, &found).map(|()| None),
             Job::Modes(modes) => state::set_modes(&mut session, id, &modes).map(|()| None),
             Job::Forget(prepared) => prepared.forget(&mut session).map(|()| None),
             Job::Fingerprints(tables) => catalogue::fingerprints(&mut session, &tables)

@@ -39,6 +39,7 @@ use crate::stopping::interrupt::interruptible_after;
 use crate::stopping::shutdown::Shutdown;
 use crate::target::mapping::TableMap;
 use crate::target::state::SubscriptionId;
+use crate::target::state::conflicts::Conflict;
 use crate::target::state::statistics::{Counters, Delta};
 
 /// Transactions received and not committed, above which the leader reads no further: the bytes
@@ -139,6 +140,8 @@ pub(crate) struct Leader<'a> {
     /// shut down), so idle progress is recorded now.
     asked: bool,
     counters: Counters,
+    /// Still to be recorded.
+    conflicts: Vec<Conflict>,
     /// How long it has waited itself.
     waits: Stopwatch,
     /// No worker takes what waits; none would if there were more of them.
@@ -171,6 +174,7 @@ impl<'a> Leader<'a> {
             removed_before: resumed_at,
             asked: false,
             counters: Counters::default(),
+            conflicts: Vec::new(),
             waits: Stopwatch::default(),
             all_busy: false,
             short: false,
@@ -188,6 +192,7 @@ impl<'a> Leader<'a> {
                 // What was committed since the last time counts.
                 for answered in self.parts.pool.end() {
                     self.counters.add(&answered.counters);
+                    self.conflicts.extend(answered.conflicts);
                 }
                 self.write_statistics(true);
                 Err(failure)
@@ -238,7 +243,7 @@ impl<'a> Leader<'a> {
                     Err(_) => return Err(Failure::internal("the receiver thread is gone")),
                 },
                 recv(self.parts.pool.events()) -> event => match event {
-                    Ok((worker, FromWorker::Answered(answered))) => self.answered(worker, &answered),
+                    Ok((worker, FromWorker::Answered(answered))) => self.answered(worker, *answered),
                     Ok((_, FromWorker::Failed(failure))) => return Err(failure),
                     Ok((worker, FromWorker::Moved(moved))) => self.parts.pool.moved(worker, moved),
                     Err(_) => return Err(Failure::internal("the apply threads are gone")),
@@ -281,7 +286,9 @@ impl<'a> Leader<'a> {
                 }
                 recv(self.parts.joining.events) -> event => {
                     if let Ok((_, event)) = event {
-                        self.counters.add(&self.parts.joining.answered(event)?);
+                        let (counters, conflicts) = self.parts.joining.answered(event)?;
+                        self.counters.add(&counters);
+                        self.conflicts.extend(conflicts);
                     }
                     self.join_tables()?;
                 }
@@ -355,7 +362,7 @@ impl<'a> Leader<'a> {
         dispatched && streams.is_idle() && !incoming.has_parts() && self.rest.is_empty()
     }
 
-    fn answered(&mut self, worker: usize, answered: &Answered) {
+    fn answered(&mut self, worker: usize, answered: Answered) {
         self.parts.pool.answered(worker, answered.groups, &answered.ended);
         for range in &answered.committed {
             self.parts.progress.committed_range(*range);
@@ -375,6 +382,7 @@ impl<'a> Leader<'a> {
             self.counters.add(&answered.counters);
             self.publish_positions();
         }
+        self.conflicts.extend(answered.conflicts);
     }
 
     /// Hands groups to the workers while they may have more. Returns when to look again at the
@@ -781,6 +789,10 @@ impl<'a> Leader<'a> {
         let modes = self.parts.tables.take_modes();
         if !modes.is_empty() {
             self.parts.durability.submit(Job::Modes(modes));
+        }
+        let conflicts = std::mem::take(&mut self.conflicts);
+        if !conflicts.is_empty() {
+            self.parts.durability.submit(Job::Conflicts(conflicts));
         }
         if self.reported == Some(delta) {
             return;

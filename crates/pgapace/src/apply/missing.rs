@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::error::Offender;
 use crate::target::conflict::ConflictType;
+use crate::target::state::conflicts::Conflict;
 
 /// Lines per second that are written in full; the rest are counted in one line.
 const LINES_PER_SECOND: u32 = 20;
@@ -28,17 +28,9 @@ impl MissingLog {
         }
     }
 
-    /// Logs one missing row of a transaction that has committed.
-    pub(crate) fn log(&mut self, offender: &Offender) {
-        let kind = match offender.operation {
-            "UPDATE" => ConflictType::UpdateMissing,
-            _ => ConflictType::DeleteMissing,
-        };
-        self.conflict(kind, false, offender);
-    }
-
-    /// Logs one conflict of a transaction that has committed.
-    pub(crate) fn conflict(&mut self, kind: ConflictType, applied: bool, offender: &Offender) {
+    /// Logs a conflict of a transaction that has committed. Returns whether it was named.
+    pub(crate) fn log(&mut self, conflict: &Conflict) -> bool {
+        let Conflict { kind, applied, offender, .. } = conflict;
         if self.second.elapsed() >= Duration::from_secs(1) {
             self.flush();
             self.second = Instant::now();
@@ -46,7 +38,7 @@ impl MissingLog {
         }
         if self.lines == LINES_PER_SECOND {
             self.suppressed += 1;
-            return;
+            return false;
         }
         self.lines += 1;
         let missing = matches!(kind, ConflictType::UpdateMissing | ConflictType::DeleteMissing);
@@ -58,7 +50,7 @@ impl MissingLog {
             lsn = %offender.commit_lsn,
             xid = %offender.xid,
             "conflict: {}",
-            match (missing, applied) {
+            match (missing, *applied) {
                 (true, false) =>
                     "the row to be changed is not on the target, the change is skipped",
                 (true, true) => "the row to be changed is not on the target, it is inserted",
@@ -66,6 +58,7 @@ impl MissingLog {
                 (false, true) => "the row of the publisher replaces that of the target",
             }
         );
+        true
     }
 
     /// Counts conflicts that are not named.

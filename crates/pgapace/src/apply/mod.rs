@@ -3,6 +3,7 @@
 pub(crate) mod answers;
 pub(crate) mod blockers;
 pub(crate) mod conflicts;
+pub(crate) mod context;
 pub(crate) mod demotions;
 pub(crate) mod durability;
 pub(crate) mod encoder;

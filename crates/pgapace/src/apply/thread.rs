@@ -5,18 +5,24 @@ use std::time::{Duration, Instant};
 
 use wire::CancelHandle;
 
+/// What a thread gets whose work is not wanted any more, before it is cancelled.
+pub(crate) const LITTLE_PATIENCE: Duration = Duration::from_millis(30);
 /// How long a thread may take to end after its session was cancelled.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Waits for a thread that blocks in its session, cancelling what the session does: it may wait
-/// for a lock. A thread that does not end even so is left behind; the fence keeps its session from
-/// ever committing.
-pub(crate) fn join_or_cancel(thread: Option<JoinHandle<()>>, cancel: &CancelHandle) {
+/// Waits for a thread that blocks in its session, and after `patience` cancels what the session does:
+/// it may wait for a lock. A thread that does not end even so is left behind; the fence keeps its
+/// session from ever committing.
+pub(crate) fn join_or_cancel(
+    thread: Option<JoinHandle<()>>,
+    cancel: &CancelHandle,
+    patience: Duration,
+) {
     let Some(thread) = thread else { return };
     let started = Instant::now();
     let mut pause = Duration::from_millis(1);
     while !thread.is_finished() && started.elapsed() < JOIN_PATIENCE {
-        if pause > Duration::from_millis(20)
+        if started.elapsed() > patience
             && let Err(error) = cancel.cancel()
         {
             tracing::debug!(%error, "cannot cancel");

@@ -1,5 +1,6 @@
 //! Conflicts: what rules decide, what stops, and how it goes on.
 
+mod counted;
 mod origins;
 mod rules;
 mod sessions;

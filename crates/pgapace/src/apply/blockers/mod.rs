@@ -15,7 +15,7 @@ use engine::group::GroupSeq;
 use wire::{CancelHandle, Session};
 
 use crate::apply::blockers::probe::{Blocker, look};
-use crate::apply::thread::join_or_cancel;
+use crate::apply::thread::{LITTLE_PATIENCE, join_or_cancel};
 use crate::error::{Failure, Result};
 use crate::target::state::SubscriptionId;
 
@@ -76,7 +76,7 @@ impl Blockers {
 impl Drop for Blockers {
     fn drop(&mut self) {
         self.probes = None;
-        join_or_cancel(self.thread.take(), &self.cancel);
+        join_or_cancel(self.thread.take(), &self.cancel, LITTLE_PATIENCE);
     }
 }
 

@@ -30,6 +30,7 @@ use crate::apply::worker::{Connect, FromWorker};
 use crate::error::{Failure, Result};
 use crate::spool::Spool;
 use crate::sync::{Added, Adder, Copying, Name};
+use crate::target::state::conflicts::Conflict;
 use crate::target::state::copies::{self, CatchUp};
 use crate::target::state::statistics::Counters;
 
@@ -411,8 +412,8 @@ impl<'a> Joining<'a> {
         }
     }
 
-    /// A worker has answered. Returns what its commits count.
-    pub(crate) fn answered(&mut self, event: FromWorker) -> Result<Counters> {
+    /// A worker has answered. Returns what its commits count, and the conflicts to be recorded.
+    pub(crate) fn answered(&mut self, event: FromWorker) -> Result<(Counters, Vec<Conflict>)> {
         match event {
             FromWorker::Failed(failure) => Err(failure),
             FromWorker::Moved(_) => Err(Failure::internal("a worker that stays has moved")),
@@ -421,7 +422,7 @@ impl<'a> Joining<'a> {
                     worker.answered(answered.groups);
                 }
                 // The leader counts the transactions.
-                Ok(Counters { transactions: 0, ..answered.counters })
+                Ok((Counters { transactions: 0, ..answered.counters }, answered.conflicts))
             }
         }
     }

@@ -17,7 +17,7 @@ use wire::{CancelHandle, Reply, Session, TransactionStatus, Waker, affected_rows
 
 use crate::apply::answers::Pending;
 use crate::apply::encoder::{Encoder, Which};
-use crate::apply::thread::join_or_cancel;
+use crate::apply::thread::{LITTLE_PATIENCE, join_or_cancel};
 use crate::apply::work::{Contended, Group, Mode, Work};
 use crate::apply::worker::{Connect, Lost, owns};
 use crate::error::{Failure, Result};
@@ -134,7 +134,7 @@ impl Drop for StreamWorker {
     fn drop(&mut self) {
         self.close();
         match (self.handle(), self.thread.take()) {
-            (Some(handle), thread) => join_or_cancel(thread, &handle),
+            (Some(handle), thread) => join_or_cancel(thread, &handle, LITTLE_PATIENCE),
             // It connects, or does nothing.
             (None, Some(thread)) if thread.is_finished() => drop(thread.join()),
             (None, _) => {}

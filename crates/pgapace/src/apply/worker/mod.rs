@@ -17,12 +17,13 @@ use wire::{CancelHandle, Session};
 
 use crate::apply::missing::MissingLog;
 use crate::apply::sessions::Permit;
-use crate::apply::thread::join_or_cancel;
+use crate::apply::thread::{LITTLE_PATIENCE, join_or_cancel};
 use crate::apply::turns::Turns;
 use crate::apply::work::Group;
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::Stopwatch;
 use crate::target::state::SubscriptionId;
+use crate::target::state::conflicts::Conflict;
 use crate::target::state::statistics::Counters;
 pub(crate) use lost::owns;
 use state::State;
@@ -66,6 +67,8 @@ pub(crate) struct Answered {
     pub(crate) ended: Vec<GroupSeq>,
     /// Whether some were found committed after their session was lost.
     pub(crate) in_doubt: bool,
+    /// To be written to `pgapace.conflict`.
+    pub(crate) conflicts: Vec<Conflict>,
 }
 
 /// What a worker's session commits under.
@@ -241,7 +244,7 @@ impl Drop for Worker {
         // One that still opens its session is left behind: it finds that it is to end before it has
         // done anything.
         if let Some(handle) = self.handle() {
-            join_or_cancel(self.thread.take(), &handle);
+            join_or_cancel(self.thread.take(), &handle, LITTLE_PATIENCE);
         }
     }
 }

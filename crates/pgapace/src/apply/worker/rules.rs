@@ -1,12 +1,17 @@
 //! Groups about whose conflicts rules may decide: carried out change by change, nothing else being
-//! in flight on the session, and nothing before them anywhere.
+//! in flight on the session, and nothing before them anywhere. And the name of a conflict that none
+//! decides.
 
 use std::time::Duration;
 
+use engine::net::ChangeAt;
+
 use crate::apply::conflicts;
+use crate::apply::context::Context;
 use crate::apply::work::Group;
 use crate::apply::worker::state::{ATTEMPTS, Again, InFlight, State, passes_soon};
-use crate::error::Result;
+use crate::error::{Failure, Result};
+use crate::target::conflict::ConflictType;
 
 impl State {
     /// Carries a group out, transaction after transaction. It is in flight meanwhile, so that a
@@ -45,5 +50,22 @@ impl State {
         self.in_flight.pop_back();
         self.answered += 1;
         Ok(())
+    }
+
+    /// The failure of a change of the first group in flight about whose conflict nothing is done.
+    /// Everything of it is rolled back.
+    pub(super) fn name_conflict(&mut self, at: ChangeAt, error: &wire::Error) -> Result<Failure> {
+        let Some(InFlight { group, .. }) = self.in_flight.front() else {
+            return Err(Failure::target(error, "applying changes"));
+        };
+        let (session, encoder) = (&mut self.session, &mut self.encoder);
+        let several = conflicts::violates_several(session, encoder, group, at, error)?;
+        let context = Context { group: Some(group) };
+        let kind = match context.kind(error, at) {
+            Some(_) if several => ConflictType::MultipleUniqueConflicts,
+            Some(kind) => kind,
+            None => return Err(Failure::target(error, "applying changes")),
+        };
+        Ok(context.stop(at, kind, Ok(error)))
     }
 }

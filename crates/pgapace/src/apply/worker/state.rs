@@ -21,12 +21,14 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, TryRecvError};
 use engine::group::GroupSeq;
+use engine::net::ChangeAt;
 use engine::order::Waits;
 use pgoutput::Lsn;
 use wire::{Queued, Reply, Session, TransactionStatus, affected_rows};
 
-use crate::apply::answers::{Answers, Context, Pending};
+use crate::apply::answers::{Answers, Pending};
 use crate::apply::conflicts;
+use crate::apply::context::Context;
 use crate::apply::encoder::{Encoder, Ending, Which};
 use crate::apply::missing::MissingLog;
 use crate::apply::turns::Turns;
@@ -106,6 +108,8 @@ pub(super) enum Again {
     GivenWay,
     /// By rows.
     ByRows,
+    /// Not at all: see [`State::offence`].
+    Never,
 }
 
 pub(super) struct State {
@@ -125,6 +129,8 @@ pub(super) struct State {
     pub(super) answers: Answers,
     /// The first group in flight has failed: answers are only counted until all are there.
     recovering: Option<Again>,
+    /// The change for which the run ends, when it is known which conflict that is.
+    pub(super) offence: Option<(ChangeAt, wire::Error)>,
     /// Groups answered, and ended, and not yet reported.
     pub(super) answered: usize,
     pub(super) ended: Vec<GroupSeq>,
@@ -160,6 +166,7 @@ impl State {
             ready: VecDeque::new(),
             answers: Answers::new(log),
             recovering: None,
+            offence: None,
             answered: 0,
             ended: Vec::new(),
             closing: false,
@@ -556,6 +563,7 @@ impl State {
             Again::Later => counters.retries += 1,
             Again::GivenWay => counters.victims += 1,
             Again::ByRows => counters.fallbacks += 1,
+            Again::Never => {}
         });
         if !matches!(self.pending.back(), Some(Pending::Sync { .. })) {
             // Without a Sync the server skips whatever comes, for ever.
@@ -574,6 +582,9 @@ impl State {
         }
         if let Some(first) = self.in_flight.front() {
             self.encoder.forget_after(&mut self.session, first.parsed);
+        }
+        if let Some((at, error)) = self.offence.take() {
+            return Err(self.name_conflict(at, &error)?);
         }
         self.requeue(again);
         Ok(())
@@ -618,7 +629,7 @@ impl State {
 
     /// The session is gone, and with it everything in flight that was not committed.
     pub(super) fn requeue_lost(&mut self) {
-        self.recovering = None;
+        (self.recovering, self.offence) = (None, None);
         self.pending.clear();
         self.answers.roll_back();
         self.requeue(Again::Later);
@@ -645,8 +656,7 @@ impl State {
                     self.completed(pending, affected, rolled_back)?;
                 }
                 Some(Reply::Error(error)) => {
-                    let error = wire::Error::Server(error);
-                    self.failed(&error)?;
+                    self.failed(wire::Error::Server(error))?;
                 }
                 Some(Reply::Ready(status)) => {
                     let Some(Pending::Sync { commits }) = self.pending.pop_front() else {
@@ -729,16 +739,16 @@ impl State {
     }
 
     /// A statement has failed: judges what to do with its group, and skips to the Sync.
-    fn failed(&mut self, error: &wire::Error) -> Result<()> {
+    fn failed(&mut self, error: wire::Error) -> Result<()> {
         if error.is_connection_loss() || self.session.is_broken() {
             // What was sent stays known: a COMMIT among it may have taken effect.
             let context = Context { group: self.in_flight.front().map(|first| &first.group) };
-            return Err(context.explain(error, self.pending.front().copied()));
+            return Err(context.explain(&error, self.pending.front().copied()));
         }
         let pending = self.pending.pop_front();
         if self.recovering.is_none() {
             let Some(first) = self.in_flight.front() else {
-                return Err(Failure::target(error, "waiting for changes"));
+                return Err(Failure::target(&error, "waiting for changes"));
             };
             let group = &first.group;
             let context = Context { group: Some(group) };
@@ -754,10 +764,16 @@ impl State {
                 std::thread::sleep(Duration::from_millis(5 << group.attempts));
                 self.start_recovery(Again::Later)?;
             } else if sqlstate.is_some_and(is_transient) || group.mode == Mode::Rows {
-                return Err(context.explain(error, pending));
+                match pending {
+                    Some(Pending::Change { at, .. }) if context.kind(&error, at).is_some() => {
+                        self.offence = Some((at, error));
+                        self.start_recovery(Again::Never)?;
+                    }
+                    _ => return Err(context.explain(&error, pending)),
+                }
             } else {
                 tracing::debug!(%error, "a group failed");
-                self.by_rows(Some(error))?;
+                self.by_rows(Some(&error))?;
             }
         }
         while self.pending.front().is_some_and(|next| !matches!(next, Pending::Sync { .. })) {
@@ -795,8 +811,16 @@ impl State {
         let ended = std::mem::take(&mut self.ended);
         let in_doubt = std::mem::take(&mut self.in_doubt);
         let ended_now = ended.clone();
-        let answered =
-            Answered { committed, prepared, counters, groups, ended: ended_now, in_doubt };
+        let conflicts = self.answers.take_named();
+        let answered = Answered {
+            committed,
+            prepared,
+            counters,
+            groups,
+            ended: ended_now,
+            in_doubt,
+            conflicts,
+        };
         report(FromWorker::Answered(Box::new(answered)));
         if !ended.is_empty() {
             self.turns.ended(&ended);

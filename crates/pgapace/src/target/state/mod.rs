@@ -1,5 +1,6 @@
 //! What a subscription remembers, on the target: its row, its tables, its progress.
 
+pub(crate) mod conflicts;
 pub(crate) mod copies;
 pub(crate) mod copying;
 pub(crate) mod ownership;

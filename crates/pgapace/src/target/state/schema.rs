@@ -207,6 +207,10 @@ ALTER TABLE pgapace.stat_subscription
     "\
 -- tables that were applied in stream order for a while
 ALTER TABLE pgapace.stat_subscription ADD demotions bigint NOT NULL DEFAULT 0",
+    "\
+COMMENT ON TABLE pgapace.conflict IS 'conflicts: those that a rule of --on-conflict decided, in the
+transaction that they are of; those that stopped the subscription; and of missing rows without a
+rule those that the log names. All are counted in pgapace.stat_subscription'",
 ];
 
 /// The version that this program creates.

@@ -10,7 +10,7 @@ use crate::error::{Failure, Result};
 use crate::observe::stopwatch::Reason;
 use crate::target::catalogue::field;
 use crate::target::conflict::ConflictType;
-use crate::target::state::SubscriptionId;
+use crate::target::state::{SubscriptionId, conflicts};
 
 /// The counters, each a column of its name: declared once.
 macro_rules! counters {
@@ -273,16 +273,23 @@ pub(crate) fn add(session: &mut Session, id: SubscriptionId, delta: &Delta) -> R
     Ok(())
 }
 
-/// Keeps the last error for `status`.
-pub(crate) fn error(session: &mut Session, id: SubscriptionId, message: &str) -> Result<()> {
+/// Keeps the last error for `status`, and counts the conflict that it is.
+pub(crate) fn error(session: &mut Session, id: SubscriptionId, failure: &Failure) -> Result<()> {
+    let conflict = failure.conflict.as_deref();
+    let count = conflict.map_or(String::new(), |conflict| {
+        let column = conflict.kind.name();
+        format!(", {column} = {column} + 1")
+    });
     session
         .execute(
-            "UPDATE pgapace.stat_subscription SET last_error = $2, \
-             last_error_at = pg_catalog.now() WHERE subscription = $1::pg_catalog.int4",
-            &[Some(&id.0.to_string()), Some(message)],
+            &format!(
+                "UPDATE pgapace.stat_subscription SET last_error = $2, \
+                 last_error_at = pg_catalog.now(){count} WHERE subscription = $1::pg_catalog.int4"
+            ),
+            &[Some(&id.0.to_string()), Some(&failure.to_string())],
         )
         .map_err(|e| failed(&e))?;
-    Ok(())
+    conflicts::write(session, id, conflict)
 }
 
 /// A row of `pgapace.stat_subscription`. Times are in text form, UTC.

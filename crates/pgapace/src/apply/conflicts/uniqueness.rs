@@ -1,0 +1,160 @@
+//! How many unique indexes a change violates. The server names the first one only, and the native
+//! worker calls it another conflict (`multiple_unique_conflicts`) if there are more.
+//!
+//! A row that ON CONFLICT (…) DO NOTHING leaves out violates that index. If it does not, the
+//! statement fails because of the index that is known. So no value is compared here, and indexes
+//! with conditions, expressions or other operators are none of our business.
+
+use std::collections::VecDeque;
+
+use engine::net::ChangeAt;
+use pgoutput::{Column, Message};
+use wire::{ServerError, Session};
+
+use crate::apply::conflicts::judge::Judge;
+use crate::apply::context::Context;
+use crate::apply::encoder::Encoder;
+use crate::apply::encoder::resolution::How;
+use crate::apply::work::Group;
+use crate::error::{Failure, Result};
+use crate::target::conflict::ConflictType;
+use crate::target::mapping::TableMap;
+use crate::target::statement::column_set::ColumnSet;
+use crate::target::statement::row::{
+    Operation, PlanError, Source, Statement, Values, param, plan_search, statement, values,
+};
+
+/// What ON CONFLICT takes for each unique index of a table but the named one. As natively,
+/// deferrable ones do not count.
+const ARBITERS: &str = "\
+SELECT '(' || key.columns || ')'
+         || coalesce(' WHERE ' || pg_catalog.pg_get_expr(i.indpred, i.indrelid), '')
+FROM pg_catalog.pg_namespace n
+JOIN pg_catalog.pg_class t ON t.relnamespace = n.oid AND t.relname = $2
+JOIN pg_catalog.pg_index i ON i.indrelid = t.oid
+JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+CROSS JOIN LATERAL (
+  SELECT pg_catalog.string_agg(pg_catalog.pg_get_indexdef(i.indexrelid, k, false), ', ' ORDER BY k)
+    AS columns
+  FROM pg_catalog.generate_series(1, i.indnkeyatts) k
+) key
+WHERE n.nspname = $1 AND c.relname <> $3
+  AND i.indisunique AND i.indimmediate AND i.indisvalid AND NOT i.indisexclusion
+ORDER BY i.indexrelid";
+
+/// Whether a change that was refused violates several unique indexes. The session must be idle; the
+/// transaction of the change is rolled back, and is repeated here up to the change, which says
+/// nothing if its first parts are gone.
+pub(crate) fn violates_several(
+    session: &mut Session,
+    encoder: &mut Encoder,
+    group: &Group,
+    at: ChangeAt,
+    error: &wire::Error,
+) -> Result<bool> {
+    let Some(kind) = (Context { group: Some(group) }).kind(error, at) else { return Ok(false) };
+    let parsed = encoder.parsed();
+    let mut pending = VecDeque::new();
+    let mut judge = Judge::new(session, encoder, group, at.part as usize, &mut pending)?;
+    if !judge.work.part.first {
+        return Ok(false);
+    }
+    judge.begin()?;
+    for change in 0..at.change as usize {
+        let before = judge.at(change)?;
+        judge.queue(before, How::AsSent)?;
+    }
+    let repeated = judge.exchange()?.error.is_none();
+    let several = repeated && judge.violates_another(at, kind, error)?;
+    judge.roll_back(parsed)?;
+    Ok(several)
+}
+
+impl Judge<'_> {
+    /// Whether the change violates a unique index besides the one that `error` names. The
+    /// transaction must be open, and as it was before the change; so it is afterwards.
+    pub(super) fn violates_another(
+        &mut self,
+        at: ChangeAt,
+        kind: ConflictType,
+        error: &wire::Error,
+    ) -> Result<bool> {
+        let unique = matches!(kind, ConflictType::InsertExists | ConflictType::UpdateExists);
+        let (Some(map), Some(message), Some(said)) =
+            (self.context.map(at), self.context.change(at), error.server_error())
+        else {
+            return Ok(false);
+        };
+        // A trigger that swallows the row would look like an index in the way.
+        if !unique || map.table.hooks.may_swallow_rows {
+            return Ok(false);
+        }
+        self.exchange_control()?;
+        let planned = Planned::new(map, &message);
+        let Planned { statement, new, search } =
+            planned.map_err(|e| Failure::internal(format!("a change cannot be repeated: {e}")))?;
+        for arbiter in arbiters(self.session, said)? {
+            let sql = format!("{} ON CONFLICT {arbiter} DO NOTHING", statement.sql);
+            let params = statement.sources.iter().map(|source| match source {
+                Source::New(column) => param(&new[*column]),
+                Source::Search(column) => param(&search[*column]),
+            });
+            self.set_savepoint()?;
+            self.statement(&sql, &statement.types, params)?;
+            let seen = self.exchange()?;
+            let left_out = seen.statements.last().is_some_and(|statement| statement.rows == 0);
+            self.undo()?;
+            self.exchange_control()?;
+            if seen.error.is_none() && left_out {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// The change as an insert of the whole row.
+struct Planned<'m> {
+    statement: Statement,
+    new: Values<'m>,
+    search: Values<'m>,
+}
+
+impl<'m> Planned<'m> {
+    fn new(map: &TableMap, message: &Message<'m>) -> std::result::Result<Self, PlanError> {
+        let (mut set, mut nulls) = (ColumnSet::default(), ColumnSet::default());
+        let Message::Update(update) = message else {
+            let new = match message {
+                Message::Insert(insert) => values(map, &insert.new)?,
+                _ => Values::new(),
+            };
+            let statement = statement(map, Operation::Insert, &set, &nulls);
+            return Ok(Self { statement, search: Values::new(), new });
+        };
+        let new = values(map, &update.new)?;
+        let search =
+            update.old.as_ref().map_or_else(|| Ok(new.clone()), |old| values(map, old.tuple()))?;
+        plan_search(map, &search, &mut nulls)?;
+        set.reset(new.len());
+        for (index, value) in new.iter().enumerate() {
+            if !matches!(value, Column::Unchanged) {
+                set.insert(index);
+            }
+        }
+        let statement = statement(map, Operation::Replace, &set, &nulls);
+        Ok(Self { statement, new, search })
+    }
+}
+
+/// What to name in ON CONFLICT, for each index that the error does not name.
+fn arbiters(session: &mut Session, said: &ServerError) -> Result<Vec<String>> {
+    let (Some(schema), Some(table), Some(constraint)) =
+        (&said.schema, &said.table, &said.constraint)
+    else {
+        return Ok(Vec::new());
+    };
+    let rows = session
+        .query(ARBITERS, &[Some(schema), Some(table), Some(constraint)])
+        .map_err(|e| Failure::target(&e, "reading the unique indexes of a table"))?;
+    Ok(rows.iter().filter_map(|row| row.get(0).map(str::to_owned)).collect())
+}

@@ -1,0 +1,201 @@
+//! What the target says about a change, in terms of the change: who it was, and which conflict.
+
+use std::sync::Arc;
+
+use engine::net::ChangeAt;
+use engine::transaction::Touched;
+use pgoutput::{Lsn, Message};
+
+use crate::apply::answers::Pending;
+use crate::apply::offender::{self, unknown_offender};
+use crate::apply::work::{Group, Work};
+use crate::error::{Class, Failure, Offender, Result};
+use crate::target::conflict::{Action, ConflictType};
+use crate::target::mapping::TableMap;
+use crate::target::state::conflicts::Conflict;
+use crate::target::statement::row::Expect;
+
+/// The group that is being answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Context<'a> {
+    pub(crate) group: Option<&'a Group>,
+}
+
+impl<'a> Context<'a> {
+    fn work(&self, part: u32) -> Option<&'a Work> {
+        self.group.and_then(|group| group.works.get(part as usize))
+    }
+
+    pub(crate) fn change(&self, at: ChangeAt) -> Option<Message<'a>> {
+        let change = self.work(at.part)?.part.change(at.change as usize);
+        change.ok().map(|(message, _)| message)
+    }
+
+    /// The target table of a change of one row.
+    pub(crate) fn map(&self, at: ChangeAt) -> Option<&'a TableMap> {
+        let work = self.work(at.part)?;
+        match work.part.change(at.change as usize).ok()?.1 {
+            Touched::One(relation, _) => work.tables[relation].as_deref(),
+            Touched::Many(_) => None,
+        }
+    }
+
+    pub(crate) fn offender(&self, at: ChangeAt) -> Offender {
+        self.work(at.part).map_or_else(unknown_offender, |work| {
+            offender::offender(work, Some(at.change as usize))
+        })
+    }
+
+    /// The type of conflict that an error is; `None` if no rule can decide it.
+    pub(crate) fn kind(&self, error: &wire::Error, at: ChangeAt) -> Option<ConflictType> {
+        let said = error.server_error()?;
+        let map = self.map(at)?;
+        let kind = ConflictType::of(&said.code, self.offender(at).operation)?;
+        // A trigger may have changed another table. Of a foreign key either table is named.
+        let own = kind == ConflictType::ForeignKeyViolation
+            || map.table.partitioned
+            || said.table.as_ref() == Some(&map.table.name)
+                && said.schema.as_ref() == Some(&map.table.schema);
+        own.then_some(kind)
+    }
+
+    /// The type of conflict of a change that found no row.
+    pub(crate) fn missing(&self, at: ChangeAt) -> ConflictType {
+        match self.change(at) {
+            Some(Message::Delete(_)) => ConflictType::DeleteMissing,
+            _ => ConflictType::UpdateMissing,
+        }
+    }
+
+    /// A conflict, as it is recorded.
+    pub(crate) fn conflict(
+        &self,
+        at: ChangeAt,
+        kind: ConflictType,
+        (action, applied): (Action, bool),
+        error: Option<&wire::Error>,
+    ) -> Result<Conflict> {
+        let (Some(work), Some(map)) = (self.work(at.part), self.map(at)) else {
+            return Err(Failure::internal("a conflict of no table"));
+        };
+        Ok(Conflict {
+            kind,
+            action,
+            applied,
+            table: Arc::clone(&map.remote),
+            offender: self.offender(at),
+            commit_time: work.part.head.commit_time,
+            said: error.and_then(wire::Error::server_error).cloned(),
+        })
+    }
+
+    /// Turns an error of the target into a failure that names the change, and the conflict if it is
+    /// one.
+    pub(crate) fn explain(&self, error: &wire::Error, pending: Option<Pending>) -> Failure {
+        let failure = self.describe(error, pending);
+        match pending {
+            Some(Pending::Change { at, .. }) => match self.kind(error, at) {
+                Some(kind) => self.stopped_by(at, kind, failure, Some(error)),
+                None => failure,
+            },
+            _ => failure,
+        }
+    }
+
+    /// The failure of a conflict that stops the subscription: an error, or why else the change is
+    /// refused.
+    pub(crate) fn stop(
+        &self,
+        at: ChangeAt,
+        kind: ConflictType,
+        error: std::result::Result<&wire::Error, &str>,
+    ) -> Failure {
+        let failure = match error {
+            Ok(error) => self.describe(error, Some(Pending::Change { at, expect: Expect::Any })),
+            Err(message) => Failure::new(Class::Apply, message),
+        };
+        self.stopped_by(at, kind, failure, error.ok())
+    }
+
+    fn stopped_by(
+        &self,
+        at: ChangeAt,
+        kind: ConflictType,
+        failure: Failure,
+        error: Option<&wire::Error>,
+    ) -> Failure {
+        let conflict = match self.conflict(at, kind, (Action::Error, false), error) {
+            Ok(conflict) => conflict,
+            Err(internal) => return internal,
+        };
+        let named = format!("conflict={}", kind.name());
+        let detail = match &failure.detail {
+            Some(detail) => format!("{named}: {detail}"),
+            None => named,
+        };
+        let hint = what_to_do(Some(kind), conflict.offender.commit_lsn);
+        let offender = Some(Box::new(conflict.offender.clone()));
+        let conflict = Some(Box::new(conflict));
+        Failure { class: Class::Apply, offender, conflict, ..failure }.detail(detail).hint(hint)
+    }
+
+    fn describe(&self, error: &wire::Error, pending: Option<Pending>) -> Failure {
+        let (doing, offender, progress) = match pending {
+            Some(Pending::Change { at, .. } | Pending::Truncate { at }) => {
+                ("applying a change", Some(self.offender(at)), false)
+            }
+            Some(Pending::Progress { part }) => (
+                "recording progress",
+                self.work(part).map(|work| offender::offender(work, None)),
+                true,
+            ),
+            Some(Pending::Commit { part }) => {
+                ("committing", self.work(part).map(|work| offender::offender(work, None)), false)
+            }
+            Some(Pending::Begin | Pending::State | Pending::Net { .. } | Pending::Sync { .. })
+            | None => ("applying changes", None, false),
+        };
+        let mut failure = Failure::target(error, doing);
+        failure.offender = offender.map(Box::new);
+        match failure.sqlstate.as_deref() {
+            // The progress statement refuses a commit whose epoch or predecessor is not there.
+            Some("23502" | "23505") if progress => Failure {
+                class: Class::Busy,
+                hint: Some(
+                    "Another process has taken this subscription over. Run it only once."
+                        .to_owned(),
+                ),
+                ..failure
+            },
+            Some(state) if state.starts_with("23") || state.starts_with("22") => {
+                let hint = failure.offender.as_ref();
+                let hint = hint.map(|offender| what_to_do(None, offender.commit_lsn));
+                Failure { class: Class::Apply, hint: failure.hint.or(hint), ..failure }
+            }
+            _ if !failure.transient => Failure { class: Class::Apply, ..failure },
+            _ => failure,
+        }
+    }
+}
+
+/// What the user can do about a change that cannot be applied.
+fn what_to_do(kind: Option<ConflictType>, commit_lsn: Lsn) -> String {
+    let choose = kind.map_or(String::new(), |kind| {
+        format!(", choose what is done about {} (--on-conflict)", kind.name())
+    });
+    format!(
+        "Change the conflicting row or the constraint on the target{choose}, or leave the \
+         transaction out (pgapace skip --lsn {commit_lsn}); then start pgapace again: it goes on \
+         with this transaction."
+    )
+}
+
+/// The failure of a change of one row that found several.
+pub(crate) fn not_one_row(rows: u64, offender: Offender) -> Failure {
+    let failure = Failure::new(
+        Class::Apply,
+        format!("a change of one row affected {rows} rows of the target"),
+    )
+    .hint("The columns by which rows are found are not unique on the target.");
+    Failure { offender: Some(Box::new(offender)), ..failure }
+}

@@ -1,0 +1,88 @@
+//! Rows of `pgapace.conflict`.
+
+use std::sync::Arc;
+
+use engine::relation::RemoteRelation;
+use pgoutput::Timestamp;
+use wire::{Param, Reply, ServerError, Session};
+
+use crate::error::{Failure, Offender, Result};
+use crate::target::conflict::{Action, ConflictType};
+use crate::target::state::SubscriptionId;
+
+/// A conflict, and what was done about it.
+#[derive(Debug, Clone)]
+pub(crate) struct Conflict {
+    pub(crate) kind: ConflictType,
+    pub(crate) action: Action,
+    /// Whether the change was carried out, if not as it was sent.
+    pub(crate) applied: bool,
+    pub(crate) table: Arc<RemoteRelation>,
+    pub(crate) offender: Offender,
+    /// On the publisher.
+    pub(crate) commit_time: Timestamp,
+    /// Why the target refused the change, if it did.
+    pub(crate) said: Option<ServerError>,
+}
+
+const SQL: &str = "\
+INSERT INTO pgapace.conflict (subscription, schema_name, table_name, conflict, action, applied,
+  operation, key, remote_xid, commit_lsn, commit_time, sqlstate, message, detail)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '2000-01-01 00:00:00+00'::pg_catalog.timestamptz
+  + $11::pg_catalog.int8 * '1 microsecond'::pg_catalog.interval, $12, $13, $14)";
+
+/// Queues the statement that records a conflict, in the transaction that it is of.
+pub(crate) fn queue(
+    session: &mut Session,
+    id: SubscriptionId,
+    conflict: &Conflict,
+) -> wire::Result<()> {
+    let Conflict { kind, action, applied, table, offender, commit_time, said } = conflict;
+    let said = said.as_ref();
+    let id = id.0.to_string();
+    let xid = offender.xid.0.to_string();
+    let lsn = offender.commit_lsn.to_string();
+    let time = commit_time.0.to_string();
+    let params = [
+        Some(id.as_str()),
+        Some(&table.schema),
+        Some(&table.name),
+        Some(kind.name()),
+        Some(action.name()),
+        Some(if *applied { "t" } else { "f" }),
+        Some(offender.operation),
+        offender.key.as_deref(),
+        Some(&xid),
+        Some(&lsn),
+        Some(&time),
+        said.map(|said| said.code.as_str()),
+        said.map(|said| said.message.as_str()),
+        said.and_then(|said| said.detail.as_deref()),
+    ];
+    let params = params.map(|text| text.map_or(Param::Null, |text| Param::Text(text.as_bytes())));
+    session.queue_parse("", SQL, &[]);
+    session.queue_bind("", params.into_iter())?;
+    session.queue_execute();
+    Ok(())
+}
+
+/// Records conflicts of transactions that have ended, in one.
+pub(crate) fn write<'c>(
+    session: &mut Session,
+    id: SubscriptionId,
+    conflicts: impl IntoIterator<Item = &'c Conflict>,
+) -> Result<()> {
+    let failed = |e: &wire::Error| Failure::target(e, "recording conflicts");
+    for conflict in conflicts {
+        queue(session, id, conflict).map_err(|e| failed(&e))?;
+    }
+    session.queue_sync();
+    session.flush().map_err(|e| failed(&e))?;
+    let mut refused = None;
+    while session.pending_ready() > 0 {
+        if let Reply::Error(error) = session.next_reply().map_err(|e| failed(&e))? {
+            refused = Some(wire::Error::Server(error));
+        }
+    }
+    refused.map_or(Ok(()), |error| Err(failed(&error)))
+}

@@ -1,0 +1,250 @@
+//! Every conflict is counted under the native worker's name and recorded, whatever became of it.
+
+use std::fmt::Write;
+
+use crate::support::{Case, Tool, on_versions};
+
+const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
+/// Ways to apply the same transactions.
+const WAYS: [&[&str]; 3] = [&[], &["--apply-mode", "row"], &["--preserve-commit-order=false"]];
+
+fn in_every_way(body: impl Fn(Case)) {
+    for way in WAYS {
+        on_versions(&BOTH, |mut case| {
+            case.tool.args = way.iter().map(|arg| (*arg).to_owned()).collect();
+            body(case);
+        });
+    }
+}
+
+/// Each statement is a transaction of its own.
+fn transactions(case: &Case, statements: &[&str]) {
+    let mut sql = String::new();
+    for statement in statements {
+        write!(sql, "BEGIN; {statement}; COMMIT; ").expect("a string");
+    }
+    case.publisher.sql(&sql);
+}
+
+fn conflicts(case: &Case) -> Vec<String> {
+    case.target.rows(
+        "SELECT concat_ws(' ', c.conflict, c.action, c.applied, c.operation, c.table_name, c.key, c.sqlstate) \
+         FROM pgapace.conflict c JOIN pgapace.subscription s ON s.id = c.subscription ORDER BY c.id",
+    )
+}
+
+/// The counters that are not 0, by name.
+fn counted(case: &Case) -> String {
+    case.target.value(
+        "SELECT string_agg(key || '=' || value, ' ' ORDER BY key) \
+         FROM pgapace.stat_subscription t, jsonb_each_text(to_jsonb(t)) \
+         WHERE value <> '0' AND key ~ '_(exists|missing|differs|conflicts|violation)$'",
+    )
+}
+
+/// The transaction that stopped is left out.
+fn skip(case: &Case) {
+    let lsn = case.target.value("SELECT max(commit_lsn) FROM pgapace.conflict");
+    let tool = Tool { args: Vec::new(), ..case.tool.clone() };
+    tool.finish("skip", &["--lsn", &lsn]).expect(0, &[]);
+}
+
+/// A conflict that stops is counted each time, though nothing of its transaction stays.
+#[test]
+fn what_stops() {
+    in_every_way(|case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE)");
+        case.publisher.sql("INSERT INTO t VALUES (1, 1), (2, 2)");
+        case.run_until_current();
+        case.target.sql("INSERT INTO t VALUES (8, 8), (9, 9)");
+        transactions(
+            &case,
+            &[
+                "INSERT INTO t VALUES (3, 3)",
+                "INSERT INTO t VALUES (4, 4); INSERT INTO t VALUES (9, 5)",
+                "INSERT INTO t VALUES (6, 6)",
+            ],
+        );
+        let stop = |kind: &str, named: &[&str]| {
+            let failed = case.run();
+            let conflict = format!("conflict={kind}");
+            failed.expect(9, &[&conflict, "23505", &format!("what is done about {kind}")]);
+            failed.expect(9, named);
+        };
+        stop("insert_exists", &["(id)=(9)"]);
+        assert_eq!(counted(&case), "insert_exists=1");
+        stop("insert_exists", &["(id)=(9)"]);
+        assert_eq!(counted(&case), "insert_exists=2");
+        let existing = "insert_exists error f INSERT t (id)=(9) 23505";
+        assert_eq!(conflicts(&case), [existing, existing]);
+        let rows = "SELECT string_agg(id::text, ',' ORDER BY id) FROM t";
+        assert_eq!(case.target.value(rows), "1,2,3,8,9");
+        skip(&case);
+        transactions(&case, &["UPDATE t SET u = 8 WHERE id = 2"]);
+        stop("update_exists", &["(id)=(2)"]);
+        assert_eq!(counted(&case), "insert_exists=2 update_exists=1");
+        skip(&case);
+        case.run_until_current();
+        assert_eq!(counted(&case), "insert_exists=2 update_exists=1");
+        assert_eq!(
+            conflicts(&case),
+            [existing, existing, "update_exists error f UPDATE t (id)=(2) 23505"]
+        );
+        assert_eq!(case.target.value(rows), "1,2,3,6,8,9");
+    });
+}
+
+/// The errors of other classes are no conflicts.
+#[test]
+fn other_errors_are_not_counted() {
+    on_versions(&BOTH, |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.target.sql(
+            "ALTER TABLE t ADD CHECK (v <> 'bad'); CREATE TABLE log (id int PRIMARY KEY); \
+             INSERT INTO log VALUES (2); \
+             CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS \
+               'BEGIN INSERT INTO public.log VALUES (NEW.id); RETURN NEW; END'; \
+             CREATE TRIGGER note AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION note(); \
+             ALTER TABLE t ENABLE ALWAYS TRIGGER note",
+        );
+        transactions(&case, &["INSERT INTO t VALUES (1, 'bad')"]);
+        case.run().expect(9, &["23514", "(id)=(1)"]);
+        case.target.sql("ALTER TABLE t DROP CONSTRAINT t_v_check");
+        // Of another table, which a trigger changed.
+        transactions(&case, &["INSERT INTO t VALUES (2, 'p')"]);
+        case.run().expect(9, &["23505", "(id)=(2)"]);
+        assert_eq!(counted(&case), "∅");
+        assert_eq!(conflicts(&case).len(), 0);
+        case.target.sql("DELETE FROM log WHERE id = 2");
+        case.run_until_current();
+    });
+}
+
+/// Several unique indexes, of every kind, in the way of one row: of the same row of the target or of
+/// several, plain and partitioned.
+#[test]
+fn several_unique_indexes() {
+    in_every_way(|case| {
+        case.both(
+            "CREATE TABLE t (id int PRIMARY KEY, a int, b text, c int, big text); \
+             CREATE TABLE part (id int PRIMARY KEY, a int) PARTITION BY RANGE (id); \
+             CREATE TABLE part1 PARTITION OF part FOR VALUES FROM (0) TO (100)",
+        );
+        case.publish("FOR ALL TABLES WITH (publish_via_partition_root)");
+        case.target.sql(
+            "CREATE UNIQUE INDEX ON t (lower(b)); CREATE UNIQUE INDEX ON t (a) WHERE c > 0; \
+             CREATE UNIQUE INDEX ON part (id, a); \
+             ALTER TABLE t ADD UNIQUE (c) DEFERRABLE INITIALLY DEFERRED",
+        );
+        transactions(
+            &case,
+            &[
+                "INSERT INTO t SELECT g, g, 'p' || g, g, repeat(md5(g::text), 1000) FROM generate_series(1, 3) g",
+                "INSERT INTO part VALUES (1, 1)",
+            ],
+        );
+        case.run_until_current();
+        case.target.sql(
+            "INSERT INTO t SELECT g, g, 'b' || g, g FROM generate_series(10, 25) g; \
+             UPDATE t SET c = -1 WHERE id = 15; INSERT INTO part VALUES (10, 10), (11, 11)",
+        );
+        let mut expected = Vec::new();
+        let mut stops = |sql: &str, kind: &str, recorded: &str| {
+            transactions(&case, &[sql]);
+            case.run().expect(9, &[&format!("conflict={kind}: ")]);
+            expected.push(format!("{kind} error f {recorded} 23505"));
+            assert_eq!(conflicts(&case), expected, "{sql}");
+            skip(&case);
+        };
+        let several = "multiple_unique_conflicts";
+        let insert = |id| format!("INSERT t (id)=({id})");
+        // One row of the target, and several.
+        stops("INSERT INTO t VALUES (10, 50, 'B10', 50)", several, &insert(10));
+        stops("INSERT INTO t VALUES (11, 12, 'x', 51)", several, &insert(11));
+        stops("INSERT INTO t VALUES (52, 13, 'B14', 52)", several, &insert(52));
+        // The one index has no place for it, the other may be violated until COMMIT.
+        stops("INSERT INTO t VALUES (15, 15, 'y', 53)", "insert_exists", &insert(15));
+        stops("INSERT INTO t VALUES (16, 54, 'z', 17)", "insert_exists", &insert(16));
+        // A row that the same transaction has made.
+        stops(
+            "INSERT INTO t VALUES (55, 55, 'v', 55); UPDATE t SET a = 18, b = 'B19' WHERE id = 55",
+            several,
+            "UPDATE t (id)=(55)",
+        );
+        // Its own row is not in the way of an update, nor is a value known that was not sent.
+        let update = |id| format!("UPDATE t (id)=({id})");
+        stops("UPDATE t SET b = 'B20' WHERE id = 1", "update_exists", &update(1));
+        stops("UPDATE t SET b = 'B21', a = 22 WHERE id = 2", several, &update(2));
+        stops("UPDATE t SET id = 23, a = 24 WHERE id = 3", several, &update(3));
+        stops("INSERT INTO part VALUES (10, 10)", several, "INSERT part (id)=(10)");
+        stops("INSERT INTO part VALUES (11, 10)", "insert_exists", "INSERT part (id)=(11)");
+        assert_eq!(counted(&case), format!("insert_exists=3 {several}=7 update_exists=1"));
+        case.run_until_current();
+    });
+}
+
+/// The rule of several indexes counts where the other's is to stop.
+#[test]
+fn a_rule_for_several_unique_indexes() {
+    on_versions(&BOTH, |mut case| {
+        case.tool.args =
+            ["--on-conflict", "multiple_unique_conflicts=skip"].map(str::to_owned).to_vec();
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE)");
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        case.run_until_current();
+        case.target.sql("INSERT INTO t SELECT g, g FROM generate_series(10, 16) g");
+        transactions(
+            &case,
+            &[
+                "INSERT INTO t VALUES (2, 2), (10, 11), (12, 12), (3, 3)",
+                "UPDATE t SET id = 13, u = 14 WHERE id = 1",
+                "INSERT INTO t VALUES (4, 4), (15, 5)",
+            ],
+        );
+        case.run().expect(9, &["conflict=insert_exists", "(id)=(15)"]);
+        let skipped = |rest: &str| format!("multiple_unique_conflicts skip f {rest} 23505");
+        assert_eq!(
+            conflicts(&case),
+            [
+                skipped("INSERT t (id)=(10)"),
+                skipped("INSERT t (id)=(12)"),
+                skipped("UPDATE t (id)=(1)"),
+                "insert_exists error f INSERT t (id)=(15) 23505".to_owned(),
+            ]
+        );
+        assert_eq!(counted(&case), "insert_exists=1 multiple_unique_conflicts=3");
+        let rows = "SELECT string_agg(id || ':' || u, ' ' ORDER BY id) FROM t WHERE id < 12";
+        assert_eq!(case.target.value(rows), "1:1 2:2 3:3 10:10 11:11");
+    });
+}
+
+/// Rows that an update or a delete does not find, without a rule: all are counted, and recorded if
+/// they are few. With one, all are recorded.
+#[test]
+fn missing_rows() {
+    in_every_way(|mut case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int)");
+        case.publisher.sql("INSERT INTO t SELECT g, 0 FROM generate_series(1, 500) g");
+        case.run_until_current();
+        case.target.sql("DELETE FROM t WHERE id <= 400");
+        transactions(
+            &case,
+            &["UPDATE t SET v = 1 WHERE id IN (1, 401)", "DELETE FROM t WHERE id IN (2, 402)"],
+        );
+        case.run_until_current();
+        assert_eq!(counted(&case), "delete_missing=1 update_missing=1");
+        let few =
+            ["update_missing skip f UPDATE t (id)=(1)", "delete_missing skip f DELETE t (id)=(2)"];
+        assert_eq!(conflicts(&case), few);
+        case.publisher.sql("UPDATE t SET v = 2 WHERE id BETWEEN 101 AND 400");
+        case.run_until_current();
+        assert_eq!(counted(&case), "delete_missing=1 update_missing=301");
+        let recorded = conflicts(&case).len();
+        assert!((3..302).contains(&recorded), "{recorded} are recorded");
+        case.tool.args.extend(["--on-conflict", "update_missing=skip"].map(str::to_owned));
+        case.publisher.sql("UPDATE t SET v = 3 WHERE id BETWEEN 101 AND 400");
+        case.run_until_current();
+        assert_eq!(counted(&case), "delete_missing=1 update_missing=601");
+        assert_eq!(conflicts(&case).len(), recorded + 300);
+    });
+}
