@@ -2,8 +2,8 @@
 //! model of a target database.
 //!
 //! From a seed come the publisher's history, how many workers there are and how fast each is, which
-//! statements fail, when a session is lost, when the program or the target crashes, and how the
-//! next run is set up. Only one thing happens at a time, and which one is chance. Checked all along:
+//! statements fail, when a session is lost, at its COMMIT too, which took effect or did not, when the
+//! program or the target crashes, and how the next run is set up. Only one thing happens at a time, and which one is chance. Checked all along:
 //!
 //! * P1, P2, P5: after each commit the target has exactly the rows that the committed transactions
 //!   left on the publisher; in order, these are everything up to a transaction; out of order, what
@@ -47,12 +47,22 @@ pub(crate) enum Sabotage {
     EarlyAcknowledgement,
     /// Woken workers sleep on.
     LostWakeup,
+    /// Whoever loses his session takes every COMMIT that was not answered for lost.
+    ForgottenCommit,
+    /// Or for done.
+    AssumedCommit,
 }
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 4] =
-        [Self::UnmetWait, Self::NoGivingWay, Self::EarlyAcknowledgement, Self::LostWakeup];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::UnmetWait,
+        Self::NoGivingWay,
+        Self::EarlyAcknowledgement,
+        Self::LostWakeup,
+        Self::ForgottenCommit,
+        Self::AssumedCommit,
+    ];
 
     /// By its name in the source.
     pub(crate) fn named(name: &str) -> Option<Self> {
@@ -75,6 +85,9 @@ pub(crate) struct Seen {
     pub(crate) runs: usize,
     pub(crate) faults: usize,
     pub(crate) made_way: usize,
+    /// Sessions lost at a COMMIT that did not take effect, and at one that did.
+    pub(crate) lost_before_commit: usize,
+    pub(crate) lost_after_commit: usize,
 }
 
 impl Seen {
@@ -85,6 +98,8 @@ impl Seen {
         self.runs += other.runs;
         self.faults += other.faults;
         self.made_way += other.made_way;
+        self.lost_before_commit += other.lost_before_commit;
+        self.lost_after_commit += other.lost_after_commit;
     }
 }
 
@@ -135,6 +150,8 @@ enum Event {
     Cancel(usize),
     FailStatement(usize),
     LoseSession(usize),
+    /// The next session that is told to commit is lost, and whether it has committed.
+    LoseAtCommit(bool),
     CrashProgram,
     CrashTarget,
 }
@@ -156,6 +173,7 @@ struct World<'h> {
     flushed: bool,
     found: Option<Vec<GroupSeq>>,
     cancels: BTreeSet<usize>,
+    lose_at_commit: Option<bool>,
     /// What was acknowledged, in order. The publisher may come up with an older one.
     acknowledged: Vec<Lsn>,
     rows_through: Lsn,
@@ -194,6 +212,7 @@ impl<'h> World<'h> {
             flushed: false,
             found: None,
             cancels: BTreeSet::new(),
+            lose_at_commit: None,
             acknowledged: vec![Lsn(100)],
             rows_through: Lsn(0),
             faults,
@@ -302,11 +321,12 @@ impl<'h> World<'h> {
 
     fn fault(&mut self) -> Option<Event> {
         let worker = self.rng.below(self.workers.len());
-        match self.rng.below(10) {
+        match self.rng.below(13) {
             0..5 => self.target.is_cancellable(worker).then_some(Event::FailStatement(worker)),
             5..7 => Some(Event::LoseSession(worker)),
             7..9 => Some(Event::CrashProgram),
-            _ => Some(Event::CrashTarget),
+            9 => Some(Event::CrashTarget),
+            _ => Some(Event::LoseAtCommit(self.rng.chance(1, 2))),
         }
     }
 
@@ -351,7 +371,13 @@ impl<'h> World<'h> {
                     let doing = self.target.sessions[session].commands.front();
                     self.trace.push(format!("session {session}: {doing:?}"));
                 }
-                self.target.step(session, self.history)?;
+                match self.lose_at_commit {
+                    Some(commits) if self.target.is_at_commit(session) => {
+                        self.lose_at_commit = None;
+                        self.lose_at_commit(session, commits)?;
+                    }
+                    _ => self.target.step(session, self.history)?,
+                }
             }
             Event::Probe => {
                 let running = self.target.sessions.iter().zip(&self.leader.queues);
@@ -387,6 +413,7 @@ impl<'h> World<'h> {
                 self.drain(session)?;
                 self.target.terminate(session);
             }
+            Event::LoseAtCommit(commits) => self.lose_at_commit = Some(commits),
             Event::CrashProgram => {
                 // What is known of failed groups is forgotten with it.
                 self.rows_through = Lsn(0);
@@ -429,6 +456,19 @@ impl<'h> World<'h> {
                 self.restart()
             }
         }
+    }
+
+    /// The answer to a COMMIT never comes.
+    fn lose_at_commit(&mut self, session: usize, commits: bool) -> Result<(), String> {
+        self.note(|| format!("session {session} is lost, its COMMIT took effect: {commits}"));
+        if commits {
+            self.seen.lost_after_commit += 1;
+            self.target.step(session, self.history)?;
+        } else {
+            self.seen.lost_before_commit += 1;
+        }
+        self.target.terminate(session);
+        Ok(())
     }
 
     /// A backend goes on for a while with what it was sent.

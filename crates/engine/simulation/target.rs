@@ -212,6 +212,14 @@ impl Database {
             )
     }
 
+    /// Whether what a session does next is to commit.
+    pub(crate) fn is_at_commit(&self, session: usize) -> bool {
+        let session = &self.sessions[session];
+        !session.skipping
+            && session.tx != 0
+            && matches!(session.commands.front(), Some(Command::Commit))
+    }
+
     /// Who waits for whom, by backend.
     pub(crate) fn waits(&self) -> Vec<(i32, i32)> {
         let mut waits = Vec::new();

@@ -676,7 +676,12 @@ impl Worker {
             )
             .collect();
         for range in sent {
-            if !around.target.is_recorded(range.through) {
+            let took_effect = match around.sabotage {
+                Sabotage::ForgottenCommit => false,
+                Sabotage::AssumedCommit => true,
+                _ => around.target.is_recorded(range.through),
+            };
+            if !took_effect {
                 break;
             }
             self.transaction_committed(range);

@@ -18,6 +18,7 @@ fn every_promise_holds_whatever_happens() {
     // All of it has been tried.
     assert!(all.steps > 100_000 && all.transactions > 10_000 && all.runs > 3500, "{all:?}");
     assert!(all.faults > 1000 && all.made_way > 20, "{all:?}");
+    assert!(all.lost_before_commit > 100 && all.lost_after_commit > 100, "{all:?}");
 }
 
 #[test]
