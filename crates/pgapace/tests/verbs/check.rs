@@ -328,3 +328,61 @@ fn the_spool_is_looked_at() {
     let found = spools(&case.tool);
     assert_eq!((&found[0]["severity"], &found[0]["side"]), (&"blocker".into(), &"program".into()));
 }
+
+/// Whether the target can prepare as much as the publisher: asked only where transactions are sent
+/// at their PREPARE, which the command line says, or else the slot.
+#[test]
+fn prepared_transactions_need_room_on_the_target() {
+    const NAME: &str = "max_prepared_transactions";
+    for major in [15, 18] {
+        let mut pair = must(Pair::start_with(
+            major,
+            major,
+            |publisher| publisher.setting(NAME, "7"),
+            |target| target.setting(NAME, "0"),
+        ));
+        must(pair.publisher.sql("postgres", "CREATE TABLE t (id int PRIMARY KEY)"));
+        must(pair.publisher.sql("postgres", "CREATE PUBLICATION pub FOR TABLE t"));
+        must(pair.target.sql("postgres", "CREATE TABLE t (id int PRIMARY KEY)"));
+        let conninfo = |cluster: &Cluster| cluster.conninfo("postgres");
+        let asked = |tool: &Tool| {
+            let checked = tool.finish("check", &["--json"]);
+            checked.expect(0, &[]);
+            let lines = json(&checked).as_array().cloned().expect("an array");
+            let is = |line: &Value| line["topic"] == NAME && line["side"] == "target";
+            let human = tool.finish("check", &[]).stdout;
+            (lines.into_iter().find(is), human)
+        };
+        let tool = Tool::new(conninfo(&pair.publisher), conninfo(&pair.target), "held");
+        let (none, human) = asked(&tool);
+        assert!(none.is_none() && !human.contains(NAME), "{human}");
+
+        let two_phase = Tool { args: vec!["--two-phase".to_owned()], ..tool.clone() };
+        let mut restart_with = |sql: &str| {
+            must(pair.target.sql("postgres", sql));
+            must(pair.target.restart(Stop::Fast));
+        };
+        for (there, said) in [(0, "is 0: a transaction that stays prepared"), (6, "is 6, and 7 on")]
+        {
+            restart_with(&format!("ALTER SYSTEM SET {NAME} = {there}"));
+            let (found, human) = asked(&two_phase);
+            let found = found.unwrap_or_else(|| panic!("{human}"));
+            assert_eq!(found["severity"], "warning", "{found:#}");
+            assert!(found["message"].as_str().is_some_and(|text| text.contains(said)), "{found:#}");
+            assert!(human.contains(&format!("{NAME} {said}")), "{human}");
+            restart_with(found["fix"].as_str().expect("a fix"));
+            let (mended, human) = asked(&two_phase);
+            assert!(mended.is_none(), "{mended:#?}");
+            assert!(human.contains(&format!("{NAME} is 7, and 7 on the publisher")), "{human}");
+        }
+
+        // From now on the slot says so.
+        two_phase.run_until_current();
+        let (_, human) = asked(&tool);
+        assert!(human.contains(&format!("{NAME} is 7, and 7 on the publisher")), "{human}");
+        restart_with(&format!("ALTER SYSTEM SET {NAME} = 6"));
+        let (found, human) = asked(&tool);
+        assert_eq!(found.map(|line| line["severity"].clone()), Some("warning".into()), "{human}");
+        tool.finish("drop", &[]).expect(0, &[]);
+    }
+}
