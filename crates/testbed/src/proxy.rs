@@ -16,6 +16,8 @@ use crate::error::{Context, Result};
 const CHUNK: usize = 64 << 10;
 /// Chunks on their way in one direction; a slow reader holds up the sender beyond it.
 const CHUNKS_IN_FLIGHT_MAX: usize = 512;
+/// Begins the stream of changes of a replication connection.
+const START: &[u8] = b"START_REPLICATION ";
 
 /// A listening address in front of a server. Dropping it cuts every connection.
 #[derive(Debug)]
@@ -31,9 +33,16 @@ struct Shared {
     refuse: AtomicBool,
     closed: AtomicBool,
     forwarded_bytes: AtomicU64,
-    frozen: Mutex<bool>,
-    thawed: Condvar,
+    held: Mutex<Held>,
+    released: Condvar,
     connections: Mutex<Vec<Connection>>,
+}
+
+/// What is not passed on.
+#[derive(Debug, Default)]
+struct Held {
+    all: bool,
+    streams: bool,
 }
 
 #[derive(Debug)]
@@ -42,6 +51,14 @@ struct Connection {
     server: TcpStream,
     /// Directions that still flow.
     open: Arc<AtomicU64>,
+}
+
+/// One direction of a connection.
+#[derive(Clone)]
+struct Direction {
+    to_client: bool,
+    /// Whether the client has asked for a stream of changes.
+    streams: Arc<AtomicBool>,
 }
 
 /// Bytes and when to pass them on; none is the end of the direction.
@@ -59,8 +76,8 @@ impl Proxy {
             refuse: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             forwarded_bytes: AtomicU64::new(0),
-            frozen: Mutex::new(false),
-            thawed: Condvar::new(),
+            held: Mutex::default(),
+            released: Condvar::new(),
             connections: Mutex::new(Vec::new()),
         });
         let acceptor = Arc::clone(&shared);
@@ -103,13 +120,20 @@ impl Proxy {
     /// Passes nothing on until [`unfreeze`](Self::unfreeze): connections stay open and silent,
     /// as with a network that drops every packet.
     pub fn freeze(&self) {
-        *self.shared.frozen() = true;
+        self.shared.held().all = true;
     }
 
     /// Passes on what was held back.
     pub fn unfreeze(&self) {
-        *self.shared.frozen() = false;
-        self.shared.thawed.notify_all();
+        self.shared.held().all = false;
+        self.shared.released.notify_all();
+    }
+
+    /// Passes on nothing of what a server streams (START_REPLICATION) but that it begins, or passes
+    /// on what was held back. Other connections are not touched.
+    pub fn hold_streams(&self, hold: bool) {
+        self.shared.held().streams = hold;
+        self.shared.released.notify_all();
     }
 
     /// Closes each new connection at once, or stops doing so.
@@ -135,6 +159,7 @@ impl Drop for Proxy {
         self.shared.closed.store(true, Ordering::Release);
         self.cut_all();
         self.unfreeze();
+        self.hold_streams(false);
         // Wakes the acceptor, which then sees that it is over.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
     }
@@ -152,8 +177,8 @@ impl Shared {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn frozen(&self) -> MutexGuard<'_, bool> {
-        self.frozen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
@@ -186,8 +211,10 @@ impl Shared {
             connections.retain(|connection| connection.open.load(Ordering::Acquire) > 0);
             connections.push(connection);
         }
-        self.direction(client.try_clone()?, server.try_clone()?, Arc::clone(&open))?;
-        self.direction(server, client, open)
+        let up = Direction { to_client: false, streams: Arc::default() };
+        let down = Direction { to_client: true, ..up.clone() };
+        self.direction(client.try_clone()?, server.try_clone()?, Arc::clone(&open), up)?;
+        self.direction(server, client, open, down)
     }
 
     fn direction(
@@ -195,43 +222,58 @@ impl Shared {
         from: TcpStream,
         to: TcpStream,
         open: Arc<AtomicU64>,
+        direction: Direction,
     ) -> std::io::Result<()> {
         let (sender, receiver) = sync_channel(CHUNKS_IN_FLIGHT_MAX);
         let (reader, writer) = (Arc::clone(self), Arc::clone(self));
-        thread::Builder::new().spawn(move || reader.read(from, &sender))?;
+        let read = direction.clone();
+        thread::Builder::new().spawn(move || reader.read(from, &sender, &read))?;
         thread::Builder::new().spawn(move || {
-            writer.write(to, &receiver);
+            writer.write(to, &receiver, &direction);
             open.fetch_sub(1, Ordering::AcqRel);
         })?;
         Ok(())
     }
 
-    fn read(&self, mut from: TcpStream, sender: &SyncSender<Chunk>) {
+    fn read(&self, mut from: TcpStream, sender: &SyncSender<Chunk>, direction: &Direction) {
         let mut buffer = vec![0; CHUNK];
         loop {
             let length = from.read(&mut buffer).unwrap_or(0);
             let delay = Duration::from_micros(self.delay_us.load(Ordering::Relaxed));
             let bytes = (length > 0).then(|| buffer[..length].to_vec());
+            let asks = |bytes: &Vec<u8>| bytes.windows(START.len()).any(|window| window == START);
+            if !direction.to_client && bytes.as_ref().is_some_and(asks) {
+                direction.streams.store(true, Ordering::Release);
+            }
             if sender.send((Instant::now() + delay, bytes)).is_err() || length == 0 {
                 return;
             }
         }
     }
 
-    fn write(&self, mut to: TcpStream, receiver: &Receiver<Chunk>) {
+    fn write(&self, mut to: TcpStream, receiver: &Receiver<Chunk>, direction: &Direction) {
+        // The first message behind START_REPLICATION says that the stream begins.
+        let mut begun = false;
         while let Ok((due, bytes)) = receiver.recv() {
             thread::sleep(due.saturating_duration_since(Instant::now()));
-            {
-                let mut frozen = self.frozen();
-                while *frozen {
-                    frozen = self.thawed.wait(frozen).unwrap_or_else(PoisonError::into_inner);
-                }
-            }
+            let streams = direction.to_client && direction.streams.load(Ordering::Acquire);
+            let answer = match &bytes {
+                Some(bytes) if streams && !std::mem::replace(&mut begun, true) => message(bytes),
+                _ => 0,
+            };
+            self.wait(streams && answer == 0);
             let Some(bytes) = bytes else {
                 let _ = to.shutdown(Shutdown::Write);
                 return;
             };
-            if to.write_all(&bytes).is_err() {
+            let (answer, rest) = bytes.split_at(answer);
+            let written = to.write_all(answer).and_then(|()| {
+                if !answer.is_empty() && !rest.is_empty() {
+                    self.wait(true);
+                }
+                to.write_all(rest)
+            });
+            if written.is_err() {
                 // The reader's side must end as well, or its peer would wait for ever.
                 let _ = to.shutdown(Shutdown::Both);
                 return;
@@ -239,4 +281,18 @@ impl Shared {
             self.forwarded_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         }
     }
+
+    /// Waits while this is held back.
+    fn wait(&self, streamed: bool) {
+        let mut held = self.held();
+        while held.all || streamed && held.streams {
+            held = self.released.wait(held).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The length of the first message of a server, all of which is there.
+fn message(bytes: &[u8]) -> usize {
+    let length = bytes.get(1..5).and_then(|length| length.try_into().ok());
+    length.map_or(0, |length| bytes.len().min(1 + u32::from_be_bytes(length) as usize))
 }

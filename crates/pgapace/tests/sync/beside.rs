@@ -14,10 +14,10 @@ use crate::faults::site::{
 use crate::support::{Case, PATIENCE, must, on_versions};
 
 /// Number of the advisory lock that the trigger on the target waits for.
-const LOCK: u32 = 4711;
+pub(super) const LOCK: u32 = 4711;
 
 /// A change of each table in one transaction, several times.
-fn changes(case: &Case, numbers: std::ops::Range<u32>) {
+pub(super) fn changes(case: &Case, numbers: std::ops::Range<u32>) {
     let mut client = case.publisher.connect();
     for number in numbers {
         must(client.batch_execute(&format!(
@@ -27,7 +27,22 @@ fn changes(case: &Case, numbers: std::ops::Range<u32>) {
     }
 }
 
-fn wait_for(case: &Case, process: &mut Process, what: &str, sql: &str) {
+/// Tables that are not part of the subscription yet. On the target, updates of the first wait for the
+/// advisory lock.
+pub(super) fn late_tables(case: &Case) {
+    case.both("CREATE TABLE late (id int PRIMARY KEY, v int); CREATE TABLE late_log (id int)");
+    case.target.sql(&format!(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+           PERFORM pg_advisory_xact_lock_shared({LOCK}); RETURN NEW; END $$; \
+         CREATE TRIGGER wait BEFORE UPDATE ON late FOR EACH ROW EXECUTE FUNCTION wait(); \
+         ALTER TABLE late ENABLE ALWAYS TRIGGER wait"
+    ));
+    case.publisher.sql(
+        "INSERT INTO late SELECT i, 0 FROM generate_series(1, 1000) i; INSERT INTO late_log SELECT 0",
+    );
+}
+
+pub(super) fn wait_for(case: &Case, process: &mut Process, what: &str, sql: &str) {
     let waited = wait_until(PATIENCE, what, || {
         assert!(process.is_running(), "pgapace ended:\n{}", process.log());
         Ok(case.target.value(sql) == "t")
@@ -36,7 +51,7 @@ fn wait_for(case: &Case, process: &mut Process, what: &str, sql: &str) {
 }
 
 /// Of this case's sessions, by the state of this run: none that a killed process left behind.
-fn wait_for_a_waiter(case: &Case, process: &mut Process, lock: &str) {
+pub(super) fn wait_for_a_waiter(case: &Case, process: &mut Process, lock: &str) {
     let sql = format!(
         "SELECT count(*) > 0 FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
          WHERE NOT l.granted AND l.locktype = '{lock}' AND a.datname = current_database() \
@@ -46,7 +61,7 @@ fn wait_for_a_waiter(case: &Case, process: &mut Process, lock: &str) {
     wait_for(case, process, "a session to wait for the lock", &sql);
 }
 
-fn other_has(case: &Case, process: &mut Process, rows: u32) {
+pub(super) fn other_has(case: &Case, process: &mut Process, rows: u32) {
     let sql = format!("SELECT count(*) = {rows} FROM other");
     wait_for(case, process, "the other table to go on", &sql);
 }
@@ -58,7 +73,7 @@ fn acknowledged(case: &Case) -> String {
     ))
 }
 
-fn holder(case: &Case, sql: &str) -> Client {
+pub(super) fn holder(case: &Case, sql: &str) -> Client {
     let mut holder = case.target.connect();
     must(holder.batch_execute(sql));
     holder
@@ -68,16 +83,7 @@ fn holder(case: &Case, sql: &str) -> Client {
 fn others_go_on_while_tables_are_copied() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
-        let ddl = "CREATE TABLE late (id int PRIMARY KEY, v int); CREATE TABLE late_log (id int)";
-        case.both(ddl);
-        case.target.sql(&format!(
-            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-               PERFORM pg_advisory_xact_lock_shared({LOCK}); RETURN NEW; END $$; \
-             CREATE TRIGGER wait BEFORE UPDATE ON late FOR EACH ROW EXECUTE FUNCTION wait(); \
-             ALTER TABLE late ENABLE ALWAYS TRIGGER wait"
-        ));
-        case.publisher
-            .sql("INSERT INTO late SELECT i, 0 FROM generate_series(1, 1000) i; INSERT INTO late_log SELECT 0");
+        late_tables(&case);
         let applying = holder(&case, &format!("SELECT pg_advisory_lock({LOCK})"));
         let mut copying = holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
 

@@ -1,6 +1,7 @@
 //! Table sync: all kinds of tables, ends in the middle, tables that change or do not fit.
 
 mod beside;
+mod catching_up;
 mod half;
 mod kinds;
 mod requests;
