@@ -21,7 +21,7 @@ use crate::apply::encoder;
 use crate::apply::incoming::Incoming;
 use crate::apply::joining::{CatchUpOptions, Joining};
 use crate::apply::leader::{Leader, Outcome, Parts, Preparing};
-use crate::apply::pool::{Connector, Pool};
+use crate::apply::pool::{Connector, Pool, Slots};
 use crate::apply::prefetch::Prefetch;
 use crate::apply::sessions::Share;
 use crate::apply::streams::Streams;
@@ -46,7 +46,7 @@ use crate::target::origin;
 use crate::target::session::{Purpose, Target};
 use crate::target::state::copies::{self, CatchUp, set_gates};
 use crate::target::state::ownership::{Former, SessionId};
-use crate::target::state::{self, NewSubscription, Phase, SchemaCopy, Subscription};
+use crate::target::state::{self, Manner, NewSubscription, Phase, SchemaCopy, Subscription};
 use crate::target::state::{ownership, prepared, progress, schema, statistics};
 use crate::twophase;
 
@@ -137,6 +137,20 @@ pub(crate) fn run(
         shutdown.sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
+}
+
+/// From where a run goes on, and in which manner.
+struct Resumption {
+    applied: progress::Applied,
+    /// The slot's position, where the stream starts.
+    acknowledged: Lsn,
+    /// What may be lacking from here on: by tables that catch up, or by all.
+    needed_from: Lsn,
+    catching_up: Vec<CatchUp>,
+    two_phase: bool,
+    prepared: Vec<prepared::Known>,
+    preparing: Preparing,
+    format: Format,
 }
 
 struct Supervisor<'a> {
@@ -299,112 +313,69 @@ impl Supervisor<'_> {
             Ok(published)
         })?;
 
-        let system = identify(&mut source)?;
-        let applied = progress::read(&mut control, row.id)?.ok_or_else(|| {
-            Failure::new(Class::Target, "the progress of the subscription is missing").hint(
-                "Rows of pgapace.progress were deleted. Without them nothing can be resumed: drop \
-                 the subscription (pgapace drop) and start it anew.",
-            )
-        })?;
-        let mut catching_up = copies::catching_up(&mut control, row.id)?;
-        let lacking = |tables: &[CatchUp]| tables.iter().map(|table| table.through).min();
-        let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
-        if row.skip.is_some_and(|skip| skip < needed_from) {
-            // It has been left out.
-            state::set_skip(&mut control, row.id, None)?;
+        if let Some(Until::Current) = self.until {
+            // Fixed at the first run: a later one must not move the goal.
+            self.until = Some(Until::Lsn(current_lsn(&mut source)?));
         }
-        if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
-            check_identity(&mut source, &system, identifier, timeline, applied.highest())?;
-        }
-        let found =
-            slot::wait_until_free(&mut source, &row.slot_name, config.busy_timeout, &|| {
-                self.shutdown.requested()
-            })?;
-        let acknowledged = slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
-        for table in catching_up.extract_if(.., |table| table.through < acknowledged) {
-            tracing::warn!(
-                table = format!("{}.{}", table.schema, table.name),
-                through = %table.through,
-                %acknowledged,
-                "the table is copied again: changes that it lacks were acknowledged"
-            );
-            copies::copy_again(&mut control, context.owner(), &table)?;
-        }
-        for table in &catching_up {
-            // The run that copied it may have ended before all of that copy had.
-            copies::start_catch_up(&mut control, context.owner(), table)?;
-        }
-        let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
-        state::set_publisher(&mut control, row.id, &system.system_identifier, system.timeline)?;
-        let waits = publisher_waits_for(&mut source, &config.name)?;
         let until = match self.until {
-            Some(Until::Current) => {
-                let lsn = current_lsn(&mut source)?;
-                // Fixed at the first run: a later one must not move the goal.
-                self.until = Some(Until::Lsn(lsn));
-                Some(lsn)
-            }
             Some(Until::Lsn(lsn)) => Some(lsn),
-            None => None,
+            Some(Until::Current) | None => None,
         };
-
-        let major = source.server_version().major();
-        let slot_is_two_phase = found.is_some_and(|slot| slot.two_phase);
-        let two_phase =
-            twophase::settle(config, &mut control, &mut source, &row, slot_is_two_phase)?;
-        let prepared = twophase::known(&mut control, row.id, two_phase)?;
-        let limit = prepared::limit(&mut control)?;
-        let hold = if two_phase { twophase::hold(config, limit, waits)? } else { None };
-        let preparing = Preparing {
-            hold,
-            limit,
-            subscription: row.id,
-            epoch: row.epoch,
-            prefix: prepared::prefix(&mut control, row.id, &system.system_identifier)?,
-        };
-        let progress = Progress::resume_behind(applied.through, acknowledged);
-        let feedback = Feedback::new(progress.positions());
-        let mut types = PublisherTypes::default();
-        published.iter().for_each(|table| types.add(table));
-        let format = match &self.text {
-            Some(reason) => Format::text(reason),
-            None => format::choose(&mut control, &published, config.binary)?,
-        };
-        state::set_format(&mut control, row.id, format.name(), &format.reason)?;
+        let waits = publisher_waits_for(&mut source, &config.name)?;
+        let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
+        let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
+        let identity = self.identity(&control, &row);
         let group_transactions = self.group_transactions();
         let spool = self.spool()?;
         let streaming = match config.streaming {
             config::Streaming::Off => Streaming::Off,
-            config::Streaming::Parallel if major >= 16 => Streaming::Parallel,
+            config::Streaming::Parallel if source.server_version().major() >= 16 => {
+                Streaming::Parallel
+            }
             config::Streaming::On | config::Streaming::Parallel => Streaming::On,
         };
-        let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
-        let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
-        let (mode, reason) = self.streaming_mode();
-        state::set_streaming_mode(&mut control, row.id, mode, reason)?;
-        let (pool, durability) = std::thread::scope(|scope| {
-            let durability = scope.spawn(|| target.connect(Purpose::Durability));
-            let pool = self.open_pool(&control, &target, &row, group_transactions, purpose)?;
-            let durability = durability
+        let this: &Self = self;
+        // What goes on in both takes as many round trips.
+        let (resumption, stream, states, pool, durability) = std::thread::scope(|scope| {
+            let sessions = scope
+                .spawn(|| this.open_sessions(&target, &row, identity, group_transactions, purpose));
+            let resumption =
+                this.resume(&mut control, &mut source, &row, context, waits, &published)?;
+            let command = slot::start_command(
+                source.server_version().major(),
+                &row.slot_name,
+                resumption.acknowledged,
+                &config.publications,
+                &slot::StreamOptions {
+                    origin_none: config.origin_none,
+                    two_phase: resumption.two_phase,
+                    binary: resumption.format.binary,
+                    streaming,
+                },
+            );
+            tracing::debug!(command, "starting the stream");
+            let stream = ReplicationStream::start(source, &command)
+                .map_err(|e| explain(Failure::publisher(&e, "starting the stream")))?;
+            let states = state::relations(&mut control, row.id)?;
+            let (pool, durability) = sessions
                 .join()
                 .unwrap_or_else(|_| Err(Failure::internal("connecting panicked")))?;
-            Ok::<_, Failure>((pool, Durability::spawn(durability, row.id)?))
+            Ok::<_, Failure>((resumption, stream, states, pool, durability))
         })?;
-        let command = slot::start_command(
-            major,
-            &row.slot_name,
+        let Resumption {
+            applied,
             acknowledged,
-            &config.publications,
-            &slot::StreamOptions {
-                origin_none: config.origin_none,
-                two_phase,
-                binary: format.binary,
-                streaming,
-            },
-        );
-        tracing::debug!(command, "starting the stream");
-        let stream = ReplicationStream::start(source, &command)
-            .map_err(|e| explain(Failure::publisher(&e, "starting the stream")))?;
+            needed_from,
+            catching_up,
+            prepared,
+            preparing,
+            format,
+            ..
+        } = resumption;
+        let progress = Progress::resume_behind(applied.through, acknowledged);
+        let feedback = Feedback::new(progress.positions());
+        let mut types = PublisherTypes::default();
+        published.iter().for_each(|table| types.add(table));
         let receiver = Receiver::spawn(
             stream,
             feedback.clone(),
@@ -426,7 +397,6 @@ impl Supervisor<'_> {
             reason = format.reason,
             "streaming"
         );
-        let states = state::relations(&mut control, row.id)?;
         let locks_ordered = (config.workers > 1).then_some(config.preserve_commit_order);
         let tables = Tables::new(&states, types, format.binary, locks_ordered)
             .with_policy(config.on_conflict.clone(), row.id);
@@ -446,7 +416,6 @@ impl Supervisor<'_> {
             ApplyMode::Auto => self.rows_through,
             ApplyMode::Row => Lsn(u64::MAX),
         };
-        let identity = self.identity(&control, &row);
         let catch_up = CatchUpOptions {
             // Behind the workers of the pool.
             connect: Box::new(|table| {
@@ -499,6 +468,82 @@ impl Supervisor<'_> {
             rows_through,
         })
         .run()
+    }
+
+    /// Looks where the stream is to go on from, and that nothing before that is lost.
+    fn resume(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        row: &Subscription,
+        context: SyncContext<'_>,
+        waits: bool,
+        published: &[PublishedTable],
+    ) -> Result<Resumption> {
+        let config = self.config;
+        let system = identify(source)?;
+        let applied = progress::read(control, row.id)?.ok_or_else(|| {
+            Failure::new(Class::Target, "the progress of the subscription is missing").hint(
+                "Rows of pgapace.progress were deleted. Without them nothing can be resumed: drop \
+                 the subscription (pgapace drop) and start it anew.",
+            )
+        })?;
+        let mut catching_up = copies::catching_up(control, row.id)?;
+        let lacking = |tables: &[CatchUp]| tables.iter().map(|table| table.through).min();
+        let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
+        if row.skip.is_some_and(|skip| skip < needed_from) {
+            // It has been left out.
+            state::set_skip(control, row.id, None)?;
+        }
+        if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
+            check_identity(source, &system, identifier, timeline, applied.highest())?;
+        }
+        let found = slot::wait_until_free(source, &row.slot_name, config.busy_timeout, &|| {
+            self.shutdown.requested()
+        })?;
+        let acknowledged = slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
+        for table in catching_up.extract_if(.., |table| table.through < acknowledged) {
+            tracing::warn!(
+                table = format!("{}.{}", table.schema, table.name),
+                through = %table.through,
+                %acknowledged,
+                "the table is copied again: changes that it lacks were acknowledged"
+            );
+            copies::copy_again(control, context.owner(), &table)?;
+        }
+        for table in &catching_up {
+            // The run that copied it may have ended before all of that copy had.
+            copies::start_catch_up(control, context.owner(), table)?;
+        }
+        let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
+        let slot_is_two_phase = found.is_some_and(|slot| slot.two_phase);
+        let two_phase = twophase::settle(config, control, source, row, slot_is_two_phase)?;
+        let prepared = twophase::known(control, row.id, two_phase)?;
+        let (limit, prefix) = prepared::place(control, row.id, &system.system_identifier)?;
+        let hold = if two_phase { twophase::hold(config, limit, waits)? } else { None };
+        let preparing = Preparing { hold, limit, subscription: row.id, epoch: row.epoch, prefix };
+        let format = match &self.text {
+            Some(reason) => Format::text(reason),
+            None => format::choose(control, published, config.binary)?,
+        };
+        let (streaming, streaming_reason) = self.streaming_mode();
+        let manner = Manner {
+            format: format.name(),
+            format_reason: &format.reason,
+            streaming,
+            streaming_reason,
+        };
+        state::set_run(control, row.id, &system, &manner)?;
+        Ok(Resumption {
+            applied,
+            acknowledged,
+            needed_from,
+            catching_up,
+            two_phase,
+            prepared,
+            preparing,
+            format,
+        })
     }
 
     /// The spool, empty. A directory that was named must be usable from the start; without one,
@@ -769,30 +814,34 @@ impl Supervisor<'_> {
         (first..first + self.config.stream_sessions()).map(connector).collect()
     }
 
-    fn open_pool(
+    /// Opens the sessions that apply, and those beside them, all at once.
+    fn open_sessions(
         &self,
-        control: &Session,
         target: &Target,
         row: &Subscription,
+        identity: Identity,
         group_transactions: usize,
         purpose: Purpose,
-    ) -> Result<Pool> {
+    ) -> Result<(Pool, Durability)> {
         let config = self.config;
-        let identity = self.identity(control, row);
-        let monitor = target.connect(Purpose::Monitor)?;
-        let connector = self.connector(target, purpose, identity);
-        let blockers = Blockers::spawn(monitor, row.id, &config.name)?;
-        let ordered = config.preserve_commit_order;
-        let pool = Pool::spawn(
-            &self.share,
-            connector,
-            &config.name,
-            group_transactions,
-            ordered,
-            blockers,
-            config.lock_probe,
-        )?;
-        Ok(pool.with_prefetch(Prefetch::spawn(config.prefetch, target, &config.name)?))
+        let panicked = |_| Err(Failure::internal("connecting panicked"));
+        std::thread::scope(|scope| {
+            let durability = scope.spawn(|| target.connect(Purpose::Durability));
+            let monitor = scope.spawn(|| target.connect(Purpose::Monitor));
+            let slots =
+                Slots::new(&self.share, self.connector(target, purpose, identity), &config.name)?;
+            let monitor = monitor.join().unwrap_or_else(panicked)?;
+            let pool = Pool::new(
+                slots,
+                group_transactions,
+                config.preserve_commit_order,
+                Blockers::spawn(monitor, row.id, &config.name)?,
+                config.lock_probe,
+            );
+            let prefetch = Prefetch::spawn(config.prefetch, target, &config.name)?;
+            let durability = durability.join().unwrap_or_else(panicked)?;
+            Ok((pool.with_prefetch(prefetch), Durability::spawn(durability, row.id)?))
+        })
     }
 }
 

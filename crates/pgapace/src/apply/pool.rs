@@ -2,7 +2,6 @@
 
 mod slots;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
@@ -13,9 +12,7 @@ use engine::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 
 use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
 use crate::apply::demotions::{Demotions, Turned};
-use crate::apply::pool::slots::Slots;
 use crate::apply::prefetch::Prefetch;
-use crate::apply::sessions::Share;
 use crate::apply::work::{Contended, Group, Mode, TwoPhase, Work};
 use crate::apply::worker::{Answered, FromWorker, Moved};
 use crate::error::{Failure, Result};
@@ -23,7 +20,7 @@ use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::target::mapping::TableMap;
 use crate::target::state::statistics::Waits;
 
-pub(crate) use slots::Connector;
+pub(crate) use slots::{Connector, Slots};
 
 /// Source transactions that are on their way to the target at once where groups are small: a
 /// worker that is told to commit each of them alone must not wait for every answer.
@@ -108,20 +105,18 @@ impl Stall {
 impl Pool {
     /// `group_transactions`: what a group may have at most; `lock_probe`: time after which it is
     /// looked what keeps the oldest group.
-    pub(crate) fn spawn(
-        share: &Arc<Share>,
-        connector: Connector,
-        subscription: &str,
+    pub(crate) fn new(
+        slots: Slots,
         group_transactions: usize,
         ordered: bool,
         blockers: Blockers,
         lock_probe: Duration,
-    ) -> Result<Self> {
-        let slots = Slots::new(share, connector, subscription)?;
+    ) -> Self {
+        let most = slots.most();
         let now = Instant::now();
-        Ok(Self {
-            depth: (WINDOW / group_transactions / share.most()).max(DEPTH),
-            writeset: (share.most() > 1).then(|| Writeset::new(WritesetLimits::default(), ordered)),
+        Self {
+            depth: (WINDOW / group_transactions / most).max(DEPTH),
+            writeset: (most > 1).then(|| Writeset::new(WritesetLimits::default(), ordered)),
             demotions: Demotions::new(),
             prefetch: None,
             slots,
@@ -132,7 +127,7 @@ impl Pool {
             idle_since: now,
             blockers,
             stall: Stall::new(lock_probe),
-        })
+        }
     }
 
     /// Has rows of the groups read ahead.

@@ -427,14 +427,14 @@ pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Op
         return Err(not_a_table(schema, name, &kind));
     }
     let oid_text = oid.to_string();
-    let columns = session
-        .query(COLUMNS_SQL, &[Some(&oid_text)])
-        .map_err(|e| failed(&e))?
-        .iter()
-        .map(|row| column(&row))
-        .collect::<Result<Vec<_>>>()?;
-    let keys = session.query(KEYS_SQL, &[Some(&oid_text)]).map_err(|e| failed(&e))?;
-    let (identity_key, unique_keys) = keys_of(&keys, &columns, &replica_identity)?;
+    // Both in one message: it is one round trip.
+    let sql = format!("{COLUMNS_SQL}; {KEYS_SQL}").replace("$1", &oid_text);
+    let results = session.simple(&sql).map_err(|e| failed(&e))?;
+    let [columns, keys] = &results[..] else {
+        return Err(Failure::internal("the catalogue gave another number of answers"));
+    };
+    let columns = columns.iter().map(|row| column(&row)).collect::<Result<Vec<_>>>()?;
+    let (identity_key, unique_keys) = keys_of(keys, &columns, &replica_identity)?;
     let mut leaf_keys = Vec::new();
     if partitioned && identity_key.is_none() {
         for row in session.query(LEAVES_SQL, &[Some(&oid_text)]).map_err(|e| failed(&e))?.iter() {

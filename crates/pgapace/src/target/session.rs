@@ -44,6 +44,9 @@ const NEWER_SETTINGS: &[(&str, &str)] = &[("transaction_timeout", "0")];
 /// setting that needs a privilege, so sessions that only look do without.
 const REPLICA_ROLE: (&str, &str) = ("session_replication_role", "replica");
 
+/// A backend that waits for a lock notices that we are gone. Not on every platform.
+const WATCH: (&str, &str) = ("client_connection_check_interval", "2s");
+
 /// What a session is for: part of its `application_name`, and its durability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -177,13 +180,23 @@ impl Target {
             .chain(SETTINGS)
             .chain(newer)
             .chain(&own)
+            .chain([&WATCH])
             .map(|(name, value)| {
                 let (name, value) = (wire::quote_literal(name), wire::quote_literal(value));
                 format!("pg_catalog.set_config({name}, {value}, false)")
             })
             .collect();
-        let sql = format!("SELECT {}", calls.join(", "));
-        session.query(&sql, &[]).map_err(|e| {
+        let set = |session: &mut Session, calls: &[String]| {
+            session.query(&format!("SELECT {}", calls.join(", ")), &[])
+        };
+        let result = match set(&mut session, &calls) {
+            // One message, because it is one round trip; and once more where it cannot be had.
+            Err(error) if error.sqlstate() == Some("22023") => {
+                set(&mut session, &calls[..calls.len() - 1])
+            }
+            result => result,
+        };
+        result.map_err(|e| {
             let failure = Failure::target(&e, "preparing the session");
             if failure.sqlstate.as_deref() == Some("42501") {
                 failure.hint(
@@ -195,13 +208,6 @@ impl Target {
                 failure
             }
         })?;
-        // A backend that waits for a lock notices that we are gone. Not on every platform.
-        let watch = session.simple("SET client_connection_check_interval = '2s'");
-        if let Err(error) = watch
-            && error.sqlstate().is_none()
-        {
-            return Err(Failure::target(&error, "preparing the session"));
-        }
         Ok(session)
     }
 }

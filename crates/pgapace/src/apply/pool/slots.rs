@@ -57,7 +57,7 @@ struct Slot {
 }
 
 /// The places.
-pub(super) struct Slots {
+pub(crate) struct Slots {
     slots: Vec<Slot>,
     share: Arc<Share>,
     connector: Connector,
@@ -71,7 +71,7 @@ pub(super) struct Slots {
 
 impl Slots {
     /// Opens the subscription's own session, and all others if nobody shares them.
-    pub(super) fn new(
+    pub(crate) fn new(
         share: &Arc<Share>,
         connector: Connector,
         subscription: &str,
@@ -116,6 +116,11 @@ impl Slots {
         let share = Arc::clone(share);
         let (short_since, paused_until) = (None, now);
         Ok(Self { slots, share, connector, office, events, short_since, paused_until })
+    }
+
+    /// The most workers that there can be.
+    pub(super) fn most(&self) -> usize {
+        self.share.most()
     }
 
     /// Those that may be given groups, by number; the first is always among them.

@@ -235,20 +235,41 @@ pub(crate) fn set_skip(session: &mut Session, id: SubscriptionId, lsn: Option<Ls
     Ok(())
 }
 
-/// Records which publisher, and which of its timelines, the progress belongs to.
-pub(crate) fn set_publisher(
+/// In which form the publisher sends values in a run, and when large transactions are applied; with
+/// the reasons.
+pub(crate) struct Manner<'a> {
+    pub(crate) format: &'a str,
+    pub(crate) format_reason: &'a str,
+    pub(crate) streaming: &'a str,
+    pub(crate) streaming_reason: &'a str,
+}
+
+/// Records which publisher, and which of its timelines, the progress belongs to, and the manner of
+/// the run.
+pub(crate) fn set_run(
     session: &mut Session,
     id: SubscriptionId,
-    system_identifier: &str,
-    timeline: u32,
+    publisher: &SystemIdentity,
+    manner: &Manner<'_>,
 ) -> Result<()> {
     session
         .execute(
             "UPDATE pgapace.subscription \
-             SET system_identifier = $2, timeline = $3::pg_catalog.int8 \
+             SET system_identifier = $2, timeline = $3::pg_catalog.int8, \
+               format = $4, format_reason = $5, streaming = $6, streaming_reason = $7 \
              WHERE id = $1::pg_catalog.int4 \
-               AND (system_identifier, timeline) IS DISTINCT FROM ($2, $3::pg_catalog.int8)",
-            &[Some(&id.0.to_string()), Some(system_identifier), Some(&timeline.to_string())],
+               AND (system_identifier, timeline, format, format_reason, streaming, \
+                 streaming_reason) \
+               IS DISTINCT FROM ($2, $3::pg_catalog.int8, $4, $5, $6, $7)",
+            &[
+                Some(&id.0.to_string()),
+                Some(&publisher.system_identifier),
+                Some(&publisher.timeline.to_string()),
+                Some(manner.format),
+                Some(manner.format_reason),
+                Some(manner.streaming),
+                Some(manner.streaming_reason),
+            ],
         )
         .map_err(|e| writing(&e))?;
     Ok(())
@@ -350,24 +371,6 @@ pub(crate) fn copied_at(
     row.get(0).map(|_| field(&row, 0)).transpose()
 }
 
-/// Records in which form the publisher sends values, and why.
-pub(crate) fn set_format(
-    session: &mut Session,
-    id: SubscriptionId,
-    format: &str,
-    reason: &str,
-) -> Result<()> {
-    session
-        .execute(
-            "UPDATE pgapace.subscription SET format = $2, format_reason = $3 \
-             WHERE id = $1::pg_catalog.int4 \
-               AND (format, format_reason) IS DISTINCT FROM ($2, $3)",
-            &[Some(&id.0.to_string()), Some(format), Some(reason)],
-        )
-        .map_err(|e| writing(&e))?;
-    Ok(())
-}
-
 /// In which form the publisher sent values in the last run, and why.
 pub(crate) fn format(
     session: &mut Session,
@@ -382,24 +385,6 @@ pub(crate) fn format(
         .map_err(|e| reading(&e))?;
     let text = |column| rows.first().and_then(|row| row.get(column).map(str::to_owned));
     Ok((text(0), text(1)))
-}
-
-/// Records when large transactions are applied, and why then.
-pub(crate) fn set_streaming_mode(
-    session: &mut Session,
-    id: SubscriptionId,
-    mode: &str,
-    reason: &str,
-) -> Result<()> {
-    session
-        .execute(
-            "UPDATE pgapace.subscription SET streaming = $2, streaming_reason = $3 \
-             WHERE id = $1::pg_catalog.int4 \
-               AND (streaming, streaming_reason) IS DISTINCT FROM ($2, $3)",
-            &[Some(&id.0.to_string()), Some(mode), Some(reason)],
-        )
-        .map_err(|e| writing(&e))?;
-    Ok(())
 }
 
 /// When large transactions were applied in the last run, and why then.

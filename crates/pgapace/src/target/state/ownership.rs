@@ -12,7 +12,7 @@ use serde::Serialize;
 use wire::Session;
 
 use crate::error::{Class, Failure, Result};
-use crate::target::catalogue::field;
+use crate::target::catalogue::{boolean, field};
 use crate::target::state::SubscriptionId;
 
 /// First key of the owner's lock ("pgao").
@@ -58,14 +58,15 @@ pub(crate) fn become_owner(
     terminate_holders(session, OWNER_LOCK, id, &|owner| former.includes(owner))?;
     let deadline = Instant::now() + patience;
     loop {
-        let sql = format!("SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {})", id.0);
+        let sql = format!(
+            "SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {}), pid, backend_start \
+             FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid()",
+            id.0
+        );
         let rows = session.query(&sql, &[]).map_err(|e| failed(&e))?;
-        if rows.first().is_some_and(|row| row.get(0) == Some("t")) {
-            let sql = "SELECT pid, backend_start FROM pg_catalog.pg_stat_activity \
-                       WHERE pid = pg_catalog.pg_backend_pid()";
-            let rows = session.query(sql, &[]).map_err(|e| failed(&e))?;
-            let row = rows.first().ok_or_else(|| Failure::internal("our own session is gone"))?;
-            return Ok(SessionId { pid: field(&row, 0)?, backend_start: field(&row, 1)? });
+        let row = rows.first().ok_or_else(|| Failure::internal("our own session is gone"))?;
+        if boolean(&row, 0)? {
+            return Ok(SessionId { pid: field(&row, 1)?, backend_start: field(&row, 2)? });
         }
         if Instant::now() >= deadline {
             let owner = describe_holders(session, OWNER_LOCK, id)?;
@@ -94,14 +95,14 @@ pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<i64> {
     let deadline = Instant::now() + FENCE_TIMEOUT;
     loop {
         terminate_holders(session, SESSION_LOCK, id, &|_| true)?;
-        session.simple("SET lock_timeout = '300ms'").map_err(|e| failed(&e))?;
-        let sql = format!(
-            "SELECT pg_catalog.pg_advisory_lock({SESSION_LOCK}, {id}); \
-             SELECT pg_catalog.pg_advisory_unlock({SESSION_LOCK}, {id})",
+        // One transaction: should the lock not be had, the setting is taken back with it.
+        let locked = session.simple(&format!(
+            "SET lock_timeout = '300ms'; \
+             SELECT pg_catalog.pg_advisory_lock({SESSION_LOCK}, {id}); \
+             SELECT pg_catalog.pg_advisory_unlock({SESSION_LOCK}, {id}); \
+             SET lock_timeout = 0",
             id = id.0
-        );
-        let locked = session.simple(&sql);
-        session.simple("SET lock_timeout = 0").map_err(|e| failed(&e))?;
+        ));
         match locked {
             Ok(_) => return Ok(epoch),
             Err(error) if error.sqlstate() == Some("55P03") && Instant::now() < deadline => {}

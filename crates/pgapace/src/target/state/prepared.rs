@@ -199,22 +199,26 @@ pub(crate) struct Known {
     pub(crate) given_up: bool,
 }
 
-/// What the names of a subscription's prepared transactions begin with.
-pub(crate) fn prefix(
+/// How many prepared transactions the target can have, 0 if none; and what the names of the
+/// subscription's begin with.
+pub(crate) fn place(
     session: &mut Session,
     id: SubscriptionId,
     system_identifier: &str,
-) -> Result<String> {
-    Ok(format!("{}{system_identifier}_{}_", database_prefix(session)?, id.0))
+) -> Result<(usize, String)> {
+    let sql = format!(
+        "SELECT pg_catalog.current_setting('max_prepared_transactions'), {DATABASE_PREFIX}"
+    );
+    let rows = session.query(&sql, &[]).map_err(|e| reading(&e))?;
+    let row = rows.first().ok_or_else(|| Failure::internal("a setting has no value"))?;
+    let prefix: String = field(&row, 1)?;
+    Ok((field(&row, 0)?, format!("{prefix}{system_identifier}_{}_", id.0)))
 }
 
-fn database_prefix(session: &mut Session) -> Result<String> {
-    let sql = "SELECT d.oid FROM pg_catalog.pg_database d \
-               WHERE d.datname = pg_catalog.current_database()";
-    let rows = session.query(sql, &[]).map_err(|e| reading(&e))?;
-    let row = rows.first().ok_or_else(|| Failure::internal("the database has no row"))?;
-    Ok(format!("pgapace_{}_", field::<u32>(&row, 0)?))
-}
+/// What all names of ours in this database begin with.
+const DATABASE_PREFIX: &str = "\
+(SELECT 'pgapace_' || d.oid || '_' FROM pg_catalog.pg_database d
+ WHERE d.datname = pg_catalog.current_database())";
 
 /// Commits the first rows of transactions that are about to be prepared. Not durable before the
 /// first of them is; fails if this run does not own the subscription any more.
@@ -264,13 +268,12 @@ pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> 
 /// Everything of the subscription that is, or was to be, prepared on the target, oldest first: with
 /// a first row, or a name of ours.
 pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Known>> {
-    let prefix = database_prefix(session)?;
     let rows = session
         .query(
             &format!(
                 "WITH here AS ( \
                    SELECT x.gid AS name, x.prepared, \
-                     pg_catalog.regexp_match(x.gid, {}) AS part \
+                     pg_catalog.regexp_match(x.gid, '^' || {DATABASE_PREFIX} || {}) AS part \
                    FROM pg_catalog.pg_prepared_xacts x \
                    WHERE x.database = pg_catalog.current_database() \
                  ), ours AS (SELECT * FROM here WHERE part[1] = {}), \
@@ -288,7 +291,7 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Know
                    n.given_up_at IS NOT NULL \
                  FROM noted n FULL JOIN ours o ON o.name = n.name \
                  ORDER BY coalesce(n.prepared_at, o.prepared)",
-                quote_literal(&format!("^{prefix}[0-9]+_([0-9]+)_([0-9]+)_([0-9A-F]+)$")),
+                quote_literal("[0-9]+_([0-9]+)_([0-9]+)_([0-9A-F]+)$"),
                 quote_literal(&id.0.to_string()),
                 id = id.0
             ),
@@ -324,15 +327,6 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Know
             })
         })
         .collect()
-}
-
-/// How many prepared transactions the target can have; 0 if none.
-pub(crate) fn limit(session: &mut Session) -> Result<usize> {
-    let rows = session
-        .query("SELECT pg_catalog.current_setting('max_prepared_transactions')", &[])
-        .map_err(|e| reading(&e))?;
-    let row = rows.first().ok_or_else(|| Failure::internal("a setting has no value"))?;
-    field(&row, 0)
 }
 
 fn reading(error: &wire::Error) -> Failure {

@@ -246,34 +246,31 @@ pub(crate) fn migrate(session: &mut Session) -> Result<()> {
             failure
         }
     };
-    session.simple("BEGIN").map_err(|e| failed(&e))?;
-    session
-        .simple("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('pgapace.schema'))")
+    // Few round trips: to a server that is far away each of them takes its time.
+    let begun = session
+        .simple(
+            "BEGIN; \
+             SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('pgapace.schema')); \
+             SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = 'pgapace'",
+        )
         .map_err(|e| failed(&e))?;
+    let mut script = Vec::new();
+    if begun.last().is_none_or(wire::Rows::is_empty) {
+        script.push("CREATE SCHEMA pgapace");
+    }
     // Another process may have been faster while we waited.
     let current = version(session)?;
-    let exists = session
-        .query("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = 'pgapace'", &[])
-        .map_err(|e| failed(&e))?;
-    if exists.is_empty() {
-        session.simple("CREATE SCHEMA pgapace").map_err(|e| failed(&e))?;
-    }
     if current == 0 {
-        session
-            // With a key, so that it can be updated also where all tables are published.
-            .simple(
-                "CREATE TABLE IF NOT EXISTS pgapace.schema_version (version integer PRIMARY KEY)",
-            )
-            .map_err(|e| failed(&e))?;
-        session.simple("INSERT INTO pgapace.schema_version VALUES (0)").map_err(|e| failed(&e))?;
+        // With a key, so that it can be updated also where all tables are published.
+        script.push(
+            "CREATE TABLE IF NOT EXISTS pgapace.schema_version (version integer PRIMARY KEY)",
+        );
+        script.push("INSERT INTO pgapace.schema_version VALUES (0)");
     }
-    for migration in &MIGRATIONS[current..] {
-        session.simple(migration).map_err(|e| failed(&e))?;
-    }
-    session
-        .simple(&format!("UPDATE pgapace.schema_version SET version = {newest}"))
-        .map_err(|e| failed(&e))?;
-    session.simple("COMMIT").map_err(|e| failed(&e))?;
+    script.extend(&MIGRATIONS[current..]);
+    let versioned = format!("UPDATE pgapace.schema_version SET version = {newest}");
+    script.extend([versioned.as_str(), "COMMIT"]);
+    session.simple(&script.join(";\n")).map_err(|e| failed(&e))?;
     Ok(())
 }
 
