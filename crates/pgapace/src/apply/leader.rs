@@ -119,6 +119,8 @@ pub(crate) struct Leader<'a> {
     rest: Bytes,
     /// What was applied before this run: transactions before it are skipped.
     resumed_at: Lsn,
+    /// The end of all that was applied before this run, beyond gaps as well.
+    applied_through: Lsn,
     /// The transactions before the next were skipped because they were applied beyond a gap.
     after_applied: bool,
     /// What waits for a worker.
@@ -155,6 +157,7 @@ pub(crate) struct Leader<'a> {
 impl<'a> Leader<'a> {
     pub(crate) fn new(parts: Parts<'a>) -> Self {
         let resumed_at = parts.progress.committed();
+        let applied_through = parts.applied_beyond.back().map_or(resumed_at, |last| last.through);
         let decoder = Decoder::new(parts.streaming);
         let waiting = Batcher::new(parts.group_limits);
         let now = Instant::now();
@@ -166,6 +169,7 @@ impl<'a> Leader<'a> {
             decoder,
             rest: Bytes::new(),
             resumed_at,
+            applied_through,
             partly_dispatched: false,
             closing: None,
             stopping_since: None,
@@ -472,9 +476,7 @@ impl<'a> Leader<'a> {
                     if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = &message {
                         // The publisher may wait for this.
                         self.parts.progress.received(prepare.end_lsn);
-                        if prepare.prepare_lsn >= self.resumed_at {
-                            self.parts.progress.caught_up();
-                        }
+                        self.has_passed(prepare.end_lsn);
                     }
                     self.look_at_streams(start, &message);
                     self.take_parts()?;
@@ -489,9 +491,7 @@ impl<'a> Leader<'a> {
                     if !self.parts.incoming.in_transaction() {
                         self.parts.progress.received(wal_end);
                         self.parts.joining.received(wal_end);
-                        if wal_end >= self.resumed_at {
-                            self.parts.progress.caught_up();
-                        }
+                        self.has_passed(wal_end);
                     }
                 }
                 Frame::PrimaryStatus { .. } => {}
@@ -549,11 +549,11 @@ impl<'a> Leader<'a> {
         if self.closing.is_none() {
             self.parts.joining.received(commit_lsn);
         }
+        self.has_passed(end.unwrap_or(commit_lsn));
         if already_applied(commit_lsn, self.resumed_at) {
             // A table that joins may lack it.
             return if skipped { Ok(()) } else { self.put_off(&part) };
         }
-        self.parts.progress.caught_up();
         if self.is_beyond_the_goal(commit_lsn) && !self.partly_dispatched {
             self.close(Outcome::Reached);
         }
@@ -581,7 +581,9 @@ impl<'a> Leader<'a> {
         if let Some(end) = end {
             self.parts.progress.dispatched(end);
         }
-        self.waiting.on_their_way(self.parts.progress.outstanding());
+        if !is_backlog(self.behind) {
+            self.waiting.on_their_way(self.parts.progress.outstanding());
+        }
         self.partly_dispatched = end.is_none();
         let after_applied = std::mem::take(&mut self.after_applied);
         let work = Work { part, tables, predecessor, after_applied, two_phase: None };
@@ -604,6 +606,14 @@ impl<'a> Leader<'a> {
             joining.received(end);
         }
         Ok(())
+    }
+
+    /// The publisher has sent all up to here. When that is all that an earlier run has applied, what
+    /// is prepared and held is known again, and acknowledgements are in line with the stream.
+    fn has_passed(&mut self, lsn: Lsn) {
+        if lsn >= self.applied_through {
+            self.parts.progress.caught_up();
+        }
     }
 
     /// Takes what was applied beyond a gap, and begins before `lsn`, into the progress. The gap ends

@@ -56,7 +56,7 @@ pub(crate) fn violates_several(
     let parsed = encoder.parsed();
     let mut pending = VecDeque::new();
     let mut judge = Judge::new(session, encoder, group, at.part as usize, &mut pending)?;
-    if !judge.work.part.first {
+    if !judge.work.part.first || !judge.may_violate_another(at, kind) {
         return Ok(false);
     }
     judge.begin()?;
@@ -71,6 +71,17 @@ pub(crate) fn violates_several(
 }
 
 impl Judge<'_> {
+    /// Whether it can be found out if a change violates another unique index. What finds it out is an
+    /// INSERT: a trigger that swallows or changes its row would look like an index in the way, and may
+    /// be one that the change would never have fired.
+    fn may_violate_another(&self, at: ChangeAt, kind: ConflictType) -> bool {
+        matches!(kind, ConflictType::InsertExists | ConflictType::UpdateExists)
+            && self.context.map(at).is_some_and(|map| {
+                let hooks = &map.table.hooks;
+                !hooks.may_swallow_rows && hooks.code.is_none()
+            })
+    }
+
     /// Whether the change violates a unique index besides the one that `error` names. The
     /// transaction must be open, and as it was before the change; so it is afterwards.
     pub(super) fn violates_another(
@@ -79,14 +90,12 @@ impl Judge<'_> {
         kind: ConflictType,
         error: &wire::Error,
     ) -> Result<bool> {
-        let unique = matches!(kind, ConflictType::InsertExists | ConflictType::UpdateExists);
         let (Some(map), Some(message), Some(said)) =
             (self.context.map(at), self.context.change(at), error.server_error())
         else {
             return Ok(false);
         };
-        // A trigger that swallows the row would look like an index in the way.
-        if !unique || map.table.hooks.may_swallow_rows {
+        if !self.may_violate_another(at, kind) {
             return Ok(false);
         }
         self.exchange_control()?;
