@@ -209,6 +209,7 @@ pub(crate) fn run_pgapace(
         .args(["--target", &environment.target_for_pgapace(target)])
         .args(arguments)
         .args(&bench.arguments)
+        .in_own_session()
         .spawn_logged(environment.log_file("pgapace.log"))?)
 }
 

@@ -27,12 +27,19 @@ pub struct Program {
     args: Vec<OsString>,
     env: Vec<(OsString, Option<OsString>)>,
     directory: Option<PathBuf>,
+    own_session: bool,
 }
 
 impl Program {
     /// The program at this path.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), args: Vec::new(), env: Vec::new(), directory: None }
+        Self {
+            path: path.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            directory: None,
+            own_session: false,
+        }
     }
 
     /// One more argument.
@@ -89,6 +96,14 @@ impl Program {
         Ok(Process { child, log, status: None, _watcher: watcher })
     }
 
+    /// Runs it in a session of its own, as a service is. The kernel shares processors between
+    /// sessions first (autogroups), and every process of a PostgreSQL server has one: without one of
+    /// its own a program would share a single process's part with whoever started it.
+    pub fn in_own_session(mut self) -> Self {
+        self.own_session = true;
+        self
+    }
+
     /// Runs the program to its end and collects its output.
     pub fn output(&self) -> Result<Output> {
         self.command()
@@ -98,8 +113,17 @@ impl Program {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(&self.path);
-        command.args(&self.args).process_group(0);
+        let mut command = if self.own_session {
+            // It makes a session, with a process group, of its own process, which the program becomes.
+            let mut command = Command::new("setsid");
+            command.arg(&self.path);
+            command
+        } else {
+            let mut command = Command::new(&self.path);
+            command.process_group(0);
+            command
+        };
+        command.args(&self.args);
         for (name, value) in &self.env {
             match value {
                 Some(value) => command.env(name, value),

@@ -26,9 +26,11 @@ that is reset to a copy of the files. After every round the tables are compared 
   without a subscriber.
 - **native** is CREATE SUBSCRIPTION with the server's best options (binary, streaming parallel where
   there is such a thing), timed from ENABLE.
-- **pgapace** is `pgapace run`, timed from the start of the process.
+- **pgapace** is `pgapace run`, timed from the start of the process. It is in a session of its own, as
+  a service is, because the kernel shares processors between sessions first, and every process of a
+  server has one.
 - Both are timed until the last transaction is visible on the target; table syncs until all is
-  copied (pgapace: until it has ended).
+  copied (pgapace: until it has ended, without ANALYZE, which natively is left to autovacuum).
 - **× native** and **of raw** are ratios in which more is better, whatever the unit.
 - `~` marks a run that was stopped at its limit and projected from the share of the backlog that was
   applied (by the position in the publisher's WAL). It is not repeated in later rounds.

@@ -14,12 +14,15 @@ pub(crate) struct Lag {
     /// Seconds, and by how many milliseconds the subscriber was behind then: how long ago the
     /// publisher's WAL went as far as was applied.
     behind: Vec<(f64, f64)>,
+    /// Bytes that the subscriber was behind, and those of them that were not sent, over all looks.
+    bytes: f64,
+    unsent: f64,
 }
 
 impl Lag {
     /// The publisher's WAL goes so far when the load begins.
     pub(crate) fn from(start: Lsn) -> Self {
-        Self { written: vec![(0.0, start.0 as f64)], behind: Vec::new() }
+        Self { written: vec![(0.0, start.0 as f64)], behind: Vec::new(), bytes: 0.0, unsent: 0.0 }
     }
 
     /// Notes positions, so long after the load began.
@@ -31,6 +34,13 @@ impl Lag {
             _ => self.written_at(positions.applied.0 as f64),
         };
         self.behind.push((at, (at - then) * 1000.0));
+        self.bytes += positions.behind();
+        self.unsent += positions.unsent();
+    }
+
+    /// The share of the lag that the publisher had not sent yet.
+    pub(crate) fn unsent(&self) -> Option<f64> {
+        (self.bytes > 0.0).then(|| self.unsent / self.bytes)
     }
 
     /// By how many milliseconds the lag grew in each second: the slope of the straight line that
@@ -67,8 +77,11 @@ mod tests {
     fn lag(applied: impl Fn(u64) -> u64) -> Lag {
         let mut lag = Lag::from(Lsn(1000));
         for second in 1..10 {
-            let positions =
-                Positions { written: Lsn(1000 + second * 100), applied: Lsn(applied(second)) };
+            let positions = Positions {
+                written: Lsn(1000 + second * 100),
+                sent: Lsn(applied(second)),
+                applied: Lsn(applied(second)),
+            };
             lag.note(Duration::from_secs(second), positions);
         }
         lag

@@ -49,6 +49,8 @@ pub(crate) struct Options<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Positions {
     pub(crate) written: Lsn,
+    /// How far the walsender has come.
+    pub(crate) sent: Lsn,
     pub(crate) applied: Lsn,
 }
 
@@ -56,6 +58,11 @@ impl Positions {
     /// Bytes between them.
     pub(crate) fn behind(self) -> f64 {
         self.written.0.saturating_sub(self.applied.0) as f64
+    }
+
+    /// Bytes that the walsender has not sent, nor decoded.
+    pub(crate) fn unsent(self) -> f64 {
+        self.written.0.saturating_sub(self.sent.0) as f64
     }
 }
 
@@ -226,14 +233,15 @@ impl<'a> Live<'a> {
     /// How far the publisher has written its WAL and the subscriber has applied it, if it is
     /// connected and has said so.
     pub(crate) fn positions(&mut self) -> Result<Option<Positions>> {
-        let sql = "SELECT pg_current_wal_lsn()::text, replay_lsn::text FROM pg_stat_replication \
+        let sql = "SELECT pg_current_wal_lsn()::text, sent_lsn::text, replay_lsn::text \
+                   FROM pg_stat_replication \
                    WHERE application_name = $1 AND replay_lsn IS NOT NULL";
         let Some(row) = self.publisher.query_opt(sql, &[&NAME])? else { return Ok(None) };
         let position = |column| {
             let text: &str = row.get(column);
             text.parse::<Lsn>().with_context(|| format!("{text} is no LSN"))
         };
-        Ok(Some(Positions { written: position(0)?, applied: position(1)? }))
+        Ok(Some(Positions { written: position(0)?, sent: position(1)?, applied: position(2)? }))
     }
 
     /// Bytes of WAL that the publisher has written and the subscriber has not applied.

@@ -15,12 +15,17 @@ use crate::measure::{Meter, Role, Usage};
 use crate::outcome::{Direction, Outcome, Run, Runner, project};
 use crate::regime::ServerSettings;
 use crate::round::{expect_success, native_options, run_pgapace, watch_row};
+use crate::scenario::live::set;
 use crate::workload::tablesync::Tables;
 use crate::workload::{Scale, Workload};
 
 const DATABASE: &str = "bench";
 const BASE: &str = "bench_base";
 const ROUND: &str = "bench_round";
+const SYNC_WORKERS: &str = "max_sync_workers_per_subscription";
+/// Of the server.
+const DEFAULT_WORKERS: u32 = 2;
+const MOST_WORKERS: u32 = 4;
 const POLL: Duration = Duration::from_millis(10);
 /// Asking about thousands of tables takes time from those who copy them.
 const POLL_MANY: Duration = Duration::from_millis(200);
@@ -46,7 +51,12 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
     // Every copied table has a slot and an origin for a while.
     let settings: ServerSettings =
         vec![("max_replication_slots", "30".into()), ("max_locks_per_transaction", "1024".into())];
-    let servers = bench.servers(&settings, &settings)?;
+    let workers = [
+        ("max_logical_replication_workers", (MOST_WORKERS + 4).to_string()),
+        ("max_worker_processes", (MOST_WORKERS + 8).to_string()),
+    ];
+    let target: ServerSettings = settings.iter().cloned().chain(workers).collect();
+    let servers = bench.servers(&settings, &target)?;
     let mut outcome = bench.outcome(workload, "time to copy", "s");
     outcome.settings = servers.settings().to_owned();
     if tables != asked {
@@ -65,21 +75,47 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
             runners.insert(1, Runner::Pipe);
         }
     }
+    // The server's default, and as many workers as pgapace has; the first round says which is better
+    // for it.
+    let mut better = None;
     bench.alternate(&mut outcome, runners, |outcome, runner| {
         bench.clock.time(Phase::Reset, || servers.publisher.sql(DATABASE, "CHECKPOINT"))?;
         if runner == Runner::Copy {
             let seconds = bench.clock.time(Phase::Run, || copy_out(&servers, tables))?;
             return Ok(Run::new(runner, seconds, seconds, Usage::default()));
         }
-        bench.clock.time(Phase::Reset, || servers.reset_target(BASE, ROUND))?;
+        let reset = || bench.clock.time(Phase::Reset, || servers.reset_target(BASE, ROUND));
+        reset()?;
         if runner == Runner::Pipe {
             let seconds = bench.clock.time(Phase::Run, || pipe(&servers, tables))?;
             return Ok(Run::new(runner, seconds, seconds, Usage::default()));
         }
-        let copied = bench.clock.time(Phase::Run, || match runner {
-            Runner::Native => native(&servers, tables, bench.limit),
-            _ => pgapace(&servers, tables, bench),
-        })?;
+        let with = |workers: u32| {
+            set(&servers.target, SYNC_WORKERS, &workers.to_string())?;
+            bench.clock.time(Phase::Run, || native(&servers, tables, bench.limit))
+        };
+        let copied = match (runner, better) {
+            (Runner::Native, Some(better)) => with(better)?,
+            (Runner::Native, None) if bench.quick => with(DEFAULT_WORKERS)?,
+            (Runner::Native, None) => {
+                let default = with(DEFAULT_WORKERS)?;
+                reset()?;
+                let most = with(MOST_WORKERS)?;
+                let seconds = |copied: &Copied| copied.projected().unwrap_or(f64::INFINITY);
+                let default_is_better = seconds(&default) <= seconds(&most);
+                let (name, other, slower, copied) = if default_is_better {
+                    (DEFAULT_WORKERS, MOST_WORKERS, seconds(&most), default)
+                } else {
+                    (MOST_WORKERS, DEFAULT_WORKERS, seconds(&default), most)
+                };
+                outcome.notes.push(format!(
+                    "native with {SYNC_WORKERS} = {name}; with {other}: {slower:.2} s"
+                ));
+                better = Some(name);
+                copied
+            }
+            _ => bench.clock.time(Phase::Run, || pgapace(&servers, tables, bench))?,
+        };
         let mut run = Run::new(runner, copied.seconds, copied.seconds, copied.usage);
         if let Some(share) = copied.stopped_at {
             outcome.notes.push(format!(
@@ -89,7 +125,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
                 share * 100.0
             ));
             run.projected_from = Some(share);
-            run.value = project(copied.seconds, share).unwrap_or(0.0);
+            run.value = copied.projected().unwrap_or(0.0);
             run.seconds = run.value;
             return Ok(run);
         }
@@ -119,6 +155,13 @@ struct Copied {
     /// The share of the tables that was copied when the limit was reached.
     stopped_at: Option<f64>,
     usage: Usage,
+}
+
+impl Copied {
+    /// How long all tables take; unknown if none was copied when the limit was reached.
+    fn projected(&self) -> Option<f64> {
+        self.stopped_at.map_or(Some(self.seconds), |share| project(self.seconds, share))
+    }
 }
 
 fn create(cluster: &Cluster, database: &str, tables: Tables, fill: bool) -> Result<()> {
@@ -251,7 +294,8 @@ fn pgapace(environment: &Environment, tables: Tables, bench: &Bench) -> Result<C
     let mut meter = Meter::default();
     let started = Instant::now();
     let databases = [DATABASE, ROUND];
-    let arguments = ["--until=current"];
+    // Natively, autovacuum does that later.
+    let arguments = ["--until=current", "--analyze=false"];
     let mut process = run_pgapace(environment, bench, databases, "pgapace", &arguments)?;
     meter.watch(Role::Program, process.pid());
     let mut looked = started;

@@ -35,13 +35,14 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Outcome> {
     let native = format!("{}, two_phase = true", native_options(servers.binaries().major()));
     let options = Options { native: &native, pgapace: &["--two-phase"], synchronous: false };
     let runners = vec![Runner::Native, Runner::Pgapace];
-    let mut slopes = Vec::new();
+    let (mut slopes, mut unsent) = (Vec::new(), Vec::new());
     bench.alternate(&mut outcome, runners, |outcome, runner| {
         let mut live = Live::start(bench, &servers, runner, options)?;
         let worked = bench
             .clock
             .time(Phase::Run, || work(bench, &servers, &mut live, runner, duration, connections))?;
         slopes.extend(worked.slope.map(|slope| (runner, slope)));
+        unsent.extend(worked.unsent.map(|share| (runner, share)));
         let (share, usage) = match worked.stopped_at {
             None => (1.0, live.finish(outcome)?),
             Some(share) => {
@@ -59,11 +60,16 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Outcome> {
         Ok(Run { curve: worked.curve, projected_from: worked.stopped_at, ..run })
     })?;
     for runner in [Runner::Native, Runner::Pgapace] {
-        let of_runner = slopes.iter().filter(|(of, _)| *of == runner);
-        if let Some(slope) = median(of_runner.map(|(_, slope)| *slope).collect()) {
+        let of_runner = |all: &[(Runner, f64)]| {
+            let of_runner = all.iter().filter(|(of, _)| *of == runner);
+            median(of_runner.map(|(_, value)| *value).collect())
+        };
+        if let (Some(slope), Some(unsent)) = (of_runner(&slopes), of_runner(&unsent)) {
             outcome.notes.push(format!(
-                "{}'s lag grew by {slope:.1} ms in each second of the load (least squares)",
-                runner.name()
+                "{}'s lag grew by {slope:.1} ms in each second of the load (least squares); \
+                 {:.0} % of it was WAL that the publisher had not sent yet",
+                runner.name(),
+                unsent * 100.0
             ));
         }
     }
@@ -82,6 +88,8 @@ struct Worked {
     curve: Vec<(f64, f64)>,
     /// By how many milliseconds the lag grew in each second of the load.
     slope: Option<f64>,
+    /// The share of the lag that the publisher had not sent yet.
+    unsent: Option<f64>,
 }
 
 fn work(
@@ -156,6 +164,7 @@ fn work(
         stopped_at,
         curve,
         slope: lag.slope(),
+        unsent: lag.unsent(),
     })
 }
 
