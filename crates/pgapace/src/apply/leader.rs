@@ -497,7 +497,9 @@ impl<'a> Leader<'a> {
                 Frame::PrimaryStatus { .. } => {}
             }
         }
-        self.parts.receiver.set_flow(is_backlog(self.behind), self.waiting.has_company());
+        // For the rest of what is still open nobody waits by the millisecond either.
+        let unhurried = is_backlog(self.behind) || self.parts.incoming.in_transaction();
+        self.parts.receiver.set_flow(unhurried, self.waiting.has_company());
         self.parts.incoming.report_memory();
         self.hold();
         Ok(())

@@ -5,6 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use testbed::compare::TableName;
+use testbed::program::Program;
 use testbed::{Pair, Result, Stop, wait_until};
 
 use super::site::{DB, NAME, PATIENCE, Site, lsn, wait_while_running};
@@ -161,25 +162,70 @@ fn nothing_is_acknowledged_ahead_of_the_stream() -> Result<()> {
         run.kill9()?;
         assert!(site.confirmed()? < end, "all of it is acknowledged: the test does not test");
         copying.batch_execute("COMMIT")?;
-        let mut run = site.spawn(&site.program())?;
-        let positions = format!(
-            "SELECT pid, sent_lsn, flush_lsn FROM pg_stat_replication \
-             WHERE application_name = '{NAME}' AND flush_lsn IS NOT NULL"
-        );
-        let mut seen = HashSet::new();
-        wait_while_running(&mut run, "all of it to be acknowledged", PATIENCE, || {
-            for row in site.publisher.query_texts(DB, &positions)? {
-                let position = |i: usize| lsn(row[i].as_deref().unwrap_or_default());
-                let (sent, flush) = (position(1)?, position(2)?);
-                assert!(flush <= sent, "flush {flush:X} is beyond {sent:X}, which was sent");
-                seen.insert(row[0].clone());
-            }
-            site.publisher.sql(DB, "CHECKPOINT")?;
-            Ok(site.confirmed()? >= end)
-        })?;
-        assert_eq!(seen.len(), 1, "one stream: {}", run.log());
+        expect_no_acknowledgement_ahead(&site, &site.program(), end)?;
         site.expect_equal(&[TableName::from("t"), TableName::from("late")])?;
     }
+    Ok(())
+}
+
+/// The same where what was applied lies beyond a gap: the first transaction of the next run closes it,
+/// and the rest is still to be sent.
+#[test]
+fn nothing_beyond_a_gap_is_acknowledged_ahead_of_the_stream() -> Result<()> {
+    for major in [15, 18] {
+        let site = Site::of(Pair::start(major, major)?)?;
+        site.tables(DDL)?;
+        site.publisher.sql(DB, "INSERT INTO t VALUES (-1, 'a')")?;
+        let program = site.program().args(["--workers", "4", "--preserve-commit-order=false"]);
+        let mut run = site.spawn_streaming(&program)?;
+        site.catch_up(&mut run)?;
+        let mut holder = site.target.connect(DB)?;
+        holder.batch_execute("BEGIN; SELECT FROM t WHERE id = -1 FOR UPDATE")?;
+        site.publisher.sql(DB, "UPDATE t SET v = 'blocked' WHERE id = -1")?;
+        let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+        wait_while_running(&mut run, "the update to wait", PATIENCE, || {
+            Ok(site.target.query_one_text(DB, waits)? != "0")
+        })?;
+        for part in 0..40 {
+            // Larger ones are applied in parts, and only as the oldest.
+            let rows = "repeat(md5(i::text), 60) FROM generate_series(1, 1000) i";
+            site.publisher.sql(DB, &format!("INSERT INTO t SELECT {part} * 1000 + i, {rows}"))?;
+            site.publisher.sql(DB, "CHECKPOINT")?;
+        }
+        let end = lsn(&site.publisher_lsn()?)?;
+        // Some wait behind the blocked one on its session.
+        let applied = "SELECT count(*) >= 20000 FROM t WHERE id > 0";
+        wait_while_running(&mut run, "others to be applied", PATIENCE, || {
+            Ok(site.target.query_one_text(DB, applied)? == "t")
+        })?;
+        run.kill9()?;
+        assert_eq!(site.target.query_one_text(DB, "SELECT v FROM t WHERE id = -1")?, "a");
+        holder.batch_execute("ROLLBACK")?;
+        expect_no_acknowledgement_ahead(&site, &program, end)?;
+        site.expect_equal(&[TableName::from("t")])?;
+    }
+    Ok(())
+}
+
+/// Runs until all up to `end` is acknowledged, with one stream, and never more than it has brought.
+fn expect_no_acknowledgement_ahead(site: &Site, program: &Program, end: u64) -> Result<()> {
+    let mut run = site.spawn(program)?;
+    let positions = format!(
+        "SELECT pid, sent_lsn, flush_lsn FROM pg_stat_replication \
+         WHERE application_name = '{NAME}' AND flush_lsn IS NOT NULL"
+    );
+    let mut seen = HashSet::new();
+    wait_while_running(&mut run, "all of it to be acknowledged", PATIENCE, || {
+        for row in site.publisher.query_texts(DB, &positions)? {
+            let position = |i: usize| lsn(row[i].as_deref().unwrap_or_default());
+            let (sent, flush) = (position(1)?, position(2)?);
+            assert!(flush <= sent, "flush {flush:X} is beyond {sent:X}, which was sent");
+            seen.insert(row[0].clone());
+        }
+        site.publisher.sql(DB, "CHECKPOINT")?;
+        Ok(site.confirmed()? >= end)
+    })?;
+    assert_eq!(seen.len(), 1, "one stream: {}", run.log());
     Ok(())
 }
 
