@@ -10,7 +10,7 @@ use engine::net::{ChangeAt, Folder, Step, TableRules};
 use engine::order::Waits;
 use engine::transaction::Touched;
 use pgoutput::{Lsn, Message, Timestamp, Truncate};
-use wire::{Reply, Session};
+use wire::Session;
 
 use crate::apply::answers::{Committing, Pending};
 use crate::apply::offender::offender;
@@ -42,7 +42,6 @@ pub(crate) enum Which {
 /// this returns: statements that are parsed without a Sync behind them leave a transaction open, and
 /// with it a lock on the progress, until the first group comes.
 pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Result<()> {
-    let failed = |e: &wire::Error| Failure::target(e, "preparing statements");
     session.queue_parse("begin", "BEGIN", &[]);
     session.queue_parse("commit", "COMMIT", &[]);
     session.queue_parse("nothing", "SELECT WHERE false", &[]);
@@ -52,17 +51,7 @@ pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Resu
     if !ordered {
         session.queue_parse("progress_behind", &record(true), &RECORD_TYPES);
     }
-    session.queue_sync();
-    session.flush().map_err(|e| failed(&e))?;
-    let mut refused = None;
-    loop {
-        match session.next_reply().map_err(|e| failed(&e))? {
-            Reply::Error(error) => refused = Some(wire::Error::Server(error)),
-            Reply::Ready(_) => break,
-            _ => {}
-        }
-    }
-    refused.map_or(Ok(()), |error| Err(failed(&error)))
+    session.finish_queued().map_err(|e| Failure::target(&e, "preparing statements"))
 }
 
 /// Queues statements on one session, which has what [`prepare_control`] prepares. What it has

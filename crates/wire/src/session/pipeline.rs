@@ -225,6 +225,20 @@ impl Session {
         self.channel.flush(self.read_timeout)
     }
 
+    /// Carries out what is queued: Sync, and every answer up to ReadyForQuery is read. Results are
+    /// passed over; of errors the first is returned, and the session can be used on.
+    pub fn finish_queued(&mut self) -> Result<()> {
+        self.queue_sync();
+        self.flush()?;
+        let mut refused = None;
+        while self.ready_expected > 0 {
+            if let Reply::Error(error) = self.next_reply()? {
+                refused.get_or_insert(error);
+            }
+        }
+        refused.map_or(Ok(()), |error| Err(Error::Server(error)))
+    }
+
     /// Takes the next reply, waiting for it if need be (see [`Session::set_read_timeout`]).
     /// Does not flush.
     pub fn next_reply(&mut self) -> Result<Reply<'_>> {

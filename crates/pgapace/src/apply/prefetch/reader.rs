@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashSet;
-use wire::{Reply, Session};
+use wire::Session;
 
 use crate::apply::prefetch::queue::{Job, Queue};
 use crate::apply::worker::passes_soon;
@@ -68,17 +68,11 @@ impl Reader<'_> {
         }
         let parsed = self.statements.parsed();
         job.keys.queue(&mut self.session, &mut self.statements)?;
-        self.session.queue_sync();
-        self.session.flush()?;
-        let mut failed = None;
-        loop {
-            match self.session.next_reply()? {
-                Reply::Ready(_) => break,
-                Reply::Error(error) => failed = Some(error),
-                _ => {}
-            }
-        }
-        let Some(error) = failed else { return Ok(keys) };
+        let error = match self.session.finish_queued() {
+            Ok(()) => return Ok(keys),
+            Err(wire::Error::Server(error)) if !self.session.is_broken() => error,
+            Err(error) => return Err(error),
+        };
         // Its Parse may be what was skipped.
         for name in self.statements.forget_after(parsed) {
             self.session.queue_close_statement(&name);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use engine::relation::RemoteRelation;
 use pgoutput::Timestamp;
-use wire::{Param, Reply, ServerError, Session};
+use wire::{Param, ServerError, Session};
 
 use crate::error::{Failure, Offender, Result};
 use crate::target::conflict::{Action, ConflictType};
@@ -76,13 +76,5 @@ pub(crate) fn write<'c>(
     for conflict in conflicts {
         queue(session, id, conflict).map_err(|e| failed(&e))?;
     }
-    session.queue_sync();
-    session.flush().map_err(|e| failed(&e))?;
-    let mut refused = None;
-    while session.pending_ready() > 0 {
-        if let Reply::Error(error) = session.next_reply().map_err(|e| failed(&e))? {
-            refused = Some(wire::Error::Server(error));
-        }
-    }
-    refused.map_or(Ok(()), |error| Err(failed(&error)))
+    session.finish_queued().map_err(|e| failed(&e))
 }

@@ -289,7 +289,7 @@ pub(crate) fn error(session: &mut Session, id: SubscriptionId, failure: &Failure
             &[Some(&id.0.to_string()), Some(&failure.to_string())],
         )
         .map_err(|e| failed(&e))?;
-    conflicts::write(session, id, conflict)
+    conflict.map_or(Ok(()), |conflict| conflicts::write(session, id, [conflict]))
 }
 
 /// A row of `pgapace.stat_subscription`. Times are in text form, UTC.
