@@ -214,10 +214,8 @@ impl Pool {
             }
         };
         let busy = !self.is_idle();
-        if mode == Mode::Net
-            && let Some(prefetch) = &mut self.prefetch
-        {
-            prefetch.offer(seq, &works, busy);
+        if let Some(prefetch) = &mut self.prefetch {
+            prefetch.offer(seq, &works, mode, busy);
         }
         let group = Group { seq, works, mode, contended: Contended::default(), attempts: 0 };
         if group.is_prepared_at_once() {

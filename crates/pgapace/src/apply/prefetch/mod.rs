@@ -19,7 +19,7 @@ use engine::transaction::Touched;
 use pgoutput::Column;
 
 use crate::apply::prefetch::queue::{Job, Queue};
-use crate::apply::work::Work;
+use crate::apply::work::{self, Work};
 use crate::config::Prefetch as Mode;
 use crate::error::{Failure, Result};
 use crate::target::mapping::Search;
@@ -63,7 +63,7 @@ impl Prefetch {
     }
 
     /// A group is handed to a worker, which is `busy` with others or not.
-    pub(crate) fn offer(&mut self, group: GroupSeq, works: &[Work], busy: bool) {
+    pub(crate) fn offer(&mut self, group: GroupSeq, works: &[Work], apply: work::Mode, busy: bool) {
         if self.mode == Mode::Off {
             return;
         }
@@ -80,11 +80,11 @@ impl Prefetch {
         let on = self.mode == Mode::On || self.decision.is_on();
         if on {
             if !self.queue.is_full() {
-                self.queue.put(jobs(group, works, usize::MAX));
+                self.queue.put(jobs(group, works, apply, usize::MAX));
             }
         } else if busy && self.last_sample.elapsed() >= SAMPLE {
             self.last_sample = Instant::now();
-            self.queue.put(jobs(group, works, KEYS));
+            self.queue.put(jobs(group, works, apply, KEYS));
         }
     }
 
@@ -102,7 +102,7 @@ impl Drop for Prefetch {
 
 /// The keys of a group, in the order in which a worker comes to them: so that rows are not read so
 /// early that they are gone when they are needed. At most so many.
-fn jobs(group: GroupSeq, works: &[Work], most: usize) -> Vec<Job> {
+fn jobs(group: GroupSeq, works: &[Work], apply: work::Mode, most: usize) -> Vec<Job> {
     let mut rows = Vec::new();
     for work in works {
         for index in 0..work.part.len() {
@@ -119,8 +119,10 @@ fn jobs(group: GroupSeq, works: &[Work], most: usize) -> Vec<Job> {
             }
         }
     }
-    // See `engine::net`: by length, then bytes.
-    rows.sort_unstable_by_key(|(map, value, _)| (map.id, value.len(), *value));
+    if apply == work::Mode::Net {
+        // See `engine::net`: by length, then bytes.
+        rows.sort_unstable_by_key(|(map, value, _)| (map.id, value.len(), *value));
+    }
     rows.truncate(most);
     let mut jobs: Vec<Job> = Vec::new();
     for (map, _, row) in rows {
