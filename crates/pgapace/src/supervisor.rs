@@ -773,6 +773,7 @@ impl Supervisor<'_> {
             tagged: self.config.tag_commits,
             ordered: self.config.preserve_commit_order,
             owner: control.backend_pid(),
+            round_trip: control.round_trip(),
         }
     }
 
@@ -834,7 +835,7 @@ impl Supervisor<'_> {
             let pool = Pool::new(
                 slots,
                 group_transactions,
-                config.preserve_commit_order,
+                identity,
                 Blockers::spawn(monitor, row.id, &config.name)?,
                 config.lock_probe,
             );

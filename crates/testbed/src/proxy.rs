@@ -43,6 +43,7 @@ struct Shared {
 struct Held {
     all: bool,
     streams: bool,
+    answers: bool,
 }
 
 #[derive(Debug)]
@@ -136,6 +137,13 @@ impl Proxy {
         self.shared.released.notify_all();
     }
 
+    /// Passes on nothing of what servers say, or passes on what was held back. What clients say is passed
+    /// on.
+    pub fn hold_answers(&self, hold: bool) {
+        self.shared.held().answers = hold;
+        self.shared.released.notify_all();
+    }
+
     /// Closes each new connection at once, or stops doing so.
     pub fn refuse(&self, refuse: bool) {
         self.shared.refuse.store(refuse, Ordering::Relaxed);
@@ -160,6 +168,7 @@ impl Drop for Proxy {
         self.cut_all();
         self.unfreeze();
         self.hold_streams(false);
+        self.hold_answers(false);
         // Wakes the acceptor, which then sees that it is over.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
     }
@@ -261,7 +270,7 @@ impl Shared {
                 Some(bytes) if streams && !std::mem::replace(&mut begun, true) => message(bytes),
                 _ => 0,
             };
-            self.wait(streams && answer == 0);
+            self.wait(direction, streams && answer == 0);
             let Some(bytes) = bytes else {
                 let _ = to.shutdown(Shutdown::Write);
                 return;
@@ -269,7 +278,7 @@ impl Shared {
             let (answer, rest) = bytes.split_at(answer);
             let written = to.write_all(answer).and_then(|()| {
                 if !answer.is_empty() && !rest.is_empty() {
-                    self.wait(true);
+                    self.wait(direction, true);
                 }
                 to.write_all(rest)
             });
@@ -283,9 +292,9 @@ impl Shared {
     }
 
     /// Waits while this is held back.
-    fn wait(&self, streamed: bool) {
+    fn wait(&self, direction: &Direction, streamed: bool) {
         let mut held = self.held();
-        while held.all || streamed && held.streams {
+        while held.all || streamed && held.streams || direction.to_client && held.answers {
             held = self.released.wait(held).unwrap_or_else(PoisonError::into_inner);
         }
     }

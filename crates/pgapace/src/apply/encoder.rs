@@ -21,7 +21,7 @@ use crate::target::mapping::TableMap;
 use crate::target::state::prepared::PreparedHere;
 use crate::target::state::progress::{RECORD_TYPES, RecordParams, record_sql};
 use crate::target::state::statistics::Changes;
-use crate::target::statement::bind;
+use crate::target::statement::bind::{self, RowChange};
 use crate::target::statement::cache::StatementCache;
 use crate::target::statement::row::{
     Expect, Operation, PlanError, UpdatePlan, Values, plan_delete, plan_update, values,
@@ -129,6 +129,11 @@ impl Encoder {
         Ok(())
     }
 
+    /// Whether answers of the target take long, whatever it does.
+    pub(crate) fn is_far(&self) -> bool {
+        self.identity.is_far()
+    }
+
     /// Whether a transaction may be sent with its COMMIT behind others that are not answered: where
     /// commits are in order, the target refuses it if one of them fails.
     pub(crate) fn commits_behind_others(&self) -> bool {
@@ -180,14 +185,18 @@ impl Encoder {
     }
 
     /// Queues changes of a group as one target transaction (or a part of one), but for its
-    /// [end](Self::ending). The contended ones are queued after the free ones.
+    /// [end](Self::ending). The contended ones are queued after the free ones. True if their answers
+    /// need not be looked at before the end is queued, because statements fail that find other rows
+    /// than they must: where they can, they are `counted` for that.
     pub(crate) fn net(
         &mut self,
         session: &mut Session,
         group: &Group,
         which: Which,
+        counted: bool,
         pending: &mut VecDeque<Pending>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
+        let mut sure = true;
         if which != Which::Contended && group.works.first().is_some_and(|work| work.part.first) {
             queue_control(session, "begin", Pending::Begin, pending)?;
         }
@@ -234,20 +243,30 @@ impl Encoder {
                         .map_err(|error| error.into_failure(work, at))?;
                     // It was counted above.
                     self.changes = changes;
+                    sure &= matches!(pending.back(), Some(Pending::Truncate { .. }));
                 }
                 Step::Segment(segment) => {
                     let mut expect = |expected: Expected| {
+                        sure &= expected.sure;
                         pending.push_back(Pending::Net { rows: expected.rows });
                     };
                     let (statements, buffers) = (&mut self.statements, &mut self.buffers);
                     let map = &maps[segment.table];
-                    queue_segment(session, statements, buffers, map, &segment, &mut expect)
-                        .map_err(not_queued)?;
+                    queue_segment(
+                        session,
+                        statements,
+                        buffers,
+                        map,
+                        &segment,
+                        counted,
+                        &mut expect,
+                    )
+                    .map_err(not_queued)?;
                 }
             }
         }
         session.queue_flush();
-        Ok(())
+        Ok(sure)
     }
 
     /// What ends a group that was queued as one target transaction. It may be queued when every
@@ -392,7 +411,8 @@ impl Encoder {
         pending: &mut VecDeque<Pending>,
     ) -> std::result::Result<(), ChangeError> {
         for (operation, expect) in steps.iter().copied() {
-            bind::queue_row(session, &mut self.statements, map, operation, plan, new, search)
+            let change = RowChange { operation, plan, new, search, counted: None };
+            bind::queue_row(session, &mut self.statements, map, &change)
                 .map_err(ChangeError::Wire)?;
             pending.push_back(Pending::Change { at, expect });
         }

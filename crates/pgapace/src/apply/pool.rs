@@ -14,7 +14,7 @@ use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
 use crate::apply::demotions::{Demotions, Turned};
 use crate::apply::prefetch::Prefetch;
 use crate::apply::work::{Contended, Group, Mode, TwoPhase, Work};
-use crate::apply::worker::{Answered, FromWorker, Moved};
+use crate::apply::worker::{Answered, FromWorker, Identity, Moved};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::target::mapping::TableMap;
@@ -33,6 +33,12 @@ const DEPTH: usize = 2;
 const PACE: Duration = Duration::from_millis(2);
 /// The same while there is a backlog: then enough for a group will come soon.
 const BACKLOG_PACE: Duration = Duration::from_millis(100);
+
+/// Groups that a worker has at once where the target is far away: as many as a round trip takes. Their
+/// answers are not waited for, so a small group goes to the session that has the one before it, where
+/// nothing of it has to wait; and small groups follow each other in this part of a round trip.
+const FAR_DEPTH: usize = 64;
+const FAR_PACE: u32 = 8;
 
 /// The longest time between two looks at one wait.
 const LONGEST_PROBE: Duration = Duration::from_secs(1);
@@ -59,6 +65,7 @@ pub(crate) struct Pool {
     demotions: Demotions,
     prefetch: Option<Prefetch>,
     depth: usize,
+    identity: Identity,
     /// The last group that was handed over.
     last: GroupSeq,
     /// The last of them that was not prepared at once.
@@ -108,7 +115,7 @@ impl Pool {
     pub(crate) fn new(
         slots: Slots,
         group_transactions: usize,
-        ordered: bool,
+        identity: Identity,
         blockers: Blockers,
         lock_probe: Duration,
     ) -> Self {
@@ -116,7 +123,9 @@ impl Pool {
         let now = Instant::now();
         Self {
             depth: (WINDOW / group_transactions / most).max(DEPTH),
-            writeset: (most > 1).then(|| Writeset::new(WritesetLimits::default(), ordered)),
+            writeset: (most > 1)
+                .then(|| Writeset::new(WritesetLimits::default(), identity.ordered)),
+            identity,
             demotions: Demotions::new(),
             prefetch: None,
             slots,
@@ -160,6 +169,9 @@ impl Pool {
         if self.writeset.as_ref().is_some_and(Writeset::is_full) {
             return Room::None;
         }
+        if let Some(room) = self.room_far_away(worth) {
+            return room;
+        }
         // The first that is free: under a light load one session has all plans at hand.
         let free = self.slots.open().find(|(_, queue)| queue.is_empty());
         if let Some((free, _)) = free {
@@ -177,6 +189,22 @@ impl Pool {
             Some((worker, queue)) if worth && queue.len() < self.depth => Room::At(worker),
             _ => Room::Busy,
         }
+    }
+
+    /// Behind the last group, where that saves the answers of a target that is far away.
+    fn room_far_away(&self, worth: bool) -> Option<Room> {
+        if worth || !self.identity.ordered || !self.identity.is_far() {
+            return None;
+        }
+        let last = self.slots.open().find(|(_, queue)| queue.back() == Some(&self.last));
+        let (worker, queue) = last?;
+        let pace = (self.identity.round_trip / FAR_PACE).min(PACE);
+        let early = pace.saturating_sub(self.last_at.elapsed());
+        Some(match queue.len() {
+            FAR_DEPTH.. => Room::Busy,
+            _ if early.is_zero() => Room::At(worker),
+            _ => Room::In(early),
+        })
     }
 
     /// Hands a group to a worker that has room for it.

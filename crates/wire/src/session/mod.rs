@@ -15,7 +15,7 @@ pub use rows::{Column, Row, RowIter, Rows};
 pub(crate) use reply::unexpected;
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::connect::CancelHandle;
 use crate::error::{Error, Result, ServerError};
@@ -36,6 +36,8 @@ pub struct Session {
     cancel: CancelHandle,
     host: String,
     read_timeout: Option<Duration>,
+    /// See [`Self::round_trip`].
+    round_trip: Duration,
     status: TransactionStatus,
     /// ReadyForQuery messages that are still to come for what was queued.
     ready_expected: usize,
@@ -56,6 +58,7 @@ impl Session {
             cancel,
             host,
             read_timeout: None,
+            round_trip: Duration::MAX,
             status: TransactionStatus::Idle,
             ready_expected: 0,
             queue_failure: None,
@@ -117,8 +120,7 @@ impl Session {
     pub fn simple(&mut self, sql: &str) -> Result<Vec<Rows>> {
         self.begin_exchange()?;
         self.queue_simple(sql);
-        self.send_exchange()?;
-        self.collect()
+        self.exchange()
     }
 
     /// Runs one statement with text parameters, `$1` and so on; their types are the server's
@@ -136,8 +138,7 @@ impl Session {
         self.queue_describe_portal();
         self.queue_execute();
         self.queue_sync();
-        self.send_exchange()?;
-        Ok(self.collect()?.pop().unwrap_or_default())
+        Ok(self.exchange()?.pop().unwrap_or_default())
     }
 
     /// Runs one statement with text parameters; the number of rows it affected.
@@ -163,6 +164,24 @@ impl Session {
             return Err(Error::protocol("a statement was to run while a pipeline is under way"));
         }
         Ok(())
+    }
+
+    /// The quickest answer to a whole exchange so far: a round trip to the server takes no longer.
+    /// [`Duration::MAX`] before the first.
+    pub fn round_trip(&self) -> Duration {
+        self.round_trip
+    }
+
+    fn exchange(&mut self) -> Result<Vec<Rows>> {
+        let started = Instant::now();
+        self.send_exchange()?;
+        let results = self.collect();
+        self.note_round_trip(started);
+        results
+    }
+
+    fn note_round_trip(&mut self, started: Instant) {
+        self.round_trip = self.round_trip.min(started.elapsed());
     }
 
     /// Sends the messages of a whole statement, or, if one of them cannot be sent, none.

@@ -4,7 +4,7 @@
 //! to which message: that is the caller's bookkeeping, with Sync as the fence after an error.
 //! Source: <https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-PIPELINING>.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::BufMut;
 use postgres_protocol::message::frontend;
@@ -229,6 +229,7 @@ impl Session {
     /// passed over; of errors the first is returned, and the session can be used on.
     pub fn finish_queued(&mut self) -> Result<()> {
         self.queue_sync();
+        let started = Instant::now();
         self.flush()?;
         let mut refused = None;
         while self.ready_expected > 0 {
@@ -236,6 +237,7 @@ impl Session {
                 refused.get_or_insert(error);
             }
         }
+        self.note_round_trip(started);
         refused.map_or(Ok(()), |error| Err(Error::Server(error)))
     }
 

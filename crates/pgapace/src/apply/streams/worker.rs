@@ -376,7 +376,8 @@ impl Running {
         let before = self.pending.len();
         match mode {
             Mode::Net => {
-                self.encoder.net(&mut self.session, &group, Which::All, &mut self.pending)?;
+                let session = &mut self.session;
+                self.encoder.net(session, &group, Which::All, false, &mut self.pending)?;
             }
             Mode::Rows => {
                 self.encoder.rows(&mut self.session, &group, 0, true, &mut self.pending)?;

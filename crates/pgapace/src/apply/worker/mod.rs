@@ -32,6 +32,9 @@ pub(crate) use state::passes_soon;
 /// How long the server may take to end a session that is closed.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
+/// A round trip on one machine, or inside one data centre, takes less.
+const FAR: Duration = Duration::from_millis(1);
+
 /// What a worker reports.
 #[derive(Debug)]
 pub(crate) enum FromWorker {
@@ -84,6 +87,16 @@ pub(crate) struct Identity {
     pub(crate) ordered: bool,
     /// The backend of the control session, which owns the subscription.
     pub(crate) owner: i32,
+    /// What a round trip to the target takes at most.
+    pub(crate) round_trip: Duration,
+}
+
+impl Identity {
+    /// Whether answers of the target take long, whatever it does: longer than the work of a small group.
+    /// Then nobody waits for one who need not.
+    pub(crate) fn is_far(&self) -> bool {
+        self.round_trip >= FAR
+    }
 }
 
 /// A session that a worker has lost.

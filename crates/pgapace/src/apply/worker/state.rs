@@ -10,6 +10,9 @@
 //! for each source transaction, one statement for each change in stream order, all in one pipeline.
 //! Then everything before the offender is committed, and the offender is named. A lone small
 //! transaction with nothing in flight before it is sent so from the start: that is one round trip.
+//! Where the target is far away, the statements of a small group count themselves what they find and
+//! fail if it is not what it must be, so that its progress row and COMMIT go with them, and the next
+//! small group behind them.
 //!
 //! After an error the server skips everything up to the Sync, and the progress row of a later
 //! transaction refuses to be written without its predecessor's, so nothing after a failed
@@ -42,6 +45,9 @@ const SEND_BYTES: usize = 64 << 10;
 /// A lone transaction up to this many changes is sent as it is: that is one round trip as well,
 /// and a row that is missing on the target costs nothing more.
 const LONE_CHANGES: usize = 16;
+/// Where the target is far away, statements of a group up to this many changes count themselves what
+/// they find, so that its COMMIT goes with them; for larger ones it costs more than it saves.
+const COUNTED_CHANGES: usize = 1000;
 /// How often the oldest group is tried again after an error that may pass by itself (a deadlock
 /// with a user of the target), before the run ends and another begins.
 pub(super) const ATTEMPTS: u32 = 8;
@@ -378,7 +384,10 @@ impl State {
         let encoded = if split {
             self.encode_split(&group, before, &mut pending, &mut behind)
         } else {
-            self.encode(&group, early, &mut pending).map(|ending| (None, None, ending))
+            // It need not be looked at before it commits, if that saves more than counting costs.
+            let counted = at_once && !wait && self.encoder.is_far() && group.is_whole();
+            let counted = counted && group.changes() <= COUNTED_CHANGES;
+            self.encode(&group, early, counted, &mut pending).map(|ending| (None, None, ending))
         };
         let (first, contended, ending) = match encoded {
             Ok(encoded) => encoded,
@@ -419,12 +428,20 @@ impl State {
         &mut self,
         group: &Group,
         early: bool,
+        counted: bool,
         pending: &mut VecDeque<Pending>,
     ) -> Result<Option<Ending>> {
         match group.mode {
             Mode::Net => {
-                self.encoder.net(&mut self.session, group, Which::All, pending)?;
-                self.encoder.ending(group)
+                let session = &mut self.session;
+                let sure = self.encoder.net(session, group, Which::All, counted, pending)?;
+                match self.encoder.ending(group)? {
+                    Some(ending) if counted && sure => {
+                        self.encoder.queue_ending(&mut self.session, ending, pending)?;
+                        Ok(None)
+                    }
+                    ending => Ok(ending),
+                }
             }
             Mode::Rows => {
                 let mut ending = None;
@@ -444,9 +461,9 @@ impl State {
         pending: &mut VecDeque<Pending>,
         behind: &mut VecDeque<Pending>,
     ) -> Result<(Option<Queued>, Option<Queued>, Option<Ending>)> {
-        self.encoder.net(&mut self.session, group, Which::Free, pending)?;
+        self.encoder.net(&mut self.session, group, Which::Free, false, pending)?;
         let free = self.session.set_aside(before);
-        self.encoder.net(&mut self.session, group, Which::Contended, behind)?;
+        self.encoder.net(&mut self.session, group, Which::Contended, false, behind)?;
         if behind.is_empty() {
             // Folded to nothing; they wait all the same, for what they read.
             self.encoder.nothing(&mut self.session, behind)?;

@@ -1,7 +1,8 @@
 //! Queues prepared statements, and parses them first where the session does not have them.
 
 use pgoutput::Column;
-use wire::Session;
+use smallvec::SmallVec;
+use wire::{Param, Session};
 
 use crate::target::mapping::TableMap;
 use crate::target::statement::cache::{Kind, Prepared, Shape, StatementCache};
@@ -26,16 +27,32 @@ pub(crate) fn prepare<'c>(
     prepared
 }
 
+/// Parameters of a statement.
+pub(crate) type Params<'a> = SmallVec<[Param<'a>; 32]>;
+
+/// The last parameter of a statement that is [counted](Statement::counted).
+pub(crate) fn count(rows: usize) -> [u8; 8] {
+    (rows as u64).to_be_bytes()
+}
+
+/// A change of one row.
+pub(crate) struct RowChange<'c, 'v> {
+    pub(crate) operation: Operation,
+    pub(crate) plan: &'c UpdatePlan,
+    pub(crate) new: &'c [Column<'v>],
+    pub(crate) search: &'c [Column<'v>],
+    /// It fails unless so many rows are found.
+    pub(crate) counted: Option<usize>,
+}
+
 /// Queues a change of one row. On error nothing is queued but perhaps a Parse.
 pub(crate) fn queue_row(
     session: &mut Session,
     statements: &mut StatementCache,
     map: &TableMap,
-    operation: Operation,
-    plan: &UpdatePlan,
-    new: &[Column<'_>],
-    search: &[Column<'_>],
+    change: &RowChange<'_, '_>,
 ) -> wire::Result<()> {
+    let RowChange { operation, plan, new, search, counted } = *change;
     let none = ColumnSet::default();
     let shape = Shape {
         kind: Kind::Row(operation),
@@ -48,13 +65,21 @@ pub(crate) fn queue_row(
             _ => &plan.nulls,
         },
         text: &none,
+        counted: counted.is_some(),
     };
     let prepared = prepare(session, statements, map, &shape);
     let params = prepared.sources.iter().map(|source| match source {
         Source::New(column) => param(&new[*column]),
         Source::Search(column) => param(&search[*column]),
     });
-    session.queue_bind(&prepared.name, params)?;
+    match counted.map(count) {
+        None => session.queue_bind(&prepared.name, params)?,
+        Some(count) => {
+            let mut params: Params<'_> = params.collect();
+            params.push(Param::Binary(&count));
+            session.queue_bind(&prepared.name, params.iter().copied())?;
+        }
+    }
     session.queue_execute();
     Ok(())
 }

@@ -34,15 +34,18 @@ pub(crate) struct Shape<'a> {
     pub(crate) nulls: &'a ColumnSet,
     /// Of a set statement: parameters that are in text, see [`sql::text_of_search`].
     pub(crate) text: &'a ColumnSet,
+    /// Whether it fails unless it finds as many rows as its last parameter says.
+    pub(crate) counted: bool,
 }
 
 impl Shape<'_> {
     fn statement(&self, map: &TableMap) -> Statement {
-        match self.kind {
+        let statement = match self.kind {
             Kind::Row(operation) => row::statement(map, operation, self.set, self.nulls),
             Kind::Set(operation) => sql::statement(map, operation, self),
             Kind::Copy(format) => copy::statement(map, format),
-        }
+        };
+        if self.counted { statement.counted() } else { statement }
     }
 }
 
@@ -53,6 +56,7 @@ pub(crate) struct Prepared {
     set: ColumnSet,
     nulls: ColumnSet,
     text: ColumnSet,
+    counted: bool,
     /// The number in its name: statements are numbered in the order in which they are parsed.
     number: u64,
     /// Its name on the server.
@@ -94,6 +98,7 @@ impl StatementCache {
                     && known.set == *shape.set
                     && known.nulls == *shape.nulls
                     && known.text == *shape.text
+                    && known.counted == shape.counted
             })
         });
         if known.is_none() && self.count >= LIMIT {
@@ -116,6 +121,7 @@ impl StatementCache {
                         set: shape.set.clone(),
                         nulls: shape.nulls.clone(),
                         text: shape.text.clone(),
+                        counted: shape.counted,
                         number: self.named,
                         name: format!("s{}", self.named),
                         sources,

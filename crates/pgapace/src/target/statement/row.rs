@@ -14,6 +14,8 @@ use crate::target::statement::column_set::ColumnSet;
 
 /// PostgreSQL's oid of type text.
 const TEXT: u32 = 25;
+/// PostgreSQL's oid of type int8.
+const INT8: u32 = 20;
 
 /// One statement that a change needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +61,27 @@ pub(crate) struct Statement {
     pub(crate) sql: String,
     pub(crate) types: Vec<u32>,
     pub(crate) sources: Vec<Source>,
+}
+
+impl Statement {
+    /// The same of an UPDATE, DELETE or SELECT that fails unless it finds as many rows as one more
+    /// parameter says, so that a COMMIT can be sent behind it before it is answered. Whatever it found
+    /// is a result of one row.
+    ///
+    /// An ERROR needs a function that raises one, and the target has none of ours: a text that is no
+    /// number does it, and says in the server's log what it is about.
+    pub(crate) fn counted(mut self) -> Self {
+        self.types.push(INT8);
+        let returning = if self.sql.starts_with("SELECT ") { "" } else { " RETURNING 1" };
+        self.sql = format!(
+            "WITH found AS ({}{returning}) SELECT CASE WHEN pg_catalog.count(*) \
+             OPERATOR(pg_catalog.=) ${count} THEN 1 ELSE pg_catalog.concat('pgapace found ', \
+             pg_catalog.count(*), ' of ', ${count}, ' rows')::pg_catalog.int4 END FROM found",
+            self.sql,
+            count = self.types.len(),
+        );
+        self
+    }
 }
 
 /// The statements of an update, and the column sets of their shape.

@@ -76,7 +76,7 @@ impl Ahead {
         });
         columns.finish(binary);
         let kind = Kind::Set(SetOperation::ReadAhead);
-        let shape = Shape { kind, set: &none, nulls: &none, text: &text };
+        let shape = Shape { kind, set: &none, nulls: &none, text: &text, counted: false };
         let prepared = bind::prepare(session, statements, map, &shape);
         let params = params(&prepared.sources, columns, columns);
         session.queue_bind(&prepared.name, params.iter().copied())?;

@@ -2,11 +2,11 @@
 
 use engine::net::Row;
 use pgoutput::Column;
-use smallvec::SmallVec;
 use wire::Param;
 
 use crate::target::catalogue::Equality;
 use crate::target::mapping::TableMap;
+use crate::target::statement::bind::Params;
 use crate::target::statement::column_set::ColumnSet;
 use crate::target::statement::copy::Format;
 use crate::target::statement::row::Source;
@@ -238,9 +238,6 @@ impl Slot {
         }
     }
 }
-
-/// The parameters of a set statement.
-pub(crate) type Params<'a> = SmallVec<[Param<'a>; 32]>;
 
 /// The parameters for these sources.
 pub(crate) fn params<'a>(sources: &[Source], search: &'a Columns, new: &'a Columns) -> Params<'a> {

@@ -33,7 +33,8 @@ fn copy<'r, 'a, E: FnMut(Expected)>(
     rows: &'r [Row<'a>],
 ) -> Result<Vec<&'r Row<'a>>, SetError> {
     let none = ColumnSet::default();
-    let shape = Shape { kind: Kind::Copy(format), set: &none, nulls: &none, text: &none };
+    let shape =
+        Shape { kind: Kind::Copy(format), set: &none, nulls: &none, text: &none, counted: false };
     let Target { session, statements, map, .. } = target;
     let columns = map.columns.len();
     let prepared = bind::prepare(session, statements, map, &shape);
@@ -58,6 +59,6 @@ fn copy<'r, 'a, E: FnMut(Expected)>(
             data.end_row();
         }
     });
-    target.expect(rows.len() - other.len());
+    target.expect_all(rows.len() - other.len());
     Ok(other)
 }

@@ -1,6 +1,7 @@
 //! Deletes and updates of a table whose rows are found by a key: one join with the keys, by index.
 
 use engine::net::{Old, Row, Segment, Update};
+use wire::Param;
 
 use super::columns::{Use, params};
 use super::rows::Rows;
@@ -80,17 +81,22 @@ impl<E: FnMut(Expected)> Batch for Keyed<'_, '_, '_, '_, E> {
             Changes::Updates(_) if set.is_empty() => SetOperation::Probe,
             Changes::Updates(_) => SetOperation::Update,
         };
-        let shape = Shape { kind: Kind::Set(operation), set, nulls, text };
-        let Target { session, statements, .. } = &mut *self.target;
-        let prepared = bind::prepare(session, statements, map, &shape);
-        let params = params(&prepared.sources, columns, columns);
-        session.queue_bind(&prepared.name, params.iter().copied())?;
-        session.queue_execute();
         let expected = match self.changes {
             Changes::Absent(_) => 0,
             Changes::Deletes(_) | Changes::Updates(_) => columns.rows(),
         };
-        self.target.expect(expected);
+        let counted = self.target.counted;
+        let shape = Shape { kind: Kind::Set(operation), set, nulls, text, counted };
+        let Target { session, statements, .. } = &mut *self.target;
+        let prepared = bind::prepare(session, statements, map, &shape);
+        let count = bind::count(expected);
+        let mut params = params(&prepared.sources, columns, columns);
+        if counted {
+            params.push(Param::Binary(&count));
+        }
+        session.queue_bind(&prepared.name, params.iter().copied())?;
+        session.queue_execute();
+        self.target.expect(expected, counted);
         Ok(true)
     }
 

@@ -39,6 +39,8 @@ const FEW: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) rows: u64,
+    /// Another number cannot come: the statement fails by itself.
+    pub(crate) sure: bool,
 }
 
 /// Why a segment cannot be queued. What has been queued of it must not be committed.
@@ -92,21 +94,26 @@ pub(crate) struct Target<'t, E> {
     pub(crate) session: &'t mut Session,
     pub(crate) statements: &'t mut StatementCache,
     pub(crate) map: &'t TableMap,
+    /// Whether statements count what they find themselves, where they can.
+    pub(crate) counted: bool,
     /// Called once for every Execute, in order.
     pub(crate) expect: E,
 }
 
 /// Queues all statements of a segment in order: absent rows, deletes, updates, inserts. Calls
-/// `expect` once for each Execute, in order: exactly one CommandComplete answers each.
+/// `expect` once for each Execute, in order: exactly one CommandComplete answers each. `counted`:
+/// statements fail by themselves when they find other rows than expected, where they can; it costs the
+/// target some work.
 pub(crate) fn queue_segment(
     session: &mut Session,
     statements: &mut StatementCache,
     buffers: &mut SetBuffers,
     map: &TableMap,
     segment: &Segment<'_>,
+    counted: bool,
     expect: &mut impl FnMut(Expected),
 ) -> Result<(), SetError> {
-    let mut target = Target { session, statements, map, expect };
+    let mut target = Target { session, statements, map, counted, expect };
     if matches!(map.search, Search::WholeRow(_)) && !map.columns.is_empty() {
         whole::queue(&mut target, buffers, segment)?;
     } else {
@@ -116,8 +123,15 @@ pub(crate) fn queue_segment(
 }
 
 impl<E: FnMut(Expected)> Target<'_, E> {
-    fn expect(&mut self, rows: usize) {
-        (self.expect)(Expected { rows: rows as u64 });
+    /// A statement that is to find so many rows; one that is `counted` returns one row then.
+    fn expect(&mut self, rows: usize, counted: bool) {
+        let rows = if counted { 1 } else { rows as u64 };
+        (self.expect)(Expected { rows, sure: counted });
+    }
+
+    /// A statement that affects so many rows or fails.
+    fn expect_all(&mut self, rows: usize) {
+        (self.expect)(Expected { rows: rows as u64, sure: true });
     }
 }
 

@@ -4,8 +4,8 @@ use engine::net::Row;
 use pgoutput::Column;
 
 use super::{Expected, SetError, Target};
-use crate::target::mapping::TableMap;
-use crate::target::statement::bind;
+use crate::target::mapping::{Search, TableMap};
+use crate::target::statement::bind::{self, RowChange};
 use crate::target::statement::row::{Operation, PlanError, UpdatePlan, Values, plan_search};
 
 /// Memory for the shape of a statement.
@@ -21,7 +21,12 @@ impl Rows {
         row: &Row<'_>,
     ) -> Result<(), SetError> {
         let new = values(target.map, row)?;
-        self.queue(target, Operation::Insert, &new, &new, 1)
+        let Target { session, statements, map, .. } = target;
+        let (operation, plan) = (Operation::Insert, &self.plan);
+        let change = RowChange { operation, plan, new: &new, search: &new, counted: None };
+        bind::queue_row(session, statements, map, &change)?;
+        target.expect_all(1);
+        Ok(())
     }
 
     /// Deletes a row, of which so many must be there.
@@ -76,9 +81,14 @@ impl Rows {
         search: &[Column<'_>],
         expected: usize,
     ) -> Result<(), SetError> {
+        // The others have a WITH clause, or look like a SELECT for some tables.
+        let can_count = matches!(target.map.search, Search::Key(_))
+            && matches!(operation, Operation::Update | Operation::Delete | Operation::Probe);
+        let counted = (target.counted && can_count).then_some(expected);
         let Target { session, statements, map, .. } = target;
-        bind::queue_row(session, statements, map, operation, &self.plan, new, search)?;
-        target.expect(expected);
+        let change = RowChange { operation, plan: &self.plan, new, search, counted };
+        bind::queue_row(session, statements, map, &change)?;
+        target.expect(expected, counted.is_some());
         Ok(())
     }
 }

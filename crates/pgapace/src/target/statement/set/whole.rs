@@ -6,10 +6,10 @@ use rustc_hash::FxHashMap;
 use wire::Param;
 
 use super::array::Array;
-use super::columns::{Params, Use, params};
+use super::columns::{Use, params};
 use super::sql::{PLANNER_BOUND, PLANNER_FREE, SetOperation, text_of_new, text_of_search};
 use super::{Batch, Expected, SetBuffers, SetError, Target, queue_batches};
-use crate::target::statement::bind;
+use crate::target::statement::bind::{self, Params};
 use crate::target::statement::cache::{Kind, Shape};
 
 /// PostgreSQL's oid of type int4.
@@ -123,7 +123,7 @@ impl<E: FnMut(Expected)> Whole<'_, '_, '_, '_, E> {
             new.note_text(binary, text, |column, _| text_of_new(count, column));
             new.finish(binary);
         }
-        let shape = Shape { kind: Kind::Set(operation), set, nulls, text };
+        let shape = Shape { kind: Kind::Set(operation), set, nulls, text, counted: false };
         let Target { session, statements, .. } = &mut *self.target;
         let prepared = bind::prepare(session, statements, map, &shape);
         let mut params: Params<'_> = params(&prepared.sources, search, new);
@@ -133,7 +133,7 @@ impl<E: FnMut(Expected)> Whole<'_, '_, '_, '_, E> {
         }
         session.queue_bind(&prepared.name, params.iter().copied())?;
         session.queue_execute();
-        self.target.expect(rows);
+        self.target.expect(rows, false);
         Ok(())
     }
 
@@ -142,7 +142,7 @@ impl<E: FnMut(Expected)> Whole<'_, '_, '_, '_, E> {
         self.target.session.queue_parse("", sql, &[]);
         self.target.session.queue_bind("", std::iter::empty())?;
         self.target.session.queue_execute();
-        self.target.expect(1);
+        self.target.expect_all(1);
         Ok(())
     }
 }

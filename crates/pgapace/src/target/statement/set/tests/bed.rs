@@ -34,6 +34,8 @@ pub(super) struct Bed {
     info: ConnInfo,
     statements: StatementCache,
     buffers: SetBuffers,
+    /// Statements count themselves what they find.
+    pub(super) counted: bool,
 }
 
 /// What the statements between BEGIN and COMMIT affected: (expected, affected).
@@ -51,7 +53,7 @@ impl Bed {
         let info = ConnInfo::parse_with_env(&cluster.conninfo(&name), &|_| None, None).unwrap();
         let session = Target::new(info.clone(), "bed").connect(Purpose::Apply).unwrap();
         let (statements, buffers) = (StatementCache::default(), SetBuffers::default());
-        Self { session, info, statements, buffers }
+        Self { session, info, statements, buffers, counted: false }
     }
 
     /// Another session of the same database.
@@ -139,7 +141,8 @@ impl Bed {
             &mut self.buffers,
             map,
             segment,
-            &mut |Expected { rows }| expected.push(rows),
+            self.counted,
+            &mut |Expected { rows, .. }| expected.push(rows),
         );
         self.session.queue_sync();
         self.session.flush().unwrap();

@@ -1,0 +1,125 @@
+//! A target to which a round trip takes longer than the work: answers are waited for only where that
+//! cannot be helped.
+
+use std::time::Duration;
+
+use testbed::program::Process;
+use testbed::{Proxy, wait_until};
+
+use crate::support::{Case, must, on_versions};
+
+const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
+const PATIENCE: Duration = Duration::from_secs(60);
+const DELAY: Duration = Duration::from_millis(3);
+const TRANSACTIONS: u32 = 6;
+
+/// A target behind a proxy, and a subscription that streams. `log` shows what is applied twice.
+fn start(case: &mut Case) -> (Proxy, Process) {
+    let proxy = must(Proxy::in_front_of(case.target.cluster));
+    proxy.set_delay(DELAY);
+    case.tool.target = proxy.conninfo(&case.tool.name);
+    case.tool.args = vec!["--workers=4".to_owned()];
+    case.replicate(
+        "CREATE TABLE t (id int PRIMARY KEY, v int, u int UNIQUE); CREATE TABLE log (n int)",
+    );
+    let mut process = case.start();
+    case.publisher.sql("INSERT INTO t SELECT g, 0, g FROM generate_series(1, 100) g");
+    touch(case, &mut process);
+    (proxy, process)
+}
+
+/// A run looks at tables when it first sees them, and has to wait for what it is told.
+fn touch(case: &Case, process: &mut Process) {
+    case.publisher.sql("UPDATE t SET v = 0 WHERE id = 100; INSERT INTO log VALUES (0)");
+    case.wait_until_applied(process);
+}
+
+/// Transactions that all depend on each other, too large to be sent change by change.
+fn write(case: &Case) {
+    for _ in 0..TRANSACTIONS {
+        case.publisher.sql(
+            "BEGIN; UPDATE t SET v = v + 1 WHERE id <= 30; INSERT INTO log SELECT max(v) FROM t; \
+             DELETE FROM t WHERE id = 90; INSERT INTO t VALUES (90, 0, 90); COMMIT",
+        );
+    }
+}
+
+fn wait_until_there(case: &Case, logged: u32) {
+    let there = wait_until(PATIENCE, "commits that nobody has heard of", || {
+        Ok(case.target.value("SELECT count(*) FROM log WHERE n > 0") == logged.to_string())
+    });
+    must(there);
+}
+
+#[test]
+fn nobody_waits_for_answers() {
+    on_versions(&VERSIONS, |mut case| {
+        let (proxy, mut process) = start(&mut case);
+        proxy.hold_answers(true);
+        write(&case);
+        wait_until_there(&case, TRANSACTIONS);
+        proxy.hold_answers(false);
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t", "log"]);
+        case.stop(process);
+    });
+}
+
+/// What was sent behind a group that found other rows than it must is not committed before that group is
+/// carried out row by row.
+#[test]
+fn a_missing_row_stops_what_was_sent_behind_it() {
+    on_versions(&VERSIONS, |mut case| {
+        let (proxy, mut process) = start(&mut case);
+        case.target.sql("DELETE FROM t WHERE id = 7");
+        proxy.hold_answers(true);
+        write(&case);
+        proxy.hold_answers(false);
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        assert_eq!(case.statistic("update_missing"), TRANSACTIONS.to_string());
+        case.target.sql(&format!("INSERT INTO t VALUES (7, {TRANSACTIONS}, 7)"));
+        case.expect_equal(&["t", "log"]);
+    });
+}
+
+/// A conflict in the middle: everything before it is there, nothing after it.
+#[test]
+fn a_conflict_is_named_and_nothing_after_it_is_applied() {
+    on_versions(&VERSIONS, |mut case| {
+        let (proxy, mut process) = start(&mut case);
+        case.target.sql("INSERT INTO t VALUES (1000, 0, 1000)");
+        proxy.hold_answers(true);
+        write(&case);
+        case.publisher.sql("UPDATE t SET u = 1000 + id WHERE id BETWEEN -20 AND 20");
+        case.publisher.sql("INSERT INTO t SELECT g, 0, g + 5000 FROM generate_series(990, 1010) g");
+        write(&case);
+        proxy.hold_answers(false);
+        let ended = must(process.wait(PATIENCE));
+        assert_eq!(ended.code(), Some(9), "{}", process.log());
+        assert!(process.log().contains("(id)=(1000)"), "{}", process.log());
+        wait_until_there(&case, TRANSACTIONS);
+        assert_eq!(case.target.value("SELECT max(u) FROM t"), "1020");
+        case.target.sql("DELETE FROM t WHERE id = 1000");
+        case.run_until_current();
+        case.expect_equal(&["t", "log"]);
+    });
+}
+
+/// Sessions that are lost with commits that nobody has heard of.
+#[test]
+fn lost_sessions() {
+    on_versions(&VERSIONS, |mut case| {
+        let (proxy, mut process) = start(&mut case);
+        for round in 1..=3 {
+            proxy.hold_answers(true);
+            write(&case);
+            wait_until_there(&case, round * TRANSACTIONS);
+            proxy.cut_all();
+            proxy.hold_answers(false);
+            touch(&case, &mut process);
+            case.expect_equal(&["t", "log"]);
+        }
+        case.stop(process);
+    });
+}
