@@ -5,7 +5,7 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use wire::Session;
+use wire::{ServerError, Session};
 
 use crate::error::{Failure, Result};
 use crate::target::catalogue::field;
@@ -13,6 +13,9 @@ use crate::target::state::SubscriptionId;
 
 /// How long an origin may still be held by a session that is ending.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// SQLSTATE of an origin that is not there.
+const UNDEFINED_OBJECT: &str = "42704";
 
 /// What the names of a subscription's origins begin with. Origins belong to the whole server,
 /// subscription ids to one database, so the database is part of the name.
@@ -44,40 +47,47 @@ pub(crate) fn attach(
     worker: usize,
 ) -> Result<std::result::Result<(), String>> {
     let name = wire::quote_literal(&format!("{}{worker}", prefix(session, id)?));
+    let set_up = format!("SELECT pg_catalog.pg_replication_origin_session_setup({name})");
+    let mut attached = run(session, &set_up)?;
+    if attached.as_ref().is_err_and(|error| error.code == UNDEFINED_OBJECT) {
+        let create = format!("SELECT pg_catalog.pg_replication_origin_create({name})");
+        attached = match run(session, &create)? {
+            Ok(()) => run(session, &set_up)?,
+            refused => refused,
+        };
+    }
+    if attached.is_ok() {
+        // What resets is tried first: a statement that is refused must not leave anything behind.
+        attached = run(
+            session,
+            "SELECT pg_catalog.pg_replication_origin_xact_reset(); \
+             SELECT pg_catalog.pg_replication_origin_xact_setup('0/0', pg_catalog.now()), \
+             pg_catalog.pg_replication_origin_xact_reset()",
+        )?;
+    }
+    Ok(attached.map_err(|error| format!("{} (SQLSTATE {})", error.message, error.code)))
+}
+
+/// What the server says to a statement about an origin.
+fn run(
+    session: &mut Session,
+    statement: &str,
+) -> Result<std::result::Result<(), Box<ServerError>>> {
     let deadline = Instant::now() + RELEASE_PATIENCE;
-    // A failed statement must not leave anything behind, so each is its own.
-    let statements = [
-        format!(
-            "SELECT pg_catalog.pg_replication_origin_create({name}) \
-             WHERE pg_catalog.pg_replication_origin_oid({name}) IS NULL"
-        ),
-        format!("SELECT pg_catalog.pg_replication_origin_session_setup({name})"),
-        "SELECT pg_catalog.pg_replication_origin_xact_reset()".to_owned(),
-        "SELECT pg_catalog.pg_replication_origin_xact_setup('0/0', pg_catalog.now()), \
-         pg_catalog.pg_replication_origin_xact_reset()"
-            .to_owned(),
-    ];
-    for statement in statements {
-        loop {
-            match session.simple(&statement) {
-                Ok(_) => break,
-                // An ending session gives its locks back, which the fence waits for, a moment
-                // before its origin.
-                Err(wire::Error::Server(error))
-                    if error.code == "55006" && Instant::now() < deadline =>
-                {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                Err(wire::Error::Server(error)) => {
-                    return Ok(Err(format!("{} (SQLSTATE {})", error.message, error.code)));
-                }
-                Err(error) => {
-                    return Err(Failure::target(&error, "setting the replication origin"));
-                }
+    loop {
+        match session.simple(statement) {
+            Ok(_) => return Ok(Ok(())),
+            // An ending session gives its locks back, which the fence waits for, a moment before its
+            // origin.
+            Err(wire::Error::Server(error))
+                if error.code == "55006" && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(20));
             }
+            Err(wire::Error::Server(error)) => return Ok(Err(error)),
+            Err(error) => return Err(Failure::target(&error, "setting the replication origin")),
         }
     }
-    Ok(Ok(()))
 }
 
 /// Removes the subscription's origins. Those that never existed do not matter.
