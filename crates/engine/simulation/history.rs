@@ -173,6 +173,11 @@ impl History {
         Self { transactions, locks, rules, digest: builder.digest }
     }
 
+    /// The end of the publisher's WAL.
+    pub(crate) fn end(&self) -> Lsn {
+        self.transactions.last().map_or(Lsn(0), |last| last.keepalive.unwrap_or(last.end_lsn))
+    }
+
     /// The transactions that end after `after`, up to `through`.
     pub(crate) fn range(&self, after: Lsn, through: Lsn) -> Set {
         let inside = |t: &Transaction| t.end_lsn > after && t.end_lsn <= through;

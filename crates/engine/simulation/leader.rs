@@ -69,6 +69,8 @@ pub(crate) struct Leader<'h> {
     pinned: Option<usize>,
     /// The next part that the publisher sends.
     next: (usize, usize),
+    /// How far the stream has come in this run.
+    pub(crate) sent: Lsn,
     pub(crate) flushing: Option<FlushTicket>,
 }
 
@@ -96,9 +98,10 @@ impl<'h> Leader<'h> {
             return Err(format!("P4: the slot is at {slot}, the progress at {through}"));
         }
         let next = history.transactions.iter().position(|t| t.commit_lsn >= slot);
-        Ok(Self {
+        let applied_through = beyond.back().map_or(through, |last| last.through);
+        let mut leader = Self {
             history,
-            progress: Progress::resume(through, slot),
+            progress: Progress::resume(through, slot, applied_through),
             applied_beyond: beyond,
             resumed_at: through,
             after_applied: false,
@@ -113,8 +116,15 @@ impl<'h> Leader<'h> {
             last: GroupSeq::NONE,
             pinned: None,
             next: (next.unwrap_or(history.transactions.len()), 0),
+            sent: slot,
             flushing: None,
-        })
+        };
+        if next.is_none() {
+            // An idle publisher says so when it is told that nothing is received beyond the slot.
+            leader.keepalive(history.end());
+            leader.progress.hold(None);
+        }
+        Ok(leader)
     }
 
     pub(crate) fn can_receive(&self) -> bool {
@@ -143,12 +153,21 @@ impl<'h> Leader<'h> {
         };
         self.take_part(work);
         if last && let Some(lsn) = transaction.keepalive {
-            self.progress.received(lsn);
+            self.keepalive(lsn);
         }
+        self.progress.hold(None);
+    }
+
+    fn keepalive(&mut self, lsn: Lsn) {
+        self.sent = lsn;
+        self.progress.received(lsn);
+        self.progress.passed(lsn);
     }
 
     fn take_part(&mut self, work: Work) {
+        self.sent = work.end.unwrap_or(work.commit_lsn);
         self.pass_applied(work.commit_lsn);
+        self.progress.passed(self.sent);
         if already_applied(work.commit_lsn, self.resumed_at) {
             return;
         }

@@ -9,7 +9,7 @@
 //!   left on the publisher; in order, these are everything up to a transaction; out of order, what
 //!   a transaction depends on is committed before it.
 //! * P3: no transaction is committed twice, and none is missing in the end.
-//! * P4: what is acknowledged is durable, with nothing missing before it.
+//! * P4: what is acknowledged is durable, with nothing missing before it, and was sent in this run.
 //! * The oldest group never fails for good, and there is always something that goes on.
 
 mod history;
@@ -45,6 +45,8 @@ pub(crate) enum Sabotage {
     NoGivingWay,
     /// What is committed is acknowledged before it is durable.
     EarlyAcknowledgement,
+    /// What an earlier run has applied is acknowledged before the publisher has sent it again.
+    AcknowledgementAhead,
     /// Woken workers sleep on.
     LostWakeup,
     /// Whoever loses his session takes every COMMIT that was not answered for lost.
@@ -55,10 +57,11 @@ pub(crate) enum Sabotage {
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
+        Self::AcknowledgementAhead,
         Self::LostWakeup,
         Self::ForgottenCommit,
         Self::AssumedCommit,
@@ -506,11 +509,15 @@ impl<'h> World<'h> {
     /// Tells the publisher what is durable.
     fn acknowledge(&mut self) -> Result<(), String> {
         let positions = self.leader.progress.positions();
-        let flush = if self.sabotage == Sabotage::EarlyAcknowledgement {
-            positions.apply
-        } else {
-            positions.flush
+        let flush = match self.sabotage {
+            Sabotage::EarlyAcknowledgement => positions.apply,
+            Sabotage::AcknowledgementAhead => self.leader.progress.durable(),
+            _ => positions.flush,
         };
+        let sent = self.leader.sent;
+        if flush > sent {
+            return Err(format!("P4: {flush} is acknowledged, only {sent} was sent"));
+        }
         let acknowledged = self.history.range(Lsn(0), flush);
         let missing = acknowledged & !self.target.durable_set();
         if missing != 0 {

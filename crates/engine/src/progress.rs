@@ -70,59 +70,56 @@ pub struct Progress {
     flushing: Option<Lsn>,
     /// Something received is neither applied nor recorded (a prepared transaction that is held).
     held_from: Option<Lsn>,
-    /// What was sent to the run before this one is not all sent again yet.
-    catching_up: bool,
+    /// The end of all that was applied before, until the publisher has sent that much again.
+    catching_up: Option<Lsn>,
 }
 
 impl Progress {
-    /// Starts from the progress row read on the target, which is durable once it was read after a
-    /// flush; pass `durable = false` to have it flushed before it is acknowledged.
-    #[must_use]
-    pub fn resume(recorded: Lsn, durable: Lsn) -> Self {
-        assert!(durable <= recorded, "nothing beyond the progress can be durable");
-        Self {
-            received: recorded,
-            outstanding: VecDeque::new(),
-            last_dispatched: recorded,
-            committed: recorded,
-            durable,
-            flushing: None,
-            held_from: None,
-            catching_up: false,
-        }
-    }
-
-    /// As [`Self::resume`], where the publisher begins before the progress: nothing beyond
-    /// `acknowledged` may be acknowledged until it has sent everything up to there again (see
-    /// [`Self::caught_up`]).
+    /// Starts from the progress read on the target: everything up to `recorded` is applied, and the
+    /// last that is, beyond gaps as well, ends at `applied_through`. The publisher begins at
+    /// `acknowledged`, and only up to there is anything known to be durable.
     ///
-    /// The progress may lie beyond prepared transactions that were held, and only then are held
-    /// again. And a publisher keeps the WAL that is not acknowledged, but may take what it has
-    /// noted in an earlier stream for how much an acknowledgement is: then it removes the WAL that
-    /// it is reading (`requested WAL segment … has already been removed`).
+    /// Nothing beyond `acknowledged` may be acknowledged until the publisher has sent everything up to
+    /// `applied_through` again (see [`Self::passed`]). The progress may lie beyond prepared
+    /// transactions that were held, and only then are held again. And a publisher keeps the WAL that
+    /// is not acknowledged, but may take what it has noted in an earlier stream for how much an
+    /// acknowledgement is: then it removes the WAL that it is reading (`requested WAL segment … has
+    /// already been removed`).
     ///
     /// The publisher is told that nothing beyond it is received either, so that an idle one says
     /// how far it has come.
+    ///
+    /// # Panics
+    /// When they are not in this order: `acknowledged`, `recorded`, `applied_through`.
     #[must_use]
-    pub fn resume_behind(recorded: Lsn, acknowledged: Lsn) -> Self {
+    pub fn resume(recorded: Lsn, acknowledged: Lsn, applied_through: Lsn) -> Self {
+        assert!(acknowledged <= recorded, "nothing beyond the progress can be durable");
+        assert!(recorded <= applied_through, "what is recorded is applied");
         Self {
             received: acknowledged,
+            outstanding: VecDeque::new(),
+            last_dispatched: recorded,
+            committed: recorded,
+            durable: acknowledged,
+            flushing: None,
             held_from: Some(acknowledged),
-            catching_up: true,
-            ..Self::resume(recorded, acknowledged)
+            catching_up: Some(applied_through),
         }
     }
 
-    /// Everything that the progress covers has been received again, so what is still prepared is
-    /// known, too.
-    pub fn caught_up(&mut self) {
-        self.catching_up = false;
+    /// The publisher has sent all up to here. When that is all that was applied before, what is
+    /// prepared and held is known again, and acknowledgements are in line with the stream: from the
+    /// next [`Self::hold`] on they go on.
+    pub fn passed(&mut self, lsn: Lsn) {
+        if self.catching_up.is_some_and(|through| through <= lsn) {
+            self.catching_up = None;
+        }
     }
 
     /// Whether what the run before this one applied may still be received again.
     #[must_use]
     pub fn is_catching_up(&self) -> bool {
-        self.catching_up
+        self.catching_up.is_some()
     }
 
     /// The last LSN that has a progress row, or will have one once what is dispatched commits:
@@ -160,7 +157,7 @@ impl Progress {
     /// What is acknowledged already stays so: a transaction that was prepared before the slot began
     /// to decode them has an old LSN, but is sent again with its COMMIT PREPARED.
     pub fn hold(&mut self, lsn: Option<Lsn>) {
-        if self.catching_up {
+        if self.catching_up.is_some() {
             return;
         }
         let acknowledged = self.positions().flush;
@@ -253,6 +250,15 @@ mod tests {
     use super::{Lsn, Positions, Progress, Range};
     use proptest::prelude::*;
 
+    /// Everything up to `recorded` is sent again, and nothing is held.
+    fn resumed(recorded: Lsn, durable: Lsn) -> Progress {
+        let mut progress = Progress::resume(recorded, durable, recorded);
+        progress.received(recorded);
+        progress.passed(recorded);
+        progress.hold(None);
+        progress
+    }
+
     /// Commits what is next, up to `end`.
     fn commit(progress: &mut Progress, end: u64) {
         let after = progress.committed();
@@ -261,7 +267,7 @@ mod tests {
 
     #[test]
     fn flush_follows_commits_not_dispatch() {
-        let mut progress = Progress::resume(Lsn(100), Lsn(100));
+        let mut progress = resumed(Lsn(100), Lsn(100));
         progress.dispatched(Lsn(110));
         progress.dispatched(Lsn(120));
         assert_eq!(progress.start_flush(), None);
@@ -277,7 +283,7 @@ mod tests {
 
     #[test]
     fn commits_beyond_a_gap_are_not_acknowledged() {
-        let mut progress = Progress::resume(Lsn(100), Lsn(100));
+        let mut progress = resumed(Lsn(100), Lsn(100));
         for end in [110, 120, 130, 140] {
             progress.dispatched(Lsn(end));
         }
@@ -293,7 +299,7 @@ mod tests {
 
     #[test]
     fn idle_work_is_recorded_before_it_is_acknowledged() {
-        let mut progress = Progress::resume(Lsn(100), Lsn(100));
+        let mut progress = resumed(Lsn(100), Lsn(100));
         assert_eq!(progress.idle_candidate(), None);
         progress.received(Lsn(150));
         assert_eq!(progress.positions().flush, Lsn(100));
@@ -308,7 +314,7 @@ mod tests {
 
     #[test]
     fn resumed_progress_is_flushed_before_it_is_acknowledged() {
-        let mut progress = Progress::resume(Lsn(100), Lsn(40));
+        let mut progress = resumed(Lsn(100), Lsn(40));
         assert_eq!(progress.positions().flush, Lsn(40));
         let ticket = progress.start_flush().expect("100 may be lost");
         progress.flushed(ticket);
@@ -317,7 +323,7 @@ mod tests {
 
     #[test]
     fn commits_that_are_durable_need_no_flush() {
-        let mut progress = Progress::resume(Lsn(100), Lsn(100));
+        let mut progress = resumed(Lsn(100), Lsn(100));
         progress.dispatched(Lsn(110));
         progress.dispatched(Lsn(120));
         progress.dispatched(Lsn(130));
@@ -333,7 +339,7 @@ mod tests {
 
     #[test]
     fn nothing_is_acknowledged_past_what_is_held() {
-        let mut progress = Progress::resume(Lsn(100), Lsn(100));
+        let mut progress = resumed(Lsn(100), Lsn(100));
         progress.hold(Some(Lsn(105)));
         progress.dispatched(Lsn(120));
         commit(&mut progress, 120);
@@ -346,7 +352,7 @@ mod tests {
 
     #[test]
     fn what_was_held_is_held_again_before_anything_is_acknowledged() {
-        let mut progress = Progress::resume_behind(Lsn(500), Lsn(100));
+        let mut progress = Progress::resume(Lsn(500), Lsn(100), Lsn(510));
         let ticket = progress.start_flush().expect("500 may be lost");
         progress.flushed(ticket);
         let start = Positions { write: Lsn(100), flush: Lsn(100), apply: Lsn(100) };
@@ -358,7 +364,9 @@ mod tests {
         // Prepared before the progress, and not resolved.
         progress.hold(Some(Lsn(300)));
         progress.received(Lsn(510));
-        progress.caught_up();
+        progress.passed(Lsn(509));
+        assert!(progress.is_catching_up());
+        progress.passed(Lsn(510));
         progress.hold(Some(Lsn(300)));
         assert_eq!(progress.positions().flush, Lsn(300));
         progress.hold(None);
@@ -370,7 +378,7 @@ mod tests {
         /// never moves back, and never passes what was committed when the flush began.
         #[test]
         fn flush_never_passes_what_is_durable(steps in prop::collection::vec(0u8..5, 1..200)) {
-            let mut progress = Progress::resume(Lsn(1), Lsn(1));
+            let mut progress = resumed(Lsn(1), Lsn(1));
             let mut pending = std::collections::VecDeque::new();
             let (mut next, mut committed, mut ticket) = (1u64, 1u64, None);
             let mut last_flush = Lsn(1);

@@ -372,7 +372,7 @@ impl Supervisor<'_> {
             format,
             ..
         } = resumption;
-        let progress = Progress::resume_behind(applied.through, acknowledged);
+        let progress = Progress::resume(applied.through, acknowledged, applied.highest());
         let feedback = Feedback::new(progress.positions());
         let mut types = PublisherTypes::default();
         published.iter().for_each(|table| types.add(table));

@@ -119,8 +119,6 @@ pub(crate) struct Leader<'a> {
     rest: Bytes,
     /// What was applied before this run: transactions before it are skipped.
     resumed_at: Lsn,
-    /// The end of all that was applied before this run, beyond gaps as well.
-    applied_through: Lsn,
     /// The transactions before the next were skipped because they were applied beyond a gap.
     after_applied: bool,
     /// What waits for a worker.
@@ -157,7 +155,6 @@ pub(crate) struct Leader<'a> {
 impl<'a> Leader<'a> {
     pub(crate) fn new(parts: Parts<'a>) -> Self {
         let resumed_at = parts.progress.committed();
-        let applied_through = parts.applied_beyond.back().map_or(resumed_at, |last| last.through);
         let decoder = Decoder::new(parts.streaming);
         let waiting = Batcher::new(parts.group_limits);
         let now = Instant::now();
@@ -169,7 +166,6 @@ impl<'a> Leader<'a> {
             decoder,
             rest: Bytes::new(),
             resumed_at,
-            applied_through,
             partly_dispatched: false,
             closing: None,
             stopping_since: None,
@@ -476,7 +472,7 @@ impl<'a> Leader<'a> {
                     if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = &message {
                         // The publisher may wait for this.
                         self.parts.progress.received(prepare.end_lsn);
-                        self.has_passed(prepare.end_lsn);
+                        self.parts.progress.passed(prepare.end_lsn);
                     }
                     self.look_at_streams(start, &message);
                     self.take_parts()?;
@@ -491,7 +487,7 @@ impl<'a> Leader<'a> {
                     if !self.parts.incoming.in_transaction() {
                         self.parts.progress.received(wal_end);
                         self.parts.joining.received(wal_end);
-                        self.has_passed(wal_end);
+                        self.parts.progress.passed(wal_end);
                     }
                 }
                 Frame::PrimaryStatus { .. } => {}
@@ -551,7 +547,7 @@ impl<'a> Leader<'a> {
         if self.closing.is_none() {
             self.parts.joining.received(commit_lsn);
         }
-        self.has_passed(end.unwrap_or(commit_lsn));
+        self.parts.progress.passed(end.unwrap_or(commit_lsn));
         if already_applied(commit_lsn, self.resumed_at) {
             // A table that joins may lack it.
             return if skipped { Ok(()) } else { self.put_off(&part) };
@@ -608,14 +604,6 @@ impl<'a> Leader<'a> {
             joining.received(end);
         }
         Ok(())
-    }
-
-    /// The publisher has sent all up to here. When that is all that an earlier run has applied, what
-    /// is prepared and held is known again, and acknowledgements are in line with the stream.
-    fn has_passed(&mut self, lsn: Lsn) {
-        if lsn >= self.applied_through {
-            self.parts.progress.caught_up();
-        }
     }
 
     /// Takes what was applied beyond a gap, and begins before `lsn`, into the progress. The gap ends

@@ -42,7 +42,7 @@ impl Leader<'_> {
             self.parts.streams.forget(xid);
         } else if self.parts.streams.begin_commit(xid) {
             self.pass_applied(commit_lsn);
-            self.has_passed(commit_lsn);
+            self.parts.progress.passed(commit_lsn);
         }
     }
 
