@@ -6,12 +6,13 @@ use engine::gate::already_applied;
 use engine::group::{Batcher, GroupLimits, GroupSeq};
 use engine::order::Waits;
 use engine::progress::{FlushTicket, Progress, Range};
+use engine::worker::{Contended, Mode, Task};
 use engine::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 use pgoutput::{Lsn, decode_change};
 
 use crate::simulation::history::{History, Kind};
 use crate::simulation::rng::Rng;
-use crate::simulation::worker::{Answered, Contended, Group, Mode, Work};
+use crate::simulation::worker::{Answered, Group, Work};
 
 /// How a run is set up.
 #[derive(Debug, Clone, Copy)]
@@ -143,15 +144,7 @@ impl<'h> Leader<'h> {
         let transaction = &self.history.transactions[number];
         let last = part + 1 == transaction.parts.len();
         self.next = if last { (number + 1, 0) } else { (number, part + 1) };
-        let work = Work {
-            part: Some((number, part)),
-            commit_lsn: transaction.commit_lsn,
-            end: last.then_some(transaction.end_lsn),
-            first: part == 0,
-            predecessor: Lsn(0),
-            after_applied: false,
-        };
-        self.take_part(work);
+        self.take_part(Work::part(number, part, self.history));
         if last && let Some(lsn) = transaction.keepalive {
             self.keepalive(lsn);
         }
@@ -178,7 +171,7 @@ impl<'h> Leader<'h> {
         self.partly_dispatched = work.end.is_none();
         let after_applied = std::mem::take(&mut self.after_applied);
         let work = Work { predecessor, after_applied, ..work };
-        self.waiting.push(work.size(self.history), work);
+        self.waiting.push(work.size(), work);
     }
 
     fn pass_applied(&mut self, lsn: Lsn) {
@@ -200,15 +193,8 @@ impl<'h> Leader<'h> {
         let predecessor = self.progress.last_dispatched();
         self.progress.dispatched(lsn);
         let after_applied = std::mem::take(&mut self.after_applied);
-        let work = Work {
-            part: None,
-            commit_lsn: lsn,
-            end: Some(lsn),
-            first: true,
-            predecessor,
-            after_applied,
-        };
-        self.waiting.push(work.size(self.history), work);
+        let work = Work { predecessor, after_applied, ..Work::idle(lsn) };
+        self.waiting.push(work.size(), work);
     }
 
     pub(crate) fn can_record_idle(&self) -> bool {
@@ -245,9 +231,9 @@ impl<'h> Leader<'h> {
     pub(crate) fn submit(&mut self, worker: usize) -> Option<Group> {
         let history = self.history;
         let works = self.waiting.take()?;
-        let by_rows = works.first().is_some_and(|work| {
-            work.commit_lsn <= self.rows_through || work.runs_user_code(history)
-        });
+        let by_rows = works
+            .first()
+            .is_some_and(|work| work.commit_lsn <= self.rows_through || work.runs_user_code());
         let mode = if by_rows { Mode::Rows } else { Mode::Net };
         let continued = self.pinned.is_some();
         let seq = if continued { self.last } else { self.last.next() };

@@ -7,6 +7,7 @@ use engine::group::{GroupSeq, Size};
 use engine::net::{ChangeAt, Fold, Folder, Old, Row as NetRow, Segment, Step};
 use engine::order::{CommitOrder, Waits};
 use engine::progress::Range;
+use engine::worker::{Contended, Mode, Task};
 use pgoutput::{Column, Lsn, decode_change};
 
 use crate::simulation::history::{
@@ -28,9 +29,42 @@ pub(crate) struct Work {
     pub(crate) first: bool,
     pub(crate) predecessor: Lsn,
     pub(crate) after_applied: bool,
+    pub(crate) length: usize,
+    pub(crate) user_code: bool,
 }
 
 impl Work {
+    /// Part `part` of transaction `number`.
+    pub(crate) fn part(number: usize, part: usize, history: &History) -> Self {
+        let transaction = &history.transactions[number];
+        let last = part + 1 == transaction.parts.len();
+        let changes = &transaction.changes[transaction.parts[part].clone()];
+        Self {
+            part: Some((number, part)),
+            commit_lsn: transaction.commit_lsn,
+            end: last.then_some(transaction.end_lsn),
+            first: part == 0,
+            predecessor: Lsn(0),
+            after_applied: false,
+            length: changes.len(),
+            user_code: changes.iter().any(|c| c.table == TRIGGERED && !c.bytes.is_empty()),
+        }
+    }
+
+    /// Nothing, up to here.
+    pub(crate) fn idle(lsn: Lsn) -> Self {
+        Self {
+            part: None,
+            commit_lsn: lsn,
+            end: Some(lsn),
+            first: true,
+            predecessor: Lsn(0),
+            after_applied: false,
+            length: 0,
+            user_code: false,
+        }
+    }
+
     pub(crate) fn changes<'h>(&self, history: &'h History) -> &'h [Change] {
         self.part.map_or(&[], |(number, part)| {
             let Transaction { changes, parts, .. } = &history.transactions[number];
@@ -38,71 +72,53 @@ impl Work {
         })
     }
 
-    fn is_whole(&self) -> bool {
-        self.first && self.end.is_some()
-    }
-
-    pub(crate) fn runs_user_code(&self, history: &History) -> bool {
-        self.changes(history)
-            .iter()
-            .any(|change| change.table == TRIGGERED && !change.bytes.is_empty())
-    }
-
-    pub(crate) fn size(&self, history: &History) -> Size {
+    pub(crate) fn size(&self) -> Size {
         Size {
-            changes: self.changes(history).len(),
-            bytes: 10 * self.changes(history).len(),
+            changes: self.length,
+            bytes: 10 * self.length,
             whole: self.is_whole(),
-            by_rows: self.runs_user_code(history),
+            by_rows: self.user_code,
             starts_group: self.after_applied,
         }
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
-    Net,
-    Rows,
-}
+impl Task for Work {
+    fn end(&self) -> Option<Lsn> {
+        self.end
+    }
 
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Contended {
-    pub(crate) waits: Waits,
-    pub(crate) changes: Vec<bool>,
-}
+    fn commit_lsn(&self) -> Lsn {
+        self.commit_lsn
+    }
 
-#[derive(Debug)]
-pub(crate) struct Group {
-    pub(crate) seq: GroupSeq,
-    pub(crate) works: Vec<Work>,
-    pub(crate) mode: Mode,
-    pub(crate) contended: Contended,
-    pub(crate) attempts: u32,
-}
+    fn length(&self) -> usize {
+        self.length
+    }
 
-impl Group {
     fn is_whole(&self) -> bool {
-        self.works.iter().all(Work::is_whole)
+        self.first && self.end.is_some()
     }
 
-    fn waits_to_start(&self, history: &History) -> Waits {
-        let may_be_early = self.attempts == 0
-            && self.is_whole()
-            && match self.mode {
-                Mode::Net => true,
-                Mode::Rows => self.works.len() == 1 && !self.works[0].runs_user_code(history),
-            };
-        match self.mode {
-            _ if !may_be_early => Waits::all_before(self.seq),
-            Mode::Net => Waits::default(),
-            Mode::Rows => self.contended.waits.clone(),
-        }
+    fn runs_user_code(&self) -> bool {
+        self.user_code
     }
 
-    fn last_commit(&self) -> Lsn {
-        self.works.last().map_or(Lsn(0), |work| work.commit_lsn)
+    fn is_under_rules(&self) -> bool {
+        false
+    }
+
+    fn is_step(&self) -> bool {
+        false
+    }
+
+    fn is_prepared_at_once(&self) -> bool {
+        false
     }
 }
+
+/// What a worker is handed.
+pub(crate) type Group = engine::worker::Group<Work>;
 
 #[derive(Debug, Clone, Copy)]
 enum Pending {
@@ -271,7 +287,7 @@ impl Worker {
         if self.has_room()
             && let Some(next) = self.queue.front()
         {
-            let to_start = next.waits_to_start(around.history);
+            let to_start = next.waits_to_start();
             if self.is_met(&to_start, around) {
                 if let Some(group) = self.queue.pop_front() {
                     self.start(group, around)?;
@@ -340,8 +356,7 @@ impl Worker {
         self.ended_through = self.ended_through.max(around.order.ended_through());
         let early = !self.is_next(group.seq);
         let history = around.history;
-        let changes: usize = group.works.iter().map(|work| work.changes(history).len()).sum();
-        let lone = group.works.len() == 1 && group.is_whole() && changes <= self.lone;
+        let lone = group.works.len() == 1 && group.is_whole() && group.changes() <= self.lone;
         let mode = if lone && !early { Mode::Rows } else { group.mode };
         let group = Group { mode, ..group };
         let wait = self.in_flight.back().is_some_and(InFlight::is_open) || !self.ready.is_empty();

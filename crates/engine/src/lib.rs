@@ -15,12 +15,13 @@
 //! 8. [`key`], [`net`]: the changes of one row folded into one, inside a group.
 //! 9. [`writeset`]: which changes of a group must wait for which groups before it.
 //! 10. [`order`]: which groups have ended, and who may go on.
-//! 11. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
-//! 12. [`demotion`]: which tables are applied in stream order because that happens often.
-//! 13. [`read_ahead`]: whether reads are so slow that rows are read before they are needed.
-//! 14. [`share`]: how many sessions each of several subscriptions has.
-//! 15. [`progress`]: received, applied, durable: what may be acknowledged.
-//! 16. [`history`]: may a publisher's timeline be followed from where we are?
+//! 11. [`worker`]: what a worker is handed, and when it may begin.
+//! 12. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
+//! 13. [`demotion`]: which tables are applied in stream order because that happens often.
+//! 14. [`read_ahead`]: whether reads are so slow that rows are read before they are needed.
+//! 15. [`share`]: how many sessions each of several subscriptions has.
+//! 16. [`progress`]: received, applied, durable: what may be acknowledged.
+//! 17. [`history`]: may a publisher's timeline be followed from where we are?
 #![forbid(unsafe_code)]
 
 pub mod assemble;
@@ -39,4 +40,5 @@ pub mod read_ahead;
 pub mod relation;
 pub mod share;
 pub mod transaction;
+pub mod worker;
 pub mod writeset;

@@ -18,6 +18,7 @@ use engine::group::{Batcher, GroupLimits, is_backlog};
 use engine::progress::{Progress, Range};
 use engine::relation::RemoteRelation;
 use engine::transaction::{Location, TransactionPart};
+use engine::worker::Mode;
 use pgoutput::{Decoder, Frame, Lsn, Message, Streaming, Timestamp};
 use wire::{Frames, Session};
 
@@ -29,7 +30,7 @@ use crate::apply::pool::{Pool, Room};
 use crate::apply::schema_watch::SchemaWatch;
 use crate::apply::streams::Streams;
 use crate::apply::tables::Tables;
-use crate::apply::work::{Mode, Work};
+use crate::apply::work::Work;
 use crate::apply::worker::{Answered, FromWorker};
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};

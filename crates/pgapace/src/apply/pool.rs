@@ -8,12 +8,13 @@ use crossbeam_channel::Receiver;
 use engine::group::GroupSeq;
 use engine::order;
 use engine::transaction::Touched;
+use engine::worker::{Contended, Mode};
 use engine::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 
 use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
 use crate::apply::demotions::{Demotions, Turned};
 use crate::apply::prefetch::Prefetch;
-use crate::apply::work::{Contended, Group, Mode, TwoPhase, Work};
+use crate::apply::work::{Group, TwoPhase, Work};
 use crate::apply::worker::{Answered, FromWorker, Identity, Moved};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};

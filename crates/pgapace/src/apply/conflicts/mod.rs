@@ -19,21 +19,17 @@ mod uniqueness;
 
 use std::collections::VecDeque;
 
+use engine::worker::Task;
 use wire::Session;
 
 use crate::apply::answers::{Committing, Pending};
 use crate::apply::conflicts::judge::Judge;
 use crate::apply::encoder::Encoder;
-use crate::apply::work::{Group, Work};
+use crate::apply::work::Group;
 use crate::error::Result;
 use crate::target::state::conflicts::Conflict;
 use crate::target::state::statistics::Counters;
 pub(crate) use uniqueness::violates_several;
-
-/// Whether rules may decide something for a transaction.
-pub(crate) fn decides(work: &Work) -> bool {
-    work.tables.iter().flatten().any(|map| map.conflicts.is_some())
-}
 
 /// What has become of a transaction, or of a part of it.
 #[derive(Debug)]

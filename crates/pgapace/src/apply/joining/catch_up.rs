@@ -6,12 +6,13 @@ use engine::assemble::{ReplayError, SpoolCommand};
 use engine::deferred::Deferred;
 use engine::group::{Batcher, GroupSeq};
 use engine::transaction::TransactionPart;
+use engine::worker::{Contended, Mode};
 use pgoutput::Lsn;
 
 use crate::apply::incoming::Source;
 use crate::apply::joining::{CatchUpOptions, LITTLE, Lent, carry_out};
 use crate::apply::turns::Turns;
-use crate::apply::work::{Contended, Group, Mode, Work};
+use crate::apply::work::{Group, Work};
 use crate::apply::worker::{self, FromWorker, Office};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::Stopwatch;

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use engine::net::Fold;
 use engine::relation::RemoteRelation;
 use engine::transaction::TransactionPart;
+use engine::worker::Mode;
 use pgoutput::{Lsn, Message, Xid};
 
 use super::{Leader, Parts};
 use crate::apply::blockers::Found;
 use crate::apply::streams::{Event, Report};
 use crate::apply::tables::OWN_SCHEMA;
-use crate::apply::work::{Mode, Work};
+use crate::apply::work::Work;
 use crate::error::Result;
 use crate::target::mapping::TableMap;
 

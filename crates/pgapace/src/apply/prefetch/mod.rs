@@ -16,10 +16,11 @@ use engine::group::GroupSeq;
 use engine::net::Fold;
 use engine::read_ahead::ReadAhead;
 use engine::transaction::Touched;
+use engine::worker;
 use pgoutput::Column;
 
 use crate::apply::prefetch::queue::{Job, Queue};
-use crate::apply::work::{self, Work};
+use crate::apply::work::Work;
 use crate::config::Prefetch as Mode;
 use crate::error::{Failure, Result};
 use crate::target::mapping::Search;
@@ -63,7 +64,13 @@ impl Prefetch {
     }
 
     /// A group is handed to a worker, which is `busy` with others or not.
-    pub(crate) fn offer(&mut self, group: GroupSeq, works: &[Work], apply: work::Mode, busy: bool) {
+    pub(crate) fn offer(
+        &mut self,
+        group: GroupSeq,
+        works: &[Work],
+        apply: worker::Mode,
+        busy: bool,
+    ) {
         if self.mode == Mode::Off {
             return;
         }
@@ -102,7 +109,7 @@ impl Drop for Prefetch {
 
 /// The keys of a group, in the order in which a worker comes to them: so that rows are not read so
 /// early that they are gone when they are needed. At most so many.
-fn jobs(group: GroupSeq, works: &[Work], apply: work::Mode, most: usize) -> Vec<Job> {
+fn jobs(group: GroupSeq, works: &[Work], apply: worker::Mode, most: usize) -> Vec<Job> {
     let mut rows = Vec::new();
     for work in works {
         for index in 0..work.part.len() {
@@ -119,7 +126,7 @@ fn jobs(group: GroupSeq, works: &[Work], apply: work::Mode, most: usize) -> Vec<
             }
         }
     }
-    if apply == work::Mode::Net {
+    if apply == worker::Mode::Net {
         // See `engine::net`: by length, then bytes.
         rows.sort_unstable_by_key(|(map, value, _)| (map.id, value.len(), *value));
     }

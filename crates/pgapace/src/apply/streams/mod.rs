@@ -13,10 +13,11 @@ mod worker;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::early::{Early, Step, Undo};
 use engine::group::GroupSeq;
+use engine::worker::Mode;
 use pgoutput::{Lsn, Message, StreamAbort, Xid};
 use rustc_hash::FxHashMap;
 
-use crate::apply::work::{Mode, Work};
+use crate::apply::work::Work;
 use crate::apply::worker::Connect;
 use crate::error::{Failure, Result};
 use worker::{Order, StreamWorker, Ticket};

@@ -13,12 +13,13 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use engine::group::GroupSeq;
 use engine::progress::Range;
+use engine::worker::{Contended, Mode};
 use wire::{CancelHandle, Reply, Session, TransactionStatus, Waker, affected_rows};
 
 use crate::apply::answers::Pending;
 use crate::apply::encoder::{Encoder, Which};
 use crate::apply::thread::{LITTLE_PATIENCE, join_or_cancel};
-use crate::apply::work::{Contended, Group, Mode, Work};
+use crate::apply::work::{Group, Work};
 use crate::apply::worker::{Connect, Lost, owns};
 use crate::error::{Failure, Result};
 use crate::target::state::statistics::{Changes, Counters};

@@ -26,16 +26,16 @@ use crossbeam_channel::{Receiver, TryRecvError};
 use engine::group::GroupSeq;
 use engine::net::ChangeAt;
 use engine::order::Waits;
+use engine::worker::{Contended, Mode, Task};
 use pgoutput::Lsn;
 use wire::{Queued, Reply, Session, TransactionStatus, affected_rows};
 
 use crate::apply::answers::{Answers, Pending};
-use crate::apply::conflicts;
 use crate::apply::context::Context;
 use crate::apply::encoder::{Encoder, Ending, Which};
 use crate::apply::missing::MissingLog;
 use crate::apply::turns::Turns;
-use crate::apply::work::{Contended, Group, Mode, Work};
+use crate::apply::work::{Group, Work};
 use crate::apply::worker::{Answered, Connect, FromWorker, Handle, Identity, ToWorker};
 use crate::error::{Class, Failure, Result, is_transient};
 use crate::observe::stopwatch::{Reason, Stopwatch};
@@ -90,7 +90,7 @@ impl InFlight {
 
     /// Whether rules may decide about conflicts of what is sent as net changes.
     fn has_rules(&self) -> bool {
-        self.group.mode == Mode::Net && self.group.works.iter().any(conflicts::decides)
+        self.group.mode == Mode::Net && self.group.works.iter().any(Task::is_under_rules)
     }
 
     pub(super) fn is_committed(&self) -> bool {
@@ -308,7 +308,7 @@ impl State {
             Some(next)
                 if next.attempts > 0
                     || next.is_by_rules()
-                    || next.two_phase().is_some()
+                    || next.is_step()
                     || next.mode == Mode::Rows && !self.encoder.commits_behind_others() =>
             {
                 self.in_flight.is_empty() && self.ready.is_empty()
@@ -354,7 +354,7 @@ impl State {
         let wait = self.in_flight.back().is_some_and(InFlight::is_open) || !self.ready.is_empty();
         let alone = self.in_flight.is_empty() && self.ready.is_empty();
         let at_once = !early && (alone || self.encoder.commits_behind_others());
-        let ruled = lone && conflicts::decides(&group.works[0]);
+        let ruled = lone && group.works[0].is_under_rules();
         let mode = if lone && at_once && !ruled { Mode::Rows } else { group.mode };
         let group = Group { mode, ..group };
         if group.is_by_rules() {

@@ -14,7 +14,8 @@ impl State {
     /// Does what a group does before its progress can be recorded: nothing, unless it is such a step
     /// and it was not done before. Then nothing of this session may be in flight.
     pub(super) fn resolve_prepared(&mut self, group: &Group) -> Result<()> {
-        let (prepared, commit) = match group.two_phase() {
+        let (prepared, commit) = match group.works.first().and_then(|work| work.two_phase.as_ref())
+        {
             None | Some(TwoPhase::Prepare(_)) => return Ok(()),
             Some(TwoPhase::Commit(prepared)) => (prepared, true),
             Some(TwoPhase::Rollback(prepared)) => (prepared, false),
