@@ -5,9 +5,12 @@ use std::rc::Rc;
 
 use engine::group::{GroupSeq, Size};
 use engine::net::{ChangeAt, Fold, Folder, Old, Row as NetRow, Segment, Step};
-use engine::order::{CommitOrder, Waits};
+use engine::order::{CommitOrder, Ended, Waits};
 use engine::progress::Range;
-use engine::worker::{Contended, Mode, Task};
+use engine::worker::{
+    Accounted, Again, Awaited, Contended, Craft, Desk, Failed, Found, Further, Mode, Next, Start,
+    Task, Verdict,
+};
 use pgoutput::{Column, Lsn, decode_change};
 
 use crate::simulation::history::{
@@ -15,9 +18,6 @@ use crate::simulation::history::{
 };
 use crate::simulation::target::{Command, Database, Fault, Find, Reply, RowOp, find};
 use crate::simulation::{Sabotage, rng::Rng};
-
-const ATTEMPTS: u32 = 8;
-const READY: usize = 2;
 
 /// A part of a transaction, or idle progress.
 #[derive(Debug, Clone, Copy)]
@@ -121,7 +121,7 @@ impl Task for Work {
 pub(crate) type Group = engine::worker::Group<Work>;
 
 #[derive(Debug, Clone, Copy)]
-enum Pending {
+pub(crate) enum Pending {
     Begin,
     Net(usize),
     Change,
@@ -130,38 +130,36 @@ enum Pending {
     Sync(Option<Range>),
 }
 
+impl Awaited for Pending {
+    fn sync() -> Self {
+        Self::Sync(None)
+    }
+
+    fn is_sync(&self) -> bool {
+        matches!(self, Self::Sync(_))
+    }
+
+    fn commits(&self) -> Option<Lsn> {
+        match self {
+            Self::Sync(Some(range)) => Some(range.through),
+            _ => None,
+        }
+    }
+}
+
+/// Commands to the model of a target.
+struct Simulated;
+
+impl Craft for Simulated {
+    type Task = Work;
+    type Statements = Vec<Command>;
+    type Awaited = Pending;
+    type Ending = Range;
+    type Mark = ();
+}
+
+type InFlight = engine::worker::InFlight<Simulated>;
 type Statements = Vec<(Command, Pending)>;
-
-#[derive(Debug)]
-struct InFlight {
-    group: Group,
-    awaited: usize,
-    contended: Option<Statements>,
-    ending: Option<Range>,
-    early: bool,
-    committed: usize,
-}
-
-impl InFlight {
-    fn is_open(&self) -> bool {
-        self.contended.is_some() || self.ending.is_some()
-    }
-
-    fn count_committed(&mut self, through: Option<Lsn>) {
-        let is_committed = |work: &Work| work.end.is_some() && work.end <= through;
-        self.committed = self.committed.max(self.group.works.partition_point(is_committed));
-    }
-
-    fn is_committed(&self) -> bool {
-        self.committed == self.group.works.len()
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Again {
-    Later,
-    ByRows,
-}
 
 #[derive(Debug)]
 pub(crate) enum Mail {
@@ -210,26 +208,14 @@ impl Around<'_> {
     }
 }
 
-#[derive(Debug)]
 pub(crate) struct Worker {
     number: usize,
     ordered: bool,
-    /// A lone transaction up to so many changes is sent as it is.
-    lone: usize,
-    ended_through: GroupSeq,
     pub(crate) mail: VecDeque<Mail>,
-    queue: VecDeque<Group>,
-    pending: VecDeque<Pending>,
-    in_flight: VecDeque<InFlight>,
-    ready: VecDeque<(InFlight, Statements)>,
-    recovering: Option<Again>,
+    desk: Desk<Simulated>,
     /// Queued on the session, and not sent.
     unsent: Vec<Command>,
     ranges: Vec<Range>,
-    answered: usize,
-    ended: Vec<GroupSeq>,
-    /// The first parts of a transaction are carried out, and the rest is still to come.
-    partly: bool,
 }
 
 impl Worker {
@@ -237,19 +223,10 @@ impl Worker {
         Self {
             number,
             ordered,
-            lone,
-            ended_through: GroupSeq::NONE,
             mail: VecDeque::new(),
-            queue: VecDeque::new(),
-            pending: VecDeque::new(),
-            in_flight: VecDeque::new(),
-            ready: VecDeque::new(),
-            recovering: None,
+            desk: Desk::new(ordered, lone, None),
             unsent: Vec::new(),
             ranges: Vec::new(),
-            answered: 0,
-            ended: Vec::new(),
-            partly: false,
         }
     }
 
@@ -270,36 +247,30 @@ impl Worker {
     fn step(&mut self, around: &mut Around<'_>) -> Result<()> {
         while let Some(mail) = self.mail.pop_front() {
             match mail {
-                Mail::Group(group) => self.queue.push_back(group),
+                Mail::Group(group) => self.desk.push(group),
                 Mail::GiveWay(group) => self.give_way(group, around)?,
             }
         }
-        if let Some(again) = self.recovering {
-            if self.pending.is_empty() {
-                self.recover(again, around)?;
+        if self.desk.recovering().is_some() {
+            if !self.desk.is_awaiting() {
+                self.recover(around)?;
                 around.woken.insert(self.number);
                 return Ok(());
             }
             return self.sleep(&[], around);
         }
         self.advance(around);
-        let mut waits = Vec::new();
-        if self.has_room()
-            && let Some(next) = self.queue.front()
-        {
-            let to_start = next.waits_to_start();
-            if self.is_met(&to_start, around) {
-                if let Some(group) = self.queue.pop_front() {
-                    self.start(group, around)?;
-                }
+        match self.desk.next(around.order) {
+            Next::Start(start) => {
+                self.start(start, around)?;
                 around.woken.insert(self.number);
-                return Ok(());
+                Ok(())
             }
-            waits.push(to_start);
+            Next::Wait(waits) => {
+                self.send(around)?;
+                self.sleep(&waits, around)
+            }
         }
-        waits.extend(self.waits_to_advance());
-        self.send(around)?;
-        self.sleep(&waits, around)
     }
 
     /// Takes replies if there are some; asleep otherwise.
@@ -320,58 +291,18 @@ impl Worker {
         Ok(())
     }
 
-    fn has_room(&self) -> bool {
-        match self.queue.front() {
-            Some(next) if next.attempts > 0 => self.in_flight.is_empty() && self.ready.is_empty(),
-            _ => self.ready.len() < READY,
-        }
-    }
-
-    fn is_met(&mut self, waits: &Waits, around: &Around<'_>) -> bool {
-        let sent = self.in_flight.iter().take_while(|group| !group.is_open());
-        let through = follow(self.ended_through, sent);
-        if waits.through <= through && waits.groups.is_empty() {
-            return true;
-        }
-        self.ended_through = around.order.ended_through();
-        waits.through <= self.ended_through && waits.groups.is_empty() || around.order.is_met(waits)
-    }
-
-    fn is_next(&self, group: GroupSeq) -> bool {
-        let before = self.in_flight.iter().chain(self.ready.iter().map(|(ready, _)| ready));
-        group.previous() <= follow(self.ended_through, before)
-    }
-
-    fn waits_to_advance(&self) -> Option<Waits> {
-        let last = self.in_flight.back()?;
-        if last.contended.is_some() {
-            return Some(last.group.contended.waits.clone());
-        }
-        (last.ending.is_some() && last.awaited == 0 && self.in_flight.len() == 1).then(|| {
-            if self.ordered { Waits::all_before(last.group.seq) } else { Waits::default() }
-        })
-    }
-
-    fn start(&mut self, group: Group, around: &mut Around<'_>) -> Result<()> {
-        self.ended_through = self.ended_through.max(around.order.ended_through());
-        let early = !self.is_next(group.seq);
-        let history = around.history;
-        let lone = group.works.len() == 1 && group.is_whole() && group.changes() <= self.lone;
-        let mode = if lone && !early { Mode::Rows } else { group.mode };
-        let group = Group { mode, ..group };
-        let wait = self.in_flight.back().is_some_and(InFlight::is_open) || !self.ready.is_empty();
-        if (wait || early)
+    fn start(&mut self, start: Start<Work>, around: &mut Around<'_>) -> Result<()> {
+        if (start.behind || start.early)
             && let Err(failure) = self.send(around)
         {
             // It must not be lost with the session.
-            self.queue.push_front(group);
+            self.desk.put_back(start.group);
             return Err(failure);
         }
-        let split = early && mode == Mode::Net && !group.contended.changes.is_empty() && {
-            let waits = group.contended.waits.clone();
-            !self.is_met(&waits, around) && around.sabotage != Sabotage::UnmetWait
-        };
-        let number = self.number;
+        let split = self.desk.is_split(&start, around.order);
+        let split = split && around.sabotage != Sabotage::UnmetWait;
+        let Start { group, early, behind, counted: _ } = start;
+        let (history, number, mode) = (around.history, self.number, group.mode);
         around.note(|| {
             let parts: Vec<_> = group.works.iter().map(|work| work.part).collect();
             let Contended { waits, changes } = &group.contended;
@@ -387,7 +318,7 @@ impl Worker {
             if contended.is_empty() {
                 contended.push((Command::Nothing, Pending::Net(0)));
             }
-            (free, Some(contended), ending(&group))
+            (free, Some(contended.into_iter().unzip()), ending(&group))
         } else if mode == Mode::Net {
             (net(&group, None, history), None, ending(&group))
         } else {
@@ -401,14 +332,14 @@ impl Worker {
         if statements.is_empty() {
             statements.push((Command::Nothing, Pending::Net(0)));
         }
-        let awaited = statements.len();
-        let in_flight = InFlight { group, awaited, contended, ending, early, committed: 0 };
-        if wait {
-            self.ready.push_back((in_flight, statements));
+        let (commands, pending): (Vec<_>, VecDeque<_>) = statements.into_iter().unzip();
+        let in_flight = InFlight::new(group, (), early, pending.len()).with_rest(contended, ending);
+        if behind {
+            self.desk.set_aside(in_flight, commands, pending);
             return Ok(());
         }
-        self.queue_all(statements);
-        self.in_flight.push_back(in_flight);
+        self.unsent.extend(commands);
+        self.desk.sent(in_flight, pending);
         self.advance(around);
         if around.rng.chance(1, 3) {
             self.send(around)?;
@@ -417,66 +348,40 @@ impl Worker {
         Ok(())
     }
 
-    fn queue_all(&mut self, statements: Statements) {
-        for (command, pending) in statements {
-            self.unsent.push(command);
-            self.pending.push_back(pending);
-        }
-    }
-
     fn advance(&mut self, around: &mut Around<'_>) {
-        loop {
-            let Some(waits) = self.waits_to_advance() else {
-                if self.in_flight.back().is_some_and(InFlight::is_open) {
-                    return;
+        while let Some(further) = self.desk.further(around.order) {
+            match further {
+                Further::Statements(commands) => self.unsent.extend(commands),
+                Further::Ending(range) => {
+                    let mut statements = Vec::new();
+                    end(range, self.ordered, &mut statements);
+                    let (commands, pending): (Vec<_>, Vec<_>) = statements.into_iter().unzip();
+                    self.unsent.extend(commands);
+                    self.desk.await_ending(|awaited| awaited.extend(pending));
                 }
-                let Some((group, statements)) = self.ready.pop_front() else { return };
-                self.queue_all(statements);
-                self.in_flight.push_back(group);
-                continue;
-            };
-            if !self.is_met(&waits, around) {
-                return;
-            }
-            let Some(last) = self.in_flight.back_mut() else { return };
-            if let Some(statements) = last.contended.take() {
-                last.awaited += statements.len();
-                self.queue_all(statements);
-            } else if let Some(ending) = last.ending.take() {
-                let mut statements = Vec::new();
-                end(ending, self.ordered, &mut statements);
-                last.awaited = statements.len();
-                self.queue_all(statements);
             }
         }
     }
 
     fn give_way(&mut self, group: GroupSeq, around: &mut Around<'_>) -> Result<()> {
-        match self.in_flight.front() {
-            Some(first) if first.group.seq == group && first.early && first.is_open() => {
-                around.note(|| format!("group {} gives way", group.0));
-                self.start_recovery(Again::Later, around)
-            }
-            _ => Ok(()),
+        if !self.desk.can_give_way(group) {
+            return Ok(());
         }
+        around.note(|| format!("group {} gives way", group.0));
+        self.start_recovery(Again::GivenWay, around)
     }
 
     fn start_recovery(&mut self, again: Again, around: &mut Around<'_>) -> Result<()> {
-        if self.recovering.is_some() {
-            return Ok(());
-        }
-        let (number, first) = (self.number, self.in_flight.front().map(|first| first.group.seq.0));
+        let Some(needs_sync) = self.desk.start_recovery(again) else { return Ok(()) };
+        let (number, first) = (self.number, self.desk.first().map(|first| first.group.seq.0));
         around.note(|| format!("worker {number}: group {first:?} again: {again:?}"));
-        self.recovering = Some(again);
-        if !matches!(self.pending.back(), Some(Pending::Sync(_))) {
+        if needs_sync {
             self.unsent.push(Command::Sync);
-            self.pending.push_back(Pending::Sync(None));
         }
         self.send(around)
     }
 
-    fn recover(&mut self, again: Again, around: &mut Around<'_>) -> Result<()> {
-        self.recovering = None;
+    fn recover(&mut self, around: &mut Around<'_>) -> Result<()> {
         // The answer is awaited; nothing else is on the session.
         let session = &mut around.target.sessions[self.number];
         if session.broken {
@@ -485,33 +390,8 @@ impl Worker {
         session.commands.push_back(Command::Rollback);
         around.target.step(self.number, around.history).map_err(Failure::Wrong)?;
         around.target.sessions[self.number].replies.clear();
-        self.requeue(again);
+        self.desk.rolled_back();
         Ok(())
-    }
-
-    fn requeue(&mut self, again: Again) {
-        let ready = self.ready.drain(..).map(|(ready, _)| ready);
-        let mut groups: VecDeque<_> = self
-            .in_flight
-            .drain(..)
-            .chain(ready)
-            .map(|in_flight| {
-                let mut group = in_flight.group;
-                if in_flight.committed > 0 {
-                    group.works.drain(..in_flight.committed);
-                    group.contended = Contended::default();
-                }
-                group
-            })
-            .collect();
-        if let Some(first) = groups.front_mut() {
-            first.attempts += 1;
-            if again == Again::ByRows {
-                first.mode = Mode::Rows;
-            }
-        }
-        groups.append(&mut self.queue);
-        self.queue = groups;
     }
 
     fn send(&mut self, around: &mut Around<'_>) -> Result<()> {
@@ -533,17 +413,17 @@ impl Worker {
             };
             match reply {
                 Reply::Completed(_) | Reply::RolledBack => {
-                    let pending = self.pending.pop_front();
-                    if self.recovering.is_none() {
+                    let pending = self.desk.take_awaited();
+                    if self.desk.recovering().is_none() {
                         self.completed(pending, reply, around)?;
                     }
                 }
                 Reply::Error(fault) => self.failed(fault, around)?,
                 Reply::Ready { idle } => {
-                    let Some(Pending::Sync(commits)) = self.pending.pop_front() else {
+                    let Some(Pending::Sync(commits)) = self.desk.take_awaited() else {
                         return Err(wrong("the target answered a Sync nobody sent"));
                     };
-                    if self.recovering.is_some() {
+                    if self.desk.recovering().is_some() {
                         continue;
                     }
                     if let Some(range) = commits {
@@ -551,9 +431,7 @@ impl Worker {
                             return Err(wrong("a transaction is open after its COMMIT"));
                         }
                         self.transaction_committed(range);
-                        if let Some(first) = self.in_flight.front_mut() {
-                            first.count_committed(Some(range.through));
-                        }
+                        self.desk.committed(range.through);
                     }
                     self.account(around)?;
                 }
@@ -576,119 +454,90 @@ impl Worker {
         reply: Reply,
         around: &mut Around<'_>,
     ) -> Result<()> {
-        let early = self.in_flight.front().is_some_and(|first| first.early);
         let Reply::Completed(affected) = reply else {
             return Err(wrong("the target rolled a transaction back at COMMIT"));
         };
-        match pending {
-            Some(Pending::Net(rows)) if rows != affected => {
-                return if early {
-                    self.start_recovery(Again::Later, around)
-                } else {
-                    self.by_rows(around)
-                };
-            }
-            Some(Pending::Change) if affected == 0 => {
-                if early {
-                    return self.start_recovery(Again::Later, around);
-                }
-                return Err(wrong("P7: the oldest misses a row"));
-            }
+        let found = match pending {
+            Some(Pending::Net(rows)) if rows != affected => Found::OtherRows,
+            Some(Pending::Change) if affected == 0 => Found::Missing,
             Some(Pending::Sync(_)) | None => {
                 return Err(wrong("the target completed a statement nobody sent"));
             }
-            _ => {}
+            _ => Found::AsExpected,
+        };
+        match self.desk.judge(found) {
+            Verdict::Counts if found == Found::Missing => Err(wrong("P7: the oldest misses a row")),
+            Verdict::Counts => self.account(around),
+            verdict => self.follow(verdict, around),
         }
-        self.account(around)
+    }
+
+    /// Does what a verdict says that is not [`Verdict::Counts`].
+    fn follow(&mut self, verdict: Verdict, around: &mut Around<'_>) -> Result<()> {
+        match verdict {
+            Verdict::Again(again) => self.start_recovery(again, around),
+            Verdict::After(_) => self.start_recovery(Again::Later, around),
+            Verdict::SentAgain(through) => Err(Failure::Run(through)),
+            Verdict::Stops | Verdict::Counts => Err(Failure::Run(Lsn(0))),
+        }
     }
 
     fn account(&mut self, around: &mut Around<'_>) -> Result<()> {
-        let Some(first) = self.in_flight.front_mut() else { return Ok(()) };
-        first.awaited -= 1;
-        if first.awaited > 0 {
-            return Ok(());
+        match self.desk.account() {
+            Accounted::More | Accounted::Through(_) => Ok(()),
+            Accounted::Open => {
+                self.advance(around);
+                self.send(around)
+            }
         }
-        if first.is_open() {
-            self.advance(around);
-            return self.send(around);
-        }
-        if first.is_committed() {
-            self.ended.push(first.group.seq);
-        }
-        self.partly = first.group.works.last().is_some_and(|work| work.end.is_none());
-        self.in_flight.pop_front();
-        self.answered += 1;
-        Ok(())
     }
 
     fn failed(&mut self, fault: Fault, around: &mut Around<'_>) -> Result<()> {
-        self.pending.pop_front();
-        if self.recovering.is_none() {
-            let Some(first) = self.in_flight.front() else {
+        self.desk.take_awaited();
+        if self.desk.recovering().is_none() {
+            let Some(first) = self.desk.first() else {
                 return Err(wrong("an error with nothing in flight"));
             };
-            let group = &first.group;
-            let soon = fault == Fault::Passing && group.is_whole() && group.attempts < ATTEMPTS;
-            if first.early || soon {
-                self.start_recovery(Again::Later, around)?;
-            } else if fault == Fault::Passing {
-                return Err(Failure::Run(Lsn(0)));
-            } else if group.mode == Mode::Rows {
+            let group = first.group.seq.0;
+            let passes = fault == Fault::Passing;
+            let verdict =
+                self.desk.judge_error(if passes { Failed::Soon } else { Failed::Lasting });
+            if verdict == Verdict::Stops && !passes {
                 return Err(Failure::Wrong(format!(
-                    "P7: the oldest, group {}, fails by rows: {fault:?}",
-                    group.seq.0
+                    "P7: the oldest, group {group}, fails by rows: {fault:?}"
                 )));
-            } else {
-                self.by_rows(around)?;
             }
+            self.follow(verdict, around)?;
         }
-        while self.pending.front().is_some_and(|next| !matches!(next, Pending::Sync(_))) {
-            self.pending.pop_front();
-        }
+        self.desk.skip_to_sync();
         Ok(())
-    }
-
-    fn by_rows(&mut self, around: &mut Around<'_>) -> Result<()> {
-        let Some(InFlight { group, .. }) = self.in_flight.front() else { return Ok(()) };
-        if group.is_whole() {
-            return self.start_recovery(Again::ByRows, around);
-        }
-        Err(Failure::Run(group.last_commit()))
     }
 
     fn report(&mut self, around: &mut Around<'_>) {
         let committed = std::mem::take(&mut self.ranges);
-        let groups = std::mem::take(&mut self.answered);
+        let (groups, ended) = self.desk.take_answered();
         if committed.is_empty() && groups == 0 {
             return;
         }
-        let ended = std::mem::take(&mut self.ended);
         let answered = Answered { committed, groups, ended: ended.clone() };
         around.reports.push_back((self.number, answered));
         for group in ended {
             around.woken.extend(around.order.ended(group));
         }
-        self.ended_through = around.order.ended_through();
+        self.desk.look(around.order);
     }
 
     /// Goes on with a new session (`worker/lost.rs`).
     fn reconnect(&mut self, around: &mut Around<'_>) -> Result<()> {
-        let whole = !self.partly
-            && self.in_flight.iter().all(|in_flight| in_flight.group.is_whole())
-            && self.ready.iter().all(|(ready, _)| ready.group.is_whole())
-            && self.queue.iter().all(Group::is_whole);
-        if !whole {
+        if !self.desk.is_repeatable() {
             return Err(Failure::Run(Lsn(0)));
         }
         let session = around.target.open_session();
         around.target.sessions[self.number] = session;
         let mut through = None;
-        let sent: Vec<_> = self
-            .pending
-            .iter()
-            .filter_map(
-                |pending| if let Pending::Sync(commits) = pending { *commits } else { None },
-            )
+        let in_doubt = self.desk.commits_in_doubt();
+        let sent: Vec<_> = in_doubt
+            .filter_map(|pending| if let Pending::Sync(range) = pending { *range } else { None })
             .collect();
         for range in sent {
             let took_effect = match around.sabotage {
@@ -702,34 +551,14 @@ impl Worker {
             self.transaction_committed(range);
             through = Some(range.through);
         }
-        while let Some(first) = self.in_flight.front_mut() {
-            first.count_committed(through);
-            if !first.is_committed() {
-                break;
-            }
-            self.ended.push(first.group.seq);
-            self.answered += 1;
-            self.in_flight.pop_front();
-        }
         self.unsent.clear();
-        self.recovering = None;
-        self.pending.clear();
-        self.requeue(Again::Later);
+        self.desk.lost(through);
         Ok(())
     }
 }
 
 fn wrong(what: &str) -> Failure {
     Failure::Wrong(what.to_owned())
-}
-
-fn follow<'g>(through: GroupSeq, groups: impl Iterator<Item = &'g InFlight>) -> GroupSeq {
-    groups.fold(
-        through,
-        |through, group| {
-            if group.group.seq == through.next() { group.group.seq } else { through }
-        },
-    )
 }
 
 fn ending(group: &Group) -> Option<Range> {

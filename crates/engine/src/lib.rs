@@ -15,7 +15,7 @@
 //! 8. [`key`], [`net`]: the changes of one row folded into one, inside a group.
 //! 9. [`writeset`]: which changes of a group must wait for which groups before it.
 //! 10. [`order`]: which groups have ended, and who may go on.
-//! 11. [`worker`]: what a worker is handed, and when it may begin.
+//! 11. [`worker`]: what a worker does with its groups next, and what answers mean for them.
 //! 12. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
 //! 13. [`demotion`]: which tables are applied in stream order because that happens often.
 //! 14. [`read_ahead`]: whether reads are so slow that rows are read before they are needed.

@@ -38,6 +38,15 @@ impl Waits {
     }
 }
 
+/// Where a worker looks which groups have ended.
+pub trait Ended {
+    /// The last group of which it is known that it and everything before it has ended.
+    fn ended_through(&self) -> GroupSeq;
+
+    /// Whether what is waited for has ended.
+    fn is_met(&self, waits: &Waits) -> bool;
+}
+
 /// Which groups have ended (their target transactions are committed), and who waits.
 #[derive(Debug)]
 pub struct CommitOrder {
@@ -54,19 +63,6 @@ impl CommitOrder {
     #[must_use]
     pub fn new(workers: usize) -> Self {
         Self { through: GroupSeq::NONE, above: BTreeSet::new(), waiting: vec![Vec::new(); workers] }
-    }
-
-    /// The last group of which it is known that it and everything before it has ended.
-    #[must_use]
-    pub fn ended_through(&self) -> GroupSeq {
-        self.through
-    }
-
-    /// Whether what is waited for has ended.
-    #[must_use]
-    pub fn is_met(&self, waits: &Waits) -> bool {
-        waits.through <= self.through
-            && waits.groups.iter().all(|group| *group <= self.through || self.above.contains(group))
     }
 
     /// A worker looks again when any of these is met; what it waited for before is forgotten.
@@ -94,13 +90,24 @@ impl CommitOrder {
     }
 }
 
+impl Ended for CommitOrder {
+    fn ended_through(&self) -> GroupSeq {
+        self.through
+    }
+
+    fn is_met(&self, waits: &Waits) -> bool {
+        waits.through <= self.through
+            && waits.groups.iter().all(|group| *group <= self.through || self.above.contains(group))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
     use proptest::prelude::*;
 
-    use super::{CommitOrder, GroupSeq, Waits};
+    use super::{CommitOrder, Ended, GroupSeq, Waits};
 
     #[test]
     fn the_turn_passes_to_the_next_group_only() {

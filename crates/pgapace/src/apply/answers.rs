@@ -2,6 +2,7 @@
 
 use engine::net::ChangeAt;
 use engine::progress::Range;
+use engine::worker::Awaited;
 use pgoutput::{Lsn, Xid};
 
 use crate::apply::conflicts::Judged;
@@ -45,6 +46,23 @@ pub(crate) enum Pending {
     Sync {
         commits: Option<Committing>,
     },
+}
+
+impl Awaited for Pending {
+    fn sync() -> Self {
+        Self::Sync { commits: None }
+    }
+
+    fn is_sync(&self) -> bool {
+        matches!(self, Self::Sync { .. })
+    }
+
+    fn commits(&self) -> Option<Lsn> {
+        match self {
+            Self::Sync { commits: Some(commits) } => Some(commits.end),
+            _ => None,
+        }
+    }
 }
 
 /// What a target transaction commits.

@@ -5,9 +5,7 @@ pub(crate) mod resolution;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use engine::group::GroupSeq;
 use engine::net::{ChangeAt, Folder, Step, TableRules};
-use engine::order::Waits;
 use engine::transaction::Touched;
 use pgoutput::{Lsn, Message, Timestamp, Truncate};
 use wire::Session;
@@ -127,22 +125,6 @@ impl Encoder {
                 .map_err(|e| Failure::target(&e, "tagging a commit"))?;
         }
         Ok(())
-    }
-
-    /// Whether answers of the target take long, whatever it does.
-    pub(crate) fn is_far(&self) -> bool {
-        self.identity.is_far()
-    }
-
-    /// Whether a transaction may be sent with its COMMIT behind others that are not answered: where
-    /// commits are in order, the target refuses it if one of them fails.
-    pub(crate) fn commits_behind_others(&self) -> bool {
-        self.identity.ordered
-    }
-
-    /// What must have ended before this group commits.
-    pub(crate) fn waits_to_commit(&self, group: GroupSeq) -> Waits {
-        if self.identity.ordered { Waits::all_before(group) } else { Waits::default() }
     }
 
     /// Queues part `index` of a group by rows: a source transaction is a target transaction, one

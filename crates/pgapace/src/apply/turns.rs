@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use engine::group::GroupSeq;
-use engine::order::{CommitOrder, Waits};
+use engine::order::{CommitOrder, Ended, Waits};
 use wire::Waker;
 
 use crate::error::{Failure, Result};
@@ -29,15 +29,6 @@ impl Turns {
     /// What wakes a worker.
     pub(crate) fn waker(&self, worker: usize) -> &Waker {
         &self.wakers[worker]
-    }
-
-    /// Everything up to this group has ended.
-    pub(crate) fn ended_through(&self) -> GroupSeq {
-        self.order().ended_through()
-    }
-
-    pub(crate) fn is_met(&self, waits: &Waits) -> bool {
-        self.order().is_met(waits)
     }
 
     /// Has a worker woken when any of these is met; false if one of them is met already.
@@ -63,5 +54,15 @@ impl Turns {
     fn order(&self) -> MutexGuard<'_, CommitOrder> {
         // Nothing that holds it can panic half-way.
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ended for Turns {
+    fn ended_through(&self) -> GroupSeq {
+        self.order().ended_through()
+    }
+
+    fn is_met(&self, waits: &Waits) -> bool {
+        self.order().is_met(waits)
     }
 }

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use engine::worker::Awaited;
 use pgoutput::Lsn;
 use wire::Session;
 
@@ -31,11 +32,7 @@ impl State {
         handle: &Handle,
     ) -> Result<()> {
         // The first parts of a large transaction are gone: the publisher sends it again.
-        let whole = !self.in_parts
-            && self.in_flight.iter().all(|in_flight| in_flight.group.is_whole())
-            && self.ready.iter().all(|ready| ready.group.group.is_whole())
-            && self.queue.iter().all(crate::apply::work::Group::is_whole);
-        let opened = if whole && lost.transient {
+        let opened = if self.desk.is_repeatable() && lost.transient {
             let backend = self.session.backend_pid();
             tracing::info!(%lost, backend, "a worker's session is lost; opening another");
             self.reopen(connect)
@@ -46,11 +43,10 @@ impl State {
             self.answers.abandon();
             return Err(lost);
         };
-        self.take_over_commits(through);
+        self.take_over(through);
         set_handle(handle, &session);
         self.session = session;
         self.encoder = Encoder::new(identity);
-        self.requeue_lost();
         Ok(())
     }
 
@@ -80,19 +76,18 @@ impl State {
 
     fn committed_through(&self, session: &mut Session, identity: Identity) -> Result<Option<Lsn>> {
         let mut through = None;
-        for pending in &self.pending {
-            let Pending::Sync { commits: Some(commits) } = pending else { continue };
-            if !progress::is_recorded(session, identity.progress_of, commits.end)? {
+        for end in self.desk.commits_in_doubt().filter_map(Awaited::commits) {
+            if !progress::is_recorded(session, identity.progress_of, end)? {
                 break;
             }
-            through = Some(commits.end);
+            through = Some(end);
         }
         Ok(through)
     }
 
-    /// Counts what was committed although no answer came.
-    fn take_over_commits(&mut self, through: Option<Lsn>) {
-        for pending in &self.pending {
+    /// Counts what was committed although no answer came. Everything else is carried out again.
+    fn take_over(&mut self, through: Option<Lsn>) {
+        for pending in self.desk.commits_in_doubt() {
             if let Pending::Sync { commits: Some(commits) } = pending
                 && Some(commits.end) <= through
             {
@@ -100,15 +95,9 @@ impl State {
                 self.in_doubt = true;
             }
         }
-        while let Some(first) = self.in_flight.front_mut() {
-            first.count_committed(through);
-            if !first.is_committed() {
-                break;
-            }
-            self.ended.push(first.group.seq);
-            self.answered += 1;
-            self.in_flight.pop_front();
-        }
+        self.answers.roll_back();
+        self.offence = None;
+        self.desk.lost(through);
     }
 }
 

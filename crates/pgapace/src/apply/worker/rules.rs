@@ -2,14 +2,15 @@
 //! in flight on the session, and nothing before them anywhere. And the name of a conflict that none
 //! decides.
 
-use std::time::Duration;
+use std::collections::VecDeque;
 
 use engine::net::ChangeAt;
+use engine::worker::Verdict;
 
 use crate::apply::conflicts;
 use crate::apply::context::Context;
 use crate::apply::work::Group;
-use crate::apply::worker::state::{ATTEMPTS, Again, InFlight, State, passes_soon};
+use crate::apply::worker::state::{InFlight, State, kind};
 use crate::error::{Failure, Result};
 use crate::target::conflict::ConflictType;
 
@@ -18,44 +19,36 @@ impl State {
     /// session that is lost finds out what was committed.
     pub(super) fn by_rules(&mut self, group: Group) -> Result<()> {
         let parsed = self.encoder.parsed();
-        self.in_flight.push_back(InFlight::new(group, parsed, false));
-        let Some(in_flight) = self.in_flight.back_mut() else { return Ok(()) };
-        for index in 0..in_flight.group.works.len() {
-            let (session, encoder, pending) =
-                (&mut self.session, &mut self.encoder, &mut self.pending);
+        let works = group.works.len();
+        self.desk.sent(InFlight::new(group, parsed, false, 0), VecDeque::new());
+        for index in 0..works {
+            let Some((in_flight, pending)) = self.desk.last() else { return Ok(()) };
+            let (session, encoder) = (&mut self.session, &mut self.encoder);
             match conflicts::carry_out(session, encoder, &in_flight.group, index, pending) {
                 Ok(judged) => {
                     in_flight.count_committed(judged.committed.map(|committed| committed.end));
                     self.answers.judged(judged);
                 }
                 Err(failure) => {
-                    let group = &in_flight.group;
-                    let soon = failure.sqlstate.as_deref().is_some_and(passes_soon);
-                    if !soon
-                        || self.session.is_broken()
-                        || !group.is_whole()
-                        || group.attempts >= ATTEMPTS
-                    {
-                        return Err(failure);
-                    }
-                    tracing::debug!(%failure, "a group is tried again");
-                    std::thread::sleep(Duration::from_millis(5 << group.attempts));
-                    return self.start_recovery(Again::Later);
+                    let verdict = self.desk.judge_error(kind(failure.sqlstate.as_deref()));
+                    return match verdict {
+                        Verdict::After(_) if !self.session.is_broken() => {
+                            tracing::debug!(%failure, "a group is tried again");
+                            self.carry_on(verdict, || failure)
+                        }
+                        _ => Err(failure),
+                    };
                 }
             }
         }
-        if in_flight.is_committed() {
-            self.ended.push(in_flight.group.seq);
-        }
-        self.in_flight.pop_back();
-        self.answered += 1;
+        self.desk.let_go();
         Ok(())
     }
 
     /// The failure of a change of the first group in flight about whose conflict nothing is done.
     /// Everything of it is rolled back.
     pub(super) fn name_conflict(&mut self, at: ChangeAt, error: &wire::Error) -> Result<Failure> {
-        let Some(InFlight { group, .. }) = self.in_flight.front() else {
+        let Some(InFlight { group, .. }) = self.desk.first() else {
             return Err(Failure::target(error, "applying changes"));
         };
         let (session, encoder) = (&mut self.session, &mut self.encoder);

@@ -1,0 +1,292 @@
+//! What answers mean for the groups in flight, and how groups are carried out again.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use pgoutput::Lsn;
+
+use crate::group::GroupSeq;
+use crate::order::Ended;
+use crate::worker::{Awaited, Craft, Desk, Group, InFlight, Mode, Task};
+
+/// How often the oldest group is tried again after an error that may pass by itself (a deadlock
+/// with a user of the target), before the run ends and another begins.
+const ATTEMPTS: u32 = 8;
+/// The pause before the first of these attempts; it doubles each time.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// How the first group in flight is carried out again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// As it was, when it is the oldest.
+    Later,
+    /// The same, because an earlier group needs its locks.
+    GivenWay,
+    /// By rows.
+    ByRows,
+    /// Not at all: when it is rolled back, the run ends.
+    Never,
+}
+
+/// What was found of the first group in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// What a statement must do.
+    AsExpected,
+    /// Net changes affected another number of rows.
+    OtherRows,
+    /// A change that is executed alone found no row.
+    Missing,
+    /// What no statement may do.
+    Refused,
+}
+
+/// Of which kind an error is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failed {
+    /// Another attempt soon may not meet it: a deadlock, a statement that was cancelled.
+    Soon,
+    /// Another run may not meet it.
+    Transient,
+    /// It does not pass by itself.
+    Lasting,
+}
+
+/// What an answer means for the first group in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It goes on.
+    Counts,
+    /// It is carried out again: see [`Desk::start_recovery`].
+    Again(Again),
+    /// It is carried out again after a pause, as it was.
+    After(Duration),
+    /// The run ends. Its first parts are gone: the publisher has to send it again, and what commits
+    /// up to here is to be applied by rows then.
+    SentAgain(Lsn),
+    /// The run ends.
+    Stops,
+}
+
+/// What an answer was that was counted.
+pub enum Accounted<C: Craft> {
+    /// Not the last one.
+    More,
+    /// The last one to what was sent: more of the group may be sent.
+    Open,
+    /// The last one to this group.
+    Through(InFlight<C>),
+}
+
+impl<C: Craft> Desk<C> {
+    /// Whether answers are still to come.
+    #[must_use]
+    pub fn is_awaiting(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// What is awaited next.
+    #[must_use]
+    pub fn awaits(&self) -> Option<&C::Awaited> {
+        self.awaited.front()
+    }
+
+    /// The next answer is there: which one it is.
+    pub fn take_awaited(&mut self) -> Option<C::Awaited> {
+        self.awaited.pop_front()
+    }
+
+    /// The server skips what comes up to the next Sync.
+    pub fn skip_to_sync(&mut self) {
+        while self.awaited.front().is_some_and(|next| !next.is_sync()) {
+            self.awaited.pop_front();
+        }
+    }
+
+    /// The group whose answers come next.
+    #[must_use]
+    pub fn first(&self) -> Option<&InFlight<C>> {
+        self.in_flight.front()
+    }
+
+    /// The group that was sent last, and all that is awaited.
+    pub fn last(&mut self) -> Option<(&mut InFlight<C>, &mut VecDeque<C::Awaited>)> {
+        self.in_flight.back_mut().map(|last| (last, &mut self.awaited))
+    }
+
+    /// A target transaction of the first group in flight is committed, up to this end.
+    pub fn committed(&mut self, end: Lsn) {
+        if let Some(first) = self.in_flight.front_mut() {
+            first.count_committed(Some(end));
+        }
+    }
+
+    /// Judges a completed statement of the first group in flight.
+    #[must_use]
+    pub fn judge(&self, found: Found) -> Verdict {
+        let first = self.in_flight.front();
+        match (found, first) {
+            (Found::AsExpected, _) => Verdict::Counts,
+            (_, Some(first)) if first.early => Verdict::Again(Again::Later),
+            (Found::Refused, _) => Verdict::Stops,
+            (Found::OtherRows, Some(first)) => by_rows(&first.group),
+            // A single change among sets; rules may say something about it.
+            (Found::Missing, Some(first)) if first.has_rules() => by_rows(&first.group),
+            (Found::Missing | Found::OtherRows, _) => Verdict::Counts,
+        }
+    }
+
+    /// Judges an error of the first group in flight.
+    #[must_use]
+    pub fn judge_error(&self, error: Failed) -> Verdict {
+        let Some(InFlight { group, early, .. }) = self.in_flight.front() else {
+            return Verdict::Stops;
+        };
+        if *early {
+            return Verdict::Again(Again::Later);
+        }
+        match error {
+            Failed::Soon if group.is_whole() && group.attempts < ATTEMPTS => {
+                Verdict::After(PAUSE * (1 << group.attempts))
+            }
+            Failed::Soon | Failed::Transient => Verdict::Stops,
+            Failed::Lasting if group.mode == Mode::Rows => Verdict::Stops,
+            Failed::Lasting => by_rows(group),
+        }
+    }
+
+    /// Judges that not all of the group that was sent last can be put together, when everything that
+    /// was sent is answered.
+    #[must_use]
+    pub fn judge_incomplete(&self) -> Verdict {
+        match self.in_flight.back() {
+            Some(InFlight { group, .. }) if group.mode == Mode::Net => by_rows(group),
+            _ => Verdict::Stops,
+        }
+    }
+
+    /// Counts an answer of the first group in flight, and lets it go when all are there.
+    pub fn account(&mut self) -> Accounted<C> {
+        let Some(first) = self.in_flight.front_mut() else { return Accounted::More };
+        first.awaited -= 1;
+        if first.awaited > 0 {
+            return Accounted::More;
+        }
+        if first.is_open() {
+            return Accounted::Open;
+        }
+        self.let_go().map_or(Accounted::More, Accounted::Through)
+    }
+
+    /// The first group in flight is through.
+    pub fn let_go(&mut self) -> Option<InFlight<C>> {
+        let first = self.in_flight.pop_front()?;
+        self.in_parts = first.group.works.last().is_some_and(|work| work.end().is_none());
+        if first.is_committed() {
+            self.ended.push(first.group.seq);
+        }
+        self.answered += 1;
+        Some(first)
+    }
+
+    /// How many groups are answered since the last call, and which have ended.
+    pub fn take_answered(&mut self) -> (usize, Vec<GroupSeq>) {
+        (std::mem::take(&mut self.answered), std::mem::take(&mut self.ended))
+    }
+
+    /// Looks how far groups have ended.
+    pub fn look(&mut self, order: &impl Ended) {
+        self.ended_through = order.ended_through();
+    }
+
+    /// Whether an earlier group that waits for locks of this one can have them: it waits for its turn.
+    #[must_use]
+    pub fn can_give_way(&self, group: GroupSeq) -> bool {
+        let first = self.in_flight.front();
+        first.is_some_and(|first| first.group.seq == group && first.early && first.is_open())
+    }
+
+    /// The first group in flight is to be carried out again. Returns whether a Sync must be sent for
+    /// that, whose answer is awaited then: without one the server skips whatever comes, for ever.
+    /// `None` if another reason came first.
+    pub fn start_recovery(&mut self, again: Again) -> Option<bool> {
+        if self.recovering.is_some() {
+            return None;
+        }
+        self.recovering = Some(again);
+        let needs_sync = !self.awaited.back().is_some_and(Awaited::is_sync);
+        if needs_sync {
+            self.awaited.push_back(C::Awaited::sync());
+        }
+        Some(needs_sync)
+    }
+
+    /// Whether, and how, the first group in flight is to be carried out again. When nothing is awaited
+    /// any more, it is to be rolled back.
+    #[must_use]
+    pub fn recovering(&self) -> Option<Again> {
+        self.recovering
+    }
+
+    /// The first group in flight is rolled back: it is carried out again, and what came after it as
+    /// it was.
+    pub fn rolled_back(&mut self) {
+        if let Some(again) = self.recovering.take() {
+            self.requeue(again);
+        }
+    }
+
+    /// Puts everything in flight back into the queue.
+    fn requeue(&mut self, again: Again) {
+        let ready = self.ready.drain(..).map(|ready| ready.group);
+        let in_flight = self.in_flight.drain(..).chain(ready);
+        let mut groups: VecDeque<_> = in_flight.map(InFlight::into_rest).collect();
+        if let Some(first) = groups.front_mut() {
+            first.attempts += 1;
+            if again == Again::ByRows {
+                first.mode = Mode::Rows;
+            }
+        }
+        groups.append(&mut self.queue);
+        self.queue = groups;
+    }
+
+    /// Whether everything at hand can be carried out again on another session. If not, the first parts
+    /// of a large transaction are lost with this one: the publisher has to send it again.
+    #[must_use]
+    pub fn is_repeatable(&self) -> bool {
+        !self.in_parts
+            && self.in_flight.iter().all(|in_flight| in_flight.group.is_whole())
+            && self.ready.iter().all(|ready| ready.group.group.is_whole())
+            && self.queue.iter().all(Group::is_whole)
+    }
+
+    /// What was sent to be committed and is not answered, in order.
+    pub fn commits_in_doubt(&self) -> impl Iterator<Item = &C::Awaited> {
+        self.awaited.iter().filter(|awaited| awaited.commits().is_some())
+    }
+
+    /// The session is lost; what was sent to be committed has taken effect up to here, and everything
+    /// else is carried out again on another one.
+    pub fn lost(&mut self, through: Option<Lsn>) {
+        while let Some(first) = self.in_flight.front_mut() {
+            first.count_committed(through);
+            if !first.is_committed() {
+                break;
+            }
+            self.let_go();
+        }
+        self.recovering = None;
+        self.awaited.clear();
+        self.requeue(Again::Later);
+    }
+}
+
+/// The first group did not do what its transactions would have done: rows can tell what they do.
+fn by_rows<T: Task>(group: &Group<T>) -> Verdict {
+    if group.is_whole() {
+        Verdict::Again(Again::ByRows)
+    } else {
+        Verdict::SentAgain(group.last_commit())
+    }
+}

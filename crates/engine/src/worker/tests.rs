@@ -1,0 +1,246 @@
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use pgoutput::Lsn;
+
+use crate::group::GroupSeq;
+use crate::order::{CommitOrder, Waits};
+use crate::worker::{
+    Accounted, Again, Awaited, Contended, Craft, Desk, Failed, Found, Further, Group, InFlight,
+    Kept, Mode, Next, Start, Task, Verdict,
+};
+
+/// A transaction that commits at an LSN and ends behind it; a part of a large one, if it is not `whole`.
+struct Transaction {
+    commit: u64,
+    whole: bool,
+    under_rules: bool,
+}
+
+impl Task for Transaction {
+    fn end(&self) -> Option<Lsn> {
+        self.whole.then_some(Lsn(self.commit + 1))
+    }
+
+    fn commit_lsn(&self) -> Lsn {
+        Lsn(self.commit)
+    }
+
+    fn length(&self) -> usize {
+        2
+    }
+
+    fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    fn runs_user_code(&self) -> bool {
+        false
+    }
+
+    fn is_under_rules(&self) -> bool {
+        self.under_rules
+    }
+
+    fn is_step(&self) -> bool {
+        false
+    }
+
+    fn is_prepared_at_once(&self) -> bool {
+        false
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Answer {
+    Statement,
+    Sync(Option<Lsn>),
+}
+
+impl Awaited for Answer {
+    fn sync() -> Self {
+        Self::Sync(None)
+    }
+
+    fn is_sync(&self) -> bool {
+        matches!(self, Self::Sync(_))
+    }
+
+    fn commits(&self) -> Option<Lsn> {
+        match self {
+            Self::Sync(end) => *end,
+            Self::Statement => None,
+        }
+    }
+}
+
+struct Words;
+
+impl Craft for Words {
+    type Task = Transaction;
+    type Statements = &'static str;
+    type Awaited = Answer;
+    type Ending = &'static str;
+    type Mark = ();
+}
+
+fn group(seq: u64, commits: &[u64], whole: bool) -> Group<Transaction> {
+    let works =
+        commits.iter().map(|commit| Transaction { commit: *commit, whole, under_rules: false });
+    Group {
+        seq: GroupSeq(seq),
+        works: works.collect(),
+        mode: Mode::Net,
+        contended: Contended::default(),
+        attempts: 0,
+    }
+}
+
+fn start(desk: &mut Desk<Words>, order: &CommitOrder) -> Start<Transaction> {
+    match desk.next(order) {
+        Next::Start(start) => start,
+        Next::Wait(waits) => panic!("it waits for {waits:?}"),
+    }
+}
+
+/// Sends a group with one statement and its end to follow.
+fn send(desk: &mut Desk<Words>, start: Start<Transaction>) {
+    let Start { group, early, .. } = start;
+    let in_flight = InFlight::new(group, (), early, 1).with_rest(None, Some("end"));
+    desk.sent(in_flight, VecDeque::from([Answer::Statement]));
+}
+
+/// A desk with one group in flight, which is early if group 1 has not ended.
+fn sent(group: Group<Transaction>, order: &CommitOrder) -> Desk<Words> {
+    let mut desk = Desk::new(true, 0, None);
+    desk.push(group);
+    let start = start(&mut desk, order);
+    send(&mut desk, start);
+    desk
+}
+
+fn ended(groups: u64) -> CommitOrder {
+    let mut order = CommitOrder::new(1);
+    for group in 1..=groups {
+        order.ended(GroupSeq(group));
+    }
+    order
+}
+
+#[test]
+fn contended_changes_wait_for_groups_and_the_end_for_its_turn() {
+    let (first, mut order) = (GroupSeq(1), ended(0));
+    let mut desk: Desk<Words> = Desk::new(true, 0, None);
+    let contended = Contended { waits: Waits::through(first), changes: vec![true, false] };
+    desk.push(Group { contended, ..group(3, &[30], true) });
+    let start = start(&mut desk, &order);
+    assert!(start.early && !start.behind && desk.is_split(&start, &order));
+    let rest = Some(("contended", VecDeque::from([Answer::Statement])));
+    let in_flight = InFlight::new(start.group, (), true, 1).with_rest(rest, Some("end"));
+    desk.sent(in_flight, VecDeque::from([Answer::Statement]));
+    assert!(desk.further(&order).is_none());
+    assert_eq!(
+        (desk.take_awaited(), desk.kept()),
+        (Some(Answer::Statement), Some(Kept::ByDependency))
+    );
+    assert!(matches!(desk.account(), Accounted::Open));
+    assert!(desk.further(&order).is_none());
+    order.ended(first);
+    assert!(matches!(desk.further(&order), Some(Further::Statements("contended"))));
+    desk.take_awaited();
+    assert!(matches!(desk.account(), Accounted::Open));
+    assert!(desk.further(&order).is_none() && desk.kept() == Some(Kept::ByTurn));
+    assert!(
+        matches!(desk.next(&order), Next::Wait(waits) if waits == [Waits::through(GroupSeq(2))])
+    );
+    order.ended(GroupSeq(2));
+    assert!(matches!(desk.further(&order), Some(Further::Ending("end"))));
+    desk.await_ending(|awaited| awaited.push_back(Answer::Sync(Some(Lsn(31)))));
+    desk.committed(Lsn(31));
+    assert!(matches!(desk.account(), Accounted::Through(through) if through.is_committed()));
+    assert_eq!(desk.take_answered(), (1, vec![GroupSeq(3)]));
+}
+
+#[test]
+fn only_the_oldest_is_judged() {
+    let early = sent(group(2, &[20], true), &ended(0));
+    let oldest = sent(group(2, &[20], true), &ended(1));
+    let part = sent(group(2, &[20], false), &ended(1));
+    for found in [Found::OtherRows, Found::Missing, Found::Refused] {
+        assert_eq!(early.judge(found), Verdict::Again(Again::Later));
+    }
+    assert_eq!(early.judge_error(Failed::Lasting), Verdict::Again(Again::Later));
+    assert_eq!(oldest.judge(Found::AsExpected), Verdict::Counts);
+    assert_eq!(oldest.judge(Found::Missing), Verdict::Counts);
+    assert_eq!(oldest.judge(Found::Refused), Verdict::Stops);
+    assert_eq!(oldest.judge(Found::OtherRows), Verdict::Again(Again::ByRows));
+    assert_eq!(oldest.judge_error(Failed::Lasting), Verdict::Again(Again::ByRows));
+    assert_eq!(oldest.judge_error(Failed::Transient), Verdict::Stops);
+    assert_eq!(part.judge(Found::OtherRows), Verdict::SentAgain(Lsn(20)));
+    assert_eq!(part.judge_error(Failed::Lasting), Verdict::SentAgain(Lsn(20)));
+    assert_eq!(part.judge_error(Failed::Soon), Verdict::Stops);
+    let mut ruled = group(2, &[20], true);
+    ruled.works[0].under_rules = true;
+    let ruled = sent(ruled, &ended(1));
+    assert_eq!(ruled.judge(Found::Missing), Verdict::Again(Again::ByRows));
+}
+
+#[test]
+fn the_oldest_is_tried_again_a_few_times() {
+    let order = ended(1);
+    let mut desk = sent(group(2, &[20], true), &order);
+    for attempt in 0..8 {
+        assert_eq!(
+            desk.judge_error(Failed::Soon),
+            Verdict::After(Duration::from_millis(5 << attempt))
+        );
+        assert_eq!(desk.start_recovery(Again::Later), Some(true));
+        assert_eq!(desk.start_recovery(Again::ByRows), None, "the first reason counts");
+        desk.skip_to_sync();
+        assert_eq!(desk.take_awaited(), Some(Answer::sync()));
+        desk.rolled_back();
+        let again = start(&mut desk, &order);
+        assert_eq!((again.group.attempts, again.group.mode), (attempt + 1, Mode::Net));
+        send(&mut desk, again);
+    }
+    assert_eq!(desk.judge_error(Failed::Soon), Verdict::Stops);
+}
+
+#[test]
+fn what_is_committed_is_not_carried_out_again() {
+    let order = ended(0);
+    let mut desk: Desk<Words> = Desk::new(true, 0, None);
+    for number in 1..=3 {
+        let commits = [10 * number, 10 * number + 5];
+        desk.push(Group { mode: Mode::Rows, ..group(number, &commits, true) });
+    }
+    for _ in 0..2 {
+        let Start { group, early, behind, .. } = start(&mut desk, &order);
+        assert!(!early && !behind);
+        let syncs = group.works.iter().map(|work| Answer::Sync(work.end()));
+        let syncs: VecDeque<_> = syncs.collect();
+        desk.sent(InFlight::new(group, (), false, syncs.len()), syncs);
+    }
+    let sent: Vec<_> = desk.commits_in_doubt().filter_map(Awaited::commits).collect();
+    assert_eq!(sent, [11, 16, 21, 26].map(Lsn));
+    assert!(desk.is_repeatable());
+    desk.lost(Some(Lsn(21)));
+    assert_eq!(desk.take_answered(), (1, vec![GroupSeq(1)]));
+    let order = ended(1);
+    let again = start(&mut desk, &order);
+    let commits: Vec<_> = again.group.works.iter().map(Task::commit_lsn).collect();
+    assert_eq!((again.group.seq, commits, again.group.attempts), (GroupSeq(2), vec![Lsn(25)], 1));
+}
+
+#[test]
+fn parts_that_are_answered_would_be_lost_with_the_session() {
+    let mut desk: Desk<Words> = Desk::new(true, 0, None);
+    desk.push(group(1, &[10], false));
+    let start = start(&mut desk, &ended(0));
+    desk.sent(InFlight::new(start.group, (), false, 1), VecDeque::from([Answer::Statement]));
+    assert!(!desk.is_repeatable());
+    desk.take_awaited();
+    assert!(matches!(desk.account(), Accounted::Through(part) if !part.is_committed()));
+    assert_eq!(desk.take_answered(), (1, Vec::new()));
+    assert!(!desk.is_repeatable(), "nothing is at hand, but the target transaction is open");
+}
