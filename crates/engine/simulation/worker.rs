@@ -251,16 +251,13 @@ impl Worker {
                 Mail::GiveWay(group) => self.give_way(group, around)?,
             }
         }
-        if self.desk.recovering().is_some() {
-            if !self.desk.is_awaiting() {
-                self.recover(around)?;
-                around.woken.insert(self.number);
-                return Ok(());
-            }
-            return self.sleep(&[], around);
-        }
         self.advance(around);
         match self.desk.next(around.order) {
+            Next::RollBack => {
+                self.recover(around)?;
+                around.woken.insert(self.number);
+                Ok(())
+            }
             Next::Start(start) => {
                 self.start(start, around)?;
                 around.woken.insert(self.number);
@@ -414,7 +411,7 @@ impl Worker {
             match reply {
                 Reply::Completed(_) | Reply::RolledBack => {
                     let pending = self.desk.take_awaited();
-                    if self.desk.recovering().is_none() {
+                    if !self.desk.is_recovering() {
                         self.completed(pending, reply, around)?;
                     }
                 }
@@ -423,7 +420,7 @@ impl Worker {
                     let Some(Pending::Sync(commits)) = self.desk.take_awaited() else {
                         return Err(wrong("the target answered a Sync nobody sent"));
                     };
-                    if self.desk.recovering().is_some() {
+                    if self.desk.is_recovering() {
                         continue;
                     }
                     if let Some(range) = commits {
@@ -494,7 +491,7 @@ impl Worker {
 
     fn failed(&mut self, fault: Fault, around: &mut Around<'_>) -> Result<()> {
         self.desk.take_awaited();
-        if self.desk.recovering().is_none() {
+        if !self.desk.is_recovering() {
             let Some(first) = self.desk.first() else {
                 return Err(wrong("an error with nothing in flight"));
             };
@@ -534,25 +531,18 @@ impl Worker {
         }
         let session = around.target.open_session();
         around.target.sessions[self.number] = session;
-        let mut through = None;
-        let in_doubt = self.desk.commits_in_doubt();
-        let sent: Vec<_> = in_doubt
-            .filter_map(|pending| if let Pending::Sync(range) = pending { *range } else { None })
-            .collect();
-        for range in sent {
-            let took_effect = match around.sabotage {
-                Sabotage::ForgottenCommit => false,
-                Sabotage::AssumedCommit => true,
-                _ => around.target.is_recorded(range.through),
-            };
-            if !took_effect {
-                break;
+        let is_recorded = |end| match around.sabotage {
+            Sabotage::ForgottenCommit => Ok::<_, Failure>(false),
+            Sabotage::AssumedCommit => Ok(true),
+            _ => Ok(around.target.is_recorded(end)),
+        };
+        let through = self.desk.committed_through(is_recorded)?;
+        for pending in self.desk.lost(through) {
+            if let Pending::Sync(Some(range)) = pending {
+                self.transaction_committed(range);
             }
-            self.transaction_committed(range);
-            through = Some(range.through);
         }
         self.unsent.clear();
-        self.desk.lost(through);
         Ok(())
     }
 }

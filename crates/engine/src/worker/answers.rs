@@ -207,7 +207,7 @@ impl<C: Craft> Desk<C> {
     }
 
     /// The first group in flight is to be carried out again. Returns whether a Sync must be sent for
-    /// that, whose answer is awaited then: without one the server skips whatever comes, for ever.
+    /// that, whose answer is awaited from now on: without one the server skips whatever comes, for ever.
     /// `None` if another reason came first.
     pub fn start_recovery(&mut self, again: Again) -> Option<bool> {
         if self.recovering.is_some() {
@@ -221,11 +221,10 @@ impl<C: Craft> Desk<C> {
         Some(needs_sync)
     }
 
-    /// Whether, and how, the first group in flight is to be carried out again. When nothing is awaited
-    /// any more, it is to be rolled back.
+    /// Whether the first group in flight has failed: then answers say nothing.
     #[must_use]
-    pub fn recovering(&self) -> Option<Again> {
-        self.recovering
+    pub fn is_recovering(&self) -> bool {
+        self.recovering.is_some()
     }
 
     /// The first group in flight is rolled back: it is carried out again, and what came after it as
@@ -261,14 +260,28 @@ impl<C: Craft> Desk<C> {
             && self.queue.iter().all(Group::is_whole)
     }
 
-    /// What was sent to be committed and is not answered, in order.
-    pub fn commits_in_doubt(&self) -> impl Iterator<Item = &C::Awaited> {
-        self.awaited.iter().filter(|awaited| awaited.commits().is_some())
+    /// The session is lost: up to where what was sent to be committed, and is not answered, has taken
+    /// effect; `None` if nothing of it has. `is_recorded` says so of one end.
+    ///
+    /// # Errors
+    /// Those of `is_recorded`.
+    pub fn committed_through<E>(
+        &self,
+        mut is_recorded: impl FnMut(Lsn) -> Result<bool, E>,
+    ) -> Result<Option<Lsn>, E> {
+        let mut through = None;
+        for end in self.awaited.iter().filter_map(Awaited::commits) {
+            if !is_recorded(end)? {
+                break;
+            }
+            through = Some(end);
+        }
+        Ok(through)
     }
 
-    /// The session is lost; what was sent to be committed has taken effect up to here, and everything
-    /// else is carried out again on another one.
-    pub fn lost(&mut self, through: Option<Lsn>) {
+    /// What was sent to be committed has taken effect up to here: that is returned. Everything else is
+    /// carried out again, on another session.
+    pub fn lost(&mut self, through: Option<Lsn>) -> Vec<C::Awaited> {
         while let Some(first) = self.in_flight.front_mut() {
             first.count_committed(through);
             if !first.is_committed() {
@@ -277,8 +290,9 @@ impl<C: Craft> Desk<C> {
             self.let_go();
         }
         self.recovering = None;
-        self.awaited.clear();
         self.requeue(Again::Later);
+        let is_committed = |one: &C::Awaited| one.commits().is_some_and(|end| Some(end) <= through);
+        self.awaited.drain(..).filter(is_committed).collect()
     }
 }
 

@@ -83,6 +83,9 @@ pub struct Desk<C: Craft> {
 /// What to do when nothing more can be sent of what is in flight.
 #[derive(Debug)]
 pub enum Next<T> {
+    /// Roll back what is open on the session, and then [say so](Desk::rolled_back): the first group in
+    /// flight has failed, and all answers are there.
+    RollBack,
     /// Put this group together.
     Start(Start<T>),
     /// Wait for an answer, for mail, or until one of these is met.
@@ -156,6 +159,9 @@ impl<C: Craft> Desk<C> {
 
     /// What more can be sent now. It is to be sent in the order in which it is given.
     pub fn further(&mut self, order: &impl Ended) -> Option<Further<C>> {
+        if self.is_recovering() {
+            return None;
+        }
         let Some(waits) = self.waits_to_advance() else {
             if self.in_flight.back().is_some_and(InFlight::is_open) {
                 return None;
@@ -190,6 +196,9 @@ impl<C: Craft> Desk<C> {
     /// What to do when [`Self::further`] has nothing more.
     pub fn next(&mut self, order: &impl Ended) -> Next<C::Task> {
         let mut waits = Vec::new();
+        if self.is_recovering() {
+            return if self.is_awaiting() { Next::Wait(waits) } else { Next::RollBack };
+        }
         if self.has_room()
             && let Some(to_start) = self.queue.front().map(Group::waits_to_start)
         {

@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::time::Duration;
 
 use pgoutput::Lsn;
@@ -11,6 +12,7 @@ use crate::worker::{
 };
 
 /// A transaction that commits at an LSN and ends behind it; a part of a large one, if it is not `whole`.
+#[derive(Debug)]
 struct Transaction {
     commit: u64,
     whole: bool,
@@ -99,7 +101,7 @@ fn group(seq: u64, commits: &[u64], whole: bool) -> Group<Transaction> {
 fn start(desk: &mut Desk<Words>, order: &CommitOrder) -> Start<Transaction> {
     match desk.next(order) {
         Next::Start(start) => start,
-        Next::Wait(waits) => panic!("it waits for {waits:?}"),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -197,7 +199,9 @@ fn the_oldest_is_tried_again_a_few_times() {
         assert_eq!(desk.start_recovery(Again::Later), Some(true));
         assert_eq!(desk.start_recovery(Again::ByRows), None, "the first reason counts");
         desk.skip_to_sync();
+        assert!(matches!(desk.next(&order), Next::Wait(waits) if waits.is_empty()));
         assert_eq!(desk.take_awaited(), Some(Answer::sync()));
+        assert!(matches!(desk.next(&order), Next::RollBack));
         desk.rolled_back();
         let again = start(&mut desk, &order);
         assert_eq!((again.group.attempts, again.group.mode), (attempt + 1, Mode::Net));
@@ -221,10 +225,14 @@ fn what_is_committed_is_not_carried_out_again() {
         let syncs: VecDeque<_> = syncs.collect();
         desk.sent(InFlight::new(group, (), false, syncs.len()), syncs);
     }
-    let sent: Vec<_> = desk.commits_in_doubt().filter_map(Awaited::commits).collect();
-    assert_eq!(sent, [11, 16, 21, 26].map(Lsn));
     assert!(desk.is_repeatable());
-    desk.lost(Some(Lsn(21)));
+    let mut asked = Vec::new();
+    let through = desk.committed_through(|end| {
+        asked.push(end);
+        Ok::<_, Infallible>(end <= Lsn(21))
+    });
+    assert_eq!((through, asked), (Ok(Some(Lsn(21))), [11, 16, 21, 26].map(Lsn).to_vec()));
+    assert_eq!(desk.lost(Some(Lsn(21))), [11, 16, 21].map(|end| Answer::Sync(Some(Lsn(end)))));
     assert_eq!(desk.take_answered(), (1, vec![GroupSeq(1)]));
     let order = ended(1);
     let again = start(&mut desk, &order);

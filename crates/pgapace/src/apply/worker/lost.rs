@@ -7,7 +7,6 @@
 
 use std::time::Duration;
 
-use engine::worker::Awaited;
 use pgoutput::Lsn;
 use wire::Session;
 
@@ -58,7 +57,9 @@ impl State {
         for attempt in 0..ATTEMPTS {
             let opened = connect(Some(old)).and_then(|(mut session, identity)| {
                 let owned = owns(&mut session, identity)?;
-                let through = self.committed_through(&mut session, identity)?;
+                let of = identity.progress_of;
+                let is_recorded = |end| progress::is_recorded(&mut session, of, end);
+                let through = self.desk.committed_through(is_recorded)?;
                 Ok(owned.then_some((session, identity, through)))
             });
             match opened {
@@ -74,30 +75,16 @@ impl State {
         None
     }
 
-    fn committed_through(&self, session: &mut Session, identity: Identity) -> Result<Option<Lsn>> {
-        let mut through = None;
-        for end in self.desk.commits_in_doubt().filter_map(Awaited::commits) {
-            if !progress::is_recorded(session, identity.progress_of, end)? {
-                break;
-            }
-            through = Some(end);
-        }
-        Ok(through)
-    }
-
     /// Counts what was committed although no answer came. Everything else is carried out again.
     fn take_over(&mut self, through: Option<Lsn>) {
-        for pending in self.desk.commits_in_doubt() {
-            if let Pending::Sync { commits: Some(commits) } = pending
-                && Some(commits.end) <= through
-            {
-                self.answers.transaction_committed(commits);
+        for pending in self.desk.lost(through) {
+            if let Pending::Sync { commits: Some(commits) } = pending {
+                self.answers.transaction_committed(&commits);
                 self.in_doubt = true;
             }
         }
         self.answers.roll_back();
         self.offence = None;
-        self.desk.lost(through);
     }
 }
 

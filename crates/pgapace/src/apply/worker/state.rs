@@ -152,14 +152,9 @@ impl State {
         if self.closing {
             return Ok(());
         }
-        if self.desk.recovering().is_some() {
-            if !self.desk.is_awaiting() {
-                return self.recover();
-            }
-            return self.sleep(inbox, &[], report);
-        }
         self.advance()?;
         match self.desk.next(&*self.turns) {
+            Next::RollBack => self.recover(),
             Next::Start(start) => self.start(start, report),
             Next::Wait(waits) => {
                 self.send()?;
@@ -367,7 +362,7 @@ impl State {
             }
         }
         // An earlier group may have failed meanwhile; then that comes first.
-        if self.desk.recovering().is_some() {
+        if self.desk.is_recovering() {
             return Ok(());
         }
         self.carry_on(self.desk.judge_incomplete(), || failure)
@@ -446,7 +441,7 @@ impl State {
                     let affected = affected_rows(tag);
                     let rolled_back = tag == "ROLLBACK";
                     let pending = self.desk.take_awaited();
-                    if self.desk.recovering().is_some() {
+                    if self.desk.is_recovering() {
                         continue;
                     }
                     self.completed(pending, affected, rolled_back)?;
@@ -458,7 +453,7 @@ impl State {
                     let Some(Pending::Sync { commits }) = self.desk.take_awaited() else {
                         return Err(Failure::internal("the target answered a Sync nobody sent"));
                     };
-                    if self.desk.recovering().is_some() {
+                    if self.desk.is_recovering() {
                         continue;
                     }
                     if let Some(commits) = commits {
@@ -562,7 +557,7 @@ impl State {
             return Err(context.explain(&error, self.desk.awaits().copied()));
         }
         let pending = self.desk.take_awaited();
-        if self.desk.recovering().is_none() {
+        if !self.desk.is_recovering() {
             let Some(first) = self.desk.first() else {
                 return Err(Failure::target(&error, "waiting for changes"));
             };
