@@ -4,9 +4,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use testbed::compare::TableName;
-use testbed::{Proxy, Result};
+use testbed::{Pair, Proxy, Result};
 
-use super::site::{DB, Load, Reader, Site, long};
+use super::site::{DB, Load, PATIENCE, Reader, Site, long, wait_while_running};
 
 #[test]
 fn cuts_refusals_and_silence_on_either_side() -> Result<()> {
@@ -83,5 +83,50 @@ fn a_half_open_connection_does_not_lock_us_out() -> Result<()> {
     let owners =
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgapace sub control'";
     assert_eq!(site.target.query_one_text(DB, owners)?, "1");
+    Ok(())
+}
+
+/// A session is lost while it waits for the rest of a large transaction, the first parts of which rules
+/// have carried out: they are lost with it.
+#[test]
+fn a_session_is_lost_between_parts_under_rules() -> Result<()> {
+    for major in [15, 18] {
+        let site = Site::of(Pair::start(major, major)?)?;
+        site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+        let publisher = Proxy::in_front_of(&site.publisher)?;
+        let program = site
+            .program_between(&publisher.conninfo(DB), &site.target.conninfo(DB))
+            .args(["--on-conflict", "insert_exists=skip", "--apply-mode", "row"])
+            .args(["--workers", "1", "--streaming", "off", "--memory-limit", "16"]);
+        let mut run = site.spawn_streaming(&program)?;
+        site.target.sql(DB, "INSERT INTO t VALUES (1, 'there')")?;
+        let rows = "SELECT i, repeat(i::text, 3000) FROM generate_series(1, 5000) i";
+        site.publisher.sql(DB, &format!("INSERT INTO t {rows}"))?;
+        let session = "FROM pg_stat_activity WHERE application_name = 'pgapace sub apply'";
+        let writes = format!("SELECT count(*) {session} AND backend_xid IS NOT NULL");
+        wait_while_running(&mut run, "the first part", PATIENCE, || {
+            Ok(site.target.query_one_text(DB, &writes)? == "1")
+        })?;
+        publisher.hold_streams(true);
+        let waits = format!(
+            "SELECT count(*) {session} AND state = 'idle in transaction' \
+             AND state_change < now() - interval '1 s'"
+        );
+        wait_while_running(&mut run, "all that has come to be applied", PATIENCE, || {
+            Ok(site.target.query_one_text(DB, &waits)? == "1")
+        })?;
+        let lose = format!("SELECT count(pg_terminate_backend(pid)) {session}");
+        assert_eq!(site.target.query_one_text(DB, &lose)?, "1");
+        wait_while_running(&mut run, "the first parts to be gone", PATIENCE, || {
+            Ok(site.target.query_one_text(DB, &writes)? == "0")
+        })?;
+        publisher.hold_streams(false);
+        site.catch_up(&mut run)?;
+        let sums = "SELECT count(*) || ' ' || sum(id) || ' ' || sum(length(v)) FROM t WHERE id > 1";
+        assert_eq!(site.target.query_one_text(DB, sums)?, site.publisher.query_one_text(DB, sums)?);
+        assert_eq!(site.target.query_one_text(DB, "SELECT v FROM t WHERE id = 1")?, "there");
+        let named = "SELECT count(*) FROM pgapace.conflict";
+        assert_eq!(site.target.query_one_text(DB, named)?, "1");
+    }
     Ok(())
 }
