@@ -119,7 +119,7 @@ impl History {
             builder.weights[UNCERTAIN] = 2;
         }
         if rng.chance(1, 3) {
-            builder.weights[TRIGGERED] = 1;
+            builder.weights[TRIGGERED] = rng.one_of(&[1, 20]);
         }
         if rng.chance(1, 4) {
             // Few tables: more conflicts.

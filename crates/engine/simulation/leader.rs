@@ -14,6 +14,9 @@ use crate::simulation::history::{History, Kind};
 use crate::simulation::rng::Rng;
 use crate::simulation::worker::{Answered, Group, Work};
 
+/// Groups that a worker has at once where the target is far away.
+const FAR_DEPTH: usize = 6;
+
 /// How a run is set up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setting {
@@ -21,6 +24,8 @@ pub(crate) struct Setting {
     pub(crate) ordered: bool,
     pub(crate) depth: usize,
     pub(crate) lone: usize,
+    /// Where the target is far away: groups up to so many changes count what they find.
+    pub(crate) counted: Option<usize>,
     pub(crate) limits: GroupLimits,
     pub(crate) writeset: WritesetLimits,
     /// Transactions that are on their way at once, at most.
@@ -37,6 +42,7 @@ impl Setting {
             ordered,
             depth: 2 + rng.below(3),
             lone: rng.one_of(&[0, 2, 16]),
+            counted: rng.one_of(&[None, Some(4), Some(100)]),
             limits: GroupLimits {
                 transactions: rng.one_of(&[1, 2, 4, 16]),
                 changes: rng.one_of(&[2, 8, 100]),
@@ -65,6 +71,8 @@ pub(crate) struct Leader<'h> {
     writeset: Option<Writeset>,
     pub(crate) queues: Vec<VecDeque<GroupSeq>>,
     depth: usize,
+    /// Small groups go to the session that has the one before.
+    follows: bool,
     outstanding: usize,
     last: GroupSeq,
     pinned: Option<usize>,
@@ -113,6 +121,7 @@ impl<'h> Leader<'h> {
                 .then(|| Writeset::new(setting.writeset, setting.ordered)),
             queues: vec![VecDeque::new(); setting.workers],
             depth: setting.depth,
+            follows: setting.ordered && setting.counted.is_some(),
             outstanding: setting.outstanding,
             last: GroupSeq::NONE,
             pinned: None,
@@ -218,12 +227,16 @@ impl<'h> Leader<'h> {
         if let Some(worker) = self.pinned {
             return (self.queues[worker].len() < self.depth).then_some(worker);
         }
+        let worth = self.waiting.is_worth_a_group();
+        let last = self.queues.iter().position(|queue| queue.back() == Some(&self.last));
+        if let Some(last) = last.filter(|_| self.follows && !worth) {
+            return (self.queues[last].len() < FAR_DEPTH).then_some(last);
+        }
         if let Some(free) = self.queues.iter().position(VecDeque::is_empty) {
             return Some(free);
         }
         let all = 0..self.queues.len();
         let least = all.min_by_key(|w| (self.queues[*w].len(), self.queues[*w][0]))?;
-        let worth = self.waiting.is_worth_a_group();
         (worth && self.queues[least].len() < self.depth).then_some(least)
     }
 

@@ -151,7 +151,7 @@ enum Event {
     MakeWay,
     /// A cancel request arrives.
     Cancel(usize),
-    FailStatement(usize),
+    FailStatement(usize, Fault),
     LoseSession(usize),
     /// The next session that is told to commit is lost, and whether it has committed.
     LoseAtCommit(bool),
@@ -228,14 +228,15 @@ impl<'h> World<'h> {
 
     /// Sessions and workers of a run.
     fn begin(&mut self) {
-        let Setting { workers, ordered, lone, .. } = self.setting;
+        let Setting { workers, ordered, lone, counted, .. } = self.setting;
         self.seen.runs += 1;
         let number = self.seen.runs;
         let setting = self.setting;
         self.note(|| format!("run {number}: {setting:?}"));
         self.target.sessions = (0..workers).map(|_| self.target.open_session()).collect();
         self.target.ordered = ordered;
-        self.workers = (0..workers).map(|number| Worker::new(number, ordered, lone)).collect();
+        self.workers =
+            (0..workers).map(|number| Worker::new(number, ordered, lone, counted)).collect();
         self.order = CommitOrder::new(workers);
         self.woken = (0..workers).collect();
         self.reports.clear();
@@ -308,7 +309,7 @@ impl<'h> World<'h> {
             if self.rng.chance(1, 2)
                 && let Some(session) = self.target.deadlocked()
             {
-                return Some(Event::FailStatement(session));
+                return Some(Event::FailStatement(session, Fault::Passing));
             }
             return (!self.target.waits().is_empty()).then_some(Event::Probe);
         }
@@ -325,7 +326,12 @@ impl<'h> World<'h> {
     fn fault(&mut self) -> Option<Event> {
         let worker = self.rng.below(self.workers.len());
         match self.rng.below(13) {
-            0..5 => self.target.is_cancellable(worker).then_some(Event::FailStatement(worker)),
+            0..5 => {
+                let for_good = self.target.is_at_set(worker) && self.rng.chance(1, 3);
+                let fault = if for_good { Fault::AsSet } else { Fault::Passing };
+                let can = self.target.is_cancellable(worker);
+                can.then_some(Event::FailStatement(worker, fault))
+            }
             5..7 => Some(Event::LoseSession(worker)),
             7..9 => Some(Event::CrashProgram),
             9 => Some(Event::CrashTarget),
@@ -411,7 +417,7 @@ impl<'h> World<'h> {
                     self.target.fail(session, Fault::Passing);
                 }
             }
-            Event::FailStatement(session) => self.target.fail(session, Fault::Passing),
+            Event::FailStatement(session, fault) => self.target.fail(session, fault),
             Event::LoseSession(session) => {
                 self.drain(session)?;
                 self.target.terminate(session);

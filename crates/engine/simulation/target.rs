@@ -60,7 +60,7 @@ pub(crate) enum Command {
     Rollback,
     Nothing,
     /// Rows of one table.
-    Rows(usize, Rc<[RowOp]>),
+    Rows(usize, Rc<[RowOp]>, As),
     Truncate(u16),
     Progress {
         range: Range,
@@ -70,12 +70,24 @@ pub(crate) enum Command {
     Sync,
 }
 
+/// How rows are changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum As {
+    /// One, as the publisher changed it.
+    Alone,
+    Set,
+    /// A set that fails if it affects another number of rows.
+    Counted(usize),
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// 23505: a row was in the way.
     Unique,
     /// 23502: the predecessor's progress row is not there.
     Turn,
+    /// What a set may meet, and its rows one by one do not.
+    AsSet,
     /// 40P01, 57014: another attempt may not meet it.
     Passing,
     /// 25P02: the transaction has failed already.
@@ -198,6 +210,12 @@ impl Database {
     pub(crate) fn can_run(&self, session: usize) -> bool {
         let session = &self.sessions[session];
         !session.broken && !session.commands.is_empty() && !self.is_running(session.waits_for)
+    }
+
+    /// Whether it is in the middle of a set.
+    pub(crate) fn is_at_set(&self, session: usize) -> bool {
+        let command = self.sessions[session].commands.front();
+        matches!(command, Some(Command::Rows(_, _, As::Set | As::Counted(_))))
     }
 
     /// Whether a session is in the middle of something that can be cancelled.
@@ -363,7 +381,7 @@ impl Database {
                 self.truncate(number, *tables)?;
                 Ok(Some(Reply::Completed(0)))
             }
-            Command::Rows(table, rows) => {
+            Command::Rows(table, rows, sort) => {
                 self.lock_table(number, *table)?;
                 let next = self.sessions[number].now.next;
                 if let Some(row) = rows.get(next) {
@@ -374,6 +392,12 @@ impl Database {
                 }
                 let now = &self.sessions[number].now;
                 let done = now.next >= rows.len();
+                if let As::Counted(expected) = sort
+                    && done
+                    && now.affected != *expected
+                {
+                    return Err(Stop::Fail(Fault::AsSet));
+                }
                 Ok(done.then_some(Reply::Completed(now.affected)))
             }
         }

@@ -16,7 +16,7 @@ use pgoutput::{Column, Lsn, decode_change};
 use crate::simulation::history::{
     Change, FULL, History, Kind, Row, TRIGGERED, Transaction, is_keyed,
 };
-use crate::simulation::target::{Command, Database, Fault, Find, Reply, RowOp, find};
+use crate::simulation::target::{As, Command, Database, Fault, Find, Reply, RowOp, find};
 use crate::simulation::{Sabotage, rng::Rng};
 
 /// A part of a transaction, or idle progress.
@@ -219,12 +219,12 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(number: usize, ordered: bool, lone: usize) -> Self {
+    pub(crate) fn new(number: usize, ordered: bool, lone: usize, counted: Option<usize>) -> Self {
         Self {
             number,
             ordered,
             mail: VecDeque::new(),
-            desk: Desk::new(ordered, lone, None),
+            desk: Desk::new(ordered, lone, counted),
             unsent: Vec::new(),
             ranges: Vec::new(),
         }
@@ -298,26 +298,33 @@ impl Worker {
         }
         let split = self.desk.is_split(&start, around.order);
         let split = split && around.sabotage != Sabotage::UnmetWait;
-        let Start { group, early, behind, counted: _ } = start;
+        let Start { group, early, behind, counted } = start;
         let (history, number, mode) = (around.history, self.number, group.mode);
         around.note(|| {
             let parts: Vec<_> = group.works.iter().map(|work| work.part).collect();
             let Contended { waits, changes } = &group.contended;
             format!(
-                "worker {number} starts group {} {mode:?} early={early} split={split} \
+                "worker {number} starts group {} {mode:?} early={early} split={split} counted={counted} \
                  attempts={} {parts:?} contended={changes:?} {waits:?}",
                 group.seq.0, group.attempts
             )
         });
         let (mut statements, contended, ending) = if split {
-            let free = net(&group, Some(false), history);
-            let mut contended = net(&group, Some(true), history);
+            let (free, _) = net(&group, Some(false), false, history);
+            let (mut contended, _) = net(&group, Some(true), false, history);
             if contended.is_empty() {
                 contended.push((Command::Nothing, Pending::Net(0)));
             }
             (free, Some(contended.into_iter().unzip()), ending(&group))
         } else if mode == Mode::Net {
-            (net(&group, None, history), None, ending(&group))
+            let (mut statements, sure) = net(&group, None, counted, history);
+            match ending(&group) {
+                Some(range) if counted && sure => {
+                    end(range, self.ordered, &mut statements);
+                    (statements, None, None)
+                }
+                ending => (statements, None, ending),
+            }
         } else {
             let mut statements = Vec::new();
             let mut ending = None;
@@ -601,12 +608,18 @@ fn alone(change: &Change) -> (Command, Pending) {
             RowOp::Update(find(table, change.old), set)
         }
     };
-    (Command::Rows(table, Rc::new([op])), Pending::Change)
+    (Command::Rows(table, Rc::new([op]), As::Alone), Pending::Change)
 }
 
-/// Changes of a group as net changes: all, or only those that are (not) contended.
-fn net(group: &Group, contended: Option<bool>, history: &History) -> Statements {
-    let mut statements = Vec::new();
+/// Changes of a group as net changes: all, or only those that are (not) contended. And whether each
+/// statement fails that does not do what it must.
+fn net(
+    group: &Group,
+    contended: Option<bool>,
+    counted: bool,
+    history: &History,
+) -> (Statements, bool) {
+    let (mut statements, mut sure) = (Vec::new(), true);
     if contended != Some(true) && group.works.first().is_some_and(|work| work.first) {
         statements.push((Command::Begin, Pending::Begin));
     }
@@ -633,35 +646,51 @@ fn net(group: &Group, contended: Option<bool>, history: &History) -> Statements 
         match step {
             Step::Alone(at) => {
                 let changes = group.works[at.part as usize].changes(history);
-                statements.push(alone(&changes[at.change as usize]));
+                let change = &changes[at.change as usize];
+                sure &= change.kind == Kind::Truncate;
+                statements.push(alone(change));
             }
-            Step::Segment(segment) => set(&segment, history, &mut statements),
+            Step::Segment(segment) => sure &= set(&segment, counted, history, &mut statements),
         }
     }
-    statements
+    (statements, sure)
 }
 
-/// A segment as sets.
-fn set(segment: &Segment<'_>, history: &History, statements: &mut Statements) {
+/// A segment as sets. Those of whole rows cannot count.
+fn set(
+    segment: &Segment<'_>,
+    counted: bool,
+    history: &History,
+    statements: &mut Statements,
+) -> bool {
     let table = segment.table;
     let keyed = matches!(history.rules[table].fold, Fold::Key(_));
     debug_assert!(keyed == is_keyed(table), "tables are what they are");
-    let mut push = |ops: Vec<RowOp>, found: bool| {
+    let mut sure = true;
+    let mut push = |ops: Vec<RowOp>, found: bool, inserts: bool| {
         if !ops.is_empty() {
             let rows = if found { ops.len() } else { 0 };
-            statements.push((Command::Rows(table, ops.into()), Pending::Net(rows)));
+            let counts = counted && keyed && !inserts;
+            sure &= counts || inserts;
+            let sort = if counts { As::Counted(rows) } else { As::Set };
+            statements.push((Command::Rows(table, ops.into(), sort), Pending::Net(rows)));
         }
     };
     let find_old = |old: &Old<'_>| find_row(table, &old.row);
-    push(segment.absent.iter().map(|row| RowOp::Delete(find_row(table, row))).collect(), false);
-    push(segment.deletes.iter().map(|old| RowOp::Delete(find_old(old))).collect(), true);
+    push(
+        segment.absent.iter().map(|row| RowOp::Delete(find_row(table, row))).collect(),
+        false,
+        false,
+    );
+    push(segment.deletes.iter().map(|old| RowOp::Delete(find_old(old))).collect(), true, false);
     let updates = segment.updates.iter().map(|update| {
         let found = update.old.as_ref().map_or_else(|| find_row(table, &update.new), find_old);
         RowOp::Update(found, values(&update.new))
     });
-    push(updates.collect(), true);
+    push(updates.collect(), true, false);
     let inserts = segment.inserts.iter().map(|row| RowOp::Insert(row_of(row)));
-    push(inserts.collect(), true);
+    push(inserts.collect(), true, true);
+    sure
 }
 
 fn values(row: &NetRow<'_>) -> [Option<u16>; 4] {

@@ -252,3 +252,21 @@ fn parts_that_are_answered_would_be_lost_with_the_session() {
     assert_eq!(desk.take_answered(), (1, Vec::new()));
     assert!(!desk.is_repeatable(), "nothing is at hand, but the target transaction is open");
 }
+
+#[test]
+fn small_groups_are_not_looked_at_where_that_takes_long() {
+    let counted = |counted, group: Group<Transaction>, order: &CommitOrder| {
+        let mut desk: Desk<Words> = Desk::new(true, 0, counted);
+        desk.push(group);
+        start(&mut desk, order).counted
+    };
+    let (oldest, early) = (ended(1), ended(0));
+    assert!(counted(Some(4), group(2, &[20, 25], true), &oldest));
+    assert!(!counted(None, group(2, &[20, 25], true), &oldest));
+    assert!(!counted(Some(4), group(2, &[20, 25], true), &early));
+    assert!(!counted(Some(4), group(2, &[20, 25, 30], true), &oldest), "six changes");
+    assert!(
+        !counted(Some(4), group(2, &[20], false), &oldest),
+        "a part cannot be carried out again"
+    );
+}
