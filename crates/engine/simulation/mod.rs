@@ -1,9 +1,10 @@
 //! A seeded simulation of parallel apply: the pure core, driven as the program drives it, against a
 //! model of a target database.
 //!
-//! From a seed come the publisher's history, how many workers there are and how fast each is, which
-//! statements fail, when a session is lost, at its COMMIT too, which took effect or did not, when the
-//! program or the target crashes, and how the next run is set up. Only one thing happens at a time, and which one is chance. Checked all along:
+//! From a seed come the publisher's history, how many workers there are and how fast each is, how far
+//! away the target is, which statements fail, when a session is lost, at its COMMIT too, which took effect
+//! or did not, when the program or the target crashes, and how the next run is set up. Only one thing
+//! happens at a time, and which one is chance. Checked all along:
 //!
 //! * P1, P2, P5: after each commit the target has exactly the rows that the committed transactions
 //!   left on the publisher; in order, these are everything up to a transaction; out of order, what
