@@ -92,7 +92,9 @@ impl Meter {
             program_cpu: sum(Role::Program),
             leader_cpu: of_threads(&|name| LEADERS.contains(&name)),
             receiver_cpu: of_threads(&|name| name == "receiver"),
-            workers_cpu: of_threads(&|name| name.starts_with("apply ")),
+            workers_cpu: of_threads(&|name| {
+                name.starts_with("apply ") || name.starts_with("stream ")
+            }),
             peak_memory: self.peak_memory,
         }
     }

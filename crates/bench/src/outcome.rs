@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::measure::Usage;
+use crate::report::terminal::figure;
 
 /// Who ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -26,6 +27,8 @@ pub(crate) enum Runner {
     Physical,
     /// The native subscription.
     Native,
+    /// The same with streaming = on, where that is not its best.
+    NativeOn,
     /// This project.
     Pgapace,
 }
@@ -39,6 +42,11 @@ impl Runner {
         )
     }
 
+    /// Whether this is a native subscription.
+    pub(crate) fn is_native(self) -> bool {
+        matches!(self, Self::Native | Self::NativeOn)
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Receiver => "our receiver, text",
@@ -49,6 +57,7 @@ impl Runner {
             Self::Alone => "no subscriber",
             Self::Physical => "physical standby",
             Self::Native => "native",
+            Self::NativeOn => "native, streaming on",
             Self::Pgapace => "pgapace",
         }
     }
@@ -144,15 +153,37 @@ impl Outcome {
         let limit = raws.reduce(|a, b| if direction.is_better(b.1, a.1) { b } else { a });
         self.limit = limit.map(|(runner, _)| runner);
         self.raw = limit.map(|(_, value)| value);
-        self.native = self.median_of(Runner::Native);
+        let natives = [Runner::Native, Runner::NativeOn].map(|runner| self.median_of(runner));
+        let natives = natives.into_iter().flatten();
+        self.native = natives.reduce(|a, b| if direction.is_better(b, a) { b } else { a });
         self.pgapace = self.median_of(Runner::Pgapace);
         self.ratio_native = ratio(direction, self.pgapace, self.native);
         self.ratio_raw = ratio(direction, self.pgapace, self.raw);
+        self.note_streaming(direction);
         self.client_us_per_change = self.changes.and_then(|changes| {
             let whole = |run: &&Run| run.runner == Runner::Pgapace && run.projected_from.is_none();
             let whole = self.rounds.iter().filter(whole);
             median(whole.map(|run| run.usage.program_cpu * 1e6 / changes as f64).collect())
         });
+    }
+
+    /// Notes what native's two ways with large transactions come to.
+    fn note_streaming(&mut self, direction: Direction) {
+        let (on, parallel) = (self.median_of(Runner::NativeOn), self.median_of(Runner::Native));
+        let ratio_on = ratio(direction, self.pgapace, on);
+        let ratio_parallel = ratio(direction, self.pgapace, parallel);
+        if let (Some(on), Some(ratio_on), Some(parallel), Some(ratio_parallel)) =
+            (on, ratio_on, parallel, ratio_parallel)
+        {
+            let unit = &self.unit;
+            self.notes.push(format!(
+                "native with streaming = on: {} {unit}, pgapace {ratio_on:.2} × (it takes {:.0} % \
+                 less time); with parallel: {} {unit}, {ratio_parallel:.2} ×",
+                figure(on),
+                (1.0 - 1.0 / ratio_on) * 100.0,
+                figure(parallel),
+            ));
+        }
     }
 
     /// Notes how the comparison of the tables after a run went. Once they differed, that stays.
@@ -307,6 +338,21 @@ mod tests {
         assert_eq!(outcome.limit, Some(Runner::Receiver));
         assert_eq!(outcome.ratio_native, Some(3.0));
         assert_eq!(outcome.ratio_raw, Some(0.6));
+    }
+
+    #[test]
+    fn natives_better_way_counts_and_both_are_noted() {
+        let mut outcome = outcome(vec![
+            run(Runner::NativeOn, 20.0),
+            run(Runner::Native, 12.0),
+            run(Runner::Pgapace, 10.0),
+        ]);
+        outcome.conclude(Direction::LessIsBetter);
+        assert_eq!((outcome.native, outcome.ratio_native), (Some(12.0), Some(1.2)));
+        let note = &outcome.notes[0];
+        assert!(note.contains("2.00 ×") && note.contains("50 % less"), "{note}");
+        outcome.conclude(Direction::MoreIsBetter);
+        assert_eq!(outcome.native, Some(20.0));
     }
 
     #[test]

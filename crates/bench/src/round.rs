@@ -15,6 +15,7 @@ use testbed::servers::ServerBinaries;
 use crate::bench::Bench;
 use crate::environment::{Environment, MARKER, PUBLICATION};
 use crate::measure::{Meter, Role, Usage};
+use crate::outcome::Runner;
 use crate::raw::{self, Drained, Source};
 
 /// How often the target is asked for the marker.
@@ -87,8 +88,8 @@ impl Replay<'_> {
         }
     }
 
-    /// The native subscription, with its best options.
-    pub(crate) fn native(&self) -> Result<Finished> {
+    /// The native subscription, with its best options or with streaming = on.
+    pub(crate) fn native(&self, runner: Runner) -> Result<Finished> {
         let environment = self.environment;
         environment.copy_slot(self.database, "native")?;
         let mut control = environment.target.connect(self.target)?;
@@ -98,7 +99,7 @@ impl Replay<'_> {
                  (create_slot = false, slot_name = native, copy_data = false, enabled = false, \
                  {}{})",
                 environment.publisher_for_native(self.database).replace('\'', "''"),
-                native_options(environment.binaries().major()),
+                options_of(runner, environment.binaries().major()),
                 if self.two_phase { ", two_phase = true" } else { "" },
             ))
             .context("cannot create the native subscription")?;
@@ -192,6 +193,23 @@ pub(crate) fn native_options(major: u16) -> &'static str {
     match major {
         16.. => "binary = true, streaming = parallel, origin = any",
         _ => "binary = true, streaming = on",
+    }
+}
+
+/// The options of this way of the native subscription.
+pub(crate) fn options_of(runner: Runner, major: u16) -> &'static str {
+    match runner {
+        Runner::NativeOn => "binary = true, streaming = on, origin = any",
+        _ => native_options(major),
+    }
+}
+
+/// The native subscription, in both ways with large transactions where it has two.
+pub(crate) fn natives(bench: &Bench) -> Vec<Runner> {
+    if bench.binaries.major() >= 16 && !bench.quick {
+        vec![Runner::NativeOn, Runner::Native]
+    } else {
+        vec![Runner::Native]
     }
 }
 

@@ -25,7 +25,8 @@ that is reset to a copy of the files. After every round the tables are compared 
   which). For table syncs it is COPY of all tables into nothing; for `sync`, `large`: the publisher
   without a subscriber.
 - **native** is CREATE SUBSCRIPTION with the server's best options (binary, streaming parallel where
-  there is such a thing), timed from ENABLE.
+  there is such a thing), timed from ENABLE. `rollback` and `large`, which are about large
+  transactions, run it with streaming = on as well; the better of the two counts, and notes have both.
 - **pgapace** is `pgapace run`, timed from the start of the process. It is in a session of its own, as
   a service is, because the kernel shares processors between sessions first, and every process of a
   server has one.
@@ -39,7 +40,8 @@ that is reset to a copy of the files. After every round the tables are compared 
 - `latency` is the time from sending COMMIT on the publisher until a query that is repeated without
   a pause sees the row on the target; one transaction at a time, 10 ms of rest between them.
 - `large` has a size of logical_decoding_work_mem in its name; a pass at a scale below 0.5 measures
-  the smallest and the largest of the eleven.
+  the smallest and the largest of the eleven. `-visible` is of the same runs: from sending COMMIT until
+  a query that is repeated every two milliseconds sees the last row on the target.
 - `twophase` is a load of 80 connections and the way back into step after it. Its notes say by how
   many milliseconds the lag grew in each second of the load: the slope of the straight line that is
   nearest to all samples. `twophase-drain` is a backlog of the same transactions.

@@ -13,7 +13,7 @@ use crate::environment::{Environment, MARKER, PUBLICATION, SLOT, lsn};
 use crate::measure::Usage;
 use crate::outcome::{Direction, Outcome, Run, Runner, project};
 use crate::raw::tool_with_recvlogical;
-use crate::round::{Finished, Replay};
+use crate::round::{Finished, Replay, natives};
 use crate::workload::{Backlog, Workload, Write, twophase};
 
 /// The database of the publisher.
@@ -44,7 +44,8 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
         bench,
     };
     let tool = tool_with_recvlogical(&bench.binaries);
-    let mut runners = vec![Runner::Native, Runner::Pgapace];
+    let mut runners = if backlog.streamed { natives(bench) } else { vec![Runner::Native] };
+    runners.push(Runner::Pgapace);
     if !bench.quick {
         runners.splice(0..0, [Runner::Receiver, Runner::ReceiverBinary]);
         if tool.is_some() {
@@ -69,7 +70,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
             servers.reset_target(BASE, ROUND)
         })?;
         let finished = bench.clock.time(Phase::Run, || match runner {
-            Runner::Native => replay.native(),
+            Runner::Native | Runner::NativeOn => replay.native(runner),
             _ => replay.pgapace(),
         })?;
         if finished.stopped_at.is_none() {

@@ -1,62 +1,109 @@
 //! Seed 001: one large insert, until the COMMIT that waits for the subscriber returns.
 
-use std::time::Instant;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result, anyhow, ensure};
+use testbed::postgres::Client;
 
 use crate::bench::Bench;
 use crate::clock::Phase;
 use crate::environment::Environment;
 use crate::measure::Usage;
 use crate::outcome::{Direction, Outcome, Run, Runner};
-use crate::round::native_options;
-use crate::scenario::live::{self, DATABASE, Live, Options, set};
+use crate::round::{natives, options_of};
+use crate::scenario::live::{self, DATABASE, Live, Options, ROUND, set};
 use crate::workload::Workload;
 
 const ROWS: u64 = 5_000_000;
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a int, b text)";
 const MEMORY: &str = "logical_decoding_work_mem";
+/// Between two looks at the target, once COMMIT was sent.
+const LOOK: Duration = Duration::from_millis(2);
+/// How long a row may take to be seen after that.
+const PATIENCE: Duration = Duration::from_secs(1800);
 
-pub(crate) fn measure(bench: &Bench, workload: &Workload, memory: &str) -> Result<Outcome> {
+pub(crate) fn measure(bench: &Bench, workload: &Workload, memory: &str) -> Result<Vec<Outcome>> {
     let servers = live::prepare(bench, SCHEMA, "")?;
     let mut outcome = bench.outcome(workload, "time to the end of COMMIT", "s");
     outcome.settings = servers.settings().to_owned();
+    let mut visible = bench.outcome(workload, "from COMMIT to visible", "s");
+    visible.workload = format!("{}-visible", workload.name);
+    visible.settings = servers.settings().to_owned();
     let rows = bench.scale.of(ROWS, 1000);
     let usual = servers.publisher.query_one_text(DATABASE, &format!("SHOW {MEMORY}"))?;
     set(&servers.publisher, MEMORY, memory)?;
-    let native = format!("{}, synchronous_commit = on", native_options(bench.binaries.major()));
-    let options = Options { native: &native, synchronous: true, ..Options::default() };
-    let mut runners = vec![Runner::Native, Runner::Pgapace];
+    let mut runners = natives(bench);
+    runners.push(Runner::Pgapace);
     if !bench.quick {
         runners.insert(0, Runner::Alone);
     }
     bench.alternate(&mut outcome, runners, |outcome, runner| {
         bench.clock.time(Phase::Reset, || servers.publisher.sql(DATABASE, "TRUNCATE t"))?;
-        let insert = || bench.clock.time(Phase::Run, || insert(&servers, rows));
         if runner == Runner::Alone {
             servers.publisher.sql(DATABASE, "CHECKPOINT")?;
-            let seconds = insert()?;
+            let seconds = bench.clock.time(Phase::Run, || insert(&servers, rows, |_| {}))?;
             return Ok(Run::new(runner, seconds, seconds, Usage::default()));
         }
+        let native = options_of(runner, bench.binaries.major());
+        let native = format!("{native}, synchronous_commit = on");
+        let options = Options { native: &native, synchronous: true, ..Options::default() };
         let mut live = Live::start(bench, &servers, runner, options)?;
         live.look()?;
-        let seconds = insert()?;
+        let (seconds, seen) = bench.clock.time(Phase::Run, || insert_and_see(&servers, rows))?;
         live.catch_up(|_| Ok(()))?;
+        let round = 1 + visible.rounds.iter().filter(|run| run.runner == runner).count();
+        visible.rounds.push(Run { round, ..Run::new(runner, seen, seen, Usage::default()) });
         Ok(Run::new(runner, seconds, seconds, live.finish(outcome)?))
     })?;
     outcome.conclude(Direction::LessIsBetter);
+    visible.parity = outcome.parity;
+    visible.conclude(Direction::LessIsBetter);
     set(&servers.publisher, MEMORY, &usual)?;
     live::give_back(bench, servers)?;
-    Ok(outcome)
+    Ok(vec![outcome, visible])
 }
 
-/// The insert and its COMMIT, which waits for whoever is synchronous.
-fn insert(environment: &Environment, rows: u64) -> Result<f64> {
+/// The insert and its COMMIT, which waits for whoever is synchronous: seconds. Says when it sends
+/// COMMIT.
+fn insert(environment: &Environment, rows: u64, commits: impl FnOnce(Instant)) -> Result<f64> {
     let mut client = environment.publisher.connect(DATABASE)?;
     client.batch_execute("SET synchronous_commit = on")?;
     let started = Instant::now();
     client.batch_execute(&format!(
-        "INSERT INTO t SELECT i, i, 'row ' || i FROM generate_series(1, {rows}) i"
+        "BEGIN; INSERT INTO t SELECT i, i, 'row ' || i FROM generate_series(1, {rows}) i"
     ))?;
+    commits(Instant::now());
+    client.batch_execute("COMMIT")?;
     Ok(started.elapsed().as_secs_f64())
+}
+
+/// The same, and the seconds from sending COMMIT until the target shows the rows. Nobody looks
+/// before.
+fn insert_and_see(environment: &Environment, rows: u64) -> Result<(f64, f64)> {
+    let mut target = environment.target.connect(ROUND)?;
+    let (sender, sent) = mpsc::channel();
+    thread::scope(|scope| {
+        let seen = scope.spawn(move || see(&mut target, rows, &sent));
+        let seconds = insert(environment, rows, |at| {
+            // Its receiver is gone only if it has failed, which it says itself.
+            let _ = sender.send(at);
+        });
+        // If the insert has failed, this ends the wait for its COMMIT.
+        drop(sender);
+        let seen = seen.join().map_err(|_| anyhow!("the look at the target panicked"))?;
+        Ok((seconds?, seen?))
+    })
+}
+
+fn see(target: &mut Client, rows: u64, sent: &mpsc::Receiver<Instant>) -> Result<f64> {
+    let last = format!("SELECT count(*) FROM t WHERE id = {rows}");
+    let last = target.prepare(&last)?;
+    let sent = sent.recv().context("COMMIT was not sent")?;
+    while target.query_one(&last, &[])?.get::<_, i64>(0) == 0 {
+        ensure!(sent.elapsed() < PATIENCE, "the target does not show the rows");
+        thread::sleep(LOOK);
+    }
+    Ok(sent.elapsed().as_secs_f64())
 }

@@ -152,7 +152,7 @@ impl<'a> Live<'a> {
             publisher: environment.publisher.connect(DATABASE)?,
             target: environment.target.connect(ROUND)?,
         };
-        if runner == Runner::Native {
+        if runner.is_native() {
             live.target
                 .batch_execute(&format!(
                     "CREATE SUBSCRIPTION {NAME} CONNECTION '{}' PUBLICATION {PUBLICATION} \
@@ -174,7 +174,7 @@ impl<'a> Live<'a> {
     fn wait_until_streaming(&mut self) -> Result<()> {
         let started = Instant::now();
         loop {
-            let copied = self.runner != Runner::Native
+            let copied = !self.runner.is_native()
                 || self
                     .target
                     .query_one(
@@ -212,7 +212,7 @@ impl<'a> Live<'a> {
             &mut self.meter,
             [&mut self.publisher, &mut self.target],
             NAME,
-            if self.runner == Runner::Native {
+            if self.runner.is_native() {
                 "SELECT pid FROM pg_stat_subscription WHERE pid IS NOT NULL"
             } else {
                 "SELECT pid FROM pg_stat_activity \

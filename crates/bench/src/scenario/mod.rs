@@ -22,7 +22,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>
         Kind::Backlog(make) => Ok(vec![backlog::measure(bench, workload, &make(bench.scale))?]),
         Kind::TableSync(tables) => Ok(vec![tablesync::measure(bench, workload, tables)?]),
         Kind::Synchronous => synchronous::measure(bench, workload),
-        Kind::Large(memory) => Ok(vec![large::measure(bench, workload, memory)?]),
+        Kind::Large(memory) => large::measure(bench, workload, memory),
         Kind::Latency => latency::measure(bench, workload),
         Kind::TwoPhase => Ok(vec![twophase::measure(bench, workload)?]),
     }

@@ -22,6 +22,7 @@ pub(super) fn insert(scale: Scale) -> Backlog {
         units: transactions * ROWS_EACH,
         unit: ROWS,
         changes: transactions * ROWS_EACH,
+        streamed: false,
         target_settings: Vec::new(),
     }
 }
@@ -45,6 +46,7 @@ pub(super) fn update(scale: Scale) -> Backlog {
         units: rows,
         unit: ROWS,
         changes: rows,
+        streamed: false,
         target_settings: Vec::new(),
     }
 }

@@ -25,6 +25,7 @@ pub(super) fn full_update(scale: Scale) -> Backlog {
         units: rows,
         unit: ROWS,
         changes: rows,
+        streamed: false,
         target_settings: Vec::new(),
     }
 }

@@ -23,6 +23,7 @@ pub(super) fn hot(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
+        streamed: false,
         target_settings: Vec::new(),
     }
 }

@@ -30,6 +30,7 @@ pub(super) fn indexes(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions * 2,
+        streamed: false,
         target_settings: Vec::new(),
     }
 }

@@ -68,6 +68,9 @@ pub(crate) struct Backlog {
     pub(crate) unit: &'static str,
     /// Rows that it changes.
     pub(crate) changes: u64,
+    /// Whether its transactions are streamed, so that the native subscription is measured in both
+    /// of its ways with those.
+    pub(crate) streamed: bool,
     /// Settings of the target that the workload depends on.
     pub(crate) target_settings: ServerSettings,
 }

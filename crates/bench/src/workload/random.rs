@@ -33,6 +33,7 @@ pub(super) fn update(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
+        streamed: false,
         target_settings: small_buffers(),
     }
 }
@@ -58,6 +59,7 @@ pub(super) fn insert(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
+        streamed: false,
         target_settings: small_buffers(),
     }
 }

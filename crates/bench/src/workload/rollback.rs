@@ -32,6 +32,7 @@ pub(super) fn rollback(scale: Scale) -> Backlog {
         units: TRANSACTIONS * pairs * ROWS_EACH,
         unit: ROWS,
         changes: TRANSACTIONS * pairs * ROWS_EACH,
+        streamed: true,
         target_settings: Vec::new(),
     }
 }

@@ -24,6 +24,7 @@ pub(super) fn drain(scale: Scale) -> Backlog {
         units: CONNECTIONS * each,
         unit: TRANSACTIONS,
         changes: CONNECTIONS * each,
+        streamed: false,
         target_settings: Vec::new(),
     }
 }

@@ -30,6 +30,7 @@ pub(super) fn wide(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
+        streamed: false,
         target_settings: Vec::new(),
     }
 }
