@@ -33,7 +33,7 @@ use thiserror::Error;
 
 use crate::assemble::keeper::Keeper;
 use crate::assemble::kept::{Change, KeptTransaction};
-pub use crate::assemble::kept::{SpoolCommand, SpoolId};
+pub use crate::assemble::kept::{SpoolCommand, SpoolId, Subtransactions};
 pub use crate::assemble::prepared::Prepared;
 pub use crate::assemble::records::Records;
 pub use crate::assemble::replay::{BlockSource, Replay, ReplayError};
@@ -202,10 +202,10 @@ impl Assembler {
         self.keeper.open(xid).map(KeptTransaction::length)
     }
 
-    /// Where the first of its subtransactions begins that begins at this place or later.
+    /// Where the subtransactions begin of one that is open.
     #[must_use]
-    pub fn subtransaction_from(&self, xid: Xid, place: u64) -> Option<u64> {
-        self.keeper.open(xid)?.subtransaction_from(place)
+    pub fn subtransactions(&self, xid: Xid) -> Option<&Subtransactions> {
+        self.keeper.open(xid).map(KeptTransaction::subtransactions)
     }
 
     /// Memory that transactions take whose end is not known.

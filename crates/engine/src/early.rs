@@ -11,6 +11,10 @@
 //! on; what was executed beyond it is undone up to a savepoint at or before it, and what lies
 //! between the two is executed again. Savepoints are made only where subtransactions begin, and not
 //! for each of many small ones.
+//!
+//! Nobody waits for a transaction that is open, so what came of it is gathered for a moment: a
+//! statement costs the target much beside its rows, and of what is undone soon nothing was executed.
+//! What the newest subtransaction did comes after all the rest, because it is the next to be undone.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,7 +22,9 @@ use std::ops::Range;
 use pgoutput::Lsn;
 
 /// Between two savepoints lies as much, at least.
-const SPACING: u64 = 4 << 10;
+const SPACING: u64 = 128 << 10;
+/// So much is worth to be executed at once.
+const WORTH: u64 = 1 << 20;
 /// More savepoints are not made: the target remembers all of them until the end.
 const SAVEPOINTS: usize = 512;
 /// What may be executed again, beside twice what the transaction holds.
@@ -51,6 +57,35 @@ pub struct Step {
     pub range: Range<u64>,
     /// The savepoint to be made before them, by number.
     pub savepoint: Option<usize>,
+}
+
+/// Why changes are, or are not, to be handed out now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pressure {
+    /// More is to come, and what came has just come: only if there is enough of it.
+    Gathering,
+    /// What came has been here for a while.
+    Waited,
+    /// The transaction has committed.
+    Ended,
+}
+
+/// Where subtransactions begin.
+pub trait Beginnings {
+    /// Where the first one begins that begins at a place or later.
+    fn first_from(&self, place: u64) -> Option<u64>;
+    /// Where the newest one begins.
+    fn newest(&self) -> Option<u64>;
+}
+
+impl<B: Beginnings> Beginnings for Option<&B> {
+    fn first_from(&self, place: u64) -> Option<u64> {
+        self.and_then(|begin| begin.first_from(place))
+    }
+
+    fn newest(&self) -> Option<u64> {
+        self.and_then(Beginnings::newest)
+    }
 }
 
 /// What is to be undone.
@@ -93,13 +128,37 @@ impl Early {
         self.taken
     }
 
-    /// What can be handed out now. `begins` says where the first subtransaction begins that begins
-    /// at a place or later.
+    /// Whether there is something that could be handed out.
     #[must_use]
-    pub fn step(&self, begins: impl Fn(u64) -> Option<u64>) -> Option<Step> {
-        if self.taken >= self.free {
+    pub fn has_more(&self) -> bool {
+        self.taken < self.free
+    }
+
+    /// How far changes are to be handed out now.
+    fn limit(&self, begin: &impl Beginnings, pressure: Pressure) -> u64 {
+        match begin.newest() {
+            Some(newest)
+                if pressure != Pressure::Ended
+                    && newest > self.taken
+                    && newest + WORTH > self.free =>
+            {
+                newest.min(self.free)
+            }
+            _ => self.free,
+        }
+    }
+
+    /// What is to be handed out now.
+    #[must_use]
+    pub fn step(&self, begin: &impl Beginnings, pressure: Pressure) -> Option<Step> {
+        if !self.has_more() {
             return None;
         }
+        let limit = self.limit(begin, pressure);
+        if pressure == Pressure::Gathering && limit < self.taken + WORTH {
+            return None;
+        }
+        let begins = |place| begin.first_from(place);
         let room = self.savepoints.len() < SAVEPOINTS;
         let last = self.savepoints.last().copied();
         let far_enough = self.taken >= last.unwrap_or(0) + if last.is_some() { SPACING } else { 1 };
@@ -107,9 +166,9 @@ impl Early {
         let from = if here { Some(self.taken) } else { last };
         // The first savepoint is made as soon as it can be of use.
         let next = from.map_or(self.taken + 1, |from| (from + SPACING).max(self.taken + 1));
-        let end = if room { begins(next).unwrap_or(self.free) } else { self.free };
+        let end = if room { begins(next).unwrap_or(limit) } else { limit };
         let savepoint = here.then_some(self.savepoints.len());
-        Some(Step { range: self.taken..end.min(self.free), savepoint })
+        Some(Step { range: self.taken..end.min(limit), savepoint })
     }
 
     /// A step is carried out, up to a place: it may have been too much for once.
@@ -149,9 +208,29 @@ impl Early {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Early, Lsn, SPACING, Step, Undo};
+    use super::{Beginnings, Early, Lsn, Pressure, SPACING, Step, Undo, WORTH};
 
-    const NONE: fn(u64) -> Option<u64> = |_| None;
+    /// Size of a record: a few lie between two savepoints.
+    const RECORD: u64 = SPACING / 3;
+
+    /// Where subtransactions begin, in order.
+    #[derive(Debug, Default)]
+    struct Starts(Vec<u64>);
+
+    impl Beginnings for Starts {
+        fn first_from(&self, place: u64) -> Option<u64> {
+            self.0.iter().copied().find(|start| *start >= place)
+        }
+
+        fn newest(&self) -> Option<u64> {
+            self.0.last().copied()
+        }
+    }
+
+    /// What is handed out when it has been there for a while, without subtransactions.
+    fn step(early: &Early) -> Option<Step> {
+        early.step(&Starts::default(), Pressure::Waited)
+    }
 
     #[test]
     fn what_came_before_comes_first() {
@@ -159,35 +238,35 @@ mod tests {
         early.received(10, Lsn(100));
         early.received(20, Lsn(100));
         early.received(30, Lsn(200));
-        assert_eq!(early.step(NONE), None);
+        assert_eq!(step(&early), None);
         early.committed(Lsn(150));
-        let step = early.step(NONE).expect("free");
-        assert_eq!(step, Step { range: 0..20, savepoint: None });
-        early.take(&step, 20);
-        assert_eq!(early.step(NONE), None);
+        let next = step(&early).expect("free");
+        assert_eq!(next, Step { range: 0..20, savepoint: None });
+        early.take(&next, 20);
+        assert_eq!(step(&early), None);
         early.committed(Lsn(200));
-        assert_eq!(early.step(NONE), Some(Step { range: 20..30, savepoint: None }));
+        assert_eq!(step(&early), Some(Step { range: 20..30, savepoint: None }));
     }
 
     #[test]
     fn an_abort_undoes_what_was_handed_out() {
         let mut early = Early::default();
-        let begins = |place: u64| (place <= 100).then_some(100);
+        let begin = Starts(vec![100]);
         early.received(200, Lsn(0));
         early.committed(Lsn(0));
-        let step = early.step(begins).expect("free");
-        assert_eq!(step, Step { range: 0..100, savepoint: None });
-        early.take(&step, 100);
-        let step = early.step(begins).expect("free");
-        assert_eq!(step, Step { range: 100..200, savepoint: Some(0) });
-        early.take(&step, 150);
+        let next = early.step(&begin, Pressure::Waited).expect("free");
+        assert_eq!(next, Step { range: 0..100, savepoint: None });
+        early.take(&next, 100);
+        let next = early.step(&begin, Pressure::Waited).expect("free");
+        assert_eq!(next, Step { range: 100..200, savepoint: Some(0) });
+        early.take(&next, 150);
         assert_eq!(early.cut(150), Undo::Nothing);
         assert_eq!(early.cut(100), Undo::To(0));
         assert_eq!(early.taken(), 100);
-        assert_eq!(early.step(NONE), None);
+        assert_eq!(step(&early), None);
         assert_eq!(early.cut(50), Undo::All);
         assert_eq!(early.taken(), 0);
-        assert_eq!(early.step(NONE), Some(Step { range: 0..50, savepoint: None }));
+        assert_eq!(step(&early), Some(Step { range: 0..50, savepoint: None }));
     }
 
     #[test]
@@ -198,23 +277,50 @@ mod tests {
         early.received(30, Lsn(3));
         assert_eq!(early.cut(15), Undo::Nothing);
         early.committed(Lsn(1));
-        assert_eq!(early.step(NONE).map(|step| step.range), Some(0..10));
+        assert_eq!(step(&early).map(|step| step.range), Some(0..10));
         early.committed(Lsn(2));
-        assert_eq!(early.step(NONE).map(|step| step.range), Some(0..15));
+        assert_eq!(step(&early).map(|step| step.range), Some(0..15));
         early.received(40, Lsn(2));
         early.committed(Lsn(2));
-        assert_eq!(early.step(NONE).map(|step| step.range), Some(0..40));
+        assert_eq!(step(&early).map(|step| step.range), Some(0..40));
+    }
+
+    #[test]
+    fn little_is_gathered_and_the_newest_comes_last() {
+        let mut early = Early::default();
+        early.received(WORTH - 1, Lsn(0));
+        early.committed(Lsn(0));
+        let none = Starts::default();
+        assert_eq!(early.step(&none, Pressure::Gathering), None);
+        early.received(WORTH + 1000, Lsn(0));
+        early.committed(Lsn(0));
+        let begin = Starts(vec![WORTH]);
+        let range = |pressure| early.step(&begin, pressure).map(|step| step.range);
+        assert_eq!(range(Pressure::Gathering), Some(0..WORTH));
+        assert_eq!(range(Pressure::Waited), Some(0..WORTH));
+        let early_starts = Starts(vec![1000]);
+        assert_eq!(early.step(&early_starts, Pressure::Gathering).map(|s| s.range), Some(0..1000));
+        // One that is large enough is not held back.
+        assert_eq!(early.step(&none, Pressure::Ended).map(|s| s.range), Some(0..WORTH + 1000));
+        early.take(&Step { range: 0..WORTH, savepoint: None }, WORTH);
+        let range = |pressure| early.step(&begin, pressure).map(|step| step.range);
+        assert_eq!(range(Pressure::Gathering), None);
+        assert_eq!(range(Pressure::Waited), Some(WORTH..WORTH + 1000));
     }
 
     #[derive(Debug, Clone)]
     enum Event {
-        /// So many records of a thousand bytes; whether in a new subtransaction.
+        /// So many records; whether in a new subtransaction.
         Block(u64, bool),
         /// The innermost subtransactions are undone.
         Abort(usize),
         Commit(u64),
         /// So many steps of at most so much.
-        Take(usize, u64),
+        Take(usize, u64, Pressure),
+    }
+
+    fn pressure() -> impl Strategy<Value = Pressure> {
+        prop_oneof![Just(Pressure::Gathering), Just(Pressure::Waited), Just(Pressure::Ended)]
     }
 
     fn event() -> impl Strategy<Value = Event> {
@@ -222,7 +328,7 @@ mod tests {
             4 => (1u64..12, any::<bool>()).prop_map(|(n, sub)| Event::Block(n, sub)),
             2 => (1usize..3).prop_map(Event::Abort),
             2 => (0u64..4).prop_map(Event::Commit),
-            4 => (1usize..4, 1u64..9).prop_map(|(n, most)| Event::Take(n, most)),
+            4 => (1usize..4, 1u64..9, pressure()).prop_map(|(n, most, p)| Event::Take(n, most, p)),
         ]
     }
 
@@ -248,13 +354,13 @@ mod tests {
                             number += 1;
                             kept.push((number, received));
                         }
-                        early.received(kept.len() as u64 * 1000, Lsn(received));
+                        early.received(kept.len() as u64 * RECORD, Lsn(received));
                     }
                     Event::Abort(subs) => {
                         for start in starts.split_off(starts.len().saturating_sub(subs)) {
                             if start < kept.len() {
                                 kept.truncate(start);
-                                match early.cut(start as u64 * 1000) {
+                                match early.cut(start as u64 * RECORD) {
                                     Undo::Nothing => {}
                                     Undo::To(number) => {
                                         savepoints.truncate(number + 1);
@@ -274,20 +380,18 @@ mod tests {
                         committed = received - more / 2;
                         early.committed(Lsn(committed));
                     }
-                    Event::Take(steps, most) => {
-                        let begins = |place: u64| {
-                            let starts = starts.iter().map(|start| *start as u64 * 1000);
-                            starts.filter(|start| *start >= place).min()
-                        };
+                    Event::Take(steps, most, pressure) => {
+                        let starts = starts.iter().map(|start| *start as u64 * RECORD);
+                        let begin = Starts(starts.collect());
                         for _ in 0..steps {
-                            let Some(step) = early.step(begins) else { break };
+                            let Some(step) = early.step(&begin, pressure) else { break };
                             prop_assert!(!step.range.is_empty());
-                            let through = step.range.end.min(step.range.start + most * 1000);
+                            let through = step.range.end.min(step.range.start + most * RECORD);
                             if let Some(number) = step.savepoint {
                                 prop_assert_eq!(number, savepoints.len());
                                 savepoints.push(target.len());
                             }
-                            for place in step.range.start / 1000..through / 1000 {
+                            for place in step.range.start / RECORD..through / RECORD {
                                 let (record, after) = kept[usize::try_from(place).unwrap()];
                                 prop_assert!(after <= committed);
                                 target.push(record);
@@ -298,10 +402,10 @@ mod tests {
                 }
                 let records: Vec<_> = kept.iter().map(|(record, _)| *record).collect();
                 prop_assert!(records.starts_with(&target), "{:?} of {:?}", target, records);
-                prop_assert_eq!(early.taken(), target.len() as u64 * 1000);
+                prop_assert_eq!(early.taken(), target.len() as u64 * RECORD);
             }
             early.committed(Lsn(received));
-            prop_assert_eq!(early.free, kept.len() as u64 * 1000);
+            prop_assert_eq!(early.free, kept.len() as u64 * RECORD);
             prop_assert!(savepoints.windows(2).all(|pair| pair[0] < pair[1]));
             prop_assert!(SPACING > 0);
         }

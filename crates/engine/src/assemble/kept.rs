@@ -14,6 +14,7 @@ use rustc_hash::FxHashMap;
 use crate::assemble::PartLimits;
 use crate::assemble::records::Records;
 use crate::assemble::replay::Replay;
+use crate::early::Beginnings;
 use crate::relation::RemoteRelation;
 use crate::transaction::TransactionHead;
 
@@ -247,9 +248,9 @@ impl KeptTransaction {
         self.length
     }
 
-    /// Where the first subtransaction begins that begins here or later.
-    pub(super) fn subtransaction_from(&self, place: u64) -> Option<u64> {
-        self.subtransactions.first_from(place)
+    /// Where its subtransactions begin.
+    pub(super) fn subtransactions(&self) -> &Subtransactions {
+        &self.subtransactions
     }
 
     /// What the spool has to do when the transaction did not happen.
@@ -265,7 +266,7 @@ impl KeptTransaction {
 
 /// Where the changes of each subtransaction begin, in that order.
 #[derive(Debug, Default)]
-struct Subtransactions {
+pub struct Subtransactions {
     order: Vec<Xid>,
     starts: FxHashMap<Xid, u64>,
 }
@@ -283,10 +284,8 @@ impl Subtransactions {
         self.order.push(xid);
     }
 
-    fn first_from(&self, place: u64) -> Option<u64> {
-        let begins = |xid: &Xid| self.starts.get(xid).copied().unwrap_or_default();
-        let first = self.order.partition_point(|xid| begins(xid) < place);
-        self.order.get(first).map(begins)
+    fn start(&self, xid: Xid) -> u64 {
+        self.starts.get(&xid).copied().unwrap_or_default()
     }
 
     /// Forgets a subtransaction and those that began after it. Returns where it began.
@@ -299,6 +298,17 @@ impl Subtransactions {
             }
         }
         Some(start)
+    }
+}
+
+impl Beginnings for Subtransactions {
+    fn first_from(&self, place: u64) -> Option<u64> {
+        let first = self.order.partition_point(|xid| self.start(*xid) < place);
+        self.order.get(first).map(|xid| self.start(*xid))
+    }
+
+    fn newest(&self) -> Option<u64> {
+        self.order.last().map(|xid| self.start(*xid))
     }
 }
 

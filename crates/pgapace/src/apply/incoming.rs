@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use engine::assemble::{
     AssembleError, Assembled, Assembler, BlockSource, Committed, PartLimits, Prepared, Replay,
-    ReplayError, SpoolId,
+    ReplayError, SpoolId, Subtransactions,
 };
 use engine::gate::already_applied;
 use engine::relation::RemoteRelation;
@@ -350,10 +350,9 @@ impl Incoming {
         self.assembler.open_length(xid)
     }
 
-    /// Where the first subtransaction of an open transaction begins that begins at this place or
-    /// later.
-    pub(crate) fn subtransaction_from(&self, xid: Xid, place: u64) -> Option<u64> {
-        self.assembler.subtransaction_from(xid, place)
+    /// Where the subtransactions begin of one that is open.
+    pub(crate) fn subtransactions(&self, xid: Xid) -> Option<&Subtransactions> {
+        self.assembler.subtransactions(xid)
     }
 
     /// Reads changes of a streamed transaction that is open, or that has committed and of which no

@@ -216,7 +216,8 @@ impl<'a> Leader<'a> {
                 gathering = self.dispatch()?;
             }
             self.feed_streams()?;
-            let gathering = gathering.min(self.look_at_stalls());
+            let streams = self.parts.streams.look_again().unwrap_or(TICK);
+            let gathering = gathering.min(self.look_at_stalls()).min(streams);
             self.flush_if_needed();
             if self.waits_for_quiet() {
                 self.join_tables()?;
@@ -427,6 +428,7 @@ impl<'a> Leader<'a> {
     }
 
     fn take_chunk(&mut self, chunk: &Bytes) -> Result<()> {
+        let mut streamed = false;
         for (offset, payload) in Frames::new(chunk) {
             if self.closing.is_some() && !self.partly_dispatched {
                 // Nothing of what follows is dispatched, so nothing of it may count as received:
@@ -475,6 +477,7 @@ impl<'a> Leader<'a> {
                         self.parts.progress.received(prepare.end_lsn);
                         self.parts.progress.passed(prepare.end_lsn);
                     }
+                    streamed |= matches!(message, Message::StreamStart(_));
                     self.look_at_streams(start, &message);
                     self.take_parts()?;
                     if self.parts.incoming.has_parts() {
@@ -494,8 +497,10 @@ impl<'a> Leader<'a> {
                 Frame::PrimaryStatus { .. } => {}
             }
         }
+        self.look_at_block();
         // For the rest of what is still open nobody waits by the millisecond either.
-        let unhurried = is_backlog(self.behind) || self.parts.incoming.in_transaction();
+        streamed |= self.parts.incoming.in_transaction();
+        let unhurried = is_backlog(self.behind) || streamed;
         self.parts.receiver.set_flow(unhurried, self.waiting.has_company());
         self.parts.incoming.report_memory();
         self.hold();

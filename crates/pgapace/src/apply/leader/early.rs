@@ -32,6 +32,12 @@ impl Leader<'_> {
         }
     }
 
+    /// Takes note of what came of a block that has not ended.
+    pub(super) fn look_at_block(&mut self) {
+        let Parts { streams, incoming, progress, .. } = &mut self.parts;
+        streams.received(|xid| incoming.kept_length(xid), progress.last_dispatched());
+    }
+
     /// A stream has committed: it is ended where it was begun, if it is to be applied like all others.
     fn stream_committed(&mut self, xid: Xid, commit_lsn: Lsn) {
         let head = self.parts.incoming.committed_head().map(|(head, _)| head);
@@ -52,8 +58,8 @@ impl Leader<'_> {
         loop {
             let committed = self.parts.progress.committed();
             let Parts { streams, incoming, stream_limits, .. } = &mut self.parts;
-            let begins = |xid, place| incoming.subtransaction_from(xid, place);
-            let Some(next) = streams.next(committed, begins)? else { break };
+            let subtransactions = |xid| incoming.subtransactions(xid);
+            let Some(next) = streams.next(committed, subtransactions)? else { break };
             let (part, through) =
                 incoming.read_kept(next.xid, next.step.range.clone(), *stream_limits)?;
             let Some(tables) = self.tables_of_stream(&part) else {

@@ -10,8 +10,11 @@
 
 mod worker;
 
+use std::time::{Duration, Instant};
+
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use engine::early::{Early, Step, Undo};
+use engine::assemble::Subtransactions;
+use engine::early::{Early, Pressure, Step, Undo};
 use engine::group::GroupSeq;
 use engine::worker::Mode;
 use pgoutput::{Lsn, Message, StreamAbort, Xid};
@@ -26,6 +29,10 @@ pub(crate) use worker::Report;
 
 /// Orders that a session has at once: one that the target works on, and one behind it.
 const DEPTH: usize = 2;
+
+/// How long what came of an open transaction is gathered. At 20 MB/s this is a COPY of a few
+/// thousand rows, whose thousand row slots the target prepares each time.
+const GATHERING: Duration = Duration::from_millis(20);
 
 /// What the number of a group would be, for those who look who waits for whom: after all others.
 const NUMBERS: u64 = u64::MAX - (1 << 20);
@@ -67,6 +74,8 @@ struct Slot {
 struct Stream {
     early: Early,
     state: State,
+    /// When changes were last handed over, or it began.
+    fed: Instant,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,19 +148,13 @@ impl Streams {
             Message::StreamStart(start) => {
                 self.block = Some(start.xid);
                 if start.first_segment {
-                    let stream = Stream { early: Early::default(), state: State::Behind };
-                    self.open.insert(start.xid, stream);
+                    let (early, state) = (Early::default(), State::Behind);
+                    self.open.insert(start.xid, Stream { early, state, fed: Instant::now() });
                 }
             }
             Message::StreamStop => {
-                if let Some(xid) = self.block.take()
-                    && let (Some(stream), Some(length)) = (self.open.get_mut(&xid), length(xid))
-                {
-                    stream.early.received(length, dispatched);
-                    if stream.state == State::Behind && self.position > self.from {
-                        stream.state = State::Waiting;
-                    }
-                }
+                self.received(length, dispatched);
+                self.block = None;
             }
             Message::StreamAbort(StreamAbort { xid, subxid, .. }) if xid == subxid => {
                 self.forget(*xid);
@@ -163,6 +166,19 @@ impl Streams {
             }
             Message::StreamPrepare(prepare) => self.forget(prepare.xid),
             _ => {}
+        }
+    }
+
+    /// Takes note of what came of the block that is being received: a block may be large, and no
+    /// transaction ends inside of one.
+    pub(crate) fn received(&mut self, length: impl Fn(Xid) -> Option<u64>, dispatched: Lsn) {
+        if let Some(xid) = self.block
+            && let (Some(stream), Some(length)) = (self.open.get_mut(&xid), length(xid))
+        {
+            stream.early.received(length, dispatched);
+            if stream.state == State::Behind && self.position > self.from {
+                stream.state = State::Waiting;
+            }
         }
     }
 
@@ -252,11 +268,11 @@ impl Streams {
         }
     }
 
-    /// What can be handed over now, when all that ends up to here is `committed`.
-    pub(crate) fn next(
+    /// What is to be handed over now, when all that ends up to here is `committed`.
+    pub(crate) fn next<'a>(
         &mut self,
         committed: Lsn,
-        begins: impl Fn(Xid, u64) -> Option<u64>,
+        subtransactions: impl Fn(Xid) -> Option<&'a Subtransactions>,
     ) -> Result<Option<Next>> {
         if self.open.is_empty() {
             return Ok(None);
@@ -266,17 +282,27 @@ impl Streams {
             let Some(xid) = has.stream.filter(|_| has.unanswered < DEPTH) else { continue };
             let Some(stream) = self.open.get_mut(&xid) else { continue };
             stream.early.committed(committed);
-            if let Some(step) = stream.early.step(|place| begins(xid, place)) {
+            let pressure = stream.pressure(self.committing == Some(xid));
+            if let Some(step) = stream.early.step(&subtransactions(xid), pressure) {
                 return Ok(Some(Next { xid, step, slot }));
             }
         }
         Ok(None)
     }
 
+    /// When to look again whether something is to be handed over, if nothing happens.
+    pub(crate) fn look_again(&self) -> Option<Duration> {
+        let free = self.slots.iter().filter(|slot| slot.unanswered < DEPTH);
+        let streams = free.filter_map(|slot| self.open.get(&slot.stream?));
+        let waiting = streams.filter(|stream| stream.early.has_more());
+        waiting.map(|stream| GATHERING.saturating_sub(stream.fed.elapsed())).min()
+    }
+
     /// Hands changes over that were read, up to this place.
     pub(crate) fn hand_over(&mut self, next: &Next, through: u64, work: Work, mode: Mode) {
         let Some(stream) = self.open.get_mut(&next.xid) else { return };
         stream.early.take(&next.step, through);
+        stream.fed = Instant::now();
         let savepoint = next.step.savepoint;
         self.slots[next.slot].send(Order::Part { work: Box::new(work), mode, savepoint });
     }
@@ -396,6 +422,19 @@ impl Streams {
                 scope.spawn(move || drop(slot));
             }
         });
+    }
+}
+
+impl Stream {
+    fn pressure(&self, committing: bool) -> Pressure {
+        if committing {
+            Pressure::Ended
+        } else if self.early.taken() == 0 || self.fed.elapsed() >= GATHERING {
+            // Its session may have to be opened first.
+            Pressure::Waited
+        } else {
+            Pressure::Gathering
+        }
     }
 }
 
