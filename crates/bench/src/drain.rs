@@ -11,7 +11,7 @@ use testbed::workload::tpcb;
 use testbed::{Cluster, postgres};
 use wire::CopyChunk;
 
-use crate::raw::{Drained, Source, by_receiver, by_recvlogical, tool_with_recvlogical};
+use crate::raw::{Drained, End, Source, by_receiver, by_recvlogical, tool_with_recvlogical};
 
 const DATABASE: &str = "bench";
 /// Copied for every round, never read itself.
@@ -54,7 +54,8 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
         publication: PUBLICATION,
         binary: false,
         two_phase: false,
-        end,
+        streaming: false,
+        end: End::At(end),
     };
     let (mut native, mut ours) = (Vec::new(), Vec::new());
     let mut chunks = Vec::new();

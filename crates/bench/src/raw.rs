@@ -28,14 +28,27 @@ pub(crate) struct Source<'a> {
     pub(crate) binary: bool,
     /// Transactions when they are prepared, not when they are committed after that.
     pub(crate) two_phase: bool,
-    /// Where to stop.
-    pub(crate) end: Lsn,
+    /// Transactions while they run.
+    pub(crate) streaming: bool,
+    pub(crate) end: End,
+}
+
+/// Where to stop.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum End {
+    At(Lsn),
+    /// With the first commit, of which it is not known where it will be.
+    Commit,
 }
 
 impl Source<'_> {
     /// The oldest version of the protocol that has what is asked for.
     fn protocol(&self) -> u8 {
-        if self.two_phase { 3 } else { 1 }
+        match (self.two_phase, self.streaming) {
+            (true, _) => 3,
+            (false, true) => 2,
+            (false, false) => 1,
+        }
     }
 }
 
@@ -47,6 +60,8 @@ pub(crate) struct Drained {
     pub(crate) seconds: f64,
     /// CPU seconds of the walsender.
     pub(crate) walsender_cpu: f64,
+    /// When all was read, if that was noted.
+    pub(crate) ended: Option<Instant>,
 }
 
 impl Drained {
@@ -64,6 +79,7 @@ pub(crate) fn tool_with_recvlogical(binaries: &ServerBinaries) -> Option<ServerB
 
 /// Reads with `pg_recvlogical`. It counts nothing.
 pub(crate) fn by_recvlogical(source: &Source<'_>, tool: &ServerBinaries) -> Result<Drained> {
+    let End::At(end) = source.end else { bail!("pg_recvlogical stops at a position") };
     let mut meter = Meter::default();
     let mut control = source.publisher.connect(source.database)?;
     let started = Instant::now();
@@ -74,8 +90,9 @@ pub(crate) fn by_recvlogical(source: &Source<'_>, tool: &ServerBinaries) -> Resu
         .args(["--slot", source.slot, "--start", "-o", &publications])
         .args(["-o", &format!("proto_version={}", source.protocol())])
         .args(source.two_phase.then_some("--option=two_phase=on"))
+        .args(source.streaming.then_some("--option=streaming=on"))
         .args(source.binary.then_some("--option=binary=true"))
-        .args(["--endpos", &source.end.to_string(), "-f", "/dev/null", "--no-loop"])
+        .args(["--endpos", &end.to_string(), "-f", "/dev/null", "--no-loop"])
         .stdin(Stdio::null())
         .spawn()
         .context("cannot run pg_recvlogical")?;
@@ -115,12 +132,13 @@ pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) 
     let started = Instant::now();
     let session = Session::connect(&conninfo, &startup)?;
     let command = format!(
-        "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '{}', publication_names '{}'{}{})",
+        "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '{}', publication_names '{}'{}{}{})",
         source.slot,
         source.protocol(),
         source.publication,
         if source.binary { ", binary 'true'" } else { "" },
         if source.two_phase { ", two_phase 'on'" } else { "" },
+        if source.streaming { ", streaming 'on'" } else { "" },
     );
     let mut stream = ReplicationStream::start(session, &command)?;
     // A backlog is read as the program reads it.
@@ -135,8 +153,12 @@ pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) 
                         Frame::XLogData { payload, .. } => {
                             drained.messages += 1;
                             drained.bytes += payload.len() as u64;
+                            let commits = matches!(payload.first(), Some(b'C' | b'c'));
+                            complete |= commits && matches!(source.end, End::Commit);
                         }
-                        Frame::Keepalive { wal_end, .. } => complete |= wal_end >= source.end,
+                        Frame::Keepalive { wal_end, .. } => {
+                            complete |= matches!(source.end, End::At(end) if wal_end >= end);
+                        }
                         Frame::PrimaryStatus { .. } => {}
                     }
                 }
@@ -150,6 +172,7 @@ pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) 
             Received::Ended(reason) => bail!("the stream ended: {reason:?}"),
         }
     }
+    drained.ended = Some(Instant::now());
     drained.seconds = started.elapsed().as_secs_f64();
     // The walsender waits for more, and does nothing meanwhile.
     let mut meter = Meter::default();

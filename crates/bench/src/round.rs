@@ -16,7 +16,7 @@ use crate::bench::Bench;
 use crate::environment::{Environment, MARKER, PUBLICATION};
 use crate::measure::{Meter, Role, Usage};
 use crate::outcome::Runner;
-use crate::raw::{self, Drained, Source};
+use crate::raw::{self, Drained, End, Source};
 
 /// How often the target is asked for the marker.
 const POLL: Duration = Duration::from_millis(10);
@@ -42,6 +42,8 @@ pub(crate) struct Replay<'a> {
     /// Whether transactions come when they are prepared. A copy of a slot is never a two-phase one;
     /// the first start of its stream with that option makes it one, from its position on.
     pub(crate) two_phase: bool,
+    /// Whether transactions are to be sent while they run.
+    pub(crate) streaming: bool,
     /// Runs that take longer are stopped and projected.
     pub(crate) limit: Duration,
     pub(crate) bench: &'a Bench,
@@ -84,7 +86,8 @@ impl Replay<'_> {
             publication: PUBLICATION,
             binary,
             two_phase: self.two_phase,
-            end: self.end,
+            streaming: self.streaming,
+            end: End::At(self.end),
         }
     }
 

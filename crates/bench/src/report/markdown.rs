@@ -23,7 +23,7 @@ that is reset to a copy of the files. After every round the tables are compared 
 - **raw** is the limit: the same slot read into nothing, by our receiver with text or with binary
   values, or by `pg_recvlogical` with binary ones, whichever is faster (the table of all rounds says
   which). For table syncs it is COPY of all tables into nothing; for `sync`, `large`: the publisher
-  without a subscriber.
+  without a subscriber; for `large-…-visible` our receiver, which reads while the insert runs.
 - **native** is CREATE SUBSCRIPTION with the server's best options (binary, streaming parallel where
   there is such a thing), timed from ENABLE. `rollback` and `large`, which are about large
   transactions, run it with streaming = on as well; the better of the two counts, and notes have both.

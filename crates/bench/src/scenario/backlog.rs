@@ -14,6 +14,7 @@ use crate::measure::Usage;
 use crate::outcome::{Direction, Outcome, Run, Runner, project};
 use crate::raw::tool_with_recvlogical;
 use crate::round::{Finished, Replay, natives};
+use crate::scenario::live::{MEMORY, set};
 use crate::workload::{Backlog, Workload, Write, twophase};
 
 /// The database of the publisher.
@@ -32,6 +33,8 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
     let servers = bench.servers(&[], &backlog.target_settings)?;
     outcome.settings = servers.settings().to_owned();
     outcome.changes = Some(backlog.changes);
+    let streamed = backlog.streamed_from.is_some();
+    let usual = backlog.streamed_from.map(|memory| decode_with(&servers, memory)).transpose()?;
     let prepared = bench.clock.time(Phase::Prepare, || prepare(&servers, backlog))?;
     let replay = Replay {
         environment: &servers,
@@ -40,11 +43,12 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
         start: prepared.start,
         end: prepared.end,
         two_phase,
+        streaming: streamed,
         limit: bench.limit,
         bench,
     };
     let tool = tool_with_recvlogical(&bench.binaries);
-    let mut runners = if backlog.streamed { natives(bench) } else { vec![Runner::Native] };
+    let mut runners = if streamed { natives(bench) } else { vec![Runner::Native] };
     runners.push(Runner::Pgapace);
     if !bench.quick {
         runners.splice(0..0, [Runner::Receiver, Runner::ReceiverBinary]);
@@ -87,8 +91,18 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
         Ok(run)
     })?;
     outcome.conclude(Direction::MoreIsBetter);
+    if let Some(usual) = usual {
+        decode_with(&servers, &usual)?;
+    }
     bench.give_back(servers, DATABASE, &[ROUND, BASE])?;
     Ok(outcome)
+}
+
+/// Sets the publisher's logical_decoding_work_mem; returns what it was.
+fn decode_with(servers: &Environment, memory: &str) -> Result<String> {
+    let usual = servers.publisher.query_one_text("postgres", &format!("SHOW {MEMORY}"))?;
+    set(&servers.publisher, MEMORY, memory)?;
+    Ok(usual)
 }
 
 /// Projects a run that was stopped.

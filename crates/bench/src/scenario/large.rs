@@ -6,19 +6,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use testbed::postgres::Client;
+use testbed::wait_until;
 
 use crate::bench::Bench;
 use crate::clock::Phase;
-use crate::environment::Environment;
+use crate::environment::{Environment, PUBLICATION};
 use crate::measure::Usage;
 use crate::outcome::{Direction, Outcome, Run, Runner};
+use crate::raw::{End, Source, by_receiver};
 use crate::round::{natives, options_of};
-use crate::scenario::live::{self, DATABASE, Live, Options, ROUND, set};
+use crate::scenario::live::{self, DATABASE, Live, MEMORY, Options, ROUND, set};
 use crate::workload::Workload;
 
 const ROWS: u64 = 5_000_000;
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a int, b text)";
-const MEMORY: &str = "logical_decoding_work_mem";
 /// Between two looks at the target, once COMMIT was sent.
 const LOOK: Duration = Duration::from_millis(2);
 /// How long a row may take to be seen after that.
@@ -37,7 +38,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, memory: &str) -> Resul
     let mut runners = natives(bench);
     runners.push(Runner::Pgapace);
     if !bench.quick {
-        runners.insert(0, Runner::Alone);
+        runners.splice(0..0, [Runner::Alone, Runner::ReceiverBinary]);
     }
     bench.alternate(&mut outcome, runners, |outcome, runner| {
         bench.clock.time(Phase::Reset, || servers.publisher.sql(DATABASE, "TRUNCATE t"))?;
@@ -46,6 +47,18 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, memory: &str) -> Resul
             let seconds = bench.clock.time(Phase::Run, || insert(&servers, rows, |_| {}))?;
             return Ok(Run::new(runner, seconds, seconds, Usage::default()));
         }
+        let mut note_visible = |seconds| {
+            let round = 1 + visible.rounds.iter().filter(|run| run.runner == runner).count();
+            let run = Run::new(runner, seconds, seconds, Usage::default());
+            visible.rounds.push(Run { round, ..run });
+        };
+        if runner == Runner::ReceiverBinary {
+            servers.publisher.sql(DATABASE, "CHECKPOINT")?;
+            let received = bench.clock.time(Phase::Run, || insert_and_receive(&servers, rows))?;
+            note_visible(received.after_commit);
+            let usage = Usage { walsender_cpu: received.walsender_cpu, ..Usage::default() };
+            return Ok(Run::new(runner, received.seconds, received.seconds, usage));
+        }
         let native = options_of(runner, bench.binaries.major());
         let native = format!("{native}, synchronous_commit = on");
         let options = Options { native: &native, synchronous: true, ..Options::default() };
@@ -53,8 +66,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, memory: &str) -> Resul
         live.look()?;
         let (seconds, seen) = bench.clock.time(Phase::Run, || insert_and_see(&servers, rows))?;
         live.catch_up(|_| Ok(()))?;
-        let round = 1 + visible.rounds.iter().filter(|run| run.runner == runner).count();
-        visible.rounds.push(Run { round, ..Run::new(runner, seen, seen, Usage::default()) });
+        note_visible(seen);
         Ok(Run::new(runner, seconds, seconds, live.finish(outcome)?))
     })?;
     outcome.conclude(Direction::LessIsBetter);
@@ -95,6 +107,57 @@ fn insert_and_see(environment: &Environment, rows: u64) -> Result<(f64, f64)> {
         let seen = seen.join().map_err(|_| anyhow!("the look at the target panicked"))?;
         Ok((seconds?, seen?))
     })
+}
+
+/// What our receiver came to, which reads the stream into nothing while nobody waits for it.
+struct ReceivedLive {
+    /// Until it had the whole transaction.
+    seconds: f64,
+    /// Of them after COMMIT was sent.
+    after_commit: f64,
+    walsender_cpu: f64,
+}
+
+/// The insert, and how long the publisher takes to send all of it to somebody who keeps nothing:
+/// nobody can show the rows earlier.
+fn insert_and_receive(environment: &Environment, rows: u64) -> Result<ReceivedLive> {
+    const SLOT: &str = "by_receiver";
+    environment.publisher.sql(
+        DATABASE,
+        &format!("SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')"),
+    )?;
+    let source = Source {
+        publisher: &environment.publisher,
+        database: DATABASE,
+        slot: SLOT,
+        publication: PUBLICATION,
+        binary: true,
+        two_phase: false,
+        streaming: true,
+        end: End::Commit,
+    };
+    let received = thread::scope(|scope| {
+        let reader = scope.spawn(|| by_receiver(&source, drop));
+        let active = format!(
+            "SELECT EXISTS (SELECT FROM pg_replication_slots \
+                            WHERE slot_name = '{SLOT}' AND active)"
+        );
+        wait_until(PATIENCE, "the receiver to read", || {
+            Ok(environment.publisher.query_one_text(DATABASE, &active)? == "t")
+        })?;
+        let (started, mut committing) = (Instant::now(), None);
+        insert(environment, rows, |at| committing = Some(at))?;
+        let drained = reader.join().map_err(|_| anyhow!("the receiver panicked"))??;
+        let ended = drained.ended.context("the end was not noted")?;
+        let committing = committing.context("COMMIT was not sent")?;
+        anyhow::Ok(ReceivedLive {
+            seconds: ended.duration_since(started).as_secs_f64(),
+            after_commit: ended.saturating_duration_since(committing).as_secs_f64(),
+            walsender_cpu: drained.walsender_cpu,
+        })
+    })?;
+    environment.drop_slot(DATABASE, SLOT)?;
+    Ok(received)
 }
 
 fn see(target: &mut Client, rows: u64, sent: &mpsc::Receiver<Instant>) -> Result<f64> {

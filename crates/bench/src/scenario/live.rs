@@ -25,6 +25,9 @@ pub(crate) const ROUND: &str = "bench_round";
 /// The subscription, its slot, and its name in `synchronous_standby_names`.
 pub(crate) const NAME: &str = "bench_subscriber";
 
+/// From which size on the publisher streams transactions.
+pub(crate) const MEMORY: &str = "logical_decoding_work_mem";
+
 /// How often it is looked at while it works: often enough, and not so often as to disturb it.
 pub(crate) const LOOK: Duration = Duration::from_millis(200);
 /// How long the first copy may take.

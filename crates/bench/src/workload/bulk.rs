@@ -22,7 +22,7 @@ pub(super) fn insert(scale: Scale) -> Backlog {
         units: transactions * ROWS_EACH,
         unit: ROWS,
         changes: transactions * ROWS_EACH,
-        streamed: false,
+        streamed_from: None,
         target_settings: Vec::new(),
     }
 }
@@ -46,7 +46,7 @@ pub(super) fn update(scale: Scale) -> Backlog {
         units: rows,
         unit: ROWS,
         changes: rows,
-        streamed: false,
+        streamed_from: None,
         target_settings: Vec::new(),
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn full_update(scale: Scale) -> Backlog {
         units: rows,
         unit: ROWS,
         changes: rows,
-        streamed: false,
+        streamed_from: None,
         target_settings: Vec::new(),
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn hot(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
-        streamed: false,
+        streamed_from: None,
         target_settings: Vec::new(),
     }
 }

@@ -30,7 +30,7 @@ pub(super) fn indexes(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions * 2,
-        streamed: false,
+        streamed_from: None,
         target_settings: Vec::new(),
     }
 }

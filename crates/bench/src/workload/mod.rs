@@ -68,9 +68,9 @@ pub(crate) struct Backlog {
     pub(crate) unit: &'static str,
     /// Rows that it changes.
     pub(crate) changes: u64,
-    /// Whether its transactions are streamed, so that the native subscription is measured in both
-    /// of its ways with those.
-    pub(crate) streamed: bool,
+    /// The publisher's logical_decoding_work_mem, where its transactions are to be larger and so
+    /// streamed. Then the native subscription is measured in both of its ways with those.
+    pub(crate) streamed_from: Option<&'static str>,
     /// Settings of the target that the workload depends on.
     pub(crate) target_settings: ServerSettings,
 }
@@ -153,7 +153,7 @@ pub(crate) const ALL: &[Workload] = &[
     },
     Workload {
         name: "rollback",
-        about: "ten large transactions, every other savepoint of 1000 rows rolled back",
+        about: "ten streamed transactions, every other savepoint of 1000 rows rolled back",
         kind: Kind::Backlog(rollback::rollback),
     },
     Workload {

@@ -33,7 +33,7 @@ pub(super) fn update(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
-        streamed: false,
+        streamed_from: None,
         target_settings: small_buffers(),
     }
 }
@@ -59,7 +59,7 @@ pub(super) fn insert(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
-        streamed: false,
+        streamed_from: None,
         target_settings: small_buffers(),
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn rollback(scale: Scale) -> Backlog {
         units: TRANSACTIONS * pairs * ROWS_EACH,
         unit: ROWS,
         changes: TRANSACTIONS * pairs * ROWS_EACH,
-        streamed: true,
+        streamed_from: Some("64kB"),
         target_settings: Vec::new(),
     }
 }

@@ -64,7 +64,7 @@ fn pgbench(scale: Scale, more: &str, changes: u64) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions * changes,
-        streamed: false,
+        streamed_from: None,
         target_settings: Vec::new(),
     }
 }

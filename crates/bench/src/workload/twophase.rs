@@ -24,7 +24,7 @@ pub(super) fn drain(scale: Scale) -> Backlog {
         units: CONNECTIONS * each,
         unit: TRANSACTIONS,
         changes: CONNECTIONS * each,
-        streamed: false,
+        streamed_from: None,
         target_settings: Vec::new(),
     }
 }

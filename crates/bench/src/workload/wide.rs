@@ -30,7 +30,7 @@ pub(super) fn wide(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
-        streamed: false,
+        streamed_from: None,
         target_settings: Vec::new(),
     }
 }
