@@ -24,7 +24,7 @@ use pgoutput::Lsn;
 /// Between two savepoints lies as much, at least.
 const SPACING: u64 = 128 << 10;
 /// So much is worth to be executed at once.
-const WORTH: u64 = 1 << 20;
+const WORTH: u64 = 2 << 20;
 /// More savepoints are not made: the target remembers all of them until the end.
 const SAVEPOINTS: usize = 512;
 /// What may be executed again, beside twice what the transaction holds.

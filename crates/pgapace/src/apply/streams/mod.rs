@@ -30,9 +30,10 @@ pub(crate) use worker::Report;
 /// Orders that a session has at once: one that the target works on, and one behind it.
 const DEPTH: usize = 2;
 
-/// How long what came of an open transaction is gathered. At 20 MB/s this is a COPY of a few
-/// thousand rows, whose thousand row slots the target prepares each time.
-const GATHERING: Duration = Duration::from_millis(20);
+/// How long what came of an open transaction is gathered. At 20 MB/s this is a COPY of some ten
+/// thousand rows; the target prepares a thousand row slots for each, and small ones take turns with
+/// the publisher on processors that are short.
+const GATHERING: Duration = Duration::from_millis(100);
 
 /// What the number of a group would be, for those who look who waits for whom: after all others.
 const NUMBERS: u64 = u64::MAX - (1 << 20);
