@@ -173,13 +173,14 @@ pub(crate) struct Settings {
     #[serde(rename = "copy-data", alias = "copy_data")]
     pub(crate) copy_data: Option<bool>,
 
-    /// Workers that copy tables, each with a session on either side [default: 4]
+    /// Most workers that copy tables, each with a session on either side; two at first, and
+    /// another one for as long as more is copied with it [default: 4]
     #[arg(long, value_name = "N", env = "PGAPACE_COPY_WORKERS")]
     #[serde(rename = "copy-workers", alias = "copy_workers")]
     pub(crate) copy_workers: Option<usize>,
 
     /// Tables larger than this are copied by several workers, in parts of this size, in megabytes;
-    /// 0 copies every table as a whole [default: 128]
+    /// 0 copies every table as a whole [default: 32]
     #[arg(long, value_name = "MB", env = "PGAPACE_COPY_SPLIT_SIZE")]
     #[serde(rename = "copy-split-size", alias = "copy_split_size")]
     pub(crate) copy_split_size: Option<u64>,
@@ -437,7 +438,7 @@ impl Settings {
         if !(1..=64).contains(&workers) {
             return Err(config("--copy-workers must be between 1 and 64"));
         }
-        let split_size = match self.copy_split_size.unwrap_or(128) {
+        let split_size = match self.copy_split_size.unwrap_or(32) {
             0 => u64::MAX,
             megabytes => megabytes.saturating_mul(1 << 20),
         };

@@ -6,11 +6,13 @@
 //! stream may start at the slot's own position, whatever happened meanwhile.
 
 mod adder;
+mod crew;
 mod facts;
 mod lane;
 mod plan;
 mod pool;
 mod progress;
+mod queue;
 pub(crate) mod schema;
 pub(crate) mod sequences;
 mod snapshot;

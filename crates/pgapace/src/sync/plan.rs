@@ -207,14 +207,14 @@ pub(super) fn jobs(items: &[Item]) -> (Vec<usize>, VecDeque<Job>) {
             empty.push(index);
         } else if item.is_split() {
             let parts = item.parts.iter().enumerate();
-            large.extend(parts.map(|(number, part)| (part.bytes, Job::Part(index, number))));
+            large.extend(parts.map(|(number, _)| (item.bytes, Job::Part(index, number))));
         } else if item.bytes <= SMALL_BYTES && !item.published.columns.is_empty() {
             small.push(index);
         } else {
             large.push((item.bytes, Job::Table(index)));
         }
     }
-    // Stable: the parts of a table stay in the order of its blocks.
+    // Stable: the parts of a table stay together, in the order of its blocks.
     large.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
     let mut jobs: VecDeque<_> = large.into_iter().map(|(_, job)| job).collect();
     let mut batch = Vec::new();

@@ -1,8 +1,8 @@
 //! The workers of a copy: each has one pair of sessions, and takes one job after the other.
 
-use std::collections::VecDeque;
+use std::cmp::Ordering as CmpOrdering;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
@@ -13,9 +13,11 @@ use crate::cli::output::size;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::slot;
 use crate::sync::SyncContext;
+use crate::sync::crew::Crew;
 use crate::sync::lane::{Lane, Moved, Trouble, lock, rewritten};
 use crate::sync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
 use crate::sync::progress::{Copied, Display, Progress, table};
+use crate::sync::queue::Queue;
 use crate::sync::snapshot::Snapshot;
 use crate::target::state::copies::{Begun, Complete};
 
@@ -62,20 +64,24 @@ pub(super) fn copy(
     begun.record(control, owner, snapshot.lsn)?;
 
     let workers = context.options.workers.clamp(1, jobs.len());
+    let tables = items.len() - empty.len();
+    let crew = Crew::new(workers);
     let bytes = items.iter().map(|item| item.bytes).sum();
     let pool = Pool {
         context,
         snapshot,
         items,
-        queue: Mutex::new(jobs),
+        queue: Mutex::new(Queue::new(jobs, workers)),
+        allowed: AtomicUsize::new(crew.now()),
+        news: Condvar::new(),
         stop: AtomicBool::new(false),
         handles: Mutex::new(vec![None; workers]),
         parts_left: items.iter().map(|item| AtomicUsize::new(item.parts.len())).collect(),
         rows: items.iter().map(|_| Mutex::new(Moved::default())).collect(),
-        progress: Progress::new(items.len() - empty.len(), bytes, workers),
+        progress: Progress::new(tables, bytes, workers),
         findings: Mutex::default(),
     };
-    pool.run(workers, source);
+    pool.run(workers, crew, source);
     pool.conclude()
 }
 
@@ -97,7 +103,11 @@ struct Pool<'a> {
     context: SyncContext<'a>,
     snapshot: &'a Snapshot,
     items: &'a [Item],
-    queue: Mutex<VecDeque<Job>>,
+    queue: Mutex<Queue>,
+    /// Workers up to this number may take jobs; the others wait.
+    allowed: AtomicUsize,
+    /// For those that wait: more of them may, or there is nothing left.
+    news: Condvar,
     stop: AtomicBool,
     handles: Mutex<Vec<Option<[CancelHandle; 2]>>>,
     parts_left: Vec<AtomicUsize>,
@@ -107,7 +117,7 @@ struct Pool<'a> {
 }
 
 impl Pool<'_> {
-    fn run(&self, workers: usize, source: &mut Session) {
+    fn run(&self, workers: usize, mut crew: Crew, source: &mut Session) {
         std::thread::scope(|scope| {
             let (sender, ended) = bounded::<()>(0);
             for lane in 0..workers {
@@ -122,13 +132,16 @@ impl Pool<'_> {
             }
             drop(sender);
             let mut display = Display::new(&self.progress);
-            let mut looked = Instant::now();
+            let started = Instant::now();
+            let mut looked = started;
             while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 display.update(&self.progress);
+                self.adjust(&mut crew, started.elapsed());
                 if self.context.shutdown.requested() {
                     self.stop.store(true, Ordering::Release);
                 }
                 if self.stop.load(Ordering::Acquire) {
+                    self.news.notify_all();
                     self.cancel();
                 }
                 if looked.elapsed() >= SLOT_LOOK {
@@ -137,6 +150,24 @@ impl Pool<'_> {
                 }
             }
         });
+    }
+
+    fn adjust(&self, crew: &mut Crew, at: Duration) {
+        let before = crew.now();
+        crew.look(at, self.progress.moved());
+        match crew.now().cmp(&before) {
+            CmpOrdering::Equal => {}
+            CmpOrdering::Greater => self.allow(crew.now() - before),
+            // When its job is done.
+            CmpOrdering::Less => {
+                self.allowed.fetch_sub(before - crew.now(), Ordering::AcqRel);
+            }
+        }
+    }
+
+    fn allow(&self, more: usize) {
+        self.allowed.fetch_add(more, Ordering::AcqRel);
+        self.news.notify_all();
     }
 
     fn conclude(self) -> Result<Vec<Failure>> {
@@ -183,7 +214,7 @@ impl Pool<'_> {
     fn work(&self, number: usize, _alive: &Sender<()>) {
         let mut lane: Option<Lane> = None;
         while !self.stop.load(Ordering::Acquire) {
-            let Some(job) = self.take() else { break };
+            let Some(job) = self.take(number) else { break };
             let opened = match lane.as_mut() {
                 Some(lane) => lane,
                 None => match Lane::open(self.context, self.snapshot) {
@@ -192,8 +223,7 @@ impl Pool<'_> {
                         lane.insert(opened)
                     }
                     Err(failure) => {
-                        lock_of(&self.queue).push_front(job);
-                        return self.cannot_open(failure);
+                        return self.cannot_open(number, job, failure);
                     }
                 },
             };
@@ -206,15 +236,34 @@ impl Pool<'_> {
     }
 
     /// Fewer workers will do. If nobody is left, neither is the queue empty.
-    fn cannot_open(&self, failure: Failure) {
+    fn cannot_open(&self, number: usize, job: Job, failure: Failure) {
         tracing::warn!("one worker less copies tables: {failure}");
         lock_of(&self.findings).open.get_or_insert(failure);
+        let mut queue = lock_of(&self.queue);
+        queue.leave(number);
+        queue.push_front(job);
+        drop(queue);
+        // Another one in its place.
+        self.allow(1);
     }
 
-    fn take(&self) -> Option<Job> {
+    /// The next job of a worker. It waits for as long as it is one too many.
+    fn take(&self, number: usize) -> Option<Job> {
         let mut queue = lock_of(&self.queue);
         loop {
-            let job = queue.pop_front()?;
+            if queue.is_empty() || self.stop.load(Ordering::Acquire) {
+                return None;
+            }
+            if number >= self.allowed.load(Ordering::Acquire) {
+                queue.leave(number);
+                let waited = self.news.wait_timeout(queue, TICK);
+                queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            let job = queue.take(number)?;
+            if queue.is_empty() {
+                self.news.notify_all();
+            }
             let (Job::Table(table) | Job::Part(table, _)) = &job else { return Some(job) };
             if !lock_of(&self.findings).given_up.contains(table) {
                 return Some(job);

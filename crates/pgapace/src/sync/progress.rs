@@ -19,16 +19,20 @@ const LINES_EVERY: Duration = Duration::from_secs(10);
 const SHOWN: usize = 20;
 
 /// Counts what a job moves.
-#[derive(Debug, Default)]
-pub(super) struct Meter(AtomicU64);
+#[derive(Debug)]
+pub(super) struct Meter {
+    job: AtomicU64,
+    all: Arc<AtomicU64>,
+}
 
 impl Meter {
     pub(super) fn add(&self, bytes: u64) {
-        self.0.fetch_add(bytes, Ordering::Relaxed);
+        self.job.fetch_add(bytes, Ordering::Relaxed);
+        self.all.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.job.load(Ordering::Relaxed)
     }
 }
 
@@ -48,6 +52,8 @@ pub(super) struct Progress {
     tables_done: AtomicUsize,
     bytes_done: AtomicU64,
     rows_done: AtomicU64,
+    /// By all jobs, also those that failed.
+    moved: Arc<AtomicU64>,
     running: Mutex<Vec<Option<Running>>>,
     started: Instant,
 }
@@ -60,6 +66,7 @@ impl Progress {
             tables_done: AtomicUsize::new(0),
             bytes_done: AtomicU64::new(0),
             rows_done: AtomicU64::new(0),
+            moved: Arc::default(),
             running: Mutex::new(vec![None; lanes]),
             started: Instant::now(),
         }
@@ -67,7 +74,7 @@ impl Progress {
 
     /// A worker begins a job.
     pub(super) fn begin(&self, lane: usize, name: String, bytes: u64) -> Arc<Meter> {
-        let meter = Arc::new(Meter::default());
+        let meter = Arc::new(Meter { job: AtomicU64::new(0), all: Arc::clone(&self.moved) });
         let running = Running { name, bytes, meter: Arc::clone(&meter) };
         self.set(lane, Some(running));
         meter
@@ -82,6 +89,11 @@ impl Progress {
 
     pub(super) fn table_done(&self) -> usize {
         self.tables_done.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Bytes that were moved so far, as the jobs count them.
+    pub(super) fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
     }
 
     fn set(&self, lane: usize, running: Option<Running>) {
