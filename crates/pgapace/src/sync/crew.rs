@@ -1,7 +1,7 @@
 //! How many workers copy at a time.
 //!
-//! Sessions that the servers have no processors for do harm: those that hold a lock of the WAL, or
-//! a page of an index, wait for a processor, and all others wait for them. How many processors there
+//! More sessions than the servers have processors for take longer than fewer do (measured; probably
+//! because those that hold a lock of the WAL, or a page of an index, wait for a processor). How many processors there
 //! are cannot be asked; so it begins with few workers, and one more stays only where more is copied
 //! with it.
 
