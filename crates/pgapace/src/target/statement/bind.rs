@@ -30,7 +30,7 @@ pub(crate) fn prepare<'c>(
 /// Parameters of a statement.
 pub(crate) type Params<'a> = SmallVec<[Param<'a>; 32]>;
 
-/// The last parameter of a statement that is [counted](Statement::counted).
+/// The last parameter of a statement that is [counted](super::row::Statement::counted).
 pub(crate) fn count(rows: usize) -> [u8; 8] {
     (rows as u64).to_be_bytes()
 }
