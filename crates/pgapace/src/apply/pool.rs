@@ -66,6 +66,8 @@ pub(crate) struct Pool {
     demotions: Demotions,
     prefetch: Option<Prefetch>,
     depth: usize,
+    /// Each transaction is a group, however small.
+    one_by_one: bool,
     identity: Identity,
     /// The last group that was handed over.
     last: GroupSeq,
@@ -123,6 +125,7 @@ impl Pool {
         let most = slots.most();
         let now = Instant::now();
         Self {
+            one_by_one: group_transactions == 1,
             depth: (WINDOW / group_transactions / most).max(DEPTH),
             writeset: (most > 1)
                 .then(|| Writeset::new(WritesetLimits::default(), identity.ordered)),
@@ -170,7 +173,7 @@ impl Pool {
         if self.writeset.as_ref().is_some_and(Writeset::is_full) {
             return Room::None;
         }
-        if let Some(room) = self.room_far_away(worth) {
+        if let Some(room) = self.room_far_away(worth && !self.one_by_one || backlog) {
             return room;
         }
         // The first that is free: under a light load one session has all plans at hand.
@@ -192,9 +195,10 @@ impl Pool {
         }
     }
 
-    /// Behind the last group, where that saves the answers of a target that is far away.
-    fn room_far_away(&self, worth: bool) -> Option<Room> {
-        if worth || !self.identity.ordered || !self.identity.is_far() {
+    /// Behind the last group, where that saves the answers of a target that is far away, and there is
+    /// not enough to do for others.
+    fn room_far_away(&self, busy: bool) -> Option<Room> {
+        if busy || !self.identity.ordered || !self.identity.is_far() {
             return None;
         }
         let last = self.slots.open().find(|(_, queue)| queue.back() == Some(&self.last));
