@@ -1,9 +1,9 @@
 //! How many workers copy at a time.
 //!
 //! More sessions than the servers have processors for take longer than fewer do (measured; probably
-//! because those that hold a lock of the WAL, or a page of an index, wait for a processor). How many processors there
-//! are cannot be asked; so it begins with few workers, and one more stays only where more is copied
-//! with it.
+//! because those that hold a lock of the WAL, or a page of an index, wait for a processor). How many
+//! processors there are cannot be asked; so it begins with few workers, and one more stays only where
+//! more is copied with it.
 
 use std::time::Duration;
 

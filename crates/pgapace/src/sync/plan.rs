@@ -206,8 +206,8 @@ pub(super) fn jobs(items: &[Item]) -> (Vec<usize>, VecDeque<Job>) {
         if item.is_empty() && item.has_same_files() {
             empty.push(index);
         } else if item.is_split() {
-            let parts = item.parts.iter().enumerate();
-            large.extend(parts.map(|(number, _)| (item.bytes, Job::Part(index, number))));
+            let parts = 0..item.parts.len();
+            large.extend(parts.map(|number| (item.bytes, Job::Part(index, number))));
         } else if item.bytes <= SMALL_BYTES && !item.published.columns.is_empty() {
             small.push(index);
         } else {

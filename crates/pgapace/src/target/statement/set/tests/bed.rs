@@ -160,9 +160,7 @@ impl Bed {
             for name in self.statements.forget_after(parsed) {
                 self.session.queue_close_statement(&name);
             }
-            self.session.queue_sync();
-            self.session.flush().unwrap();
-            while !matches!(self.session.next_reply().unwrap(), Reply::Ready(_)) {}
+            self.session.finish_queued().unwrap();
             return Err(failed);
         }
         assert_eq!(expected.len(), affected.len(), "one answer for each Execute");
