@@ -97,6 +97,8 @@ pub(crate) struct CopyOptions {
     /// In binary where the types agree.
     pub(crate) binary: bool,
     pub(crate) analyze: bool,
+    /// Indexes of empty tables are built after their rows.
+    pub(crate) indexes_after: bool,
     /// The schema first.
     pub(crate) schema: bool,
     /// Between two looks for tables that were added; `None` for never.
@@ -221,6 +223,15 @@ pub(crate) struct Settings {
         num_args = 0..=1, default_missing_value = "true"
     )]
     pub(crate) analyze: Option<bool>,
+
+    /// Build indexes of empty target tables after their rows, in the transaction that copies them,
+    /// which locks such a table until its end; false leaves all indexes in place [default: true]
+    #[arg(
+        long, value_name = "BOOL", env = "PGAPACE_INDEXES_AFTER",
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    #[serde(rename = "indexes-after", alias = "indexes_after")]
+    pub(crate) indexes_after: Option<bool>,
 
     /// Have the slot synchronised to standbys, where the publisher can (17 and later)
     /// [default: true]
@@ -384,6 +395,7 @@ impl Settings {
             schema: self.schema.or(weaker.schema),
             refresh_interval: self.refresh_interval.or(weaker.refresh_interval),
             analyze: self.analyze.or(weaker.analyze),
+            indexes_after: self.indexes_after.or(weaker.indexes_after),
             failover: self.failover.or(weaker.failover),
             two_phase: self.two_phase.or(weaker.two_phase),
             two_phase_hold: self.two_phase_hold.or(weaker.two_phase_hold),
@@ -444,12 +456,22 @@ impl Settings {
         };
         let binary = self.binary != Some(Binary::Off);
         let analyze = self.analyze.unwrap_or(true);
+        let indexes_after = self.indexes_after.unwrap_or(true);
         let schema = self.schema.unwrap_or(false);
         let refresh_interval = match self.refresh_interval.unwrap_or(60) {
             0 => None,
             seconds => Some(Duration::from_secs(seconds)),
         };
-        Ok(CopyOptions { workers, split_size, filled, binary, analyze, schema, refresh_interval })
+        Ok(CopyOptions {
+            workers,
+            split_size,
+            filled,
+            binary,
+            analyze,
+            indexes_after,
+            schema,
+            refresh_interval,
+        })
     }
 
     /// Fills in the defaults and checks what can be checked without a server.

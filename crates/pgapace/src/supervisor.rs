@@ -26,7 +26,7 @@ use crate::apply::prefetch::Prefetch;
 use crate::apply::sessions::Share;
 use crate::apply::streams::Streams;
 use crate::apply::tables::Tables;
-use crate::apply::worker::{Connect, Identity, Lost};
+use crate::apply::worker::{Connect, FAR, Identity, Lost};
 use crate::config::{self, ApplyMode, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::publisher::feedback::Feedback;
@@ -295,6 +295,7 @@ impl Supervisor<'_> {
             slot: &row.slot_name,
             copy_data: row.copy_data,
             options: &config.copy,
+            indexes_after: config.copy.indexes_after,
             shutdown: self.shutdown,
         };
         let sessions = [control.cancel_handle(), source.cancel_handle()];
@@ -324,7 +325,7 @@ impl Supervisor<'_> {
         let waits = publisher_waits_for(&mut source, &config.name)?;
         let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
         let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
-        let identity = self.identity(&control, &row);
+        let identity = self.identity(&mut control, &row)?;
         let group_transactions = self.group_transactions();
         let spool = self.spool()?;
         let streaming = match config.streaming {
@@ -765,16 +766,19 @@ impl Supervisor<'_> {
     }
 
     /// What the workers' sessions commit under.
-    fn identity(&self, control: &Session, row: &Subscription) -> Identity {
-        Identity {
+    fn identity(&self, control: &mut Session, row: &Subscription) -> Result<Identity> {
+        let round_trip = control
+            .measure_round_trip(FAR)
+            .map_err(|e| Failure::target(&e, "looking how far away it is"))?;
+        Ok(Identity {
             id: row.id,
             progress_of: row.id,
             epoch: row.epoch,
             tagged: self.config.tag_commits,
             ordered: self.config.preserve_commit_order,
             owner: control.backend_pid(),
-            round_trip: control.round_trip(),
-        }
+            round_trip,
+        })
     }
 
     /// How to open the session of a worker, by its number.

@@ -312,6 +312,8 @@ impl Copier {
             slot: &self.slot,
             copy_data: self.copy_data,
             options: &self.options,
+            // Whoever streams must never wait for a lock of ours.
+            indexes_after: false,
             shutdown: &self.ended,
         };
         let mut control = self.target.connect(Purpose::Copy)?;

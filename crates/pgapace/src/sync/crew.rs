@@ -80,6 +80,11 @@ impl Crew {
         }
     }
 
+    /// What is copied for now says nothing of how many workers it pays for.
+    pub(super) fn look_away(&mut self) {
+        self.window = None;
+    }
+
     fn change(&mut self, workers: usize, at: Duration) {
         tracing::debug!(workers, "workers that copy tables");
         self.now = workers;

@@ -5,6 +5,7 @@ use wire::{Reply, Session, quote_ident};
 
 use crate::error::{Class, Failure, Result};
 use crate::sync::SyncContext;
+use crate::sync::indexes;
 use crate::sync::plan::{Item, Part};
 use crate::sync::progress::Meter;
 use crate::sync::snapshot::Snapshot;
@@ -26,6 +27,8 @@ pub(super) enum Trouble {
     Changed(Failure),
     /// The table cannot be copied; others can.
     Table(Failure),
+    /// The table cannot be copied with its indexes behind its rows.
+    Indexes(Failure),
     /// Nothing can be copied now.
     Run(Failure),
 }
@@ -131,10 +134,13 @@ impl Lane {
     }
 
     /// Copies a table, or a part of one, in a transaction of the target.
+    ///
+    /// `indexes_after`: what can be built after the rows is.
     pub(super) fn part(
         &mut self,
         item: &Item,
         part: &Part,
+        indexes_after: bool,
         owner: Owner,
         snapshot: &Snapshot,
         meter: &Meter,
@@ -153,12 +159,23 @@ impl Lane {
                 return Err(Trouble::Changed(rewritten(&name)));
             }
         }
-        self.target.simple("BEGIN").map_err(|e| into(&e))?;
+        let removed = if indexes_after {
+            indexes::begin_without(&mut self.target, &item.target)?
+        } else {
+            self.target.simple("BEGIN").map_err(|e| into(&e))?;
+            None
+        };
         let moved = if item.published.columns.is_empty() {
             self.rows_without_columns(item)?
         } else {
             self.stream(item, part, meter)?
         };
+        if let Some(removed) = removed {
+            meter.set_building(true);
+            let built = removed.build(&mut self.target);
+            meter.set_building(false);
+            built?;
+        }
         let recorded = if item.is_split() {
             let rows = moved.rows;
             copies::part_done(&mut self.target, owner, &item.published, snapshot.lsn, rows)
@@ -359,7 +376,7 @@ fn publisher_trouble(error: &wire::Error, doing: &str) -> Trouble {
     }
 }
 
-fn target_trouble(error: &wire::Error, doing: &str) -> Trouble {
+pub(super) fn target_trouble(error: &wire::Error, doing: &str) -> Trouble {
     let mut failure = Failure::target(error, doing);
     if failure.sqlstate.as_deref() == Some("53100") {
         // The others may have room elsewhere, or need less.

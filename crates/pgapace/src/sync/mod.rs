@@ -8,6 +8,7 @@
 mod adder;
 mod crew;
 mod facts;
+mod indexes;
 mod lane;
 mod plan;
 mod pool;
@@ -48,6 +49,8 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) slot: &'a str,
     pub(crate) copy_data: bool,
     pub(crate) options: &'a CopyOptions,
+    /// Whether indexes of empty tables may be built after the rows, which locks the tables until then.
+    pub(crate) indexes_after: bool,
     /// A copy ends as soon as it is asked to.
     pub(crate) shutdown: &'a Shutdown,
 }
@@ -199,7 +202,7 @@ fn copy_pending(
         tracing::info!(tables = left.len(), "emptying tables of which a part was copied");
         empty(control, context.owner(), &targets, &left)?;
     }
-    let mut may_split = vec![true; targets.len()];
+    let mut empty_now = vec![true; targets.len()];
     match context.options.filled {
         Filled::Refuse => refuse_filled(control, &targets)?,
         Filled::Truncate => {
@@ -212,12 +215,17 @@ fn copy_pending(
         // All of such a table in one transaction: what is left of a part could not be told from
         // the rows that are to be kept.
         Filled::Keep => {
-            facts::filled(control, &targets)?.into_iter().for_each(|i| may_split[i] = false);
+            facts::filled(control, &targets)?.into_iter().for_each(|i| empty_now[i] = false);
         }
     }
     let tables = published.into_iter().zip(targets).collect();
-    let (binary, split_size) = (context.options.binary, context.options.split_size);
-    let items = plan::items(source, tables, binary, split_size, |index| may_split[index])?;
+    let mut items = plan::items(source, tables, context.options.binary)?;
+    if context.indexes_after {
+        indexes::choose(control, &mut items, |index| empty_now[index])?;
+    }
+    for (item, _) in items.iter_mut().zip(empty_now).filter(|(_, empty)| *empty) {
+        item.split(context.options.split_size);
+    }
     pool::copy(context, control, source, snapshot, &items)
 }
 

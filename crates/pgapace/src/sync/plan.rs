@@ -15,6 +15,8 @@ use crate::target::catalogue::{boolean, field};
 const SMALL_BYTES: u64 = 128 << 10;
 const BATCH_BYTES: u64 = 1 << 20;
 const BATCH_TABLES: usize = 100;
+/// Bytes of a row in a table that has no statistics, without TOAST.
+const USUAL_ROW: f64 = 128.0;
 /// Empty tables that are recorded by one statement.
 pub(super) const EMPTY_AT_ONCE: usize = 500;
 
@@ -31,8 +33,10 @@ pub(super) struct Relation {
     same_file: bool,
     /// A plain table that can be read directly as well as through its root.
     direct: bool,
-    main_bytes: u64,
+    blocks: u64,
     bytes: u64,
+    /// As many as there probably are.
+    rows: f64,
 }
 
 impl Relation {
@@ -50,6 +54,10 @@ pub(super) struct Item {
     pub(super) relations: Vec<Relation>,
     /// On the publisher, with TOAST.
     pub(super) bytes: u64,
+    /// As many as there probably are.
+    pub(super) rows: f64,
+    /// Whether indexes of the target are built after the rows.
+    pub(super) indexes_after: bool,
     /// What each part reads; one part is the whole table.
     pub(super) parts: Vec<Part>,
 }
@@ -68,6 +76,25 @@ impl Item {
 
     fn is_empty(&self) -> bool {
         self.relations.iter().all(|relation| relation.direct && relation.bytes == 0)
+    }
+
+    /// Makes parts of a large table, so that several workers copy it. Where its indexes are built
+    /// after the rows, one transaction has them all.
+    pub(super) fn split(&mut self, size: u64) {
+        let splittable = self.relations.iter().all(|relation| relation.direct)
+            && !self.published.columns.is_empty()
+            && !self.indexes_after
+            && self.bytes > size;
+        if !splittable {
+            return;
+        }
+        let mut parts = Vec::new();
+        for relation in &self.relations {
+            split(&self.published, relation, size, &mut parts);
+        }
+        if parts.len() > 1 {
+            self.parts = parts;
+        }
     }
 
     /// Whether the files are those of the snapshot.
@@ -99,20 +126,17 @@ SELECT t.root, c.oid, n.nspname, c.relname, c.relkind = 'r', c.relfilenode,
        coalesce(pg_catalog.pg_relation_filenode(c.oid), 0),
        c.oid = t.root OR (pg_catalog.has_table_privilege(c.oid, 'SELECT')
                           AND NOT pg_catalog.row_security_active(c.oid)),
-       pg_catalog.current_setting('block_size')
+       pg_catalog.current_setting('block_size'), c.reltuples
 FROM tree t
 JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.relkind <> 'p'
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 ORDER BY t.root, n.nspname, c.relname";
 
-/// Reads the sizes under the session's snapshot and decides on the parts. `may_split` is asked
-/// for each table.
+/// Reads the sizes under the session's snapshot. Each table is one part.
 pub(super) fn items(
     source: &mut Session,
     tables: Vec<(PublishedTable, TargetTable)>,
     allow_binary: bool,
-    split_size: u64,
-    may_split: impl Fn(usize) -> bool,
 ) -> Result<Vec<Item>> {
     let oids: Vec<_> = tables.iter().map(|(published, _)| published.oid.to_string()).collect();
     let failed = |e: &wire::Error| Failure::publisher(e, "reading the sizes of its tables");
@@ -120,11 +144,10 @@ pub(super) fn items(
         source.simple(&SIZES_SQL.replace("OIDS", &oids.join(","))).map_err(|e| failed(&e))?;
     let rows = results.first().ok_or_else(|| Failure::internal("a query returned nothing"))?;
     let mut relations = FxHashMap::<u32, Vec<Relation>>::default();
-    let mut block_size = 8192;
     for row in rows.iter() {
         let (filenode, now): (u32, u32) = (field(&row, 5)?, field(&row, 8)?);
         let (main_bytes, toast_bytes): (u64, u64) = (field(&row, 6)?, field(&row, 7)?);
-        block_size = field(&row, 10)?;
+        let (block_size, tuples): (u64, f64) = (field(&row, 10)?, field(&row, 11)?);
         relations.entry(field(&row, 0)?).or_default().push(Relation {
             oid: field(&row, 1)?,
             schema: field(&row, 2)?,
@@ -132,41 +155,26 @@ pub(super) fn items(
             filenode,
             same_file: filenode == now,
             direct: boolean(&row, 4)? && boolean(&row, 9)?,
-            main_bytes,
+            blocks: main_bytes.div_ceil(block_size),
             bytes: main_bytes + toast_bytes,
+            // Before the first ANALYZE or VACUUM it is -1, or 0.
+            rows: if tuples > 0.0 { tuples } else { main_bytes as f64 / USUAL_ROW },
         });
     }
-    let mut items = Vec::with_capacity(tables.len());
-    for (index, (published, target)) in tables.into_iter().enumerate() {
+    let items = tables.into_iter().map(|(published, target)| {
         let relations = relations.remove(&published.oid).unwrap_or_default();
         let bytes = relations.iter().map(|relation| relation.bytes).sum();
-        let mut parts = Vec::new();
-        let splittable = relations.iter().all(|relation| relation.direct)
-            && !published.columns.is_empty()
-            && bytes > split_size;
-        if splittable && may_split(index) {
-            for relation in &relations {
-                split(&published, relation, split_size, block_size, &mut parts);
-            }
-        }
-        if parts.len() < 2 {
-            parts = vec![Part { source: published.copy_source(), bytes }];
-        }
+        let rows = relations.iter().map(|relation| relation.rows).sum();
+        let parts = vec![Part { source: published.copy_source(), bytes }];
         let binary = allow_binary && target.takes_binary(&published);
-        items.push(Item { published, target, binary, relations, bytes, parts });
-    }
-    Ok(items)
+        Item { published, target, binary, relations, bytes, rows, indexes_after: false, parts }
+    });
+    Ok(items.collect())
 }
 
 /// Ranges of blocks, each of about `split_size` bytes. The last one has no end.
-fn split(
-    published: &PublishedTable,
-    relation: &Relation,
-    split_size: u64,
-    block_size: u64,
-    parts: &mut Vec<Part>,
-) {
-    let blocks = relation.main_bytes.div_ceil(block_size);
+fn split(published: &PublishedTable, relation: &Relation, split_size: u64, parts: &mut Vec<Part>) {
+    let blocks = relation.blocks;
     let ranges = relation.bytes.div_ceil(split_size.max(1)).clamp(1, blocks.max(1));
     let name = relation.sql_name();
     for range in 0..ranges {

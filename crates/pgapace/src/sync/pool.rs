@@ -97,6 +97,8 @@ struct Findings {
     changed: Vec<Failure>,
     /// Tables of which nothing more is copied.
     given_up: FxHashSet<usize>,
+    /// Tables whose indexes stay in place while they are copied.
+    in_place: FxHashSet<usize>,
 }
 
 struct Pool<'a> {
@@ -153,6 +155,9 @@ impl Pool<'_> {
     }
 
     fn adjust(&self, crew: &mut Crew, at: Duration) {
+        if self.progress.is_building() {
+            return crew.look_away();
+        }
         let before = crew.now();
         crew.look(at, self.progress.moved());
         match crew.now().cmp(&before) {
@@ -298,7 +303,8 @@ impl Pool<'_> {
                 };
                 let name = item.published.display_name();
                 let meter = progress.begin(number, name, part.bytes);
-                let moved = lane.part(item, part, owner, snapshot, &meter);
+                let after = item.indexes_after && !lock_of(&self.findings).in_place.contains(table);
+                let moved = lane.part(item, part, after, owner, snapshot, &meter);
                 (moved.map(|moved| vec![(*table, moved)]), part.bytes)
             }
         };
@@ -359,6 +365,11 @@ impl Pool<'_> {
                     queue.push_front(Job::Batch(vec![*table]));
                 }
             }
+            (Job::Table(table), Trouble::Indexes(failure)) => {
+                tracing::info!("copying the table with its indexes in place: {failure}");
+                lock_of(&self.findings).in_place.insert(*table);
+                lock_of(&self.queue).push_front(job.clone());
+            }
             (job, trouble) => {
                 let table = match job {
                     Job::Batch(tables) | Job::Analyze(tables) => tables.first().copied(),
@@ -369,7 +380,7 @@ impl Pool<'_> {
                 match trouble {
                     _ if known => {}
                     Trouble::Changed(failure) => findings.changed.push(failure),
-                    Trouble::Table(failure) | Trouble::Run(failure) => {
+                    Trouble::Table(failure) | Trouble::Indexes(failure) | Trouble::Run(failure) => {
                         tracing::error!("{failure}");
                         findings.tables.push(failure);
                     }

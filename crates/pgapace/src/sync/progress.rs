@@ -4,7 +4,7 @@
 //! table in work is shown with what was moved of it, and counted in full when it is done.
 
 use std::io::IsTerminal;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,12 +23,22 @@ const SHOWN: usize = 20;
 pub(super) struct Meter {
     job: AtomicU64,
     all: Arc<AtomicU64>,
+    building: AtomicBool,
 }
 
 impl Meter {
     pub(super) fn add(&self, bytes: u64) {
         self.job.fetch_add(bytes, Ordering::Relaxed);
         self.all.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether the rows are there and their indexes are built.
+    pub(super) fn set_building(&self, building: bool) {
+        self.building.store(building, Ordering::Relaxed);
+    }
+
+    fn is_building(&self) -> bool {
+        self.building.load(Ordering::Relaxed)
     }
 
     fn get(&self) -> u64 {
@@ -74,7 +84,9 @@ impl Progress {
 
     /// A worker begins a job.
     pub(super) fn begin(&self, lane: usize, name: String, bytes: u64) -> Arc<Meter> {
-        let meter = Arc::new(Meter { job: AtomicU64::new(0), all: Arc::clone(&self.moved) });
+        let all = Arc::clone(&self.moved);
+        let meter = Meter { job: AtomicU64::new(0), all, building: AtomicBool::new(false) };
+        let meter = Arc::new(meter);
         let running = Running { name, bytes, meter: Arc::clone(&meter) };
         self.set(lane, Some(running));
         meter
@@ -94,6 +106,12 @@ impl Progress {
     /// Bytes that were moved so far, as the jobs count them.
     pub(super) fn moved(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)
+    }
+
+    /// Whether some worker builds indexes, so that nothing is moved by it.
+    pub(super) fn is_building(&self) -> bool {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.iter().flatten().any(|job| job.meter.is_building())
     }
 
     fn set(&self, lane: usize, running: Option<Running>) {
@@ -227,7 +245,12 @@ impl Bars {
         self.all.set_position(done);
         for (bar, running) in self.lanes.iter().zip(running) {
             let Some(running) = running else { continue };
-            bar.set_message(running.name.clone());
+            let name = &running.name;
+            bar.set_message(if running.meter.is_building() {
+                format!("{name}: indexes")
+            } else {
+                name.clone()
+            });
             bar.set_length(running.bytes);
             bar.set_position(running.meter.get().min(running.bytes));
         }

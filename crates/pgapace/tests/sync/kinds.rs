@@ -1,54 +1,65 @@
 //! What is copied, and how.
 
-use crate::support::{VERSIONS, on_versions};
+use crate::support::{Case, VERSIONS, on_versions};
 
-/// Empty, small, large and very large tables, several workers, ranges of blocks.
+/// Empty, small, large and very large tables, several workers, ranges of blocks, or all of a table
+/// before its index.
 #[test]
 fn tables_of_all_sizes() {
-    on_versions(&VERSIONS, |mut case| {
-        case.tool.args = vec!["--copy-split-size=1".to_owned(), "--copy-workers=3".to_owned()];
-        let mut names = Vec::new();
-        for number in 0..40 {
-            let name = format!("t{number}");
-            case.both(&format!("CREATE TABLE {name} (id int PRIMARY KEY, v text)"));
-            if number % 2 == 0 {
-                case.publisher.sql(&format!(
-                    "INSERT INTO {name} SELECT i, 'row ' || i FROM generate_series(1, {}) i",
-                    number * 10
-                ));
-            }
-            names.push(name);
+    let (in_place, after) = ("--indexes-after=false", "--indexes-after");
+    on_versions(&VERSIONS, |case| all_sizes(case, in_place, ["t", "t", "t"]));
+    on_versions(&VERSIONS, |case| all_sizes(case, after, ["t", "f", "t"]));
+}
+
+/// `split`: which of the tables holes, long (whose rows are short) and wide are copied in parts.
+fn all_sizes(mut case: Case, indexes: &str, split: [&str; 3]) {
+    let args = ["--copy-split-size=1", "--copy-workers=3", indexes];
+    case.tool.args = args.map(str::to_owned).into();
+    let mut names = Vec::new();
+    for number in 0..40 {
+        let name = format!("t{number}");
+        case.both(&format!("CREATE TABLE {name} (id int PRIMARY KEY, v text)"));
+        if number % 2 == 0 {
+            case.publisher.sql(&format!(
+                "INSERT INTO {name} SELECT i, 'row ' || i FROM generate_series(1, {}) i",
+                number * 10
+            ));
         }
-        case.both(
+        names.push(name);
+    }
+    case.both(
             "CREATE TABLE wide (id int PRIMARY KEY, v text); ALTER TABLE wide ALTER v SET STORAGE EXTERNAL; \
              CREATE TABLE long (id bigint PRIMARY KEY, v numeric, w text); \
              CREATE TABLE holes (id int PRIMARY KEY, v text)",
         );
-        case.publisher.sql(
-            "INSERT INTO wide SELECT i, repeat(md5(i::text), 500) FROM generate_series(1, 300) i; \
+    case.publisher.sql(
+        "INSERT INTO wide SELECT i, repeat(md5(i::text), 500) FROM generate_series(1, 300) i; \
              INSERT INTO long SELECT i, i / 7.0, md5(i::text) FROM generate_series(1, 60000) i; \
              INSERT INTO holes SELECT i, md5(i::text) FROM generate_series(1, 60000) i; \
              DELETE FROM holes WHERE id % 3 = 0 OR id BETWEEN 5000 AND 30000",
-        );
-        // Rows that are not where they were.
-        case.publisher.sql("UPDATE long SET v = v + 1 WHERE id % 5 = 0");
-        names.extend(["wide", "long", "holes"].map(str::to_owned));
-        case.publish("FOR ALL TABLES");
-        case.run_until_current();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        case.expect_equal(&names);
-        let parts = "SELECT table_name, parts > 1, parts_done = parts, gate_lsn = sync_lsn, copied_rows \
+    );
+    // Rows that are not where they were.
+    case.publisher.sql("UPDATE long SET v = v + 1 WHERE id % 5 = 0");
+    names.extend(["wide", "long", "holes"].map(str::to_owned));
+    case.publish("FOR ALL TABLES");
+    case.run_until_current();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    case.expect_equal(&names);
+    let parts = "SELECT table_name, parts > 1, parts_done = parts, gate_lsn = sync_lsn, copied_rows \
                      FROM pgapace.relation WHERE table_name IN ('wide', 'long', 'holes') ORDER BY 1";
-        assert_eq!(
-            case.target.rows(parts),
-            ["holes|t|t|t|23333", "long|t|t|t|60000", "wide|t|t|t|300"]
-        );
-        // The gates hold: what came before is in the copy, what comes after is applied.
-        case.publisher.sql("UPDATE long SET v = 0 WHERE id < 100; DELETE FROM t2 WHERE id = 3; INSERT INTO t1 VALUES (1, 'x')");
-        case.run_until_current();
-        case.expect_equal(&names);
-        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
-    });
+    assert_eq!(
+        case.target.rows(parts),
+        [
+            format!("holes|{}|t|t|23333", split[0]),
+            format!("long|{}|t|t|60000", split[1]),
+            format!("wide|{}|t|t|300", split[2])
+        ]
+    );
+    // The gates hold: what came before is in the copy, what comes after is applied.
+    case.publisher.sql("UPDATE long SET v = 0 WHERE id < 100; DELETE FROM t2 WHERE id = 3; INSERT INTO t1 VALUES (1, 'x')");
+    case.run_until_current();
+    case.expect_equal(&names);
+    assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
 }
 
 /// Partitions are copied by themselves, into the root if that is what is published.

@@ -3,6 +3,7 @@
 mod beside;
 mod catching_up;
 mod half;
+mod indexes;
 mod kinds;
 mod requests;
 mod resume;

@@ -12,7 +12,7 @@ use super::{Startup, Target};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Result, ServerError};
 use crate::session::{Session, unexpected};
-use crate::stream::{Buffered, Stream};
+use crate::stream::{Address, Buffered, Stream};
 
 /// Time left until a deadline.
 pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
@@ -53,7 +53,8 @@ pub(super) fn start(
     let (pid, secret) = key.unwrap_or_default();
     let cancel =
         CancelHandle::new(target.info, target.host, &target.address, encrypted, pid, secret);
-    Session::started(channel, cancel, target.to_string())
+    let local = matches!(target.address, Address::Unix(_));
+    Session::started(channel, cancel, target.to_string(), local)
 }
 
 /// BackendKeyData; the key has four bytes in protocol 3.0.

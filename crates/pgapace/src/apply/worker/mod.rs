@@ -33,7 +33,7 @@ pub(crate) use state::passes_soon;
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A round trip on one machine, or inside one data centre, takes less.
-const FAR: Duration = Duration::from_millis(1);
+pub(crate) const FAR: Duration = Duration::from_millis(1);
 
 /// What a worker reports.
 #[derive(Debug)]

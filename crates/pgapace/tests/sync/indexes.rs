@@ -1,0 +1,247 @@
+//! Indexes of empty tables that are built after their rows.
+
+use std::process::Command;
+
+use testbed::wait_until;
+
+use crate::support::{Case, Database, PATIENCE, VERSIONS, must, on_versions};
+
+/// More than the least that it is done for.
+const ROWS: u32 = 60_000;
+
+fn fill(publisher: &Database<'_>, table: &str) {
+    publisher.sql(&format!(
+        "INSERT INTO {table} SELECT i, i + {ROWS}, md5(i::text) || md5(i::text) \
+         FROM generate_series(1, {ROWS}) i"
+    ));
+}
+
+/// Everything that is known of columns, constraints and indexes, and, where it is installed, what
+/// the servers' own tool makes of it.
+fn schema(database: &Database<'_>) -> Vec<String> {
+    let mut known = database.rows(
+        "SELECT a.attrelid::regclass::text, a.attname, a.attnotnull, a.attstattarget \
+         FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid \
+         WHERE c.relnamespace = 'public'::regnamespace AND c.relkind <> 'i' AND a.attnum > 0 ORDER BY 1, 2",
+    );
+    known.extend(database.rows(
+        "SELECT k.conrelid::regclass::text, k.conname, k.contype, pg_get_constraintdef(k.oid), k.condeferrable, \
+           k.condeferred, k.convalidated, k.conislocal, k.coninhcount, k.connoinherit, k.conindid::regclass, \
+           obj_description(k.oid, 'pg_constraint') \
+         FROM pg_constraint k WHERE k.connamespace = 'public'::regnamespace ORDER BY 1, 2",
+    ));
+    known.extend(database.rows(
+        "SELECT i.indrelid::regclass::text, i.indexrelid::regclass::text, pg_get_indexdef(c.oid), i.indisprimary, \
+           i.indisunique, i.indisexclusion, i.indimmediate, i.indisclustered, i.indisreplident, i.indisvalid, \
+           c.reloptions, c.reltablespace, c.relowner, obj_description(c.oid, 'pg_class') \
+         FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid \
+         WHERE c.relnamespace = 'public'::regnamespace ORDER BY 1, 2",
+    ));
+    let binaries = database.cluster.binaries();
+    if binaries.has("pg_dump") {
+        let output = must(
+            Command::new(binaries.bin("pg_dump"))
+                .args(["--schema-only", "--exclude-schema=pgapace", "--dbname"])
+                .arg(database.conninfo())
+                .output(),
+        );
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // Against tricks with its commands there is a random key.
+        let lines = text.lines().filter(|line| !line.contains("restrict "));
+        known.extend(lines.map(str::to_owned));
+    }
+    known
+}
+
+#[track_caller]
+fn expect_schema(database: &Database<'_>, before: &[String]) {
+    let now = schema(database);
+    let changed: Vec<_> = now.iter().filter(|line| !before.contains(line)).collect();
+    assert!(now == before, "{changed:#?}");
+}
+
+/// Names and OIDs of the indexes of the tables.
+fn oids(database: &Database<'_>) -> Vec<String> {
+    database.rows(
+        "SELECT c.relname, c.oid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid \
+         WHERE i.indrelid::regclass::text LIKE 't%' ORDER BY 1",
+    )
+}
+
+/// Names of the indexes that are other ones than before.
+fn made_anew(before: &[String], after: &[String]) -> Vec<String> {
+    let names = |rows: &[String]| -> Vec<String> {
+        rows.iter().map(|row| row.split('|').next().unwrap_or_default().to_owned()).collect()
+    };
+    assert_eq!(names(before), names(after));
+    let anew: Vec<_> = after.iter().filter(|row| !before.contains(row)).cloned().collect();
+    names(&anew)
+}
+
+/// What can be made again exactly is; everything that more is recorded of, or that others rely on,
+/// stays.
+#[test]
+fn exactly_what_was_there() {
+    on_versions(&VERSIONS, |case| {
+        let columns = "(id int PRIMARY KEY, n int NOT NULL, v text)";
+        for table in ["t_plain", "t_more", "t_referenced", "t_identity"] {
+            case.both(&format!("CREATE TABLE {table} {columns}"));
+            fill(&case.publisher, table);
+        }
+        case.publisher.sql(
+            "CREATE TABLE t_part (id int, n int, v text, PRIMARY KEY (id, n)) PARTITION BY RANGE (id); \
+             CREATE TABLE t_part1 PARTITION OF t_part DEFAULT",
+        );
+        case.target.sql(
+            "CREATE TABLE t_part (id int, n int, v text, PRIMARY KEY (id, n)) PARTITION BY RANGE (id); \
+             CREATE TABLE t_part1 PARTITION OF t_part DEFAULT; CREATE INDEX t_part1_own ON t_part1 (v)",
+        );
+        fill(&case.publisher, "t_part");
+        case.target.sql(
+            "CREATE UNIQUE INDEX t_more_desc ON t_more (n DESC NULLS LAST, id) INCLUDE (v) WITH (fillfactor = 70); \
+             ALTER TABLE t_more ADD CONSTRAINT \"t_more Unique\" UNIQUE NULLS NOT DISTINCT (n) INCLUDE (v); \
+             ALTER TABLE t_more ADD CONSTRAINT t_more_kept_fillfactor UNIQUE (n) WITH (fillfactor = 60); \
+             ALTER TABLE t_more ADD CONSTRAINT t_more_no_overlap EXCLUDE USING btree (n WITH =); \
+             CREATE INDEX t_more_collated ON t_more (v COLLATE \"C\" text_pattern_ops); \
+             CREATE INDEX t_more_hash ON t_more USING hash (v); \
+             CREATE INDEX t_more_brin ON t_more USING brin (n) WITH (pages_per_range = 16); \
+             CREATE INDEX t_more_kept_expression ON t_more (lower(v)); \
+             CREATE INDEX t_more_kept_partial ON t_more (v) WHERE n > 5; \
+             CREATE INDEX t_more_kept_comment ON t_more (n, v); \
+             COMMENT ON INDEX t_more_kept_comment IS 'of the target'; \
+             ALTER TABLE t_more ADD CONSTRAINT t_more_kept_deferrable UNIQUE (id, n) DEFERRABLE; \
+             CREATE TABLE child (id int REFERENCES t_referenced); \
+             CREATE INDEX t_referenced_n ON t_referenced (n); \
+             CREATE UNIQUE INDEX t_identity_n ON t_identity (n); \
+             ALTER TABLE t_identity REPLICA IDENTITY USING INDEX t_identity_n; \
+             CREATE INDEX t_identity_kept_cluster ON t_identity (v); \
+             ALTER TABLE t_identity CLUSTER ON t_identity_kept_cluster; \
+             CREATE VIEW by_key AS SELECT id, n, v FROM t_identity GROUP BY id",
+        );
+        case.publish("FOR TABLE t_plain, t_more, t_referenced, t_identity, t_part1");
+        let (schema_before, before) = (schema(&case.target), oids(&case.target));
+        let log = case.run_until_current();
+        assert!(!log.contains("in place"), "{log}");
+        expect_schema(&case.target, &schema_before);
+        assert_eq!(
+            made_anew(&before, &oids(&case.target)),
+            [
+                "t_more Unique",
+                "t_more_brin",
+                "t_more_collated",
+                "t_more_desc",
+                "t_more_hash",
+                "t_more_no_overlap",
+                "t_more_pkey",
+                "t_part1_own",
+                "t_plain_pkey",
+                "t_referenced_n"
+            ]
+        );
+        case.expect_equal(&["t_plain", "t_more", "t_referenced", "t_identity", "t_part1"]);
+        case.publisher.sql("UPDATE t_more SET v = 'new' WHERE id = 7; DELETE FROM t_plain WHERE id = 8; INSERT INTO t_identity VALUES (-1, -1, '')");
+        case.run_until_current();
+        case.expect_equal(&["t_plain", "t_more", "t_identity"]);
+    });
+}
+
+/// Nobody is waited for: a table that is in use, one that is kept as it is, one of somebody else,
+/// and one that event triggers look after are copied with their indexes in place.
+#[test]
+fn in_place_where_it_would_disturb() {
+    on_versions(&VERSIONS, |case| {
+        let columns = "(id int PRIMARY KEY, n int, v text)";
+        for table in ["t_used", "t_kept", "t_free"] {
+            case.both(&format!("CREATE TABLE {table} {columns}"));
+            fill(&case.publisher, table);
+        }
+        case.publish("FOR ALL TABLES");
+        case.target.sql("INSERT INTO t_kept VALUES (-1, -1, 'kept')");
+        let before = oids(&case.target);
+        let mut reader = case.target.connect();
+        must(reader.batch_execute("BEGIN; SELECT FROM t_used"));
+        let finished = case.tool.finish("run", &["--until", "current", "--keep"]);
+        finished.expect(0, &["t_used", "with its indexes in place"]);
+        must(reader.batch_execute("COMMIT"));
+        assert_eq!(made_anew(&before, &oids(&case.target)), ["t_free_pkey"]);
+        assert_eq!(case.target.value("SELECT count(*) FROM t_kept"), (ROWS + 1).to_string());
+        case.expect_equal(&["t_used", "t_free"]);
+    });
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE t_watched (id int PRIMARY KEY, n int, v text)");
+        case.target.sql(
+            "CREATE FUNCTION no_ddl() RETURNS event_trigger LANGUAGE plpgsql AS \
+             $$BEGIN RAISE EXCEPTION 'no DDL here'; END$$; \
+             CREATE EVENT TRIGGER no_ddl ON ddl_command_end WHEN TAG IN ('ALTER TABLE', 'CREATE INDEX') \
+             EXECUTE FUNCTION no_ddl(); ALTER EVENT TRIGGER no_ddl ENABLE ALWAYS",
+        );
+        fill(&case.publisher, "t_watched");
+        let before = oids(&case.target);
+        case.tool.finish("resync", &["t_watched"]).expect(0, &[]);
+        case.run_until_current();
+        case.target.sql("DROP EVENT TRIGGER no_ddl");
+        assert_eq!(made_anew(&before, &oids(&case.target)), [""; 0]);
+        case.expect_equal(&["t_watched"]);
+    });
+}
+
+/// What only an index of the target refuses is named with its line, and the indexes are all there.
+#[test]
+fn a_row_that_an_index_refuses() {
+    on_versions(&VERSIONS, |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, n int, v text)");
+        fill(&case.publisher, "t");
+        case.publisher.sql("UPDATE t SET n = (SELECT n FROM t WHERE id = 5) WHERE id = 41005");
+        case.publisher.sql("VACUUM FULL t");
+        case.target.sql("CREATE UNIQUE INDEX t_n ON t (n)");
+        case.publish("FOR ALL TABLES");
+        let schema_before = schema(&case.target);
+        case.run().expect(9, &["t_n", "public.t", "line "]);
+        expect_schema(&case.target, &schema_before);
+        assert_eq!(case.target.value("SELECT count(*) FROM t"), "0");
+        case.target.sql("DROP INDEX t_n");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+/// A process that is killed while the rows are copied, or while the indexes are built, has taken
+/// nothing from the table.
+#[test]
+fn killed_before_the_indexes_are_there() {
+    // What a reader of the catalogue that blocks would show, without looking at the table.
+    let indexes = "SELECT count(*) FROM pg_index WHERE indrelid = 't'::regclass";
+    let at_work = |case: &Case, statement: &str| {
+        let sql = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+             AND pid <> pg_backend_pid() AND query LIKE '{statement}%' AND state = 'active'"
+        );
+        case.target.value(&sql) != "0"
+    };
+    on_versions(&VERSIONS, |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, n int, v text)");
+        fill(&case.publisher, "t");
+        case.target.sql(
+            "CREATE INDEX t_v ON t (v); CREATE TABLE gate (id int); \
+             CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS \
+               $$BEGIN LOCK TABLE public.gate; RETURN NEW; END$$; \
+             CREATE TRIGGER held BEFORE INSERT ON t FOR EACH ROW WHEN (NEW.id = 1) EXECUTE FUNCTION held(); \
+             ALTER TABLE t ENABLE ALWAYS TRIGGER held",
+        );
+        case.publish("FOR TABLE t");
+        let schema_before = schema(&case.target);
+        let mut holder = case.target.connect();
+        must(holder.batch_execute("BEGIN; LOCK TABLE gate"));
+        let directory = must(tempfile::tempdir());
+        let mut process = case.tool.start(directory.path().join("log"));
+        let copying = wait_until(PATIENCE, "the copy to begin", || Ok(at_work(&case, "COPY")));
+        copying.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+        assert_eq!(case.target.value(indexes), "2");
+        must(process.kill9());
+        must(holder.batch_execute("COMMIT"));
+        case.run_until_current();
+        expect_schema(&case.target, &schema_before);
+        case.expect_equal(&["t"]);
+    });
+}
