@@ -27,6 +27,9 @@ use crate::target::statement::row::Expect;
 
 /// The longest sleep; whoever has news wakes the thread.
 const SLEEP: Duration = Duration::from_secs(10);
+/// Between two cancels of a session that is to roll back: at first, and at most.
+const CANCEL_AGAIN: Duration = Duration::from_millis(50);
+const CANCEL_AT_LEAST: Duration = Duration::from_secs(1);
 
 /// What is to be done for a stream.
 #[derive(Debug)]
@@ -118,9 +121,9 @@ impl StreamWorker {
 
     /// Ends what the session is doing, if it does something.
     pub(super) fn cancel(&self) {
-        if let Some(Err(error)) = self.handle().map(|handle| handle.cancel()) {
-            // Then its statement ends by itself, or it is looked at again.
-            tracing::debug!(%error, "cannot cancel");
+        if let Some(handle) = self.handle() {
+            // If that fails, its statement ends by itself, or it is looked at again.
+            cancel_now(&handle);
         }
     }
 
@@ -470,19 +473,25 @@ impl Running {
     /// Rolls everything back, whatever the session is doing.
     fn go_back(&mut self) -> Result<()> {
         let failed = |e: &wire::Error| Failure::target(e, "rolling a stream back");
-        if !self.pending.is_empty()
-            && let Err(error) = self.session.cancel_handle().cancel()
-        {
-            // Then its statement ends by itself.
-            tracing::debug!(%error, "cannot cancel");
-        }
+        let busy = !self.pending.is_empty();
         if !matches!(self.pending.back(), Some(Pending::Sync { .. })) {
             // After an error the server skips everything up to here.
             self.session.queue_sync();
             self.pending.push_back(Pending::Sync { commits: None });
         }
         self.session.flush().map_err(|e| failed(&e))?;
+        let cancel = self.session.cancel_handle();
+        let mut pause = CANCEL_AGAIN;
+        if busy {
+            cancel_now(&cancel);
+        }
         loop {
+            // A cancel between two statements is lost, and the next one may wait for a lock of a
+            // transaction that stays prepared.
+            while busy && !self.session.poll_reply(pause).map_err(|e| failed(&e))? {
+                cancel_now(&cancel);
+                pause = (pause * 2).min(CANCEL_AT_LEAST);
+            }
             let reply = self.session.next_reply().map_err(|e| failed(&e))?;
             if matches!(reply, Reply::Ready(_)) && self.session.pending_ready() == 0 {
                 break;
@@ -502,6 +511,12 @@ impl Running {
         }
         self.encoder.forget_after(&mut self.session, self.parsed);
         Ok(())
+    }
+}
+
+fn cancel_now(cancel: &CancelHandle) {
+    if let Err(error) = cancel.cancel() {
+        tracing::debug!(%error, "cannot cancel");
     }
 }
 
