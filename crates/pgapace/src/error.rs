@@ -143,6 +143,13 @@ impl Failure {
             other => Self::new(class, format!("{party}: {other} while {doing}")),
         };
         failure.sqlstate = error.sqlstate().map(str::to_owned);
+        if failure.sqlstate.as_deref() == Some(LOCK_NOT_AVAILABLE) {
+            failure.hint.get_or_insert_with(|| {
+                "Somebody has locked a table, perhaps a copy of it that goes on: pg_locks says who. \
+                 Try again."
+                    .to_owned()
+            });
+        }
         failure.transient = error.is_connection_loss()
             || matches!(error, wire::Error::Timeout)
             || failure.sqlstate.as_deref().is_some_and(is_transient);
@@ -168,9 +175,13 @@ impl Failure {
     }
 }
 
+/// A lock that was not to be had at once, or in time.
+pub(crate) const LOCK_NOT_AVAILABLE: &str = "55P03";
+
 /// SQLSTATEs that say "not now" rather than "never" (design 5: retried, never skipped).
 pub(crate) fn is_transient(sqlstate: &str) -> bool {
-    matches!(sqlstate.get(..2), Some("08" | "40" | "53" | "57" | "58")) || sqlstate == "55P03"
+    matches!(sqlstate.get(..2), Some("08" | "40" | "53" | "57" | "58"))
+        || sqlstate == LOCK_NOT_AVAILABLE
 }
 
 /// SQLSTATEs after which reading the target's catalogue again may help: its schema changed while

@@ -14,7 +14,7 @@
 
 use wire::{Session, quote_ident};
 
-use crate::error::{Failure, Result};
+use crate::error::{Failure, LOCK_NOT_AVAILABLE, Result};
 use crate::sync::facts::TargetTable;
 use crate::sync::lane::{Trouble, target_trouble};
 use crate::sync::plan::Item;
@@ -28,8 +28,6 @@ const MOST_BYTES: u64 = 32 << 30;
 /// Bytes of a row for each such index, at most: with wider rows it is the rows that cost, and several
 /// workers can share those.
 const WIDEST_ROW: f64 = 512.0;
-
-const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 /// The indexes that can be dropped and made again.
 ///

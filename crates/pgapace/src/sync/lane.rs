@@ -20,6 +20,9 @@ const TABLES_PER_TRANSACTION: usize = 300;
 /// Queued data of a batch that is sent before the rest is read.
 const QUEUE_BYTES: usize = 4 << 20;
 
+/// What is copied between two looks of the meter.
+const METERED_BYTES: u64 = 64 << 10;
+
 /// What becomes of a job that failed.
 #[derive(Debug)]
 pub(super) enum Trouble {
@@ -214,12 +217,16 @@ impl Lane {
         let sql = format!("COPY {} TO STDOUT{}", part.source, format_of(item));
         let mut out = self.source.copy_out(&sql).map_err(|e| from(&e))?;
         let mut input = self.target.copy_in(&copy_in(item)).map_err(|e| into(&e))?;
-        let mut bytes = 0;
+        let (mut bytes, mut metered) = (0, 0);
         loop {
             match out.next() {
                 Ok(Some(data)) => {
                     bytes += data.len() as u64;
-                    meter.add(data.len() as u64);
+                    // Not for each row: all workers count in one place.
+                    if bytes - metered >= METERED_BYTES {
+                        meter.add(bytes - metered);
+                        metered = bytes;
+                    }
                     input.send(data).map_err(|e| into(&e))?;
                 }
                 Ok(None) => break,
@@ -232,6 +239,7 @@ impl Lane {
                 }
             }
         }
+        meter.add(bytes - metered);
         let rows = input.finish().map_err(|e| into(&e))?;
         Ok(Moved { rows, bytes })
     }

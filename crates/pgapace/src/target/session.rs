@@ -16,7 +16,6 @@ const SETTINGS: &[(&str, &str)] = &[
     ("default_transaction_read_only", "off"),
     ("default_transaction_isolation", "read committed"),
     ("default_transaction_deferrable", "off"),
-    ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
     ("idle_session_timeout", "0"),
     // How the publisher's text form is to be read (its session has the same ones).
@@ -90,6 +89,14 @@ impl Purpose {
     fn statement_timeout(self) -> &'static str {
         match self {
             Self::Monitor | Self::ReadAhead => "1s",
+            _ => "0",
+        }
+    }
+
+    /// Who waits for a report does not wait for a copy that has locked its table.
+    fn lock_timeout(self) -> &'static str {
+        match self {
+            Self::Look => "5s",
             _ => "0",
         }
     }
@@ -171,6 +178,7 @@ impl Target {
         let own = [
             ("synchronous_commit", purpose.synchronous_commit()),
             ("statement_timeout", purpose.statement_timeout()),
+            ("lock_timeout", purpose.lock_timeout()),
         ];
         let newer = if version.major() >= 17 { NEWER_SETTINGS } else { &[] };
         // Not joined to pg_settings, to leave out what the server does not have: reading that view

@@ -300,6 +300,25 @@ fn a_database_is_not_its_own_target() {
     assert!(finished.stdout.contains("are the same database"), "{}", finished.stdout);
 }
 
+/// Whatever holds a lock on a table, `check` ends and says so.
+#[test]
+fn a_locked_table_does_not_hold_it_up() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publish("FOR ALL TABLES");
+        let mut holder = case.target.connect();
+        must(holder.batch_execute("BEGIN; LOCK TABLE t"));
+        let finished = case.tool.finish("check", &[]);
+        assert_eq!(finished.code, Some(6), "{}", finished.stdout);
+        let said = ["lock timeout", "public.t", "Try again"];
+        for text in said {
+            assert!(finished.stdout.contains(text), "{text}: {}", finished.stdout);
+        }
+        must(holder.batch_execute("COMMIT"));
+        case.tool.finish("check", &[]).expect(0, &[]);
+    });
+}
+
 #[test]
 fn a_side_that_is_away_does_not_hide_the_other() {
     let case = Case::new(15, 15);
