@@ -4,7 +4,8 @@ use std::process::Command;
 
 use testbed::wait_until;
 
-use crate::support::{Case, Database, PATIENCE, VERSIONS, must, on_versions};
+use crate::support::{Database, PATIENCE, VERSIONS, must, on_versions};
+use crate::verbs::json;
 
 /// More than the least that it is done for.
 const ROWS: u32 = 60_000;
@@ -207,40 +208,56 @@ fn a_row_that_an_index_refuses() {
 }
 
 /// A process that is killed while the rows are copied, or while the indexes are built, has taken
-/// nothing from the table.
+/// nothing from the table. While they are built, `status` says so, and it waits for nobody.
 #[test]
 fn killed_before_the_indexes_are_there() {
-    // What a reader of the catalogue that blocks would show, without looking at the table.
-    let indexes = "SELECT count(*) FROM pg_index WHERE indrelid = 't'::regclass";
-    let at_work = |case: &Case, statement: &str| {
-        let sql = format!(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
-             AND pid <> pg_backend_pid() AND query LIKE '{statement}%' AND state = 'active'"
-        );
-        case.target.value(&sql) != "0"
-    };
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                 AND wait_event_type = 'Lock' AND application_name LIKE 'pgapace%copy'";
     on_versions(&VERSIONS, |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY, n int, v text)");
         fill(&case.publisher, "t");
+        // The first row, and the first comparison of it, wait for whoever holds the locks.
         case.target.sql(
-            "CREATE INDEX t_v ON t (v); CREATE TABLE gate (id int); \
-             CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS \
-               $$BEGIN LOCK TABLE public.gate; RETURN NEW; END$$; \
-             CREATE TRIGGER held BEFORE INSERT ON t FOR EACH ROW WHEN (NEW.id = 1) EXECUTE FUNCTION held(); \
-             ALTER TABLE t ENABLE ALWAYS TRIGGER held",
+            "CREATE FUNCTION row_waits() RETURNS trigger LANGUAGE plpgsql AS \
+               $$BEGIN PERFORM pg_catalog.pg_advisory_xact_lock_shared(1); RETURN NEW; END$$; \
+             CREATE TRIGGER row_waits BEFORE INSERT ON t FOR EACH ROW WHEN (NEW.id = 1) \
+               EXECUTE FUNCTION row_waits(); \
+             ALTER TABLE t ENABLE ALWAYS TRIGGER row_waits; \
+             CREATE FUNCTION build_waits(a int, b int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS \
+               $$BEGIN IF a = 1 OR b = 1 THEN PERFORM pg_catalog.pg_advisory_xact_lock_shared(2); END IF; \
+                 RETURN pg_catalog.btint4cmp(a, b); END$$; \
+             CREATE OPERATOR CLASS slow_ops FOR TYPE int USING btree AS OPERATOR 1 <, OPERATOR 2 <=, \
+               OPERATOR 3 =, OPERATOR 4 >=, OPERATOR 5 >, FUNCTION 1 build_waits(int, int); \
+             CREATE INDEX t_slow ON t (id slow_ops)",
         );
         case.publish("FOR TABLE t");
         let schema_before = schema(&case.target);
         let mut holder = case.target.connect();
-        must(holder.batch_execute("BEGIN; LOCK TABLE gate"));
         let directory = must(tempfile::tempdir());
-        let mut process = case.tool.start(directory.path().join("log"));
-        let copying = wait_until(PATIENCE, "the copy to begin", || Ok(at_work(&case, "COPY")));
-        copying.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
-        assert_eq!(case.target.value(indexes), "2");
-        must(process.kill9());
-        must(holder.batch_execute("COMMIT"));
-        case.run_until_current();
+        for lock in [1, 2] {
+            must(holder.batch_execute(&format!("SELECT pg_advisory_lock({lock})")));
+            let mut process = case.tool.start(directory.path().join(lock.to_string()));
+            let waiting = wait_until(PATIENCE, "the copy to wait", || {
+                Ok(process.is_running() && case.target.value(waits) != "0")
+            });
+            waiting.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+            let status = json(&case.tool.finish("status", &["--json"]));
+            let running = &status[0]["copy"]["running"][0];
+            assert_eq!(running["building_indexes"], lock == 2, "{status:#}");
+            if lock == 2 {
+                assert_eq!(running["bytes_done"], running["bytes"], "{status:#}");
+            }
+            must(process.kill9());
+            must(holder.batch_execute("SELECT pg_advisory_unlock_all()"));
+            let mut look = case.target.connect();
+            must(wait_until(PATIENCE, "the session to end", || {
+                Ok(look.query_one(waits, &[])?.get::<_, i64>(0) == 0)
+            }));
+            assert_eq!(case.target.value("SELECT count(*) FROM t"), "0");
+            expect_schema(&case.target, &schema_before);
+        }
+        let log = case.run_until_current();
+        assert!(!log.contains("in place"), "{log}");
         expect_schema(&case.target, &schema_before);
         case.expect_equal(&["t"]);
     });

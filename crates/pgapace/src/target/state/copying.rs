@@ -1,13 +1,14 @@
 //! How far a copy of tables has come, as anybody can see it on the target.
 //!
 //! Sizes are those of the publisher's files; what goes over the wire is usually less. What a session
-//! copies now is in `pg_stat_progress_copy`, which a role sees of its own sessions.
+//! copies now is in `pg_stat_progress_copy`, which a role sees of its own sessions; what it builds, in
+//! `pg_stat_progress_create_index`.
 
 use serde::Serialize;
 use wire::Session;
 
 use crate::error::{Failure, Result};
-use crate::target::catalogue::field;
+use crate::target::catalogue::{boolean, field};
 use crate::target::state::SubscriptionId;
 
 /// A copy that goes on.
@@ -35,6 +36,8 @@ pub(crate) struct Running {
     bytes_done: i64,
     bytes_per_second: Option<i64>,
     seconds_left: Option<f64>,
+    /// Whether the rows are there and their indexes are built.
+    building_indexes: bool,
 }
 
 impl CopyProgress {
@@ -48,12 +51,16 @@ impl CopyProgress {
         );
         let table = |table: &Running| {
             let Running { bytes_done, bytes, bytes_per_second, seconds_left, .. } = table;
-            format!(
+            let mut line = format!(
                 "{}.{}: {}",
                 table.schema,
                 table.name,
                 progress(&size, *bytes_done, *bytes, *bytes_per_second, *seconds_left)
-            )
+            );
+            if table.building_indexes {
+                line.push_str(", building indexes");
+            }
+            line
         };
         std::iter::once(all).chain(self.running.iter().map(table)).collect()
     }
@@ -80,10 +87,11 @@ fn progress(
 /// copied. Parts of a table are taken for equally large.
 const TABLES: &str = "\
 SELECT r.schema_name, r.table_name, r.gate_lsn IS NOT NULL AS complete, r.source_bytes, \
-  CASE WHEN r.gate_lsn IS NOT NULL THEN r.source_bytes \
+  CASE WHEN r.gate_lsn IS NOT NULL OR b.building THEN r.source_bytes \
     ELSE least(r.source_bytes, r.source_bytes * r.parts_done / greatest(r.parts, 1) \
       + coalesce(p.bytes, 0)) END AS done, \
-  r.copied_at >= s.started_at AS in_this_run, p.bytes AS now, p.seconds \
+  r.copied_at >= s.started_at AS in_this_run, p.bytes AS now, p.seconds, \
+  b.building \
 FROM pgapace.relation r \
 LEFT JOIN pgapace.stat_subscription s ON s.subscription = r.subscription \
 LEFT JOIN LATERAL ( \
@@ -95,6 +103,12 @@ LEFT JOIN LATERAL ( \
   WHERE c.datname = pg_catalog.current_database() AND c.command = 'COPY FROM' \
     AND c.relid = pg_catalog.to_regclass(pg_catalog.format('%I.%I', r.schema_name, r.table_name)) \
 ) p ON true \
+CROSS JOIN LATERAL ( \
+  SELECT r.parts = 1 AND pg_catalog.count(*) > 0 AS building \
+  FROM pg_catalog.pg_stat_progress_create_index c \
+  WHERE c.datname = pg_catalog.current_database() \
+    AND c.relid = pg_catalog.to_regclass(pg_catalog.format('%I.%I', r.schema_name, r.table_name)) \
+) b \
 WHERE r.subscription = $1::pg_catalog.int4 AND r.source_bytes IS NOT NULL";
 
 /// How far the copy of a subscription's tables has come; `None` if none is on its way.
@@ -121,16 +135,24 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<C
     let bytes_per_second: Option<i64> = row.get(4).map(|_| field(&row, 4)).transpose()?;
     let now = format!(
         "SELECT t.schema_name, t.table_name, t.source_bytes, t.done, \
-           (t.now / nullif(t.seconds, 0))::pg_catalog.int8 \
-         FROM ({TABLES}) t WHERE t.now IS NOT NULL AND NOT t.complete ORDER BY 1, 2"
+           (t.now / nullif(t.seconds, 0))::pg_catalog.int8, t.building \
+         FROM ({TABLES}) t \
+         WHERE (t.now IS NOT NULL OR t.building) AND NOT t.complete ORDER BY 1, 2"
     );
     let rows = session.query(&now, &[Some(&id)]).map_err(|e| failed(&e))?;
     let running = |row: wire::Row<'_>| {
         let (bytes, bytes_done) = (field(&row, 2)?, field(&row, 3)?);
         let bytes_per_second: Option<i64> = row.get(4).map(|_| field(&row, 4)).transpose()?;
         let seconds_left = seconds_left(bytes, bytes_done, bytes_per_second);
-        let (schema, name) = (field(&row, 0)?, field(&row, 1)?);
-        Ok(Running { schema, name, bytes, bytes_done, bytes_per_second, seconds_left })
+        Ok(Running {
+            schema: field(&row, 0)?,
+            name: field(&row, 1)?,
+            bytes,
+            bytes_done,
+            bytes_per_second,
+            seconds_left,
+            building_indexes: boolean(&row, 5)?,
+        })
     };
     Ok(Some(CopyProgress {
         tables,
