@@ -23,7 +23,7 @@ use crate::stream::{Address, SocketOptions, Stream, after, peer_uid};
 /// SO_RCVBUF of a connection that is to stream changes, when the server is on this machine.
 ///
 /// Measured: see ARCHITECTURE.md, "The nap and the window".
-const STREAM_RECEIVE_BUFFER: usize = 16 * 1024;
+const STREAM_RECEIVE_BUFFER: usize = 24 * 1024;
 
 /// What the program wants of a session, besides what the user's connection string says.
 #[derive(Debug, Clone, Default)]

@@ -40,7 +40,7 @@ const NAP: Duration = Duration::from_micros(200);
 /// The same where many sessions of the publisher commit side by side.
 const COMPANY_NAP: Duration = Duration::from_micros(800);
 /// How long at most, when the reader is in no hurry.
-const LONGEST_NAP: Duration = Duration::from_micros(6400);
+const LONGEST_NAP: Duration = Duration::from_micros(9600);
 /// Data that came so many naps ago does not make a flow.
 const FLOW_NAPS: u32 = 5;
 /// A nap that brought so many bytes for each of its microseconds may be longer the next time.
@@ -58,7 +58,7 @@ pub enum Haste {
     Prompt,
     /// For 800 µs: many sessions of the publisher commit side by side, and are answered together.
     Company,
-    /// For up to 6.4 ms while much comes: a backlog is sent, or there is enough to do with what was
+    /// For up to 9.6 ms while much comes: a backlog is sent, or there is enough to do with what was
     /// received.
     None,
 }
