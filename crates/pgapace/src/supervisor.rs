@@ -264,20 +264,34 @@ impl Supervisor<'_> {
             ));
         }
 
-        schema::migrate(&mut control)?;
-        publication::check_exist(&mut source, &config.publications)?;
-        let mut row = match state::find(&mut control, &config.name)? {
+        let version = schema::version(&mut control)?;
+        let this: &Self = self;
+        // To make our schema takes the target a while.
+        let (found, looked) = std::thread::scope(|scope| {
+            let looked = scope.spawn(|| {
+                publication::check_exist(&mut source, &config.publications)?;
+                Ok((version == 0).then(|| this.look_at_publisher(&mut source)))
+            });
+            let upgraded = schema::upgrade(&mut control, version);
+            let found = upgraded.and_then(|()| state::find(&mut control, &config.name));
+            let panicked = |_| Err(Failure::internal("looking at the publisher panicked"));
+            (found, looked.join().unwrap_or_else(panicked))
+        });
+        let (found, looked) = (found?, looked?);
+        let mut row = match found {
             Some(row) => row,
-            None => self.create(&mut control, &mut source)?,
+            None => {
+                let looked = looked.unwrap_or_else(|| self.look_at_publisher(&mut source));
+                self.create(&mut control, &looked?)?
+            }
         };
         check_enabled(&row)?;
         self.check_same_settings(&mut control, &mut row)?;
         let former = Former { any: self.take_over, own: self.owner.clone() };
         self.owner =
             Some(ownership::become_owner(&mut control, row.id, config.busy_timeout, &former)?);
-        ownership::fence(&mut control, row.id)?;
-        // Read again: another process may have gone on while we waited to become the owner.
-        row = state::find(&mut control, &config.name)?.ok_or_else(|| {
+        // As it is now: another process may have gone on while we waited to become the owner.
+        row = ownership::fence(&mut control, row.id)?.ok_or_else(|| {
             Failure::new(Class::Busy, "the subscription was dropped while it was waited for")
         })?;
         check_enabled(&row)?;
@@ -563,8 +577,8 @@ impl Supervisor<'_> {
         Ok(spool)
     }
 
-    /// Records a new subscription, after everything that can be checked has been.
-    fn create(&self, control: &mut Session, source: &mut Session) -> Result<Subscription> {
+    /// What a new subscription is to copy, if its slot is there or not as it has to be.
+    fn look_at_publisher(&self, source: &mut Session) -> Result<Vec<PublishedTable>> {
         let config = self.config;
         let existing = slot::find(source, &config.slot)?;
         if existing.is_some() == config.create_slot {
@@ -578,11 +592,16 @@ impl Supervisor<'_> {
                  exists. Choose the name with --slot.",
             ));
         }
-        let tables = publication::tables(source, &config.publications)?;
+        publication::tables(source, &config.publications)
+    }
+
+    /// Records a new subscription, after everything that can be checked has been.
+    fn create(&self, control: &mut Session, tables: &[PublishedTable]) -> Result<Subscription> {
+        let config = self.config;
         if config.copy.schema {
-            check_absent(control, &tables)?;
+            check_absent(control, tables)?;
         } else {
-            check_targets(control, &tables, config.copy_data, config.copy.filled)?;
+            check_targets(control, tables, config.copy_data, config.copy.filled)?;
         }
         state::create(
             control,
