@@ -693,8 +693,12 @@ impl Supervisor<'_> {
         };
         state::set_copying(control, row.id, row.epoch, start, &system)?;
         self.begun |= created.is_some();
-        if let Some(created) = created.filter(|_| context.copy_data) {
-            return copy_tables(context, control, Some(Snapshot::of_slot(&created)), &|_| true);
+        if let Some(created) = created {
+            let snapshot = Snapshot::of_slot(&created);
+            if context.copy_data {
+                return copy_tables(context, control, Some((snapshot, source)), &|_| true);
+            }
+            snapshot.release(source)?;
         }
         let tables = publication::tables(source, context.publications)?;
         set_gates(control, context.owner(), &tables, start)?;
@@ -702,15 +706,16 @@ impl Supervisor<'_> {
     }
 
     fn create_slot(&self, source: &mut Session, row: &Subscription) -> Result<slot::CreatedSlot> {
-        // One that was left by an attempt that got no further, before anything was copied.
-        if slot::drop(source, &row.slot_name)? {
-            tracing::info!(slot = row.slot_name, "starting an interrupted set-up again");
-        }
-        let created = slot::create(
-            source,
-            &row.slot_name,
-            slot::Kind::Permanent { failover: self.config.failover },
-        )?;
+        let kind = slot::Kind::Permanent { failover: self.config.failover };
+        let created = match slot::create(source, &row.slot_name, kind) {
+            Err(failure) if failure.sqlstate.as_deref() == Some(slot::DUPLICATE) => {
+                // Left by an attempt that got no further, before anything was copied.
+                tracing::info!(slot = row.slot_name, "starting an interrupted set-up again");
+                slot::drop(source, &row.slot_name)?;
+                slot::create(source, &row.slot_name, kind)?
+            }
+            created => created?,
+        };
         let lsn = created.consistent_point;
         tracing::info!(slot = row.slot_name, %lsn, "created the replication slot");
         Ok(created)
