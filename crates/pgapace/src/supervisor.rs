@@ -32,7 +32,7 @@ use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::receiver::{Receiver, ReceiverOptions, explain};
-use crate::publisher::session::{Publisher, check_identity, current_lsn, identify};
+use crate::publisher::session::{CURRENT_LSN, Publisher, check_identity, identify};
 use crate::publisher::slot;
 use crate::spool::{self, Spool};
 use crate::stopping::interrupt::interruptible;
@@ -41,11 +41,12 @@ use crate::sync::schema::SchemaCopier;
 use crate::sync::{
     Adder, Snapshot, SyncContext, check_absent, check_targets, copy_tables, forget_unpublished,
 };
+use crate::target::catalogue::field;
 use crate::target::format::{self, Format, PublisherTypes};
 use crate::target::origin;
 use crate::target::session::{Purpose, Target};
 use crate::target::state::copies::{self, CatchUp, set_gates};
-use crate::target::state::ownership::{Former, SessionId};
+use crate::target::state::ownership::{Former, Owning, SessionId};
 use crate::target::state::{self, Manner, NewSubscription, Phase, SchemaCopy, Subscription};
 use crate::target::state::{ownership, prepared, progress, schema, statistics};
 use crate::twophase;
@@ -288,8 +289,9 @@ impl Supervisor<'_> {
         check_enabled(&row)?;
         self.check_same_settings(&mut control, &mut row)?;
         let former = Former { any: self.take_over, own: self.owner.clone() };
-        self.owner =
-            Some(ownership::become_owner(&mut control, row.id, config.busy_timeout, &former)?);
+        let Owning { session, database } =
+            ownership::become_owner(&mut control, row.id, config.busy_timeout, &former)?;
+        self.owner = Some(session);
         // As it is now: another process may have gone on while we waited to become the owner.
         row = ownership::fence(&mut control, row.id)?.ok_or_else(|| {
             Failure::new(Class::Busy, "the subscription was dropped while it was waited for")
@@ -328,18 +330,18 @@ impl Supervisor<'_> {
             Ok(published)
         })?;
 
+        let (end, waits) = ahead(&mut source, &config.name)?;
         if let Some(Until::Current) = self.until {
             // Fixed at the first run: a later one must not move the goal.
-            self.until = Some(Until::Lsn(current_lsn(&mut source)?));
+            self.until = Some(Until::Lsn(end));
         }
         let until = match self.until {
             Some(Until::Lsn(lsn)) => Some(lsn),
             Some(Until::Current) | None => None,
         };
-        let waits = publisher_waits_for(&mut source, &config.name)?;
         let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
         let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
-        let identity = self.identity(&mut control, &row)?;
+        let identity = self.identity(&mut control, database, &row)?;
         let group_transactions = self.group_transactions();
         let spool = self.spool()?;
         let streaming = match config.streaming {
@@ -790,7 +792,12 @@ impl Supervisor<'_> {
     }
 
     /// What the workers' sessions commit under.
-    fn identity(&self, control: &mut Session, row: &Subscription) -> Result<Identity> {
+    fn identity(
+        &self,
+        control: &mut Session,
+        database: u32,
+        row: &Subscription,
+    ) -> Result<Identity> {
         let round_trip = control
             .measure_round_trip(FAR)
             .map_err(|e| Failure::target(&e, "looking how far away it is"))?;
@@ -800,6 +807,7 @@ impl Supervisor<'_> {
             epoch: row.epoch,
             tagged: self.config.tag_commits,
             ordered: self.config.preserve_commit_order,
+            database,
             owner: control.backend_pid(),
             round_trip,
         })
@@ -891,7 +899,7 @@ fn open_apply(
     if !identity.tagged || lost.is_some_and(|lost| !lost.tagged) {
         return Ok((session, Identity { tagged: false, ..identity }));
     }
-    let attached = origin::attach(&mut session, identity.id, number)?;
+    let attached = origin::attach(&mut session, identity.database, identity.id, number)?;
     match &attached {
         Ok(()) => {}
         Err(reason) if origin_none => {
@@ -935,14 +943,21 @@ fn check_enabled(row: &Subscription) -> Result<()> {
     }
 }
 
-/// Whether commits of the publisher may wait for us (synchronous_standby_names has our name).
-fn publisher_waits_for(source: &mut Session, name: &str) -> Result<bool> {
+/// Where the publisher's WAL ends, and whether its commits may wait for us (synchronous_standby_names
+/// has our name).
+fn ahead(source: &mut Session, name: &str) -> Result<(Lsn, bool)> {
+    let sql =
+        format!("SELECT {CURRENT_LSN}, pg_catalog.current_setting('synchronous_standby_names')");
     let results = source
-        .simple("SELECT pg_catalog.current_setting('synchronous_standby_names')")
-        .map_err(|e| Failure::publisher(&e, "reading synchronous_standby_names"))?;
-    let row = results.first().and_then(wire::Rows::first);
-    let names = row.and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default();
+        .simple(&sql)
+        .map_err(|e| Failure::publisher(&e, "reading its LSN and synchronous_standby_names"))?;
+    let row = results
+        .first()
+        .and_then(wire::Rows::first)
+        .ok_or_else(|| Failure::internal("a query for an LSN returned nothing"))?;
+    let names: String = field(&row, 1)?;
     // The words of the setting, its numbers and FIRST or ANY among them; names match without case.
     let mut words = names.split(|c: char| c.is_whitespace() || "(),\"".contains(c));
-    Ok(words.any(|word| word == "*" || word.eq_ignore_ascii_case(name)))
+    let waits = words.any(|word| word == "*" || word.eq_ignore_ascii_case(name));
+    Ok((field(&row, 0)?, waits))
 }

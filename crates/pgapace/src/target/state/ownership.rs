@@ -30,6 +30,14 @@ pub(crate) struct SessionId {
     backend_start: String,
 }
 
+/// What has become the owner.
+#[derive(Debug)]
+pub(crate) struct Owning {
+    pub(crate) session: SessionId,
+    /// The oid of the target database.
+    pub(crate) database: u32,
+}
+
 /// Whose ownership may be ended.
 #[derive(Debug, Default)]
 pub(crate) struct Former {
@@ -47,13 +55,13 @@ impl Former {
 }
 
 /// Becomes the owner, waiting up to `patience` for another one to go; owners that `former` has
-/// are terminated first. Returns the session as an owner.
+/// are terminated first.
 pub(crate) fn become_owner(
     session: &mut Session,
     id: SubscriptionId,
     patience: Duration,
     former: &Former,
-) -> Result<SessionId> {
+) -> Result<Owning> {
     let failed = |e: &wire::Error| Failure::target(e, "taking ownership of the subscription");
     if former.any || former.own.is_some() {
         terminate_holders(session, OWNER_LOCK, id, &|owner| former.includes(owner))?;
@@ -61,14 +69,15 @@ pub(crate) fn become_owner(
     let deadline = Instant::now() + patience;
     loop {
         let sql = format!(
-            "SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {}), pid, backend_start \
-             FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid()",
+            "SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {}), pid, backend_start, datid \
+             FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())",
             id.0
         );
         let rows = session.query(&sql, &[]).map_err(|e| failed(&e))?;
         let row = rows.first().ok_or_else(|| Failure::internal("our own session is gone"))?;
         if boolean(&row, 0)? {
-            return Ok(SessionId { pid: field(&row, 1)?, backend_start: field(&row, 2)? });
+            let session = SessionId { pid: field(&row, 1)?, backend_start: field(&row, 2)? };
+            return Ok(Owning { session, database: field(&row, 3)? });
         }
         if Instant::now() >= deadline {
             let owner = describe_holders(session, OWNER_LOCK, id)?;
