@@ -32,7 +32,7 @@ use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::receiver::{Receiver, ReceiverOptions, explain};
-use crate::publisher::session::{Publisher, check_identity, current_lsn, identify};
+use crate::publisher::session::{CURRENT_LSN, Publisher, check_identity, identify};
 use crate::publisher::slot;
 use crate::spool::{self, Spool};
 use crate::stopping::interrupt::interruptible;
@@ -41,11 +41,12 @@ use crate::sync::schema::SchemaCopier;
 use crate::sync::{
     Adder, Snapshot, SyncContext, check_absent, check_targets, copy_tables, forget_unpublished,
 };
+use crate::target::catalogue::field;
 use crate::target::format::{self, Format, PublisherTypes};
 use crate::target::origin;
 use crate::target::session::{Purpose, Target};
 use crate::target::state::copies::{self, CatchUp, set_gates};
-use crate::target::state::ownership::{Former, SessionId};
+use crate::target::state::ownership::{Former, Owning, SessionId};
 use crate::target::state::{self, Manner, NewSubscription, Phase, SchemaCopy, Subscription};
 use crate::target::state::{ownership, prepared, progress, schema, statistics};
 use crate::twophase;
@@ -264,20 +265,35 @@ impl Supervisor<'_> {
             ));
         }
 
-        schema::migrate(&mut control)?;
-        publication::check_exist(&mut source, &config.publications)?;
-        let mut row = match state::find(&mut control, &config.name)? {
+        let version = schema::version(&mut control)?;
+        let this: &Self = self;
+        // To make our schema takes the target a while.
+        let (found, looked) = std::thread::scope(|scope| {
+            let looked = scope.spawn(|| {
+                publication::check_exist(&mut source, &config.publications)?;
+                Ok((version == 0).then(|| this.look_at_publisher(&mut source)))
+            });
+            let upgraded = schema::upgrade(&mut control, version);
+            let found = upgraded.and_then(|()| state::find(&mut control, &config.name));
+            let panicked = |_| Err(Failure::internal("looking at the publisher panicked"));
+            (found, looked.join().unwrap_or_else(panicked))
+        });
+        let (found, looked) = (found?, looked?);
+        let mut row = match found {
             Some(row) => row,
-            None => self.create(&mut control, &mut source)?,
+            None => {
+                let looked = looked.unwrap_or_else(|| self.look_at_publisher(&mut source));
+                self.create(&mut control, &looked?)?
+            }
         };
         check_enabled(&row)?;
         self.check_same_settings(&mut control, &mut row)?;
         let former = Former { any: self.take_over, own: self.owner.clone() };
-        self.owner =
-            Some(ownership::become_owner(&mut control, row.id, config.busy_timeout, &former)?);
-        ownership::fence(&mut control, row.id)?;
-        // Read again: another process may have gone on while we waited to become the owner.
-        row = state::find(&mut control, &config.name)?.ok_or_else(|| {
+        let Owning { session, database } =
+            ownership::become_owner(&mut control, row.id, config.busy_timeout, &former)?;
+        self.owner = Some(session);
+        // As it is now: another process may have gone on while we waited to become the owner.
+        row = ownership::fence(&mut control, row.id)?.ok_or_else(|| {
             Failure::new(Class::Busy, "the subscription was dropped while it was waited for")
         })?;
         check_enabled(&row)?;
@@ -314,18 +330,18 @@ impl Supervisor<'_> {
             Ok(published)
         })?;
 
+        let (end, waits) = ahead(&mut source, &config.name)?;
         if let Some(Until::Current) = self.until {
             // Fixed at the first run: a later one must not move the goal.
-            self.until = Some(Until::Lsn(current_lsn(&mut source)?));
+            self.until = Some(Until::Lsn(end));
         }
         let until = match self.until {
             Some(Until::Lsn(lsn)) => Some(lsn),
             Some(Until::Current) | None => None,
         };
-        let waits = publisher_waits_for(&mut source, &config.name)?;
         let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
         let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
-        let identity = self.identity(&mut control, &row)?;
+        let identity = self.identity(&mut control, database, &row)?;
         let group_transactions = self.group_transactions();
         let spool = self.spool()?;
         let streaming = match config.streaming {
@@ -563,8 +579,8 @@ impl Supervisor<'_> {
         Ok(spool)
     }
 
-    /// Records a new subscription, after everything that can be checked has been.
-    fn create(&self, control: &mut Session, source: &mut Session) -> Result<Subscription> {
+    /// What a new subscription is to copy, if its slot is there or not as it has to be.
+    fn look_at_publisher(&self, source: &mut Session) -> Result<Vec<PublishedTable>> {
         let config = self.config;
         let existing = slot::find(source, &config.slot)?;
         if existing.is_some() == config.create_slot {
@@ -578,11 +594,16 @@ impl Supervisor<'_> {
                  exists. Choose the name with --slot.",
             ));
         }
-        let tables = publication::tables(source, &config.publications)?;
+        publication::tables(source, &config.publications)
+    }
+
+    /// Records a new subscription, after everything that can be checked has been.
+    fn create(&self, control: &mut Session, tables: &[PublishedTable]) -> Result<Subscription> {
+        let config = self.config;
         if config.copy.schema {
-            check_absent(control, &tables)?;
+            check_absent(control, tables)?;
         } else {
-            check_targets(control, &tables, config.copy_data, config.copy.filled)?;
+            check_targets(control, tables, config.copy_data, config.copy.filled)?;
         }
         state::create(
             control,
@@ -674,8 +695,12 @@ impl Supervisor<'_> {
         };
         state::set_copying(control, row.id, row.epoch, start, &system)?;
         self.begun |= created.is_some();
-        if let Some(created) = created.filter(|_| context.copy_data) {
-            return copy_tables(context, control, Some(Snapshot::of_slot(&created)), &|_| true);
+        if let Some(created) = created {
+            let snapshot = Snapshot::of_slot(&created);
+            if context.copy_data {
+                return copy_tables(context, control, Some((snapshot, source)), &|_| true);
+            }
+            snapshot.release(source)?;
         }
         let tables = publication::tables(source, context.publications)?;
         set_gates(control, context.owner(), &tables, start)?;
@@ -683,15 +708,16 @@ impl Supervisor<'_> {
     }
 
     fn create_slot(&self, source: &mut Session, row: &Subscription) -> Result<slot::CreatedSlot> {
-        // One that was left by an attempt that got no further, before anything was copied.
-        if slot::drop(source, &row.slot_name)? {
-            tracing::info!(slot = row.slot_name, "starting an interrupted set-up again");
-        }
-        let created = slot::create(
-            source,
-            &row.slot_name,
-            slot::Kind::Permanent { failover: self.config.failover },
-        )?;
+        let kind = slot::Kind::Permanent { failover: self.config.failover };
+        let created = match slot::create(source, &row.slot_name, kind) {
+            Err(failure) if failure.sqlstate.as_deref() == Some(slot::DUPLICATE) => {
+                // Left by an attempt that got no further, before anything was copied.
+                tracing::info!(slot = row.slot_name, "starting an interrupted set-up again");
+                slot::drop(source, &row.slot_name)?;
+                slot::create(source, &row.slot_name, kind)?
+            }
+            created => created?,
+        };
         let lsn = created.consistent_point;
         tracing::info!(slot = row.slot_name, %lsn, "created the replication slot");
         Ok(created)
@@ -766,7 +792,12 @@ impl Supervisor<'_> {
     }
 
     /// What the workers' sessions commit under.
-    fn identity(&self, control: &mut Session, row: &Subscription) -> Result<Identity> {
+    fn identity(
+        &self,
+        control: &mut Session,
+        database: u32,
+        row: &Subscription,
+    ) -> Result<Identity> {
         let round_trip = control
             .measure_round_trip(FAR)
             .map_err(|e| Failure::target(&e, "looking how far away it is"))?;
@@ -776,6 +807,7 @@ impl Supervisor<'_> {
             epoch: row.epoch,
             tagged: self.config.tag_commits,
             ordered: self.config.preserve_commit_order,
+            database,
             owner: control.backend_pid(),
             round_trip,
         })
@@ -867,7 +899,7 @@ fn open_apply(
     if !identity.tagged || lost.is_some_and(|lost| !lost.tagged) {
         return Ok((session, Identity { tagged: false, ..identity }));
     }
-    let attached = origin::attach(&mut session, identity.id, number)?;
+    let attached = origin::attach(&mut session, identity.database, identity.id, number)?;
     match &attached {
         Ok(()) => {}
         Err(reason) if origin_none => {
@@ -911,14 +943,21 @@ fn check_enabled(row: &Subscription) -> Result<()> {
     }
 }
 
-/// Whether commits of the publisher may wait for us (synchronous_standby_names has our name).
-fn publisher_waits_for(source: &mut Session, name: &str) -> Result<bool> {
+/// Where the publisher's WAL ends, and whether its commits may wait for us (synchronous_standby_names
+/// has our name).
+fn ahead(source: &mut Session, name: &str) -> Result<(Lsn, bool)> {
+    let sql =
+        format!("SELECT {CURRENT_LSN}, pg_catalog.current_setting('synchronous_standby_names')");
     let results = source
-        .simple("SELECT pg_catalog.current_setting('synchronous_standby_names')")
-        .map_err(|e| Failure::publisher(&e, "reading synchronous_standby_names"))?;
-    let row = results.first().and_then(wire::Rows::first);
-    let names = row.and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default();
+        .simple(&sql)
+        .map_err(|e| Failure::publisher(&e, "reading its LSN and synchronous_standby_names"))?;
+    let row = results
+        .first()
+        .and_then(wire::Rows::first)
+        .ok_or_else(|| Failure::internal("a query for an LSN returned nothing"))?;
+    let names: String = field(&row, 1)?;
     // The words of the setting, its numbers and FIRST or ANY among them; names match without case.
     let mut words = names.split(|c: char| c.is_whitespace() || "(),\"".contains(c));
-    Ok(words.any(|word| word == "*" || word.eq_ignore_ascii_case(name)))
+    let waits = words.any(|word| word == "*" || word.eq_ignore_ascii_case(name));
+    Ok((field(&row, 0)?, waits))
 }

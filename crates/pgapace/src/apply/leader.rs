@@ -760,12 +760,15 @@ impl<'a> Leader<'a> {
         self.write_statistics(true);
         self.publish_positions();
         let at = self.parts.progress.durable();
-        // In this order: statistics are written before the durability session ends, and the
-        // publisher hears the last positions before the stream ends.
-        drop(self.parts.streams);
-        drop(self.parts.pool);
-        drop(self.parts.durability);
-        self.parts.receiver.finish();
+        // Statistics are written before the durability session ends, and the publisher hears the last
+        // positions before the stream ends.
+        let Parts { streams, pool, durability, receiver, .. } = self.parts;
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(streams));
+            scope.spawn(|| drop(pool));
+            scope.spawn(|| drop(durability));
+            receiver.finish();
+        });
         tracing::info!(lsn = %at, ?outcome, "stopped; everything applied is durable and acknowledged");
         outcome
     }

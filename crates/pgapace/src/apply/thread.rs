@@ -20,15 +20,15 @@ pub(crate) fn join_or_cancel(
 ) {
     let Some(thread) = thread else { return };
     let started = Instant::now();
-    let mut pause = Duration::from_millis(1);
     while !thread.is_finished() && started.elapsed() < JOIN_PATIENCE {
         if started.elapsed() > patience
             && let Err(error) = cancel.cancel()
         {
             tracing::debug!(%error, "cannot cancel");
         }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(500));
+        // In the end it is not waited for much longer than it takes.
+        let pause = started.elapsed() / 3;
+        std::thread::sleep(pause.clamp(Duration::from_micros(200), Duration::from_millis(500)));
     }
     if thread.is_finished() && thread.join().is_err() {
         tracing::error!("a thread panicked");

@@ -152,10 +152,10 @@ fn settings(
     };
     room("max_wal_senders", senders, senders_needed, i64::from(copies && !new));
     let reserved = limit("superuser_reserved_connections") + limit("reserved_connections");
-    // Those who copy, who plans it, and who looks what is published. Our own session ends before.
+    // Those who copy, and who looks what is published. Our own session ends before.
     let workers = i64::try_from(config.copy.workers).unwrap_or(i64::MAX);
     let connections = (connections - 1, limit("max_connections") - reserved);
-    room("max_connections", connections, 2 * i64::from(copies), workers * i64::from(copies));
+    room("max_connections", connections, i64::from(copies), workers * i64::from(copies));
     if boolean(&row, 3)? {
         if major < 16 {
             reporter.block(

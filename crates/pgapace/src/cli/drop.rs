@@ -9,7 +9,7 @@ use crate::publisher::slot;
 use crate::target::origin;
 use crate::target::session::Target;
 use crate::target::state::prepared::{self, Standing};
-use crate::target::state::{self, ownership, schema};
+use crate::target::state::{self, ownership};
 
 #[derive(Debug, Args)]
 pub(crate) struct DropArgs {
@@ -30,13 +30,7 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
     let (name, site) = args.selection.one_by_name()?;
     let mut target = Target::new(site.target.clone(), &name);
     let mut control = target.connect_first()?;
-    let row = if schema::version(&mut control)? == 0 {
-        None
-    } else {
-        schema::migrate(&mut control)?;
-        state::find(&mut control, &name)?
-    };
-    let Some(row) = row else {
+    let Some(row) = state::find_in_any(&mut control, &name)? else {
         if args.if_exists {
             return Ok(());
         }
@@ -47,7 +41,8 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
     };
     let nobody = ownership::Former::default();
     ownership::become_owner(&mut control, row.id, std::time::Duration::ZERO, &nobody)?;
-    ownership::fence(&mut control, row.id)?;
+    ownership::fence(&mut control, row.id)?
+        .ok_or_else(|| Failure::internal("the subscription is gone"))?;
     let mut slot_dropped = false;
     if row.owns_slot && !args.keep_slot {
         let info = site.publisher.ok_or_else(|| {

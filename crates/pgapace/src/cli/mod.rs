@@ -23,7 +23,7 @@ use crate::config::{Settings, Site, Subscription, sites, subscriptions};
 use crate::error::{Class, Failure, Result};
 use crate::observe::logging::{self, LogFormat};
 use crate::target::session::Target;
-use crate::target::state::{self, schema};
+use crate::target::state;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -206,13 +206,7 @@ impl Selection {
     fn existing(&self) -> Result<(Session, state::Subscription)> {
         let (name, site) = self.one_by_name()?;
         let mut control = Target::new(site.target.clone(), &name).connect_first()?;
-        let row = if schema::version(&mut control)? == 0 {
-            None
-        } else {
-            schema::migrate(&mut control)?;
-            state::find(&mut control, &name)?
-        };
-        let row = row.ok_or_else(|| {
+        let row = state::find_in_any(&mut control, &name)?.ok_or_else(|| {
             Failure::new(Class::Config, format!("the target has no subscription {name:?}"))
         })?;
         Ok((control, row))

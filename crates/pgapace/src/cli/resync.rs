@@ -11,7 +11,7 @@ use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sync::check_targets;
 use crate::target::session::Target;
-use crate::target::state::{self, Subscription, copies, ownership, schema};
+use crate::target::state::{self, Subscription, copies, ownership};
 
 #[derive(Debug, Args)]
 pub(crate) struct ResyncArgs {
@@ -39,14 +39,7 @@ struct Site {
 fn open(config: &Config) -> Result<Site> {
     let mut target = Target::new(config.target.clone(), &config.name);
     let mut control = target.connect_first()?;
-    let row = match schema::version(&mut control)? {
-        0 => None,
-        _ => {
-            schema::migrate(&mut control)?;
-            state::find(&mut control, &config.name)?
-        }
-    };
-    let row = row.ok_or_else(|| {
+    let row = state::find_in_any(&mut control, &config.name)?.ok_or_else(|| {
         Failure::new(Class::Config, format!("the target has no subscription {:?}", config.name))
     })?;
     let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());

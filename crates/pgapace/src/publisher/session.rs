@@ -166,14 +166,13 @@ pub(crate) fn system_identifier(session: &mut Session) -> Option<String> {
     results.first()?.first()?.get(0).map(str::to_owned)
 }
 
+/// Where the publisher's WAL ends now, in SQL.
+pub(crate) const CURRENT_LSN: &str = "CASE WHEN pg_catalog.pg_is_in_recovery() \
+     THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END";
+
 /// Where the publisher's WAL ends now.
 pub(crate) fn current_lsn(session: &mut Session) -> Result<Lsn> {
-    one_lsn(
-        session,
-        "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() \
-         THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END",
-        "reading its current LSN",
-    )
+    one_lsn(session, &format!("SELECT {CURRENT_LSN}"), "reading its current LSN")
 }
 
 /// The process that serves this session.

@@ -8,7 +8,7 @@ use wire::{Session, quote_ident, quote_literal};
 use crate::error::{Class, Failure, Result};
 use crate::target::catalogue::{boolean, field};
 
-/// A slot that was just created, and the snapshot that goes with it while its session stays idle.
+/// A slot that was just created, and the name of the snapshot that goes with it.
 #[derive(Debug)]
 pub(crate) struct CreatedSlot {
     pub(crate) consistent_point: Lsn,
@@ -27,39 +27,61 @@ pub(crate) enum Kind {
     },
 }
 
-/// Creates a logical slot and exports its snapshot.
+/// SQLSTATE of a slot that is there already.
+pub(crate) const DUPLICATE: &str = "42710";
+
+/// Creates a logical slot. From then on the session is in a transaction that reads under the slot's
+/// snapshot, and others can import it until that transaction ends.
 pub(crate) fn create(session: &mut Session, name: &str, kind: Kind) -> Result<CreatedSlot> {
     let major = session.server_version().major();
-    let mut options = vec!["SNAPSHOT 'export'"];
+    let mut options = vec!["SNAPSHOT 'use'"];
     if let Kind::Permanent { failover: true } = kind
         && supports_failover(session)?
     {
         options.push("FAILOVER");
     }
-    let options = if major >= 15 {
-        format!("({})", options.join(", "))
-    } else {
-        "EXPORT_SNAPSHOT".to_owned()
-    };
+    let options =
+        if major >= 15 { format!("({})", options.join(", ")) } else { "USE_SNAPSHOT".to_owned() };
     let sql = format!(
         "CREATE_REPLICATION_SLOT {} {}LOGICAL pgoutput {options}",
         quote_ident(name),
         if kind == Kind::Temporary { "TEMPORARY " } else { "" },
     );
-    let results = session.simple(&sql).map_err(|e| {
+    // Nothing more: while it waits for WAL, a walsender takes what it is sent for messages of a stream.
+    let created = session.simple_each([begin_reading(major), &sql]);
+    if created.is_err() && !session.is_broken() {
+        session.simple("ROLLBACK").map_err(|e| Failure::publisher(&e, "ending a transaction"))?;
+    }
+    let [_, created] = created.map_err(|e| {
         let failure = Failure::publisher(&e, &format!("creating slot \"{name}\""));
         match failure.sqlstate.as_deref() {
             Some("55000") => failure.hint("Set wal_level = logical on the publisher."),
             Some("53400") => failure.hint("Raise max_replication_slots on the publisher."),
-            Some("42710") => failure.hint("Choose another name with --slot, or drop that slot."),
+            Some(DUPLICATE) => failure.hint("Choose another name with --slot, or drop that slot."),
             _ => failure,
         }
     })?;
-    let row = results
+    let created = created
         .first()
         .and_then(wire::Rows::first)
         .ok_or_else(|| Failure::internal("CREATE_REPLICATION_SLOT returned nothing"))?;
-    Ok(CreatedSlot { consistent_point: field(&row, 1)?, snapshot: field(&row, 2)? })
+    let exported = session
+        .simple("SELECT pg_catalog.pg_export_snapshot()")
+        .map_err(|e| Failure::publisher(&e, "exporting the snapshot"))?;
+    let exported = exported
+        .first()
+        .and_then(wire::Rows::first)
+        .ok_or_else(|| Failure::internal("pg_export_snapshot returned nothing"))?;
+    Ok(CreatedSlot { consistent_point: field(&created, 1)?, snapshot: field(&exported, 0)? })
+}
+
+/// Begins a transaction that reads under one snapshot, for as long as it takes.
+pub(crate) fn begin_reading(major: u32) -> &'static str {
+    if major >= 17 {
+        "SET transaction_timeout = 0; BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    } else {
+        "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    }
 }
 
 fn supports_failover(session: &mut Session) -> Result<bool> {

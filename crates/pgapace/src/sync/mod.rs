@@ -103,45 +103,45 @@ fn refuse_filled(session: &mut Session, targets: &[TargetTable]) -> Result<()> {
         ))
 }
 
-/// Copies the published tables that `wanted` takes and that are not copied yet, under `first` and,
-/// for those that it does not suffice for, under other snapshots. Returns what is published.
+/// Copies the published tables that `wanted` takes and that are not copied yet, under `first` (with
+/// the session that holds it, and lets it go) and, for those that it does not suffice for, under
+/// other snapshots. Returns what is published.
 ///
 /// What is published is read after the snapshot was made: to make it, the publisher waits for
 /// running transactions, and a column that one of them adds and fills belongs to the copy.
 pub(crate) fn copy_tables(
     context: SyncContext<'_>,
     control: &mut Session,
-    first: Option<Snapshot>,
+    mut first: Option<(Snapshot, &mut Session)>,
     wanted: &dyn Fn(&PublishedTable) -> bool,
 ) -> Result<Vec<PublishedTable>> {
-    let temporary = || {
-        Snapshot::temporary(context.publisher, context.id, context.shutdown)
-            .map(|(snapshot, holder)| (snapshot, Some(holder)))
-    };
-    // The holder is kept for as long as sessions may still import its snapshot.
-    let (mut snapshot, mut holder) = match first {
-        Some(snapshot) => (snapshot, None),
-        None => temporary()?,
-    };
     let mut reasons = Vec::new();
     for _ in 0..SNAPSHOTS {
-        let mut source = snapshot.open(context.publisher)?;
+        let mut holder = None;
+        let (snapshot, source) = match first.take() {
+            Some(first) => first,
+            None => {
+                let (id, shutdown) = (context.id, context.shutdown);
+                let (snapshot, session) = Snapshot::temporary(context.publisher, id, shutdown)?;
+                (snapshot, holder.insert(session))
+            }
+        };
         let sessions = [source.cancel_handle(), control.cancel_handle()];
         let mut published = Vec::new();
         reasons = interruptible(context.shutdown, &sessions, "table sync", || {
-            published = publication::tables(&mut source, context.publications)?;
+            published = publication::tables(source, context.publications)?;
             let pending = pending(control, context, &published, wanted)?;
-            copy_pending(context, control, &mut source, &snapshot, pending)
+            copy_pending(context, control, source, &snapshot, pending)
         })?;
         if reasons.is_empty() {
-            set_sequences(context, control, &mut source, &published, wanted)?;
+            set_sequences(context, control, source, &published, wanted)?;
+            snapshot.release(source)?;
             return Ok(published);
         }
         for reason in &reasons {
             tracing::info!(reason = reason.message, "the table is copied under another snapshot");
         }
-        drop((source, holder));
-        (snapshot, holder) = temporary()?;
+        snapshot.release(source)?;
     }
     let last = reasons.into_iter().next();
     Err(last.unwrap_or_else(|| Failure::internal("nothing was left to copy")).hint(

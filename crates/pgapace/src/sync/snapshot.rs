@@ -11,7 +11,8 @@ use crate::stopping::shutdown::Shutdown;
 use crate::target::state::SubscriptionId;
 
 /// An exported snapshot and the LSN at which it was made: what committed before is in it, what
-/// commits from there on is not. It lasts while the session that made its slot stays idle.
+/// commits from there on is not. It lasts while the session that made its slot is in the transaction
+/// that it began for that.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     name: String,
@@ -24,7 +25,7 @@ impl Snapshot {
         Self { name: created.snapshot.clone(), lsn: created.consistent_point }
     }
 
-    /// Of a temporary slot, and the session that both end with.
+    /// Of a temporary slot, and the session that holds both, and reads under it.
     pub(crate) fn temporary(
         publisher: &Publisher,
         id: SubscriptionId,
@@ -44,21 +45,22 @@ impl Snapshot {
     /// Opens a session that reads under the snapshot. An ordinary one: a walsender is not needed.
     pub(crate) fn open(&self, publisher: &Publisher) -> Result<Session> {
         let mut session = publisher.connect_to_look()?;
-        let before = if session.server_version().major() >= 17 {
-            "SET transaction_timeout = 0; "
-        } else {
-            ""
-        };
-        self.import(&mut session, before)?;
+        self.import(&mut session, "")?;
         Ok(session)
+    }
+
+    /// Lets the session go that made the slot: nobody can import the snapshot any more.
+    pub(crate) fn release(self, holder: &mut Session) -> Result<()> {
+        holder.simple("COMMIT").map_err(|e| Failure::publisher(&e, "releasing the snapshot"))?;
+        Ok(())
     }
 
     /// Starts a transaction under the snapshot; `before` is run first.
     pub(crate) fn import(&self, session: &mut Session, before: &str) -> Result<()> {
+        let begin = slot::begin_reading(session.server_version().major());
         session
             .simple(&format!(
-                "{before}BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; \
-                 SET TRANSACTION SNAPSHOT {}",
+                "{before}{begin}; SET TRANSACTION SNAPSHOT {}",
                 wire::quote_literal(&self.name)
             ))
             .map_err(|e| Failure::publisher(&e, "importing the snapshot"))?;

@@ -9,7 +9,7 @@ use engine::relation::RemoteColumn;
 use crate::config::Binary;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
-use crate::target::catalogue::{Equality, boolean, field};
+use crate::target::catalogue::{Equality, field};
 use crate::target::mapping::TableMap;
 use crate::target::state::name_array;
 
@@ -104,56 +104,82 @@ pub(crate) fn agree((from, from_kind): (u32, char), (to, to_kind): (u32, char)) 
         || TEXTS.contains(&from) && TEXTS.contains(&to)
 }
 
-/// A published column on the target.
-#[derive(Debug)]
-struct TargetColumn {
-    oid: u32,
-    kind: char,
-    type_name: String,
-    /// Whether the table has a primary key or replica identity index.
-    keyed: bool,
-}
+/// Of published tables, by their place; plain columns only, which is all that most have.
+const COLUMNS_SQL: &str = "\
+SELECT w.ord, a.attname, a.atttypid
+FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
+  WITH ORDINALITY AS w (schema_name, table_name, ord)
+JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
+JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name
+JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped";
 
-/// Base types by schema, table and column.
-type TargetColumns = FxHashMap<(String, String, String), TargetColumn>;
-
-const TARGET_SQL: &str = "\
+const BASE_TYPES_SQL: &str = "\
 WITH RECURSIVE chain AS (
-  SELECT n.nspname, c.oid, c.relname, a.attname, a.atttypid AS typ, 0 AS depth
-  FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
-    AS published (schema_name, table_name)
-  JOIN pg_catalog.pg_namespace n ON n.nspname = published.schema_name
-  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = published.table_name
-  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+  SELECT declared, declared AS typ FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS d (declared)
   UNION ALL
-  SELECT c.nspname, c.oid, c.relname, c.attname, t.typbasetype, c.depth + 1
+  SELECT c.declared, t.typbasetype
   FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype = 'd'
 )
-SELECT c.nspname, c.relname, c.attname, t.oid, t.typtype, pg_catalog.format_type(t.oid, NULL),
-       EXISTS (SELECT 1 FROM pg_catalog.pg_index i
-               WHERE i.indrelid = c.oid AND (i.indisprimary OR i.indisreplident))
-FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ
-WHERE t.typtype <> 'd'";
+SELECT c.declared, t.oid, t.typtype
+FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype <> 'd'";
 
-fn target_columns(session: &mut Session, published: &[PublishedTable]) -> Result<TargetColumns> {
+const KEYED_SQL: &str = "\
+SELECT 1 FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
+JOIN pg_catalog.pg_index i ON i.indrelid = c.oid
+WHERE n.nspname = $1 AND c.relname = $2 AND (i.indisprimary OR i.indisreplident)";
+
+fn failed(error: &wire::Error) -> Failure {
+    Failure::target(error, "reading the types of the target's columns")
+}
+
+/// Declared types of the target's columns, by the place of their table and by name.
+fn declared_types(
+    session: &mut Session,
+    published: &[PublishedTable],
+) -> Result<FxHashMap<(usize, String), u32>> {
     let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
     let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
     let rows = session
-        .query(TARGET_SQL, &[Some(&name_array(&schemas)), Some(&name_array(&names))])
-        .map_err(|e| Failure::target(&e, "reading the types of the target's columns"))?;
+        .query(COLUMNS_SQL, &[Some(&name_array(&schemas)), Some(&name_array(&names))])
+        .map_err(|e| failed(&e))?;
     rows.iter()
         .map(|row| {
-            Ok((
-                (field(&row, 0)?, field(&row, 1)?, field(&row, 2)?),
-                TargetColumn {
-                    oid: field(&row, 3)?,
-                    kind: field(&row, 4)?,
-                    type_name: field(&row, 5)?,
-                    keyed: boolean(&row, 6)?,
-                },
-            ))
+            let ordinal: usize = field(&row, 0)?;
+            Ok(((ordinal - 1, field(&row, 1)?), field(&row, 2)?))
         })
         .collect()
+}
+
+/// What is under these types, with its kind; those that are base types of every server are left out.
+fn base_types(
+    session: &mut Session,
+    declared: impl Iterator<Item = u32>,
+) -> Result<FxHashMap<u32, (u32, char)>> {
+    let mut unknown: Vec<_> = declared.filter(|oid| !PORTABLE.contains(oid)).collect();
+    unknown.sort_unstable();
+    unknown.dedup();
+    if unknown.is_empty() {
+        return Ok(FxHashMap::default());
+    }
+    let oids: Vec<_> = unknown.iter().map(u32::to_string).collect();
+    let rows = session
+        .query(BASE_TYPES_SQL, &[Some(&format!("{{{}}}", oids.join(",")))])
+        .map_err(|e| failed(&e))?;
+    rows.iter().map(|row| Ok((field(&row, 0)?, (field(&row, 1)?, field(&row, 2)?)))).collect()
+}
+
+fn type_name(session: &mut Session, oid: u32) -> Result<String> {
+    let sql = format!("SELECT pg_catalog.format_type({oid}, NULL)");
+    let rows = session.query(&sql, &[]).map_err(|e| failed(&e))?;
+    Ok(rows.first().and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default())
+}
+
+/// Whether the table has a primary key or replica identity index.
+fn is_keyed(session: &mut Session, table: &PublishedTable) -> Result<bool> {
+    let rows = session
+        .query(KEYED_SQL, &[Some(&table.schema), Some(&table.name)])
+        .map_err(|e| failed(&e))?;
+    Ok(!rows.is_empty())
 }
 
 /// Chooses the form of a run. What the target lacks is somebody else's to report.
@@ -165,21 +191,27 @@ pub(crate) fn choose(
     if wanted == Binary::Off {
         return Ok(Format::text("--binary is off"));
     }
-    let there = target_columns(control, published)?;
-    for table in published {
+    let declared = declared_types(control, published)?;
+    let under = base_types(control, declared.values().copied())?;
+    for (number, table) in published.iter().enumerate() {
         for column in &table.columns {
-            let key = (table.schema.clone(), table.name.clone(), column.name.clone());
-            let Some(local) = there.get(&key) else { continue };
-            let name = format!("{}.{}", table.display_name(), column.name);
-            if !agree((column.base_type, column.type_kind), (local.oid, local.kind)) {
+            let Some(declared) = declared.get(&(number, column.name.clone())) else { continue };
+            let local = under.get(declared).copied().unwrap_or((*declared, 'b'));
+            let name = || format!("{}.{}", table.display_name(), column.name);
+            if !agree((column.base_type, column.type_kind), local) {
                 return Ok(Format::text(format!(
-                    "{name}: publisher type {}, target type {}",
-                    column.base_type_name, local.type_name
+                    "{}: publisher type {}, target type {}",
+                    name(),
+                    column.base_type_name,
+                    type_name(control, local.0)?
                 )));
             }
-            let searched = table.replica_identity == 'f' && !local.keyed;
-            if searched && WITHOUT_EQUALITY.contains(&local.oid) {
-                return Ok(Format::text(without_equality(&name, &local.type_name)));
+            if table.replica_identity == 'f'
+                && WITHOUT_EQUALITY.contains(&local.0)
+                && !is_keyed(control, table)?
+            {
+                let type_name = type_name(control, local.0)?;
+                return Ok(Format::text(without_equality(&name(), &type_name)));
             }
         }
     }

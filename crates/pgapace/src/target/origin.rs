@@ -38,15 +38,16 @@ pub(crate) fn prefix_in(database: impl Display, id: SubscriptionId) -> String {
 }
 
 /// Sets the session's origin, creating it when needed: one for each worker, because a session holds
-/// its origin alone.
+/// its origin alone. `database`: the oid of the session's.
 ///
 /// Without the privilege the reason is returned and the session goes on untagged.
 pub(crate) fn attach(
     session: &mut Session,
+    database: u32,
     id: SubscriptionId,
     worker: usize,
 ) -> Result<std::result::Result<(), String>> {
-    let name = wire::quote_literal(&format!("{}{worker}", prefix(session, id)?));
+    let name = wire::quote_literal(&format!("{}{worker}", prefix_in(database, id)));
     let set_up = format!("SELECT pg_catalog.pg_replication_origin_session_setup({name})");
     let mut attached = run(session, &set_up)?;
     if attached.as_ref().is_err_and(|error| error.code == UNDEFINED_OBJECT) {

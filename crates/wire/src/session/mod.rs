@@ -134,6 +134,27 @@ impl Session {
         self.exchange()
     }
 
+    /// Runs several such texts, each as if [`Session::simple`] ran it, in one round trip. What follows
+    /// one that fails is run all the same; the first error is returned.
+    pub fn simple_each<const N: usize>(&mut self, texts: [&str; N]) -> Result<[Vec<Rows>; N]> {
+        self.begin_exchange()?;
+        texts.iter().for_each(|sql| self.queue_simple(sql));
+        let started = Instant::now();
+        self.send_exchange()?;
+        let mut failed = None;
+        let results = std::array::from_fn(|_| {
+            if self.is_broken() {
+                return Vec::new();
+            }
+            self.collect().unwrap_or_else(|error| {
+                failed.get_or_insert(error);
+                Vec::new()
+            })
+        });
+        self.note_round_trip(started);
+        failed.map_or(Ok(results), Err)
+    }
+
     /// Runs one statement with text parameters, `$1` and so on; their types are the server's
     /// choice.
     pub fn query(&mut self, sql: &str, params: &[Option<&str>]) -> Result<Rows> {

@@ -85,6 +85,8 @@ pub(crate) struct Identity {
     pub(crate) tagged: bool,
     /// Whether the target refuses a commit before its predecessor's.
     pub(crate) ordered: bool,
+    /// The oid of the target database.
+    pub(crate) database: u32,
     /// The backend of the control session, which owns the subscription.
     pub(crate) owner: i32,
     /// What a round trip to the target takes at most.

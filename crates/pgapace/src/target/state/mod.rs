@@ -95,6 +95,16 @@ pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Subscript
     rows.first().map(|row| subscription(&row)).transpose()
 }
 
+/// The same, on a target of which the schema may be older, which is then brought up to date; or that
+/// has none.
+pub(crate) fn find_in_any(session: &mut Session, name: &str) -> Result<Option<Subscription>> {
+    match schema::version(session)? {
+        0 => return Ok(None),
+        version => schema::upgrade(session, version)?,
+    }
+    find(session, name)
+}
+
 /// All subscriptions of the target.
 pub(crate) fn all(session: &mut Session) -> Result<Vec<Subscription>> {
     let sql = format!("SELECT {COLUMNS} FROM pgapace.subscription ORDER BY name");
@@ -141,14 +151,18 @@ pub(crate) struct NewSubscription<'a> {
     pub(crate) schema_copy: Option<SchemaCopy>,
 }
 
-/// Records a new subscription, before anything is created for it on the publisher.
+/// Records a new subscription, before anything is created for it on the publisher. One of this name
+/// that another process has recorded meanwhile is returned as it is.
 pub(crate) fn create(session: &mut Session, new: &NewSubscription<'_>) -> Result<Subscription> {
-    session
-        .execute(
-            "INSERT INTO pgapace.subscription \
-               (name, slot_name, publications, phase, owns_slot, copy_data, schema_copy) \
-             VALUES ($1, $2, $3::pg_catalog.text[], 'creating', $4::pg_catalog.bool, \
-               $5::pg_catalog.bool, $6)",
+    let created = session
+        .query(
+            &format!(
+                "INSERT INTO pgapace.subscription \
+                   (name, slot_name, publications, phase, owns_slot, copy_data, schema_copy) \
+                 VALUES ($1, $2, $3::pg_catalog.text[], 'creating', $4::pg_catalog.bool, \
+                   $5::pg_catalog.bool, $6) \
+                 ON CONFLICT (name) DO NOTHING RETURNING {COLUMNS}"
+            ),
             &[
                 Some(new.name),
                 Some(new.slot_name),
@@ -159,7 +173,11 @@ pub(crate) fn create(session: &mut Session, new: &NewSubscription<'_>) -> Result
             ],
         )
         .map_err(|e| writing(&e))?;
-    find(session, new.name)?.ok_or_else(|| Failure::internal("a created subscription is gone"))
+    match created.first() {
+        Some(row) => subscription(&row),
+        None => find(session, new.name)?
+            .ok_or_else(|| Failure::internal("a created subscription is gone")),
+    }
 }
 
 /// Records that the slot exists, in one transaction: from here on it is never dropped for another.

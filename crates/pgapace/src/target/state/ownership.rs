@@ -13,7 +13,7 @@ use wire::Session;
 
 use crate::error::{Class, Failure, Result};
 use crate::target::catalogue::{boolean, field};
-use crate::target::state::SubscriptionId;
+use crate::target::state::{COLUMNS, Subscription, SubscriptionId, subscription};
 
 /// First key of the owner's lock ("pgao").
 const OWNER_LOCK: i32 = 0x7067_616f;
@@ -28,6 +28,14 @@ const FENCE_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) struct SessionId {
     pid: i32,
     backend_start: String,
+}
+
+/// What has become the owner.
+#[derive(Debug)]
+pub(crate) struct Owning {
+    pub(crate) session: SessionId,
+    /// The oid of the target database.
+    pub(crate) database: u32,
 }
 
 /// Whose ownership may be ended.
@@ -47,26 +55,29 @@ impl Former {
 }
 
 /// Becomes the owner, waiting up to `patience` for another one to go; owners that `former` has
-/// are terminated first. Returns the session as an owner.
+/// are terminated first.
 pub(crate) fn become_owner(
     session: &mut Session,
     id: SubscriptionId,
     patience: Duration,
     former: &Former,
-) -> Result<SessionId> {
+) -> Result<Owning> {
     let failed = |e: &wire::Error| Failure::target(e, "taking ownership of the subscription");
-    terminate_holders(session, OWNER_LOCK, id, &|owner| former.includes(owner))?;
+    if former.any || former.own.is_some() {
+        terminate_holders(session, OWNER_LOCK, id, &|owner| former.includes(owner))?;
+    }
     let deadline = Instant::now() + patience;
     loop {
         let sql = format!(
-            "SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {}), pid, backend_start \
-             FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid()",
+            "SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {}), pid, backend_start, datid \
+             FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())",
             id.0
         );
         let rows = session.query(&sql, &[]).map_err(|e| failed(&e))?;
         let row = rows.first().ok_or_else(|| Failure::internal("our own session is gone"))?;
         if boolean(&row, 0)? {
-            return Ok(SessionId { pid: field(&row, 1)?, backend_start: field(&row, 2)? });
+            let session = SessionId { pid: field(&row, 1)?, backend_start: field(&row, 2)? };
+            return Ok(Owning { session, database: field(&row, 3)? });
         }
         if Instant::now() >= deadline {
             let owner = describe_holders(session, OWNER_LOCK, id)?;
@@ -80,18 +91,27 @@ pub(crate) fn become_owner(
     }
 }
 
-/// Raises the epoch and waits until no session of an older one can commit. Returns the epoch.
-pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<i64> {
+/// Raises the epoch and waits until no session of an older one can commit. Returns the subscription
+/// as it is from then on, `None` if it was dropped.
+pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<Option<Subscription>> {
     let failed = |e: &wire::Error| Failure::target(e, "fencing off earlier sessions");
-    let rows = session
-        .query(
-            "UPDATE pgapace.subscription SET epoch = epoch + 1 \
-             WHERE id = $1::pg_catalog.int4 RETURNING epoch",
-            &[Some(&id.0.to_string())],
-        )
+    // The epoch is committed before the lock is had: who takes the lock later sees the new one.
+    let results = session
+        .simple(&format!(
+            "BEGIN; \
+             UPDATE pgapace.subscription SET epoch = epoch + 1 WHERE id = {id} RETURNING {COLUMNS}; \
+             COMMIT; \
+             SELECT CASE WHEN pg_catalog.pg_try_advisory_lock({SESSION_LOCK}, {id}) \
+                    THEN pg_catalog.pg_advisory_unlock({SESSION_LOCK}, {id}) END",
+            id = id.0
+        ))
         .map_err(|e| failed(&e))?;
-    let row = rows.first().ok_or_else(|| Failure::internal("the subscription is gone"))?;
-    let epoch = field(&row, 0)?;
+    let Some(row) = results.get(1).and_then(wire::Rows::first) else { return Ok(None) };
+    let row = subscription(&row)?;
+    let nobody = results.get(3).and_then(wire::Rows::first);
+    if nobody.is_some_and(|row| row.get(0) == Some("t")) {
+        return Ok(Some(row));
+    }
     let deadline = Instant::now() + FENCE_TIMEOUT;
     loop {
         terminate_holders(session, SESSION_LOCK, id, &|_| true)?;
@@ -104,7 +124,7 @@ pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<i64> {
             id = id.0
         ));
         match locked {
-            Ok(_) => return Ok(epoch),
+            Ok(_) => return Ok(Some(row)),
             Err(error) if error.sqlstate() == Some("55P03") && Instant::now() < deadline => {}
             Err(error) if error.sqlstate() == Some("55P03") => {
                 let holders = describe_holders(session, SESSION_LOCK, id)?;

@@ -213,14 +213,16 @@ transaction that they are of; those that stopped the subscription; and of missin
 rule those that the log names. All are counted in pgapace.stat_subscription'",
 ];
 
+/// SQLSTATE of a table that is not there, as of one in a schema that is not.
+const UNDEFINED_TABLE: &str = "42P01";
+
 /// The version that this program creates.
 pub(crate) fn newest() -> usize {
     MIGRATIONS.len()
 }
 
-/// Creates or upgrades the schema. Concurrent callers wait for each other.
-pub(crate) fn migrate(session: &mut Session) -> Result<()> {
-    let current = version(session)?;
+/// Creates or upgrades the schema, which is of this version. Concurrent callers wait for each other.
+pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
     let newest = MIGRATIONS.len();
     if current == newest {
         return Ok(());
@@ -247,19 +249,28 @@ pub(crate) fn migrate(session: &mut Session) -> Result<()> {
         }
     };
     // Few round trips: to a server that is far away each of them takes its time.
+    //
+    // Not to_regclass: after a wait for the lock it may still answer from this session's cache,
+    // that there is no such schema. A scan of the catalogue sees what was committed.
     let begun = session
         .simple(
             "BEGIN; \
              SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('pgapace.schema')); \
-             SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = 'pgapace'",
+             SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_class c \
+               WHERE c.relnamespace = n.oid AND c.relname = 'schema_version') \
+             FROM pg_catalog.pg_namespace n WHERE n.nspname = 'pgapace'",
         )
         .map_err(|e| failed(&e))?;
+    let there = begun.last().and_then(wire::Rows::first);
     let mut script = Vec::new();
-    if begun.last().is_none_or(wire::Rows::is_empty) {
+    if there.is_none() {
         script.push("CREATE SCHEMA pgapace");
     }
     // Another process may have been faster while we waited.
-    let current = version(session)?;
+    let current = match there.and_then(|row| row.get(0).map(|versioned| versioned == "t")) {
+        Some(true) => version(session)?,
+        _ => 0,
+    };
     if current == 0 {
         // With a key, so that it can be updated also where all tables are published.
         script.push(
@@ -276,24 +287,9 @@ pub(crate) fn migrate(session: &mut Session) -> Result<()> {
 
 /// The version of the schema on the target, 0 where there is none.
 pub(crate) fn version(session: &mut Session) -> Result<usize> {
-    let failed = |e: &wire::Error| Failure::target(e, "reading the version of schema pgapace");
-    // Not to_regclass: after a wait for the lock it may still answer from this session's cache,
-    // that there is no such schema. A scan of the catalogue sees what was committed.
-    let there = session
-        .query(
-            "SELECT 1 FROM pg_catalog.pg_class c \
-             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-             WHERE n.nspname = 'pgapace' AND c.relname = 'schema_version'",
-            &[],
-        )
-        .map_err(|e| failed(&e))?;
-    if there.is_empty() {
-        return Ok(0);
-    }
-    let rows =
-        session.query("SELECT version FROM pgapace.schema_version", &[]).map_err(|e| failed(&e))?;
-    match rows.first() {
-        Some(row) => crate::target::catalogue::field(&row, 0),
-        None => Ok(0),
+    match session.query("SELECT version FROM pgapace.schema_version", &[]) {
+        Ok(rows) => rows.first().map_or(Ok(0), |row| crate::target::catalogue::field(&row, 0)),
+        Err(error) if error.sqlstate() == Some(UNDEFINED_TABLE) => Ok(0),
+        Err(error) => Err(Failure::target(&error, "reading the version of schema pgapace")),
     }
 }
