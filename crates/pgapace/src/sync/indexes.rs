@@ -19,7 +19,7 @@ use crate::sync::facts::TargetTable;
 use crate::sync::lane::{Trouble, target_trouble};
 use crate::sync::plan::Item;
 use crate::target::catalogue::{boolean, field};
-use crate::target::state::name_array;
+use crate::target::state::{SubscriptionId, name_array};
 
 /// Smaller tables gain less than the statements cost.
 const FEWEST_BYTES: u64 = 4 << 20;
@@ -33,7 +33,9 @@ const WIDEST_ROW: f64 = 512.0;
 ///
 /// The order is that of the OIDs. Functions of indexes run with other settings when an index is built
 /// than when a row is inserted, so indexes on expressions and partial ones stay; event triggers may
-/// do anything.
+/// do anything, and triggers that fire for a row may look for others by an index. Who reads or writes
+/// a parent of the table, or applies another subscription to the table, would wait for the lock. To
+/// who decodes the target's WAL, rows that came without a primary key are rows without a key.
 const REMOVABLE_SQL: &str = "\
 SELECT w.ord, c.relname, pg_catalog.pg_get_indexdef(c.oid), pg_catalog.pg_get_constraintdef(k.oid)
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
@@ -51,7 +53,10 @@ AND NOT i.indisclustered AND NOT i.indisreplident AND NOT i.indcheckxmin
 AND i.indexprs IS NULL AND i.indpred IS NULL
 AND a.amname IN ('btree', 'hash', 'gin', 'gist', 'spgist', 'brin')
 AND (k.oid IS NULL OR k.conname = c.relname AND c.reloptions IS NULL)
-AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE c.oid IN (h.inhrelid, h.inhparent))
+AND NOT (i.indisprimary AND EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
+  WHERE s.slot_type = 'logical' AND s.database = pg_catalog.current_database()))
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits h
+  WHERE h.inhrelid = c.oid OR h.inhparent = c.oid)
 AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d
   WHERE d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = c.oid)
 AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d
@@ -67,6 +72,14 @@ AND NOT EXISTS (SELECT FROM pg_catalog.pg_seclabel s
   WHERE s.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND s.objoid = c.oid)
 AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
   AND (a.attstattarget >= 0 OR a.attoptions IS NOT NULL))
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits h
+  WHERE h.inhrelid = t.oid OR h.inhparent = t.oid)
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger g
+  WHERE g.tgrelid = t.oid AND g.tgenabled IN ('A', 'R') AND g.tgtype & 4 <> 0)
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_subscription_rel r WHERE r.srrelid = t.oid)
+AND NOT EXISTS (SELECT FROM pgapace.subscription s
+  JOIN pgapace.relation r ON r.subscription = s.id
+  WHERE s.id <> $3::pg_catalog.int4 AND r.schema_name = w.schema_name AND r.table_name = w.table_name)
 AND pg_catalog.pg_has_role(t.relowner, 'USAGE')
 AND pg_catalog.has_schema_privilege(n.oid, 'CREATE')
 AND NOT EXISTS (SELECT FROM pg_catalog.pg_event_trigger e
@@ -84,12 +97,17 @@ struct Index {
 }
 
 /// For each table the indexes that can be made again.
-fn removable(session: &mut Session, tables: &[&TargetTable]) -> Result<Vec<Vec<Index>>> {
+fn removable(
+    session: &mut Session,
+    id: SubscriptionId,
+    tables: &[&TargetTable],
+) -> Result<Vec<Vec<Index>>> {
     let names = tables.iter().map(|table| table.names());
     let (schemas, names): (Vec<_>, Vec<_>) =
         names.map(|(schema, name)| (schema.to_owned(), name.to_owned())).unzip();
+    let (schemas, names, id) = (name_array(&schemas), name_array(&names), id.0.to_string());
     let rows = session
-        .query(REMOVABLE_SQL, &[Some(&name_array(&schemas)), Some(&name_array(&names))])
+        .query(REMOVABLE_SQL, &[Some(&schemas), Some(&names), Some(&id)])
         .map_err(|e| Failure::target(&e, "reading the indexes of the tables"))?;
     let mut found = vec![Vec::new(); tables.len()];
     for row in rows.iter() {
@@ -106,6 +124,7 @@ fn removable(session: &mut Session, tables: &[&TargetTable]) -> Result<Vec<Vec<I
 /// Marks the items whose indexes are to be built after their rows. `empty` says which tables are.
 pub(super) fn choose(
     control: &mut Session,
+    id: SubscriptionId,
     items: &mut [Item],
     empty: impl Fn(usize) -> bool,
 ) -> Result<()> {
@@ -120,7 +139,7 @@ pub(super) fn choose(
         return Ok(());
     }
     let tables: Vec<_> = candidates.iter().map(|item| &item.target).collect();
-    let found = removable(control, &tables)?;
+    let found = removable(control, id, &tables)?;
     for (item, indexes) in candidates.into_iter().zip(found) {
         let row = item.bytes as f64 / item.rows;
         item.indexes_after = !indexes.is_empty() && row <= WIDEST_ROW * indexes.len() as f64;
@@ -131,6 +150,7 @@ pub(super) fn choose(
 /// Indexes that the session's transaction has dropped.
 #[derive(Debug)]
 pub(super) struct Removed<'a> {
+    id: SubscriptionId,
     table: &'a TargetTable,
     indexes: Vec<Index>,
 }
@@ -139,9 +159,11 @@ pub(super) struct Removed<'a> {
 /// somebody uses the table or it is not empty; the transaction has begun all the same.
 pub(super) fn begin_without<'a>(
     session: &mut Session,
+    id: SubscriptionId,
     table: &'a TargetTable,
 ) -> std::result::Result<Option<Removed<'a>>, Trouble> {
-    let trouble = |e: &wire::Error| target_trouble(e, &format!("locking {}", table.display_name()));
+    // Owners may have revoked their own privileges, and who copies needs fewer than who locks.
+    let trouble = |e: &wire::Error| of_indexes(e, &format!("locking {}", table.display_name()));
     let only = table.sql_only();
     let sql = format!(
         "BEGIN; SET LOCAL default_tablespace = ''; \
@@ -164,13 +186,13 @@ pub(super) fn begin_without<'a>(
         .and_then(wire::Rows::first)
         .is_some_and(|row| boolean(&row, 0).is_ok_and(|filled| !filled));
     // As they are now, when nobody can change them.
-    let mut found = removable(session, &[table]).map_err(Trouble::Run)?;
+    let mut found = removable(session, id, &[table]).map_err(Trouble::Run)?;
     let indexes = found.pop().unwrap_or_default();
     if !is_empty || indexes.is_empty() {
         session.simple("ROLLBACK; BEGIN").map_err(|e| trouble(&e))?;
         return Ok(None);
     }
-    let removed = Removed { table, indexes };
+    let removed = Removed { id, table, indexes };
     let drops =
         |e: &wire::Error| of_indexes(e, &format!("dropping indexes of {}", table.display_name()));
     session.simple(&removed.drop_sql()).map_err(|e| drops(&e))?;
@@ -211,7 +233,7 @@ impl Removed<'_> {
         let name = self.table.display_name();
         let doing = format!("building indexes of {name}");
         session.simple(&self.build_sql()).map_err(|e| of_indexes(&e, &doing))?;
-        let built = removable(session, &[self.table]).map_err(Trouble::Run)?;
+        let built = removable(session, self.id, &[self.table]).map_err(Trouble::Run)?;
         let built = built.into_iter().next().unwrap_or_default();
         if let Some(other) = self.indexes.iter().find(|index| !built.contains(index)) {
             let failure = format!("index {} of {name} cannot be made as it was", other.name);
@@ -222,10 +244,13 @@ impl Removed<'_> {
 }
 
 /// What fails with the indexes may be said better, or succeed, when they are in place: a row that
-/// is twice there, then, is named with its line.
+/// is twice there, then, is named with its line; and a sort needs memory, temporary files (on disk,
+/// and up to temp_file_limit) and shared memory that rows one by one do not.
 fn of_indexes(error: &wire::Error, doing: &str) -> Trouble {
+    let is_of_sort = error.sqlstate().is_some_and(|code| code.starts_with("53"));
     match target_trouble(error, doing) {
         Trouble::Table(failure) if !failure.transient => Trouble::Indexes(failure),
+        Trouble::Table(failure) | Trouble::Run(failure) if is_of_sort => Trouble::Indexes(failure),
         trouble => trouble,
     }
 }

@@ -163,7 +163,7 @@ impl Lane {
             }
         }
         let removed = if indexes_after {
-            indexes::begin_without(&mut self.target, &item.target)?
+            indexes::begin_without(&mut self.target, owner.id, &item.target)?
         } else {
             self.target.simple("BEGIN").map_err(|e| into(&e))?;
             None

@@ -221,7 +221,7 @@ fn copy_pending(
     let tables = published.into_iter().zip(targets).collect();
     let mut items = plan::items(source, tables, context.options.binary)?;
     if context.indexes_after {
-        indexes::choose(control, &mut items, |index| empty_now[index])?;
+        indexes::choose(control, context.id, &mut items, |index| empty_now[index])?;
     }
     for (item, _) in items.iter_mut().zip(empty_now).filter(|(_, empty)| *empty) {
         item.split(context.options.split_size);

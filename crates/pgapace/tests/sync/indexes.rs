@@ -86,7 +86,7 @@ fn made_anew(before: &[String], after: &[String]) -> Vec<String> {
 fn exactly_what_was_there() {
     on_versions(&VERSIONS, |case| {
         let columns = "(id int PRIMARY KEY, n int NOT NULL, v text)";
-        for table in ["t_plain", "t_more", "t_referenced", "t_identity"] {
+        for table in ["t_plain", "t_more", "t_referenced", "t_identity", "t_heir"] {
             case.both(&format!("CREATE TABLE {table} {columns}"));
             fill(&case.publisher, table);
         }
@@ -96,7 +96,8 @@ fn exactly_what_was_there() {
         );
         case.target.sql(
             "CREATE TABLE t_part (id int, n int, v text, PRIMARY KEY (id, n)) PARTITION BY RANGE (id); \
-             CREATE TABLE t_part1 PARTITION OF t_part DEFAULT; CREATE INDEX t_part1_own ON t_part1 (v)",
+             CREATE TABLE t_part1 PARTITION OF t_part DEFAULT; CREATE INDEX t_part1_kept ON t_part1 (v); \
+             CREATE TABLE t_inherited (); ALTER TABLE t_heir INHERIT t_inherited",
         );
         fill(&case.publisher, "t_part");
         case.target.sql(
@@ -120,7 +121,7 @@ fn exactly_what_was_there() {
              ALTER TABLE t_identity CLUSTER ON t_identity_kept_cluster; \
              CREATE VIEW by_key AS SELECT id, n, v FROM t_identity GROUP BY id",
         );
-        case.publish("FOR TABLE t_plain, t_more, t_referenced, t_identity, t_part1");
+        case.publish("FOR TABLE t_plain, t_more, t_referenced, t_identity, t_heir, t_part1");
         let (schema_before, before) = (schema(&case.target), oids(&case.target));
         let log = case.run_until_current();
         assert!(!log.contains("in place"), "{log}");
@@ -135,12 +136,18 @@ fn exactly_what_was_there() {
                 "t_more_hash",
                 "t_more_no_overlap",
                 "t_more_pkey",
-                "t_part1_own",
                 "t_plain_pkey",
                 "t_referenced_n"
             ]
         );
-        case.expect_equal(&["t_plain", "t_more", "t_referenced", "t_identity", "t_part1"]);
+        case.expect_equal(&[
+            "t_plain",
+            "t_more",
+            "t_referenced",
+            "t_identity",
+            "t_heir",
+            "t_part1",
+        ]);
         case.publisher.sql("UPDATE t_more SET v = 'new' WHERE id = 7; DELETE FROM t_plain WHERE id = 8; INSERT INTO t_identity VALUES (-1, -1, '')");
         case.run_until_current();
         case.expect_equal(&["t_plain", "t_more", "t_identity"]);
@@ -187,6 +194,84 @@ fn in_place_where_it_would_disturb() {
     });
 }
 
+/// Triggers may look for rows by an index, another subscription applies to the table, and rows
+/// without a key are of no use to who decodes them.
+#[test]
+fn in_place_for_those_who_rely_on_it() {
+    on_versions(&VERSIONS, |case| {
+        for table in ["t_decoded", "t_shared", "t_triggered"] {
+            case.both(&format!("CREATE TABLE {table} (id int PRIMARY KEY, n int, v text)"));
+            fill(&case.publisher, table);
+        }
+        case.publish("FOR ALL TABLES");
+        case.publisher.sql("CREATE PUBLICATION shared FOR TABLE t_shared");
+        let slot = format!("{}_decoder", case.target.name);
+        case.target.sql(
+            "CREATE INDEX t_decoded_n ON t_decoded (n); \
+             CREATE FUNCTION counts() RETURNS trigger LANGUAGE plpgsql AS \
+             $$BEGIN INSERT INTO public.t_triggered VALUES (-1, 0, '') ON CONFLICT (id) DO NOTHING; RETURN NULL; END$$; \
+             CREATE TRIGGER counts AFTER INSERT ON t_triggered FOR EACH ROW WHEN (NEW.id = 1) \
+               EXECUTE FUNCTION counts(); \
+             ALTER TABLE t_triggered ENABLE ALWAYS TRIGGER counts",
+        );
+        must(
+            case.target
+                .connect()
+                .query("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", &[&slot]),
+        );
+        let mut other = case.tool.clone();
+        other.name.push_str("_other");
+        other.publications = "shared".to_owned();
+        other.finish("run", &["--until", "current", "--copy-data=false"]).expect(0, &[]);
+        let before = oids(&case.target);
+        let log = case.run_until_current();
+        assert!(!log.contains("in place"), "{log}");
+        case.target.rows(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+        assert_eq!(made_anew(&before, &oids(&case.target)), ["t_decoded_n"]);
+        assert_eq!(case.target.value("DELETE FROM t_triggered WHERE id = -1 RETURNING id"), "-1");
+        case.expect_equal(&["t_decoded", "t_shared", "t_triggered"]);
+        other.finish("drop", &[]).expect(0, &[]);
+    });
+}
+
+/// A lock takes privileges, and a sort takes room, that rows do not.
+#[test]
+fn what_only_indexes_need_is_done_without() {
+    let ddl = "CREATE TABLE t (id int PRIMARY KEY, n int, v text); CREATE INDEX t_v ON t (v)";
+    on_versions(&VERSIONS, |mut case| {
+        let role = format!("{}_owner", case.tool.name);
+        case.both(ddl);
+        case.target.sql(&format!(
+            "CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE {} TO {role}; \
+             GRANT CREATE, USAGE ON SCHEMA public TO {role}; \
+             GRANT SET ON PARAMETER session_replication_role TO {role}; \
+             ALTER TABLE t OWNER TO {role}; REVOKE ALL ON t FROM {role}; \
+             GRANT SELECT, INSERT ON t TO {role}",
+            case.target.name
+        ));
+        assert!(case.tool.target.contains("user=postgres"), "{}", case.tool.target);
+        case.tool.target = case.tool.target.replace("user=postgres", &format!("user={role}"));
+        fill(&case.publisher, "t");
+        case.publish("FOR TABLE t");
+        case.run().expect(0, &["its indexes in place", "permission denied"]);
+        case.expect_equal(&["t"]);
+    });
+    on_versions(&VERSIONS, |case| {
+        case.both(ddl);
+        fill(&case.publisher, "t");
+        case.publish("FOR TABLE t");
+        case.target.sql(&format!(
+            "ALTER DATABASE {0} SET temp_file_limit = 64; \
+             ALTER DATABASE {0} SET maintenance_work_mem = '1MB'",
+            case.target.name
+        ));
+        let schema_before = schema(&case.target);
+        case.run().expect(0, &["its indexes in place", "temp_file_limit"]);
+        expect_schema(&case.target, &schema_before);
+        case.expect_equal(&["t"]);
+    });
+}
+
 /// What only an index of the target refuses is named with its line, and the indexes are all there.
 #[test]
 fn a_row_that_an_index_refuses() {
@@ -218,11 +303,10 @@ fn killed_before_the_indexes_are_there() {
         fill(&case.publisher, "t");
         // The first row, and the first comparison of it, wait for whoever holds the locks.
         case.target.sql(
-            "CREATE FUNCTION row_waits() RETURNS trigger LANGUAGE plpgsql AS \
-               $$BEGIN PERFORM pg_catalog.pg_advisory_xact_lock_shared(1); RETURN NEW; END$$; \
-             CREATE TRIGGER row_waits BEFORE INSERT ON t FOR EACH ROW WHEN (NEW.id = 1) \
-               EXECUTE FUNCTION row_waits(); \
-             ALTER TABLE t ENABLE ALWAYS TRIGGER row_waits; \
+            "CREATE FUNCTION row_waits(id int) RETURNS bool LANGUAGE plpgsql AS \
+               $$BEGIN IF id = 1 THEN PERFORM pg_catalog.pg_advisory_xact_lock_shared(1); END IF; \
+                 RETURN true; END$$; \
+             ALTER TABLE t ADD CHECK (row_waits(id)); \
              CREATE FUNCTION build_waits(a int, b int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS \
                $$BEGIN IF a = 1 OR b = 1 THEN PERFORM pg_catalog.pg_advisory_xact_lock_shared(2); END IF; \
                  RETURN pg_catalog.btint4cmp(a, b); END$$; \
