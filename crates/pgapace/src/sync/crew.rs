@@ -31,6 +31,8 @@ pub(super) struct Crew {
     before: Option<f64>,
     next_trial: Duration,
     pause: Duration,
+    /// Workers that build indexes, and move nothing meanwhile.
+    building: usize,
 }
 
 impl Crew {
@@ -43,6 +45,7 @@ impl Crew {
             before: None,
             next_trial: Duration::ZERO,
             pause: FIRST_PAUSE,
+            building: 0,
         }
     }
 
@@ -51,8 +54,16 @@ impl Crew {
         self.now
     }
 
-    /// Looks at what was copied so far, `at` this time since the start.
-    pub(super) fn look(&mut self, at: Duration, bytes: u64) {
+    /// Looks at what was copied so far, `at` this time since the start, when so many of the workers are
+    /// `building` indexes.
+    pub(super) fn look(&mut self, at: Duration, bytes: u64, building: usize) {
+        if building != std::mem::replace(&mut self.building, building) {
+            // What was copied with fewer or more of them at it says nothing of what is copied now.
+            self.window = None;
+            if self.before.take().is_some() {
+                self.change(self.now - 1, at);
+            }
+        }
         let Some((from, had)) = self.window else {
             if at >= self.changed + SETTLE {
                 self.window = Some((at, bytes));
@@ -80,11 +91,6 @@ impl Crew {
         }
     }
 
-    /// What is copied for now says nothing of how many workers it pays for.
-    pub(super) fn look_away(&mut self) {
-        self.window = None;
-    }
-
     fn change(&mut self, workers: usize, at: Duration) {
         tracing::debug!(workers, "workers that copy tables");
         self.now = workers;
@@ -103,7 +109,7 @@ mod tests {
         let mut bytes = 0;
         let tenths = 0..seconds * 10;
         let step = |tenth| {
-            crew.look(Duration::from_millis(tenth * 100), bytes);
+            crew.look(Duration::from_millis(tenth * 100), bytes, 0);
             bytes += rate(crew.now()) / 10;
             crew.now()
         };
@@ -134,6 +140,25 @@ mod tests {
     fn others_may_where_nothing_moves() {
         let numbers = copy(&mut Crew::new(4), 5, |_| 0);
         assert_eq!(numbers.last(), Some(&4), "{numbers:?}");
+    }
+
+    #[test]
+    fn nothing_is_concluded_from_indexes_that_are_built() {
+        let mut crew = Crew::new(4);
+        let mut bytes = 0;
+        for tenth in 0..100 {
+            // One of two that share a processor builds now and then, for some tenths of a second.
+            let building = usize::from(tenth / 4 % 2 == 0);
+            crew.look(Duration::from_millis(tenth * 100), bytes, building);
+            bytes += if building == 1 { 500_000 } else { 1_000_000 };
+        }
+        assert_eq!(crew.now(), 2);
+        // One that builds for long keeps nobody else from it.
+        for tenth in 100..150 {
+            crew.look(Duration::from_millis(tenth * 100), bytes, 1);
+            bytes += 1_000_000 * (crew.now() as u64 - 1);
+        }
+        assert_eq!(crew.now(), 4);
     }
 
     #[test]

@@ -37,7 +37,8 @@ const WIDEST_ROW: f64 = 512.0;
 /// a parent of the table, or applies another subscription to the table, would wait for the lock. To
 /// who decodes the target's WAL, rows that came without a primary key are rows without a key.
 const REMOVABLE_SQL: &str = "\
-SELECT w.ord, c.relname, pg_catalog.pg_get_indexdef(c.oid), pg_catalog.pg_get_constraintdef(k.oid)
+SELECT w.ord, c.relname, pg_catalog.pg_get_indexdef(c.oid), pg_catalog.pg_get_constraintdef(k.oid),
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_index o WHERE o.indrelid = t.oid)
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
   WITH ORDINALITY AS w (schema_name, table_name, ord)
 JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
@@ -96,12 +97,30 @@ struct Index {
     constraint: Option<String>,
 }
 
-/// For each table the indexes that can be made again.
+/// Of a table.
+#[derive(Debug, Clone, Default)]
+struct Indexes {
+    /// Those that can be made again.
+    removable: Vec<Index>,
+    /// How many there are with the others, if any is removable.
+    all: usize,
+}
+
+impl Indexes {
+    /// Whether a copy without them takes less than one by several workers, with them: rows are not so
+    /// wide, and indexes that stay not so many, that these are what costs.
+    fn are_worth_it(&self, row: f64) -> bool {
+        let removable = self.removable.len();
+        removable > 0 && 2 * removable >= self.all && row <= WIDEST_ROW * removable as f64
+    }
+}
+
+/// The indexes of each table.
 fn removable(
     session: &mut Session,
     id: SubscriptionId,
     tables: &[&TargetTable],
-) -> Result<Vec<Vec<Index>>> {
+) -> Result<Vec<Indexes>> {
     let names = tables.iter().map(|table| table.names());
     let (schemas, names): (Vec<_>, Vec<_>) =
         names.map(|(schema, name)| (schema.to_owned(), name.to_owned())).unzip();
@@ -109,10 +128,12 @@ fn removable(
     let rows = session
         .query(REMOVABLE_SQL, &[Some(&schemas), Some(&names), Some(&id)])
         .map_err(|e| Failure::target(&e, "reading the indexes of the tables"))?;
-    let mut found = vec![Vec::new(); tables.len()];
+    let mut found = vec![Indexes::default(); tables.len()];
     for row in rows.iter() {
         let ordinal: usize = field(&row, 0)?;
-        found[ordinal - 1].push(Index {
+        let of_table = &mut found[ordinal - 1];
+        of_table.all = field(&row, 4)?;
+        of_table.removable.push(Index {
             name: field(&row, 1)?,
             definition: field(&row, 2)?,
             constraint: row.get(3).map(str::to_owned),
@@ -141,8 +162,7 @@ pub(super) fn choose(
     let tables: Vec<_> = candidates.iter().map(|item| &item.target).collect();
     let found = removable(control, id, &tables)?;
     for (item, indexes) in candidates.into_iter().zip(found) {
-        let row = item.bytes as f64 / item.rows;
-        item.indexes_after = !indexes.is_empty() && row <= WIDEST_ROW * indexes.len() as f64;
+        item.indexes_after = indexes.are_worth_it(item.bytes as f64 / item.rows);
     }
     Ok(())
 }
@@ -187,7 +207,7 @@ pub(super) fn begin_without<'a>(
         .is_some_and(|row| boolean(&row, 0).is_ok_and(|filled| !filled));
     // As they are now, when nobody can change them.
     let mut found = removable(session, id, &[table]).map_err(Trouble::Run)?;
-    let indexes = found.pop().unwrap_or_default();
+    let indexes = found.pop().unwrap_or_default().removable;
     if !is_empty || indexes.is_empty() {
         session.simple("ROLLBACK; BEGIN").map_err(|e| trouble(&e))?;
         return Ok(None);
@@ -234,7 +254,7 @@ impl Removed<'_> {
         let doing = format!("building indexes of {name}");
         session.simple(&self.build_sql()).map_err(|e| of_indexes(&e, &doing))?;
         let built = removable(session, self.id, &[self.table]).map_err(Trouble::Run)?;
-        let built = built.into_iter().next().unwrap_or_default();
+        let built = built.into_iter().next().unwrap_or_default().removable;
         if let Some(other) = self.indexes.iter().find(|index| !built.contains(index)) {
             let failure = format!("index {} of {name} cannot be made as it was", other.name);
             return Err(Trouble::Indexes(Failure::internal(failure)));

@@ -155,11 +155,8 @@ impl Pool<'_> {
     }
 
     fn adjust(&self, crew: &mut Crew, at: Duration) {
-        if self.progress.is_building() {
-            return crew.look_away();
-        }
         let before = crew.now();
-        crew.look(at, self.progress.moved());
+        crew.look(at, self.progress.moved(), self.progress.building());
         match crew.now().cmp(&before) {
             CmpOrdering::Equal => {}
             CmpOrdering::Greater => self.allow(crew.now() - before),

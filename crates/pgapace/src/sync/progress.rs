@@ -108,10 +108,10 @@ impl Progress {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// Whether some worker builds indexes, so that nothing is moved by it.
-    pub(super) fn is_building(&self) -> bool {
+    /// How many workers build indexes, so that nothing is moved by them.
+    pub(super) fn building(&self) -> usize {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.iter().flatten().any(|job| job.meter.is_building())
+        running.iter().flatten().filter(|job| job.meter.is_building()).count()
     }
 
     fn set(&self, lane: usize, running: Option<Running>) {
