@@ -41,7 +41,7 @@ use crate::sync::schema::SchemaCopier;
 use crate::sync::{
     Adder, Snapshot, SyncContext, check_absent, check_targets, copy_tables, forget_unpublished,
 };
-use crate::target::catalogue::field;
+use crate::target::catalogue::{field, first_row};
 use crate::target::format::{self, Format, PublisherTypes};
 use crate::target::origin;
 use crate::target::session::{Purpose, Target};
@@ -951,10 +951,7 @@ fn ahead(source: &mut Session, name: &str) -> Result<(Lsn, bool)> {
     let results = source
         .simple(&sql)
         .map_err(|e| Failure::publisher(&e, "reading its LSN and synchronous_standby_names"))?;
-    let row = results
-        .first()
-        .and_then(wire::Rows::first)
-        .ok_or_else(|| Failure::internal("a query for an LSN returned nothing"))?;
+    let row = first_row(&results, "a query for an LSN")?;
     let names: String = field(&row, 1)?;
     // The words of the setting, its numbers and FIRST or ANY among them; names match without case.
     let mut words = names.split(|c: char| c.is_whitespace() || "(),\"".contains(c));

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use wire::CancelHandle;
 
+use crate::stopping::interrupt::cancel;
+
 /// What a thread gets whose work is not wanted any more, before it is cancelled.
 pub(crate) const LITTLE_PATIENCE: Duration = Duration::from_millis(30);
 /// How long a thread may take to end after its session was cancelled.
@@ -15,16 +17,14 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 /// session from ever committing.
 pub(crate) fn join_or_cancel(
     thread: Option<JoinHandle<()>>,
-    cancel: &CancelHandle,
+    session: &CancelHandle,
     patience: Duration,
 ) {
     let Some(thread) = thread else { return };
     let started = Instant::now();
     while !thread.is_finished() && started.elapsed() < JOIN_PATIENCE {
-        if started.elapsed() > patience
-            && let Err(error) = cancel.cancel()
-        {
-            tracing::debug!(%error, "cannot cancel");
+        if started.elapsed() > patience {
+            cancel(session);
         }
         // In the end it is not waited for much longer than it takes.
         let pause = started.elapsed() / 3;

@@ -5,7 +5,7 @@ use pgoutput::Lsn;
 use wire::{ConnInfo, Session, Startup};
 
 use crate::error::{Class, Failure, Result};
-use crate::target::catalogue::field;
+use crate::target::catalogue::{field, first_row};
 
 /// Oldest publisher: the first with binary transfer, logical messages and streaming options.
 pub(crate) const OLDEST_MAJOR: u32 = 14;
@@ -104,10 +104,7 @@ pub(crate) fn identify(session: &mut Session) -> Result<SystemIdentity> {
     let results = session
         .simple("IDENTIFY_SYSTEM")
         .map_err(|e| Failure::publisher(&e, "identifying the system"))?;
-    let row = results
-        .first()
-        .and_then(wire::Rows::first)
-        .ok_or_else(|| Failure::internal("IDENTIFY_SYSTEM returned nothing"))?;
+    let row = first_row(&results, "IDENTIFY_SYSTEM")?;
     Ok(SystemIdentity {
         system_identifier: field(&row, 0)?,
         timeline: field(&row, 1)?,
@@ -143,10 +140,7 @@ pub(crate) fn check_identity(
     let history = session
         .simple(&format!("TIMELINE_HISTORY {}", now.timeline))
         .map_err(|e| Failure::publisher(&e, "reading the timeline history"))?;
-    let row = history
-        .first()
-        .and_then(wire::Rows::first)
-        .ok_or_else(|| Failure::internal("TIMELINE_HISTORY returned nothing"))?;
+    let row = first_row(&history, "TIMELINE_HISTORY")?;
     let content: String = field(&row, 1)?;
     check_history(Timeline(recorded_timeline), progress, Timeline(now.timeline), &content).map_err(
         |error| {
@@ -180,19 +174,13 @@ pub(crate) fn backend_pid(session: &mut Session) -> Result<u32> {
     let results = session
         .simple("SELECT pg_catalog.pg_backend_pid()")
         .map_err(|e| Failure::publisher(&e, "asking for its process id"))?;
-    let row = results
-        .first()
-        .and_then(wire::Rows::first)
-        .ok_or_else(|| Failure::internal("pg_backend_pid returned nothing"))?;
+    let row = first_row(&results, "pg_backend_pid")?;
     field(&row, 0)
 }
 
 /// Runs a query that returns one LSN.
 pub(crate) fn one_lsn(session: &mut Session, sql: &str, doing: &str) -> Result<Lsn> {
     let results = session.simple(sql).map_err(|e| Failure::publisher(&e, doing))?;
-    let row = results
-        .first()
-        .and_then(wire::Rows::first)
-        .ok_or_else(|| Failure::internal("a query for an LSN returned nothing"))?;
+    let row = first_row(&results, "a query for an LSN")?;
     field(&row, 0)
 }

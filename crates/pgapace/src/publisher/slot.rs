@@ -6,7 +6,7 @@ use pgoutput::{Lsn, Streaming};
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
-use crate::target::catalogue::{boolean, field};
+use crate::target::catalogue::{boolean, field, first_row};
 
 /// A slot that was just created, and the name of the snapshot that goes with it.
 #[derive(Debug)]
@@ -61,17 +61,11 @@ pub(crate) fn create(session: &mut Session, name: &str, kind: Kind) -> Result<Cr
             _ => failure,
         }
     })?;
-    let created = created
-        .first()
-        .and_then(wire::Rows::first)
-        .ok_or_else(|| Failure::internal("CREATE_REPLICATION_SLOT returned nothing"))?;
+    let created = first_row(&created, "CREATE_REPLICATION_SLOT")?;
     let exported = session
         .simple("SELECT pg_catalog.pg_export_snapshot()")
         .map_err(|e| Failure::publisher(&e, "exporting the snapshot"))?;
-    let exported = exported
-        .first()
-        .and_then(wire::Rows::first)
-        .ok_or_else(|| Failure::internal("pg_export_snapshot returned nothing"))?;
+    let exported = first_row(&exported, "pg_export_snapshot")?;
     Ok(CreatedSlot { consistent_point: field(&created, 1)?, snapshot: field(&exported, 0)? })
 }
 

@@ -43,9 +43,7 @@ pub(crate) fn interruptible_after<T>(
                     continue;
                 }
                 for session in sessions {
-                    if let Err(error) = session.cancel() {
-                        tracing::debug!(%error, "cannot cancel");
-                    }
+                    cancel(session);
                 }
             }
         });
@@ -58,6 +56,14 @@ pub(crate) fn interruptible_after<T>(
             Err(Failure::new(Class::Stopped, format!("stopped during {doing}")))
         }
         result => result,
+    }
+}
+
+/// Asks the server to end what a session does just now. If that cannot be asked, its statement ends by
+/// itself, or whoever waits for it asks again.
+pub(crate) fn cancel(session: &CancelHandle) {
+    if let Err(error) = session.cancel() {
+        tracing::debug!(%error, "cannot cancel");
     }
 }
 

@@ -174,10 +174,8 @@ impl Lane {
             self.stream(item, part, meter)?
         };
         if let Some(removed) = removed {
-            meter.set_building(true);
-            let built = removed.build(&mut self.target);
-            meter.set_building(false);
-            built?;
+            meter.set_building();
+            removed.build(&mut self.target)?;
         }
         let recorded = if item.is_split() {
             let rows = moved.rows;

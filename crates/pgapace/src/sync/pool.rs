@@ -12,6 +12,7 @@ use wire::{CancelHandle, Session};
 use crate::cli::output::size;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::slot;
+use crate::stopping::interrupt::cancel;
 use crate::sync::SyncContext;
 use crate::sync::crew::Crew;
 use crate::sync::lane::{Lane, Moved, Trouble, lock, rewritten};
@@ -388,9 +389,7 @@ impl Pool<'_> {
 
     fn cancel(&self) {
         for handle in lock_of(&self.handles).iter().flatten().flatten() {
-            if let Err(error) = handle.cancel() {
-                tracing::debug!(%error, "cannot cancel");
-            }
+            cancel(handle);
         }
     }
 

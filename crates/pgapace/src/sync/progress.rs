@@ -32,9 +32,9 @@ impl Meter {
         self.all.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Whether the rows are there and their indexes are built.
-    pub(super) fn set_building(&self, building: bool) {
-        self.building.store(building, Ordering::Relaxed);
+    /// All rows are there; from now to the end of the job their indexes are built.
+    pub(super) fn set_building(&self) {
+        self.building.store(true, Ordering::Relaxed);
     }
 
     fn is_building(&self) -> bool {

@@ -4,7 +4,7 @@
 //! object of a user can take the place of a system one.
 
 use rustc_hash::FxHashMap;
-use wire::{Row, Session, quote_ident};
+use wire::{Row, Rows, Session, quote_ident};
 
 use crate::error::{Failure, Result};
 
@@ -608,6 +608,12 @@ fn describe_kind(kind: &str) -> &'static str {
         "i" | "I" => "an index",
         _ => "not a table",
     }
+}
+
+/// The row that a query of one statement must return; `what` names it otherwise.
+pub(crate) fn first_row<'r>(results: &'r [Rows], what: &str) -> Result<Row<'r>> {
+    let row = results.first().and_then(Rows::first);
+    row.ok_or_else(|| Failure::internal(format!("{what} returned nothing")))
 }
 
 /// A field of a catalogue row that must be there and must parse.

@@ -22,6 +22,7 @@ use crate::apply::thread::{LITTLE_PATIENCE, join_or_cancel};
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::{Connect, Lost, owns};
 use crate::error::{Failure, Result};
+use crate::stopping::interrupt::cancel;
 use crate::target::state::statistics::{Changes, Counters};
 use crate::target::statement::row::Expect;
 
@@ -122,8 +123,7 @@ impl StreamWorker {
     /// Ends what the session is doing, if it does something.
     pub(super) fn cancel(&self) {
         if let Some(handle) = self.handle() {
-            // If that fails, its statement ends by itself, or it is looked at again.
-            cancel_now(&handle);
+            cancel(&handle);
         }
     }
 
@@ -480,16 +480,16 @@ impl Running {
             self.pending.push_back(Pending::Sync { commits: None });
         }
         self.session.flush().map_err(|e| failed(&e))?;
-        let cancel = self.session.cancel_handle();
+        let handle = self.session.cancel_handle();
         let mut pause = CANCEL_AGAIN;
         if busy {
-            cancel_now(&cancel);
+            cancel(&handle);
         }
         loop {
             // A cancel between two statements is lost, and the next one may wait for a lock of a
             // transaction that stays prepared.
             while busy && !self.session.poll_reply(pause).map_err(|e| failed(&e))? {
-                cancel_now(&cancel);
+                cancel(&handle);
                 pause = (pause * 2).min(CANCEL_AT_LEAST);
             }
             let reply = self.session.next_reply().map_err(|e| failed(&e))?;
@@ -511,12 +511,6 @@ impl Running {
         }
         self.encoder.forget_after(&mut self.session, self.parsed);
         Ok(())
-    }
-}
-
-fn cancel_now(cancel: &CancelHandle) {
-    if let Err(error) = cancel.cancel() {
-        tracing::debug!(%error, "cannot cancel");
     }
 }
 

@@ -39,8 +39,9 @@ use crate::apply::missing::MissingLog;
 use crate::apply::turns::Turns;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::{Answered, Connect, FromWorker, Handle, Identity, ToWorker};
-use crate::error::{Class, Failure, Result, is_transient};
+use crate::error::{Class, Failure, LOCK_NOT_AVAILABLE, Result, is_transient};
 use crate::observe::stopwatch::{Reason, Stopwatch};
+use crate::stopping::interrupt::cancel;
 
 /// Bytes of statements that are collected before they are sent.
 const SEND_BYTES: usize = 64 << 10;
@@ -376,9 +377,8 @@ impl State {
         tracing::debug!(group = group.0, "gives way to an earlier group");
         let busy = self.desk.is_awaiting();
         self.start_recovery(Again::GivenWay)?;
-        if busy && let Err(error) = self.session.cancel_handle().cancel() {
-            // Then its statement ends by itself, or the oldest is looked at again.
-            tracing::debug!(%error, "cannot cancel");
+        if busy {
+            cancel(&self.session.cancel_handle());
         }
         Ok(())
     }
@@ -633,5 +633,5 @@ pub(super) fn kind(sqlstate: Option<&str>) -> Failed {
 /// Errors that another attempt soon may not meet: serialization failures and deadlocks, a lock that
 /// was not to be had, a statement that was cancelled.
 pub(crate) fn passes_soon(sqlstate: &str) -> bool {
-    sqlstate.starts_with("40") || matches!(sqlstate, "55P03" | "57014")
+    sqlstate.starts_with("40") || matches!(sqlstate, LOCK_NOT_AVAILABLE | "57014")
 }

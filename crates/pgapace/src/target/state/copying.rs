@@ -93,6 +93,8 @@ SELECT r.schema_name, r.table_name, r.gate_lsn IS NOT NULL AS complete, r.source
   r.copied_at >= s.started_at AS in_this_run, p.bytes AS now, p.seconds, \
   b.building \
 FROM pgapace.relation r \
+CROSS JOIN LATERAL pg_catalog.to_regclass( \
+  pg_catalog.format('%I.%I', r.schema_name, r.table_name)) AS t (oid) \
 LEFT JOIN pgapace.stat_subscription s ON s.subscription = r.subscription \
 LEFT JOIN LATERAL ( \
   SELECT pg_catalog.sum(c.bytes_processed)::pg_catalog.int8 AS bytes, \
@@ -101,13 +103,12 @@ LEFT JOIN LATERAL ( \
   FROM pg_catalog.pg_stat_progress_copy c \
   JOIN pg_catalog.pg_stat_activity a ON a.pid = c.pid \
   WHERE c.datname = pg_catalog.current_database() AND c.command = 'COPY FROM' \
-    AND c.relid = pg_catalog.to_regclass(pg_catalog.format('%I.%I', r.schema_name, r.table_name)) \
+    AND c.relid = t.oid \
 ) p ON true \
 CROSS JOIN LATERAL ( \
   SELECT r.parts = 1 AND pg_catalog.count(*) > 0 AS building \
   FROM pg_catalog.pg_stat_progress_create_index c \
-  WHERE c.datname = pg_catalog.current_database() \
-    AND c.relid = pg_catalog.to_regclass(pg_catalog.format('%I.%I', r.schema_name, r.table_name)) \
+  WHERE c.datname = pg_catalog.current_database() AND c.relid = t.oid \
 ) b \
 WHERE r.subscription = $1::pg_catalog.int4 AND r.source_bytes IS NOT NULL";
 

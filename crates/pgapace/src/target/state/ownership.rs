@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use wire::Session;
 
-use crate::error::{Class, Failure, Result};
+use crate::error::{Class, Failure, LOCK_NOT_AVAILABLE, Result};
 use crate::target::catalogue::{boolean, field};
 use crate::target::state::{COLUMNS, Subscription, SubscriptionId, subscription};
 
@@ -125,8 +125,9 @@ pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<Option<
         ));
         match locked {
             Ok(_) => return Ok(Some(row)),
-            Err(error) if error.sqlstate() == Some("55P03") && Instant::now() < deadline => {}
-            Err(error) if error.sqlstate() == Some("55P03") => {
+            Err(error)
+                if error.sqlstate() == Some(LOCK_NOT_AVAILABLE) && Instant::now() < deadline => {}
+            Err(error) if error.sqlstate() == Some(LOCK_NOT_AVAILABLE) => {
                 let holders = describe_holders(session, SESSION_LOCK, id)?;
                 return Err(Failure::new(
                     Class::Busy,
