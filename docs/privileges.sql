@@ -6,6 +6,8 @@ CREATE ROLE pgapace_source LOGIN REPLICATION;
 GRANT USAGE ON SCHEMA public TO pgapace_source;
 -- Read for the first copy only; changes come from the replication slot.
 GRANT SELECT ON ALL TABLES IN SCHEMA public TO pgapace_source;
+-- The values of sequences, for the first copy and for pgapace sequences.
+GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO pgapace_source;
 
 -- target: run in database shop by an administrator
 CREATE ROLE pgapace_target LOGIN;
@@ -17,6 +19,7 @@ GRANT CREATE ON DATABASE shop TO pgapace_target;
 GRANT SET ON PARAMETER session_replication_role TO pgapace_target;
 GRANT USAGE ON SCHEMA public TO pgapace_target;
 GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA public TO pgapace_target;
+GRANT SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA public TO pgapace_target;
 -- TRUNCATE ... RESTART IDENTITY on the publisher can only be applied by the owner of the sequences,
 -- and a table with row-level security only by a role with BYPASSRLS.
 

@@ -20,8 +20,11 @@ mod target;
 mod worker;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
 
 use engine::blockers::blocking;
+use engine::dispatch::{DispatchSettings, Look, Step};
 use engine::group::GroupSeq;
 use engine::order::CommitOrder;
 use history::History;
@@ -89,6 +92,8 @@ pub(crate) struct Seen {
     pub(crate) runs: usize,
     pub(crate) faults: usize,
     pub(crate) made_way: usize,
+    /// Tables that were serialized.
+    pub(crate) serialized: usize,
     /// Sessions lost at a COMMIT that did not take effect, and at one that did.
     pub(crate) lost_before_commit: usize,
     pub(crate) lost_after_commit: usize,
@@ -102,6 +107,7 @@ impl Seen {
         self.runs += other.runs;
         self.faults += other.faults;
         self.made_way += other.made_way;
+        self.serialized += other.serialized;
         self.lost_before_commit += other.lost_before_commit;
         self.lost_after_commit += other.lost_after_commit;
     }
@@ -110,7 +116,7 @@ impl Seen {
 /// Runs a seed.
 pub(crate) fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<Seen, Broken> {
     let mut rng = Rng(seed.wrapping_mul(0x2545_F491_4F6C_DD1D));
-    let history = History::random(&mut rng);
+    let history = Rc::new(History::random(&mut rng));
     let mut world = World::new(&history, rng, sabotage, tracing);
     if tracing {
         for (number, transaction) in history.transactions.iter().enumerate() {
@@ -138,6 +144,8 @@ pub(crate) fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<Seen, 
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
+    /// Nothing, for a while.
+    Time,
     Receive,
     Dispatch,
     Answer,
@@ -160,22 +168,30 @@ enum Event {
     CrashTarget,
 }
 
-struct World<'h> {
-    history: &'h History,
+struct World {
+    history: Rc<History>,
     rng: Rng,
     sabotage: Sabotage,
     tracing: bool,
     trace: Vec<String>,
     setting: Setting,
     target: Database,
-    leader: Leader<'h>,
+    leader: Leader,
     workers: Vec<Worker>,
     order: CommitOrder,
     woken: BTreeSet<usize>,
     reports: VecDeque<(usize, Answered)>,
     /// A flush that is done, and not yet known to be.
     flushed: bool,
-    found: Option<Vec<GroupSeq>>,
+    found: Option<(GroupSeq, Vec<GroupSeq>)>,
+    /// Since the run began.
+    now: Duration,
+    /// Something has happened since the leader tried to hand something over; when to try again if
+    /// nothing happens.
+    dispatchable: bool,
+    again: Option<Duration>,
+    /// Somebody is to look what blocks the oldest group.
+    probing: bool,
     cancels: BTreeSet<usize>,
     lose_at_commit: Option<bool>,
     /// What was acknowledged, in order. The publisher may come up with an older one.
@@ -187,8 +203,8 @@ struct World<'h> {
     seen: Seen,
 }
 
-impl<'h> World<'h> {
-    fn new(history: &'h History, mut rng: Rng, sabotage: Sabotage, tracing: bool) -> Self {
+impl World {
+    fn new(history: &Rc<History>, mut rng: Rng, sabotage: Sabotage, tracing: bool) -> Self {
         let ordered = rng.chance(2, 3);
         let setting = Setting::random(&mut rng, ordered);
         let mut target = Database::new();
@@ -201,7 +217,7 @@ impl<'h> World<'h> {
         let faults = if rng.chance(1, 2) { 0 } else { 1 + rng.below(FAULTS) };
         let calm = rng.one_of(&[20, 100, 400]);
         let mut world = Self {
-            history,
+            history: Rc::clone(history),
             rng,
             sabotage,
             tracing,
@@ -215,6 +231,10 @@ impl<'h> World<'h> {
             reports: VecDeque::new(),
             flushed: false,
             found: None,
+            now: Duration::ZERO,
+            dispatchable: true,
+            again: None,
+            probing: false,
             cancels: BTreeSet::new(),
             lose_at_commit: None,
             acknowledged: vec![Lsn(100)],
@@ -229,20 +249,23 @@ impl<'h> World<'h> {
 
     /// Sessions and workers of a run.
     fn begin(&mut self) {
-        let Setting { workers, ordered, lone, counted, .. } = self.setting;
+        let DispatchSettings { workers, ordered, round_trip, pacing, .. } = self.setting.dispatch;
         self.seen.runs += 1;
         let number = self.seen.runs;
         let setting = self.setting;
         self.note(|| format!("run {number}: {setting:?}"));
         self.target.sessions = (0..workers).map(|_| self.target.open_session()).collect();
         self.target.ordered = ordered;
+        let far = pacing.is_far(round_trip);
         self.workers =
-            (0..workers).map(|number| Worker::new(number, ordered, lone, counted)).collect();
+            (0..workers).map(|number| Worker::new(number, ordered, far, &pacing)).collect();
         self.order = CommitOrder::new(workers);
         self.woken = (0..workers).collect();
         self.reports.clear();
         self.cancels.clear();
         (self.flushed, self.found) = (false, None);
+        (self.dispatchable, self.again) = (true, None);
+        (self.now, self.probing) = (Duration::ZERO, false);
     }
 
     fn note(&mut self, text: impl FnOnce() -> String) {
@@ -254,7 +277,7 @@ impl<'h> World<'h> {
     fn run(&mut self) -> Result<(), String> {
         for _ in 0..STEPS {
             self.seen.steps += 1;
-            if self.leader.is_through() && self.leader.waiting.is_empty() {
+            if self.leader.is_through() && self.leader.dispatch.is_drained() {
                 return self.check_the_end();
             }
             let Some(event) = self.next_event() else {
@@ -274,6 +297,9 @@ impl<'h> World<'h> {
             self.seen.faults += 1;
             return Some(fault);
         }
+        self.now += self.rng.time(self.setting.tick);
+        let look = self.leader.dispatch.look_at_stalls(None, self.now);
+        self.probing |= look == Look::Now;
         let mut events: Vec<(usize, Event)> = Vec::with_capacity(16);
         let leader = &self.leader;
         let mut may = |can: bool, weight: usize, event| {
@@ -282,7 +308,8 @@ impl<'h> World<'h> {
             }
         };
         may(leader.can_receive(), 12, Event::Receive);
-        may(leader.room().is_some(), 12, Event::Dispatch);
+        let due = self.dispatchable || self.again.is_some_and(|again| again <= self.now);
+        may(due && !leader.dispatch.is_drained(), 12, Event::Dispatch);
         may(!self.reports.is_empty(), 8, Event::Answer);
         may(leader.can_record_idle(), 1, Event::Idle);
         let unflushed = leader.progress.committed() > leader.progress.durable();
@@ -301,9 +328,7 @@ impl<'h> World<'h> {
             may(self.cancels.contains(&worker), 2, Event::Cancel(worker));
         }
         may(self.found.is_some(), 2, Event::MakeWay);
-        if !events.is_empty() && self.rng.chance(1, 50) && !self.target.waits().is_empty() {
-            return Some(Event::Probe);
-        }
+        may(self.probing, 2, Event::Probe);
         let all: usize = events.iter().map(|(weight, _)| weight).sum();
         if all == 0 {
             // Time passes.
@@ -312,7 +337,7 @@ impl<'h> World<'h> {
             {
                 return Some(Event::FailStatement(session, Fault::Passing));
             }
-            return (!self.target.waits().is_empty()).then_some(Event::Probe);
+            return self.time_passes(look);
         }
         let mut at = self.rng.below(all);
         for (weight, event) in events {
@@ -322,6 +347,19 @@ impl<'h> World<'h> {
             at -= weight;
         }
         None
+    }
+
+    /// Nothing happens until somebody looks at the time.
+    fn time_passes(&mut self, look: Look) -> Option<Event> {
+        if self.leader.dispatch.is_drained() && self.target.waits().is_empty() {
+            return None;
+        }
+        let looks = match look {
+            Look::In(time) => self.now + time,
+            Look::Now => self.now,
+        };
+        self.now = self.again.map_or(looks, |again| again.min(looks)).max(self.now);
+        Some(Event::Time)
     }
 
     fn fault(&mut self) -> Option<Event> {
@@ -345,22 +383,24 @@ impl<'h> World<'h> {
             self.note(|| format!("{event:?}"));
         }
         match event {
-            Event::Receive => self.leader.receive(),
-            Event::Dispatch => {
-                if let Some(worker) = self.leader.room()
-                    && let Some(group) = self.leader.submit(worker)
-                {
-                    self.workers[worker].mail.push_back(Mail::Group(group));
-                }
+            Event::Time => {}
+            Event::Receive => {
+                self.leader.receive();
+                self.dispatchable = true;
             }
+            Event::Dispatch => self.dispatch()?,
             Event::Answer => {
                 if let Some((worker, answered)) = self.reports.pop_front() {
                     self.note(|| format!("worker {worker}: {answered:?}"));
-                    self.leader.answered(worker, &answered);
+                    self.leader.answered(worker, &answered, self.now);
+                    self.dispatchable = true;
                     self.acknowledge()?;
                 }
             }
-            Event::Idle => self.leader.record_idle(),
+            Event::Idle => {
+                self.leader.record_idle();
+                self.dispatchable = true;
+            }
             Event::StartFlush => self.leader.flushing = self.leader.progress.start_flush(),
             Event::Flush => {
                 if let Some(ticket) = self.leader.flushing {
@@ -386,32 +426,11 @@ impl<'h> World<'h> {
                         self.lose_at_commit = None;
                         self.lose_at_commit(session, commits)?;
                     }
-                    _ => self.target.step(session, self.history)?,
+                    _ => self.target.step(session, &self.history)?,
                 }
             }
-            Event::Probe => {
-                let running = self.target.sessions.iter().zip(&self.leader.queues);
-                let mut groups: Vec<_> =
-                    running.filter_map(|(s, queue)| Some((s.pid, *queue.front()?))).collect();
-                groups.sort_by_key(|(_, group)| *group);
-                let victims = blocking(&self.target.waits(), &groups).victims;
-                if self.sabotage != Sabotage::NoGivingWay && !victims.is_empty() {
-                    self.found = Some(victims);
-                }
-            }
-            Event::MakeWay => {
-                let table = u32::try_from(self.rng.below(4)).unwrap_or(0);
-                self.leader.demote(table, self.rng.chance(2, 3));
-                for victim in self.found.take().unwrap_or_default() {
-                    let holder =
-                        self.leader.queues.iter().position(|queue| queue.front() == Some(&victim));
-                    if let Some(worker) = holder {
-                        self.seen.made_way += 1;
-                        self.workers[worker].mail.push_back(Mail::GiveWay(victim));
-                        self.cancels.insert(worker);
-                    }
-                }
-            }
+            Event::Probe => self.probe(),
+            Event::MakeWay => self.make_way(),
             Event::Cancel(session) => {
                 self.cancels.remove(&session);
                 if self.target.is_cancellable(session) {
@@ -438,11 +457,51 @@ impl<'h> World<'h> {
         Ok(())
     }
 
+    fn dispatch(&mut self) -> Result<(), String> {
+        (self.dispatchable, self.again) = (false, None);
+        match self.leader.next(self.now)? {
+            Step::Nothing | Step::Busy { .. } => {}
+            Step::Wait(time) => self.again = Some(self.now + time),
+            Step::HandOver { worker, group, .. } => {
+                self.workers[worker].mail.push_back(Mail::Group(group));
+                self.dispatchable = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody looks what blocks the oldest group.
+    fn probe(&mut self) {
+        self.probing = false;
+        let running = self.leader.dispatch.workers().running();
+        let mut groups: Vec<_> =
+            running.map(|(worker, group)| (self.target.sessions[worker].pid, group)).collect();
+        groups.sort_by_key(|(_, group)| *group);
+        let mut victims = blocking(&self.target.waits(), &groups).victims;
+        if self.sabotage == Sabotage::NoGivingWay {
+            victims.clear();
+        }
+        let oldest = groups.first().map_or(GroupSeq::NONE, |(_, group)| *group);
+        self.found = Some((oldest, victims));
+    }
+
+    fn make_way(&mut self) {
+        let Some((oldest, victims)) = self.found.take() else { return };
+        let (victims, turned) = self.leader.dispatch.make_way(oldest, &victims, self.now);
+        self.seen.serialized += turned.roots.len();
+        for (worker, victim) in victims {
+            self.seen.made_way += 1;
+            self.workers[worker].mail.push_back(Mail::GiveWay(victim));
+            self.cancels.insert(worker);
+        }
+        self.leader.dispatch.promote(self.now);
+    }
+
     fn work(&mut self, worker: usize) -> Result<(), String> {
         let asked = self.woken.remove(&worker);
         let mut woken = BTreeSet::new();
         let mut around = Around {
-            history: self.history,
+            history: &self.history,
             target: &mut self.target,
             order: &mut self.order,
             woken: &mut woken,
@@ -473,7 +532,7 @@ impl<'h> World<'h> {
         self.note(|| format!("session {session} is lost, its COMMIT took effect: {commits}"));
         if commits {
             self.seen.lost_after_commit += 1;
-            self.target.step(session, self.history)?;
+            self.target.step(session, &self.history)?;
         } else {
             self.seen.lost_before_commit += 1;
         }
@@ -485,7 +544,7 @@ impl<'h> World<'h> {
     fn drain(&mut self, session: usize) -> Result<(), String> {
         for _ in 0..self.rng.below(12) {
             if self.target.can_run(session) {
-                self.target.step(session, self.history)?;
+                self.target.step(session, &self.history)?;
             }
         }
         Ok(())
@@ -499,8 +558,7 @@ impl<'h> World<'h> {
         for session in 0..self.target.sessions.len() {
             self.target.terminate(session);
         }
-        let ordered =
-            if self.rng.chance(1, 3) { !self.setting.ordered } else { self.setting.ordered };
+        let ordered = self.rng.chance(1, 3) != self.setting.dispatch.ordered;
         self.setting = Setting::random(&mut self.rng, ordered);
         // The publisher writes the position of a slot down now and then.
         let back = self.rng.below(3).min(self.acknowledged.len() - 1);
@@ -508,7 +566,7 @@ impl<'h> World<'h> {
         let slot = self.acknowledged[self.acknowledged.len() - 1];
         let rows = self.target.read_progress();
         self.note(|| format!("progress {rows:?}, slot {slot}"));
-        self.leader = Leader::new(self.history, &self.setting, &rows, slot, self.rows_through)?;
+        self.leader = Leader::new(&self.history, &self.setting, &rows, slot, self.rows_through)?;
         self.begin();
         Ok(())
     }

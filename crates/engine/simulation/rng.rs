@@ -1,5 +1,7 @@
 //! Chance from a seed.
 
+use std::time::Duration;
+
 /// SplitMix64.
 #[derive(Debug, Clone)]
 pub(crate) struct Rng(pub(crate) u64);
@@ -20,6 +22,12 @@ impl Rng {
     /// A number below `bound`, which is not 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % bound as u64).expect("below a usize")
+    }
+
+    /// A time below `bound`, in whole microseconds.
+    pub(crate) fn time(&mut self, bound: Duration) -> Duration {
+        let bound = u64::try_from(bound.as_micros()).expect("a short time");
+        Duration::from_micros(self.next() % bound.max(1))
     }
 
     /// One of them.

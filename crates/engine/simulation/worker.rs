@@ -3,7 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use engine::group::{GroupSeq, Size};
+use engine::dispatch::Pacing;
+use engine::group::GroupSeq;
 use engine::net::{ChangeAt, Fold, Folder, Old, Row as NetRow, Segment, Step};
 use engine::order::{CommitOrder, Ended, Waits};
 use engine::progress::Range;
@@ -20,8 +21,9 @@ use crate::simulation::target::{As, Command, Database, Fault, Find, Reply, RowOp
 use crate::simulation::{Sabotage, rng::Rng};
 
 /// A part of a transaction, or idle progress.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Work {
+    pub(crate) history: Rc<History>,
     /// Transaction and part; `None` for idle progress.
     pub(crate) part: Option<(usize, usize)>,
     pub(crate) commit_lsn: Lsn,
@@ -35,11 +37,12 @@ pub(crate) struct Work {
 
 impl Work {
     /// Part `part` of transaction `number`.
-    pub(crate) fn part(number: usize, part: usize, history: &History) -> Self {
+    pub(crate) fn part(number: usize, part: usize, history: &Rc<History>) -> Self {
         let transaction = &history.transactions[number];
         let last = part + 1 == transaction.parts.len();
         let changes = &transaction.changes[transaction.parts[part].clone()];
         Self {
+            history: Rc::clone(history),
             part: Some((number, part)),
             commit_lsn: transaction.commit_lsn,
             end: last.then_some(transaction.end_lsn),
@@ -52,8 +55,9 @@ impl Work {
     }
 
     /// Nothing, up to here.
-    pub(crate) fn idle(lsn: Lsn) -> Self {
+    pub(crate) fn idle(lsn: Lsn, history: &Rc<History>) -> Self {
         Self {
+            history: Rc::clone(history),
             part: None,
             commit_lsn: lsn,
             end: Some(lsn),
@@ -65,21 +69,11 @@ impl Work {
         }
     }
 
-    pub(crate) fn changes<'h>(&self, history: &'h History) -> &'h [Change] {
+    pub(crate) fn changes(&self) -> &[Change] {
         self.part.map_or(&[], |(number, part)| {
-            let Transaction { changes, parts, .. } = &history.transactions[number];
+            let Transaction { changes, parts, .. } = &self.history.transactions[number];
             &changes[parts[part].clone()]
         })
-    }
-
-    pub(crate) fn size(&self) -> Size {
-        Size {
-            changes: self.length,
-            bytes: 10 * self.length,
-            whole: self.is_whole(),
-            by_rows: self.user_code,
-            starts_group: self.after_applied,
-        }
     }
 }
 
@@ -219,12 +213,12 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(number: usize, ordered: bool, lone: usize, counted: Option<usize>) -> Self {
+    pub(crate) fn new(number: usize, ordered: bool, far: bool, pacing: &Pacing) -> Self {
         Self {
             number,
             ordered,
             mail: VecDeque::new(),
-            desk: Desk::new(ordered, lone, counted),
+            desk: Desk::new(ordered, far, pacing),
             unsent: Vec::new(),
             ranges: Vec::new(),
         }
@@ -329,7 +323,7 @@ impl Worker {
             let mut statements = Vec::new();
             let mut ending = None;
             for work in &group.works {
-                ending = rows(work, early, self.ordered, history, &mut statements);
+                ending = rows(work, early, self.ordered, &mut statements);
             }
             (statements, None, ending)
         };
@@ -570,17 +564,11 @@ fn end(range: Range, ordered: bool, statements: &mut Statements) {
 }
 
 /// A part by rows; what it leaves to be ended later.
-fn rows(
-    work: &Work,
-    early: bool,
-    ordered: bool,
-    history: &History,
-    statements: &mut Statements,
-) -> Option<Range> {
+fn rows(work: &Work, early: bool, ordered: bool, statements: &mut Statements) -> Option<Range> {
     if work.first {
         statements.push((Command::Begin, Pending::Begin));
     }
-    for change in work.changes(history) {
+    for change in work.changes() {
         statements.push(alone(change));
     }
     let range = Range { after: work.predecessor, through: work.end? };
@@ -626,7 +614,7 @@ fn net(
     let mut folder = Folder::new(&history.rules);
     let mut verdicts = group.contended.changes.iter();
     for (part, work) in (0..).zip(&group.works) {
-        for (number, change) in (0..).zip(work.changes(history)) {
+        for (number, change) in (0..).zip(work.changes()) {
             let verdict = verdicts.next().copied().unwrap_or_default();
             if contended.is_some_and(|wanted| wanted != verdict) {
                 continue;
@@ -645,7 +633,7 @@ fn net(
     for step in folder.finish() {
         match step {
             Step::Alone(at) => {
-                let changes = group.works[at.part as usize].changes(history);
+                let changes = group.works[at.part as usize].changes();
                 let change = &changes[at.change as usize];
                 sure &= change.kind == Kind::Truncate;
                 statements.push(alone(change));

@@ -9,19 +9,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Victims within [`WINDOW`] that demote a table.
-const VICTIMS: usize = 4;
-/// At 50 ms for each victim, this is one part in a hundred of the time.
-const WINDOW: Duration = Duration::from_secs(20);
-/// How long a table is demoted the first time.
-const TERM: Duration = Duration::from_secs(10);
-/// The longest term.
-const LONGEST: Duration = Duration::from_secs(320);
+use crate::dispatch::Pacing;
 
 /// The tables that have had victims, by the oid of their topmost relation. Times count from any one
 /// instant, and never go back.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Demotion {
+    /// Victims within the window that demote a table.
+    victims: usize,
+    window: Duration,
+    /// How long a table is demoted the first time.
+    term: Duration,
+    /// The longest term.
+    longest: Duration,
     tables: BTreeMap<u32, Record>,
 }
 
@@ -38,6 +38,18 @@ struct Record {
 }
 
 impl Demotion {
+    /// No table is demoted.
+    #[must_use]
+    pub fn new(pacing: &Pacing) -> Self {
+        Self {
+            victims: pacing.victims,
+            window: pacing.victim_window,
+            term: pacing.serialized_term,
+            longest: pacing.longest_serialized_term,
+            tables: BTreeMap::new(),
+        }
+    }
+
     /// A group gave way to another; both have changes of this table. Whether the table is demoted
     /// for it, and was not before.
     pub fn victim(&mut self, table: u32, now: Duration) -> bool {
@@ -51,14 +63,14 @@ impl Demotion {
             // Of the time before: its groups follow each other by now.
             return false;
         }
-        record.victims.retain(|then| *then + WINDOW > now);
+        record.victims.retain(|then| *then + self.window > now);
         record.victims.push(now);
-        if record.victims.len() < VICTIMS {
-            record.forgotten = record.forgotten.max(now + WINDOW);
+        if record.victims.len() < self.victims {
+            record.forgotten = record.forgotten.max(now + self.window);
             return false;
         }
         record.victims.clear();
-        record.term = (record.term * 2).clamp(TERM, LONGEST);
+        record.term = (record.term * 2).clamp(self.term, self.longest);
         record.until = Some(now + record.term);
         true
     }
@@ -69,7 +81,7 @@ impl Demotion {
         for (table, record) in &mut self.tables {
             if record.until.is_some_and(|until| until <= now) {
                 record.until = None;
-                record.forgotten = now + record.term.max(WINDOW);
+                record.forgotten = now + record.term.max(self.window);
                 promoted.push(*table);
             }
         }
@@ -90,7 +102,13 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{Demotion, LONGEST, TERM, VICTIMS, WINDOW};
+    use super::Demotion;
+    use crate::dispatch::Pacing;
+
+    const VICTIMS: usize = Pacing::MEASURED.victims;
+    const WINDOW: Duration = Pacing::MEASURED.victim_window;
+    const TERM: Duration = Pacing::MEASURED.serialized_term;
+    const LONGEST: Duration = Pacing::MEASURED.longest_serialized_term;
 
     const fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -105,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_few_victims_demote_a_table_and_only_that_one() {
-        let mut demotion = Demotion::default();
+        let mut demotion = Demotion::new(&Pacing::MEASURED);
         for second in 1..u64::try_from(VICTIMS).unwrap() {
             assert!(!demotion.victim(7, at(second)));
         }
@@ -118,7 +136,7 @@ mod tests {
 
     #[test]
     fn victims_now_and_then_demote_nothing() {
-        let mut demotion = Demotion::default();
+        let mut demotion = Demotion::new(&Pacing::MEASURED);
         for second in (0..1000).step_by(7) {
             assert!(!demotion.victim(7, at(second)), "{second}");
         }
@@ -126,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_term_ends() {
-        let mut demotion = Demotion::default();
+        let mut demotion = Demotion::new(&Pacing::MEASURED);
         demote(&mut demotion, 7, at(1));
         assert_eq!(demotion.promote(at(1) + TERM - at(1)), []);
         assert!(demotion.is_demoted(7));
@@ -137,7 +155,7 @@ mod tests {
 
     #[test]
     fn who_comes_back_soon_stays_longer_and_who_behaves_is_forgotten() {
-        let mut demotion = Demotion::default();
+        let mut demotion = Demotion::new(&Pacing::MEASURED);
         let (mut now, mut term) = (at(1), TERM);
         for _ in 0..8 {
             demote(&mut demotion, 7, now);
@@ -157,7 +175,7 @@ mod tests {
         /// Every demotion ends, needs its victims anew, and nothing is remembered for ever.
         #[test]
         fn whatever_happens(steps in prop::collection::vec((0..3_u32, 0..9000_u64, any::<bool>()), 0..200)) {
-            let mut demotion = Demotion::default();
+            let mut demotion = Demotion::new(&Pacing::MEASURED);
             let mut now = Duration::ZERO;
             let mut since = [0; 3];
             for (table, pause, victim) in steps {

@@ -21,14 +21,7 @@ use std::ops::Range;
 
 use pgoutput::Lsn;
 
-/// Between two savepoints lies as much, at least.
-const SPACING: u64 = 128 << 10;
-/// So much is worth to be executed at once.
-const WORTH: u64 = 2 << 20;
-/// More savepoints are not made: the target remembers all of them until the end.
-const SAVEPOINTS: usize = 512;
-/// What may be executed again, beside twice what the transaction holds.
-const REDONE: u64 = 1 << 20;
+use crate::dispatch::Pacing;
 
 /// Everything up to a place was received when `after` was the end of the last transaction before.
 #[derive(Debug, Clone, Copy)]
@@ -38,8 +31,9 @@ struct Mark {
 }
 
 /// How far an open transaction is.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Early {
+    pacing: Pacing,
     marks: VecDeque<Mark>,
     /// Everything up to here may be executed.
     free: u64,
@@ -100,6 +94,13 @@ pub enum Undo {
 }
 
 impl Early {
+    /// Nothing was received.
+    #[must_use]
+    pub fn new(pacing: Pacing) -> Self {
+        let (marks, savepoints) = (VecDeque::new(), Vec::new());
+        Self { pacing, marks, free: 0, taken: 0, savepoints, redone: 0 }
+    }
+
     /// Everything up to a place was received; `after` is the end of the last transaction that was
     /// received before.
     pub fn received(&mut self, through: u64, after: Lsn) {
@@ -140,7 +141,7 @@ impl Early {
             Some(newest)
                 if pressure != Pressure::Ended
                     && newest > self.taken
-                    && newest + WORTH > self.free =>
+                    && newest + self.pacing.stream_worth > self.free =>
             {
                 newest.min(self.free)
             }
@@ -155,17 +156,18 @@ impl Early {
             return None;
         }
         let limit = self.limit(begin, pressure);
-        if pressure == Pressure::Gathering && limit < self.taken + WORTH {
+        if pressure == Pressure::Gathering && limit < self.taken + self.pacing.stream_worth {
             return None;
         }
         let begins = |place| begin.first_from(place);
-        let room = self.savepoints.len() < SAVEPOINTS;
+        let room = self.savepoints.len() < self.pacing.savepoints;
         let last = self.savepoints.last().copied();
-        let far_enough = self.taken >= last.unwrap_or(0) + if last.is_some() { SPACING } else { 1 };
+        let spacing = self.pacing.savepoint_spacing;
+        let far_enough = self.taken >= last.unwrap_or(0) + if last.is_some() { spacing } else { 1 };
         let here = room && far_enough && begins(self.taken) == Some(self.taken);
         let from = if here { Some(self.taken) } else { last };
         // The first savepoint is made as soon as it can be of use.
-        let next = from.map_or(self.taken + 1, |from| (from + SPACING).max(self.taken + 1));
+        let next = from.map_or(self.taken + 1, |from| (from + spacing).max(self.taken + 1));
         let end = if room { begins(next).unwrap_or(limit) } else { limit };
         let savepoint = here.then_some(self.savepoints.len());
         Some(Step { range: self.taken..end.min(limit), savepoint })
@@ -200,7 +202,7 @@ impl Early {
     /// Whether so much is executed again and again that waiting for the end costs less.
     #[must_use]
     pub fn is_in_vain(&self) -> bool {
-        self.redone > REDONE + 2 * self.free
+        self.redone > self.pacing.redone + 2 * self.free
     }
 }
 
@@ -208,7 +210,10 @@ impl Early {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Beginnings, Early, Lsn, Pressure, SPACING, Step, Undo, WORTH};
+    use super::{Beginnings, Early, Lsn, Pacing, Pressure, Step, Undo};
+
+    const SPACING: u64 = Pacing::MEASURED.savepoint_spacing;
+    const WORTH: u64 = Pacing::MEASURED.stream_worth;
 
     /// Size of a record: a few lie between two savepoints.
     const RECORD: u64 = SPACING / 3;
@@ -234,7 +239,7 @@ mod tests {
 
     #[test]
     fn what_came_before_comes_first() {
-        let mut early = Early::default();
+        let mut early = Early::new(Pacing::MEASURED);
         early.received(10, Lsn(100));
         early.received(20, Lsn(100));
         early.received(30, Lsn(200));
@@ -250,7 +255,7 @@ mod tests {
 
     #[test]
     fn an_abort_undoes_what_was_handed_out() {
-        let mut early = Early::default();
+        let mut early = Early::new(Pacing::MEASURED);
         let begin = Starts(vec![100]);
         early.received(200, Lsn(0));
         early.committed(Lsn(0));
@@ -271,7 +276,7 @@ mod tests {
 
     #[test]
     fn marks_are_cut_too() {
-        let mut early = Early::default();
+        let mut early = Early::new(Pacing::MEASURED);
         early.received(10, Lsn(1));
         early.received(20, Lsn(2));
         early.received(30, Lsn(3));
@@ -287,7 +292,7 @@ mod tests {
 
     #[test]
     fn little_is_gathered_and_the_newest_comes_last() {
-        let mut early = Early::default();
+        let mut early = Early::new(Pacing::MEASURED);
         early.received(WORTH - 1, Lsn(0));
         early.committed(Lsn(0));
         let none = Starts::default();
@@ -337,7 +342,7 @@ mod tests {
         /// had been received before it.
         #[test]
         fn the_target_has_a_prefix(events in prop::collection::vec(event(), 1..80)) {
-            let mut early = Early::default();
+            let mut early = Early::new(Pacing::MEASURED);
             // By record: a number of its own, and what was received before it.
             let mut kept: Vec<(u64, u64)> = Vec::new();
             let mut target: Vec<u64> = Vec::new();

@@ -16,14 +16,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Transactions that are sent so long after their commit are a backlog.
-const BACKLOG: Duration = Duration::from_millis(100);
-/// A free worker is not kept waiting longer, whatever the backlog.
-const LONGEST_GATHERING: Duration = Duration::from_millis(20);
-/// The same without a backlog, while many sessions of the publisher commit.
-const COMPANY: Duration = Duration::from_millis(2);
-/// So many sessions are many.
-const MANY: usize = 8;
+use crate::dispatch::Pacing;
 
 /// The number of a group: groups are numbered from 1, in commit order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -72,17 +65,11 @@ pub struct Size {
     pub starts_group: bool,
 }
 
-/// Whether transactions that are sent so long after their commit are a backlog: more will come at
-/// once.
-#[must_use]
-pub fn is_backlog(behind: Duration) -> bool {
-    behind >= BACKLOG
-}
-
 /// Parts that wait for a worker, in commit order.
 #[derive(Debug)]
 pub struct Batcher<T> {
     limits: GroupLimits,
+    pacing: Pacing,
     waiting: VecDeque<(Size, T)>,
     /// Transactions that were on their way at once lately.
     side_by_side: usize,
@@ -94,8 +81,8 @@ pub struct Batcher<T> {
 impl<T> Batcher<T> {
     /// Nothing waits.
     #[must_use]
-    pub fn new(limits: GroupLimits) -> Self {
-        Self { limits, waiting: VecDeque::new(), side_by_side: 0, changes: 0, bytes: 0 }
+    pub fn new(limits: GroupLimits, pacing: Pacing) -> Self {
+        Self { limits, pacing, waiting: VecDeque::new(), side_by_side: 0, changes: 0, bytes: 0 }
     }
 
     /// The next part in commit order.
@@ -111,14 +98,20 @@ impl<T> Batcher<T> {
         self.waiting.is_empty()
     }
 
+    /// How much waits: parts of transactions.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Whether so much waits that a group of it is worth being put together while the worker is
-    /// busy: a quarter of what the limits allow.
+    /// busy: see [`Pacing::worth_part`].
     #[must_use]
     pub fn is_worth_a_group(&self) -> bool {
-        const SHARE: usize = 4;
-        self.waiting.len() * SHARE >= self.limits.transactions
-            || self.changes * SHARE >= self.limits.changes
-            || self.bytes * SHARE >= self.limits.bytes
+        let part = self.pacing.worth_part;
+        self.waiting.len() * part >= self.limits.transactions
+            || self.changes * part >= self.limits.changes
+            || self.bytes * part >= self.limits.bytes
             || self.waiting.front().is_some_and(|(size, _)| !size.whole)
     }
 
@@ -131,13 +124,14 @@ impl<T> Batcher<T> {
         if self.is_worth_a_group() {
             return Duration::ZERO;
         }
-        if is_backlog(behind) {
-            return (behind / 10).min(LONGEST_GATHERING).saturating_sub(waited);
+        if self.pacing.is_backlog(behind) {
+            let gathering = behind / self.pacing.gathered_part;
+            return gathering.min(self.pacing.longest_gathering).saturating_sub(waited);
         }
         if self.waiting.len() * 2 >= self.side_by_side {
             return Duration::ZERO;
         }
-        COMPANY.saturating_sub(waited)
+        self.pacing.committers_wait.saturating_sub(waited)
     }
 
     /// Tells how many transactions are on their way: received and not committed on the target. The
@@ -149,7 +143,7 @@ impl<T> Batcher<T> {
     /// Whether many sessions of the publisher commit side by side.
     #[must_use]
     pub fn has_company(&self) -> bool {
-        self.side_by_side >= MANY
+        self.side_by_side >= self.pacing.many_committers
     }
 
     /// The group for a worker that is free: as many whole transactions from the front as the
@@ -184,12 +178,12 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{Batcher, GroupLimits, Size};
+    use super::{Batcher, GroupLimits, Pacing, Size};
 
     const LIMITS: GroupLimits = GroupLimits { transactions: 3, changes: 10, bytes: 100 };
 
     fn batcher(sizes: &[(usize, usize, bool)]) -> Batcher<usize> {
-        let mut batcher = Batcher::new(LIMITS);
+        let mut batcher = Batcher::new(LIMITS, Pacing::MEASURED);
         for (index, (changes, bytes, whole)) in sizes.iter().copied().enumerate() {
             batcher
                 .push(Size { changes, bytes, whole, by_rows: false, starts_group: false }, index);
@@ -222,7 +216,7 @@ mod tests {
 
     #[test]
     fn transactions_that_are_committed_alone_are_not_mixed_with_others() {
-        let mut batcher = Batcher::new(LIMITS);
+        let mut batcher = Batcher::new(LIMITS, Pacing::MEASURED);
         for (index, by_rows) in [false, true, true, false].into_iter().enumerate() {
             batcher.push(
                 Size { changes: 1, bytes: 1, whole: true, by_rows, starts_group: false },
@@ -270,10 +264,10 @@ mod tests {
         // Six of them: half are waited for, and not for long.
         batcher.push(one, 0);
         batcher.on_their_way(6);
-        assert_eq!(batcher.gathering(RECENT, Duration::ZERO), super::COMPANY);
-        assert_eq!(batcher.gathering(RECENT, super::COMPANY), Duration::ZERO);
+        assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Pacing::MEASURED.committers_wait);
+        assert_eq!(batcher.gathering(RECENT, Pacing::MEASURED.committers_wait), Duration::ZERO);
         batcher.push(one, 1);
-        assert_eq!(batcher.gathering(RECENT, Duration::ZERO), super::COMPANY);
+        assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Pacing::MEASURED.committers_wait);
         batcher.push(one, 2);
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
         assert_eq!(batcher.take().map(|group| group.len()), Some(3));

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pgoutput::{DecodeError, Lsn, Message, Timestamp, Xid, decode_change};
 
+use crate::history::Identity;
 use crate::relation::RemoteRelation;
 
 /// Where a change lies: chunk, byte range of its payload, relation version.
@@ -31,6 +32,15 @@ pub struct TransactionHead {
     pub commit_time: Timestamp,
     /// The publisher's transaction id.
     pub xid: Xid,
+}
+
+impl TransactionHead {
+    /// What identifies the transaction in the publisher's history; its commit record ends at `end`.
+    #[must_use]
+    pub fn ends_at(&self, end: Lsn) -> Identity {
+        let Self { commit_lsn, commit_time, xid } = *self;
+        Identity { commit_lsn, end_lsn: end, xid, commit_time }
+    }
 }
 
 /// Which relations a change touches.

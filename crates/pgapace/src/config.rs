@@ -292,6 +292,13 @@ pub(crate) struct Settings {
     #[serde(rename = "busy-timeout", alias = "busy_timeout")]
     pub(crate) busy_timeout: Option<u64>,
 
+    /// How long to wait for a server that refuses connections, starts or recovers, in seconds
+    /// [default: 10 for a subscription that may be new, an hour for one that has run before, and no
+    /// limit once it has streamed in this process]
+    #[arg(long, value_name = "SECONDS", env = "PGAPACE_CONNECT_TIMEOUT")]
+    #[serde(rename = "connect-timeout", alias = "connect_timeout")]
+    pub(crate) connect_timeout: Option<u64>,
+
     /// When transactions larger than the publisher's logical_decoding_work_mem are sent and applied:
     /// parallel while they run, and committed in their turn; on sent while they run, applied when
     /// they have committed; off after that [default: parallel, or on with one worker]
@@ -367,6 +374,11 @@ pub(crate) struct Settings {
     #[serde(rename = "on-conflict", alias = "on_conflict")]
     pub(crate) on_conflict: Option<Vec<Rule>>,
 
+    /// For how long rows of pgapace.conflict are kept, in days; 0 is for ever [default: 30]
+    #[arg(long, value_name = "DAYS", env = "PGAPACE_CONFLICT_RETENTION")]
+    #[serde(rename = "conflict-retention", alias = "conflict_retention")]
+    pub(crate) conflict_retention: Option<u32>,
+
     /// Disable the subscription when a change cannot be applied: it does not run again until
     /// pgapace enable [default: false]
     #[arg(
@@ -405,6 +417,7 @@ impl Settings {
             status_interval: self.status_interval.or(weaker.status_interval),
             receive_timeout: self.receive_timeout.or(weaker.receive_timeout),
             busy_timeout: self.busy_timeout.or(weaker.busy_timeout),
+            connect_timeout: self.connect_timeout.or(weaker.connect_timeout),
             streaming: self.streaming.or(weaker.streaming),
             spool_directory: self.spool_directory.or_else(|| weaker.spool_directory.clone()),
             spool_limit: self.spool_limit.or(weaker.spool_limit),
@@ -416,6 +429,7 @@ impl Settings {
             group_transactions: self.group_transactions.or(weaker.group_transactions),
             apply_mode: self.apply_mode.or(weaker.apply_mode),
             on_conflict: self.on_conflict.or_else(|| weaker.on_conflict.clone()),
+            conflict_retention: self.conflict_retention.or(weaker.conflict_retention),
             disable_on_error: self.disable_on_error.or(weaker.disable_on_error),
         }
     }
@@ -528,6 +542,7 @@ impl Settings {
             status_interval: seconds(self.status_interval, 10, "status-interval")?,
             receive_timeout: seconds(self.receive_timeout, 60, "receive-timeout")?,
             busy_timeout,
+            connect_timeout: self.connect_timeout.map(Duration::from_secs),
             streaming: self.streaming.unwrap_or(Streaming::Parallel),
             spool_directory: self.spool_directory,
             spool_limit: self.spool_limit.map(|limit| limit.saturating_mul(1 << 20)),
@@ -539,6 +554,10 @@ impl Settings {
             group_transactions: self.group_transactions.unwrap_or_default(),
             apply_mode: self.apply_mode.unwrap_or(ApplyMode::Auto),
             on_conflict: Policy::new(self.on_conflict.unwrap_or_default()),
+            conflict_retention: match self.conflict_retention.unwrap_or(30) {
+                0 => None,
+                days => Some(Duration::from_secs(u64::from(days) * 24 * 60 * 60)),
+            },
             disable_on_error: self.disable_on_error.unwrap_or(false),
         })
     }
@@ -587,6 +606,8 @@ pub(crate) struct Subscription {
     pub(crate) status_interval: Duration,
     pub(crate) receive_timeout: Duration,
     pub(crate) busy_timeout: Duration,
+    /// `None`: it depends.
+    pub(crate) connect_timeout: Option<Duration>,
     pub(crate) streaming: Streaming,
     /// As it was given.
     pub(crate) spool_directory: Option<PathBuf>,
@@ -602,6 +623,8 @@ pub(crate) struct Subscription {
     pub(crate) group_transactions: GroupTransactions,
     pub(crate) apply_mode: ApplyMode,
     pub(crate) on_conflict: Policy,
+    /// `None` for ever.
+    pub(crate) conflict_retention: Option<Duration>,
     pub(crate) disable_on_error: bool,
 }
 

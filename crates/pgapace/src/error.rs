@@ -33,6 +33,8 @@ pub(crate) enum Class {
     Stopped,
     /// The spool: its directory is full or cannot be used.
     Spool,
+    /// The subscriber is behind the publisher, and what was asked for needs it not to be.
+    Behind,
 }
 
 impl Class {
@@ -52,6 +54,7 @@ impl Class {
             Self::Stopped => 11,
             Self::Spool => 12,
             Self::Disabled => 13,
+            Self::Behind => 14,
         }
     }
 }
@@ -93,6 +96,10 @@ pub(crate) struct Failure {
     pub(crate) conflict: Option<Box<Conflict>>,
     /// Whether trying again from the recorded state may succeed.
     pub(crate) transient: bool,
+    /// The connection is gone, or could not be made, for a reason that may pass.
+    pub(crate) connection_lost: bool,
+    /// The server is not there now: it refuses connections, starts, stops or recovers.
+    pub(crate) away: bool,
     /// Transactions that commit up to here failed as sets of net changes and are no longer in
     /// memory: the next run applies them change by change, which tells what is wrong.
     pub(crate) rows_through: Option<Lsn>,
@@ -111,6 +118,8 @@ impl Failure {
             offender: None,
             conflict: None,
             transient: false,
+            connection_lost: false,
+            away: false,
             rows_through: None,
             needs_text: false,
         }
@@ -145,15 +154,26 @@ impl Failure {
         failure.sqlstate = error.sqlstate().map(str::to_owned);
         if failure.sqlstate.as_deref() == Some(LOCK_NOT_AVAILABLE) {
             failure.hint.get_or_insert_with(|| {
-                "Somebody has locked a table, perhaps a copy of it that goes on: pg_locks says who. \
-                 Try again."
+                "Another session holds a conflicting lock: see pg_locks and pg_blocking_pids(). Try \
+                 again when it is gone."
                     .to_owned()
             });
         }
-        failure.transient = error.is_connection_loss()
-            || matches!(error, wire::Error::Timeout)
-            || failure.sqlstate.as_deref().is_some_and(is_transient);
+        failure.away = error.is_away();
+        failure.connection_lost =
+            error.is_connection_loss() || matches!(error, wire::Error::Timeout);
+        failure.transient =
+            failure.connection_lost || failure.sqlstate.as_deref().is_some_and(is_transient);
         failure
+    }
+
+    /// Names the change that it is of, unless one is named, or nothing is wrong with it.
+    #[must_use]
+    pub(crate) fn of(mut self, offender: impl FnOnce() -> Offender) -> Self {
+        if !self.transient && self.class != Class::Stopped {
+            self.offender.get_or_insert_with(|| Box::new(offender()));
+        }
+        self
     }
 
     #[must_use]
@@ -165,6 +185,13 @@ impl Failure {
     #[must_use]
     pub(crate) fn detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = Some(detail.into());
+        self
+    }
+
+    /// The server will be what is needed, or is waited for in vain.
+    #[must_use]
+    pub(crate) fn away(mut self) -> Self {
+        (self.away, self.connection_lost, self.transient) = (true, true, true);
         self
     }
 

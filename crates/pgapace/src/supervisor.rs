@@ -4,36 +4,44 @@
 //! A run owns all its sessions and threads and leaves nothing behind in memory: what the next one
 //! needs is read from the target. So every failure takes the same tested way.
 
+mod explain;
+mod notes;
+mod retry;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::assemble::PartLimits;
+use engine::dispatch::Pacing;
 use engine::group::GroupLimits;
+use engine::history::Witness;
 use engine::progress::Progress;
 use pgoutput::{Lsn, Streaming};
 use wire::{ReplicationStream, Session};
 
-use crate::apply::blockers::Blockers;
+use crate::apply::blockers::{Blockers, Pulse, Watched};
 use crate::apply::conflicts;
 use crate::apply::durability::{self, Durability};
 use crate::apply::encoder;
 use crate::apply::incoming::Incoming;
 use crate::apply::joining::{CatchUpOptions, Joining};
 use crate::apply::leader::{Leader, Outcome, Parts, Preparing};
-use crate::apply::pool::{Connector, Pool, Slots};
+use crate::apply::pool::{Connector, Pool, PoolSettings, Slots};
 use crate::apply::prefetch::Prefetch;
 use crate::apply::sessions::Share;
 use crate::apply::streams::Streams;
 use crate::apply::tables::Tables;
-use crate::apply::worker::{Connect, FAR, Identity, Lost};
+use crate::apply::worker::{Connect, Identity, Lost};
 use crate::config::{self, ApplyMode, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::publisher::feedback::Feedback;
+use crate::publisher::history;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::receiver::{Receiver, ReceiverOptions, explain};
-use crate::publisher::session::{CURRENT_LSN, Publisher, check_identity, identify};
+use crate::publisher::session::{CURRENT_LSN, Publisher, identify};
 use crate::publisher::slot;
+use crate::publisher::watch::{self, Watch};
 use crate::spool::{self, Spool};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
@@ -42,20 +50,16 @@ use crate::sync::{
     Adder, Snapshot, SyncContext, check_absent, check_targets, copy_tables, forget_unpublished,
 };
 use crate::target::catalogue::{field, first_row};
-use crate::target::format::{self, Format, PublisherTypes};
+use crate::target::format::{self, Format, PublisherTypes, Servers};
 use crate::target::origin;
-use crate::target::session::{Purpose, Target};
+use crate::target::session::{self, Purpose, Target};
 use crate::target::state::copies::{self, CatchUp, set_gates};
 use crate::target::state::ownership::{Former, Owning, SessionId};
 use crate::target::state::{self, Manner, NewSubscription, Phase, SchemaCopy, Subscription};
 use crate::target::state::{ownership, prepared, progress, schema, statistics};
 use crate::twophase;
-
-/// First and longest pause before another run.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// A run that lasted this long was not a failed attempt: the next pause is short again.
-const GOOD_RUN: Duration = Duration::from_secs(30);
+use notes::Notes;
+use retry::{Known, Next, Retry};
 
 /// Most source transactions and changes of a group, if the user does not say: enough that what a
 /// group costs does not count, and well under a second of work.
@@ -75,6 +79,8 @@ pub(crate) enum Until {
 pub(crate) struct RunOptions {
     pub(crate) until: Option<Until>,
     pub(crate) take_over: bool,
+    /// A failure that is the end of the subscription, alone, is not: it is tried again after a while.
+    pub(crate) keep_trying: bool,
 }
 
 /// Runs one subscription until it is stopped, reaches its goal, or fails for good; then its `share`
@@ -91,21 +97,32 @@ pub(crate) fn run(
         shutdown,
         take_over: options.take_over,
         until: options.until,
-        begun: false,
+        known: Known::New,
+        dropped: false,
+        reached: false,
+        advanced: Arc::default(),
         owner: None,
         catalogue_error: None,
         tagging: Arc::default(),
         rows_through: Lsn::INVALID,
         text: None,
     };
-    let mut pause = FIRST_PAUSE;
+    let mut retry = Retry::new(config.connect_timeout);
+    let mut notes = Notes::new(config);
     loop {
         let started = Instant::now();
-        let failure = match supervisor.run_once() {
+        let outcome = supervisor.run_once(&mut notes);
+        retry.after_run(started, Instant::now(), supervisor.advanced.swap(false, Ordering::AcqRel));
+        if std::mem::take(&mut supervisor.reached) {
+            retry.reached();
+        }
+        let failure = match outcome {
             Ok(Outcome::Stopped) => return supervisor.stopped(),
+            Ok(Outcome::Changed) => continue,
             Ok(outcome) => return Ok(outcome),
             Err(failure) if failure.needs_text => {
                 tracing::info!(
+                    event = "values_as_text",
                     subscription = config.name,
                     reason = failure.message,
                     "values are sent as text from now on"
@@ -115,28 +132,42 @@ pub(crate) fn run(
             }
             Err(failure) => failure,
         };
-        let retry = supervisor.may_retry(&failure);
-        if shutdown.requested() && (retry || failure.class == Class::Stopped) {
+        let next = supervisor.next(&failure, &mut retry);
+        let passes = matches!(next, Next::Again { .. });
+        if shutdown.requested() && (passes || failure.class == Class::Stopped) {
             // What was not finished is rolled back, and comes again with the next start.
-            tracing::warn!(subscription = config.name, "{failure}");
+            tracing::warn!(event = "run_ended", subscription = config.name, "{failure}");
+            notes.stopped();
             return supervisor.stopped();
         }
-        if !retry {
-            if failure.class != Class::Disabled {
-                supervisor.record(&failure);
+        let (failure, pause) = match next {
+            Next::Again { pause, named } => {
+                supervisor.announce(&failure, pause, named);
+                notes.retrying(&failure, pause);
+                shutdown.sleep(pause);
+                continue;
             }
+            Next::Waited(waited) => (waited_for(failure, waited), retry.after_end()),
+            Next::End => (failure, retry.after_end()),
+        };
+        let failure = explain::with_grants(config, failure);
+        let ends = !options.keep_trying || supervisor.dropped;
+        notes.failed(&failure, (!ends).then_some(pause));
+        if ends {
             return Err(failure);
         }
-        if started.elapsed() >= GOOD_RUN {
-            pause = FIRST_PAUSE;
-        }
-        tracing::warn!(
+        tracing::error!(
+            event = "subscription_failed",
             subscription = config.name,
-            retry_in_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX),
+            exit_code = failure.class.exit_code(),
+            retry_in_ms = milliseconds(pause),
             "{failure}"
         );
         shutdown.sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        if shutdown.requested() {
+            notes.stopped();
+            return Err(failure);
+        }
     }
 }
 
@@ -160,9 +191,14 @@ struct Supervisor<'a> {
     shutdown: &'a Shutdown,
     take_over: bool,
     until: Option<Until>,
-    /// Whether a run of this process got as far as copying tables or streaming: from then on,
-    /// servers that are away are waited for; before, the user is told at once.
-    begun: bool,
+    /// What is known of the subscription, and so how long servers are waited for.
+    known: Known,
+    /// Somebody has dropped it while this process ran it.
+    dropped: bool,
+    /// Whether the last run has found both servers.
+    reached: bool,
+    /// Whether it has applied anything.
+    advanced: Arc<AtomicBool>,
     /// The control session of the run before this one, which a broken network may have left behind.
     owner: Option<SessionId>,
     /// The progress at which the last error that may come from a stale catalogue happened.
@@ -177,21 +213,36 @@ struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
-    fn may_retry(&mut self, failure: &Failure) -> bool {
+    fn next(&mut self, failure: &Failure, retry: &mut Retry) -> Next {
+        let now = Instant::now();
         if let Some(through) = failure.rows_through {
             self.rows_through = self.rows_through.max(through);
-            return true;
+            return retry.again(failure, now);
         }
-        if failure.transient {
-            return self.begun;
-        }
-        // The target's schema may have changed under our prepared statements: read it again, once
+        // The subscriber's schema may have changed under our prepared statements: read it again, once
         // for each place of the stream.
         let stale = failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);
-        if let (true, Some(offender)) = (stale && self.begun, &failure.offender) {
-            return self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn);
+        if stale
+            && !failure.transient
+            && self.known == Known::Begun
+            && let Some(offender) = &failure.offender
+            && self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn)
+        {
+            return retry.again(failure, now);
         }
-        false
+        retry.next(failure, self.known, now)
+    }
+
+    /// Names the reason of another run.
+    fn announce(&self, failure: &Failure, pause: Duration, named: bool) {
+        let (subscription, retry_in_ms) = (&self.config.name, milliseconds(pause));
+        if !named {
+            tracing::debug!(subscription, retry_in_ms, "{failure}");
+        } else if failure.away {
+            tracing::warn!(event = "waiting_for_server", subscription, retry_in_ms, "{failure}");
+        } else {
+            tracing::warn!(event = "run_failed", subscription, retry_in_ms, "{failure}");
+        }
     }
 
     /// The end on request. Only without a goal is that what was asked for.
@@ -205,39 +256,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Leaves the reason of the end on the target, for `status`, and the conflict that it is; best
-    /// effort: whatever stops the subscription does so again at its next start.
-    fn record(&self, failure: &Failure) {
-        let mut target = Target::new(self.config.target.clone(), &self.config.name);
-        let recorded = target.connect_first().and_then(|mut session| {
-            if schema::version(&mut session)? == 0 {
-                return Ok(());
-            }
-            match state::find(&mut session, &self.config.name)? {
-                Some(row) => {
-                    if self.config.disable_on_error && failure.class == Class::Apply {
-                        let message = failure.to_string();
-                        state::set_disabled(&mut session, row.id, Some(&message))?;
-                        tracing::error!(
-                            subscription = self.config.name,
-                            "the subscription is disabled; pgapace enable lets it run again"
-                        );
-                    }
-                    statistics::error(&mut session, row.id, failure)
-                }
-                None => Ok(()),
-            }
-        });
-        match recorded {
-            Err(error) if self.config.disable_on_error || failure.conflict.is_some() => {
-                tracing::warn!(%error, "cannot record the failure on the target");
-            }
-            Err(error) => tracing::debug!(%error, "cannot record the failure on the target"),
-            Ok(()) => {}
-        }
-    }
-
-    fn run_once(&mut self) -> Result<Outcome> {
+    fn run_once(&mut self, notes: &mut Notes<'_>) -> Result<Outcome> {
         let config = self.config;
         let mut target = Target::new(config.target.clone(), &config.name);
         let mut publisher =
@@ -249,7 +268,11 @@ impl Supervisor<'_> {
             let panicked = |_| Err(Failure::internal("connecting panicked"));
             (control, source.join().unwrap_or_else(panicked))
         });
-        let (mut control, mut source) = (control?, source?);
+        let (mut control, mut source) = match (control, source) {
+            (Ok(control), Ok(source)) => (control, source),
+            (control, source) => return Err(self.not_reached(control, source)),
+        };
+        self.reached = true;
         if target.encoding() != publisher.encoding() {
             publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
             source = publisher.connect()?;
@@ -281,11 +304,18 @@ impl Supervisor<'_> {
         let (found, looked) = (found?, looked?);
         let mut row = match found {
             Some(row) => row,
+            None if self.known >= Known::HasRun => {
+                self.dropped = true;
+                let message = format!("subscription {} was dropped", config.name);
+                return Err(Failure::new(Class::Busy, message)
+                    .hint("Start pgapace again if it is to be made anew."));
+            }
             None => {
                 let looked = looked.unwrap_or_else(|| self.look_at_publisher(&mut source));
                 self.create(&mut control, &looked?)?
             }
         };
+        self.known = self.known.max(has_run(&row));
         check_enabled(&row)?;
         self.check_same_settings(&mut control, &mut row)?;
         let former = Former { any: self.take_over, own: self.owner.clone() };
@@ -312,6 +342,7 @@ impl Supervisor<'_> {
             copy_data: row.copy_data,
             options: &config.copy,
             indexes_after: config.copy.indexes_after,
+            joins: false,
             shutdown: self.shutdown,
         };
         let sessions = [control.cancel_handle(), source.cancel_handle()];
@@ -342,7 +373,7 @@ impl Supervisor<'_> {
         let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
         let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
         let identity = self.identity(&mut control, database, &row)?;
-        let group_transactions = self.group_transactions();
+        let settings = self.pool_settings();
         let spool = self.spool()?;
         let streaming = match config.streaming {
             config::Streaming::Off => Streaming::Off,
@@ -351,11 +382,13 @@ impl Supervisor<'_> {
             }
             config::Streaming::On | config::Streaming::Parallel => Streaming::On,
         };
+        let servers = Servers::of(&source, &control);
+        let pulse = Pulse::default();
         let this: &Self = self;
         // What goes on in both takes as many round trips.
         let (resumption, stream, states, pool, durability) = std::thread::scope(|scope| {
             let sessions = scope
-                .spawn(|| this.open_sessions(&target, &row, identity, group_transactions, purpose));
+                .spawn(|| this.open_sessions(&target, &row, identity, settings, purpose, &pulse));
             let resumption =
                 this.resume(&mut control, &mut source, &row, context, waits, &published)?;
             let command = slot::start_command(
@@ -390,8 +423,9 @@ impl Supervisor<'_> {
             ..
         } = resumption;
         let progress = Progress::resume(applied.through, acknowledged, applied.highest());
+        let witness = Witness::new(acknowledged, applied.ranges());
         let feedback = Feedback::new(progress.positions());
-        let mut types = PublisherTypes::default();
+        let mut types = PublisherTypes::new(servers, format.binary);
         published.iter().for_each(|table| types.add(table));
         let receiver = Receiver::spawn(
             stream,
@@ -402,7 +436,7 @@ impl Supervisor<'_> {
                 memory_limit: config.memory_limit,
             },
         )?;
-        self.begun = true;
+        self.known = Known::Begun;
         tracing::info!(
             subscription = config.name,
             slot = row.slot_name,
@@ -412,27 +446,21 @@ impl Supervisor<'_> {
             epoch = row.epoch,
             format = format.name(),
             reason = format.reason,
+            event = "streaming",
             "streaming"
         );
+        notes.runs();
         let locks_ordered = (config.workers > 1).then_some(config.preserve_commit_order);
-        let tables = Tables::new(&states, types, format.binary, locks_ordered)
+        let tables = Tables::new(&states, types, locks_ordered)
             .with_policy(config.on_conflict.clone(), row.id);
-        let part_bytes = (config.memory_limit / 16).min(PartLimits::default().bytes);
+        let part_bytes = self.part_bytes();
         let part_limits = PartLimits {
             bytes: part_bytes,
             kept_bytes: config.memory_limit / 4,
             ..PartLimits::default()
         };
         let memory = Arc::clone(&receiver.memory);
-        let group_limits = GroupLimits {
-            transactions: group_transactions,
-            changes: GROUP_CHANGES,
-            bytes: part_bytes,
-        };
-        let rows_through = match config.apply_mode {
-            ApplyMode::Auto => self.rows_through,
-            ApplyMode::Row => Lsn(u64::MAX),
-        };
+        let PoolSettings { group_limits, rows_through, .. } = settings;
         let catch_up = CatchUpOptions {
             // Behind the workers of the pool.
             connect: Box::new(|table| {
@@ -451,8 +479,12 @@ impl Supervisor<'_> {
         let streams_from = applied.highest().max(self.rows_through);
         let streams = self.stream_connects(&target, purpose, identity);
         let streams = Streams::new(streams, streams_from);
+        session::give_up_locks(&mut control)?;
         Leader::new(Parts {
             control,
+            advanced: Arc::clone(&self.advanced),
+            watch: Watch::spawn(&publisher, &config.name, waits)?,
+            pulse,
             receiver,
             pool,
             durability,
@@ -465,9 +497,12 @@ impl Supervisor<'_> {
                 memory,
                 (applied.through, needed_from),
                 row.owns_slot,
+                preparing.hold,
                 prepared,
             ),
             preparing,
+            memory: applied.memory,
+            witness,
             applied_beyond: applied.beyond.into(),
             streams,
             stream_limits: PartLimits {
@@ -479,12 +514,38 @@ impl Supervisor<'_> {
             shutdown: self.shutdown,
             until,
             skip: row.skip,
+            conflict_retention: config.conflict_retention,
             durable_commits,
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
-            group_limits,
             rows_through,
         })
         .run()
+    }
+
+    /// What is said of servers of which one, at least, cannot be reached. What is not to be waited for
+    /// comes first, then what the subscriber says. The other may tell whether this is the first start.
+    fn not_reached(&mut self, control: Result<Session>, source: Result<Session>) -> Failure {
+        let config = self.config;
+        match (control, source) {
+            (Err(failure), Ok(mut source)) => {
+                let found = config.create_slot.then(|| slot::find(&mut source, &config.slot));
+                if matches!(found, Some(Ok(Some(_)))) {
+                    self.known = self.known.max(Known::HasRun);
+                }
+                failure
+            }
+            (Ok(mut control), Err(failure)) => {
+                if let Ok(Some(row)) = recorded(&mut control, &config.name) {
+                    self.known = self.known.max(has_run(&row));
+                }
+                failure
+            }
+            (Err(failure), Err(other)) if failure.connection_lost && !other.connection_lost => {
+                other
+            }
+            (Err(failure), _) => failure,
+            (Ok(_), Ok(_)) => Failure::internal("both servers were reached"),
+        }
     }
 
     /// Looks where the stream is to go on from, and that nothing before that is lost.
@@ -498,8 +559,7 @@ impl Supervisor<'_> {
         published: &[PublishedTable],
     ) -> Result<Resumption> {
         let config = self.config;
-        let system = identify(source)?;
-        let applied = progress::read(control, row.id)?.ok_or_else(|| {
+        let mut applied = progress::read(control, row.id)?.ok_or_else(|| {
             Failure::new(Class::Target, "the progress of the subscription is missing").hint(
                 "Rows of pgapace.progress were deleted. Without them nothing can be resumed: drop \
                  the subscription (pgapace drop) and start it anew.",
@@ -512,8 +572,10 @@ impl Supervisor<'_> {
             // It has been left out.
             state::set_skip(control, row.id, None)?;
         }
-        if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
-            check_identity(source, &system, identifier, timeline, applied.highest())?;
+        let followed = progress::followed(control, row.id, &applied)?;
+        let system = history::check(source, row, &followed)?;
+        if progress::forget_if_sent_otherwise(control, row.id, &self.sent_as())? {
+            applied.forget_history();
         }
         let found = slot::wait_until_free(source, &row.slot_name, config.busy_timeout, &|| {
             self.shutdown.requested()
@@ -563,6 +625,13 @@ impl Supervisor<'_> {
         })
     }
 
+    /// What decides which transactions the publisher sends.
+    fn sent_as(&self) -> String {
+        let config = self.config;
+        let origin = if config.origin_none { "none" } else { "any" };
+        format!("publications {}, origin {origin}", state::name_array(&config.publications))
+    }
+
     /// The spool, empty. A directory that was named must be usable from the start; without one,
     /// most runs never need it.
     fn spool(&self) -> Result<Spool> {
@@ -589,10 +658,17 @@ impl Supervisor<'_> {
             } else {
                 format!("slot \"{}\" does not exist on the publisher", config.slot)
             };
-            return Err(Failure::new(Class::Slot, message).hint(
-                "A new subscription creates its slot, unless --create-slot=false says that it \
-                 exists. Choose the name with --slot.",
-            ));
+            let hint = if config.create_slot {
+                format!(
+                    "It may serve another subscription: see pg_replication_slots on the publisher. \
+                     Choose another name with --slot; or, if nobody needs it: SELECT \
+                     pg_drop_replication_slot({}); or take it as it is with --create-slot=false.",
+                    wire::quote_literal(&config.slot)
+                )
+            } else {
+                "Leave --create-slot=false out to have it created, or check --slot.".to_owned()
+            };
+            return Err(Failure::new(Class::Slot, message).hint(hint));
         }
         publication::tables(source, &config.publications)
     }
@@ -683,43 +759,71 @@ impl Supervisor<'_> {
         context: SyncContext<'_>,
     ) -> Result<Vec<PublishedTable>> {
         let system = identify(source)?;
-        let created = if row.owns_slot { Some(self.create_slot(source, row)?) } else { None };
-        let start = match &created {
-            Some(created) => created.consistent_point,
-            None => slot::find(source, &row.slot_name)?
-                .and_then(|slot| slot.confirmed_flush)
-                .ok_or_else(|| {
-                    let message = format!("slot \"{}\" has no position", row.slot_name);
-                    Failure::new(Class::Slot, message)
-                })?,
-        };
-        state::set_copying(control, row.id, row.epoch, start, &system)?;
-        self.begun |= created.is_some();
-        if let Some(created) = created {
-            let snapshot = Snapshot::of_slot(&created);
-            if context.copy_data {
-                return copy_tables(context, control, Some((snapshot, source)), &|_| true);
+        let found = slot::find(source, &row.slot_name)?;
+        let created = match (&found, row.owns_slot) {
+            (None, true) => Some(self.create_slot(control, source, row)?),
+            (Some(found), true) if !slot::is_ours(found, row.slot_made_at) => {
+                return Err(slot::not_ours(&row.slot_name));
             }
-            snapshot.release(source)?;
+            _ => None,
+        };
+        let position = || found.and_then(|slot| slot.confirmed_flush);
+        let start = created.as_ref().map(|created| created.consistent_point).or_else(position);
+        let start = start.ok_or_else(|| {
+            Failure::new(Class::Slot, format!("slot \"{}\" has no position", row.slot_name))
+        })?;
+        if row.owns_slot && created.is_none() && self.config.failover {
+            slot::set_failover(source, &row.slot_name)?;
+        }
+        state::set_copying(control, row.id, row.epoch, start, &system, &self.sent_as())?;
+        if created.is_some() {
+            self.known = Known::Begun;
+        }
+        match created {
+            Some(created) => {
+                let snapshot = Snapshot::of_slot(&created);
+                if context.copy_data {
+                    return copy_tables(context, control, Some((snapshot, source)), &|_| true);
+                }
+                snapshot.release(source)?;
+            }
+            None if row.owns_slot => {
+                // Its snapshot is gone: the tables are copied as after any other interruption.
+                let slot = &row.slot_name;
+                tracing::info!(event = "slot_adopted", slot, lsn = %start, "interrupted set-up goes on");
+                let row = Subscription { phase: Phase::Copying, ..row.clone() };
+                return self.go_on(control, source, &row, context);
+            }
+            None => {}
         }
         let tables = publication::tables(source, context.publications)?;
         set_gates(control, context.owner(), &tables, start)?;
         Ok(tables)
     }
 
-    fn create_slot(&self, source: &mut Session, row: &Subscription) -> Result<slot::CreatedSlot> {
-        let kind = slot::Kind::Permanent { failover: self.config.failover };
-        let created = match slot::create(source, &row.slot_name, kind) {
-            Err(failure) if failure.sqlstate.as_deref() == Some(slot::DUPLICATE) => {
-                // Left by an attempt that got no further, before anything was copied.
-                tracing::info!(slot = row.slot_name, "starting an interrupted set-up again");
-                slot::drop(source, &row.slot_name)?;
-                slot::create(source, &row.slot_name, kind)?
-            }
-            created => created?,
-        };
+    /// Makes the slot such that it can be told from somebody else's, whenever that is interrupted.
+    fn create_slot(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        row: &Subscription,
+    ) -> Result<slot::CreatedSlot> {
+        let failover = self.config.failover;
+        let temporary = slot::temporary_name(source, row.id)?;
+        let mut created = slot::create(source, &temporary, slot::Kind::Temporary)?;
+        state::set_slot_made_at(control, row.id, Some(created.consistent_point))?;
+        if slot::copy(source, &temporary, &row.slot_name, failover)? == slot::Copied::Refused {
+            // Whoever cannot have two for a moment has one, of which an interruption leaves no proof.
+            state::set_slot_made_at(control, row.id, None)?;
+            created = slot::create(source, &row.slot_name, slot::Kind::Permanent { failover })?;
+        }
         let lsn = created.consistent_point;
-        tracing::info!(slot = row.slot_name, %lsn, "created the replication slot");
+        tracing::info!(
+            event = "slot_created",
+            slot = row.slot_name,
+            %lsn,
+            "created the replication slot"
+        );
         Ok(created)
     }
 
@@ -748,10 +852,7 @@ impl Supervisor<'_> {
         let applied = progress::read(control, row.id)?.unwrap_or_default();
         let found = slot::find(source, &row.slot_name)?;
         slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
-        let system = identify(source)?;
-        if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
-            check_identity(source, &system, identifier, timeline, applied.highest())?;
-        }
+        history::check(source, row, &progress::followed(control, row.id, &applied)?)?;
         if !context.copy_data {
             set_gates(control, context.owner(), &left, applied.highest())?;
             return Ok(published);
@@ -761,7 +862,7 @@ impl Supervisor<'_> {
             of = published.len(),
             "going on with an interrupted table sync"
         );
-        self.begun = true;
+        self.known = Known::Begun;
         copy_tables(context, control, None, &unfinished)
     }
 
@@ -780,6 +881,27 @@ impl Supervisor<'_> {
     }
 
     /// Most source transactions of a group.
+    /// How groups are made and handed over.
+    fn pool_settings(&self) -> PoolSettings {
+        PoolSettings {
+            group_limits: GroupLimits {
+                transactions: self.group_transactions(),
+                changes: GROUP_CHANGES,
+                bytes: self.part_bytes(),
+            },
+            rows_through: match self.config.apply_mode {
+                ApplyMode::Auto => self.rows_through,
+                ApplyMode::Row => Lsn(u64::MAX),
+            },
+            lock_probe: self.config.lock_probe,
+        }
+    }
+
+    /// Payload bytes of a part of a transaction, and of a group.
+    fn part_bytes(&self) -> usize {
+        (self.config.memory_limit / 16).min(PartLimits::default().bytes)
+    }
+
     fn group_transactions(&self) -> usize {
         let config = self.config;
         match (config.apply_mode, config.group_transactions.0) {
@@ -799,7 +921,7 @@ impl Supervisor<'_> {
         row: &Subscription,
     ) -> Result<Identity> {
         let round_trip = control
-            .measure_round_trip(FAR)
+            .measure_round_trip(Pacing::MEASURED.far)
             .map_err(|e| Failure::target(&e, "looking how far away it is"))?;
         Ok(Identity {
             id: row.id,
@@ -857,10 +979,12 @@ impl Supervisor<'_> {
         target: &Target,
         row: &Subscription,
         identity: Identity,
-        group_transactions: usize,
+        settings: PoolSettings,
         purpose: Purpose,
+        leader: &Pulse,
     ) -> Result<(Pool, Durability)> {
         let config = self.config;
+        let flusher = Pulse::default();
         let panicked = |_| Err(Failure::internal("connecting panicked"));
         std::thread::scope(|scope| {
             let durability = scope.spawn(|| target.connect(Purpose::Durability));
@@ -868,18 +992,45 @@ impl Supervisor<'_> {
             let slots =
                 Slots::new(&self.share, self.connector(target, purpose, identity), &config.name)?;
             let monitor = monitor.join().unwrap_or_else(panicked)?;
-            let pool = Pool::new(
-                slots,
-                group_transactions,
-                identity,
-                Blockers::spawn(monitor, row.id, &config.name)?,
-                config.lock_probe,
-            );
-            let prefetch = Prefetch::spawn(config.prefetch, target, &config.name)?;
             let durability = durability.join().unwrap_or_else(panicked)?;
-            Ok((pool.with_prefetch(prefetch), Durability::spawn(durability, row.id)?))
+            let watch = |pid, pulse: &Pulse, name| Watched { pid, pulse: pulse.clone(), name };
+            let watched = vec![
+                watch(identity.owner, leader, "control session"),
+                watch(durability.backend_pid(), &flusher, "durability session"),
+            ];
+            let blockers = Blockers::spawn(monitor, row.id, &config.name, watched)?;
+            let pool = Pool::new(slots, settings, identity, blockers);
+            let prefetch = Prefetch::spawn(config.prefetch, target, &config.name)?;
+            Ok((pool.with_prefetch(prefetch), Durability::spawn(durability, row.id, flusher)?))
         })
     }
+}
+
+/// The subscription, on a target whose schema has the version of this program.
+fn recorded(control: &mut Session, name: &str) -> Result<Option<Subscription>> {
+    if schema::version(control)? < schema::newest() {
+        return Ok(None);
+    }
+    state::find(control, name)
+}
+
+/// Whether it has had its slot.
+fn has_run(row: &Subscription) -> Known {
+    if row.phase == Phase::Creating { Known::New } else { Known::HasRun }
+}
+
+/// The same failure once the server was waited for as long as it may be.
+fn waited_for(failure: Failure, waited: Duration) -> Failure {
+    let seconds = waited.as_secs();
+    let hint = format!(
+        "It was waited for {seconds} seconds (--connect-timeout). Check that the server runs, and the \
+         host and port of the connection string."
+    );
+    Failure { hint: Some(hint), ..failure }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Opens the session of worker `number`; the one that it `lost` is gone then.
@@ -933,7 +1084,7 @@ fn check_enabled(row: &Subscription) -> Result<()> {
         None => Ok(()),
         Some(reason) => Err(Failure::new(
             Class::Disabled,
-            format!("subscription {} is disabled since an error", row.name),
+            format!("subscription {} was disabled because of an error", row.name),
         )
         .detail(reason.as_str())
         .hint(
@@ -946,15 +1097,9 @@ fn check_enabled(row: &Subscription) -> Result<()> {
 /// Where the publisher's WAL ends, and whether its commits may wait for us (synchronous_standby_names
 /// has our name).
 fn ahead(source: &mut Session, name: &str) -> Result<(Lsn, bool)> {
-    let sql =
-        format!("SELECT {CURRENT_LSN}, pg_catalog.current_setting('synchronous_standby_names')");
     let results = source
-        .simple(&sql)
+        .simple(&format!("SELECT {CURRENT_LSN}, {}", watch::SYNCHRONOUS))
         .map_err(|e| Failure::publisher(&e, "reading its LSN and synchronous_standby_names"))?;
     let row = first_row(&results, "a query for an LSN")?;
-    let names: String = field(&row, 1)?;
-    // The words of the setting, its numbers and FIRST or ANY among them; names match without case.
-    let mut words = names.split(|c: char| c.is_whitespace() || "(),\"".contains(c));
-    let waits = words.any(|word| word == "*" || word.eq_ignore_ascii_case(name));
-    Ok((field(&row, 0)?, waits))
+    Ok((field(&row, 0)?, watch::names(&field::<String>(&row, 1)?, name)))
 }

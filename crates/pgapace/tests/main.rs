@@ -2,9 +2,10 @@
 //! the tables.
 
 mod conflicts;
-mod faults;
+pub(crate) mod faults;
 mod parallel;
 mod semantics;
+mod servers;
 mod streaming;
 mod support;
 mod sync;

@@ -102,6 +102,19 @@ impl Error {
         }
     }
 
+    /// True when the server is not there now, and may be at any moment: nobody listens, or it is
+    /// starting, stopping or recovering (57P03). With several hosts that of the last one counts.
+    pub fn is_away(&self) -> bool {
+        use std::io::ErrorKind::{ConnectionRefused, NotFound};
+        match self {
+            // A Unix socket is a file that comes with the server.
+            Error::Io(error) => matches!(error.kind(), ConnectionRefused | NotFound),
+            Error::Server(error) => error.code == "57P03",
+            Error::Connect { last, .. } => last.is_away(),
+            _ => false,
+        }
+    }
+
     pub(crate) fn protocol(message: impl Into<String>) -> Error {
         Error::Protocol(message.into())
     }
@@ -255,5 +268,18 @@ mod tests {
             let _ = ServerError::parse(&body[..end]);
         }
         assert!(Error::Server(Box::new(ServerError::parse(body))).is_connection_loss());
+    }
+
+    #[test]
+    fn a_server_is_away_that_refuses_or_starts_and_not_one_that_says_no() {
+        let of_server = |code: &str| {
+            let error = ServerError { code: code.to_owned(), ..ServerError::default() };
+            let last = Box::new(Error::Server(Box::new(error)));
+            Error::Connect { host: String::new(), detail: String::new(), last }.is_away()
+        };
+        assert!(of_server("57P03"));
+        assert!(!of_server("28P01") && !of_server("3D000") && !of_server("53300"));
+        assert!(Error::Io(std::io::ErrorKind::ConnectionRefused.into()).is_away());
+        assert!(!Error::Io(std::io::ErrorKind::TimedOut.into()).is_away());
     }
 }

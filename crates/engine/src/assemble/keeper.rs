@@ -1,5 +1,6 @@
 //! All transactions that are kept until their end is known, and the memory that they may take.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use pgoutput::{Lsn, Xid};
@@ -28,6 +29,8 @@ pub(super) struct Keeper {
     open: FxHashMap<Xid, KeptTransaction>,
     /// Prepared, by the publisher's xid.
     held: FxHashMap<Xid, Held>,
+    /// The same, by where they were prepared.
+    held_from: BTreeSet<(Lsn, Xid)>,
     /// Memory that all of them take.
     footprint: usize,
     next_id: u64,
@@ -40,6 +43,7 @@ impl Keeper {
             limits,
             open: FxHashMap::default(),
             held: FxHashMap::default(),
+            held_from: BTreeSet::new(),
             footprint: 0,
             next_id: 0,
             commands: Vec::new(),
@@ -55,7 +59,7 @@ impl Keeper {
     }
 
     pub(super) fn oldest_held(&self) -> Option<Lsn> {
-        self.held.values().map(|held| held.prepared.prepare_lsn).min()
+        self.held_from.first().map(|(lsn, _)| *lsn)
     }
 
     pub(super) fn is_open(&self, xid: Xid) -> bool {
@@ -142,10 +146,11 @@ impl Keeper {
     pub(super) fn hold(&mut self, prepared: Prepared) -> bool {
         let xid = prepared.xid;
         let Some(transaction) = self.open.remove(&xid) else { return false };
-        if let Some(former) = self.held.insert(xid, Held { prepared, transaction }) {
-            self.footprint -= former.transaction.footprint();
-            self.discard(&former.transaction);
+        if let Some((former, _)) = self.take_held(xid) {
+            self.discard(&former);
         }
+        self.held_from.insert((prepared.prepare_lsn, xid));
+        self.held.insert(xid, Held { prepared, transaction });
         true
     }
 
@@ -158,6 +163,7 @@ impl Keeper {
     /// The end of a prepared transaction.
     pub(super) fn take_held(&mut self, xid: Xid) -> Option<(KeptTransaction, Prepared)> {
         let Held { transaction, prepared } = self.held.remove(&xid)?;
+        self.held_from.remove(&(prepared.prepare_lsn, xid));
         self.footprint -= transaction.footprint();
         Some((transaction, prepared))
     }

@@ -6,9 +6,9 @@
 //! the worst moment. That number never decreases, and executing one by one finds all rows if and
 //! only if the target has so many; so no missing row is hidden and none is invented.
 //!
-//! Images are equal if their bytes are. The target may take more for equal (numeric 1.0 and 1.00);
-//! then changes of two classes find the same row and fewer rows than expected are affected, or
-//! they find two equal ones, as they would one by one.
+//! Images are equal if their bytes are. The subscriber may take more for equal (numeric 1.0 and
+//! 1.00), but each class finds only the rows that are identical to it; where there are too few, fewer
+//! rows than expected are affected.
 
 use std::hash::Hasher;
 

@@ -19,12 +19,9 @@ pub use in_flight::InFlight;
 use in_flight::{Ready, follow};
 use pgoutput::Lsn;
 
+use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
 use crate::order::{Ended, Waits};
-
-/// Groups that are put together behind the one in flight: one keeps the target busy, more is memory
-/// beside the budget.
-const READY: usize = 2;
 
 /// What the things are that a worker has to do with, to whoever carries them out.
 pub trait Craft {
@@ -60,6 +57,8 @@ pub struct Desk<C: Craft> {
     lone: usize,
     /// The statements of a group up to so many changes count themselves what they find, if any do.
     counted: Option<usize>,
+    /// Groups that are put together behind the one in flight.
+    most_ready: usize,
     /// All groups up to this one are known to have ended.
     ended_through: GroupSeq,
     /// Groups that are not begun, those that were rolled back before any new one.
@@ -125,16 +124,15 @@ pub enum Kept {
 
 impl<C: Craft> Desk<C> {
     /// Nothing is to be done. `ordered`: whether the target refuses a commit before its predecessor's;
-    /// `lone`: a lone transaction up to so many changes is sent as it is, because that is one round
-    /// trip as well, and a row that is missing on the target costs nothing more; `counted`: up to so
-    /// many changes a group need not be looked at before it commits, where that saves more than it
-    /// costs.
+    /// `far`: whether answers take long, so that groups which count their rows need not be looked at
+    /// before they commit.
     #[must_use]
-    pub fn new(ordered: bool, lone: usize, counted: Option<usize>) -> Self {
+    pub fn new(ordered: bool, far: bool, pacing: &Pacing) -> Self {
         Self {
             ordered,
-            lone,
-            counted,
+            lone: pacing.lone_changes,
+            counted: far.then_some(pacing.counted_changes),
+            most_ready: pacing.ready_groups,
             ended_through: GroupSeq::NONE,
             queue: VecDeque::new(),
             awaited: VecDeque::new(),
@@ -274,7 +272,7 @@ impl<C: Craft> Desk<C> {
             {
                 self.is_clear()
             }
-            _ => self.ready.len() < READY,
+            _ => self.ready.len() < self.most_ready,
         }
     }
 

@@ -4,12 +4,16 @@ use std::time::Duration;
 
 use pgoutput::Lsn;
 
+use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
 use crate::order::{CommitOrder, Waits};
 use crate::worker::{
     Accounted, Again, Awaited, Contended, Craft, Desk, Failed, Found, Further, Group, InFlight,
     Kept, Mode, Next, Start, Task, Verdict,
 };
+
+/// Lone transactions are sent as they are put together.
+const PACING: Pacing = Pacing { lone_changes: 0, ..Pacing::MEASURED };
 
 /// A transaction that commits at an LSN and ends behind it; a part of a large one, if it is not `whole`.
 #[derive(Debug)]
@@ -114,7 +118,7 @@ fn send(desk: &mut Desk<Words>, start: Start<Transaction>) {
 
 /// A desk with one group in flight, which is early if group 1 has not ended.
 fn sent(group: Group<Transaction>, order: &CommitOrder) -> Desk<Words> {
-    let mut desk = Desk::new(true, 0, None);
+    let mut desk = Desk::new(true, false, &PACING);
     desk.push(group);
     let start = start(&mut desk, order);
     send(&mut desk, start);
@@ -132,7 +136,7 @@ fn ended(groups: u64) -> CommitOrder {
 #[test]
 fn contended_changes_wait_for_groups_and_the_end_for_its_turn() {
     let (first, mut order) = (GroupSeq(1), ended(0));
-    let mut desk: Desk<Words> = Desk::new(true, 0, None);
+    let mut desk: Desk<Words> = Desk::new(true, false, &PACING);
     let contended = Contended { waits: Waits::through(first), changes: vec![true, false] };
     desk.push(Group { contended, ..group(3, &[30], true) });
     let start = start(&mut desk, &order);
@@ -213,7 +217,7 @@ fn the_oldest_is_tried_again_a_few_times() {
 #[test]
 fn what_is_committed_is_not_carried_out_again() {
     let order = ended(0);
-    let mut desk: Desk<Words> = Desk::new(true, 0, None);
+    let mut desk: Desk<Words> = Desk::new(true, false, &PACING);
     for number in 1..=3 {
         let commits = [10 * number, 10 * number + 5];
         desk.push(Group { mode: Mode::Rows, ..group(number, &commits, true) });
@@ -242,7 +246,7 @@ fn what_is_committed_is_not_carried_out_again() {
 
 #[test]
 fn parts_that_are_answered_would_be_lost_with_the_session() {
-    let mut desk: Desk<Words> = Desk::new(true, 0, None);
+    let mut desk: Desk<Words> = Desk::new(true, false, &PACING);
     desk.push(group(1, &[10], false));
     let start = start(&mut desk, &ended(0));
     desk.sent(InFlight::new(start.group, (), false, 1), VecDeque::from([Answer::Statement]));
@@ -255,18 +259,16 @@ fn parts_that_are_answered_would_be_lost_with_the_session() {
 
 #[test]
 fn small_groups_are_not_looked_at_where_that_takes_long() {
-    let counted = |counted, group: Group<Transaction>, order: &CommitOrder| {
-        let mut desk: Desk<Words> = Desk::new(true, 0, counted);
+    let counted = |far, group: Group<Transaction>, order: &CommitOrder| {
+        let pacing = Pacing { counted_changes: 4, ..PACING };
+        let mut desk: Desk<Words> = Desk::new(true, far, &pacing);
         desk.push(group);
         start(&mut desk, order).counted
     };
     let (oldest, early) = (ended(1), ended(0));
-    assert!(counted(Some(4), group(2, &[20, 25], true), &oldest));
-    assert!(!counted(None, group(2, &[20, 25], true), &oldest));
-    assert!(!counted(Some(4), group(2, &[20, 25], true), &early));
-    assert!(!counted(Some(4), group(2, &[20, 25, 30], true), &oldest), "six changes");
-    assert!(
-        !counted(Some(4), group(2, &[20], false), &oldest),
-        "a part cannot be carried out again"
-    );
+    assert!(counted(true, group(2, &[20, 25], true), &oldest));
+    assert!(!counted(false, group(2, &[20, 25], true), &oldest));
+    assert!(!counted(true, group(2, &[20, 25], true), &early));
+    assert!(!counted(true, group(2, &[20, 25, 30], true), &oldest), "six changes");
+    assert!(!counted(true, group(2, &[20], false), &oldest), "a part cannot be carried out again");
 }

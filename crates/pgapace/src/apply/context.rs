@@ -5,6 +5,7 @@ use std::sync::Arc;
 use engine::net::ChangeAt;
 use engine::transaction::Touched;
 use pgoutput::{Lsn, Message};
+use wire::{ServerError, quote_ident};
 
 use crate::apply::answers::Pending;
 use crate::apply::offender::{self, unknown_offender};
@@ -167,15 +168,67 @@ impl<'a> Context<'a> {
                 ),
                 ..failure
             },
-            Some(state) if state.starts_with("23") || state.starts_with("22") => {
-                let hint = failure.offender.as_ref();
-                let hint = hint.map(|offender| what_to_do(None, offender.commit_lsn));
-                Failure { class: Class::Apply, hint: failure.hint.or(hint), ..failure }
+            // Whoever can look at the servers says what is missing.
+            Some("42501") => Failure { class: Class::Apply, ..failure },
+            _ if failure.transient => failure,
+            _ => {
+                let said = error.server_error();
+                let hint = failure.offender.as_deref().zip(said);
+                let hint = hint.and_then(|(offender, said)| {
+                    let table = self.sql_name(pending).or_else(|| offender.table.clone());
+                    what_helps(said, table.as_deref(), offender.commit_lsn)
+                });
+                Failure { class: Class::Apply, hint: hint.or(failure.hint), ..failure }
             }
-            _ if !failure.transient => Failure { class: Class::Apply, ..failure },
-            _ => failure,
         }
     }
+
+    /// The table of a change, as SQL has it.
+    fn sql_name(&self, pending: Option<Pending>) -> Option<String> {
+        match pending {
+            Some(Pending::Change { at, .. }) => self.map(at).map(|map| map.table.sql_name()),
+            _ => None,
+        }
+    }
+}
+
+/// What the user can do about an error that is no conflict; none if the server says it better.
+fn what_helps(said: &ServerError, table: Option<&str>, commit_lsn: Lsn) -> Option<String> {
+    let table = table.unwrap_or("…");
+    let quoted = |name: &Option<String>| name.as_deref().map(quote_ident);
+    let column = quoted(&said.column);
+    let mend = match (said.code.as_str(), quoted(&said.constraint)) {
+        ("23502", _) => {
+            let column = column.as_deref().unwrap_or("…");
+            format!(
+                "The column takes no NULL on the subscriber: ALTER TABLE {table} ALTER COLUMN \
+                 {column} DROP NOT NULL; or, if the publisher has no such column, give it a default"
+            )
+        }
+        ("23514", Some(constraint)) => format!(
+            "The constraint is not one of the publisher, or differs: ALTER TABLE {table} DROP \
+             CONSTRAINT {constraint};"
+        ),
+        ("23514", None) => format!(
+            "If no partition takes the row: CREATE TABLE … PARTITION OF {table} FOR VALUES …; or \
+             DEFAULT"
+        ),
+        ("23503" | "23505" | "23P01", _) => return Some(what_to_do(None, commit_lsn)),
+        ("22001" | "22003" | "22007" | "22008" | "22P02" | "22P03" | "22P05" | "42804", _) => {
+            format!(
+                "The value does not fit the type of its column on the subscriber. Make that the \
+                 publisher's: ALTER TABLE {table} ALTER COLUMN {} TYPE …;",
+                column.as_deref().unwrap_or("…")
+            )
+        }
+        _ if said.hint.is_some() => return None,
+        _ => "Mend what the message names on the subscriber".to_owned(),
+    };
+    let mend = mend.trim_end_matches(';');
+    Some(format!(
+        "{mend}; or leave the transaction out (pgapace skip --lsn {commit_lsn}). Then start pgapace \
+         again: it goes on with this transaction."
+    ))
 }
 
 /// What the user can do about a change that cannot be applied.

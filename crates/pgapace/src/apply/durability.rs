@@ -18,6 +18,7 @@ use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 use wire::Session;
 
+use crate::apply::blockers::Pulse;
 use crate::apply::thread::join_or_cancel;
 use crate::error::{Failure, Result};
 use crate::target::catalogue;
@@ -45,6 +46,8 @@ pub(crate) enum Job {
     Statistics(Box<Delta>),
     /// Record conflicts.
     Conflicts(Vec<Conflict>),
+    /// Remove some of the conflicts that are older than this.
+    RemoveConflicts(Duration),
     /// Record how tables are applied.
     Modes(Vec<RelationMode>),
     /// Remove the note of a transaction that was not prepared after all.
@@ -57,6 +60,8 @@ pub(crate) enum Job {
 #[derive(Debug)]
 pub(crate) enum FromDurability {
     Flushed(FlushTicket),
+    /// Whether there may be more of them.
+    RemovedConflicts(bool),
     /// By oid, `None` for a table that is gone.
     Fingerprints(FxHashMap<u32, Option<String>>),
     Failed(Failure),
@@ -72,13 +77,14 @@ pub(crate) struct Durability {
 }
 
 impl Durability {
-    pub(crate) fn spawn(session: Session, id: SubscriptionId) -> Result<Self> {
+    /// `pulse` tells whether it is stuck.
+    pub(crate) fn spawn(session: Session, id: SubscriptionId, pulse: Pulse) -> Result<Self> {
         let (jobs, inbox) = unbounded();
         let (sender, events) = unbounded();
         let cancel = session.cancel_handle();
         let thread = std::thread::Builder::new()
             .name("durability".to_owned())
-            .spawn(move || run(session, id, &inbox, &sender))
+            .spawn(move || run(session, id, &pulse, &inbox, &sender))
             .map_err(|e| Failure::internal(format!("cannot start the durability thread: {e}")))?;
         Ok(Self { jobs: Some(jobs), events, thread: Some(thread), cancel })
     }
@@ -113,11 +119,13 @@ pub(crate) fn is_quick(session: &mut Session, id: SubscriptionId) -> Result<bool
 fn run(
     mut session: Session,
     id: SubscriptionId,
+    pulse: &Pulse,
     inbox: &Receiver<Job>,
     sender: &Sender<FromDurability>,
 ) {
     let mut removed_before = Lsn::INVALID;
     for job in inbox {
+        pulse.beat();
         let done = match job {
             Job::Flush(ticket) => {
                 let flushed = progress::flush(&mut session, id, removed_before, ticket.lsn());
@@ -131,11 +139,14 @@ fn run(
             }
             Job::Statistics(delta) => statistics::add(&mut session, id, &delta).map(|()| None),
             Job::Conflicts(found) => conflicts::write(&mut session, id, &found).map(|()| None),
+            Job::RemoveConflicts(age) => conflicts::remove_old(&mut session, id, age)
+                .map(|more| Some(FromDurability::RemovedConflicts(more))),
             Job::Modes(modes) => state::set_modes(&mut session, id, &modes).map(|()| None),
             Job::Forget(prepared) => prepared.forget(&mut session).map(|()| None),
             Job::Fingerprints(tables) => catalogue::fingerprints(&mut session, &tables)
                 .map(|found| Some(FromDurability::Fingerprints(found))),
         };
+        pulse.rest();
         let (event, failed) = match done {
             Ok(event) => (event, false),
             Err(failure) => (Some(FromDurability::Failed(failure)), true),

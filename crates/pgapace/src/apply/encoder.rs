@@ -5,6 +5,7 @@ pub(crate) mod resolution;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use engine::history::Memory;
 use engine::net::{ChangeAt, Folder, Step, TableRules};
 use engine::transaction::Touched;
 use pgoutput::{Lsn, Message, Timestamp, Truncate};
@@ -15,6 +16,7 @@ use crate::apply::offender::offender;
 use crate::apply::work::{Group, TwoPhase, Work};
 use crate::apply::worker::Identity;
 use crate::error::{Class, Failure, Result};
+use crate::target::format::MISREAD_HINT;
 use crate::target::mapping::TableMap;
 use crate::target::state::prepared::PreparedHere;
 use crate::target::state::progress::{RECORD_TYPES, RecordParams, record_sql};
@@ -290,6 +292,7 @@ impl Encoder {
             part,
             behind: false,
             time,
+            memory: work.memory,
             commits: Committing { after: predecessor, end, changes, prepared },
             two_phase: work.two_phase.clone(),
         })
@@ -412,6 +415,8 @@ pub(crate) struct Ending {
     behind: bool,
     /// When the publisher committed it.
     time: Option<Timestamp>,
+    /// What is remembered of the publisher's history up to its end.
+    memory: Option<Memory>,
     commits: Committing,
     two_phase: Option<TwoPhase>,
 }
@@ -423,7 +428,7 @@ impl Ending {
         identity: Identity,
         pending: &mut VecDeque<Pending>,
     ) -> Result<()> {
-        let Self { part, behind, time, commits, two_phase } = self;
+        let Self { part, behind, time, memory, commits, two_phase } = self;
         match two_phase {
             None => {}
             Some(TwoPhase::Prepare(prepared)) => {
@@ -442,7 +447,7 @@ impl Ending {
         }
         let Committing { after, end, .. } = commits;
         let statement = if behind && !identity.ordered { "progress_behind" } else { "progress" };
-        let record = RecordParams::new(identity.id, end, after, identity.epoch, time);
+        let record = RecordParams::new(identity.id, (end, after), identity.epoch, time, memory);
         session
             .queue_bind(statement, record.params().into_iter())
             .map_err(|e| Failure::target(&e, "recording progress"))?;
@@ -559,10 +564,14 @@ impl ChangeError {
     fn into_failure(self, work: &Work, at: ChangeAt) -> Failure {
         let mut failure = match self {
             Self::Plan(error) => {
-                let failure =
-                    Failure::new(Class::Mismatch, format!("cannot apply a change: {error}"));
+                let class = match error {
+                    PlanError::Misread { .. } => Class::Apply,
+                    _ => Class::Mismatch,
+                };
+                let failure = Failure::new(class, format!("cannot apply a change: {error}"));
                 match error {
                     PlanError::NoSearch { hint, .. } => failure.hint(hint),
+                    PlanError::Misread { .. } => failure.hint(MISREAD_HINT),
                     _ => failure,
                 }
             }

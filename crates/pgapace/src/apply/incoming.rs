@@ -7,7 +7,6 @@
 //! the target: its parts are taken as those of one that has committed, and what ends it later is a
 //! step without changes.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,9 +17,11 @@ use engine::assemble::{
     ReplayError, SpoolId, Subtransactions,
 };
 use engine::gate::already_applied;
+use engine::history::Identity;
 use engine::relation::RemoteRelation;
 use engine::transaction::{Location, TransactionHead, TransactionPart};
-use pgoutput::{Lsn, Message, Prepare, Timestamp, Xid};
+use engine::unresolved::{HeldByTime, Resolving};
+use pgoutput::{CommitPrepared, Lsn, Message, Prepare, Timestamp, Xid};
 use rustc_hash::FxHashMap;
 
 use crate::apply::work::TwoPhase;
@@ -29,6 +30,9 @@ use crate::publisher::receiver::Memory;
 use crate::spool::Spool;
 use crate::target::state::prepared::{Known, PreparedHere, Standing};
 use crate::target::state::statistics::Spooled;
+
+/// When a held transaction that could not be prepared is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// A transaction that is prepared on the publisher.
 struct Pending {
@@ -43,6 +47,13 @@ impl Pending {
     fn new(gid: &str) -> Self {
         Self { gid: gid.to_owned(), since: Instant::now(), named: false }
     }
+}
+
+/// A transaction that has ended, skipped or not.
+pub(crate) struct Ended {
+    pub(crate) transaction: Identity,
+    /// Whether it is known to have changes.
+    pub(crate) changes: bool,
 }
 
 /// A part of a kept transaction.
@@ -60,8 +71,11 @@ pub(crate) struct Incoming {
     /// A kept transaction that has committed, or is to be prepared on the target, and was not taken
     /// to its end.
     replay: Option<(Replay, Option<Arc<PreparedHere>>)>,
-    /// Those that are held, in the order in which they came, and when; some may be resolved.
-    held: VecDeque<(Xid, Lsn, Instant)>,
+    /// Those that are held, by when they are to be prepared on the target; for ever, without `hold`.
+    held: HeldByTime,
+    /// For how long one is held.
+    hold: Option<Duration>,
+    started: Instant,
     /// Those that are about to be prepared on the target, and where they were prepared: until they
     /// are, their changes are nowhere else.
     preparing: FxHashMap<Xid, Lsn>,
@@ -72,9 +86,10 @@ pub(crate) struct Incoming {
     /// Those of which the target knows that they were to be prepared there, and were not, or are not
     /// any more.
     absent: FxHashMap<Xid, PreparedHere>,
-    /// Prepared transactions that were committed and may not be durable: where they were prepared,
-    /// and where their commit ends.
-    resolving: Vec<(Lsn, Lsn)>,
+    /// Prepared transactions that were committed and may not be durable.
+    resolving: Resolving,
+    /// See [`Self::take_ended`].
+    ended: Option<Ended>,
     /// What was applied before this run.
     resumed_at: Lsn,
     /// Transactions before it are not read back: no table lacks them.
@@ -90,6 +105,7 @@ impl Incoming {
         memory: Arc<Memory>,
         (resumed_at, needed_from): (Lsn, Lsn),
         only_reader: bool,
+        hold: Option<Duration>,
         known: Vec<Known>,
     ) -> Self {
         let (mut here, mut absent) = (FxHashMap::default(), FxHashMap::default());
@@ -107,12 +123,15 @@ impl Incoming {
             spool,
             memory,
             replay: None,
-            held: VecDeque::new(),
+            held: HeldByTime::default(),
+            hold,
+            started: Instant::now(),
             preparing: FxHashMap::default(),
             here,
             pending,
             absent,
-            resolving: Vec::new(),
+            resolving: Resolving::default(),
+            ended: None,
             resumed_at,
             needed_from,
             only_reader,
@@ -135,6 +154,7 @@ impl Incoming {
             Err(AssembleError::UnknownPrepared { lsn, .. })
                 if already_applied(lsn, self.resumed_at) =>
             {
+                self.note_ended_elsewhere(message, false);
                 return Ok(None);
             }
             // Before their July 2026 minors, publishers do not send the PREPARE of a transaction
@@ -147,6 +167,7 @@ impl Incoming {
                     gid, %xid, %lsn,
                     "the publisher committed a prepared transaction that has no changes"
                 );
+                self.note_ended_elsewhere(message, false);
                 return Ok(None);
             }
             Err(error) => return Err(unassemblable(&error)),
@@ -159,7 +180,12 @@ impl Incoming {
         }
         match assembled {
             Assembled::Nothing => Ok(None),
-            Assembled::Part(part) => Ok(Some(part)),
+            Assembled::Part(part) => {
+                let changes = !part.first || !part.is_empty();
+                self.ended =
+                    part.end_lsn.map(|end| Ended { transaction: part.head.ends_at(end), changes });
+                Ok(Some(part))
+            }
             Assembled::Committed(committed) => {
                 self.committed(committed);
                 Ok(None)
@@ -169,12 +195,30 @@ impl Incoming {
 
     fn committed(&mut self, committed: Committed) {
         let Committed { replay, prepared_at } = committed;
+        let changes = replay.records().is_some_and(|records| records.length() > 0);
+        self.ended = Some(Ended { transaction: replay.head().ends_at(replay.end()), changes });
         if already_applied(replay.head().commit_lsn, self.needed_from) {
             self.spool.discard(replay.id());
             return;
         }
-        self.resolving.extend(prepared_at.map(|at| (at, replay.end())));
+        if let Some(at) = prepared_at {
+            self.resolving.committed(at, replay.end());
+        }
         self.replay = Some((replay, None));
+    }
+
+    /// The transaction that has ended with the message that was taken last, if any has.
+    pub(crate) fn take_ended(&mut self) -> Option<Ended> {
+        self.ended.take()
+    }
+
+    /// A COMMIT PREPARED of which the changes are not here.
+    fn note_ended_elsewhere(&mut self, message: &Message<'_>, changes: bool) {
+        if let Message::CommitPrepared(commit) = message {
+            let CommitPrepared { xid, commit_lsn, end_lsn, commit_time, .. } = *commit;
+            let transaction = Identity { commit_lsn, end_lsn, xid, commit_time };
+            self.ended = Some(Ended { transaction, changes });
+        }
     }
 
     fn note_held(&mut self, prepare: &Prepare<'_>) {
@@ -184,7 +228,14 @@ impl Incoming {
             Some(here) if here.prepare_lsn == prepare.prepare_lsn => {
                 self.assembler.forget_prepared(prepare.xid);
             }
-            _ => self.held.push_back((prepare.xid, prepare.prepare_lsn, Instant::now())),
+            _ => self.hold(prepare.xid, self.hold),
+        }
+    }
+
+    /// Looks at a held transaction when it was held for this long.
+    fn hold(&mut self, xid: Xid, hold: Option<Duration>) {
+        if let Some(hold) = hold {
+            self.held.hold(xid, self.started.elapsed().saturating_add(hold));
         }
     }
 
@@ -203,6 +254,7 @@ impl Incoming {
                     return Ok(None);
                 };
                 self.note_end(message);
+                self.note_ended_elsewhere(message, true);
                 let part = self.assembler.commit_elsewhere(commit);
                 Ok(Some((part.map_err(|e| unassemblable(&e))?, TwoPhase::Commit(here))))
             }
@@ -220,10 +272,11 @@ impl Incoming {
     }
 
     fn note_end(&mut self, message: &Message<'_>) {
-        if let Message::CommitPrepared(pgoutput::CommitPrepared { xid, .. })
+        if let Message::CommitPrepared(CommitPrepared { xid, .. })
         | Message::RollbackPrepared(pgoutput::RollbackPrepared { xid, .. }) = message
         {
             self.pending.remove(xid);
+            self.held.release(*xid);
         }
     }
 
@@ -243,7 +296,7 @@ impl Incoming {
     /// A transaction that ended without being prepared on the target, although that had been noted
     /// there: the note is of no use any more.
     pub(crate) fn take_absent(&mut self, message: &Message<'_>) -> Option<PreparedHere> {
-        let (Message::CommitPrepared(pgoutput::CommitPrepared { xid, .. })
+        let (Message::CommitPrepared(CommitPrepared { xid, .. })
         | Message::RollbackPrepared(pgoutput::RollbackPrepared { xid, .. })) = message
         else {
             return None;
@@ -254,30 +307,31 @@ impl Incoming {
         (held || rolled_back).then(|| self.absent.remove(xid))?
     }
 
-    /// Transactions that have been held for so long, and that `may` be prepared on the target, in
-    /// the order in which they came.
+    /// Transactions that have been held for long enough, and that `may` be prepared on the target, in
+    /// the order in which they came. The others are looked at again later.
     pub(crate) fn due(
         &mut self,
-        hold: Duration,
         mut may: impl FnMut(&Prepared, &[Arc<RemoteRelation>]) -> Result<bool>,
     ) -> Result<Vec<Prepared>> {
-        let assembler = &self.assembler;
-        let find = |xid: Xid, lsn: Lsn| assembler.held(xid).filter(|(p, _)| p.prepare_lsn == lsn);
-        while self.held.front().is_some_and(|(xid, lsn, _)| find(*xid, *lsn).is_none()) {
-            self.held.pop_front();
-        }
-        let mut due = Vec::new();
-        for (xid, lsn, since) in &self.held {
-            if since.elapsed() < hold {
-                break;
-            }
-            if let Some((prepared, relations)) = find(*xid, *lsn)
-                && may(prepared, relations)?
-            {
+        let now = self.started.elapsed();
+        let (mut due, mut later) = (Vec::new(), Vec::new());
+        while let Some(xid) = self.held.take_due(now) {
+            let Some((prepared, relations)) = self.assembler.held(xid) else { continue };
+            if may(prepared, relations)? {
                 due.push(prepared.clone());
+            } else {
+                later.push(xid);
             }
+        }
+        for xid in later {
+            self.hold(xid, Some(LOOK_AGAIN));
         }
         Ok(due)
+    }
+
+    /// A transaction that is due is not prepared now, and is looked at again.
+    pub(crate) fn put_back(&mut self, xid: Xid) {
+        self.hold(xid, Some(LOOK_AGAIN));
     }
 
     /// Takes a held transaction to be prepared on the target: its parts come next. Its rows there
@@ -396,10 +450,9 @@ impl Incoming {
     /// Start of the oldest PREPARE whose transaction is not resolved, or not durable up to here:
     /// after a crash it must be sent again, and COMMIT PREPARED alone does not bring it.
     pub(crate) fn oldest_held(&mut self, durable: Lsn) -> Option<Lsn> {
-        self.resolving.retain(|(_, end)| *end > durable);
-        let resolving = self.resolving.iter().map(|(prepared, _)| *prepared);
+        let resolving = self.resolving.durable(durable);
         let preparing = self.preparing.values().copied();
-        resolving.chain(preparing).chain(self.assembler.oldest_held()).min()
+        preparing.chain(resolving).chain(self.assembler.oldest_held()).min()
     }
 
     /// What is in the spool.

@@ -8,25 +8,27 @@ mod two_phase;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::{never, select, tick};
 use engine::assemble::PartLimits;
+use engine::dispatch::{Dispatch, Pacing};
 use engine::gate::already_applied;
-use engine::group::{Batcher, GroupLimits, is_backlog};
-use engine::progress::{Progress, Range};
+use engine::history::{Applied, Memory, Witness};
+use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::transaction::{Location, TransactionPart};
-use engine::worker::Mode;
 use pgoutput::{Decoder, Frame, Lsn, Message, Streaming, Timestamp};
 use wire::{Frames, Session};
 
-use crate::apply::blockers::FromBlockers;
+use crate::apply::blockers::{FromBlockers, Pulse};
 use crate::apply::durability::{Durability, FromDurability, Job};
-use crate::apply::incoming::{Incoming, NextPart};
+use crate::apply::incoming::{Ended, Incoming, NextPart};
 use crate::apply::joining::{Joining, Lent};
-use crate::apply::pool::{Pool, Room};
+use crate::apply::offender::of_relation;
+use crate::apply::pool::{HandedOver, Pool};
 use crate::apply::schema_watch::SchemaWatch;
 use crate::apply::streams::Streams;
 use crate::apply::tables::Tables;
@@ -35,7 +37,9 @@ use crate::apply::worker::{Answered, FromWorker};
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::feedback::Feedback;
+use crate::publisher::history::another_history;
 use crate::publisher::receiver::{FromPublisher, Receiver};
+use crate::publisher::watch::Watch;
 use crate::stopping::interrupt::interruptible_after;
 use crate::stopping::shutdown::Shutdown;
 use crate::target::mapping::TableMap;
@@ -43,9 +47,6 @@ use crate::target::state::SubscriptionId;
 use crate::target::state::conflicts::Conflict;
 use crate::target::state::statistics::{Counters, Delta};
 
-/// Transactions received and not committed, above which the leader reads no further: the bytes
-/// are bounded by the receiver's budget, this bounds what each small transaction costs beside them.
-const OUTSTANDING_LIMIT: usize = 65_536;
 /// How often the leader looks at the time.
 const TICK: Duration = Duration::from_millis(100);
 /// How often counters are written.
@@ -54,6 +55,10 @@ const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
 const IDLE_STATISTICS_INTERVAL: Duration = Duration::from_secs(60);
 /// How long a stop waits for what is being applied: a large transaction, a lock on the target.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long between two looks for old conflicts, and between two batches of them.
+const BETWEEN_REMOVALS: Duration = Duration::from_secs(3600);
+const BETWEEN_BATCHES: Duration = Duration::from_millis(500);
 
 /// How long a stop waits for the catalogue, which takes a moment unless somebody has locked it.
 const CATALOGUE_PATIENCE: Duration = Duration::from_secs(5);
@@ -65,18 +70,30 @@ pub(crate) enum Outcome {
     Stopped,
     /// The point of `--until` is durable on the target.
     Reached,
+    /// The publisher has begun, or ceased, to wait for us: everything is to be set up anew.
+    Changed,
 }
 
 /// What the leader needs of the rest.
 pub(crate) struct Parts<'a> {
     pub(crate) control: Session,
+    /// Set once something was applied.
+    pub(crate) advanced: Arc<AtomicBool>,
+    /// Whether the publisher's commits begin, or cease, to wait for us.
+    pub(crate) watch: Watch,
+    /// Tells the monitor that the leader is not stuck.
+    pub(crate) pulse: Pulse,
     pub(crate) receiver: Receiver,
     pub(crate) pool: Pool,
     pub(crate) durability: Durability,
     pub(crate) feedback: Feedback,
     pub(crate) progress: Progress,
     /// What is applied beyond the progress, in order.
-    pub(crate) applied_beyond: VecDeque<Range>,
+    pub(crate) applied_beyond: VecDeque<Applied>,
+    /// What is remembered of the publisher's history up to the progress.
+    pub(crate) memory: Option<Memory>,
+    /// Whether the stream brings it again.
+    pub(crate) witness: Witness,
     /// As the stream was started.
     pub(crate) streaming: Streaming,
     pub(crate) incoming: Incoming,
@@ -90,11 +107,12 @@ pub(crate) struct Parts<'a> {
     pub(crate) until: Option<Lsn>,
     /// Commit LSN of a transaction that is not applied: it only counts as progress.
     pub(crate) skip: Option<Lsn>,
+    /// For how long conflicts are kept; `None` for ever.
+    pub(crate) conflict_retention: Option<Duration>,
     /// Whether what a worker reports as committed is durable.
     pub(crate) durable_commits: bool,
     /// Longest time between two idle progress rows.
     pub(crate) idle_interval: Duration,
-    pub(crate) group_limits: GroupLimits,
     /// Transactions that commit up to here are applied change by change: as sets, one of them
     /// failed in the run before this one.
     pub(crate) rows_through: Lsn,
@@ -122,10 +140,8 @@ pub(crate) struct Leader<'a> {
     resumed_at: Lsn,
     /// The transactions before the next were skipped because they were applied beyond a gap.
     after_applied: bool,
-    /// What waits for a worker.
-    waiting: Batcher<Work>,
-    /// How old the newest transaction was when the publisher sent it.
-    behind: Duration,
+    /// What is remembered of the publisher's history, once all that was dispatched is applied.
+    memory: Option<Memory>,
     /// Whether a transaction is dispatched in part.
     partly_dispatched: bool,
     /// Set when no new transaction is to be dispatched.
@@ -145,25 +161,24 @@ pub(crate) struct Leader<'a> {
     conflicts: Vec<Conflict>,
     /// How long it has waited itself.
     waits: Stopwatch,
-    /// No worker takes what waits; none would if there were more of them.
+    /// No worker takes what waits.
     all_busy: bool,
-    short: bool,
     last_statistics: Instant,
     reported: Option<Delta>,
     schema_watch: SchemaWatch,
+    /// When old conflicts are removed next; `None` while that goes on.
+    remove_conflicts: Option<Instant>,
 }
 
 impl<'a> Leader<'a> {
     pub(crate) fn new(parts: Parts<'a>) -> Self {
         let resumed_at = parts.progress.committed();
         let decoder = Decoder::new(parts.streaming);
-        let waiting = Batcher::new(parts.group_limits);
         let now = Instant::now();
         Self {
+            memory: parts.memory,
             parts,
-            waiting,
             after_applied: false,
-            behind: Duration::ZERO,
             decoder,
             rest: Bytes::new(),
             resumed_at,
@@ -178,10 +193,10 @@ impl<'a> Leader<'a> {
             conflicts: Vec::new(),
             waits: Stopwatch::default(),
             all_busy: false,
-            short: false,
             last_statistics: now,
             reported: None,
             schema_watch: SchemaWatch::new(),
+            remove_conflicts: Some(now),
         }
     }
 
@@ -195,7 +210,7 @@ impl<'a> Leader<'a> {
                     self.counters.add(&answered.counters);
                     self.conflicts.extend(answered.conflicts);
                 }
-                self.write_statistics(true);
+                self.write_statistics(true, false);
                 Err(failure)
             }
         }
@@ -207,10 +222,11 @@ impl<'a> Leader<'a> {
         // Before the goal may be found to be reached.
         self.look_for_tables()?;
         loop {
+            self.parts.pulse.beat();
             let mut gathering = self.dispatch()?;
             while self.parts.incoming.has_parts()
                 && self.parts.streams.committing().is_none()
-                && self.waiting.is_empty()
+                && self.is_drained()
             {
                 self.take_rest()?;
                 gathering = self.dispatch()?;
@@ -268,9 +284,24 @@ impl<'a> Leader<'a> {
                         self.parts.tables.compare(&found);
                         self.schema_watch.answered();
                     }
+                    Ok(FromDurability::RemovedConflicts(more)) => {
+                        let pause = if more { BETWEEN_BATCHES } else { BETWEEN_REMOVALS };
+                        self.remove_conflicts = Some(Instant::now() + pause);
+                    }
                     Ok(FromDurability::Failed(failure)) => return Err(failure),
                     Err(_) => return Err(Failure::internal("the durability thread is gone")),
                 },
+                recv(self.parts.watch.changed) -> now => {
+                    self.parts.watch.changed = never();
+                    if let Ok(waits) = now {
+                        tracing::info!(
+                            event = "synchronous_changed",
+                            waits,
+                            "the publisher was told whether to wait for this subscription"
+                        );
+                        self.close(Outcome::Changed);
+                    }
+                }
                 recv(stop) -> _ => {}
                 recv(ticks) -> _ => {
                     self.waits.set(None);
@@ -278,9 +309,10 @@ impl<'a> Leader<'a> {
                     // What was received counts even while nothing commits.
                     self.publish_positions();
                     self.parts.tables.turned(&self.parts.pool.promote());
-                    self.write_statistics(false);
+                    self.write_statistics(false, true);
                     self.look_at_the_schema();
                     self.remove_progress_rows();
+                    self.remove_old_conflicts();
                     self.name_overdue();
                     self.look_for_tables()?;
                     self.join_tables()?;
@@ -303,7 +335,7 @@ impl<'a> Leader<'a> {
 
     /// What keeps it from going on when it goes to sleep.
     fn waits_for(&self) -> Option<Reason> {
-        let nothing = self.waiting.is_empty() && self.parts.pool.is_idle();
+        let nothing = self.is_drained() && self.is_idle();
         if nothing && self.wants_chunks() && self.parts.receiver.chunks.is_empty() {
             return Some(Reason::Source);
         }
@@ -312,7 +344,7 @@ impl<'a> Leader<'a> {
 
     fn wants_chunks(&self) -> bool {
         let Parts { progress, incoming, joining, .. } = &self.parts;
-        let room = progress.outstanding() < OUTSTANDING_LIMIT
+        let room = progress.outstanding() < Pacing::MEASURED.outstanding
             && !incoming.has_parts()
             && !joining.is_full(incoming);
         match self.closing {
@@ -353,14 +385,14 @@ impl<'a> Leader<'a> {
     /// Streams may hold locks of a table that is to be copied, and whoever joins waits for all others.
     fn clear_the_way(&mut self) {
         if self.waits_for_quiet() {
-            self.parts.streams.give_all_up();
+            self.parts.streams.abandon_all();
         }
     }
 
     /// Whether everything that was received is applied, and nothing else is on the target.
     fn is_quiet(&self) -> bool {
-        let Parts { pool, incoming, streams, .. } = &self.parts;
-        let dispatched = self.waiting.is_empty() && !self.partly_dispatched && pool.is_idle();
+        let Parts { incoming, streams, .. } = &self.parts;
+        let dispatched = self.is_drained() && !self.partly_dispatched && self.is_idle();
         dispatched && streams.is_idle() && !incoming.has_parts() && self.rest.is_empty()
     }
 
@@ -378,6 +410,7 @@ impl<'a> Leader<'a> {
             self.publish_positions();
         }
         if !answered.committed.is_empty() {
+            self.parts.advanced.store(true, Ordering::Release);
             if self.parts.durable_commits {
                 self.parts.progress.committed_is_durable();
             }
@@ -387,44 +420,31 @@ impl<'a> Leader<'a> {
         self.conflicts.extend(answered.conflicts);
     }
 
+    /// What waits for a worker, and which worker has what.
+    fn waiting(&mut self) -> &mut Dispatch<Work> {
+        self.parts.pool.dispatch_mut()
+    }
+
+    /// Whether nothing waits for a worker.
+    fn is_drained(&self) -> bool {
+        self.parts.pool.dispatch().is_drained()
+    }
+
+    /// Whether no worker has anything.
+    fn is_idle(&self) -> bool {
+        self.parts.pool.dispatch().is_idle()
+    }
+
     /// Hands groups to the workers while they may have more. Returns when to look again at the
     /// latest.
     fn dispatch(&mut self) -> Result<Duration> {
-        (self.all_busy, self.short) = (false, false);
-        let again = self.hand_over()?;
-        self.parts.pool.want(self.short);
-        Ok(again)
-    }
-
-    fn hand_over(&mut self) -> Result<Duration> {
-        while !self.waiting.is_empty() {
-            let worth = self.waiting.is_worth_a_group();
-            let backlog = is_backlog(self.behind) && self.wants_chunks();
-            let worker = match self.parts.pool.room(worth, backlog) {
-                Room::At(worker) => worker,
-                Room::In(duration) => return Ok(duration),
-                room @ (Room::Busy | Room::None) => {
-                    self.all_busy = true;
-                    self.short = room == Room::Busy;
-                    break;
-                }
-            };
-            if self.parts.pool.is_idle() && self.wants_chunks() {
-                let waited = self.parts.pool.idle_for();
-                let gathering = self.waiting.gathering(self.behind, waited);
-                if !gathering.is_zero() {
-                    return Ok(gathering);
-                }
-            }
-            let Some(works) = self.waiting.take() else { break };
-            let through = self.parts.rows_through;
-            let by_rows = works.first().is_some_and(|work| {
-                work.part.head.commit_lsn <= through || work.is_alone() || work.two_phase.is_some()
-            });
-            let mode = if by_rows { Mode::Rows } else { Mode::Net };
-            self.parts.pool.submit(worker, works, mode)?;
-        }
-        Ok(TICK)
+        let reading = self.wants_chunks();
+        let handed_over = self.parts.pool.hand_over(reading)?;
+        self.all_busy = handed_over == HandedOver::Busy;
+        Ok(match handed_over {
+            HandedOver::Later(time) => time,
+            HandedOver::All | HandedOver::Busy => TICK,
+        })
     }
 
     fn take_chunk(&mut self, chunk: &Bytes) -> Result<()> {
@@ -445,13 +465,9 @@ impl<'a> Leader<'a> {
                     };
                     let message = self.decoder.decode(payload).map_err(|e| undecodable(&e))?;
                     match &message {
-                        Message::Begin(begin) => self.behind = age(begin.commit_time, sent),
-                        Message::StreamCommit(commit) => {
-                            self.behind = age(commit.commit_time, sent);
-                        }
-                        Message::CommitPrepared(commit) => {
-                            self.behind = age(commit.commit_time, sent);
-                        }
+                        Message::Begin(begin) => self.sent(begin.commit_time, sent),
+                        Message::StreamCommit(commit) => self.sent(commit.commit_time, sent),
+                        Message::CommitPrepared(commit) => self.sent(commit.commit_time, sent),
                         _ => {}
                     }
                     if let Message::CommitPrepared(commit) = &message
@@ -463,13 +479,16 @@ impl<'a> Leader<'a> {
                         continue;
                     }
                     if let Some((part, step)) = self.parts.incoming.resolution(&message)? {
+                        self.compare_history()?;
                         self.take_step(part, step)?;
                         continue;
                     }
                     if let Some(absent) = self.parts.incoming.take_absent(&message) {
                         self.parts.durability.submit(Job::Forget(absent));
                     }
-                    if let Some(part) = self.parts.incoming.push(at, &message)? {
+                    let part = self.parts.incoming.push(at, &message)?;
+                    self.compare_history()?;
+                    if let Some(part) = part {
                         self.take_part(part)?;
                     }
                     if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = &message {
@@ -489,6 +508,7 @@ impl<'a> Leader<'a> {
                     self.asked |= reply_requested;
                     // Inside a transaction it says nothing about what is complete.
                     if !self.parts.incoming.in_transaction() {
+                        self.parts.witness.passed(wal_end).map_err(|e| another_history(&e))?;
                         self.parts.progress.received(wal_end);
                         self.parts.joining.received(wal_end);
                         self.parts.progress.passed(wal_end);
@@ -500,11 +520,28 @@ impl<'a> Leader<'a> {
         self.look_at_block();
         // For the rest of what is still open nobody waits by the millisecond either.
         streamed |= self.parts.incoming.in_transaction();
-        let unhurried = is_backlog(self.behind) || streamed;
-        self.parts.receiver.set_flow(unhurried, self.waiting.has_company());
+        let dispatch = self.parts.pool.dispatch();
+        let (unhurried, many) = (dispatch.is_backlog() || streamed, dispatch.has_many_committers());
+        self.parts.receiver.set_flow(unhurried, many);
         self.parts.incoming.report_memory();
         self.hold();
         Ok(())
+    }
+
+    /// Compares what has just ended with what was applied before this run, before it is skipped.
+    fn compare_history(&mut self) -> Result<()> {
+        let Parts { incoming, witness, .. } = &mut self.parts;
+        match incoming.take_ended() {
+            Some(Ended { transaction, changes }) => {
+                witness.ended(transaction, changes).map_err(|e| another_history(&e))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A transaction that committed at a time of the publisher's clock was sent at a later one.
+    fn sent(&mut self, committed: Timestamp, sent: Timestamp) {
+        self.waiting().sent_after(age(committed, sent));
     }
 
     /// Goes on with a kept transaction that has committed, and then with what came behind it.
@@ -523,7 +560,7 @@ impl<'a> Leader<'a> {
         if self.parts.streams.committing().is_some() {
             return Ok(());
         }
-        while let Some(next) = self.parts.incoming.next_part(self.waiting.is_empty())? {
+        while let Some(next) = self.parts.incoming.next_part(self.is_drained())? {
             match next {
                 NextPart { part, prepares: None } => self.take_part(part)?,
                 NextPart { part, prepares: Some(here) } => self.take_prepared_part(part, here)?,
@@ -569,14 +606,13 @@ impl<'a> Leader<'a> {
             tracing::warn!(lsn = %commit_lsn, xid = %part.head.xid, "the transaction is skipped");
             self.counters.transactions_skipped += 1;
         }
-        for remote in part.relations() {
+        for (index, remote) in part.relations().iter().enumerate() {
             if skipped {
                 tables.push(None);
                 continue;
             }
-            let put_off = self.parts.joining.has(remote)
-                || !self.parts.tables.knows(remote, commit_lsn) && self.add_table(remote)?;
-            tables.push(if put_off { None } else { self.resolve(remote, commit_lsn)? });
+            let table = self.table_of(remote, commit_lsn);
+            tables.push(table.map_err(|failure| failure.of(|| of_relation(&part, index)))?);
         }
         if !skipped {
             self.put_off(&part)?;
@@ -584,21 +620,36 @@ impl<'a> Leader<'a> {
         let predecessor = self.parts.progress.last_dispatched();
         if let Some(end) = end {
             self.parts.progress.dispatched(end);
+            if !part.first || !part.is_empty() {
+                self.memory = Some(Memory::of(part.head.ends_at(end)));
+            }
         }
-        if !is_backlog(self.behind) {
-            self.waiting.on_their_way(self.parts.progress.outstanding());
-        }
+        let outstanding = self.parts.progress.outstanding();
+        self.waiting().on_their_way(outstanding);
         self.partly_dispatched = end.is_none();
         let after_applied = std::mem::take(&mut self.after_applied);
-        let work = Work { part, tables, predecessor, after_applied, two_phase: None };
-        self.waiting.push(work.size(), work);
+        let memory = self.memory;
+        let work = Work { part, tables, predecessor, memory, after_applied, two_phase: None };
+        self.waiting().push(work);
         Ok(())
+    }
+
+    /// The table that changes of a relation are applied to; `None` if they are put off, or not
+    /// applied.
+    fn table_of(
+        &mut self,
+        remote: &Arc<RemoteRelation>,
+        commit_lsn: Lsn,
+    ) -> Result<Option<Arc<TableMap>>> {
+        let put_off = self.parts.joining.has(remote)
+            || !self.parts.tables.knows(remote, commit_lsn) && self.add_table(remote)?;
+        if put_off { Ok(None) } else { self.resolve(remote, commit_lsn) }
     }
 
     /// A relation appears that is not known. Returns whether its changes are put off.
     fn add_table(&mut self, remote: &RemoteRelation) -> Result<bool> {
         // They may hold locks of what is near it.
-        self.parts.streams.give_all_up();
+        self.parts.streams.abandon_all();
         let Parts { joining, control, tables, incoming, progress, .. } = &mut self.parts;
         joining.add(&mut Lent { control, tables, incoming, quiet: false }, remote, progress)
     }
@@ -615,7 +666,7 @@ impl<'a> Leader<'a> {
     /// Takes what was applied beyond a gap, and begins before `lsn`, into the progress. The gap ends
     /// where it begins.
     fn pass_applied(&mut self, lsn: Lsn) {
-        while let Some(range) = self.parts.applied_beyond.front().copied()
+        while let Some(Applied { range, memory }) = self.parts.applied_beyond.front().copied()
             && range.after <= lsn
         {
             if self.parts.progress.last_dispatched() < range.after {
@@ -623,6 +674,7 @@ impl<'a> Leader<'a> {
             }
             self.parts.progress.dispatched(range.through);
             self.parts.progress.committed_range(range);
+            self.memory = memory;
             self.resumed_at = range.through;
             self.after_applied = true;
             self.parts.applied_beyond.pop_front();
@@ -635,8 +687,15 @@ impl<'a> Leader<'a> {
         self.parts.progress.dispatched(lsn);
         let after_applied = std::mem::take(&mut self.after_applied);
         let part = TransactionPart::idle(lsn);
-        let work = Work { part, tables: Vec::new(), predecessor, after_applied, two_phase: None };
-        self.waiting.push(work.size(), work);
+        let work = Work {
+            part,
+            tables: Vec::new(),
+            predecessor,
+            memory: self.memory,
+            after_applied,
+            two_phase: None,
+        };
+        self.waiting().push(work);
     }
 
     fn resolve(
@@ -687,6 +746,16 @@ impl<'a> Leader<'a> {
         if self.parts.durable_commits && self.removed_before != committed {
             self.removed_before = committed;
             self.parts.durability.submit(Job::Remove(committed));
+        }
+    }
+
+    /// A few at a time: nobody waits for it, and commits do not wait behind it for long.
+    fn remove_old_conflicts(&mut self) {
+        if let Some(age) = self.parts.conflict_retention
+            && self.remove_conflicts.is_some_and(|due| due <= Instant::now())
+        {
+            self.remove_conflicts = None;
+            self.parts.durability.submit(Job::RemoveConflicts(age));
         }
     }
 
@@ -747,7 +816,7 @@ impl<'a> Leader<'a> {
     fn is_closed(&self) -> bool {
         let progress = &self.parts.progress;
         // The goal is reached by all tables.
-        let joined = self.closing == Some(Outcome::Stopped) || self.parts.joining.is_done();
+        let joined = self.closing != Some(Outcome::Reached) || self.parts.joining.is_done();
         let prepared = !self.parts.incoming.is_preparing();
         let ending = self.partly_dispatched || self.parts.streams.committing().is_some();
         joined && prepared && !ending && progress.is_settled() && {
@@ -757,7 +826,7 @@ impl<'a> Leader<'a> {
     }
 
     fn finish(mut self, outcome: Outcome) -> Outcome {
-        self.write_statistics(true);
+        self.write_statistics(true, true);
         self.publish_positions();
         let at = self.parts.progress.durable();
         // Statistics are written before the durability session ends, and the publisher hears the last
@@ -773,7 +842,8 @@ impl<'a> Leader<'a> {
         outcome
     }
 
-    fn write_statistics(&mut self, now: bool) {
+    /// `goes_on`: whether the run has not failed.
+    fn write_statistics(&mut self, now: bool, goes_on: bool) {
         if !now && self.last_statistics.elapsed() < STATISTICS_INTERVAL {
             return;
         }
@@ -787,6 +857,7 @@ impl<'a> Leader<'a> {
             applied: positions.apply,
             flushed: positions.flush,
             spool: self.parts.incoming.spooled(),
+            goes_on,
         };
         let mut news = delta;
         news.counters.waits.source = Duration::ZERO;

@@ -4,7 +4,6 @@ pub(crate) mod answers;
 pub(crate) mod blockers;
 pub(crate) mod conflicts;
 pub(crate) mod context;
-pub(crate) mod demotions;
 pub(crate) mod durability;
 pub(crate) mod encoder;
 pub(crate) mod incoming;

@@ -1,6 +1,6 @@
 //! Naming a change: transaction, table, operation, key.
 
-use engine::transaction::Touched;
+use engine::transaction::{Touched, TransactionPart};
 use pgoutput::{Column, Lsn, Message};
 
 use crate::apply::readable;
@@ -16,6 +16,32 @@ pub(crate) fn unknown_offender() -> Offender {
         table: None,
         operation: "change",
         key: None,
+    }
+}
+
+/// Names the first change of a relation of this part, by its index there.
+pub(crate) fn of_relation(part: &TransactionPart, relation: usize) -> Offender {
+    let mut offender =
+        Offender { commit_lsn: part.head.commit_lsn, xid: part.head.xid, ..unknown_offender() };
+    offender.table = part.relations().get(relation).map(|version| version.display_name());
+    let first = (0..part.len()).find_map(|index| {
+        let (message, touched) = part.change(index).ok()?;
+        let is_it = match touched {
+            Touched::One(one, _) => one == relation,
+            Touched::Many(several) => several.iter().any(|one| *one as usize == relation),
+        };
+        is_it.then(|| operation(&message))
+    });
+    offender.operation = first.unwrap_or(offender.operation);
+    offender
+}
+
+fn operation(message: &Message<'_>) -> &'static str {
+    match message {
+        Message::Insert(_) => "INSERT",
+        Message::Update(_) => "UPDATE",
+        Message::Delete(_) => "DELETE",
+        _ => "TRUNCATE",
     }
 }
 
@@ -44,23 +70,12 @@ pub(crate) fn offender(work: &Work, index: Option<usize>) -> Offender {
             None
         }
     };
+    offender.operation = operation(&message);
     let tuple = match message {
-        Message::Insert(insert) => {
-            offender.operation = "INSERT";
-            Some(insert.new)
-        }
-        Message::Update(update) => {
-            offender.operation = "UPDATE";
-            Some(update.old.map_or(update.new, |old| *old.tuple()))
-        }
-        Message::Delete(delete) => {
-            offender.operation = "DELETE";
-            Some(*delete.old.tuple())
-        }
-        _ => {
-            offender.operation = "TRUNCATE";
-            None
-        }
+        Message::Insert(insert) => Some(insert.new),
+        Message::Update(update) => Some(update.old.map_or(update.new, |old| *old.tuple())),
+        Message::Delete(delete) => Some(*delete.old.tuple()),
+        _ => None,
     };
     if let (Some(map), Some(tuple)) = (map, tuple)
         && !map.search_columns().is_empty()

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use engine::dispatch::Turned;
 use engine::gate::Gate;
 use engine::relation::RemoteRelation;
 use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 use wire::Session;
 
-use crate::apply::demotions::Turned;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::target::conflict::Policy;
@@ -45,8 +45,6 @@ pub(crate) struct Tables {
     /// no use to anybody.
     gone: FxHashMap<(String, String), Lsn>,
     types: PublisherTypes,
-    /// Whether values come in binary.
-    binary: bool,
     /// Whether changes lock something, for more workers than one, and then whether commits keep
     /// the publisher's order.
     locks_ordered: Option<bool>,
@@ -60,14 +58,13 @@ impl Tables {
     pub(crate) fn new(
         states: &[RelationState],
         types: PublisherTypes,
-        binary: bool,
         locks_ordered: Option<bool>,
     ) -> Self {
         let gates = states
             .iter()
             .filter_map(|s| Some(((s.schema.clone(), s.name.clone()), s.gate?)))
             .collect();
-        Self { gates, types, binary, locks_ordered, ..Self::default() }
+        Self { gates, types, locks_ordered, ..Self::default() }
     }
 
     /// What is done about conflicts.
@@ -157,8 +154,9 @@ impl Tables {
                     .is_none_or(|found| found.as_ref() == Some(&map.table.fingerprint));
                 if !same {
                     tracing::info!(
+                        event = "table_definition_changed",
                         table = map.table.display_name(),
-                        "the table's definition has changed on the target"
+                        "the table's definition has changed on the subscriber"
                     );
                 }
                 same
@@ -257,7 +255,7 @@ impl Tables {
             map = map.with_locks(&constraints, &self.types, ordered);
         }
         let map = Arc::new(TableMap { conflicts, ..map });
-        if self.binary {
+        if self.types.binary() {
             format::check_binary(&map, &self.types)?;
         }
         if map.table.hooks.rules {

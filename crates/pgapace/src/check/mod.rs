@@ -16,12 +16,15 @@ use wire::{ConnInfo, Session};
 
 use crate::config::Subscription as Config;
 use crate::error::{Failure, Result};
+use crate::product::Product;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
+use crate::sync::sequences::{self, Chosen, SetOptions};
 use crate::target::catalogue::field;
 use crate::target::session::{Purpose, Target};
 use crate::target::state::ownership::Owner;
+use crate::target::state::progress::Followed;
 use crate::target::state::{RelationState, Subscription};
 use report::{Report, Reporter, Side};
 
@@ -33,6 +36,7 @@ struct Known {
     row: Option<Subscription>,
     relations: Vec<RelationState>,
     applied: Option<Lsn>,
+    followed: Option<Followed>,
     owner: Option<Owner>,
 }
 
@@ -86,6 +90,11 @@ pub(crate) fn check(config: &Config) -> Report {
         reporter.group("two_phase", |reporter| two_phase(source, sink, config, reporter));
         tables::check(sink, config, known, published, &mut reporter);
         reporter.group("types", |reporter| tables::enums(source, sink, published, reporter));
+        if !config.copy.schema {
+            reporter.group("sequences", |reporter| {
+                sequences(source, sink, config, published, reporter)
+            });
+        }
     }
     report
 }
@@ -99,6 +108,70 @@ fn reach(report: &mut Report, side: Side, session: Result<Session>) -> Option<Se
             None
         }
     }
+}
+
+/// Sequences that the copy, and `pgapace sequences`, cannot set.
+fn sequences(
+    source: &mut Session,
+    sink: &mut Session,
+    config: &Config,
+    published: &[PublishedTable],
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    const SHOWN: usize = 10;
+    let found = sequences::read(source, &config.publications, published, Chosen::All)?;
+    let options = SetOptions { dry_run: true, ..SetOptions::default() };
+    let report = sequences::set(sink, &found, &options)?;
+    let failed = report.sequences.iter().filter(|one| one.failed());
+    let reasons: Vec<_> = failed.filter_map(|one| one.reason()).collect();
+    match reasons.len() {
+        0 => reporter.ok("sequences", format!("{} sequences can be set", found.len())),
+        number => {
+            let more = if number > SHOWN { "; …" } else { "" };
+            let reasons = reasons[..number.min(SHOWN)].join("; ");
+            let message = format!("{number} sequences cannot be set: {reasons}{more}");
+            reporter.warn("sequences", message);
+        }
+    }
+    Ok(())
+}
+
+/// Names a server that is made from PostgreSQL's sources, and functions that a server lacks. Something
+/// else than PostgreSQL gives no session.
+fn genuine(
+    session: &mut Session,
+    side: Side,
+    functions: &[&str],
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let version = one(session, side, "SELECT pg_catalog.version()", "asking for its version")?;
+    if let Product::Changed(name) = Product::of(&version) {
+        reporter.warn(
+            "product",
+            format!(
+                "it is {name}, made from PostgreSQL's sources with changes ({version}): pgapace is \
+                 not tested with it"
+            ),
+        );
+    }
+    let names = format!("{{{}}}", functions.join(","));
+    let rows = session
+        .query(
+            "SELECT w.name FROM pg_catalog.unnest($1::pg_catalog.text[]) AS w (name) \
+             WHERE NOT EXISTS (SELECT 1 FROM pg_catalog.pg_proc p WHERE p.proname = w.name \
+               AND p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace)",
+            &[Some(&names)],
+        )
+        .map_err(|e| failed(side, &e, "looking for functions"))?;
+    let missing: Vec<_> = rows.iter().filter_map(|row| row.get(0).map(str::to_owned)).collect();
+    if !missing.is_empty() {
+        let missing = missing.join(", ");
+        reporter.block(
+            "product",
+            format!("it lacks functions that every PostgreSQL has: {missing}. Is it PostgreSQL?"),
+        );
+    }
+    Ok(())
 }
 
 /// A subscription from a database into itself would apply its own changes for ever.

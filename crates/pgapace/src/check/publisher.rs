@@ -4,16 +4,29 @@ use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::check::report::{Reporter, Side};
-use crate::check::{Known, Settings, failed, one};
+use crate::check::{Known, Settings, failed, genuine, one};
 use crate::config::Subscription as Config;
 use crate::error::Result;
+use crate::publisher::history;
 use crate::publisher::publication::{self, PublishedTable};
-use crate::publisher::session::{OLDEST_MAJOR, Publisher, check_identity, identify};
+use crate::publisher::session::{OLDEST_MAJOR, Publisher};
 use crate::publisher::slot;
 use crate::target::catalogue::{boolean, field};
 use crate::target::state::Phase;
 
 const SIDE: Side = Side::Publisher;
+
+/// What our sessions call there.
+const FUNCTIONS: [&str; 8] = [
+    "pg_backend_pid",
+    "pg_current_wal_flush_lsn",
+    "pg_export_snapshot",
+    "pg_get_publication_tables",
+    "pg_logical_slot_peek_binary_changes",
+    "pg_partition_ancestors",
+    "pg_relation_size",
+    "pg_stat_get_activity",
+];
 
 /// Checks the publisher; the published tables, `None` if they could not be read.
 pub(super) fn check(
@@ -27,6 +40,7 @@ pub(super) fn check(
     if !reporter.supports(version, OLDEST_MAJOR) {
         return None;
     }
+    reporter.group("product", |reporter| genuine(session, SIDE, &FUNCTIONS, reporter));
     if config.origin_none && version.major() < 16 {
         reporter.block(
             "origin",
@@ -152,10 +166,12 @@ fn settings(
     };
     room("max_wal_senders", senders, senders_needed, i64::from(copies && !new));
     let reserved = limit("superuser_reserved_connections") + limit("reserved_connections");
-    // Those who copy, and who looks what is published. Our own session ends before.
+    // Those who copy, who looks what is published, and who watches whether commits wait for us. Our
+    // own session ends before.
     let workers = i64::try_from(config.copy.workers).unwrap_or(i64::MAX);
     let connections = (connections - 1, limit("max_connections") - reserved);
-    room("max_connections", connections, i64::from(copies), workers * i64::from(copies));
+    let looks = i64::from(copies) + i64::from(!running);
+    room("max_connections", connections, looks, workers * i64::from(copies));
     if boolean(&row, 3)? {
         if major < 16 {
             reporter.block(
@@ -264,12 +280,9 @@ fn walsender(
         Err(failure) => return Err(failure),
     };
     reporter.ok("replication", format!("role {role} may replicate"));
-    let recorded = known.row.as_ref();
-    let identity = recorded.and_then(|row| Some((row.system_identifier.as_ref()?, row.timeline?)));
-    if let (Some((identifier, timeline)), Some(applied)) = (identity, known.applied) {
-        let now = identify(&mut walsender)?;
-        match check_identity(&mut walsender, &now, identifier, timeline, applied) {
-            Ok(()) => reporter.ok("history", "it continues the history that the target followed"),
+    if let (Some(row), Some(followed)) = (&known.row, &known.followed) {
+        match history::check(&mut walsender, row, followed) {
+            Ok(_) => reporter.ok("history", "it continues the history that the target followed"),
             Err(failure) => {
                 reporter.failure("history", &failure);
             }

@@ -12,10 +12,11 @@ use crate::check::{Known, failed, shell_quoted, shown_conninfo};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
-use crate::target::catalogue::{self, Identity, Table, field};
+use crate::target::catalogue::{self, Identity, Table, boolean, field};
 use crate::target::format::PublisherTypes;
 use crate::target::mapping::{Search, TableMap};
 use crate::target::mode::ApplyMode;
+use crate::target::state::name_array;
 
 const SIDE: Side = Side::Target;
 const TOPICS: [&str; 9] = [
@@ -51,6 +52,7 @@ pub(super) fn check(
     let before = checker.reporter.report.findings.len();
     let (session, reporter) = (&mut *checker.session, &mut *checker.reporter);
     reporter.group("schema", |reporter| schemas(session, known, published, reporter));
+    reporter.group("storage", |reporter| storage(session, published, reporter));
     for table in published {
         if let Err(failure) = checker.table(table) {
             checker.reporter.failure("table", &failure).on(table.display_name());
@@ -62,6 +64,65 @@ pub(super) fn check(
         let count = published.len();
         checker.reporter.ok("table", format!("tables that fit the published ones: {count}"));
     }
+}
+
+/// Tables that lose their rows when the server crashes, or keep them in a way that nobody has tried.
+fn storage(
+    session: &mut Session,
+    published: &[PublishedTable],
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
+    let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
+    let rows = session
+        .query(
+            "WITH RECURSIVE tree AS ( \
+               SELECT w.ord, c.oid, c.relkind, c.relpersistence, c.relam \
+               FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                 pg_catalog.unnest($2::pg_catalog.text[])) \
+                 WITH ORDINALITY AS w (schema_name, table_name, ord) \
+               JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
+               JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name \
+               UNION ALL \
+               SELECT t.ord, p.oid, p.relkind, p.relpersistence, p.relam FROM tree t \
+               JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p' \
+               JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid \
+             ) \
+             SELECT t.ord, pg_catalog.bool_or(t.relpersistence = 'u'), \
+               pg_catalog.string_agg(DISTINCT a.amname::pg_catalog.text, ', ') \
+             FROM tree t LEFT JOIN pg_catalog.pg_am a ON a.oid = t.relam AND a.amname <> 'heap' \
+             WHERE t.relkind = 'r' GROUP BY t.ord ORDER BY t.ord",
+            &[Some(&name_array(&schemas)), Some(&name_array(&names))],
+        )
+        .map_err(|e| failed(SIDE, &e, "looking at how tables are stored"))?;
+    for row in rows.iter() {
+        let table = &published[field::<usize>(&row, 0)? - 1];
+        let name = table.display_name();
+        if boolean(&row, 1)? {
+            reporter
+                .warn(
+                    "storage",
+                    format!(
+                        "table {name} is unlogged: after a crash of the server, and on its standbys, \
+                         it is empty"
+                    ),
+                )
+                .on(&name)
+                .sql(format!("ALTER TABLE {} SET LOGGED;", table.sql_name()));
+        }
+        if let Some(method) = row.get(2) {
+            reporter
+                .warn(
+                    "storage",
+                    format!(
+                        "table {name} has the access method {method}: pgapace is tested with heap \
+                         only"
+                    ),
+                )
+                .on(&name);
+        }
+    }
+    Ok(())
 }
 
 /// Schemas that are absent, or closed to the role.

@@ -1,15 +1,16 @@
 //! `pgapace drop`: removes a subscription.
 
 use clap::Args;
+use wire::Session;
 
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
-use crate::publisher::slot;
+use crate::publisher::slot::{self, Slot};
 use crate::target::origin;
 use crate::target::session::Target;
 use crate::target::state::prepared::{self, Standing};
-use crate::target::state::{self, ownership};
+use crate::target::state::{self, Phase, Subscription, ownership};
 
 #[derive(Debug, Args)]
 pub(crate) struct DropArgs {
@@ -23,6 +24,19 @@ pub(crate) struct DropArgs {
     /// Do not fail if there is no such subscription
     #[arg(long)]
     if_exists: bool,
+}
+
+/// Drops the slot, unless it was never recorded as made and may be somebody else's.
+fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<bool> {
+    if row.phase == Phase::Creating && !slot::is_ours(found, row.slot_made_at) {
+        tracing::warn!(
+            event = "slot_left",
+            slot = row.slot_name,
+            "left a slot of which nothing proves that it was made for this subscription"
+        );
+        return Ok(false);
+    }
+    slot::drop(source, &row.slot_name)
 }
 
 /// Drops slot, what is prepared, origins and state, in this order: if the slot cannot be dropped, nothing is.
@@ -57,8 +71,11 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
                 "If the publisher is gone for good, pass --keep-slot to drop the rest without it.",
             )
         })?;
-        slot::wait_until_free(&mut source, &row.slot_name, site.busy_timeout, &|| false)?;
-        slot_dropped = slot::drop(&mut source, &row.slot_name)?;
+        let found =
+            slot::wait_until_free(&mut source, &row.slot_name, site.busy_timeout, &|| false)?;
+        if let Some(found) = found {
+            slot_dropped = drop_slot(&mut source, &row, &found)?;
+        }
     }
     for known in prepared::read(&mut control, row.id)? {
         // Nobody would end them, and they keep their locks.

@@ -40,7 +40,8 @@ Exit codes:
   10  the publisher's history is not the one the target has followed
   11  stopped by a signal before the goal of --until was reached
   12  the spool directory is full or cannot be used
-  13  the subscription is disabled since an error (--disable-on-error, pgapace enable)";
+  13  the subscription was disabled because of an error (--disable-on-error, pgapace enable)
+  14  the subscriber is behind the publisher, and the verb needs it not to be (pgapace sequences)";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -78,10 +79,15 @@ const RESYNC_HELP: &str = r#"Example:
 const REFRESH_HELP: &str = r#"Example:
   pgapace refresh --config /etc/pgapace.toml --name shop"#;
 
-const SEQUENCES_HELP: &str = r#"Run it when nothing more is written on the publisher, before the target takes over.
+const SEQUENCES_HELP: &str = r#"Run it when nothing more is written on the publisher, before the subscriber takes over; or before that, with a margin for the values that the publisher still hands out.
+
+All sequences are set of the schemas that have published tables or are published (FOR TABLES IN SCHEMA), and all of the database with FOR ALL TABLES. A sequence never goes back unless --allow-backwards is given. Sequences that are left as they are, are listed with the reason; exit code 6 if one should have been set.
+
+It waits until everything is applied that was committed before: a TRUNCATE … RESTART IDENTITY that is still in the stream would set sequences back afterwards. It exits with 14, and nothing is set, if the subscriber stays behind.
 
 Example:
-  pgapace sequences --config /etc/pgapace.toml --name shop"#;
+  pgapace sequences --config /etc/pgapace.toml --name shop
+  pgapace sequences --config /etc/pgapace.toml --name shop --margin 10000 --json"#;
 
 const SKIP_HELP: &str = r#"Needs --target and --name. Nothing of the transaction is applied, and it is not known any more afterwards: what it would have changed has to be mended by hand.
 
@@ -142,7 +148,7 @@ enum Command {
     /// Copy tables that were added to the publication, before their first change comes
     #[command(after_help = REFRESH_HELP)]
     Refresh(resync::RefreshArgs),
-    /// Set the target's sequences to the publisher's values: the stream does not carry them
+    /// Set the subscriber's sequences to the publisher's values: the stream does not carry them
     #[command(after_help = SEQUENCES_HELP)]
     Sequences(sequences::SequencesArgs),
     /// Leave out one transaction of the publisher that cannot be applied

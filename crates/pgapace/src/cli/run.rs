@@ -1,6 +1,9 @@
 //! `pgapace run`: applies one or several subscriptions.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use clap::Args;
+use crossbeam_channel::unbounded;
 use pgoutput::Lsn;
 
 use crate::apply::sessions::Share;
@@ -22,6 +25,11 @@ pub(crate) struct RunArgs {
     /// End the sessions of another process that runs this subscription
     #[arg(long)]
     take_over: bool,
+
+    /// Of several subscriptions, stop all when one fails, instead of trying that one again while
+    /// the others go on
+    #[arg(long, env = "PGAPACE_FAIL_TOGETHER")]
+    fail_together: bool,
 }
 
 fn parse_until(text: &str) -> std::result::Result<Until, String> {
@@ -32,37 +40,67 @@ fn parse_until(text: &str) -> std::result::Result<Until, String> {
 }
 
 /// Runs until stopped, until all goals are reached, or until nothing runs any more.
+///
+/// Of several subscriptions, one that fails does not take the others down: it is reported at once,
+/// and tried again after a while. What one has failed with, and not recovered from, is the result in
+/// the end.
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let subscriptions = args.selection.subscriptions()?;
     let shutdown = Shutdown::on_signals()?;
-    let options = RunOptions { until: args.until, take_over: args.take_over };
+    let together = args.fail_together;
+    let options = RunOptions {
+        until: args.until,
+        take_over: args.take_over,
+        // A goal that one has failed to reach is not reached by waiting.
+        keep_trying: subscriptions.len() > 1 && !together && args.until.is_none(),
+    };
+    let several = subscriptions.len() > 1;
     let shares = Share::of(&subscriptions);
+    let (sender, ended) = unbounded();
     let mut threads = Vec::new();
     for (subscription, share) in subscriptions.into_iter().zip(shares) {
-        let shutdown = shutdown.clone();
+        let (shutdown, sender) = (shutdown.clone(), sender.clone());
         let name = subscription.name.clone();
         let thread = std::thread::Builder::new()
             .name(name.clone())
-            .spawn(move || supervisor::run(&subscription, options, &shutdown, share))
+            .spawn(move || {
+                let result = catch_unwind(AssertUnwindSafe(|| {
+                    supervisor::run(&subscription, options, &shutdown, share)
+                }));
+                let result = result.unwrap_or_else(|_| {
+                    Err(Failure::internal(format!("subscription {name} panicked")))
+                });
+                // Who waits for it does so until all have ended.
+                drop(sender.send((name, result)));
+            })
             .map_err(|e| Failure::internal(format!("cannot start a thread: {e}")))?;
-        threads.push((name, thread));
+        threads.push(thread);
     }
-    // A subscription that fails does not take the others down; the first failure is the result.
-    let several = threads.len() > 1;
+    drop(sender);
     let mut first: Option<Failure> = None;
-    for (name, thread) in threads {
-        let result = thread
-            .join()
-            .unwrap_or_else(|_| Err(Failure::internal(format!("subscription {name} panicked"))));
+    for (subscription, result) in ended {
         match result {
-            Ok(outcome) => tracing::debug!(subscription = name, ?outcome, "ended"),
+            Ok(outcome) => tracing::debug!(subscription, ?outcome, "ended"),
             Err(failure) => {
                 if several {
-                    tracing::error!(subscription = name, "{failure}");
+                    let exit_code = failure.class.exit_code();
+                    tracing::error!(
+                        event = "subscription_ended",
+                        subscription,
+                        exit_code,
+                        "{failure}"
+                    );
+                }
+                if together && first.is_none() {
+                    shutdown.request();
                 }
                 first.get_or_insert(failure);
             }
         }
+    }
+    for thread in threads {
+        // Its panic, if there was one, is reported above.
+        drop(thread.join());
     }
     first.map_or(Ok(()), Err)
 }

@@ -1,40 +1,229 @@
-//! `pgapace sequences`: gives the target's sequences the publisher's values.
+//! `pgapace sequences`: gives the subscriber's sequences the publisher's values.
+
+use std::time::{Duration, Instant};
 
 use clap::Args;
+use engine::sequence::Rules;
+use serde::Serialize;
+use wire::Session;
 
 use crate::cli::{Selection, output};
+use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
-use crate::publisher::publication;
-use crate::publisher::session::Publisher;
-use crate::sync::sequences;
+use crate::lag::{self, Lag};
+use crate::publisher::publication::{self, PublishedTable};
+use crate::publisher::session::{Publisher, system_identifier};
+use crate::sync::sequences::{self, Chosen, PublisherSequence, Report, SequenceState, SetOptions};
 use crate::target::session::Target;
+use crate::target::state::{self, Subscription};
+
+/// Values older than this are read again.
+const FRESH: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Args)]
 pub(crate) struct SequencesArgs {
     #[command(flatten)]
     selection: Selection,
+
+    /// Only this sequence, with its schema unless it is public; repeat it
+    #[arg(long, value_name = "SEQUENCE")]
+    sequence: Vec<String>,
+
+    /// Only sequences that this published table owns or uses in a default; repeat it
+    #[arg(long, value_name = "TABLE", conflicts_with = "sequence")]
+    table: Vec<String>,
+
+    /// Leave this sequence as it is; repeat it
+    #[arg(long, value_name = "SEQUENCE")]
+    exclude: Vec<String>,
+
+    /// Leave out so many values of each sequence beyond the publisher's, for those that it still
+    /// hands out
+    #[arg(long, value_name = "VALUES", default_value_t = 0)]
+    margin: u64,
+
+    /// Also set sequences to values that they have passed
+    #[arg(long)]
+    allow_backwards: bool,
+
+    /// How long to wait for the subscriber to apply what was committed before, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    wait: u64,
+
+    /// Set them although the subscriber is behind; a TRUNCATE … RESTART IDENTITY that is still to be
+    /// applied sets sequences back
+    #[arg(long, conflicts_with = "wait")]
+    force: bool,
+
+    /// Set nothing, and say what would be set, whatever the lag
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What became of the sequences of one subscription.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    subscription: String,
+    /// What the subscriber lacked all the same (`--force`).
+    lag: Option<Lag>,
+    #[serde(flatten)]
+    report: Report,
 }
 
 /// Sets what can be set; what cannot is a failure, after the rest.
 pub(crate) fn run(args: &SequencesArgs) -> Result<()> {
-    let mut skipped = Vec::new();
+    let mut outcomes = Vec::new();
     for config in args.selection.subscriptions()? {
-        let mut target = Target::new(config.target.clone(), &config.name);
-        let mut control = target.connect_first()?;
-        let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
-        let mut source = publisher.connect_to_look()?;
-        publication::check_exist(&mut source, &config.publications)?;
-        let tables = publication::tables(&mut source, &config.publications)?;
-        let report = sequences::synchronize(&mut source, &mut control, &tables)?;
-        output::line(&format!("{}: {} sequences set", config.name, report.set));
-        let reasons = report.skipped.iter().map(|(name, reason)| format!("{name}: {reason}"));
-        skipped.extend(reasons);
+        outcomes.push(one(args, &config)?);
     }
-    if skipped.is_empty() {
+    if args.json {
+        output::json(&outcomes)?;
+    } else {
+        outcomes.iter().for_each(|outcome| print(outcome, args.dry_run));
+    }
+    let reports = outcomes.iter().flat_map(|outcome| &outcome.report.sequences);
+    let failed: Vec<_> =
+        reports.filter(|one| one.failed()).filter_map(|one| one.reason()).collect();
+    if failed.is_empty() {
         return Ok(());
     }
     Err(Failure::new(
         Class::Mismatch,
-        format!("sequences that could not be set: {}", skipped.join("; ")),
-    ))
+        format!("sequences that could not be set: {}", failed.join("; ")),
+    )
+    .hint("Those that are not needed can be left out: --exclude SEQUENCE."))
+}
+
+fn one(args: &SequencesArgs, config: &Config) -> Result<Outcome> {
+    let mut target = Target::new(config.target.clone(), &config.name);
+    let mut control = target.connect_first()?;
+    let row = state::find_in_any(&mut control, &config.name)?;
+    let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
+    let mut source = publisher.connect_to_look()?;
+    publication::check_exist(&mut source, &config.publications)?;
+    let mut published = publication::tables(&mut source, &config.publications)?;
+    choose_tables(&mut published, &args.table)?;
+    let named: Vec<_> = args.sequence.iter().map(|name| split(name)).collect();
+    let chosen = match (named.is_empty(), args.table.is_empty()) {
+        (false, _) => Chosen::Named(&named),
+        (true, false) => Chosen::OfTables,
+        (true, true) => Chosen::All,
+    };
+    let mut read =
+        |source: &mut Session| sequences::read(source, &config.publications, &published, chosen);
+    let (found, lag) = match &row {
+        // Nothing is in a stream.
+        _ if args.dry_run => (read(&mut source)?, None),
+        None => (read(&mut source)?, None),
+        Some(row) => read_level(args, &mut control, &mut source, row, &mut read)?,
+    };
+    let options = SetOptions {
+        rules: Rules { margin: args.margin, allow_backwards: args.allow_backwards },
+        excluded: args.exclude.iter().map(|name| split(name)).collect(),
+        dry_run: args.dry_run,
+    };
+    let report = sequences::set(&mut control, &found, &options)?;
+    Ok(Outcome { subscription: config.name.clone(), lag, report })
+}
+
+/// Values that the publisher had when everything had been committed that is applied now.
+fn read_level(
+    args: &SequencesArgs,
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+    read: &mut dyn FnMut(&mut Session) -> Result<Vec<PublisherSequence>>,
+) -> Result<(Vec<PublisherSequence>, Option<Lag>)> {
+    check_publisher(source, row)?;
+    let deadline = Instant::now() + Duration::from_secs(args.wait);
+    loop {
+        let at = Instant::now();
+        // In this order: what had committed when they were read lies before the end.
+        let found = read(source)?;
+        let end = lag::end_of_wal(source)?;
+        let patience =
+            if args.force { Duration::ZERO } else { deadline.saturating_duration_since(at) };
+        match lag::wait(control, source, row, end, patience)? {
+            Some(lag) if args.force => {
+                output::remark(&format!(
+                    "pgapace: warning: the subscriber is behind the publisher: {lag}"
+                ));
+                return Ok((found, Some(lag)));
+            }
+            Some(lag) => return Err(lag::behind(&row.name, &lag, "no sequence was set")),
+            None if at.elapsed() < FRESH || Instant::now() >= deadline => return Ok((found, None)),
+            // While it was waited for, the publisher has gone on.
+            None => {}
+        }
+    }
+}
+
+/// Another server's values, and LSNs, mean nothing.
+fn check_publisher(source: &mut Session, row: &Subscription) -> Result<()> {
+    match (system_identifier(source), &row.system_identifier) {
+        (Some(now), Some(recorded)) if now != *recorded => Err(Failure::new(
+            Class::History,
+            format!(
+                "the publisher is another database system: its identifier is {now}, subscription {} \
+                 follows {recorded}",
+                row.name
+            ),
+        )
+        .hint("Check --publisher.")),
+        _ => Ok(()),
+    }
+}
+
+/// Keeps the tables that the user named, or all.
+fn choose_tables(published: &mut Vec<PublishedTable>, names: &[String]) -> Result<()> {
+    let names: Vec<_> = names.iter().map(|name| split(name)).collect();
+    if let Some((schema, name)) =
+        names.iter().find(|name| !published.iter().any(|table| table.key() == **name))
+    {
+        return Err(Failure::new(
+            Class::Mismatch,
+            format!("the publications have no table {schema}.{name}"),
+        )
+        .hint("A table is published under its own name, or under that of its root."));
+    }
+    if !names.is_empty() {
+        published.retain(|table| names.contains(&table.key()));
+    }
+    Ok(())
+}
+
+/// Schema and name; without a schema it is public.
+fn split(name: &str) -> (String, String) {
+    let (schema, name) = name.split_once('.').unwrap_or(("public", name));
+    (schema.to_owned(), name.to_owned())
+}
+
+fn print(outcome: &Outcome, dry_run: bool) {
+    let report = &outcome.report;
+    let set = report.count(|state| matches!(state, SequenceState::Set { .. }));
+    let same = report.count(|state| matches!(state, SequenceState::Unchanged { .. }));
+    let left = report.sequences.len() - set - same;
+    let to_be = if dry_run { " to be" } else { "" };
+    output::line(&format!(
+        "{}: {set} sequences{to_be} set, {same} had the value already, {left} left as they are",
+        outcome.subscription
+    ));
+    for one in &report.sequences {
+        match &one.state {
+            SequenceState::Set { from, to, margin_cut } => {
+                let cut =
+                    if *margin_cut { " (its bounds leave no room for the margin)" } else { "" };
+                output::line(&format!("  {}.{}: {from} -> {to}{cut}", one.schema, one.name));
+            }
+            _ => {
+                if let Some(reason) = one.reason() {
+                    output::line(&format!("  {reason}"));
+                }
+            }
+        }
+    }
 }

@@ -16,7 +16,7 @@ use crate::publisher::slot;
 use crate::target::session::{Purpose, Target};
 use crate::target::state::copying::{self, CopyProgress};
 use crate::target::state::ownership::{self, Owner};
-use crate::target::state::statistics::{self, Counters, Spooled};
+use crate::target::state::statistics::{self, Counters, Spooled, Statistics};
 use crate::target::state::{self, RelationMode, Subscription, prepared, progress, schema};
 
 #[derive(Debug, Args)]
@@ -34,6 +34,9 @@ pub(crate) struct StatusArgs {
 struct Status {
     name: String,
     phase: &'static str,
+    /// running; retrying after an error (until `next_try_at`, and while it tries); disabled since an
+    /// error; failed, which is not running since an error; or stopped.
+    state: &'static str,
     running: bool,
     owner: Option<Owner>,
     /// The error that keeps it from running until pgapace enable.
@@ -66,8 +69,14 @@ struct Status {
     /// Transactions that are prepared on the target, oldest first.
     prepared: Vec<Shown>,
     tables: Vec<Table>,
+    /// The error that stands: since something goes on beyond it, there is none.
     last_error: Option<String>,
     last_error_at: Option<String>,
+    /// Since when it is met, and how often it was.
+    error_since: Option<String>,
+    error_count: u64,
+    /// When the process tries again.
+    next_try_at: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -212,6 +221,7 @@ fn of(
     Ok(Status {
         name: row.name.clone(),
         phase: row.phase.name(),
+        state: state_of(row, owner.as_ref(), statistics),
         running: owner.is_some(),
         owner,
         disabled: row.disabled.clone(),
@@ -258,7 +268,28 @@ fn of(
             .collect(),
         last_error: statistics.and_then(|s| s.last_error.clone()),
         last_error_at: statistics.and_then(|s| s.last_error_at.clone()),
+        error_since: statistics.and_then(|s| s.error_since.clone()),
+        error_count: statistics.map_or(0, |s| s.error_count),
+        next_try_at: statistics.filter(|s| s.retrying).and_then(|s| s.next_try_at.clone()),
     })
+}
+
+fn state_of(
+    row: &Subscription,
+    owner: Option<&Owner>,
+    statistics: Option<&Statistics>,
+) -> &'static str {
+    if row.disabled.is_some() {
+        "disabled"
+    } else if statistics.is_some_and(|s| s.retrying) {
+        "retrying"
+    } else if owner.is_some() {
+        "running"
+    } else if statistics.is_some_and(|s| s.last_error.is_some()) {
+        "failed"
+    } else {
+        "stopped"
+    }
 }
 
 fn differs(row: &Subscription, source: &Source) -> bool {
@@ -281,7 +312,12 @@ fn find_slot(session: &mut Session, name: &str) -> Result<Option<SlotState>> {
 
 fn print(status: &Status) {
     let running = match &status.owner {
-        None if status.disabled.is_some() => "disabled since an error".to_owned(),
+        _ if status.state == "retrying" => format!(
+            "retrying after an error (next try {})",
+            status.next_try_at.as_deref().unwrap_or("now")
+        ),
+        None if status.disabled.is_some() => "disabled because of an error".to_owned(),
+        None if status.state == "failed" => "not running because of an error".to_owned(),
         None => "not running".to_owned(),
         Some(owner) => format!(
             "running (backend {} from {}, since {})",
@@ -394,7 +430,13 @@ fn print(status: &Status) {
         }
     }
     if let Some(error) = &status.last_error {
-        item("last error", status.last_error_at.as_deref().unwrap_or("at an unknown time"));
+        let at = status.last_error_at.as_deref().unwrap_or("at an unknown time");
+        match (&status.error_since, status.error_count) {
+            (Some(since), count @ 2..) => {
+                item("last error", &format!("{at}, {count} times since {since}"));
+            }
+            _ => item("last error", at),
+        }
         for line in error.lines() {
             output::line(&format!("    {line}"));
         }

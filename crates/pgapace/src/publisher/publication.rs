@@ -76,7 +76,15 @@ impl PublishedTable {
         self.select(&format!("{only}{table}"), &[])
     }
 
-    /// The same for the rows of a plain table, or of one partition, that meet all conditions.
+    /// A query that tells whether this is true of any row of the table's initial content.
+    pub(crate) fn any_row(&self, condition: &str) -> String {
+        let only = if self.partitioned { "" } else { "ONLY " };
+        let rows = self.select(&format!("{only}{}", self.sql_name()), &[]);
+        format!("SELECT EXISTS (SELECT FROM {rows} AS copied WHERE {condition})")
+    }
+
+    /// [`Self::copy_source`] for the rows of a plain table, or of one partition, that meet all
+    /// conditions.
     pub(crate) fn copy_source_of(&self, relation: &str, conditions: &[String]) -> String {
         self.select(&format!("ONLY {relation}"), conditions)
     }
@@ -108,7 +116,11 @@ pub(crate) fn check_exist(session: &mut Session, publications: &[String]) -> Res
         Class::Mismatch,
         format!("the publisher has no publication {}", missing.join(", ")),
     )
-    .hint("Create it in the publisher's database: CREATE PUBLICATION … FOR ALL TABLES;"))
+    .hint(format!(
+        "Create it in the database that --publisher names, for the tables that are wanted: CREATE \
+         PUBLICATION {} FOR TABLE …;",
+        missing.first().map_or_else(String::new, |name| quote_ident(name))
+    )))
 }
 
 /// The publications that the publisher does not have.
@@ -154,35 +166,13 @@ pub(crate) fn table(
 fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Vec<PublishedTable>> {
     let names = literals(publications);
     let major = session.server_version().major();
-    // Not the view pg_publication_tables, which is much slower: its names have to be looked up.
-    let (listed, source) = match major {
-        // All publications at once: of a partition and its root only one is published.
-        16.. => (
-            "g.attrs, pg_catalog.pg_get_expr(g.qual, g.relid)",
-            format!(
-                "pg_catalog.pg_get_publication_tables(VARIADIC ( \
-                   SELECT pg_catalog.array_agg(p.pubname::pg_catalog.text) \
-                   FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names}))) g"
-            ),
-        ),
-        _ => (
-            if major == 15 {
-                "g.attrs, pg_catalog.pg_get_expr(g.qual, g.relid)"
-            } else {
-                "NULL, NULL"
-            },
-            format!(
-                "(SELECT p.pubname FROM pg_catalog.pg_publication p \
-                  WHERE p.pubname IN ({names})) p \
-                 CROSS JOIN LATERAL \
-                 pg_catalog.pg_get_publication_tables(p.pubname::pg_catalog.text) g"
-            ),
-        ),
-    };
+    let listed = Listed::of(major, &names);
+    let Listed { with, columns: listed_columns, source, condition } = &listed;
     let rows = query(
         session,
         &format!(
-            "SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, \
+            "{with} \
+             SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, \
                pg_catalog.row_security_active(c.oid), \
                pg_catalog.has_table_privilege(c.oid, 'SELECT'), \
                EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid \
@@ -192,11 +182,11 @@ fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Ve
                 FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})), \
                (SELECT pg_catalog.bool_or(p.pubtruncate) \
                 FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})), \
-               {listed} \
+               {listed_columns} \
              FROM {source} \
              JOIN pg_catalog.pg_class c ON c.oid = g.relid \
              JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-             WHERE n.nspname <> 'pgapace'{only} \
+             WHERE n.nspname <> 'pgapace'{condition}{only} \
              ORDER BY n.nspname, c.relname"
         ),
     )?;
@@ -250,6 +240,60 @@ fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Ve
         list = attributes;
     }
     Ok(tables)
+}
+
+/// Where a query finds what each publication has: relation, column list and row filter. All versions
+/// give what the walsender of that version makes of it (`get_rel_sync_entry` and
+/// `pgoutput_column_list_init` in `pgoutput.c`).
+struct Listed {
+    with: String,
+    /// Column list and row filter.
+    columns: &'static str,
+    source: String,
+    condition: &'static str,
+}
+
+impl Listed {
+    /// Not by the view pg_publication_tables, which is much slower: its names have to be looked up.
+    fn of(major: u32, names: &str) -> Self {
+        if major >= 16 {
+            // All publications at once: of a partition and its root only one is published. A
+            // relation without a list comes with all its columns, as with a list of all of them.
+            return Self {
+                with: String::new(),
+                columns: "g.attrs, pg_catalog.pg_get_expr(g.qual, g.relid)",
+                source: format!(
+                    "pg_catalog.pg_get_publication_tables(VARIADIC ( \
+                       SELECT pg_catalog.array_agg(p.pubname::pg_catalog.text) \
+                       FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names}))) g"
+                ),
+                condition: "",
+            };
+        }
+        Self {
+            with: format!(
+                "WITH listed AS MATERIALIZED ( \
+                   SELECT g.* FROM pg_catalog.pg_publication p \
+                   CROSS JOIN LATERAL \
+                   pg_catalog.pg_get_publication_tables(p.pubname::pg_catalog.text) g \
+                   WHERE p.pubname IN ({names}))"
+            ),
+            // To the walsender of 15 a list of as many columns as the relation ever had is none.
+            columns: if major == 15 {
+                "CASE WHEN pg_catalog.array_length(g.attrs, 1) \
+                      OPERATOR(pg_catalog.<>) c.relnatts THEN g.attrs END, \
+                 pg_catalog.pg_get_expr(g.qual, g.relid)"
+            } else {
+                "NULL, NULL"
+            },
+            source: "listed g".to_owned(),
+            // The walsender sends changes as those of the topmost relation that any publication
+            // has, by the lists and filters of the publications that have that one.
+            condition: " AND NOT (c.relispartition AND EXISTS ( \
+                SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) AS a \
+                WHERE a.relid <> c.oid AND a.relid IN (SELECT l.relid FROM listed l)))",
+        }
+    }
 }
 
 /// Reads an `int2vector`.

@@ -1,10 +1,12 @@
 //! Sessions on the publisher: settings that shape the text form of values, and who it is.
 
-use engine::history::{Timeline, check_history};
 use pgoutput::Lsn;
 use wire::{ConnInfo, Session, Startup};
 
+use crate::connecting;
 use crate::error::{Class, Failure, Result};
+use crate::pooler::{self, Asked, BACKEND_SQL};
+use crate::product;
 use crate::target::catalogue::{field, first_row};
 
 /// Oldest publisher: the first with binary transfer, logical messages and streaming options.
@@ -82,20 +84,25 @@ impl Publisher {
             replication,
             settings: settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
         };
-        Session::connect(&self.info, &startup)
-            .map_err(|e| explain_connect(Failure::publisher(&e, "connecting")))
+        let asked = Asked::now();
+        let mut session = Session::connect(&self.info, &startup).map_err(|e| {
+            let failure = Failure::publisher(&e, "connecting");
+            connecting::explain(pooler::Side::Publisher, failure, &e, &self.info, replication)
+        })?;
+        check_direct(&mut session, asked)?;
+        Ok(session)
     }
 }
 
-fn explain_connect(failure: Failure) -> Failure {
-    match failure.sqlstate.as_deref() {
-        Some("42501") => failure.hint("The role needs the REPLICATION attribute."),
-        Some("53300") => failure.hint("Raise max_wal_senders or max_connections on the publisher."),
-        Some("28000") => failure.hint(
-            "Allow the role in pg_hba.conf: logical replication matches the database's name, not \
-             the keyword replication.",
-        ),
-        _ => failure,
+/// Refuses a session that a connection pooler has given, or something other than PostgreSQL.
+fn check_direct(session: &mut Session, asked: Asked) -> Result<()> {
+    let results = session
+        .simple(BACKEND_SQL)
+        .map_err(|e| Failure::publisher(&e, "looking at the process that serves the session"))?;
+    let row = first_row(&results, "a query for our own session")?;
+    match asked.judge(session, &row)? {
+        None => product::check(pooler::Side::Publisher, &field::<String>(&row, 2)?),
+        Some(reason) => Err(pooler::refused(pooler::Side::Publisher, reason)),
     }
 }
 
@@ -110,47 +117,6 @@ pub(crate) fn identify(session: &mut Session) -> Result<SystemIdentity> {
         timeline: field(&row, 1)?,
         flushed: field(&row, 2)?,
     })
-}
-
-/// Checks that this publisher continues the history that our progress belongs to.
-pub(crate) fn check_identity(
-    session: &mut Session,
-    now: &SystemIdentity,
-    recorded_identifier: &str,
-    recorded_timeline: u32,
-    progress: Lsn,
-) -> Result<()> {
-    if now.system_identifier != recorded_identifier {
-        return Err(Failure::new(
-            Class::History,
-            format!(
-                "the publisher is another database system: its identifier is {}, the progress on \
-                 the target belongs to {recorded_identifier}",
-                now.system_identifier
-            ),
-        )
-        .hint(
-            "Check the connection string. LSNs of two systems cannot be compared: to follow this \
-             one, drop the subscription (pgapace drop) and start it anew.",
-        ));
-    }
-    if now.timeline == recorded_timeline {
-        return Ok(());
-    }
-    let history = session
-        .simple(&format!("TIMELINE_HISTORY {}", now.timeline))
-        .map_err(|e| Failure::publisher(&e, "reading the timeline history"))?;
-    let row = first_row(&history, "TIMELINE_HISTORY")?;
-    let content: String = field(&row, 1)?;
-    check_history(Timeline(recorded_timeline), progress, Timeline(now.timeline), &content).map_err(
-        |error| {
-            Failure::new(Class::History, error.to_string()).hint(
-                "Transactions that the target has are missing on this server. Use failover slots \
-                 with synchronized_standby_slots so that a standby is never behind, or build the \
-                 target anew.",
-            )
-        },
-    )
 }
 
 /// The system identifier by SQL, where the role may see it.

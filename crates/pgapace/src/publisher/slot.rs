@@ -1,4 +1,10 @@
 //! The replication slot: create, look at, refuse, drop.
+//!
+//! A slot has nothing by which its maker could be told, and another subscription, of another target,
+//! may have the same name. So that one whose making was interrupted can be told from somebody else's,
+//! it is made in two steps: a temporary slot has the snapshot, and its position is recorded on the
+//! target; then [`copy`] makes the slot with that very position. Every slot that the server makes
+//! anew writes WAL, so no other begins there ([`is_ours`]).
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +12,9 @@ use pgoutput::{Lsn, Streaming};
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
+use crate::publisher::session::backend_pid;
 use crate::target::catalogue::{boolean, field, first_row};
+use crate::target::state::SubscriptionId;
 
 /// A slot that was just created, and the name of the snapshot that goes with it.
 #[derive(Debug)]
@@ -29,6 +37,8 @@ pub(crate) enum Kind {
 
 /// SQLSTATE of a slot that is there already.
 pub(crate) const DUPLICATE: &str = "42710";
+/// SQLSTATE of a server whose slots are all used.
+const NO_SLOT_LEFT: &str = "53400";
 
 /// Creates a logical slot. From then on the session is in a transaction that reads under the slot's
 /// snapshot, and others can import it until that transaction ends.
@@ -52,21 +62,133 @@ pub(crate) fn create(session: &mut Session, name: &str, kind: Kind) -> Result<Cr
     if created.is_err() && !session.is_broken() {
         session.simple("ROLLBACK").map_err(|e| Failure::publisher(&e, "ending a transaction"))?;
     }
-    let [_, created] = created.map_err(|e| {
-        let failure = Failure::publisher(&e, &format!("creating slot \"{name}\""));
-        match failure.sqlstate.as_deref() {
-            Some("55000") => failure.hint("Set wal_level = logical on the publisher."),
-            Some("53400") => failure.hint("Raise max_replication_slots on the publisher."),
-            Some(DUPLICATE) => failure.hint("Choose another name with --slot, or drop that slot."),
-            _ => failure,
+    let [_, created] = match created {
+        Ok(created) => created,
+        Err(error) => {
+            let failure = Failure::publisher(&error, &format!("creating slot \"{name}\""));
+            return Err(explain_refusal(session, failure));
         }
-    })?;
+    };
     let created = first_row(&created, "CREATE_REPLICATION_SLOT")?;
     let exported = session
         .simple("SELECT pg_catalog.pg_export_snapshot()")
         .map_err(|e| Failure::publisher(&e, "exporting the snapshot"))?;
     let exported = first_row(&exported, "pg_export_snapshot")?;
     Ok(CreatedSlot { consistent_point: field(&created, 1)?, snapshot: field(&exported, 0)? })
+}
+
+/// Why a slot cannot be created. One SQLSTATE has several reasons, which the settings tell from each
+/// other.
+fn explain_refusal(session: &mut Session, failure: Failure) -> Failure {
+    const RAISE: &str = "Raise max_replication_slots on the publisher, and restart it.";
+    match failure.sqlstate.as_deref() {
+        Some("55000") => {
+            let settings = session.simple(
+                "SELECT pg_catalog.current_setting('wal_level') <> 'logical', \
+                 pg_catalog.current_setting('max_replication_slots') = '0'",
+            );
+            let row = settings.as_ref().ok().and_then(|rows| rows.first()?.first());
+            let is = |column| row.as_ref().is_some_and(|row| row.get(column) == Some("t"));
+            if is(1) {
+                failure.hint(RAISE)
+            } else if is(0) {
+                failure.hint("ALTER SYSTEM SET wal_level = logical; and restart the publisher.")
+            } else {
+                failure
+            }
+        }
+        Some(NO_SLOT_LEFT) => failure.hint(RAISE),
+        Some(DUPLICATE) => failure.hint("Choose another name with --slot, or drop that slot."),
+        _ => failure,
+    }
+}
+
+/// A name for a temporary slot of this session.
+pub(crate) fn temporary_name(session: &mut Session, id: SubscriptionId) -> Result<String> {
+    // Two subscriptions may have one id, on two targets, and one process: not one session.
+    Ok(format!("pgapace_sync_{}_{}", id.0, backend_pid(session)?))
+}
+
+/// What came of making a slot from another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Copied {
+    Done,
+    /// The server would not; its snapshot is gone.
+    Refused,
+}
+
+/// Makes the slot of the stream from the temporary one that the session has just [created](create),
+/// at the same position, and drops that. The session still reads under the snapshot.
+///
+/// The server may refuse, as when it has no more slots: then the temporary one is gone too.
+pub(crate) fn copy(
+    session: &mut Session,
+    temporary: &str,
+    name: &str,
+    failover: bool,
+) -> Result<Copied> {
+    let doing = format!("creating slot \"{name}\"");
+    let sql = format!(
+        "SELECT pg_catalog.pg_copy_logical_replication_slot({}, {}, false)",
+        quote_literal(temporary),
+        quote_literal(name)
+    );
+    match session.simple(&sql) {
+        Ok(_) => {}
+        Err(error) if error.sqlstate() == Some(DUPLICATE) => return Err(not_ours(name)),
+        Err(error) if session.is_broken() => return Err(Failure::publisher(&error, &doing)),
+        Err(error) => {
+            tracing::debug!(%error, "cannot copy a slot");
+            session.simple("ROLLBACK").map_err(|e| Failure::publisher(&e, &doing))?;
+            drop(session, temporary)?;
+            return Ok(Copied::Refused);
+        }
+    }
+    if failover {
+        set_failover(session, name)?;
+    }
+    drop(session, temporary)?;
+    Ok(Copied::Done)
+}
+
+/// Has standbys hold a copy of a slot, where the server can (17, not on a standby itself).
+pub(crate) fn set_failover(session: &mut Session, name: &str) -> Result<()> {
+    if !supports_failover(session)? {
+        return Ok(());
+    }
+    let sql = format!("ALTER_REPLICATION_SLOT {} (FAILOVER true)", quote_ident(name));
+    session
+        .simple(&sql)
+        .map_err(|e| Failure::publisher(&e, &format!("altering slot \"{name}\"")))?;
+    Ok(())
+}
+
+/// Whether a slot is the one that was made for us and that nobody has used since, if it was to begin
+/// at this position.
+pub(crate) fn is_ours(slot: &Slot, made_at: Option<Lsn>) -> bool {
+    slot.plugin.as_deref() == Some("pgoutput")
+        && slot.in_this_database
+        && slot.active_pid.is_none()
+        && slot.invalid.is_none()
+        && slot.confirmed_flush.is_some()
+        && slot.confirmed_flush == made_at
+}
+
+/// The refusal to take, or drop, a slot that somebody else may have made.
+pub(crate) fn not_ours(name: &str) -> Failure {
+    Failure::new(
+        Class::Slot,
+        format!(
+            "slot \"{name}\" exists on the publisher, and nothing proves that it was made for this \
+             subscription"
+        ),
+    )
+    .hint(format!(
+        "It may serve another subscription of that name: see pg_replication_slots on the publisher. \
+         If nobody needs it: SELECT pg_drop_replication_slot({}), and start again. Else drop this \
+         subscription (pgapace drop --keep-slot) and start it anew with another --slot.",
+        quote_literal(name)
+    ))
 }
 
 /// Begins a transaction that reads under one snapshot, for as long as it takes.

@@ -314,6 +314,7 @@ impl Copier {
             options: &self.options,
             // Whoever streams must never wait for a lock of ours.
             indexes_after: false,
+            joins: true,
             shutdown: &self.ended,
         };
         let mut control = self.target.connect(Purpose::Copy)?;

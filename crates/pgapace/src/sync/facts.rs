@@ -6,7 +6,8 @@ use wire::{Session, quote_ident};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::target::catalogue::{boolean, field, not_a_table};
-use crate::target::format::agree;
+use crate::target::elsewhere::{self, elsewhere};
+use crate::target::format::{MisreadColumn, Servers, agree, misread_columns};
 use crate::target::mapping::place_columns;
 use crate::target::state::name_array;
 
@@ -22,6 +23,8 @@ pub(crate) struct TargetTable {
     row_security: bool,
     /// Whether the role may look into the table and copy into it.
     permitted: bool,
+    /// Why its rows are not in it, if they are elsewhere.
+    elsewhere: Option<String>,
     /// Whether there may be rows: its files, or those of its partitions, are not empty.
     has_storage: bool,
     columns: Vec<TargetColumn>,
@@ -59,19 +62,37 @@ impl TargetTable {
         format!("{}.{}", self.schema, self.name)
     }
 
+    /// Base type and kind of a column.
+    fn type_of(&self, column: &str) -> Option<(u32, char)> {
+        let local = self.columns.iter().find(|local| local.name == column)?;
+        Some((local.base_type, local.type_kind))
+    }
+
     /// Whether the binary form of every published column is read as the same value.
     pub(crate) fn takes_binary(&self, published: &PublishedTable) -> bool {
         published.columns.iter().all(|column| {
-            self.columns.iter().find(|local| local.name == column.name).is_some_and(|local| {
-                agree((column.base_type, column.type_kind), (local.base_type, local.type_kind))
-            })
+            self.type_of(&column.name)
+                .is_some_and(|local| agree((column.base_type, column.type_kind), local))
         })
+    }
+
+    /// The columns whose values may be read as other values.
+    pub(super) fn misread_columns(
+        &self,
+        published: &PublishedTable,
+        servers: Servers,
+        binary: bool,
+    ) -> Vec<MisreadColumn> {
+        misread_columns(published, servers, binary, |column| self.type_of(column))
     }
 
     /// Checks that the published columns can be filled.
     pub(super) fn check(&self, published: &PublishedTable) -> Result<()> {
         if !matches!(self.kind.as_str(), "r" | "p") {
             return Err(not_a_table(&self.schema, &self.name, &self.kind));
+        }
+        if let Some(found) = &self.elsewhere {
+            return Err(elsewhere::refused(&self.schema, &self.name, found));
         }
         if !self.permitted {
             let (table, sql) = (&self.name, self.sql_name());
@@ -86,7 +107,8 @@ impl TargetTable {
             let index = self.columns.iter().position(|column| column.name == name)?;
             Some((index, self.columns[index].generated))
         };
-        place_columns(names, &self.display_name(), self.row_security, find).map(|_| ())
+        place_columns(names, (&self.display_name(), &self.sql_name()), self.row_security, find)
+            .map(|_| ())
     }
 }
 
@@ -129,7 +151,10 @@ SELECT w.ord, w.relkind, pg_catalog.row_security_active(w.oid),
     ",
        (SELECT pg_catalog.bool_or(CASE t.relkind WHEN 'r' THEN pg_catalog.pg_relation_size(t.oid) > 0
                                                  ELSE t.relkind <> 'p' END)
-        FROM tree t WHERE t.ord = w.ord)
+        FROM tree t WHERE t.ord = w.ord),
+       ",
+    elsewhere!("(SELECT t.oid AS relid FROM tree t WHERE t.ord = w.ord)"),
+    "
 FROM wanted w"
 );
 
@@ -141,7 +166,10 @@ SELECT w.ord, c.relkind, pg_catalog.row_security_active(c.oid),
        ",
     permitted!("c"),
     ",
-       pg_catalog.pg_relation_size(c.oid) > 0
+       pg_catalog.pg_relation_size(c.oid) > 0,
+       ",
+    elsewhere!("(SELECT c.oid AS relid)"),
+    "
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
   WITH ORDINALITY AS w (schema_name, table_name, ord)
 JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
@@ -189,6 +217,7 @@ pub(crate) fn read(
             kind: field(&row, 1)?,
             row_security: boolean(&row, 2)?,
             permitted: boolean(&row, 3)?,
+            elsewhere: row.get(5).map(str::to_owned),
             has_storage: row.get(4) == Some("t"),
             columns: Vec::new(),
         });

@@ -1,6 +1,7 @@
 //! One pair of sessions: the publisher's, which reads under the snapshot, and the target's. They
 //! are used for one job after the other; after a failure they are opened anew.
 
+use rustc_hash::FxHashSet;
 use wire::{Reply, Session, quote_ident};
 
 use crate::error::{Class, Failure, Result};
@@ -9,9 +10,11 @@ use crate::sync::indexes;
 use crate::sync::plan::{Item, Part};
 use crate::sync::progress::Meter;
 use crate::sync::snapshot::Snapshot;
-use crate::target::catalogue::field;
+use crate::target::catalogue::{boolean, field, first_row};
+use crate::target::format::{MISREAD_HINT, MisreadColumn, Search, has_infinite_interval};
 use crate::target::session::Purpose;
 use crate::target::state::copies::{self, Complete, Owner};
+use crate::target::state::name_array;
 use crate::target::state::ownership;
 
 /// Tables after which the publisher's session starts a new transaction under the same snapshot:
@@ -22,6 +25,28 @@ const QUEUE_BYTES: usize = 4 << 20;
 
 /// What is copied between two looks of the meter.
 const METERED_BYTES: u64 = 64 << 10;
+
+/// Which of these tables ANALYZE takes: for all of a table's partitions too, the role must be the
+/// owner's, or that of the owner of the database, or hold MAINTAIN (`vacuum_is_permitted_for_relation`).
+const MAY_ANALYZE_SQL: &str = "\
+WITH RECURSIVE tree AS (
+  SELECT w.ord, c.oid, c.relkind, c.relowner
+  FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
+    WITH ORDINALITY AS w (schema_name, table_name, ord)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name
+  UNION ALL
+  SELECT t.ord, p.oid, p.relkind, p.relowner
+  FROM tree t
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p'
+  JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid
+)
+SELECT t.ord
+FROM tree t
+JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
+GROUP BY t.ord
+HAVING pg_catalog.bool_and(pg_catalog.pg_has_role(t.relowner, 'USAGE')
+  OR pg_catalog.pg_has_role(d.datdba, 'USAGE') {MAINTAIN})";
 
 /// What becomes of a job that failed.
 #[derive(Debug)]
@@ -73,6 +98,7 @@ impl Lane {
         meter: &Meter,
     ) -> std::result::Result<Vec<Moved>, Trouble> {
         self.renew(snapshot, items.len()).map_err(Trouble::Run)?;
+        items.iter().try_for_each(|item| self.refuse_misread(item))?;
         let what = || match items {
             [one] => one.published.display_name(),
             _ => format!("{} small tables", items.len()),
@@ -97,6 +123,8 @@ impl Lane {
         for item in items {
             queue_statement(&mut self.target, &copy_in(item)).map_err(|e| into(&e))?;
             let source = &mut self.source;
+            let searched = searched(item);
+            let mut found = false;
             let one = self
                 .target
                 .queue_copy_data(|data| {
@@ -104,6 +132,8 @@ impl Lane {
                     loop {
                         match source.next_reply()? {
                             Reply::CopyData(bytes) => {
+                                found |=
+                                    searched.is_some() && has_infinite_interval(bytes, item.binary);
                                 data.put(bytes);
                                 data.end_row();
                                 one.bytes += bytes.len() as u64;
@@ -118,6 +148,9 @@ impl Lane {
                     }
                 })
                 .map_err(|e| from(&e))?;
+            if let Some(column) = searched.filter(|_| found) {
+                return Err(misread(item, column));
+            }
             complete.push(&item.published, one.rows, item.bytes);
             meter.add(item.bytes);
             moved.push(one);
@@ -149,6 +182,7 @@ impl Lane {
         meter: &Meter,
     ) -> std::result::Result<Moved, Trouble> {
         self.renew(snapshot, 1).map_err(Trouble::Run)?;
+        self.refuse_misread(item)?;
         let name = item.published.display_name();
         let from = |e: &wire::Error| publisher_trouble(e, &format!("copying {name}"));
         let into = |e: &wire::Error| target_trouble(e, &format!("copying into {name}"));
@@ -191,15 +225,78 @@ impl Lane {
         Ok(moved)
     }
 
-    /// Without statistics the first queries on the target would be planned badly. What cannot be
-    /// analyzed now is left to autovacuum. Returns whether the sessions can be used again.
+    /// Collects statistics: without them the first queries on the subscriber would be planned badly.
+    /// Each table has a statement of its own, so that one whose statistics cannot be computed (an
+    /// expression of CREATE STATISTICS may fail for a row) leaves the others theirs; autovacuum
+    /// tries again later. Returns whether the sessions can be used again.
     pub(super) fn analyze(&mut self, items: &[&Item]) -> bool {
-        let names: Vec<_> = items.iter().map(|item| item.target.sql_name()).collect();
-        let analyzed = self.target.simple(&format!("ANALYZE {}", names.join(", ")));
-        if let Err(error) = &analyzed {
-            tracing::warn!(%error, "ANALYZE of copied tables");
+        let items = match self.may_analyze(items) {
+            Ok(items) => items,
+            Err(error) => {
+                tracing::warn!(event = "analyze_failed", %error, "could not analyze copied tables");
+                return false;
+            }
+        };
+        let queued = items.iter().try_for_each(|item| {
+            let sql = format!("ANALYZE {}", item.target.sql_name());
+            queue_statement(&mut self.target, &sql)?;
+            self.target.queue_sync();
+            Ok(())
+        });
+        if let Err(error) = queued.and_then(|()| self.target.flush()) {
+            tracing::warn!(event = "analyze_failed", %error, "could not analyze copied tables");
+            return false;
         }
-        analyzed.is_ok()
+        items.iter().all(|item| {
+            let Err(error) = end_of_statement(&mut self.target) else { return true };
+            tracing::warn!(
+                event = "analyze_failed",
+                table = item.published.display_name(),
+                sqlstate = error.sqlstate(),
+                %error,
+                "could not analyze copied table"
+            );
+            error.server_error().is_some_and(|error| !error.is_fatal())
+        })
+    }
+
+    /// The tables that the role may analyze: for others the server would log a warning.
+    fn may_analyze<'i>(&mut self, items: &[&'i Item]) -> wire::Result<Vec<&'i Item>> {
+        let (schemas, names): (Vec<_>, Vec<_>) = items
+            .iter()
+            .map(|item| (item.published.schema.clone(), item.published.name.clone()))
+            .unzip();
+        let maintain = if self.target.server_version().major() >= 17 {
+            "OR pg_catalog.has_table_privilege(t.oid, 'MAINTAIN')"
+        } else {
+            ""
+        };
+        let rows = self.target.query(
+            &MAY_ANALYZE_SQL.replace("{MAINTAIN}", maintain),
+            &[Some(&name_array(&schemas)), Some(&name_array(&names))],
+        )?;
+        let may: FxHashSet<usize> =
+            rows.iter().filter_map(|row| row.get(0).and_then(|text| text.parse().ok())).collect();
+        let chosen = items.iter().enumerate().filter(|(index, _)| may.contains(&(index + 1)));
+        Ok(chosen.map(|(_, item)| *item).collect())
+    }
+
+    /// A table with a value that would be read as another one is not copied.
+    fn refuse_misread(&mut self, item: &Item) -> std::result::Result<(), Trouble> {
+        for column in &item.misread {
+            let Search::Condition(condition) = &column.search else { continue };
+            let sql = item.published.any_row(condition);
+            let name = item.published.display_name();
+            let found = self
+                .source
+                .simple(&sql)
+                .map_err(|e| publisher_trouble(&e, &format!("looking at the values of {name}")))?;
+            let row = first_row(&found, "EXISTS").map_err(Trouble::Run)?;
+            if boolean(&row, 0).map_err(Trouble::Run)? {
+                return Err(misread(item, column));
+            }
+        }
+        Ok(())
     }
 
     /// Bytes as they come.
@@ -216,9 +313,15 @@ impl Lane {
         let mut out = self.source.copy_out(&sql).map_err(|e| from(&e))?;
         let mut input = self.target.copy_in(&copy_in(item)).map_err(|e| into(&e))?;
         let (mut bytes, mut metered) = (0, 0);
+        let searched = searched(item);
         loop {
             match out.next() {
                 Ok(Some(data)) => {
+                    if let Some(column) = searched
+                        && has_infinite_interval(data, item.binary)
+                    {
+                        return Err(misread(item, column));
+                    }
                     bytes += data.len() as u64;
                     // Not for each row: all workers count in one place.
                     if bytes - metered >= METERED_BYTES {
@@ -327,6 +430,22 @@ pub(super) fn lock(source: &mut Session, items: &[&Item]) -> Result<Vec<bool>> {
             same < item.relations.len()
         })
         .collect())
+}
+
+/// The first column whose values are looked for in each row.
+fn searched(item: &Item) -> Option<&MisreadColumn> {
+    item.misread.iter().find(|column| column.search == Search::Row)
+}
+
+fn misread(item: &Item, column: &MisreadColumn) -> Trouble {
+    let (name, column) = (item.published.display_name(), &column.name);
+    let failure = Failure::new(
+        Class::Apply,
+        format!(
+            "cannot copy {name}: the target would read a value of column {column} as another value"
+        ),
+    );
+    Trouble::Table(failure.hint(MISREAD_HINT))
 }
 
 pub(super) fn rewritten(name: &str) -> Failure {

@@ -30,6 +30,8 @@ use crate::publisher::session::Publisher;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::sync::facts::TargetTable;
+use crate::sync::sequences::{Chosen, SetOptions};
+use crate::target::format::Servers;
 use crate::target::session::Target;
 use crate::target::state::copies::{Owner, reset_sql};
 use crate::target::state::{self, RelationState, SubscriptionId};
@@ -51,6 +53,8 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) options: &'a CopyOptions,
     /// Whether indexes of empty tables may be built after the rows, which locks the tables until then.
     pub(crate) indexes_after: bool,
+    /// Whether the tables join while others stream, instead of being the first ones.
+    pub(crate) joins: bool,
     /// A copy ends as soon as it is asked to.
     pub(crate) shutdown: &'a Shutdown,
 }
@@ -159,9 +163,11 @@ fn set_sequences(
     wanted: &dyn Fn(&PublishedTable) -> bool,
 ) -> Result<()> {
     let tables: Vec<_> = published.iter().filter(|table| wanted(table)).cloned().collect();
+    let chosen = if context.joins { Chosen::OfTables } else { Chosen::All };
     let sessions = [source.cancel_handle(), control.cancel_handle()];
     let report = interruptible(context.shutdown, &sessions, "table sync", || {
-        sequences::synchronize(source, control, &tables)
+        let found = sequences::read(source, context.publications, &tables, chosen)?;
+        sequences::set(control, &found, &SetOptions::default())
     })?;
     report.log();
     Ok(())
@@ -219,7 +225,8 @@ fn copy_pending(
         }
     }
     let tables = published.into_iter().zip(targets).collect();
-    let mut items = plan::items(source, tables, context.options.binary)?;
+    let mut items =
+        plan::items(source, tables, context.options.binary, Servers::of(source, control))?;
     if context.indexes_after {
         indexes::choose(control, context.id, &mut items, |index| empty_now[index])?;
     }

@@ -10,6 +10,7 @@ use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::sync::facts::TargetTable;
 use crate::target::catalogue::{boolean, field};
+use crate::target::format::{MisreadColumn, Servers};
 
 /// Tables up to this size share a round trip; all of a batch is in memory at once.
 const SMALL_BYTES: u64 = 128 << 10;
@@ -51,6 +52,8 @@ pub(super) struct Item {
     pub(super) published: PublishedTable,
     pub(super) target: TargetTable,
     pub(super) binary: bool,
+    /// Columns of which the target may read values as other values.
+    pub(super) misread: Vec<MisreadColumn>,
     pub(super) relations: Vec<Relation>,
     /// On the publisher, with TOAST.
     pub(super) bytes: u64,
@@ -137,6 +140,7 @@ pub(super) fn items(
     source: &mut Session,
     tables: Vec<(PublishedTable, TargetTable)>,
     allow_binary: bool,
+    servers: Servers,
 ) -> Result<Vec<Item>> {
     let oids: Vec<_> = tables.iter().map(|(published, _)| published.oid.to_string()).collect();
     let failed = |e: &wire::Error| Failure::publisher(e, "reading the sizes of its tables");
@@ -167,7 +171,18 @@ pub(super) fn items(
         let rows = relations.iter().map(|relation| relation.rows).sum();
         let parts = vec![Part { source: published.copy_source(), bytes }];
         let binary = allow_binary && target.takes_binary(&published);
-        Item { published, target, binary, relations, bytes, rows, indexes_after: false, parts }
+        let misread = target.misread_columns(&published, servers, binary);
+        Item {
+            published,
+            target,
+            binary,
+            misread,
+            relations,
+            bytes,
+            rows,
+            indexes_after: false,
+            parts,
+        }
     });
     Ok(items.collect())
 }

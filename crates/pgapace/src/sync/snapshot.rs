@@ -4,7 +4,7 @@ use pgoutput::Lsn;
 use wire::Session;
 
 use crate::error::{Failure, Result};
-use crate::publisher::session::{Publisher, backend_pid};
+use crate::publisher::session::Publisher;
 use crate::publisher::slot::{self, CreatedSlot};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
@@ -35,8 +35,7 @@ impl Snapshot {
         let sessions = [holder.cancel_handle()];
         // It waits for the transactions that run on the publisher.
         let created = interruptible(shutdown, &sessions, "table sync", || {
-            // Two subscriptions may have one id, on two targets, and one process: not one session.
-            let name = format!("pgapace_sync_{}_{}", id.0, backend_pid(&mut holder)?);
+            let name = slot::temporary_name(&mut holder, id)?;
             slot::create(&mut holder, &name, slot::Kind::Temporary)
         })?;
         Ok((Self::of_slot(&created), holder))

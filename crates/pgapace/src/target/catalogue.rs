@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 use wire::{Row, Rows, Session, quote_ident};
 
 use crate::error::{Failure, Result};
+use crate::target::elsewhere::{self, elsewhere};
 
 /// How two values of a column are compared in a search.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,13 +15,47 @@ pub(crate) enum Equality {
     /// With this operator, written with its schema: under an empty search path `=` of an
     /// extension's type is not found, or a built-in one silently takes its place (citext).
     Operator(String),
-    /// The type has no equality (json, xml, point): compare the text form, byte by byte.
+    /// The type has no equality (json, xml, point): compare the subscriber's text form, byte by byte.
     Text,
 }
 
 impl Equality {
     fn operator(schema: &str, name: &str) -> Self {
         Self::Operator(format!("OPERATOR({}.{name})", quote_ident(schema)))
+    }
+}
+
+/// The function by which an assignment brings a value to a column's length or precision
+/// (`find_typmod_coercion_function` in `parse_coerce.c`): it rounds, cuts trailing blanks, or refuses
+/// what does not fit.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Coercion {
+    /// Its name with its schema, quoted.
+    function: String,
+    /// Whether it takes a third argument: false, for an explicit cast would cut what does not fit.
+    tells_casts: bool,
+    /// Whether it takes the elements of an array.
+    of_elements: bool,
+    modifier: i32,
+    /// The base type with its modifier, as SQL.
+    type_sql: String,
+}
+
+impl Coercion {
+    /// A value of the column's base type as the column stores it.
+    pub(crate) fn apply(&self, value: &str) -> String {
+        let Self { function, modifier, type_sql, .. } = self;
+        let implicit = if self.tells_casts { ", false" } else { "" };
+        match (self.of_elements, self.tells_casts) {
+            (false, _) => format!("{function}({value}, {modifier}{implicit})"),
+            (true, false) => format!("({value})::{type_sql}"),
+            // Whatever does not fit fails before a cast can cut it.
+            (true, true) => format!(
+                "CASE WHEN (SELECT pg_catalog.count({function}(e, {modifier}{implicit})) \
+                 FROM pg_catalog.unnest({value}) AS e) OPERATOR(pg_catalog.>=) 0 \
+                 THEN ({value})::{type_sql} END"
+            ),
+        }
     }
 }
 
@@ -61,6 +96,8 @@ pub(crate) struct Column {
     pub(crate) equality: Equality,
     /// `atttypmod`, of the base type under a domain; -1 for none.
     pub(crate) type_modifier: i32,
+    /// What an assignment does to bring a value to that modifier.
+    pub(crate) coercion: Option<Coercion>,
     /// The default, if each evaluation may give another value.
     pub(crate) volatile_default: Option<VolatileDefault>,
     /// A function of users that a check of the column's domain calls, and that may look at rows.
@@ -69,11 +106,32 @@ pub(crate) struct Column {
     pub(crate) cast_from_text: bool,
 }
 
+impl Column {
+    /// Whether values that are equal by the default of the type are also identical: no `1.0` beside
+    /// `1.00`, no `0` beside `-0`, no other case. True of the built-in types of which that is certain.
+    pub(crate) fn equal_is_identical(&self) -> bool {
+        const BPCHAR: u32 = 1042;
+        match self.base_type {
+            // bool, bytea, "char", name, int8, int2, int4, text, oid, tid, xid, cid, cidr, money,
+            // macaddr8, macaddr, inet, varchar, date, time, timestamp, timestamptz, timetz, bit, varbit,
+            // uuid, pg_lsn, xid8
+            16 | 17 | 18 | 19 | 20 | 21 | 23 | 25 | 26 | 27 | 28 | 29 | 650 | 774 | 790 | 829
+            | 869 | 1043 | 1082 | 1083 | 1114 | 1184 | 1266 | 1560 | 1562 | 2950 | 3220 | 5069 => {
+                self.deterministic
+            }
+            // With a length, all have the same blanks.
+            BPCHAR => self.deterministic && self.type_modifier != -1,
+            _ => self.type_kind == 'e',
+        }
+    }
+}
+
 /// A default that an INSERT without the column evaluates, row by row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VolatileDefault {
-    pub(crate) expression: String,
-    /// Whether it calls a function of users.
+    /// The functions that it calls, as a list.
+    pub(crate) calls: String,
+    /// Whether one of them is of users.
     pub(crate) user_code: bool,
 }
 
@@ -221,7 +279,10 @@ WITH RECURSIVE root AS (
 SELECT root.oid, root.relkind, root.relreplident, pg_catalog.row_security_active(root.oid),
        coalesce(h.swallow, false), coalesce(h.on_update, false), coalesce(h.rules, false),
        coalesce(pg_catalog.pg_partition_root(root.oid)::pg_catalog.oid, root.oid),
-       code.kind, code.name, code.detail, code.relation, f.fingerprint
+       code.kind, code.name, code.detail, code.relation, f.fingerprint,
+       ",
+    elsewhere!("tree"),
+    "
 FROM root
 JOIN fingerprint f ON f.root = root.oid
 CROSS JOIN (
@@ -262,7 +323,8 @@ WITH RECURSIVE tree AS (
 ///
 /// A default counts as volatile if it calls what gives another value each time, or a function of
 /// users that may look at rows. `pg_depend` knows only the functions of users; built-in ones are
-/// found by name in the expression, where they stand without a schema.
+/// found in the stored tree of the expression. Not in its text: `pg_get_expr` locks the table, and
+/// would wait for a user's ALTER TABLE that waits for an open transaction of ours.
 const COLUMNS_SQL: &str = "\
 WITH RECURSIVE attribute AS (
   SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attidentity, a.attgenerated, a.attnotnull,
@@ -277,13 +339,14 @@ WITH RECURSIVE attribute AS (
 ), base AS (
   SELECT DISTINCT ON (attnum) attnum, typ, modifier FROM domain_chain ORDER BY attnum, depth DESC
 ), initial AS (
-  SELECT DISTINCT ON (attnum) attnum, class, object, expression
+  SELECT DISTINCT ON (attnum) attnum, class, object, tree
   FROM (
     SELECT d.adnum AS attnum, -1 AS depth, 'pg_catalog.pg_attrdef'::pg_catalog.regclass AS class,
-           d.oid AS object, pg_catalog.pg_get_expr(d.adbin, d.adrelid) AS expression
+           d.oid AS object, d.adbin::pg_catalog.text AS tree
     FROM pg_catalog.pg_attrdef d WHERE d.adrelid = $1::pg_catalog.oid
     UNION ALL
-    SELECT c.attnum, c.depth, 'pg_catalog.pg_type'::pg_catalog.regclass, t.oid, t.typdefault
+    SELECT c.attnum, c.depth, 'pg_catalog.pg_type'::pg_catalog.regclass, t.oid,
+           t.typdefaultbin::pg_catalog.text
     FROM domain_chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ
     WHERE t.typdefault IS NOT NULL
   ) candidate
@@ -332,10 +395,11 @@ SELECT a.attname, a.attnum, b.typ, pg_catalog.format_type(a.atttypid, a.atttypmo
        bn.nspname, bt.typname, bt.typarray,
        bt.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc, bt.typtype,
        coalesce(co.collisdeterministic, true), b.modifier,
-       i.expression, volatile.code, checked.name,
+       volatile.calls, volatile.code, checked.name,
        EXISTS (SELECT 1 FROM pg_catalog.pg_cast ct
                WHERE ct.castsource = 25 AND ct.casttarget = b.typ AND ct.castmethod = 'f'
-                 AND ct.oid >= 16384)
+                 AND ct.oid >= 16384),
+       fit.nspname, fit.proname, fit.pronargs = 3, pg_catalog.format_type(b.typ, b.modifier)
 FROM attribute a
 JOIN base b ON b.attnum = a.attnum
 JOIN pg_catalog.pg_type bt ON bt.oid = b.typ
@@ -344,22 +408,33 @@ LEFT JOIN pg_catalog.pg_collation co ON co.oid = a.attcollation
 LEFT JOIN comparable own ON own.attnum = a.attnum AND own.typ = b.typ
 LEFT JOIN initial i ON i.attnum = a.attnum AND a.attgenerated = ''
 LEFT JOIN LATERAL (
-  SELECT pg_catalog.bool_or(found.code) AS code
+  SELECT n.nspname, p.proname, p.pronargs
+  FROM pg_catalog.pg_cast ct
+  JOIN pg_catalog.pg_proc p ON p.oid = ct.castfunc
+  JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+  WHERE b.modifier <> -1 AND ct.castsource = ct.casttarget AND ct.castsource =
+    CASE WHEN bt.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
+         THEN bt.typelem ELSE bt.oid END
+) fit ON true
+LEFT JOIN LATERAL (
+  SELECT pg_catalog.bool_or(found.code) AS code,
+         pg_catalog.string_agg(DISTINCT CASE WHEN n.nspname = 'pg_catalog' THEN ''
+           ELSE n.nspname || '.' END || p.proname || '()', ', ') AS calls
   FROM (
-    SELECT true AS code
+    SELECT true AS code,
+           CASE d.refclassid WHEN 'pg_catalog.pg_proc'::pg_catalog.regclass THEN d.refobjid
+                             ELSE o.oprcode::pg_catalog.oid END AS called
     FROM pg_catalog.pg_depend d
     LEFT JOIN pg_catalog.pg_operator o
       ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oid = d.refobjid
-    JOIN pg_catalog.pg_proc p ON p.provolatile <> 'i' AND p.oid =
-      CASE d.refclassid WHEN 'pg_catalog.pg_proc'::pg_catalog.regclass THEN d.refobjid
-                        ELSE o.oprcode::pg_catalog.oid END
     WHERE d.classid = i.class AND d.objid = i.object
     UNION ALL
-    SELECT false
-    FROM pg_catalog.regexp_matches(i.expression, '([a-z0-9_]+)[(]', 'g') AS called (names)
-    JOIN pg_catalog.pg_proc p ON p.proname = called.names[1] AND p.provolatile = 'v'
-      AND p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace
+    SELECT false, called.oids[1]::pg_catalog.oid
+    FROM pg_catalog.regexp_matches(i.tree, ':(?:func|opfunc)id ([0-9]+)', 'g') AS called (oids)
   ) found
+  JOIN pg_catalog.pg_proc p ON p.oid = found.called
+    AND CASE WHEN found.code THEN p.provolatile <> 'i' ELSE p.provolatile = 'v' END
+  JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 ) volatile ON true
 LEFT JOIN LATERAL (
   SELECT p.proname AS name
@@ -426,6 +501,9 @@ pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Op
     if !partitioned && kind != "r" {
         return Err(not_a_table(schema, name, &kind));
     }
+    if let Some(found) = row.get(13) {
+        return Err(elsewhere::refused(schema, name, found));
+    }
     let oid_text = oid.to_string();
     // Both in one message: it is one round trip.
     let sql = format!("{COLUMNS_SQL}; {KEYS_SQL}").replace("$1", &oid_text);
@@ -486,6 +564,22 @@ fn column(row: &Row<'_>) -> Result<Column> {
         (Some(schema), Some(operator)) if comparable => Equality::operator(schema, operator),
         _ => Equality::Text,
     };
+    let is_array = boolean(row, 13)?;
+    let type_modifier = field(row, 16)?;
+    let quoted = |schema: usize, name: usize| -> Result<String> {
+        let schema = quote_ident(&field::<String>(row, schema)?);
+        Ok(format!("{schema}.{}", always_quoted(&field::<String>(row, name)?)))
+    };
+    let coercion = match row.get(21) {
+        Some(_) => Some(Coercion {
+            function: quoted(21, 22)?,
+            tells_casts: boolean(row, 23)?,
+            of_elements: is_array,
+            modifier: type_modifier,
+            type_sql: field(row, 24)?,
+        }),
+        None => None,
+    };
     Ok(Column {
         name: field(row, 0)?,
         attnum: field(row, 1)?,
@@ -499,19 +593,16 @@ fn column(row: &Row<'_>) -> Result<Column> {
         generated: boolean(row, 5)?,
         not_null: boolean(row, 6)?,
         equality,
-        base_type_sql: format!(
-            "{}.{}",
-            quote_ident(&field::<String>(row, 10)?),
-            always_quoted(&field::<String>(row, 11)?)
-        ),
+        base_type_sql: quoted(10, 11)?,
         array_type: field(row, 12)?,
-        is_array: boolean(row, 13)?,
+        is_array,
         type_kind: field(row, 14)?,
         deterministic: boolean(row, 15)?,
-        type_modifier: field(row, 16)?,
+        type_modifier,
+        coercion,
         volatile_default: match (row.get(17), row.get(18)) {
-            (Some(expression), Some(code)) => {
-                Some(VolatileDefault { expression: expression.to_owned(), user_code: code == "t" })
+            (Some(calls), Some(code)) => {
+                Some(VolatileDefault { calls: calls.to_owned(), user_code: code == "t" })
             }
             _ => None,
         },
@@ -599,8 +690,10 @@ pub(crate) fn not_a_table(schema: &str, name: &str, kind: &str) -> Failure {
     .hint("Only plain and partitioned tables can be replicated into.")
 }
 
-fn describe_kind(kind: &str) -> &'static str {
+/// What a relation of this `pg_class.relkind` is.
+pub(crate) fn describe_kind(kind: &str) -> &'static str {
     match kind {
+        "r" | "p" => "a table",
         "v" => "a view",
         "m" => "a materialized view",
         "f" => "a foreign table",

@@ -1,15 +1,30 @@
 //! In which form the publisher sends values: in binary if every published column has the same type
-//! on both sides, and one whose binary form any server of any settings reads the same way.
+//! on both sides, and one whose binary form both servers, whatever their settings, read the same way.
+//!
+//! Which built-in types that are, in the versions 14 to 19, with arrays of them, domains over them, and
+//! enums (whose binary form is the label):
+//!
+//! | types | form |
+//! |---|---|
+//! | bool, bytea, integers, oid, xid, xid8, floats, numeric, uuid, pg_lsn, dates and times without interval, geometric types, network addresses, bit strings | the same bytes in all versions |
+//! | text, varchar, char(n), name, json, jsonb, enums | text in the encoding of the session, which both sessions of ours share; jsonb with a version, 1 in all |
+//! | "char" | its byte; as text it is not always read as the same one, see [`Misread`] |
+//! | interval | since 17 the largest and the smallest are infinity and -infinity: between servers on two sides of it, the values are looked at, see [`Misread`] |
+//! | money | hangs on lc_monetary: text, in which both sessions of ours agree |
+//! | oid aliases (regclass, …), composites, ranges, multiranges, arrays of user-defined types, extension types | hold oids of one database, or are not known here: text |
+//! | tsvector, tsquery, jsonpath, xml, tid, snapshots and all others | text |
 
+use memchr::memmem;
 use rustc_hash::FxHashMap;
-use wire::Session;
+use wire::{Session, quote_ident};
 
 use engine::relation::RemoteColumn;
+use pgoutput::Column;
 
 use crate::config::Binary;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
-use crate::target::catalogue::{Equality, field};
+use crate::target::catalogue::{Column as LocalColumn, field};
 use crate::target::mapping::TableMap;
 use crate::target::state::name_array;
 
@@ -23,16 +38,164 @@ pub(crate) struct ValueType {
     pub(crate) modifier: i32,
 }
 
-/// What the stream does not say of the publisher's types: what is under domains, what is an enum.
+/// What two servers tell each other's values apart by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Servers {
+    /// Major versions.
+    publisher: u32,
+    subscriber: u32,
+    /// Whether text of the publisher is encoded anew on its way: for the stream, and for the
+    /// subscriber.
+    encoded_anew: (bool, bool),
+}
+
+impl Servers {
+    pub(crate) fn of(publisher: &Session, subscriber: &Session) -> Self {
+        let encoding =
+            |session: &Session, name| session.parameter(name).unwrap_or_default().to_owned();
+        let (from, sent) =
+            (encoding(publisher, "server_encoding"), encoding(publisher, "client_encoding"));
+        let bytes = [from.as_str(), sent.as_str()].contains(&"SQL_ASCII");
+        let anew = !bytes && from != sent;
+        Self {
+            publisher: publisher.server_version().major(),
+            subscriber: subscriber.server_version().major(),
+            encoded_anew: (anew, anew && from != encoding(subscriber, "server_encoding")),
+        }
+    }
+}
+
+/// A type of which the subscriber may read a value as another one, without an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Misread {
+    /// `"char"`: a byte beyond ASCII is written as `\ooo` from 15 on, of which older servers read the
+    /// backslash. Older servers write it as it is; where that is encoded anew it is several bytes, of
+    /// which the first is read.
+    Char,
+    /// The same in an array.
+    Chars,
+    /// name: 63 bytes on the publisher may be more in another encoding, and are cut.
+    Name,
+    /// interval, and arrays of it: infinity, as which 17 and later read the largest one of older
+    /// servers, and the other way round; in text only the former (older servers refuse infinity, and
+    /// none reads the text of the smallest one).
+    Interval,
+}
+
+/// The largest interval before 17.
+const LARGEST_INTERVAL: &str = "178956970 years 7 mons 2147483647 days 2562047788:00:54.775807";
+
+/// infinity and -infinity in binary, as elements of an array or of a row, after their length.
+const INFINITE_INTERVALS: [&[u8; 20]; 2] = [
+    b"\0\0\0\x10\x7f\xff\xff\xff\xff\xff\xff\xff\x7f\xff\xff\xff\x7f\xff\xff\xff",
+    b"\0\0\0\x10\x80\0\0\0\0\0\0\0\x80\0\0\0\x80\0\0\0",
+];
+
+/// What to do about a value that would be misread.
+pub(crate) const MISREAD_HINT: &str = "Change the value, or take its column out of the publication. \
+    Bytes of \"char\" and names are read exactly in binary: leave --binary at auto, and give all \
+    published columns the same types on both sides.";
+
+impl Misread {
+    fn of(sent: ValueType, local: ValueType, servers: Servers, binary: bool) -> Option<Self> {
+        const CHAR: u32 = 18;
+        const NAME: u32 = 19;
+        const CHAR_ARRAY: u32 = 1002;
+        const INTERVAL: u32 = 1186;
+        const INTERVAL_ARRAY: u32 = 1187;
+        let Servers { publisher, subscriber, encoded_anew } = servers;
+        let chars = !binary && if publisher >= 15 { subscriber < 15 } else { encoded_anew.0 };
+        let intervals =
+            publisher < 17 && subscriber >= 17 || binary && publisher >= 17 && subscriber < 17;
+        match (sent.oid, local.oid) {
+            (CHAR, CHAR) if chars => Some(Self::Char),
+            (CHAR_ARRAY, CHAR_ARRAY) if chars => Some(Self::Chars),
+            (NAME, NAME) if !binary && encoded_anew.1 => Some(Self::Name),
+            (INTERVAL, INTERVAL) | (INTERVAL_ARRAY, INTERVAL_ARRAY) if intervals => {
+                Some(Self::Interval)
+            }
+            _ => None,
+        }
+    }
+
+    /// What is to be said of a value that is read as another one; `None` if this one is not.
+    pub(crate) fn misread(self, value: Column<'_>) -> Option<String> {
+        match value {
+            Column::Text(text) => {
+                self.is_misread(text).then(|| String::from_utf8_lossy(text).into_owned())
+            }
+            Column::Binary(bytes) => {
+                let infinite = |after_length: &&[u8; 20]| {
+                    bytes == &after_length[4..] || memmem::find(bytes, *after_length).is_some()
+                };
+                let sign = INFINITE_INTERVALS.iter().position(infinite)?;
+                let sign = if sign == 0 { "" } else { "-" };
+                Some(format!("{sign}infinity (before 17: {sign}178956970 years and more)"))
+            }
+            Column::Null | Column::Unchanged => None,
+        }
+    }
+
+    fn is_misread(self, text: &[u8]) -> bool {
+        match self {
+            Self::Char => text.len() > 1,
+            // The text of an array doubles the backslash.
+            Self::Chars => {
+                let octal = |bytes: &[u8]| {
+                    bytes.starts_with(br"\\") && bytes[2..].iter().all(u8::is_ascii_digit)
+                };
+                !text.is_ascii() || text.windows(5).any(octal)
+            }
+            Self::Name => text.len() > 63,
+            Self::Interval => memmem::find(text, LARGEST_INTERVAL.as_bytes()).is_some(),
+        }
+    }
+}
+
+/// Whether a row of COPY holds an interval that is infinite to one of the servers only.
+pub(crate) fn has_infinite_interval(row: &[u8], binary: bool) -> bool {
+    let holds = |bytes: &[u8]| memmem::find(row, bytes).is_some();
+    if !binary {
+        return holds(LARGEST_INTERVAL.as_bytes());
+    }
+    INFINITE_INTERVALS.into_iter().any(|bytes| holds(bytes))
+}
+
+/// What the stream does not say of the publisher's types: what is under domains, what is an enum; and
+/// between which servers values travel.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct PublisherTypes(FxHashMap<u32, ValueType>);
+pub(crate) struct PublisherTypes {
+    unlike: FxHashMap<u32, ValueType>,
+    servers: Servers,
+    /// Whether values come in binary.
+    binary: bool,
+}
 
 impl PublisherTypes {
+    /// Of no table yet.
+    pub(crate) fn new(servers: Servers, binary: bool) -> Self {
+        Self { unlike: FxHashMap::default(), servers, binary }
+    }
+
+    pub(crate) fn binary(&self) -> bool {
+        self.binary
+    }
+
+    /// Whether values of a column may be read as other values.
+    pub(crate) fn misread(&self, column: &RemoteColumn, local: &LocalColumn) -> Option<Misread> {
+        let local = ValueType {
+            oid: local.base_type,
+            kind: local.type_kind,
+            modifier: local.type_modifier,
+        };
+        Misread::of(self.sent(column), local, self.servers, self.binary)
+    }
+
     /// Takes the types of a published table.
     pub(crate) fn add(&mut self, table: &PublishedTable) {
         for column in &table.columns {
             if column.declared_type != column.base_type || column.type_kind != 'b' {
-                self.0.insert(column.declared_type, value_type(column));
+                self.unlike.insert(column.declared_type, value_type(column));
             }
         }
     }
@@ -41,7 +204,7 @@ impl PublisherTypes {
     pub(crate) fn sent(&self, column: &RemoteColumn) -> ValueType {
         let declared = column.type_oid.0;
         let itself = ValueType { oid: declared, kind: 'b', modifier: column.type_modifier };
-        self.0.get(&declared).copied().unwrap_or(itself)
+        self.unlike.get(&declared).copied().unwrap_or(itself)
     }
 }
 
@@ -67,8 +230,7 @@ impl Format {
     }
 }
 
-/// Types of which both servers understand the binary form, and arrays of them: no oids of one
-/// database, no settings, no text form inside.
+/// Types of which both servers understand the binary form (see above), and arrays of them.
 const PORTABLE: &[u32] = &[
     16, 17, 18, 19, 20, 21, 23, 25,
     26, // bool, bytea, "char", name, int8, int2, int4, text, oid
@@ -91,12 +253,8 @@ const PORTABLE: &[u32] = &[
 /// text, varchar, bpchar: one binary form.
 const TEXTS: [u32; 3] = [25, 1043, 1042];
 
-/// Types of [`PORTABLE`] without equality, and arrays of them: where rows are found by all columns,
-/// they are compared as text, so they have to come as text. (lseg has an operator, but no index.)
-const WITHOUT_EQUALITY: &[u32] =
-    &[114, 600, 601, 602, 603, 604, 628, 718, 199, 1017, 1018, 1019, 1020, 1027, 629, 719];
-
-/// Whether a value in the binary form of one type is read as the same value of the other.
+/// Whether a value in the binary form of one type is read as the same value of the other, but for
+/// what [`Misread`] finds.
 pub(crate) fn agree((from, from_kind): (u32, char), (to, to_kind): (u32, char)) -> bool {
     // The binary form of an enum is its label.
     from_kind == 'e' && to_kind == 'e'
@@ -122,11 +280,6 @@ WITH RECURSIVE chain AS (
 )
 SELECT c.declared, t.oid, t.typtype
 FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype <> 'd'";
-
-const KEYED_SQL: &str = "\
-SELECT 1 FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
-JOIN pg_catalog.pg_index i ON i.indrelid = c.oid
-WHERE n.nspname = $1 AND c.relname = $2 AND (i.indisprimary OR i.indisreplident)";
 
 fn failed(error: &wire::Error) -> Failure {
     Failure::target(error, "reading the types of the target's columns")
@@ -174,14 +327,6 @@ fn type_name(session: &mut Session, oid: u32) -> Result<String> {
     Ok(rows.first().and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default())
 }
 
-/// Whether the table has a primary key or replica identity index.
-fn is_keyed(session: &mut Session, table: &PublishedTable) -> Result<bool> {
-    let rows = session
-        .query(KEYED_SQL, &[Some(&table.schema), Some(&table.name)])
-        .map_err(|e| failed(&e))?;
-    Ok(!rows.is_empty())
-}
-
 /// Chooses the form of a run. What the target lacks is somebody else's to report.
 pub(crate) fn choose(
     control: &mut Session,
@@ -206,20 +351,9 @@ pub(crate) fn choose(
                     type_name(control, local.0)?
                 )));
             }
-            if table.replica_identity == 'f'
-                && WITHOUT_EQUALITY.contains(&local.0)
-                && !is_keyed(control, table)?
-            {
-                let type_name = type_name(control, local.0)?;
-                return Ok(Format::text(without_equality(&name(), &type_name)));
-            }
         }
     }
     Ok(Format { binary: true, reason: "all types agree".to_owned() })
-}
-
-fn without_equality(name: &str, type_name: &str) -> String {
-    format!("{name}: rows are found by all columns, and type {type_name} has no equality")
 }
 
 /// Checks that a table that came up in a run may be read in binary; if not, the run ends, and the
@@ -238,14 +372,53 @@ pub(crate) fn check_binary(map: &TableMap, types: &PublisherTypes) -> Result<()>
             )));
         }
     }
-    let textual = map.search_columns().iter().find(|column| column.equality == Equality::Text);
-    match textual {
-        Some(column) => {
-            let local = map.local(column.remote);
-            Err(needs_text(without_equality(&name(column.remote), &local.type_name)))
-        }
-        None => Ok(()),
-    }
+    Ok(())
+}
+
+/// How it is found out that a value which is copied would be read as another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Search {
+    /// By a condition that is true of its row on the publisher.
+    Condition(String),
+    /// By [`has_infinite_interval`], in each row that is copied.
+    Row,
+}
+
+/// A column whose values may be read as other values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MisreadColumn {
+    pub(crate) name: String,
+    pub(crate) search: Search,
+}
+
+/// The columns whose values may be read as other values. `local` gives a column's type.
+pub(crate) fn misread_columns(
+    published: &PublishedTable,
+    servers: Servers,
+    binary: bool,
+    local: impl Fn(&str) -> Option<(u32, char)>,
+) -> Vec<MisreadColumn> {
+    let misread = |column: &PublishedColumn| {
+        let (oid, kind) = local(&column.name)?;
+        let local = ValueType { oid, kind, modifier: -1 };
+        let quoted = quote_ident(&column.name);
+        let beyond_ascii =
+            |value: &str| format!("{value}::\"char\"::pg_catalog.int4 OPERATOR(pg_catalog.<) 0");
+        let search = match Misread::of(value_type(column), local, servers, binary)? {
+            Misread::Interval => Search::Row,
+            Misread::Char => Search::Condition(beyond_ascii(&quoted)),
+            Misread::Chars => Search::Condition(format!(
+                "EXISTS (SELECT FROM pg_catalog.unnest({quoted}) AS e WHERE {})",
+                beyond_ascii("e")
+            )),
+            Misread::Name => Search::Condition(format!(
+                "pg_catalog.octet_length(pg_catalog.convert_to({quoted}::pg_catalog.text, 'UTF8')) \
+                 OPERATOR(pg_catalog.>) 63"
+            )),
+        };
+        Some(MisreadColumn { name: column.name.clone(), search })
+    };
+    published.columns.iter().filter_map(misread).collect()
 }
 
 fn needs_text(reason: String) -> Failure {

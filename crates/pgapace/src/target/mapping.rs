@@ -12,7 +12,7 @@ use crate::error::{Class, Failure, Result};
 use crate::target::catalogue::{Equality, Identity, Key, Table};
 use crate::target::conflict::TablePolicy;
 use crate::target::constraints::Constraints;
-use crate::target::format::PublisherTypes;
+use crate::target::format::{Misread, PublisherTypes};
 use crate::target::locks::{self, Sides};
 use crate::target::mode::{self, ApplyMode};
 
@@ -23,6 +23,9 @@ pub(crate) struct SearchColumn {
     pub(crate) remote: usize,
     /// How the target compares it.
     pub(crate) equality: Equality,
+    /// Whether values are to be compared as the column would store them, because that may be
+    /// otherwise than they are sent. Natively, they go through the input of the column.
+    pub(crate) coerced: bool,
 }
 
 /// How the target finds the row of an update or delete.
@@ -46,6 +49,8 @@ pub(crate) struct TableMap {
     /// For each published column its index in `table.columns`.
     pub(crate) columns: Vec<usize>,
     pub(crate) search: Search,
+    /// Published columns of which values may be read as other ones: each has to be looked at.
+    pub(crate) misread: Vec<(usize, Misread)>,
     /// How its changes are applied.
     pub(crate) mode: ApplyMode,
     /// How its changes may be folded, which follows from the mode.
@@ -66,10 +71,33 @@ impl TableMap {
         types: &PublisherTypes,
     ) -> Result<Self> {
         let columns = map_columns(remote.columns.iter().map(|c| c.name.as_str()), &table)?;
-        let search = search(&remote, &table, &columns);
+        let mut search = search(&remote, &table, &columns);
+        if let Search::Key(found) | Search::WholeRow(found) = &mut search {
+            for column in found {
+                let sent = types.sent(&remote.columns[column.remote]);
+                column.coerced = mode::is_coerced(sent, &table.columns[columns[column.remote]]);
+            }
+        }
+        let misread: Vec<_> = (0..columns.len())
+            .filter_map(|remote_index| {
+                let local = &table.columns[columns[remote_index]];
+                Some((remote_index, types.misread(&remote.columns[remote_index], local)?))
+            })
+            .collect();
         let (mode, rules) = mode::decide(&remote, &table, &columns, &search, types);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { id, remote, table, columns, search, mode, rules, locks: None, conflicts: None })
+        Ok(Self {
+            id,
+            remote,
+            table,
+            columns,
+            search,
+            misread,
+            mode,
+            rules,
+            locks: None,
+            conflicts: None,
+        })
     }
 
     /// With what its changes lock, for more workers than one. `ordered` is whether commits keep the
@@ -117,14 +145,15 @@ pub(crate) fn map_columns<'a>(
     table: &Table,
 ) -> Result<Vec<usize>> {
     let find = |column: &str| table.column(column).map(|(index, local)| (index, local.generated));
-    place_columns(published, &table.display_name(), table.row_security, find)
+    let names = (table.display_name(), table.sql_name());
+    place_columns(published, (&names.0, &names.1), table.row_security, find)
 }
 
-/// The same for whoever knows less of the table: `find` gives a column's index, and whether it is
+/// The same for whoever knows less of the table, its names for people and for SQL: `find` gives a column's index, and whether it is
 /// generated.
 pub(crate) fn place_columns<'a>(
     published: impl Iterator<Item = &'a str>,
-    name: &str,
+    (name, sql_name): (&str, &str),
     row_security: bool,
     find: impl Fn(&str) -> Option<(usize, bool)>,
 ) -> Result<Vec<usize>> {
@@ -142,7 +171,17 @@ pub(crate) fn place_columns<'a>(
             "target table {name} lacks published columns: {}",
             missing.join(", ")
         ))
-        .hint("Add the columns on the target, or publish the table with a column list."));
+        .hint(format!(
+            "Add them on the subscriber: {} …; or publish the table with a column list.",
+            missing
+                .iter()
+                .map(|column| format!(
+                    "ALTER TABLE {sql_name} ADD COLUMN {}",
+                    wire::quote_ident(column)
+                ))
+                .collect::<Vec<_>>()
+                .join(" …; ")
+        )));
     }
     if !generated.is_empty() {
         return Err(mismatch(format!(
@@ -225,7 +264,8 @@ fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
 }
 
 fn by_default_equality(table: &Table, columns: &[usize], remote: usize) -> SearchColumn {
-    SearchColumn { remote, equality: table.columns[columns[remote]].equality.clone() }
+    let equality = table.columns[columns[remote]].equality.clone();
+    SearchColumn { remote, equality, coerced: false }
 }
 
 /// The published columns of a target key; `Err` names the first one that is not sent.
@@ -244,7 +284,9 @@ fn key_columns(
                 .position(|local| table.columns[*local].attnum == *attnum)
                 .filter(|index| full || remote.columns[*index].key);
             match index {
-                Some(remote) => Ok(SearchColumn { remote, equality: equality.clone() }),
+                Some(remote) => {
+                    Ok(SearchColumn { remote, equality: equality.clone(), coerced: false })
+                }
                 None => Err(table
                     .columns
                     .iter()

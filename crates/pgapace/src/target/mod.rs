@@ -3,6 +3,7 @@
 pub(crate) mod catalogue;
 pub(crate) mod conflict;
 pub(crate) mod constraints;
+pub(crate) mod elsewhere;
 pub(crate) mod format;
 pub(crate) mod locks;
 pub(crate) mod mapping;

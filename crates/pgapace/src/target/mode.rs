@@ -122,7 +122,7 @@ fn side_effect(table: &Table, columns: &[usize]) -> Option<(String, bool)> {
         if let Some(default) = &column.volatile_default {
             let reason = format!(
                 "column {} of {name} is not published, and its default is volatile: {}",
-                column.name, default.expression
+                column.name, default.calls
             );
             if default.user_code {
                 return Some((reason, true));
@@ -209,31 +209,50 @@ const TIME: u32 = 1083;
 const TIMESTAMP: u32 = 1114;
 const TIMESTAMPTZ: u32 = 1184;
 const TIMETZ: u32 = 1266;
-const INTERVAL: u32 = 1186;
+const BIT: u32 = 1560;
+const VARBIT: u32 = 1562;
 const NUMERIC: u32 = 1700;
 
-/// Whether the target stores values as they are sent: an assignment to a column with a length or
-/// precision rounds, and cuts trailing blanks, where a search does not.
-fn kept(sent: ValueType, local: &Column) -> Result<(), String> {
+/// The modifier of times that rounds nothing, because they have no more digits.
+const MICROSECONDS: i32 = 6;
+
+/// Whether the target may store values otherwise than they are sent, or refuse them: an assignment
+/// to a column with a length or precision rounds, and cuts trailing blanks.
+pub(crate) fn is_coerced(sent: ValueType, local: &Column) -> bool {
     let (from, to) = (sent.modifier, local.type_modifier);
-    let changes = match local.base_type {
-        VARCHAR => {
-            let fits = matches!(sent.oid, VARCHAR | BPCHAR) && (0..=to).contains(&from);
-            to != -1 && !fits
+    if local.coercion.is_none() || sent.oid == local.base_type && from == to {
+        return false;
+    }
+    let wider = match local.base_type {
+        VARCHAR => matches!(sent.oid, VARCHAR | BPCHAR) && (0..=to).contains(&from),
+        NUMERIC if sent.oid == NUMERIC && from != -1 => {
+            scale(from) == scale(to) && precision(from) <= precision(to)
         }
-        NUMERIC | TIME | TIMETZ | TIMESTAMP | TIMESTAMPTZ | INTERVAL => {
-            let integer = local.base_type == NUMERIC && is_integer(sent.oid);
-            to != -1 && !(integer && scale(to) >= 0) && (from != to || sent.oid != local.base_type)
+        TIME | TIMETZ | TIMESTAMP | TIMESTAMPTZ if sent.oid == local.base_type => {
+            to == MICROSECONDS || (0..=to).contains(&from)
         }
         _ => false,
     };
-    if changes {
-        return Err(format!(
-            "is {} here, which may round what the publisher sends",
-            local.type_name
-        ));
+    !wider
+}
+
+/// Whether the target stores values as they are sent, or refuses them.
+fn kept(sent: ValueType, local: &Column) -> Result<(), String> {
+    let same = match local.base_type {
+        // Blanks at the end are no part of the value; of bits, none are cut.
+        BPCHAR | BIT | VARBIT => true,
+        NUMERIC => is_integer(sent.oid) && scale(local.type_modifier) >= 0,
+        _ => false,
+    };
+    if same || !is_coerced(sent, local) {
+        return Ok(());
     }
-    Ok(())
+    Err(format!("is {} here, which may round what the publisher sends", local.type_name))
+}
+
+/// The precision in a modifier of numeric.
+fn precision(modifier: i32) -> i32 {
+    (modifier - 4) >> 16
 }
 
 /// The scale in a modifier of numeric, below zero where it rounds integers (server rule
@@ -290,7 +309,9 @@ fn updates_alone(table: &Table, columns: &[usize], fold: &Fold) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::catalogue::Equality;
+    use crate::target::catalogue::{Coercion, Equality};
+
+    const INTERVAL: u32 = 1186;
 
     fn sent(oid: u32, modifier: i32) -> ValueType {
         ValueType { oid, kind: 'b', modifier }
@@ -312,6 +333,7 @@ mod tests {
             not_null: true,
             equality: Equality::Text,
             type_modifier,
+            coercion: (type_modifier != -1).then(Coercion::default),
             volatile_default: None,
             domain_code: None,
             cast_from_text: false,
@@ -349,7 +371,19 @@ mod tests {
         assert!(!keeps(NUMERIC, numeric(10, 3), NUMERIC, numeric(10, 2)));
         assert!(keeps(INT4, -1, NUMERIC, numeric(10, 0)));
         assert!(!keeps(INT4, -1, NUMERIC, numeric(10, -2)));
+        assert!(keeps(NUMERIC, numeric(10, 2), NUMERIC, numeric(12, 2)));
+        assert!(!keeps(NUMERIC, numeric(10, 2), NUMERIC, numeric(9, 2)));
+        assert!(!keeps(NUMERIC, numeric(10, 2), NUMERIC, numeric(12, 3)));
+        assert!(!keeps(NUMERIC, -1, NUMERIC, numeric(12, 2)));
+        assert!(!keeps(FLOAT8, -1, NUMERIC, numeric(12, 2)));
         assert!(!keeps(TIMESTAMP, -1, TIMESTAMP, 0));
+        assert!(keeps(TIMESTAMP, -1, TIMESTAMP, 6));
+        assert!(keeps(TIMESTAMP, 2, TIMESTAMP, 3));
+        assert!(!keeps(TIMESTAMP, 3, TIMESTAMP, 2));
+        assert!(!keeps(TEXT, -1, TIMESTAMP, 6));
+        assert!(!keeps(INTERVAL, -1, INTERVAL, 6));
         assert!(keeps(BPCHAR, 9, BPCHAR, 7));
+        assert!(keeps(VARBIT, -1, BIT, 7));
+        assert!(!keeps(1231, -1, 1231, numeric(5, 2)), "elements of an array");
     }
 }

@@ -8,14 +8,11 @@ use std::time::{Duration, Instant};
 use wire::{ServerError, Session};
 
 use crate::error::{Failure, Result};
-use crate::target::catalogue::field;
+use crate::target::catalogue::{boolean, field};
 use crate::target::state::SubscriptionId;
 
 /// How long an origin may still be held by a session that is ending.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
-
-/// SQLSTATE of an origin that is not there.
-const UNDEFINED_OBJECT: &str = "42704";
 
 /// What the names of a subscription's origins begin with. Origins belong to the whole server,
 /// subscription ids to one database, so the database is part of the name.
@@ -48,15 +45,18 @@ pub(crate) fn attach(
     worker: usize,
 ) -> Result<std::result::Result<(), String>> {
     let name = wire::quote_literal(&format!("{}{worker}", prefix_in(database, id)));
-    let set_up = format!("SELECT pg_catalog.pg_replication_origin_session_setup({name})");
-    let mut attached = run(session, &set_up)?;
-    if attached.as_ref().is_err_and(|error| error.code == UNDEFINED_OBJECT) {
-        let create = format!("SELECT pg_catalog.pg_replication_origin_create({name})");
-        attached = match run(session, &create)? {
-            Ok(()) => run(session, &set_up)?,
-            refused => refused,
-        };
+    // Asked first: what fails leaves an error in the server's log.
+    let rows = session
+        .query(&ASK_SQL.replace("{NAME}", &name), &[])
+        .map_err(|e| Failure::target(&e, "looking for the replication origin"))?;
+    let row = rows.first().ok_or_else(|| Failure::internal("a query returned no row"))?;
+    let refused = row.get(1).unwrap_or_default();
+    if !refused.is_empty() {
+        return Ok(Err(format!("permission denied for {refused} (SQLSTATE 42501)")));
     }
+    let set_up = format!("SELECT pg_catalog.pg_replication_origin_session_setup({name})");
+    let create = format!("SELECT pg_catalog.pg_replication_origin_create({name}); {set_up}");
+    let mut attached = run(session, if boolean(&row, 0)? { &set_up } else { &create })?;
     if attached.is_ok() {
         // What resets is tried first: a statement that is refused must not leave anything behind.
         attached = run(
@@ -68,6 +68,17 @@ pub(crate) fn attach(
     }
     Ok(attached.map_err(|error| format!("{} (SQLSTATE {})", error.message, error.code)))
 }
+
+/// Whether there is an origin, and which functions for origins the role may not call.
+const ASK_SQL: &str = "\
+SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_replication_origin o WHERE o.roname = {NAME}),
+       (SELECT pg_catalog.string_agg('function ' || p.proname, ', ' ORDER BY p.proname)
+        FROM pg_catalog.pg_proc p
+        WHERE p.pronamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n
+                                WHERE n.nspname = 'pg_catalog')
+          AND p.proname IN ('pg_replication_origin_create', 'pg_replication_origin_session_setup',
+            'pg_replication_origin_xact_reset', 'pg_replication_origin_xact_setup')
+          AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE'))";
 
 /// What the server says to a statement about an origin.
 fn run(

@@ -2,7 +2,11 @@
 
 use wire::{ConnInfo, ServerVersion, Session, Startup};
 
+use crate::connecting;
 use crate::error::{Class, Failure, Result};
+use crate::pooler::{self, Asked, BACKEND_SQL};
+use crate::product;
+use crate::target::catalogue::{boolean, field};
 
 /// Oldest server that a subscription can be applied to.
 pub(crate) const OLDEST_MAJOR: u32 = 14;
@@ -45,6 +49,10 @@ const REPLICA_ROLE: (&str, &str) = ("session_replication_role", "replica");
 
 /// A backend that waits for a lock notices that we are gone. Not on every platform.
 const WATCH: (&str, &str) = ("client_connection_check_interval", "2s");
+
+/// How long the leader may wait for a lock. While it does, nothing is applied; and whoever holds the
+/// lock may wait for an open transaction of ours, which only the leader can give up.
+const LEADER_PATIENCE: &str = "3s";
 
 /// What a session is for: part of its `application_name`, and its durability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,10 +101,12 @@ impl Purpose {
         }
     }
 
-    /// Who waits for a report does not wait for a copy that has locked its table.
+    /// Who waits for a report does not wait for a copy that has locked its table; and what others
+    /// rely on is given up, with the run, rather than waited for.
     fn lock_timeout(self) -> &'static str {
         match self {
             Self::Look => "5s",
+            Self::Durability => LEADER_PATIENCE,
             _ => "0",
         }
     }
@@ -137,15 +147,8 @@ impl Target {
 
     /// Opens the first session, checks that the server can be a target, and learns its encoding.
     pub(crate) fn connect_first(&mut self) -> Result<Session> {
-        let mut session = self.connect(Purpose::Control)?;
-        let rows = session
-            .query(
-                "SELECT pg_catalog.pg_is_in_recovery(), \
-                 pg_catalog.current_setting('server_encoding')",
-                &[],
-            )
-            .map_err(|e| Failure::target(&e, "looking at the server"))?;
-        if rows.first().is_some_and(|row| row.get(0) == Some("t")) {
+        let (session, look) = self.open(Purpose::Control)?;
+        if look.in_recovery {
             return Err(Failure::new(
                 Class::Target,
                 "the target is a standby: it cannot be written",
@@ -154,9 +157,7 @@ impl Target {
             // It may be about to be promoted, if it is one of several hosts.
             .transient(true));
         }
-        if rows.first().is_some_and(|row| row.get(1) == Some("SQL_ASCII"))
-            && self.encoding != "SQL_ASCII"
-        {
+        if look.encoding == "SQL_ASCII" && self.encoding != "SQL_ASCII" {
             self.encoding = "SQL_ASCII";
             return self.connect(Purpose::Control);
         }
@@ -165,58 +166,120 @@ impl Target {
 
     /// Opens a session with all settings made.
     pub(crate) fn connect(&self, purpose: Purpose) -> Result<Session> {
+        Ok(self.open(purpose)?.0)
+    }
+
+    fn open(&self, purpose: Purpose) -> Result<(Session, Look)> {
         let startup = Startup {
             application_name: Some(format!("pgapace {} {}", self.subscription, purpose.name())),
             replication: false,
             settings: vec![("client_encoding".to_owned(), self.encoding.to_owned())],
         };
-        let mut session = Session::connect(&self.info, &startup)
-            .map_err(|e| Failure::target(&e, "connecting"))?;
-        let version = session.server_version();
-        check_version(version)?;
-        let role = purpose.writes().then_some(&REPLICA_ROLE);
-        let own = [
-            ("synchronous_commit", purpose.synchronous_commit()),
-            ("statement_timeout", purpose.statement_timeout()),
-            ("lock_timeout", purpose.lock_timeout()),
-        ];
-        let newer = if version.major() >= 17 { NEWER_SETTINGS } else { &[] };
-        // Not joined to pg_settings, to leave out what the server does not have: reading that view
-        // costs more than all the rest of a connection.
-        let calls: Vec<String> = role
-            .into_iter()
-            .chain(SETTINGS)
-            .chain(newer)
-            .chain(&own)
-            .chain([&WATCH])
-            .map(|(name, value)| {
-                let (name, value) = (wire::quote_literal(name), wire::quote_literal(value));
-                format!("pg_catalog.set_config({name}, {value}, false)")
-            })
-            .collect();
-        let set = |session: &mut Session, calls: &[String]| {
-            session.query(&format!("SELECT {}", calls.join(", ")), &[])
-        };
-        let result = match set(&mut session, &calls) {
-            // One message, because it is one round trip; and once more where it cannot be had.
-            Err(error) if error.sqlstate() == Some("22023") => {
-                set(&mut session, &calls[..calls.len() - 1])
+        let asked = Asked::now();
+        let mut session = Session::connect(&self.info, &startup).map_err(|e| {
+            let failure = Failure::target(&e, "connecting");
+            connecting::explain(pooler::Side::Subscriber, failure, &e, &self.info, false)
+        })?;
+        check_version(session.server_version())?;
+        let settings = settings(purpose, session.server_version().major());
+        let look = match prepare(&mut session, asked, &settings) {
+            // One message, because it is one round trip; and once more where [`WATCH`] cannot be had.
+            Err(Refusal::Statement(error)) if error.sqlstate() == Some("22023") => {
+                prepare(&mut session, asked, &settings[..settings.len() - 1])
             }
-            result => result,
+            look => look,
         };
-        result.map_err(|e| {
-            let failure = Failure::target(&e, "preparing the session");
-            if failure.sqlstate.as_deref() == Some("42501") {
-                failure.hint(
-                    "The role must be allowed to act as a replica: \
-                     GRANT SET ON PARAMETER session_replication_role TO <role> (PostgreSQL 15 and \
-                     later), else it must be a superuser.",
-                )
-            } else {
-                failure
+        let look = look.map_err(|refusal| match refusal {
+            Refusal::Session(failure) => failure,
+            Refusal::Statement(error) => {
+                let failure = Failure::target(&error, "preparing the session");
+                if failure.sqlstate.as_deref() != Some("42501") {
+                    return failure;
+                }
+                failure.hint(format!(
+                    "The role must be allowed to act as a replica: GRANT SET ON PARAMETER \
+                     session_replication_role TO {} (PostgreSQL 15 and later), else it must be a \
+                     superuser.",
+                    wire::quote_ident(self.info.user())
+                ))
             }
         })?;
-        Ok(session)
+        Ok((session, look))
+    }
+}
+
+/// From now on the control session gives up on a lock that it cannot have: the run fails, with all
+/// that it holds, and the next one tries again. Its queries take no locks on tables of users; this
+/// is for what nobody has thought of.
+pub(crate) fn give_up_locks(control: &mut Session) -> Result<()> {
+    control
+        .simple(&format!("SET lock_timeout = '{LEADER_PATIENCE}'"))
+        .map_err(|e| Failure::target(&e, "preparing the session"))?;
+    Ok(())
+}
+
+/// What is seen of the server by the statement that makes a session's settings.
+struct Look {
+    in_recovery: bool,
+    encoding: String,
+}
+
+/// Why a session is of no use.
+enum Refusal {
+    Session(Failure),
+    Statement(wire::Error),
+}
+
+/// The settings of a session, [`WATCH`] last.
+fn settings(purpose: Purpose, major: u32) -> Vec<(&'static str, &'static str)> {
+    let role = purpose.writes().then_some(&REPLICA_ROLE);
+    let own = [
+        ("synchronous_commit", purpose.synchronous_commit()),
+        ("statement_timeout", purpose.statement_timeout()),
+        ("lock_timeout", purpose.lock_timeout()),
+    ];
+    let newer = if major >= 17 { NEWER_SETTINGS } else { &[] };
+    role.into_iter().chain(SETTINGS).chain(newer).chain(&own).chain([&WATCH]).copied().collect()
+}
+
+/// Makes settings, unless the session is a pooler's: all of them or none.
+fn prepare(
+    session: &mut Session,
+    asked: Asked,
+    settings: &[(&str, &str)],
+) -> std::result::Result<Look, Refusal> {
+    // Not joined to pg_settings, to leave out what the server does not have: reading that view costs
+    // more than all the rest of a connection.
+    let calls: Vec<String> = settings
+        .iter()
+        .map(|(name, value)| {
+            let (name, value) = (wire::quote_literal(name), wire::quote_literal(value));
+            format!("pg_catalog.set_config({name}, {value}, false)")
+        })
+        .collect();
+    loop {
+        let sql = format!(
+            "SELECT pid, age, product, pg_catalog.pg_is_in_recovery(), \
+               pg_catalog.current_setting('server_encoding'), \
+               CASE WHEN {} THEN pg_catalog.num_nulls({}) = 0 ELSE false END \
+             FROM ({BACKEND_SQL}) backend",
+            asked.own_sql(session),
+            calls.join(", ")
+        );
+        let rows = session.query(&sql, &[]).map_err(Refusal::Statement)?;
+        let look = || {
+            let row = rows.first().ok_or_else(|| Failure::internal("our own session is gone"))?;
+            if let Some(reason) = asked.judge(session, &row)? {
+                return Err(pooler::refused(pooler::Side::Subscriber, reason));
+            }
+            product::check(pooler::Side::Subscriber, &field::<String>(&row, 2)?)?;
+            let look = Look { in_recovery: boolean(&row, 3)?, encoding: field(&row, 4)? };
+            Ok(boolean(&row, 5)?.then_some(look))
+        };
+        // Where nothing is set although all is well, the query took long to arrive.
+        if let Some(look) = look().map_err(Refusal::Session)? {
+            return Ok(look);
+        }
     }
 }
 

@@ -97,7 +97,7 @@ fn an_error_disables() {
             "{status:#}"
         );
         let human = tell(&case, "status", &[]).stdout;
-        assert!(human.contains("disabled since an error"), "{human}");
+        assert!(human.contains("disabled because of an error"), "{human}");
         let enabled = tell(&case, "enable", &[]);
         enabled.expect(0, &[]);
         assert!(enabled.stdout.contains("enabled subscription"), "{}", enabled.stdout);

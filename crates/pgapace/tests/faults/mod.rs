@@ -1,7 +1,9 @@
 //! What faults do: crashes, restarts, cuts, take-overs, lost slots; always on real servers.
 
 mod crashes;
+mod errors;
 mod failover;
+mod history;
 mod large;
 mod network;
 mod privileges;
@@ -11,3 +13,4 @@ mod slots;
 mod status;
 mod stops;
 mod takeover;
+mod waiting;

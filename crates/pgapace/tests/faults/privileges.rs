@@ -7,10 +7,10 @@ use super::site::{NAME, Site, expect_exit, pgapace, wait_while_running};
 
 const SQL: &str = include_str!("../../../../docs/privileges.sql");
 /// The database of that file.
-const SHOP: &str = "shop";
+pub(super) const SHOP: &str = "shop";
 
 /// The statements under this heading.
-fn part(heading: &str) -> &'static str {
+pub(super) fn part(heading: &str) -> &'static str {
     let start = SQL.find(&format!("\n-- {heading}: ")).expect("the heading");
     let end = SQL[start + 1..].find("\n\n").map_or(SQL.len(), |length| start + 1 + length);
     &SQL[start..end]
@@ -34,7 +34,8 @@ fn site() -> Result<Site> {
     Ok(site)
 }
 
-fn arguments(site: &Site) -> [String; 8] {
+/// As the roles of that file.
+pub(super) fn arguments(site: &Site) -> [String; 8] {
     let role = |conninfo: String, role| conninfo.replace("user=postgres", &format!("user={role}"));
     [
         "--publisher".to_owned(),

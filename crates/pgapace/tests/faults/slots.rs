@@ -2,7 +2,7 @@
 
 use testbed::compare::TableName;
 use testbed::program::Process;
-use testbed::{Cluster, Result, servers, wait_until};
+use testbed::{Cluster, ClusterBuilder, Pair, Result, servers, wait_until};
 
 use super::site::{DB, NAME, PATIENCE, Site, expect_exit};
 
@@ -46,6 +46,24 @@ fn a_dropped_slot_is_refused() -> Result<()> {
     expect_exit(&mut drop, 0, &["dropped subscription sub"])?;
     follow_and_stop(&site)?;
     site.expect_equal(&[TableName::from("t")])
+}
+
+/// A publisher that cannot have two slots for a moment gets one all the same.
+#[test]
+fn a_single_free_slot_is_enough() -> Result<()> {
+    for major in [15, 18] {
+        let settings = |builder: ClusterBuilder| builder.setting("max_replication_slots", "1");
+        let site = Site::of(Pair::start_with(major, major, settings, |builder| builder)?)?;
+        site.tables(DDL)?;
+        insert(&site, 1)?;
+        follow_and_stop(&site)?;
+        insert(&site, 2)?;
+        follow_and_stop(&site)?;
+        site.expect_equal(&[TableName::from("t")])?;
+        let slots = "SELECT string_agg(slot_name, ',') FROM pg_replication_slots";
+        assert_eq!(site.publisher.query_one_text(DB, slots)?, NAME);
+    }
+    Ok(())
 }
 
 fn drop_program(site: &Site) -> testbed::Program {

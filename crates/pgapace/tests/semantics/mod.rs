@@ -2,12 +2,16 @@
 //! and the native apply worker treat differently.
 
 mod coercion;
+mod column_lists;
+mod equal_rows;
 mod format;
 mod groups;
 mod hooks;
 mod identity;
 mod limits;
+mod modifiers;
 mod partitions;
+mod portable;
 mod publication;
 mod random;
 mod rows;

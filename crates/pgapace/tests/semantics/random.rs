@@ -6,6 +6,7 @@ use testbed::TableName;
 use testbed::compare::expect_equal;
 use testbed::workload::random_dml::{Options, RandomDml, RandomSchema, run_sessions};
 
+use crate::support::native::Native;
 use crate::support::{Case, must};
 
 const SESSIONS: u64 = 3;
@@ -64,4 +65,90 @@ fn random_changes_18_to_18() {
 #[test]
 fn random_changes_15_to_18() {
     (5..7).for_each(|seed| replicates(15, 18, seed));
+}
+
+/// Streamed changes of a schema of which the subscriber's side is compared with something else than
+/// the publisher's: what is there at the end, and no row was missing.
+fn streamed(case: &Case, schema: &RandomSchema, seed: u64, wait: impl Fn()) {
+    case.publisher.sql(&schema.publisher_ddl);
+    case.target.sql(&schema.target_ddl);
+    case.publisher.sql(&schema.publication_ddl("pub"));
+    must(RandomDml::new(schema, seed).run(&mut case.publisher.connect(), 40));
+    case.run_until_current();
+    wait();
+    let conninfo = case.publisher.conninfo();
+    must(run_sessions(&conninfo, schema, seed * 100, SESSIONS, TRANSACTIONS));
+    case.run_until_current();
+    // And a few transactions by themselves.
+    let mut process = case.start();
+    must(run_sessions(&conninfo, schema, seed * 1000, 1, TRANSACTIONS / 4));
+    case.wait_until_applied(&mut process);
+    case.stop(process);
+    let missing = case.statistic("update_missing || '|' || delete_missing");
+    assert_eq!(missing, "0|0", "seed {seed}");
+}
+
+/// Rows that are equal and not identical: each side has the same ones.
+fn spelled(publisher_major: u16, target_major: u16, seed: u64) {
+    let case = Case::new(publisher_major, target_major);
+    let options = Options {
+        equal_spellings: true,
+        tables: 12,
+        partitioned: seed.is_multiple_of(2),
+        ..Options::default()
+    };
+    let schema = RandomSchema::generate(seed, &options);
+    streamed(&case, &schema, seed, || ());
+    let equal =
+        expect_equal(&mut case.publisher.connect(), &mut case.target.connect(), &schema.tables);
+    equal.unwrap_or_else(|error| {
+        panic!("seed {seed}, {publisher_major} to {target_major}: {error}")
+    });
+}
+
+/// Columns of smaller precision and length on the subscriber, and of other types: what a native
+/// subscription makes of the same changes.
+fn narrow(publisher_major: u16, target_major: u16, seed: u64) {
+    let case = Case::new(publisher_major, target_major);
+    // Which of two tables a TRUNCATE finds copied is another thing for each.
+    let options = Options {
+        narrow_target: true,
+        tables: 12,
+        truncate: false,
+        two_phase: seed.is_multiple_of(3),
+        ..Options::default()
+    };
+    let schema = RandomSchema::generate(seed, &options);
+    let native = std::cell::OnceCell::new();
+    streamed(&case, &schema, seed, || {
+        let subscribed = Native::subscribe(&case, &schema.target_ddl, "pub").expect("accepted");
+        assert_eq!(subscribed.wait(), Ok(()), "seed {seed}");
+        let _ = native.set(subscribed);
+    });
+    let native = native.get().expect("a native subscription");
+    assert_eq!(native.wait(), Ok(()), "seed {seed}");
+    let (mut theirs, mut ours) = (native.database.connect(), case.target.connect());
+    expect_equal(&mut theirs, &mut ours, &schema.tables).unwrap_or_else(|error| {
+        panic!("seed {seed}, {publisher_major} to {target_major}, native beside ours: {error}")
+    });
+}
+
+/// Of seeds that begin with this one, as many as are asked for.
+fn seeds(first: u64) -> std::ops::Range<u64> {
+    let count = std::env::var("PGAPACE_TEST_SEEDS").ok().and_then(|count| count.parse().ok());
+    first..first + count.unwrap_or(1)
+}
+
+#[test]
+fn equal_spellings() {
+    for (publisher, target) in [(18, 18), (15, 18), (18, 15)] {
+        seeds(u64::from(publisher)).for_each(|seed| spelled(publisher, target, seed));
+    }
+}
+
+#[test]
+fn narrow_columns() {
+    for (publisher, target) in [(18, 18), (15, 18), (18, 15)] {
+        seeds(u64::from(target)).for_each(|seed| narrow(publisher, target, seed));
+    }
 }

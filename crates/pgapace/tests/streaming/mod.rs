@@ -1,6 +1,7 @@
 //! Large transactions that are sent while they run: what PostgreSQL's own tests 015 to 019, 022 and
 //! 023 do with them, mixed with small ones; crashes, memory, and a spool that is full.
 
+mod ddl;
 mod faults;
 mod interleaved;
 mod joining;

@@ -3,9 +3,12 @@
 // Every topic uses a part of it.
 #![allow(dead_code)]
 
+pub(crate) mod native;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Display;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -66,7 +69,10 @@ fn cluster(role: &'static str, major: u16) -> &'static Cluster {
         let cluster = builder
             .setting("max_wal_senders", "200")
             .setting("max_connections", "400")
+            .setting("max_wal_size", "256MB")
+            .setting("min_wal_size", "32MB")
             .setting("autovacuum", "off")
+            .setting("wal_retrieve_retry_interval", "100ms")
             .start()
             .unwrap_or_else(|error| panic!("{error}"));
         Box::leak(Box::new(cluster))
@@ -287,10 +293,15 @@ impl Case {
         self.tool.run_until_current()
     }
 
+    /// A file for the log of a process.
+    pub(crate) fn log_file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(format!("{name}.log"))
+    }
+
     /// Starts `run` and waits until it streams.
     #[track_caller]
     pub(crate) fn start(&self) -> Process {
-        let log = self.directory.path().join(format!("{}.log", self.tool.name));
+        let log = self.log_file(&self.tool.name);
         let _ = std::fs::remove_file(&log);
         let mut process = self.tool.start(log);
         let streams = wait_until(PATIENCE, "pgapace to stream", || {
@@ -358,14 +369,23 @@ impl Case {
 
 impl Drop for Case {
     fn drop(&mut self) {
-        // The slot would hold WAL for the rest of the process.
+        // The slot would hold WAL, and the databases memory, for the rest of the process.
         let sql = format!(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
              WHERE slot_name = '{}' AND NOT active",
             self.tool.name
         );
         let _ = self.publisher.cluster.sql("postgres", &sql);
+        for database in [&self.publisher, &self.target] {
+            let sql = format!("DROP DATABASE {} WITH (FORCE)", database.name);
+            let _ = database.cluster.sql("postgres", &sql);
+        }
     }
+}
+
+/// Says that a test could not be carried out here, past the capture of the output of tests that pass.
+pub(crate) fn skipped(test: &str, reason: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {reason}");
 }
 
 /// The value, or a panic with the error's own text.

@@ -179,16 +179,18 @@ fn in_place_where_it_would_disturb() {
     on_versions(&VERSIONS, |case| {
         case.replicate("CREATE TABLE t_watched (id int PRIMARY KEY, n int, v text)");
         case.target.sql(
-            "CREATE FUNCTION no_ddl() RETURNS event_trigger LANGUAGE plpgsql AS \
-             $$BEGIN RAISE EXCEPTION 'no DDL here'; END$$; \
-             CREATE EVENT TRIGGER no_ddl ON ddl_command_end WHEN TAG IN ('ALTER TABLE', 'CREATE INDEX') \
-             EXECUTE FUNCTION no_ddl(); ALTER EVENT TRIGGER no_ddl ENABLE ALWAYS",
+            "CREATE TABLE ddl_seen (tag text); \
+             CREATE FUNCTION see_ddl() RETURNS event_trigger LANGUAGE plpgsql AS \
+             $$BEGIN INSERT INTO public.ddl_seen VALUES (tg_tag); END$$; \
+             CREATE EVENT TRIGGER see_ddl ON ddl_command_end WHEN TAG IN ('ALTER TABLE', 'CREATE INDEX') \
+             EXECUTE FUNCTION see_ddl(); ALTER EVENT TRIGGER see_ddl ENABLE ALWAYS",
         );
         fill(&case.publisher, "t_watched");
         let before = oids(&case.target);
         case.tool.finish("resync", &["t_watched"]).expect(0, &[]);
         case.run_until_current();
-        case.target.sql("DROP EVENT TRIGGER no_ddl");
+        case.target.sql("DROP EVENT TRIGGER see_ddl");
+        assert_eq!(case.target.value("SELECT count(*) FROM ddl_seen"), "0");
         assert_eq!(made_anew(&before, &oids(&case.target)), [""; 0]);
         case.expect_equal(&["t_watched"]);
     });

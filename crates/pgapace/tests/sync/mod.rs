@@ -8,4 +8,5 @@ mod kinds;
 mod requests;
 mod resume;
 mod schema;
+mod slot;
 mod trouble;

@@ -1,4 +1,4 @@
-//! What is asked for: tables copied again, tables that joined the publication, sequences.
+//! What is asked for: tables copied again, tables that joined the publication.
 
 use testbed::wait_until;
 
@@ -94,35 +94,5 @@ fn new_tables_are_found_by_looking() {
         case.stop(process);
         let tables = "SELECT string_agg(table_name, ' ' ORDER BY table_name) FROM pgapace.relation";
         assert_eq!(case.target.value(tables), "first later");
-    });
-}
-
-#[test]
-fn sequences_are_set_by_the_copy_and_on_request() {
-    on_versions(&VERSIONS, |case| {
-        let ddl = "CREATE SCHEMA \"odd Schema\"; CREATE TABLE serial (id serial PRIMARY KEY, v text); \
-                   CREATE TABLE \"odd Schema\".ident (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY); \
-                   CREATE SEQUENCE shared INCREMENT -3 START -10 MAXVALUE -1; CREATE TABLE uses (id int PRIMARY KEY DEFAULT nextval('shared')); \
-                   CREATE SEQUENCE untouched; CREATE TABLE not_called (id serial PRIMARY KEY)";
-        case.both(ddl);
-        case.publisher.sql(
-            "INSERT INTO serial (v) SELECT 'x' FROM generate_series(1, 10); INSERT INTO \"odd Schema\".ident DEFAULT VALUES; \
-             INSERT INTO uses DEFAULT VALUES; INSERT INTO uses DEFAULT VALUES; SELECT nextval('untouched'), nextval('untouched'); \
-             SELECT setval('not_called_id_seq', 100, false)",
-        );
-        case.publish("FOR ALL TABLES");
-        case.run_until_current();
-        let next = "SELECT nextval('serial_id_seq'), nextval('\"odd Schema\".ident_id_seq'), nextval('shared'), nextval('not_called_id_seq'), nextval('untouched')";
-        assert_eq!(case.target.value(next), "11|2|-16|100|1");
-        case.publisher.sql("SELECT setval('serial_id_seq', 5000)");
-        assert!(finish(&case, "sequences", &[]).contains("4 sequences set"));
-        assert_eq!(case.target.value("SELECT nextval('serial_id_seq')"), "5001");
-        // Statistics for the planner.
-        let analyzed = "SELECT reltuples FROM pg_class WHERE relname = 'serial'";
-        assert_eq!(case.target.value(analyzed), "10");
-        case.target.sql("ALTER TABLE uses ALTER id DROP DEFAULT; DROP SEQUENCE shared");
-        case.tool
-            .finish("sequences", &[])
-            .expect(6, &["public.shared: the target does not have it"]);
     });
 }

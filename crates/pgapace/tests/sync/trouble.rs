@@ -40,6 +40,30 @@ fn a_row_that_the_target_rejects() {
     });
 }
 
+/// A statistics expression that fails for a copied row: that table has no statistics, the others
+/// have theirs, and nothing else fails.
+#[test]
+fn a_table_that_cannot_be_analyzed() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE a (v int); CREATE TABLE b (v int); CREATE TABLE c (v int PRIMARY KEY)",
+        );
+        case.target.sql("CREATE STATISTICS inverse ON (10 / v), (v + 1) FROM b");
+        case.publisher.sql(
+            "INSERT INTO a VALUES (1); INSERT INTO b VALUES (0); INSERT INTO c VALUES (1), (2)",
+        );
+        case.publish("FOR ALL TABLES WITH (publish = 'insert')");
+        let log = case.run_until_current();
+        let failures: Vec<_> = log.lines().filter(|line| line.contains("analyze_failed")).collect();
+        let [failure] = failures[..] else { panic!("{log}") };
+        assert!(failure.contains("public.b") && failure.contains("22012"), "{failure}");
+        let analyzed = "SELECT relname || ' ' || reltuples FROM pg_class \
+                        WHERE relname IN ('a', 'b', 'c') AND reltuples >= 0 ORDER BY 1";
+        assert_eq!(case.target.rows(analyzed), ["a 1", "c 2"]);
+        case.expect_equal(&["a", "b", "c"]);
+    });
+}
+
 /// A table that is rewritten, and one that is dropped, between the snapshot and their turn. To the
 /// snapshot the rewritten one looks empty.
 #[test]

@@ -3,6 +3,7 @@
 mod check;
 mod command_line;
 mod drop;
+mod sequences;
 mod status;
 
 use serde_json::Value;

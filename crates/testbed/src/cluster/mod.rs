@@ -3,7 +3,7 @@
 mod builder;
 mod directory;
 mod guardian;
-mod port;
+pub(crate) mod port;
 pub(crate) mod privileges;
 pub(crate) mod process;
 
@@ -233,6 +233,36 @@ impl Cluster {
         self.start()
     }
 
+    /// Keeps a copy of the data directory of a stopped server, as a snapshot of its storage would.
+    pub fn save_storage(&self) -> Result<()> {
+        self.copy_storage(&self.data, &self.saved())
+    }
+
+    /// Puts back what [`save_storage`](Self::save_storage) kept, which stays kept.
+    pub fn restore_storage(&self) -> Result<()> {
+        self.copy_storage(&self.saved(), &self.data)
+    }
+
+    fn saved(&self) -> PathBuf {
+        self.data.with_extension("saved")
+    }
+
+    fn copy_storage(&self, from: &Path, to: &Path) -> Result<()> {
+        if self.is_running() {
+            return Err(Error::other(format!("{} runs: its storage changes", self.name)));
+        }
+        if to.exists() {
+            fs::remove_dir_all(to).context(|| format!("remove {}", to.display()))?;
+        }
+        // Owners stay as they are: the server may run as another user than the test.
+        let status = Command::new("cp").arg("-a").arg(from).arg(to).status();
+        let status = status.context(|| format!("copy {}", from.display()))?;
+        if !status.success() {
+            return Err(Error::other(format!("cannot copy {}", from.display())));
+        }
+        Ok(())
+    }
+
     /// Kills the postmaster and all its children with SIGKILL, as a crash of the machine would.
     pub fn kill9(&mut self) -> Result<()> {
         let Some(pid) = self.postmaster_pid() else {
@@ -255,12 +285,21 @@ impl Cluster {
     /// A command for one of this server's programs, as the user that runs the server, in a
     /// directory which that user can enter.
     pub(crate) fn command(&self, program: &str) -> Command {
-        let mut command = self.binaries.command(program);
+        self.dress(self.binaries.command(program))
+    }
+
+    /// The same for any program.
+    pub(crate) fn dress(&self, mut command: Command) -> Command {
         command.current_dir(&self.directories.home);
         if let Some(user) = &self.user {
             user.apply(&mut command);
         }
         command
+    }
+
+    /// Gives a file to the user that runs the server.
+    pub(crate) fn own(&self, file: &Path) -> Result<()> {
+        self.user.as_ref().map_or(Ok(()), |user| user.own(file))
     }
 
     /// Starts the postmaster as our child and waits until it takes connections.

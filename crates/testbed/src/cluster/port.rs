@@ -14,11 +14,11 @@ static TAKEN: LazyLock<Mutex<HashSet<u16>>> = LazyLock::new(Mutex::default);
 
 /// A port that no other cluster of this process has; free again when dropped.
 #[derive(Debug)]
-pub(super) struct Port(u16);
+pub(crate) struct Port(u16);
 
 impl Port {
     /// Takes a port on which nothing listens now.
-    pub(super) fn take() -> Result<Self> {
+    pub(crate) fn take() -> Result<Self> {
         let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..1000 {
             let port = fastrand::u16(RANGE);
@@ -30,7 +30,7 @@ impl Port {
         Err(Error::other(format!("no free port in {RANGE:?}")))
     }
 
-    pub(super) fn number(&self) -> u16 {
+    pub(crate) fn number(&self) -> u16 {
         self.0
     }
 }

@@ -17,7 +17,7 @@ pub(super) fn addresses(host: &Host) -> Result<Vec<Address>> {
             let addresses: Vec<Address> =
                 (host.name.as_str(), host.port).to_socket_addrs()?.map(Address::Tcp).collect();
             if addresses.is_empty() {
-                return Err(Error::Io(std::io::ErrorKind::NotFound.into()));
+                return Err(Error::Io(std::io::ErrorKind::AddrNotAvailable.into()));
             }
             Ok(addresses)
         }

@@ -3,21 +3,32 @@
 //! A thread with a session of its own, asked by the leader when the oldest group has not moved for
 //! a while. It decides nothing: it names the later groups that must give way, and says in the log,
 //! once for each wait, which sessions of others are waited for. Those are never touched.
+//!
+//! It also looks by itself when a thread that has a session shows no sign of life: a leader that waits
+//! for a lock cannot ask. Such waits are counted and named like those of groups.
 
 mod probe;
+mod pulse;
 #[cfg(test)]
 mod tests;
 
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use engine::group::GroupSeq;
 use wire::{CancelHandle, Session};
 
 use crate::apply::blockers::probe::{Blocker, look};
+pub(crate) use crate::apply::blockers::pulse::Pulse;
 use crate::apply::thread::{LITTLE_PATIENCE, join_or_cancel};
 use crate::error::{Failure, Result};
+use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::target::state::SubscriptionId;
+use crate::target::state::statistics::Waits;
+
+/// How often it looks for threads that are stuck.
+const WATCH: Duration = Duration::from_millis(250);
 
 /// What the leader asks: the backend of each session of ours with the group that it carries out, the
 /// oldest first.
@@ -42,27 +53,50 @@ pub(crate) enum FromBlockers {
     Failed(Failure),
 }
 
+/// A session whose thread may be stuck in it.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    pub(crate) pid: i32,
+    pub(crate) pulse: Pulse,
+    /// What it is, for the log.
+    pub(crate) name: &'static str,
+}
+
 /// The running monitor.
 #[derive(Debug)]
 pub(crate) struct Blockers {
     probes: Option<Sender<Probe>>,
     pub(crate) events: Receiver<FromBlockers>,
+    waits: Stopwatch,
     thread: Option<JoinHandle<()>>,
     cancel: CancelHandle,
 }
 
 impl Blockers {
     /// `session`: one for [`crate::target::session::Purpose::Monitor`].
-    pub(crate) fn spawn(session: Session, id: SubscriptionId, subscription: &str) -> Result<Self> {
+    pub(crate) fn spawn(
+        session: Session,
+        id: SubscriptionId,
+        subscription: &str,
+        watched: Vec<Watched>,
+    ) -> Result<Self> {
         let (probes, inbox) = unbounded();
         let (sender, events) = unbounded();
         let cancel = session.cancel_handle();
-        let mut monitor = Monitor { session, id, log: WaitLog::new(subscription) };
+        let waits = Stopwatch::default();
+        let log = || WaitLog::new(subscription);
+        let watched = watched.into_iter().map(|one| (one, log())).collect();
+        let mut monitor = Monitor { session, id, log: log(), watched, waits: waits.clone() };
         let thread = std::thread::Builder::new()
             .name("monitor".to_owned())
             .spawn(move || monitor.run(&inbox, &sender))
             .map_err(|e| Failure::internal(format!("cannot start the monitor thread: {e}")))?;
-        Ok(Self { probes: Some(probes), events, thread: Some(thread), cancel })
+        Ok(Self { probes: Some(probes), events, waits, thread: Some(thread), cancel })
+    }
+
+    /// How long the watched sessions have waited for locks since the last call.
+    pub(crate) fn take_waits(&self) -> Waits {
+        self.waits.take()
     }
 
     /// Asks for a look; each is answered. A thread that is gone has reported why in `events`.
@@ -84,19 +118,48 @@ struct Monitor {
     session: Session,
     id: SubscriptionId,
     log: WaitLog,
+    watched: Vec<(Watched, WaitLog)>,
+    waits: Stopwatch,
 }
 
 impl Monitor {
     fn run(&mut self, inbox: &Receiver<Probe>, sender: &Sender<FromBlockers>) {
-        for Probe(groups) in inbox {
-            let (event, failed) = match self.probe(&groups) {
-                Ok(found) => (FromBlockers::Found(found), false),
-                Err(failure) => (FromBlockers::Failed(failure), true),
+        loop {
+            let found = match inbox.recv_timeout(WATCH) {
+                Ok(Probe(groups)) => self.probe(&groups).map(Some),
+                Err(RecvTimeoutError::Timeout) => Ok(None),
+                Err(RecvTimeoutError::Disconnected) => return,
             };
+            let event = match found.and_then(|found| self.watch().map(|()| found)) {
+                Ok(None) => continue,
+                Ok(Some(found)) => FromBlockers::Found(found),
+                Err(failure) => FromBlockers::Failed(failure),
+            };
+            let failed = matches!(event, FromBlockers::Failed(_));
             if sender.send(event).is_err() || failed {
                 return;
             }
         }
+    }
+
+    /// Looks whether threads that are stuck wait for a lock.
+    fn watch(&mut self) -> Result<()> {
+        let mut waits = false;
+        for (one, log) in &mut self.watched {
+            let seen = if one.pulse.is_stale() {
+                look(&mut self.session, self.id, one.pid)?
+            } else {
+                Vec::new()
+            };
+            if seen.is_empty() {
+                log.named.clear();
+                continue;
+            }
+            waits = true;
+            log.name(one.name, &seen.iter().collect::<Vec<_>>());
+        }
+        self.waits.set(waits.then_some(Reason::TargetLock));
+        Ok(())
     }
 
     fn probe(&mut self, groups: &[(i32, GroupSeq)]) -> Result<Found> {
@@ -147,6 +210,11 @@ impl WaitLog {
             self.oldest = oldest;
             self.named.clear();
         }
+        self.name("apply worker", blockers);
+    }
+
+    /// Names those among `blockers` that were not named before; `waiting` is who waits for them.
+    fn name(&mut self, waiting: &str, blockers: &[&Blocker]) {
         for blocker in blockers {
             if self.named.contains(&blocker.pid) {
                 continue;
@@ -154,7 +222,9 @@ impl WaitLog {
             self.named.push(blocker.pid);
             if blocker.pid == engine::blockers::PREPARED {
                 tracing::warn!(
+                    event = "lock_wait",
                     subscription = self.subscription,
+                    waiting,
                     "applying waits for a lock of a prepared transaction on the target; whoever \
                      prepared it must COMMIT PREPARED or ROLLBACK PREPARED (see pg_prepared_xacts, and \
                      pgapace prepared for those of a subscription)"
@@ -163,7 +233,9 @@ impl WaitLog {
             }
             let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
             tracing::info!(
+                event = "lock_wait",
                 subscription = self.subscription,
+                waiting,
                 pid = blocker.pid,
                 user = shown(&blocker.user),
                 application_name = shown(&blocker.application_name),

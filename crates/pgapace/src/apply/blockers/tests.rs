@@ -68,7 +68,7 @@ impl Bed {
         let info = ConnInfo::parse_with_env(&cluster.conninfo(name), &|_| None, None).unwrap();
         let target = Target::new(info, "bed");
         let session = target.connect(Purpose::Monitor).unwrap();
-        let monitor = Blockers::spawn(session, OURS, "bed").unwrap();
+        let monitor = Blockers::spawn(session, OURS, "bed", Vec::new()).unwrap();
         Self { target, monitor, groups: Vec::new() }
     }
 

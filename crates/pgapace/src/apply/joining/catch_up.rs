@@ -4,6 +4,7 @@
 use crossbeam_channel::Sender;
 use engine::assemble::{ReplayError, SpoolCommand};
 use engine::deferred::Deferred;
+use engine::dispatch::{Dispatchable, Pacing};
 use engine::group::{Batcher, GroupSeq};
 use engine::transaction::TransactionPart;
 use engine::worker::{Contended, Mode};
@@ -11,6 +12,7 @@ use pgoutput::Lsn;
 
 use crate::apply::incoming::Source;
 use crate::apply::joining::{CatchUpOptions, LITTLE, Lent, carry_out};
+use crate::apply::offender::of_relation;
 use crate::apply::turns::Turns;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::{self, FromWorker, Office};
@@ -18,9 +20,6 @@ use crate::error::{Failure, Result};
 use crate::observe::stopwatch::Stopwatch;
 use crate::target::state::SubscriptionId;
 use crate::target::state::copies::CatchUp;
-
-/// Groups that it has at once: one that the target works on, and one behind it.
-const DEPTH: usize = 2;
 
 /// Applies what was put off of one table.
 pub(super) struct Worker {
@@ -54,7 +53,7 @@ impl Worker {
         Ok(Self {
             worker: worker::Worker::spawn(0, connect, &office, Stopwatch::default())?,
             of: table.number,
-            waiting: Batcher::new(options.group_limits),
+            waiting: Batcher::new(options.group_limits, Pacing::MEASURED),
             in_flight: 0,
             last: GroupSeq::NONE,
             in_parts: false,
@@ -93,7 +92,7 @@ impl Worker {
         lent: &mut Lent<'_>,
         options: &CatchUpOptions<'_>,
     ) -> Result<()> {
-        while self.in_flight < DEPTH {
+        while self.in_flight < Pacing::MEASURED.depth {
             while !self.waiting.is_worth_a_group() && !deferred.is_empty() {
                 self.take(table, deferred, lent, options)?;
             }
@@ -137,19 +136,21 @@ impl Worker {
     fn wait(&mut self, part: TransactionPart, table: &CatchUp, lent: &mut Lent<'_>) -> Result<()> {
         let commit_lsn = part.head.commit_lsn;
         let mut tables = Vec::with_capacity(part.relations().len());
-        for remote in part.relations() {
+        for (index, remote) in part.relations().iter().enumerate() {
             let is_it = remote.schema == table.schema && remote.name == table.name;
-            tables.push(if is_it {
-                lent.tables.resolve(lent.control, remote, commit_lsn)?
+            let found = if is_it {
+                lent.tables.resolve(lent.control, remote, commit_lsn)
             } else {
-                None
-            });
+                Ok(None)
+            };
+            tables.push(found.map_err(|failure| failure.of(|| of_relation(&part, index)))?);
         }
         let predecessor = self.through;
         if let Some(end) = part.end_lsn {
             self.through = end;
         }
-        let work = Work { part, tables, predecessor, after_applied: false, two_phase: None };
+        let work =
+            Work { part, tables, predecessor, memory: None, after_applied: false, two_phase: None };
         self.waiting.push(work.size(), work);
         Ok(())
     }

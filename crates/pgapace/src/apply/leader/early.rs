@@ -1,8 +1,10 @@
 //! What the leader does for streamed transactions that are applied while they are open.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use engine::history::Memory;
 use engine::net::Fold;
 use engine::relation::RemoteRelation;
 use engine::transaction::TransactionPart;
@@ -64,7 +66,7 @@ impl Leader<'_> {
                 incoming.read_kept(next.xid, next.step.range.clone(), *stream_limits)?;
             let Some(tables) = self.tables_of_stream(&part) else {
                 tracing::debug!(xid = %next.xid, "a stream waits for its commit");
-                self.parts.streams.give_up(next.xid);
+                self.parts.streams.abandon(next.xid);
                 continue;
             };
             let by_rows = self.parts.rows_through == Lsn(u64::MAX);
@@ -73,6 +75,7 @@ impl Leader<'_> {
                 part,
                 tables,
                 predecessor: Lsn::INVALID,
+                memory: None,
                 after_applied: false,
                 two_phase: None,
             };
@@ -113,20 +116,25 @@ impl Leader<'_> {
 
     /// Commits the stream that is next, when everything before it has ended.
     fn end_stream(&mut self) {
-        let Parts { streams, incoming, progress, pool, .. } = &mut self.parts;
+        let applied = self.is_idle() && self.is_drained();
+        let Parts { streams, incoming, progress, .. } = &mut self.parts;
         let Some(xid) = streams.committing() else { return };
-        let quiet = pool.is_idle() && self.waiting.is_empty() && progress.outstanding() == 0;
+        let quiet = applied && progress.outstanding() == 0;
         if let (Some((head, end)), Some(length)) =
             (incoming.committed_head(), incoming.committed_length())
             && quiet
             && streams.is_through(xid, length)
         {
+            if length > 0 {
+                self.memory = Some(Memory::of(head.ends_at(end)));
+            }
             let part = TransactionPart::end_of(head, end);
             let predecessor = progress.last_dispatched();
             let work = Work {
                 part,
                 tables: Vec::new(),
                 predecessor,
+                memory: self.memory,
                 after_applied: false,
                 two_phase: None,
             };
@@ -140,6 +148,7 @@ impl Leader<'_> {
             Some((xid, Report::Committed { range, counters })) => {
                 self.parts.progress.dispatched(range.through);
                 self.parts.progress.committed_range(range);
+                self.parts.advanced.store(true, Ordering::Release);
                 if self.parts.durable_commits {
                     self.parts.progress.committed_is_durable();
                 }
@@ -151,7 +160,7 @@ impl Leader<'_> {
                 self.publish_positions();
                 self.take_rest()?;
             }
-            Some((xid, Report::GivenUp)) => {
+            Some((xid, Report::Abandoned)) => {
                 self.counters.retries += 1;
                 if self.parts.streams.committing() == Some(xid) {
                     // Now it is one like all others.
@@ -187,8 +196,8 @@ impl Leader<'_> {
         match self.full_since {
             _ if !full => self.full_since = None,
             None => self.full_since = Some(Instant::now()),
-            Some(since) if since.elapsed() >= FULL && self.parts.pool.is_idle() => {
-                self.parts.streams.give_all_up();
+            Some(since) if since.elapsed() >= FULL && self.is_idle() => {
+                self.parts.streams.abandon_all();
             }
             Some(_) => {}
         }

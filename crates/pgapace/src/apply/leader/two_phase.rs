@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use engine::history::{HistoryError, Memory};
 use engine::transaction::TransactionPart;
 
 use crate::apply::leader::{Leader, Parts};
+use crate::apply::offender::of_relation;
 use crate::apply::work::{TwoPhase, Work};
 use crate::error::{Failure, Result};
+use crate::publisher::history::another_history;
 use crate::target::state::prepared::{self, PreparedHere};
 
 /// When a transaction that is prepared and not resolved is worth a word.
@@ -22,9 +25,10 @@ impl Leader<'_> {
         self.parts.progress.passed(end);
         let predecessor = self.parts.progress.last_dispatched();
         if end <= predecessor {
-            return Err(Failure::internal(format!(
-                "a prepared transaction ends at {end}, which was recorded as applied before it was"
-            )));
+            return Err(another_history(&HistoryError::EndedBefore { end, progress: predecessor }));
+        }
+        if !part.is_idle() {
+            self.memory = Some(Memory::of(part.head.ends_at(end)));
         }
         let step = match step {
             TwoPhase::Commit(here) if self.parts.skip == Some(lsn) => {
@@ -37,8 +41,9 @@ impl Leader<'_> {
         self.parts.progress.dispatched(end);
         let after_applied = std::mem::take(&mut self.after_applied);
         let two_phase = Some(step);
-        let work = Work { part, tables: Vec::new(), predecessor, after_applied, two_phase };
-        self.waiting.push(work.size(), work);
+        let memory = self.memory;
+        let work = Work { part, tables: Vec::new(), predecessor, memory, after_applied, two_phase };
+        self.waiting().push(work);
         Ok(())
     }
 
@@ -57,14 +62,16 @@ impl Leader<'_> {
             self.counters.transactions_skipped += 1;
         }
         let mut tables = Vec::with_capacity(part.relations().len());
-        for remote in part.relations() {
-            tables.push(if skipped { None } else { self.resolve(remote, later)? });
+        for (index, remote) in part.relations().iter().enumerate() {
+            let table = if skipped { Ok(None) } else { self.resolve(remote, later) };
+            tables.push(table.map_err(|failure| failure.of(|| of_relation(&part, index)))?);
         }
         self.partly_dispatched = part.end_lsn.is_none();
         let predecessor = self.parts.progress.last_dispatched();
         let two_phase = Some(TwoPhase::Prepare(here));
-        let work = Work { part, tables, predecessor, after_applied: false, two_phase };
-        self.waiting.push(work.size(), work);
+        let work =
+            Work { part, tables, predecessor, memory: None, after_applied: false, two_phase };
+        self.waiting().push(work);
         Ok(())
     }
 
@@ -74,8 +81,8 @@ impl Leader<'_> {
     /// their rows since their PREPARE, so nothing that was sent since touches them. Not while what
     /// was applied before is sent again: their end may be among that.
     pub(super) fn prepare_due(&mut self) -> Result<()> {
-        let Some(hold) = self.parts.preparing.hold else { return Ok(()) };
-        if self.closing.is_some()
+        if self.parts.preparing.hold.is_none()
+            || self.closing.is_some()
             || self.partly_dispatched
             || self.parts.incoming.has_parts()
             || self.parts.progress.is_catching_up()
@@ -85,14 +92,16 @@ impl Leader<'_> {
         }
         let Parts { incoming, control, tables, progress, preparing, .. } = &mut self.parts;
         let received = progress.positions().write;
-        let due = incoming.due(hold, |prepared, relations| {
+        let mut due = incoming.due(|prepared, relations| {
             // All of what was received is before its end, and so is what the progress covers.
             tables.may_be_prepared(control, relations, received.max(prepared.end_lsn))
         })?;
         let room = preparing.limit.saturating_sub(incoming.prepared_here());
+        for one in due.drain(room.min(due.len())..) {
+            incoming.put_back(one.xid);
+        }
         let due: Vec<_> = due
             .iter()
-            .take(room)
             .map(|one| PreparedHere::new(preparing.subscription, &preparing.prefix, one))
             .collect();
         if due.is_empty() {
@@ -106,7 +115,10 @@ impl Leader<'_> {
             self.take_parts()?;
             if self.parts.incoming.has_parts() {
                 // It does not fit into memory. The others follow it, if they are still held then.
-                due.for_each(|here| self.parts.incoming.noted(here));
+                for here in due {
+                    self.parts.incoming.put_back(here.xid);
+                    self.parts.incoming.noted(here);
+                }
                 break;
             }
         }

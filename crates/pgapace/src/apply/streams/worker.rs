@@ -2,7 +2,7 @@
 //! it is still open on the publisher.
 //!
 //! It judges nothing: whatever a statement does that it should not, and whatever fails, the
-//! transaction is rolled back and *given up* here. Its changes are kept, and whoever applies them
+//! transaction is rolled back and *abandoned* here. Its changes are kept, and whoever applies them
 //! when it has committed says what is wrong, if anything still is.
 
 use std::collections::VecDeque;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use engine::group::GroupSeq;
 use engine::progress::Range;
+use engine::streams::Ticket;
 use engine::worker::{Contended, Mode};
 use wire::{CancelHandle, Reply, Session, TransactionStatus, Waker, affected_rows};
 
@@ -33,19 +34,7 @@ const CANCEL_AGAIN: Duration = Duration::from_millis(50);
 const CANCEL_AT_LEAST: Duration = Duration::from_secs(1);
 
 /// What is to be done for a stream.
-#[derive(Debug)]
-pub(super) enum Order {
-    /// Its next changes, after this savepoint.
-    Part { work: Box<Work>, mode: Mode, savepoint: Option<usize> },
-    /// What was done after this savepoint is undone.
-    RollBackTo(usize),
-    /// All of it is undone; it begins again.
-    RollBack,
-    /// Everything before it is committed; the work says where it ends.
-    Commit(Box<Work>),
-    /// It is not applied here.
-    GiveUp,
-}
+pub(super) type Order = engine::streams::Order<Box<Work>>;
 
 /// What became of it.
 #[derive(Debug)]
@@ -57,13 +46,10 @@ pub(crate) enum Report {
         counters: Counters,
     },
     /// It is rolled back, and the session is free.
-    GivenUp,
+    Abandoned,
     /// Whether it is committed is not known: the run must end.
     Failed(Failure),
 }
-
-/// Numbers streams, so that what is said of one is not taken for another.
-pub(crate) type Ticket = u64;
 
 /// The running thread.
 #[derive(Debug)]
@@ -180,7 +166,7 @@ enum Stop {
 
 impl State {
     fn run(&mut self, inbox: &Receiver<(Ticket, Order)>) {
-        // The stream at hand, and the last one that was given up.
+        // The stream at hand, and the last one that was abandoned.
         let (mut current, mut dead): (Option<Ticket>, Option<Ticket>) = (None, None);
         loop {
             self.waker.take();
@@ -246,7 +232,7 @@ impl State {
     }
 
     fn carry_out(&mut self, order: Order) -> std::result::Result<(), Stop> {
-        if matches!(order, Order::GiveUp) {
+        if matches!(order, Order::Abandon) {
             if self.session.as_ref().is_some_and(|running| running.committing) {
                 // Whoever waits for it does not wait for long.
                 return Ok(());
@@ -309,9 +295,9 @@ impl State {
         let failure = match found {
             Stop::Stream(failure) => {
                 tracing::debug!(%failure, "a stream is rolled back");
-                let Some(running) = &mut self.session else { return Report::GivenUp };
+                let Some(running) = &mut self.session else { return Report::Abandoned };
                 match running.go_back() {
-                    Ok(()) => return Report::GivenUp,
+                    Ok(()) => return Report::Abandoned,
                     Err(failure) => failure,
                 }
             }
@@ -319,10 +305,10 @@ impl State {
         };
         tracing::debug!(%failure, "a stream's session is lost");
         *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        let Some(running) = self.session.take() else { return Report::GivenUp };
+        let Some(running) = self.session.take() else { return Report::Abandoned };
         let backend = running.session.backend_pid();
         self.lost = Some(Lost { backend, tagged: running.encoder.is_tagged() });
-        if running.committing { Report::Failed(failure) } else { Report::GivenUp }
+        if running.committing { Report::Failed(failure) } else { Report::Abandoned }
     }
 }
 
@@ -363,7 +349,7 @@ impl Running {
                 self.encoder.queue_ending(&mut self.session, ending, &mut self.pending)?;
                 self.committing = true;
             }
-            Order::GiveUp => {}
+            Order::Abandon => {}
         }
         self.awaited.push_back(self.pending.len() - before);
         self.session.flush().map_err(|e| Failure::target(&e, "sending changes"))

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
+use engine::dispatch::Pacing;
 use engine::group::GroupSeq;
 use engine::progress::Range;
 use pgoutput::Xid;
@@ -31,9 +32,6 @@ pub(crate) use state::passes_soon;
 
 /// How long the server may take to end a session that is closed.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
-
-/// A round trip on one machine, or inside one data centre, takes less.
-pub(crate) const FAR: Duration = Duration::from_millis(1);
 
 /// What a worker reports.
 #[derive(Debug)]
@@ -97,7 +95,7 @@ impl Identity {
     /// Whether answers of the target take long, whatever it does: longer than the work of a small group.
     /// Then nobody waits for one who need not.
     pub(crate) fn is_far(&self) -> bool {
-        self.round_trip >= FAR
+        Pacing::MEASURED.is_far(self.round_trip)
     }
 }
 

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, TryRecvError};
+use engine::dispatch::Pacing;
 use engine::group::GroupSeq;
 use engine::net::ChangeAt;
 use engine::order::Waits;
@@ -45,12 +46,6 @@ use crate::stopping::interrupt::cancel;
 
 /// Bytes of statements that are collected before they are sent.
 const SEND_BYTES: usize = 64 << 10;
-/// A lone transaction up to this many changes is sent as it is: that is one round trip as well,
-/// and a row that is missing on the target costs nothing more.
-const LONE_CHANGES: usize = 16;
-/// Where the target is far away, statements of a group up to this many changes count themselves what
-/// they find, so that its COMMIT goes with them; for larger ones it costs more than it saves.
-const COUNTED_CHANGES: usize = 1000;
 /// The longest sleep; whoever has news wakes the worker.
 const SLEEP: Duration = Duration::from_secs(10);
 
@@ -103,11 +98,7 @@ impl State {
             session,
             encoder: Encoder::new(identity),
             turns,
-            desk: Desk::new(
-                identity.ordered,
-                LONE_CHANGES,
-                identity.is_far().then_some(COUNTED_CHANGES),
-            ),
+            desk: Desk::new(identity.ordered, identity.is_far(), &Pacing::MEASURED),
             answers: Answers::new(log),
             offence: None,
             closing: false,

@@ -1,6 +1,7 @@
 //! Rows of `pgapace.conflict`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use engine::relation::RemoteRelation;
 use pgoutput::Timestamp;
@@ -64,6 +65,55 @@ pub(crate) fn queue(
     session.queue_bind("", params.into_iter())?;
     session.queue_execute();
     Ok(())
+}
+
+/// Whether this very conflict was recorded: it stops the subscription at each start, and is counted
+/// once.
+pub(crate) fn is_recorded(
+    session: &mut Session,
+    id: SubscriptionId,
+    conflict: &Conflict,
+) -> Result<bool> {
+    let Conflict { kind, action, table, offender, .. } = conflict;
+    let rows = session
+        .query(
+            "SELECT 1 FROM pgapace.conflict WHERE subscription = $1::pg_catalog.int4 \
+               AND commit_lsn = $2::pg_catalog.pg_lsn AND remote_xid = $3::pg_catalog.int8 \
+               AND schema_name = $4 AND table_name = $5 AND conflict = $6 AND action = $7 \
+               AND operation = $8 AND key IS NOT DISTINCT FROM $9 LIMIT 1",
+            &[
+                Some(&id.0.to_string()),
+                Some(&offender.commit_lsn.to_string()),
+                Some(&offender.xid.0.to_string()),
+                Some(&table.schema),
+                Some(&table.name),
+                Some(kind.name()),
+                Some(action.name()),
+                Some(offender.operation),
+                offender.key.as_deref(),
+            ],
+        )
+        .map_err(|e| Failure::target(&e, "looking at recorded conflicts"))?;
+    Ok(!rows.is_empty())
+}
+
+/// Most rows that are removed at once.
+const BATCH: u64 = 1000;
+
+/// Removes some of the rows that are older than `age`. Returns whether there may be more.
+pub(crate) fn remove_old(session: &mut Session, id: SubscriptionId, age: Duration) -> Result<bool> {
+    let removed = session
+        .execute(
+            &format!(
+                "DELETE FROM pgapace.conflict WHERE id IN (SELECT c.id FROM pgapace.conflict c \
+                   WHERE c.subscription = $1::pg_catalog.int4 AND c.recorded_at \
+                     < pg_catalog.now() - $2::pg_catalog.float8 * '1 second'::pg_catalog.interval \
+                   ORDER BY c.recorded_at LIMIT {BATCH} FOR UPDATE SKIP LOCKED)"
+            ),
+            &[Some(&id.0.to_string()), Some(&age.as_secs().to_string())],
+        )
+        .map_err(|e| Failure::target(&e, "removing old conflicts"))?;
+    Ok(removed >= BATCH)
 }
 
 /// Records conflicts of transactions that have ended, in one.

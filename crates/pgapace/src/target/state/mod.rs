@@ -73,6 +73,8 @@ pub(crate) struct Subscription {
     pub(crate) publications: Vec<String>,
     pub(crate) phase: Phase,
     pub(crate) owns_slot: bool,
+    /// Where the slot begins, if it is or was about to be made.
+    pub(crate) slot_made_at: Option<Lsn>,
     pub(crate) copy_data: bool,
     pub(crate) epoch: i64,
     pub(crate) system_identifier: Option<String>,
@@ -86,7 +88,8 @@ pub(crate) struct Subscription {
 }
 
 const COLUMNS: &str = "id, name, slot_name, publications, phase, owns_slot, copy_data, epoch, \
-                       system_identifier, timeline, disabled_reason, skip_lsn, schema_copy";
+                       system_identifier, timeline, disabled_reason, skip_lsn, schema_copy, \
+                       slot_made_at";
 
 /// The subscription of this name, if the target has one.
 pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Subscription>> {
@@ -138,6 +141,7 @@ fn subscription(row: &wire::Row<'_>) -> Result<Subscription> {
             Some("begun") => Some(SchemaCopy::Begun),
             other => return Err(Failure::internal(format!("unknown schema_copy {other:?}"))),
         },
+        slot_made_at: row.get(13).map(|_| field(row, 13)).transpose()?,
     })
 }
 
@@ -180,21 +184,40 @@ pub(crate) fn create(session: &mut Session, new: &NewSubscription<'_>) -> Result
     }
 }
 
+/// Records where the slot will begin that is about to be made.
+pub(crate) fn set_slot_made_at(
+    session: &mut Session,
+    id: SubscriptionId,
+    lsn: Option<Lsn>,
+) -> Result<()> {
+    session
+        .execute(
+            "UPDATE pgapace.subscription SET slot_made_at = $2::pg_catalog.pg_lsn \
+             WHERE id = $1::pg_catalog.int4",
+            &[Some(&id.0.to_string()), lsn.map(|lsn| lsn.to_string()).as_deref()],
+        )
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
 /// Records that the slot exists, in one transaction: from here on it is never dropped for another.
+/// `sent_as` is what the publisher is asked for.
 pub(crate) fn set_copying(
     session: &mut Session,
     id: SubscriptionId,
     epoch: i64,
     start: Lsn,
     publisher: &SystemIdentity,
+    sent_as: &str,
 ) -> Result<()> {
     session
         .simple(&format!(
             "BEGIN; {}; UPDATE pgapace.subscription \
-             SET phase = 'copying', system_identifier = {}, timeline = {} WHERE id = {}; COMMIT",
+             SET phase = 'copying', system_identifier = {}, timeline = {}, sent_as = {} WHERE id = {}; COMMIT",
             progress::start_sql(id, start, epoch),
             wire::quote_literal(&publisher.system_identifier),
             publisher.timeline,
+            wire::quote_literal(sent_as),
             id.0
         ))
         .map_err(|e| writing(&e))?;

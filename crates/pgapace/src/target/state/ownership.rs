@@ -12,6 +12,7 @@ use serde::Serialize;
 use wire::Session;
 
 use crate::error::{Class, Failure, LOCK_NOT_AVAILABLE, Result};
+use crate::pooler;
 use crate::target::catalogue::{boolean, field};
 use crate::target::state::{COLUMNS, Subscription, SubscriptionId, subscription};
 
@@ -69,12 +70,19 @@ pub(crate) fn become_owner(
     let deadline = Instant::now() + patience;
     loop {
         let sql = format!(
-            "SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {}), pid, backend_start, datid \
+            "SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {}), pid, backend_start, datid, \
+               pg_catalog.current_setting('session_replication_role') \
              FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())",
             id.0
         );
         let rows = session.query(&sql, &[]).map_err(|e| failed(&e))?;
         let row = rows.first().ok_or_else(|| Failure::internal("our own session is gone"))?;
+        let (pid, role): (i32, String) = (field(&row, 1)?, field(&row, 4)?);
+        if pid != session.backend_pid() || role != "replica" {
+            let reason = "another process serves the session than when it began, or it has lost its \
+                          settings";
+            return Err(pooler::refused(pooler::Side::Subscriber, reason));
+        }
         if boolean(&row, 0)? {
             let session = SessionId { pid: field(&row, 1)?, backend_start: field(&row, 2)? };
             return Ok(Owning { session, database: field(&row, 3)? });

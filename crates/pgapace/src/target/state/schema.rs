@@ -211,10 +211,36 @@ ALTER TABLE pgapace.stat_subscription ADD demotions bigint NOT NULL DEFAULT 0",
 COMMENT ON TABLE pgapace.conflict IS 'conflicts: those that a rule of --on-conflict decided, in the
 transaction that they are of; those that stopped the subscription; and of missing rows without a
 rule those that the log names. All are counted in pgapace.stat_subscription'",
-];
+    "\
+-- what identifies the publisher's history: the last transaction with changes up to this row, by its
+-- commit LSN, xid and commit time, and the LSN from which on there was none: its end, or the start
+-- of the slot. Null where it is not known
+ALTER TABLE pgapace.progress
+  ADD quiet_from pg_lsn,
+  ADD last_lsn pg_lsn,
+  ADD last_xid bigint,
+  ADD last_time timestamptz;
 
-/// SQLSTATE of a table that is not there, as of one in a schema that is not.
-const UNDEFINED_TABLE: &str = "42P01";
+-- what the publisher was asked for when that was written: other publications have other transactions
+ALTER TABLE pgapace.subscription ADD sent_as text",
+    "\
+-- where the slot begins that is about to be made: one of this name that stands there is ours
+ALTER TABLE pgapace.subscription ADD slot_made_at pg_lsn",
+    "\
+-- why nothing runs, until something does and has gone beyond it: since when, how often in a row, the
+-- transaction that it is of, and when the next try is
+ALTER TABLE pgapace.stat_subscription
+  ADD error_since timestamptz,
+  ADD error_count bigint NOT NULL DEFAULT 0,
+  ADD error_lsn pg_lsn,
+  ADD next_try_at timestamptz;
+
+CREATE INDEX ON pgapace.conflict (subscription, recorded_at);
+COMMENT ON TABLE pgapace.conflict IS 'conflicts: those that a rule of --on-conflict decided, in the
+transaction that they are of; those that stopped the subscription; and of missing rows without a
+rule those that the log names. All are counted in pgapace.stat_subscription. Rows older than
+--conflict-retention are removed'",
+];
 
 /// The version that this program creates.
 pub(crate) fn newest() -> usize {
@@ -287,9 +313,20 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
 
 /// The version of the schema on the target, 0 where there is none.
 pub(crate) fn version(session: &mut Session) -> Result<usize> {
-    match session.query("SELECT version FROM pgapace.schema_version", &[]) {
-        Ok(rows) => rows.first().map_or(Ok(0), |row| crate::target::catalogue::field(&row, 0)),
-        Err(error) if error.sqlstate() == Some(UNDEFINED_TABLE) => Ok(0),
-        Err(error) => Err(Failure::target(&error, "reading the version of schema pgapace")),
+    let failed = |e: &wire::Error| Failure::target(e, "reading the version of schema pgapace");
+    // A query of a table that is not there would leave an error in the server's log.
+    let there = session
+        .query(
+            "SELECT 1 FROM pg_catalog.pg_class c \
+             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname = 'pgapace' AND c.relname = 'schema_version'",
+            &[],
+        )
+        .map_err(|e| failed(&e))?;
+    if there.is_empty() {
+        return Ok(0);
     }
+    let rows =
+        session.query("SELECT version FROM pgapace.schema_version", &[]).map_err(|e| failed(&e))?;
+    rows.first().map_or(Ok(0), |row| crate::target::catalogue::field(&row, 0))
 }

@@ -8,7 +8,7 @@ use wire::{Row, Session};
 
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::Reason;
-use crate::target::catalogue::field;
+use crate::target::catalogue::{boolean, field};
 use crate::target::conflict::ConflictType;
 use crate::target::state::{SubscriptionId, conflicts};
 
@@ -220,6 +220,8 @@ pub(crate) struct Delta {
     pub(crate) applied: Lsn,
     pub(crate) flushed: Lsn,
     pub(crate) spool: Spooled,
+    /// The run goes on: whatever stopped the one before it, up to what is applied, is over.
+    pub(crate) goes_on: bool,
 }
 
 /// What is in the spool.
@@ -257,6 +259,15 @@ pub(crate) fn add(session: &mut Session, id: SubscriptionId, delta: &Delta) -> R
             set.push_str(&format!(", {column} = {column} + {}", value.as_secs_f64()));
         }
     }
+    if delta.goes_on {
+        let over = format!("coalesce(error_lsn, '0/0') < '{}'", delta.applied);
+        for column in ["last_error", "last_error_at", "error_since", "error_lsn"] {
+            set.push_str(&format!(", {column} = CASE WHEN NOT {over} THEN {column} END"));
+        }
+        set.push_str(&format!(
+            ", error_count = CASE WHEN {over} THEN 0 ELSE error_count END, next_try_at = NULL"
+        ));
+    }
     session
         .simple(&format!(
             "UPDATE pgapace.stat_subscription SET updated_at = pg_catalog.now(), \
@@ -273,23 +284,70 @@ pub(crate) fn add(session: &mut Session, id: SubscriptionId, delta: &Delta) -> R
     Ok(())
 }
 
-/// Keeps the last error for `status`, and counts the conflict that it is.
-pub(crate) fn error(session: &mut Session, id: SubscriptionId, failure: &Failure) -> Result<()> {
-    let conflict = failure.conflict.as_deref();
+/// Up to where the run that goes on has applied the stream, as of its last statistics: also what holds
+/// nothing for the subscription, which progress follows only now and then.
+pub(crate) fn applied_in_this_run(
+    session: &mut Session,
+    id: SubscriptionId,
+) -> Result<Option<Lsn>> {
+    let rows = session
+        .query(
+            "SELECT applied_lsn FROM pgapace.stat_subscription \
+             WHERE subscription = $1::pg_catalog.int4 AND updated_at > started_at",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| Failure::target(&e, "reading statistics"))?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    row.get(0).map(|_| field(&row, 0)).transpose()
+}
+
+/// Keeps why nothing runs, for `status`, and for how long until the `next` try, if there is one.
+/// Counts the conflict that it is; one that is met again at each start is the same.
+pub(crate) fn error(
+    session: &mut Session,
+    id: SubscriptionId,
+    failure: &Failure,
+    next: Option<Duration>,
+) -> Result<()> {
+    let conflict = match failure.conflict.as_deref() {
+        Some(conflict) if !conflicts::is_recorded(session, id, conflict)? => Some(conflict),
+        _ => None,
+    };
     let count = conflict.map_or(String::new(), |conflict| {
         let column = conflict.kind.name();
-        format!(", {column} = {column} + 1")
+        format!(", {column} = s.{column} + 1")
     });
+    let lsn = failure.offender.as_deref().map(|offender| offender.commit_lsn.to_string());
+    let next = next.map(|next| next.as_secs_f64().to_string());
     session
         .execute(
             &format!(
-                "UPDATE pgapace.stat_subscription SET last_error = $2, \
-                 last_error_at = pg_catalog.now(){count} WHERE subscription = $1::pg_catalog.int4"
+                "INSERT INTO pgapace.stat_subscription AS s (subscription, updated_at, started_at) \
+                   VALUES ($1::pg_catalog.int4, pg_catalog.now(), pg_catalog.now()) \
+                 ON CONFLICT (subscription) DO UPDATE SET \
+                   error_since = CASE WHEN s.last_error = $2 THEN s.error_since \
+                     ELSE pg_catalog.now() END, \
+                   error_count = CASE WHEN s.last_error = $2 THEN s.error_count + 1 ELSE 1 END, \
+                   last_error = $2, last_error_at = pg_catalog.now(), \
+                   error_lsn = $3::pg_catalog.pg_lsn, next_try_at = pg_catalog.now() \
+                     + $4::pg_catalog.float8 * '1 second'::pg_catalog.interval{count}"
             ),
-            &[Some(&id.0.to_string()), Some(&failure.to_string())],
+            &[Some(&id.0.to_string()), Some(&failure.to_string()), lsn.as_deref(), next.as_deref()],
         )
         .map_err(|e| failed(&e))?;
     conflict.map_or(Ok(()), |conflict| conflicts::write(session, id, [conflict]))
+}
+
+/// Notes that there is no next try.
+pub(crate) fn not_retrying(session: &mut Session, id: SubscriptionId) -> Result<()> {
+    session
+        .execute(
+            "UPDATE pgapace.stat_subscription SET next_try_at = NULL \
+             WHERE subscription = $1::pg_catalog.int4",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| failed(&e))?;
+    Ok(())
 }
 
 /// A row of `pgapace.stat_subscription`. Times are in text form, UTC.
@@ -304,6 +362,13 @@ pub(crate) struct Statistics {
     pub(crate) started_at: Option<String>,
     pub(crate) last_error: Option<String>,
     pub(crate) last_error_at: Option<String>,
+    /// Since when it is met, and how often it was.
+    pub(crate) error_since: Option<String>,
+    pub(crate) error_count: u64,
+    /// When it is tried again.
+    pub(crate) next_try_at: Option<String>,
+    /// Whether somebody still does: that time is not long ago.
+    pub(crate) retrying: bool,
 }
 
 /// What was written last; `None` if the subscription never ran.
@@ -312,7 +377,10 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
         .query(
             &format!(
                 "SELECT restarts, received_lsn, applied_lsn, flushed_lsn, started_at, last_error, \
-                   last_error_at, spool_files, spool_bytes, {}, {} \
+                   last_error_at, spool_files, spool_bytes, error_since, error_count, \
+                   next_try_at, next_try_at IS NOT NULL \
+                     AND next_try_at > pg_catalog.now() - '2 minutes'::pg_catalog.interval, \
+                   {}, {} \
                  FROM pgapace.stat_subscription WHERE subscription = $1::pg_catalog.int4",
                 COUNTERS.join(", "),
                 WAITS.join(", ")
@@ -332,7 +400,11 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
         last_error: text(5),
         last_error_at: text(6),
         spool: Spooled { files: field(&row, 7)?, bytes: field(&row, 8)? },
-        counters: Counters::read(&row, 9)?,
+        error_since: text(9),
+        error_count: field(&row, 10)?,
+        next_try_at: text(11),
+        retrying: boolean(&row, 12)?,
+        counters: Counters::read(&row, 13)?,
     }))
 }
 

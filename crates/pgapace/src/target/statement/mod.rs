@@ -5,4 +5,5 @@ pub(crate) mod cache;
 pub(crate) mod column_set;
 pub(crate) mod copy;
 pub(crate) mod row;
+mod search;
 pub(crate) mod set;

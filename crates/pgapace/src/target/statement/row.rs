@@ -8,12 +8,10 @@
 use pgoutput::{Column, ReplicaIdentity};
 use wire::{Param, quote_ident};
 
-use crate::target::catalogue::Equality;
 use crate::target::mapping::{Search, TableMap};
 use crate::target::statement::column_set::ColumnSet;
+use crate::target::statement::search::{self, Identical};
 
-/// PostgreSQL's oid of type text.
-const TEXT: u32 = 25;
 /// PostgreSQL's oid of type int8.
 const INT8: u32 = 20;
 
@@ -104,8 +102,8 @@ pub(crate) enum PlanError {
     UnchangedValue { column: String },
     /// The tuple has another number of columns than its relation.
     ColumnCount { expected: usize, found: usize },
-    /// A column without equality can only be compared as text, but was sent in binary.
-    BinaryWithoutEquality { column: String },
+    /// The subscriber would read the value as another one.
+    Misread { column: String, type_name: String, value: String },
 }
 
 impl std::fmt::Display for PlanError {
@@ -118,11 +116,13 @@ impl std::fmt::Display for PlanError {
             Self::UnchangedValue { column } => {
                 write!(f, "the row is not on the target, and its column {column:?} was not sent")
             }
+            Self::Misread { column, type_name, value } => write!(
+                f,
+                "the value {value:?} of column {column:?} would be read as another value of type \
+                 {type_name}"
+            ),
             Self::ColumnCount { expected, found } => {
                 write!(f, "the tuple has {found} columns, its relation {expected}")
-            }
-            Self::BinaryWithoutEquality { column } => {
-                write!(f, "column {column:?} has no equality and was sent in binary")
             }
         }
     }
@@ -140,7 +140,30 @@ pub(crate) fn values<'a>(
     if tuple.len() != expected {
         return Err(PlanError::ColumnCount { expected, found: tuple.len() });
     }
-    Ok(tuple.columns().collect())
+    let values: Values<'a> = tuple.columns().collect();
+    refuse_misread(map, values.iter().copied())?;
+    Ok(values)
+}
+
+/// Refuses a row with a value that the subscriber would read as another one.
+pub(crate) fn refuse_misread<'a>(
+    map: &TableMap,
+    row: impl Iterator<Item = Column<'a>>,
+) -> Result<(), PlanError> {
+    if map.misread.is_empty() {
+        return Ok(());
+    }
+    for (index, value) in row.enumerate() {
+        let misread = map.misread.iter().find(|(column, _)| *column == index);
+        if let Some(value) = misread.and_then(|(_, misread)| misread.misread(value)) {
+            return Err(PlanError::Misread {
+                column: map.remote.columns[index].name.clone(),
+                type_name: map.local(index).type_name.clone(),
+                value,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Decides how an update is carried out and fills the sets of its shape.
@@ -255,12 +278,11 @@ pub(crate) fn plan_search(
     }
     nulls.reset(values.len());
     for column in map.search_columns() {
-        let name = || map.remote.columns[column.remote].name.clone();
         match values[column.remote] {
             Column::Null => nulls.insert(column.remote),
-            Column::Unchanged => return Err(PlanError::UnchangedSearchValue { column: name() }),
-            Column::Binary(_) if column.equality == Equality::Text => {
-                return Err(PlanError::BinaryWithoutEquality { column: name() });
+            Column::Unchanged => {
+                let column = map.remote.columns[column.remote].name.clone();
+                return Err(PlanError::UnchangedSearchValue { column });
             }
             Column::Text(_) | Column::Binary(_) => {}
         }
@@ -297,6 +319,18 @@ pub(crate) fn statement(
         Operation::Look => builder.look(),
     };
     Statement { sql, types: builder.types, sources: builder.sources }
+}
+
+/// A row's address is unique only together with its partition.
+const BY_ADDRESS: &str = "target.ctid OPERATOR(pg_catalog.=) found.address \
+    AND target.tableoid OPERATOR(pg_catalog.=) found.relation";
+
+/// What a row must meet to be found.
+struct Condition {
+    equal: String,
+    /// What an equal row meets as well if it is identical to what is searched; `None` if every one
+    /// does.
+    identical: Option<String>,
 }
 
 struct Builder<'a> {
@@ -349,8 +383,8 @@ impl Builder<'_> {
         let table = self.map.table.sql_only();
         if assignments.is_empty() {
             // Only the identity was sent: a statement is still needed to see whether it changed.
-            let condition = self.condition(identity, set);
-            return format!("SELECT 1 FROM {table} WHERE {condition} LIMIT 1 FOR NO KEY UPDATE");
+            let Condition { equal, .. } = self.condition(identity, set);
+            return format!("SELECT 1 FROM {table} WHERE {equal} LIMIT 1 FOR NO KEY UPDATE");
         }
         let (with, from, condition) = self.found(identity, set);
         format!("{with}UPDATE {table} AS target SET {}{from}{condition}", assignments.join(", "))
@@ -394,9 +428,13 @@ impl Builder<'_> {
     }
 
     fn probe(&mut self) -> String {
-        let condition = self.condition(None, &ColumnSet::default());
+        if let Search::WholeRow(_) = self.map.search {
+            let condition = self.condition(None, &ColumnSet::default());
+            return format!("{}SELECT 1 FROM found", self.found_row(&condition));
+        }
+        let Condition { equal, .. } = self.condition(None, &ColumnSet::default());
         format!(
-            "SELECT 1 FROM {} WHERE {condition} LIMIT 1 FOR NO KEY UPDATE",
+            "SELECT 1 FROM {} WHERE {equal} LIMIT 1 FOR NO KEY UPDATE",
             self.map.table.sql_only()
         )
     }
@@ -405,64 +443,81 @@ impl Builder<'_> {
     /// oid of this database. NULL where nothing is known: the row is as old as what the server has
     /// forgotten, or of our own transaction. Of a local commit only the name is NULL.
     fn look(&mut self) -> String {
+        let table = self.map.table.sql_only();
         let condition = self.condition(None, &ColumnSet::default());
+        let (with, row) = match self.map.search {
+            Search::WholeRow(_) => (
+                self.found_row(&condition),
+                format!("SELECT target.xmin FROM {table} AS target, found WHERE {BY_ADDRESS}"),
+            ),
+            _ => {
+                let Condition { equal, .. } = condition;
+                let row = format!("SELECT xmin FROM {table} WHERE {equal} LIMIT 1 FOR UPDATE");
+                (String::new(), row)
+            }
+        };
         format!(
-            "SELECT (EXTRACT(epoch FROM made.timestamp) * 1000000)::pg_catalog.int8, o.roname, \
-               d.oid \
-             FROM (SELECT xmin FROM {} WHERE {condition} LIMIT 1 FOR UPDATE) found \
-             CROSS JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(found.xmin) made \
+            "{with}SELECT (EXTRACT(epoch FROM made.timestamp) * 1000000)::pg_catalog.int8, \
+               o.roname, d.oid \
+             FROM ({row}) seen \
+             CROSS JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(seen.xmin) made \
              JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database() \
-             LEFT JOIN pg_catalog.pg_replication_origin o ON o.roident = made.roident",
-            self.map.table.sql_only()
+             LEFT JOIN pg_catalog.pg_replication_origin o ON o.roident = made.roident"
         )
     }
 
     /// The parts of a statement that select its row: a WITH clause, a FROM clause, a WHERE clause.
-    ///
-    /// Without a key, one of several equal rows is chosen and locked first, as natively, and then
-    /// found by its address; a row's address is unique only together with its partition.
     fn found(&mut self, identity: Option<&str>, set: &ColumnSet) -> (String, &'static str, String) {
         let condition = self.condition(identity, set);
         match self.map.search {
-            Search::WholeRow(_) => (
-                format!(
-                    "WITH found AS MATERIALIZED (SELECT tableoid AS relation, ctid AS address \
-                     FROM {} WHERE {condition} LIMIT 1 FOR UPDATE) ",
-                    self.map.table.sql_only()
-                ),
-                " FROM found",
-                " WHERE target.ctid OPERATOR(pg_catalog.=) found.address \
-                 AND target.tableoid OPERATOR(pg_catalog.=) found.relation"
-                    .to_owned(),
-            ),
-            _ => (String::new(), "", format!(" WHERE {condition}")),
+            Search::WholeRow(_) => {
+                (self.found_row(&condition), " FROM found", format!(" WHERE {BY_ADDRESS}"))
+            }
+            _ => (String::new(), "", format!(" WHERE {}", condition.equal)),
         }
     }
 
-    fn condition(&mut self, identity: Option<&str>, set: &ColumnSet) -> String {
+    /// A WITH clause whose `found` is the address of one row.
+    ///
+    /// Without a key, one of several equal rows is chosen and locked first, as natively, and then
+    /// found by its address. One that is identical to what is searched goes before those that are
+    /// only equal, which are looked for if there is none.
+    fn found_row(&self, condition: &Condition) -> String {
+        let Condition { equal, identical } = condition;
+        let first = |also: &str| {
+            format!(
+                "AS MATERIALIZED (SELECT tableoid AS relation, ctid AS address FROM {} \
+                 WHERE {equal}{also} LIMIT 1 FOR UPDATE)",
+                self.map.table.sql_only()
+            )
+        };
+        match identical {
+            None => format!("WITH found {} ", first("")),
+            Some(identical) => format!(
+                "WITH identical {}, equal {}, \
+                 found AS (SELECT * FROM identical UNION ALL SELECT * FROM equal) ",
+                first(&format!(" AND {identical}")),
+                first(" AND NOT EXISTS (SELECT FROM identical)")
+            ),
+        }
+    }
+
+    fn condition(&mut self, identity: Option<&str>, set: &ColumnSet) -> Condition {
         let map = self.map;
         let mut conditions = Vec::new();
+        let mut identical = Identical::default();
         for column in map.search_columns() {
-            let name = self.column(column.remote);
             if self.nulls.contains(column.remote) {
                 // Unlike IS NULL, this is not true of a composite whose fields are all NULL.
-                conditions.push(format!("{name} IS NOT DISTINCT FROM NULL"));
+                conditions
+                    .push(format!("{} IS NOT DISTINCT FROM NULL", self.column(column.remote)));
                 continue;
             }
             let source = Source::Search(column.remote);
-            conditions.push(match &column.equality {
-                Equality::Operator(operator) => {
-                    let value = self.parameter(source, map.local(column.remote).base_type);
-                    format!("{name} {operator} {value}")
-                }
-                Equality::Text => {
-                    let value = self.parameter(source, TEXT);
-                    format!(
-                        "({name}::pg_catalog.text COLLATE pg_catalog.\"C\") \
-                         OPERATOR(pg_catalog.=) {value}"
-                    )
-                }
-            });
+            let value = self.parameter(source, map.local(column.remote).base_type);
+            let comparand = search::comparand(map, column, &value);
+            conditions.push(search::equal(map, column, "", &comparand));
+            identical.add(map, column, "", &comparand);
         }
         if let Some(operator) = identity {
             let always = (0..map.columns.len())
@@ -477,6 +532,8 @@ impl Builder<'_> {
             let joined = compared.join(if operator == "=" { " AND " } else { " OR " });
             conditions.push(format!("({joined})"));
         }
-        if conditions.is_empty() { "true".to_owned() } else { conditions.join(" AND ") }
+        let equal =
+            if conditions.is_empty() { "true".to_owned() } else { conditions.join(" AND ") };
+        Condition { equal, identical: identical.condition() }
     }
 }

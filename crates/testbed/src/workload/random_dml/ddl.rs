@@ -11,7 +11,7 @@ pub(super) fn publisher(options: &Options, tables: &[Table]) -> String {
     let mut sql = preamble(options);
     for table in tables {
         let columns: Vec<String> =
-            table.columns.iter().map(|column| column_ddl(options, column, true)).collect();
+            table.columns.iter().map(|column| column_ddl(options, column, true, false)).collect();
         create(&mut sql, table, &columns, table.partitions);
     }
     sql
@@ -24,7 +24,9 @@ pub(super) fn target(options: &Options, tables: &[Table], rng: &mut Rng) -> Stri
         let mut columns: Vec<String> = table
             .columns
             .iter()
-            .map(|column| column_ddl(options, column, !options.target_differs))
+            .map(|column| {
+                column_ddl(options, column, !options.target_differs, options.narrow_target)
+            })
             .collect();
         let mut partitions = table.partitions;
         if options.target_differs {
@@ -52,8 +54,14 @@ fn preamble(options: &Options) -> String {
     )
 }
 
-fn column_ddl(options: &Options, column: &Column, with_default: bool) -> String {
-    let mut sql = format!("{} {}", column.sql(), column.kind.sql(&quote(&options.schema)));
+fn column_ddl(options: &Options, column: &Column, with_default: bool, narrow: bool) -> String {
+    let schema = quote(&options.schema);
+    let kind = match column.role {
+        Role::Identity | Role::Generated(_) => column.kind.sql(&schema),
+        _ if narrow => column.kind.narrow_sql(&schema),
+        _ => column.kind.sql(&schema),
+    };
+    let mut sql = format!("{} {kind}", column.sql());
     match &column.role {
         Role::Identity => sql.push_str(" GENERATED ALWAYS AS IDENTITY"),
         Role::Generated(from) => sql.push_str(&format!(" GENERATED ALWAYS AS ({from}) STORED")),

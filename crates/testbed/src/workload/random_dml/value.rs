@@ -40,6 +40,12 @@ pub(super) enum ValueType {
     Mood,
     Positive,
     Pair,
+    /// The types below have few values, that are equal and not the same text.
+    LooseNumeric,
+    SignedZero,
+    Span,
+    LooseJsonb,
+    NumericArray,
 }
 
 impl ValueType {
@@ -76,6 +82,10 @@ impl ValueType {
         Self::Positive,
         Self::Pair,
     ];
+
+    /// Types whose values are equal and yet not identical.
+    pub(super) const SPELLED: [Self; 5] =
+        [Self::LooseNumeric, Self::SignedZero, Self::Span, Self::LooseJsonb, Self::NumericArray];
 
     /// Types of key columns.
     pub(super) const KEYS: [Self; 8] = [
@@ -121,6 +131,31 @@ impl ValueType {
             Self::Mood => own("mood"),
             Self::Positive => own("positive"),
             Self::Pair => own("pair"),
+            Self::LooseNumeric => "numeric".into(),
+            Self::SignedZero => "double precision".into(),
+            Self::Span => "interval".into(),
+            Self::LooseJsonb => "jsonb".into(),
+            Self::NumericArray => "numeric[]".into(),
+        }
+    }
+
+    /// A type of smaller precision or length, or another one, that takes all values all the same.
+    pub(super) fn narrow_sql(self, schema: &str) -> String {
+        match self {
+            Self::BigInt => "numeric(20,0)".into(),
+            Self::Numeric | Self::LooseNumeric => "numeric(14,1)".into(),
+            Self::Double => "real".into(),
+            Self::Varchar => "varchar(40)".into(),
+            Self::Char => "char(10)".into(),
+            Self::Time => "time(1)".into(),
+            Self::Timestamp => "timestamp(2)".into(),
+            Self::TimestampTz => "timestamptz(0)".into(),
+            Self::Interval | Self::Span => "interval(1)".into(),
+            Self::Bits => "bit varying(35)".into(),
+            Self::IntArray => "numeric(12,0)[]".into(),
+            Self::NumericArray => "numeric(12,1)[]".into(),
+            Self::TextArray => "varchar(30)[]".into(),
+            _ => self.sql(schema),
         }
     }
 
@@ -141,8 +176,9 @@ impl ValueType {
 
     /// A random value as an SQL expression.
     ///
-    /// Values of one type that are equal have the same text (no `1.0` beside `1.00`), because
-    /// with REPLICA IDENTITY FULL the target may take one equal row for another.
+    /// Values of one type that are equal have the same text (no `1.0` beside `1.00`), except those
+    /// of [`Self::SPELLED`], because with REPLICA IDENTITY FULL the native apply worker may take
+    /// one equal row for another.
     pub(super) fn random(self, rng: &mut Rng, schema: &str) -> String {
         let sql = self.sql(schema);
         match self {
@@ -210,12 +246,21 @@ impl ValueType {
             Self::Pair => {
                 format!("ROW({}, {})::{sql}", rng.i32(0..99), quoted(&short_text(rng, 10)))
             }
+            Self::LooseNumeric => one_of(rng, &["1", "1.0", "1.00", "2.50", "2.5"], &sql),
+            Self::SignedZero => one_of(rng, &["0", "-0", "1"], &sql),
+            Self::Span => one_of(rng, &["1 mon", "30 days", "720:00", "-1 day", "-24:00"], &sql),
+            Self::LooseJsonb => one_of(rng, &["{\"a\": 1}", "{\"a\": 1.0}", "[]"], &sql),
+            Self::NumericArray => one_of(rng, &["{1,NULL}", "{1.0,NULL}", "{1.00,NULL}"], &sql),
         }
     }
 
     /// One of the few values of a key, as an SQL expression.
     pub(super) fn random_key(self, rng: &mut Rng) -> String {
-        self.key(rng.u32(1..=KEY_VALUES))
+        let key = self.key(rng.u32(1..=KEY_VALUES));
+        match self {
+            Self::LooseNumeric => format!("{key}.{}", "0".repeat(rng.usize(1..4))),
+            _ => key,
+        }
     }
 
     /// Two neighbouring values of a key, for a range of rows.
@@ -250,6 +295,10 @@ impl ValueType {
 /// A string literal; the text may hold anything.
 pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
+}
+
+fn one_of(rng: &mut Rng, values: &[&str], sql: &str) -> String {
+    format!("{}::{sql}", quoted(values[rng.usize(..values.len())]))
 }
 
 fn micros(rng: &mut Rng) -> i64 {

@@ -4,7 +4,6 @@ use engine::net::Row;
 use pgoutput::Column;
 use wire::Param;
 
-use crate::target::catalogue::Equality;
 use crate::target::mapping::TableMap;
 use crate::target::statement::bind::Params;
 use crate::target::statement::column_set::ColumnSet;
@@ -89,9 +88,7 @@ impl Columns {
             Use::New => return,
         };
         for column in map.search_columns() {
-            let slot = &mut self.slots[column.remote];
-            slot.role = Some(key);
-            slot.binary &= column.equality != Equality::Text;
+            self.slots[column.remote].role = Some(key);
         }
     }
 

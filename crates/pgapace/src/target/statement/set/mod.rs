@@ -21,7 +21,7 @@ use wire::Session;
 use crate::target::mapping::{Search, TableMap};
 use crate::target::statement::cache::StatementCache;
 use crate::target::statement::column_set::ColumnSet;
-use crate::target::statement::row::PlanError;
+use crate::target::statement::row::{self, PlanError};
 use columns::Columns;
 use rows::Rows;
 
@@ -113,6 +113,7 @@ pub(crate) fn queue_segment(
     counted: bool,
     expect: &mut impl FnMut(Expected),
 ) -> Result<(), SetError> {
+    refuse_misread(map, segment)?;
     let mut target = Target { session, statements, map, counted, expect };
     if matches!(map.search, Search::WholeRow(_)) && !map.columns.is_empty() {
         whole::queue(&mut target, buffers, segment)?;
@@ -120,6 +121,18 @@ pub(crate) fn queue_segment(
         keyed::queue(&mut target, buffers, segment)?;
     }
     inserts::queue(&mut target, &mut buffers.rows, &segment.inserts)
+}
+
+/// Refuses values that the subscriber would read as other ones; few tables have any to look at.
+fn refuse_misread(map: &TableMap, segment: &Segment<'_>) -> Result<(), PlanError> {
+    if map.misread.is_empty() {
+        return Ok(());
+    }
+    let Segment { absent, deletes, updates, inserts, .. } = segment;
+    let old = updates.iter().filter_map(|update| update.old.as_ref()).chain(deletes);
+    let new = updates.iter().map(|update| &update.new);
+    let mut rows = absent.iter().chain(old.map(|old| &old.row)).chain(new).chain(inserts);
+    rows.try_for_each(|row| row::refuse_misread(map, row.columns()))
 }
 
 impl<E: FnMut(Expected)> Target<'_, E> {

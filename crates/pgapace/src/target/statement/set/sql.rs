@@ -10,6 +10,7 @@ use crate::target::catalogue::{Column, Equality};
 use crate::target::mapping::{SearchColumn, TableMap};
 use crate::target::statement::cache::Shape;
 use crate::target::statement::row::{Source, Statement};
+use crate::target::statement::search::{self, Identical};
 
 /// PostgreSQL's oids of `text[]` and `int4[]`.
 const TEXT_ARRAY: u32 = 1009;
@@ -122,16 +123,18 @@ impl Builder<'_> {
         arrays.names.push(name);
     }
 
-    /// Adds the array of a search column; gives its value in SQL.
-    fn search_value(&mut self, arrays: &mut Arrays, column: &SearchColumn) -> String {
+    /// Adds the array of a search column; gives in SQL what the column is compared with.
+    fn comparand(&mut self, arrays: &mut Arrays, column: &SearchColumn) -> String {
         let (remote, local) = (column.remote, self.map.local(column.remote));
         let text = self.shape.text.contains(text_of_search(remote));
         self.sources.push(Source::Search(remote));
         self.array(arrays, format!("k{remote}"), if text { TEXT_ARRAY } else { local.array_type });
-        match column.equality {
-            Equality::Operator(_) if text => format!("v.k{remote}::{}", local.base_type_sql),
-            _ => format!("v.k{remote}"),
-        }
+        let value = if text {
+            format!("v.k{remote}::{}", local.base_type_sql)
+        } else {
+            format!("v.k{remote}")
+        };
+        search::comparand(self.map, column, &value)
     }
 
     /// Adds the array of a column that is set; gives its value in SQL.
@@ -147,19 +150,7 @@ impl Builder<'_> {
         quote_ident(&self.map.remote.columns[remote].name)
     }
 
-    /// `table.column = value`, as the target compares the column.
-    fn equal(&self, table: &str, column: &SearchColumn, value: &str) -> String {
-        let name = self.column(column.remote);
-        match &column.equality {
-            Equality::Operator(operator) => format!("{table}.{name} {operator} {value}"),
-            Equality::Text => format!(
-                "({table}.{name}::pg_catalog.text COLLATE pg_catalog.\"C\") \
-                 OPERATOR(pg_catalog.=) {value}"
-            ),
-        }
-    }
-
-    /// The same where NULL is equal to NULL.
+    /// [`search::equal`] where NULL is equal to NULL.
     ///
     /// `IS NOT DISTINCT FROM` would look its operator up by name, and no join can hash it. Arrays
     /// of one element are equal by the type's default equality, as elsewhere, or by both being
@@ -195,14 +186,12 @@ impl Builder<'_> {
             .search_columns()
             .iter()
             .map(|column| {
-                let value = self.search_value(arrays, column);
+                let mut value = self.comparand(arrays, column);
                 let is_element = has_binary_elements(map.local(column.remote));
-                match column.equality {
-                    Equality::Operator(_) if is_element => {
-                        self.equal("target", column, &format!("ANY (ARRAY[{value}])"))
-                    }
-                    _ => self.equal("target", column, &value),
+                if is_element && matches!(column.equality, Equality::Operator(_)) {
+                    value = format!("ANY (ARRAY[{value}])");
                 }
+                search::equal(map, column, "target.", &value)
             })
             .collect();
         conditions.join(" AND ")
@@ -262,7 +251,12 @@ impl Builder<'_> {
         )
     }
 
-    /// The rows equal to each class, numbered: one join of the table with all classes.
+    /// The rows identical to each class, numbered: one join of the table with all classes.
+    ///
+    /// Rows that are equal without being identical (`1.0` and `1.00`) are no hits: they may be
+    /// identical to another class, and two classes would take one row. If too few are identical, the
+    /// changes are made one by one, each to an equal row where none is identical; so the rows that are
+    /// changed do not depend on what else is in the statement.
     ///
     /// `count` names one more array.
     fn hits(&mut self, count: Option<&str>) -> String {
@@ -270,6 +264,7 @@ impl Builder<'_> {
         let mut arrays = Arrays::default();
         let mut values = vec!["v.class".to_owned()];
         let mut conditions = Vec::new();
+        let mut identical = Identical::default();
         for column in map.search_columns() {
             let remote = column.remote;
             if self.shape.nulls.contains(all_null(map.columns.len(), remote)) {
@@ -277,14 +272,16 @@ impl Builder<'_> {
                 conditions.push(format!("t.{} IS NOT DISTINCT FROM NULL", self.column(remote)));
                 continue;
             }
-            values.push(format!("{} AS k{remote}", self.search_value(&mut arrays, column)));
+            values.push(format!("{} AS k{remote}", self.comparand(&mut arrays, column)));
             let value = format!("old.k{remote}");
+            identical.add(map, column, "t.", &value);
             conditions.push(if self.shape.nulls.contains(some_null(remote)) {
                 self.equal_or_both_null("t", column, &value)
             } else {
-                self.equal("t", column, &value)
+                search::equal(map, column, "t.", &value)
             });
         }
+        conditions.extend(identical.condition());
         let mut carried = "old.class".to_owned();
         if let Some(count) = count {
             self.array(&mut arrays, count.to_owned(), INT4_ARRAY);

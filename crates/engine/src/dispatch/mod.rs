@@ -1,0 +1,523 @@
+//! Which group goes to which worker, and when.
+//!
+//! Transactions come in commit order, and wait. Whenever something happens, the leader asks what to do
+//! with what waits ([`Dispatch::next`]), and does it:
+//!
+//! ```text
+//!  push() ──► waiting ──► next() ──► hand over ──► queue of a worker ──► answered()
+//!                           │
+//!                           ├──► wait: a larger group soon, or the time between small groups
+//!                           └──► busy: until a worker has answered, or another one comes
+//! ```
+//!
+//! A group is handed over with what it must wait for: the [writeset](crate::writeset) says which of its
+//! changes conflict with groups in flight. These are the rules, each of which the simulation breaks on
+//! purpose to see that it notices (`crates/engine/simulation`):
+//!
+//! 1. The parts of one transaction go to one worker, under one number.
+//! 2. While the writeset is full, nothing new is handed over: its memory is bounded.
+//! 3. A worker has a bounded number of groups.
+//! 4. A worker that leaves gets no more groups.
+//! 5. The end of a transaction that is prepared on the subscriber is a barrier: whatever comes behind it
+//!    waits until it has ended.
+//! 6. So is a group that meets a table under another topmost relation than before: its locks have other
+//!    names.
+//! 7. Transactions that are prepared at once wait for what came before their run of PREPAREs only, so
+//!    that they run side by side.
+//! 8. Transactions that must be committed alone (user code, rules by time), steps of two-phase
+//!    transactions, and those that failed as sets in the run before, are applied change by change.
+//! 9. What waits is handed over at once when no worker is busy, unless there is a backlog or concurrent
+//!    committers; then after a bounded time (promise P9).
+//! 10. A table is serialized between groups only, when groups with it have often given way.
+//!
+//! Time is a value: the time since the run began. Constants are in [`pacing`].
+
+mod blame;
+pub mod pacing;
+mod stalls;
+#[cfg(test)]
+mod tests;
+mod workers;
+
+use std::time::Duration;
+
+use blame::Blame;
+pub use blame::{TableId, Turned};
+pub use pacing::Pacing;
+use pgoutput::{DecodeError, Lsn, Message};
+pub use stalls::{Look, Stalls};
+pub use workers::{Leaves, Want, Workers};
+
+use crate::group::{Batcher, GroupLimits, GroupSeq, Size};
+use crate::order::Waits;
+use crate::worker::{Contended, Group, Mode, Task};
+use crate::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
+
+/// A part of a transaction, as far as dispatch decides by it.
+pub trait Dispatchable: Task {
+    /// What it counts for in a group.
+    fn size(&self) -> Size;
+
+    /// Whether it ends a transaction that is prepared on the subscriber.
+    fn ends_prepared(&self) -> bool;
+
+    /// The tables that it may change.
+    fn tables(&self) -> impl Iterator<Item = TableId>;
+
+    /// Takes the locks of its changes, in stream order.
+    ///
+    /// # Errors
+    /// When the locks of a change are not known.
+    fn lock(&self, locks: &mut Locks<'_>) -> Result<(), LockError>;
+}
+
+/// The locks of a change are not known. Both are bugs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LockError {
+    /// A change cannot be decoded that the assembler took.
+    #[error("a change cannot be decoded again: {0}")]
+    Decode(#[from] DecodeError),
+    /// A table was mapped as for one worker.
+    #[error("a table was mapped without its locks")]
+    Unmapped,
+}
+
+/// How one subscription's work is dispatched.
+#[derive(Debug, Clone, Copy)]
+pub struct DispatchSettings {
+    /// The most workers that there can be.
+    pub workers: usize,
+    /// Whether other subscriptions share their sessions.
+    pub shared: bool,
+    /// Whether commits keep the publisher's order.
+    pub ordered: bool,
+    /// What a round trip to the subscriber takes at most.
+    pub round_trip: Duration,
+    /// What a group may have at most.
+    pub group: GroupLimits,
+    /// How many locks are remembered.
+    pub writeset: WritesetLimits,
+    /// Transactions that commit up to here are applied change by change: as sets, one of them failed
+    /// in the run before this one.
+    pub rows_through: Lsn,
+    /// Time after which somebody looks what blocks the oldest group.
+    pub lock_probe: Duration,
+    /// The constants.
+    pub pacing: Pacing,
+}
+
+/// What to do with what waits.
+#[derive(Debug)]
+pub enum Step<T> {
+    /// Nothing waits.
+    Nothing,
+    /// Nothing, until this time has passed or something happens.
+    Wait(Duration),
+    /// Nothing, until a worker has answered. `short`: another worker could take it.
+    Busy {
+        /// Whether more workers would help.
+        short: bool,
+    },
+    /// Hand this group to this worker, and ask again.
+    HandOver {
+        /// The worker.
+        worker: usize,
+        /// Others are busy at the same time.
+        beside_others: bool,
+        /// The group.
+        group: Group<T>,
+    },
+}
+
+/// Where the next group could go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    At(usize),
+    /// To a worker that is free, but not before this time has passed.
+    In(Duration),
+    /// Nowhere until a worker has answered, or another one comes.
+    Busy,
+    /// Nowhere until a worker has answered.
+    Full,
+}
+
+/// The dispatcher of one subscription.
+#[derive(Debug)]
+pub struct Dispatch<T> {
+    settings: DispatchSettings,
+    waiting: Batcher<T>,
+    workers: Workers,
+    /// What the groups in flight have locked; a single worker needs to know nothing of it.
+    writeset: Option<Writeset>,
+    blame: Blame,
+    stalls: Stalls,
+    depth: usize,
+    /// The group that was handed over last.
+    last: GroupSeq,
+    /// The last of them that was not prepared at once.
+    last_ordinary: GroupSeq,
+    last_at: Duration,
+    /// The worker that has the first parts of a transaction whose rest is still to come.
+    pinned: Option<usize>,
+    /// When the workers last became idle.
+    idle_since: Duration,
+    /// How old the newest transaction was when the publisher sent it.
+    behind: Duration,
+}
+
+impl<T: Dispatchable> Dispatch<T> {
+    /// Nothing waits.
+    #[must_use]
+    pub fn new(settings: DispatchSettings) -> Self {
+        let DispatchSettings { workers, ordered, group, writeset, pacing, .. } = settings;
+        Self {
+            waiting: Batcher::new(group, pacing),
+            workers: Workers::new(workers, settings.shared, pacing),
+            writeset: (workers > 1).then(|| Writeset::new(writeset, ordered)),
+            blame: Blame::new(&pacing),
+            stalls: Stalls::new(settings.lock_probe, pacing.longest_probe),
+            depth: pacing.queue_depth(group.transactions, workers),
+            last: GroupSeq::NONE,
+            last_ordinary: GroupSeq::NONE,
+            last_at: Duration::ZERO,
+            pinned: None,
+            idle_since: Duration::ZERO,
+            behind: Duration::ZERO,
+            settings,
+        }
+    }
+
+    /// The next part in commit order.
+    pub fn push(&mut self, part: T) {
+        self.waiting.push(part.size(), part);
+    }
+
+    /// A transaction was this old when the publisher sent it, by the publisher's own clock.
+    pub fn sent_after(&mut self, age: Duration) {
+        self.behind = age;
+    }
+
+    /// So many transactions are received and not committed on the subscriber.
+    pub fn on_their_way(&mut self, transactions: usize) {
+        if !self.is_backlog() {
+            self.waiting.on_their_way(transactions);
+        }
+    }
+
+    /// Whether the publisher sends old transactions.
+    #[must_use]
+    pub fn is_backlog(&self) -> bool {
+        self.settings.pacing.is_backlog(self.behind)
+    }
+
+    /// Whether many sessions of the publisher commit at the same time.
+    #[must_use]
+    pub fn has_many_committers(&self) -> bool {
+        self.waiting.has_company()
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Whether no worker has anything.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.workers.is_idle()
+    }
+
+    /// The workers, and what they have.
+    #[must_use]
+    pub fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    /// Everything up to this group has ended.
+    #[must_use]
+    pub fn ended_through(&self) -> GroupSeq {
+        self.oldest().map_or(self.last, GroupSeq::previous)
+    }
+
+    fn oldest(&self) -> Option<GroupSeq> {
+        self.workers.running().map(|(_, group)| group).min()
+    }
+
+    /// What to do with what waits. `reading`: whether more is being received.
+    ///
+    /// # Errors
+    /// When the locks of a change are not known; then the run must end.
+    pub fn next(&mut self, now: Duration, reading: bool) -> Result<Step<T>, LockError> {
+        if self.waiting.is_empty() {
+            return Ok(Step::Nothing);
+        }
+        let worker = match self.room(now, reading) {
+            Room::At(worker) => worker,
+            Room::In(time) => return Ok(Step::Wait(time)),
+            Room::Busy => return Ok(Step::Busy { short: true }),
+            Room::Full => return Ok(Step::Busy { short: false }),
+        };
+        if self.is_idle() && reading {
+            let waited = now.saturating_sub(self.idle_since);
+            let gathering = self.waiting.gathering(self.behind, waited);
+            if !gathering.is_zero() {
+                return Ok(Step::Wait(gathering));
+            }
+        }
+        match self.waiting.take() {
+            Some(works) => self.hand_over(worker, works, now),
+            None => Ok(Step::Nothing),
+        }
+    }
+
+    fn room(&self, now: Duration, reading: bool) -> Room {
+        if let Some(worker) = self.pinned {
+            let has_room = self.workers.queue(worker).len() < self.depth;
+            return if has_room { Room::At(worker) } else { Room::Full };
+        }
+        // Full means that groups are in flight, and the oldest always ends.
+        if self.writeset.as_ref().is_some_and(Writeset::is_full) {
+            return Room::Full;
+        }
+        let worth = self.waiting.is_worth_a_group();
+        let backlog = self.is_backlog() && reading;
+        let one_by_one = self.settings.group.transactions == 1;
+        if let Some(room) = self.room_far_away(worth && !one_by_one || backlog, now) {
+            return room;
+        }
+        // The first that is free: under a light load one session has all plans at hand.
+        if let Some((free, _)) = self.workers.open().find(|(_, queue)| queue.is_empty()) {
+            let Pacing { pace, backlog_pace, .. } = self.settings.pacing;
+            let pace = if backlog { backlog_pace } else { pace };
+            let pace = if worth || self.is_idle() { Duration::ZERO } else { pace };
+            let early = pace.saturating_sub(now.saturating_sub(self.last_at));
+            return if early.is_zero() { Room::At(free) } else { Room::In(early) };
+        }
+        let least =
+            self.workers.open().min_by_key(|(_, queue)| (queue.len(), queue.front().copied()));
+        match least {
+            Some((worker, queue)) if worth && queue.len() < self.depth => Room::At(worker),
+            _ => Room::Busy,
+        }
+    }
+
+    /// Behind the last group, where that saves the answers of a subscriber that is far away, and there
+    /// is not enough to do for others.
+    fn room_far_away(&self, busy: bool, now: Duration) -> Option<Room> {
+        let DispatchSettings { ordered, round_trip, pacing, .. } = &self.settings;
+        if busy || !ordered || !pacing.is_far(*round_trip) {
+            return None;
+        }
+        let last = self.workers.open().find(|(_, queue)| queue.back() == Some(&self.last));
+        let (worker, queue) = last?;
+        let early = pacing.far_pace(*round_trip).saturating_sub(now.saturating_sub(self.last_at));
+        Some(if queue.len() >= pacing.far_depth {
+            Room::Busy
+        } else if early.is_zero() {
+            Room::At(worker)
+        } else {
+            Room::In(early)
+        })
+    }
+
+    fn hand_over(
+        &mut self,
+        worker: usize,
+        works: Vec<T>,
+        now: Duration,
+    ) -> Result<Step<T>, LockError> {
+        let continued = self.pinned.is_some();
+        let seq = if continued { self.last } else { self.last.next() };
+        let ends = works.last().is_some_and(|work| work.end().is_some());
+        let contended = self.lock(worker, seq, continued, &works)?;
+        let (mode, attempts) = (self.mode(&works), 0);
+        let mut group = Group { seq, works, mode, contended, attempts };
+        if group.is_prepared_at_once() {
+            // Those of one run of them were all prepared on the publisher at the same time, so none
+            // is in the way of another; and they need no turn, since nobody sees them. Together
+            // they share the subscriber's writes to disk.
+            group.contended.waits = Waits::through(self.last_ordinary);
+        } else {
+            self.last_ordinary = seq;
+        }
+        let beside_others = !self.is_idle();
+        (self.last, self.last_at) = (seq, now);
+        self.pinned = (!ends).then_some(worker);
+        self.workers.push(worker, seq);
+        Ok(Step::HandOver { worker, beside_others, group })
+    }
+
+    /// Takes the locks of all changes of a group: what of it must wait for which groups.
+    fn lock(
+        &mut self,
+        worker: usize,
+        seq: GroupSeq,
+        continued: bool,
+        works: &[T],
+    ) -> Result<Contended, LockError> {
+        let Some(writeset) = &mut self.writeset else { return Ok(Contended::default()) };
+        if !continued {
+            self.blame.settle(writeset);
+            writeset.open(seq, self.workers.queue(worker).back().copied());
+        }
+        if works.iter().any(Dispatchable::ends_prepared) {
+            // Its changes are on the subscriber already. Nothing that was sent between its PREPARE and
+            // this touches a row of it, because on the publisher it held their locks all that time; so
+            // nothing before it waits for it, and it is never behind somebody who does. What comes
+            // after it waits until it has ended.
+            writeset.barrier();
+        }
+        if self.blame.note(seq, works.iter().flat_map(Dispatchable::tables)) {
+            writeset.barrier();
+        }
+        let mut locks = Locks { writeset, contended: Vec::new() };
+        works.iter().try_for_each(|work| work.lock(&mut locks))?;
+        let mut changes = locks.contended;
+        if !changes.contains(&true) {
+            changes.clear();
+        }
+        let ends = works.last().is_some_and(|work| work.end().is_some());
+        // One whose end is still to come runs only as the oldest.
+        Ok(if ends { Contended { waits: writeset.close(), changes } } else { Contended::default() })
+    }
+
+    fn mode(&self, works: &[T]) -> Mode {
+        let by_rows = works.first().is_some_and(|work| {
+            work.commit_lsn() <= self.settings.rows_through || work.size().by_rows || work.is_step()
+        });
+        if by_rows { Mode::Rows } else { Mode::Net }
+    }
+
+    /// A worker is through with its first groups, and these groups have ended. Whether the worker is to
+    /// go now.
+    pub fn answered(
+        &mut self,
+        worker: usize,
+        groups: usize,
+        ended: &[GroupSeq],
+        now: Duration,
+    ) -> bool {
+        let goes = self.workers.answered(worker, groups, now);
+        if let Some(writeset) = &mut self.writeset {
+            for group in ended {
+                writeset.committed(*group);
+                self.blame.ended(*group);
+            }
+        }
+        if self.is_idle() {
+            self.idle_since = now;
+        }
+        goes
+    }
+
+    /// See [`Workers::want`].
+    pub fn want(&mut self, short: bool, now: Duration, ask: impl FnOnce() -> bool) -> Want {
+        self.workers.want(short, now, ask)
+    }
+
+    /// See [`Workers::give_back`]. Not the worker that has the first parts of a transaction.
+    pub fn give_back(&mut self, now: Duration, gives: impl FnOnce(bool) -> bool) -> Option<Leaves> {
+        self.workers.give_back(self.pinned, now, gives)
+    }
+
+    /// See [`Workers::came`].
+    pub fn came(&mut self, worker: usize, now: Duration) {
+        self.workers.came(worker, now);
+    }
+
+    /// See [`Workers::left`].
+    pub fn left(&mut self, worker: usize) {
+        self.workers.left(worker);
+    }
+
+    /// See [`Workers::not_opened`].
+    pub fn not_opened(&mut self, worker: usize, now: Duration) {
+        self.workers.not_opened(worker, now);
+    }
+
+    /// Whether it is time to look what blocks the oldest group; `next` is the oldest if no worker has
+    /// one. See [`Stalls::look`].
+    pub fn look_at_stalls(&mut self, next: Option<GroupSeq>, now: Duration) -> Look {
+        let oldest = self.oldest().or(next);
+        self.stalls.look(oldest, now)
+    }
+
+    /// The group that was the oldest at the last look.
+    #[must_use]
+    pub fn stalled(&self) -> Option<GroupSeq> {
+        self.stalls.oldest()
+    }
+
+    /// Somebody has looked what blocks the oldest group: these later groups hold its locks. Returns the
+    /// workers that are to roll them back, and the tables that are serialized for it.
+    pub fn make_way(
+        &mut self,
+        oldest: GroupSeq,
+        victims: &[GroupSeq],
+        now: Duration,
+    ) -> (Vec<(usize, GroupSeq)>, Turned) {
+        self.stalls.found();
+        let running: Vec<_> =
+            self.workers.running().filter(|(_, group)| victims.contains(group)).collect();
+        let mut turned = Turned { roots: Vec::new(), demoted: true };
+        for victim in victims {
+            if running.iter().any(|(_, group)| group == victim) {
+                turned.roots.extend(self.blame.gave_way(oldest, *victim, now));
+            }
+        }
+        (running, turned)
+    }
+
+    /// Tables that are not serialized any more.
+    pub fn promote(&mut self, now: Duration) -> Turned {
+        self.blame.promote(now)
+    }
+
+    /// What is remembered.
+    #[must_use]
+    pub fn remembered(&self) -> Remembered {
+        Remembered {
+            waiting: self.waiting.len(),
+            queued: self.workers.running().map(|(w, _)| self.workers.queue(w).len()).sum(),
+            locks: self.writeset.as_ref().map_or(0, Writeset::len),
+            groups: self.blame.len(),
+        }
+    }
+}
+
+/// How many things a dispatcher remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Remembered {
+    /// Parts that wait for a worker.
+    pub waiting: usize,
+    /// Groups that workers have not answered.
+    pub queued: usize,
+    /// Keys in the writeset.
+    pub locks: usize,
+    /// Groups whose tables are known.
+    pub groups: usize,
+}
+
+/// Takes the locks of changes, one after the other.
+#[derive(Debug)]
+pub struct Locks<'w> {
+    writeset: &'w mut Writeset,
+    /// By change, whether it is contended.
+    contended: Vec<bool>,
+}
+
+impl Locks<'_> {
+    /// A change of one table; `None` if it is not applied.
+    pub fn change(&mut self, rules: Option<&LockRules>, message: &Message<'_>) {
+        let verdict = rules.map_or(Verdict::Free, |rules| self.writeset.change(rules, message));
+        self.contended.push(verdict == Verdict::Contended);
+    }
+
+    /// A TRUNCATE of these tables.
+    pub fn truncate(&mut self, tables: &[&LockRules]) {
+        let verdict =
+            if tables.is_empty() { Verdict::Free } else { self.writeset.truncate(tables) };
+        self.contended.push(verdict == Verdict::Contended);
+    }
+}

@@ -1,0 +1,201 @@
+//! Every constant that paces dispatch: how long to wait, how much to gather, how much to hand over
+//! ahead of the answers.
+//!
+//! [`Pacing::MEASURED`] is what the program runs with. Each value names its unit, its reason, and the
+//! measurement behind it; `docs/performance.md` has the conditions (2 virtual cores that both servers,
+//! the clients and pgapace share). A value is a field, so that the simulation can run with others: no
+//! promise may rest on any of them.
+
+use std::time::Duration;
+
+/// The constants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pacing {
+    /// Age of a transaction when the publisher sends it, from which on there is a backlog.
+    ///
+    /// More transactions come at once then, so waiting for them costs nobody anything. Both times are
+    /// the publisher's. A walsender without a backlog sends within a few milliseconds of the commit.
+    pub backlog: Duration,
+    /// Part of the age of a backlog for which an idle worker waits for a larger group (1 in n).
+    ///
+    /// Small groups stay small where the subscriber applies as fast as the publisher sends, and a COPY
+    /// prepares a thousand row slots, whatever it gets: a fifth to a third of `bulk-insert` in 17 and
+    /// later. A tenth more latency is what a subscription that lags can afford.
+    pub gathered_part: u32,
+    /// The longest such wait.
+    ///
+    /// At the rate of `bulk-insert`, 20 ms bring more than a group may hold, so a longer wait gains
+    /// nothing.
+    pub longest_gathering: Duration,
+    /// How long an idle worker waits for half of the concurrent committers, without a backlog.
+    ///
+    /// With 40 clients that wait for the subscriber, apply and pgapace went from 110 to 70 µs of CPU
+    /// for each transaction (`sync`). A session that commits alone waits for nobody.
+    pub committers_wait: Duration,
+    /// Number of concurrent committers from which on the reader takes naps.
+    ///
+    /// Below it, a nap delays more transactions than it brings together.
+    pub many_committers: usize,
+    /// Part of the group limits (1 in n) from which on what waits is worth a group of its own.
+    ///
+    /// A worker that is busy gets such a group in advance, and a free one does not wait for more.
+    pub worth_part: usize,
+    /// Source transactions on their way to the subscriber at once where groups are small.
+    ///
+    /// With `--group-transactions 1` a worker must not wait for each answer: the depth of its queue is
+    /// this number divided by workers and group size.
+    pub window: usize,
+    /// Groups that a worker has at once, at least.
+    ///
+    /// One that the subscriber works on and one behind it, so that the subscriber never waits for the
+    /// leader. More would be memory beside the budget.
+    pub depth: usize,
+    /// How long a free worker waits for a group that is worth it, while another worker is busy.
+    ///
+    /// Workers share the subscriber's processors, and small groups cost more for each change.
+    pub pace: Duration,
+    /// The same in a backlog: more comes soon, so the wait ends long before this.
+    pub backlog_pace: Duration,
+    /// Round trip to the subscriber from which on it is far away.
+    ///
+    /// A round trip on one machine, or inside one data centre, takes less. Beyond it, waiting for an
+    /// answer takes longer than the work of a small group.
+    pub far: Duration,
+    /// Groups that a worker has at once where the subscriber is far away.
+    ///
+    /// As many as a round trip of 5 ms takes. With 40 clients that wait (`rtt`), pgapace was at 0.37 of
+    /// native while each group waited for two round trips, and is at 0.57 to 0.62 with this.
+    pub far_depth: usize,
+    /// Part of a round trip (1 in n) between small groups to a subscriber that is far away.
+    pub far_pace_part: u32,
+    /// Changes up to which a lone transaction is sent change by change.
+    ///
+    /// That is one round trip as well, and a row that is missing costs no second attempt.
+    pub lone_changes: usize,
+    /// Changes up to which the statements of a group count their rows where the subscriber is far away,
+    /// so that its COMMIT goes with them.
+    ///
+    /// Counting costs the subscriber some 20 µs for each statement and 2 µs for each row; above this it
+    /// costs more than a round trip of 1 ms saves.
+    pub counted_changes: usize,
+    /// Groups that a worker puts together behind the one in flight.
+    ///
+    /// One keeps the subscriber busy; more is memory beside the budget.
+    pub ready_groups: usize,
+    /// How long what came of an open streamed transaction is gathered.
+    ///
+    /// At 20 MB/s this is a COPY of some ten thousand rows. The subscriber prepares a thousand row slots
+    /// for each COPY, and small ones take turns with the publisher on processors that are short: a
+    /// transaction of 1.5 million rows took 1.7 s with 20 ms and 1 MB, and takes 1.5 s with this and
+    /// 2 MB.
+    pub stream_gathering: Duration,
+    /// Bytes of an open streamed transaction that are worth to be executed at once.
+    ///
+    /// See [`Self::stream_gathering`].
+    pub stream_worth: u64,
+    /// Bytes between two savepoints of an open streamed transaction, at least.
+    ///
+    /// A savepoint is a round trip less than a statement, and what lies between two of them is executed
+    /// again when a subtransaction is aborted.
+    pub savepoint_spacing: u64,
+    /// The most savepoints of a transaction: the subscriber remembers all of them until the end.
+    pub savepoints: usize,
+    /// Bytes that may be executed again, beside twice what the transaction holds, before it is
+    /// abandoned.
+    pub redone: u64,
+    /// Transactions received and not committed, above which nothing more is received.
+    ///
+    /// The memory budget bounds their bytes; this bounds what each costs beside them, some 200 bytes.
+    pub outstanding: usize,
+    /// The longest time between two looks at what blocks the oldest group. The first look comes after
+    /// `--lock-probe`, each later one after twice the time.
+    pub longest_probe: Duration,
+    /// Groups that gave way within [`Self::victim_window`] and serialize a table.
+    ///
+    /// Each costs the oldest group `--lock-probe` and its own work. At 50 ms each, four in 20 s are one
+    /// part in a hundred of the time.
+    pub victims: usize,
+    /// See [`Self::victims`].
+    pub victim_window: Duration,
+    /// How long a table is serialized the first time; twice as long each time that it comes back soon.
+    pub serialized_term: Duration,
+    /// The longest such time.
+    pub longest_serialized_term: Duration,
+    /// How long work waits for busy workers before another worker is asked for.
+    ///
+    /// Opening a session takes several milliseconds of CPU on the subscriber.
+    pub want_after: Duration,
+    /// How long a worker has had nothing, so that its session goes to whoever asks.
+    pub idle: Duration,
+    /// How long a busy worker stays at least: opening its session took some time.
+    pub tenure: Duration,
+    /// Pause after a session could not be opened.
+    pub reopen_pause: Duration,
+}
+
+impl Pacing {
+    /// What the program runs with.
+    pub const MEASURED: Self = Self {
+        backlog: Duration::from_millis(100),
+        gathered_part: 10,
+        longest_gathering: Duration::from_millis(20),
+        committers_wait: Duration::from_millis(2),
+        many_committers: 8,
+        worth_part: 4,
+        window: 256,
+        depth: 2,
+        pace: Duration::from_millis(2),
+        backlog_pace: Duration::from_millis(100),
+        far: Duration::from_millis(1),
+        far_depth: 64,
+        far_pace_part: 8,
+        lone_changes: 16,
+        counted_changes: 1000,
+        ready_groups: 2,
+        stream_gathering: Duration::from_millis(100),
+        stream_worth: 2 << 20,
+        savepoint_spacing: 128 << 10,
+        savepoints: 512,
+        redone: 1 << 20,
+        outstanding: 65_536,
+        longest_probe: Duration::from_secs(1),
+        victims: 4,
+        victim_window: Duration::from_secs(20),
+        serialized_term: Duration::from_secs(10),
+        longest_serialized_term: Duration::from_secs(320),
+        want_after: Duration::from_millis(50),
+        idle: Duration::from_millis(100),
+        tenure: Duration::from_millis(500),
+        reopen_pause: Duration::from_secs(10),
+    };
+
+    /// Whether transactions that are sent so long after their commit are a backlog.
+    #[must_use]
+    pub fn is_backlog(&self, behind: Duration) -> bool {
+        behind >= self.backlog
+    }
+
+    /// Whether answers of the subscriber take longer than the work of a small group.
+    #[must_use]
+    pub fn is_far(&self, round_trip: Duration) -> bool {
+        round_trip >= self.far
+    }
+
+    /// How many groups a worker has at once.
+    #[must_use]
+    pub fn queue_depth(&self, group_transactions: usize, workers: usize) -> usize {
+        (self.window / group_transactions.max(1) / workers.max(1)).max(self.depth)
+    }
+
+    /// The shortest time between two small groups to a subscriber that is far away.
+    #[must_use]
+    pub fn far_pace(&self, round_trip: Duration) -> Duration {
+        (round_trip / self.far_pace_part).min(self.pace)
+    }
+}
+
+impl Default for Pacing {
+    fn default() -> Self {
+        Self::MEASURED
+    }
+}

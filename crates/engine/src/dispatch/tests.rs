@@ -1,0 +1,371 @@
+use std::time::Duration;
+
+use pgoutput::{Insert, Lsn, Message, RelId, TupleBuilder};
+
+use super::{
+    Dispatch, DispatchSettings, Dispatchable, LockError, Locks, Pacing, Step, TableId, Want,
+};
+use crate::group::{GroupLimits, GroupSeq, Size};
+use crate::key::KeyForm;
+use crate::order::Waits;
+use crate::worker::{Group, Mode, Task};
+use crate::writeset::{LockColumn, LockRules, RowLock, WritesetLimits};
+
+/// A transaction that inserts one row.
+#[derive(Debug, Clone)]
+struct Insertion {
+    commit: u64,
+    key: u64,
+    table: TableId,
+    /// Which parts of the transaction it is: its beginning, and its end.
+    first: bool,
+    last: bool,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Ordinary,
+    UserCode,
+    /// Is prepared.
+    Prepare,
+    /// Ends one that is prepared.
+    End,
+}
+
+const TABLE: TableId = TableId { oid: 1, root: 1 };
+
+fn row(key: u64) -> Insertion {
+    let (first, last) = (true, true);
+    Insertion { commit: key * 10, key, table: TABLE, first, last, kind: Kind::Ordinary }
+}
+
+fn of_kind(key: u64, kind: Kind) -> Insertion {
+    Insertion { kind, ..row(key) }
+}
+
+impl Task for Insertion {
+    fn end(&self) -> Option<Lsn> {
+        self.last.then_some(Lsn(self.commit + 1))
+    }
+
+    fn commit_lsn(&self) -> Lsn {
+        Lsn(self.commit)
+    }
+
+    fn length(&self) -> usize {
+        1
+    }
+
+    fn is_whole(&self) -> bool {
+        self.first && self.last && !self.is_step()
+    }
+
+    fn runs_user_code(&self) -> bool {
+        self.kind == Kind::UserCode
+    }
+
+    fn is_under_rules(&self) -> bool {
+        false
+    }
+
+    fn is_step(&self) -> bool {
+        matches!(self.kind, Kind::Prepare | Kind::End)
+    }
+
+    fn is_prepared_at_once(&self) -> bool {
+        self.kind == Kind::Prepare && self.first && self.last
+    }
+}
+
+impl Dispatchable for Insertion {
+    fn size(&self) -> Size {
+        Size {
+            changes: 1,
+            bytes: 10,
+            whole: self.is_whole(),
+            by_rows: self.runs_user_code(),
+            starts_group: false,
+        }
+    }
+
+    fn ends_prepared(&self) -> bool {
+        self.kind == Kind::End
+    }
+
+    fn tables(&self) -> impl Iterator<Item = TableId> {
+        [self.table].into_iter()
+    }
+
+    fn lock(&self, locks: &mut Locks<'_>) -> Result<(), LockError> {
+        let key = LockColumn { column: 0, form: KeyForm::Integer, in_identity: true };
+        let rules = LockRules {
+            root: self.table.root,
+            identity: 1,
+            row: RowLock::Key(vec![key]),
+            unique: Vec::new(),
+            foreign: Vec::new(),
+            referenced: Vec::new(),
+            whole_table: false,
+            barrier: false,
+        };
+        let tuple = TupleBuilder::new().text(self.key.to_string());
+        let (xid, relation) = (None, RelId(1));
+        locks.change(Some(&rules), &Message::Insert(Insert { xid, relation, new: tuple.tuple() }));
+        Ok(())
+    }
+}
+
+const fn at(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+fn settings(workers: usize) -> DispatchSettings {
+    DispatchSettings {
+        workers,
+        shared: false,
+        ordered: true,
+        round_trip: Duration::ZERO,
+        group: GroupLimits { transactions: 128, changes: 1000, bytes: 10_000 },
+        writeset: WritesetLimits::default(),
+        rows_through: Lsn::INVALID,
+        lock_probe: at(50),
+        pacing: Pacing::MEASURED,
+    }
+}
+
+fn dispatch(settings: DispatchSettings) -> Dispatch<Insertion> {
+    Dispatch::new(settings)
+}
+
+/// The group that is handed over now, and to whom.
+fn handed(dispatch: &mut Dispatch<Insertion>, now: Duration) -> Option<(usize, Group<Insertion>)> {
+    match dispatch.next(now, true).expect("locks are known") {
+        Step::HandOver { worker, group, .. } => Some((worker, group)),
+        _ => None,
+    }
+}
+
+/// What is not handed over.
+fn kept(dispatch: &mut Dispatch<Insertion>, now: Duration) -> Step<Insertion> {
+    dispatch.next(now, true).expect("locks are known")
+}
+
+#[test]
+fn a_lone_transaction_goes_to_the_first_idle_worker_at_once() {
+    let mut dispatch = dispatch(settings(4));
+    for key in 1..5 {
+        dispatch.push(row(key));
+        let (worker, group) = handed(&mut dispatch, at(key)).expect("nobody is busy");
+        assert_eq!((worker, group.seq, group.mode), (0, GroupSeq(key), Mode::Net));
+        assert!(matches!(kept(&mut dispatch, at(key)), Step::Nothing));
+        dispatch.answered(worker, 1, &[group.seq], at(key));
+    }
+    assert_eq!(dispatch.ended_through(), GroupSeq(4));
+}
+
+#[test]
+fn small_groups_keep_a_distance_while_others_are_busy() {
+    let mut dispatch = dispatch(settings(2));
+    dispatch.push(row(1));
+    handed(&mut dispatch, at(10)).expect("nobody is busy");
+    dispatch.push(row(2));
+    let step = kept(&mut dispatch, at(11));
+    assert!(matches!(step, Step::Wait(time) if time == at(1)), "{step:?}");
+    assert_eq!(handed(&mut dispatch, at(12)).expect("two milliseconds later").0, 1);
+    dispatch.push(row(3));
+    let step = kept(&mut dispatch, at(90));
+    assert!(matches!(step, Step::Busy { short: true }), "both are busy, and it is small: {step:?}");
+}
+
+#[test]
+fn a_group_that_is_worth_it_is_queued_behind_others_up_to_the_depth() {
+    let mut dispatch = dispatch(settings(2));
+    let mut handed_to = [0; 2];
+    for key in 1..1000 {
+        dispatch.push(row(key));
+        if let Some((worker, group)) = handed(&mut dispatch, at(1)) {
+            assert!(key == 1 || group.works.len() == 32, "a quarter of the limit");
+            handed_to[worker] += 1;
+        }
+    }
+    assert_eq!(handed_to, [2, 2]);
+    assert_eq!(dispatch.remembered().queued, 4);
+    // The one that has least is next.
+    dispatch.answered(1, 1, &[GroupSeq(2)], at(2));
+    let (worker, group) = handed(&mut dispatch, at(2)).expect("it has room");
+    assert_eq!((worker, group.works.len()), (1, 128));
+}
+
+#[test]
+fn parts_of_one_transaction_go_to_one_worker_as_one_group() {
+    let mut dispatch = dispatch(settings(3));
+    dispatch.push(row(1));
+    handed(&mut dispatch, at(1)).expect("nobody is busy");
+    for (first, last) in [(true, false), (false, false), (false, true)] {
+        dispatch.push(Insertion { first, last, commit: 20, ..row(2) });
+    }
+    dispatch.push(row(3));
+    let parts: Vec<_> = (0..2).filter_map(|_| handed(&mut dispatch, at(5))).collect();
+    assert!(parts.iter().all(|(worker, part)| (*worker, part.seq) == (1, GroupSeq(2))));
+    let step = kept(&mut dispatch, at(90));
+    assert!(matches!(step, Step::Busy { short: false }), "only that worker can take it: {step:?}");
+    dispatch.answered(1, 1, &[], at(6));
+    let (worker, part) = handed(&mut dispatch, at(6)).expect("there is room");
+    assert_eq!((worker, part.seq), (1, GroupSeq(2)));
+    let (worker, next) = handed(&mut dispatch, at(8)).expect("the third is free");
+    assert_eq!((worker, next.seq), (2, GroupSeq(3)));
+}
+
+#[test]
+fn what_conflicts_with_groups_in_flight_waits_for_them() {
+    let mut dispatch = dispatch(settings(3));
+    for (time, key) in [(0, 1), (2, 2), (4, 1)] {
+        dispatch.push(row(key));
+        let (_, group) = handed(&mut dispatch, at(time)).expect("one is free");
+        let waits = if time == 4 { Waits::through(GroupSeq(1)) } else { Waits::default() };
+        assert_eq!(
+            (group.contended.waits, group.contended.changes.len()),
+            (waits, (time / 4) as usize)
+        );
+    }
+}
+
+#[test]
+fn a_full_writeset_waits_for_the_oldest_group() {
+    let writeset = WritesetLimits { keys: 2, ..WritesetLimits::default() };
+    let mut dispatch = dispatch(DispatchSettings { writeset, ..settings(4) });
+    for key in 1..4 {
+        dispatch.push(row(key));
+    }
+    handed(&mut dispatch, at(1)).expect("nobody is busy");
+    dispatch.push(row(4));
+    assert!(matches!(kept(&mut dispatch, at(90)), Step::Busy { short: false }));
+    dispatch.answered(0, 1, &[GroupSeq(1)], at(91));
+    handed(&mut dispatch, at(91)).expect("its locks are gone");
+}
+
+#[test]
+fn the_end_of_a_prepared_transaction_is_a_barrier() {
+    let mut dispatch = dispatch(settings(4));
+    let kinds = [Kind::Ordinary, Kind::End, Kind::Ordinary];
+    let waits = (1..).zip(kinds).map(|(key, kind)| {
+        dispatch.push(of_kind(key, kind));
+        let (_, group) = handed(&mut dispatch, at(key * 2)).expect("one is free");
+        assert_eq!(group.mode, if kind == Kind::End { Mode::Rows } else { Mode::Net });
+        group.contended.waits.through.0
+    });
+    assert_eq!(waits.collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+#[test]
+fn transactions_prepared_at_once_wait_only_for_what_came_before_all_of_them() {
+    let mut dispatch = dispatch(settings(4));
+    let kinds = [Kind::Ordinary, Kind::Prepare, Kind::Prepare, Kind::Ordinary, Kind::Prepare];
+    let waits = (1..).zip(kinds).map(|(key, kind)| {
+        dispatch.push(of_kind(key, kind));
+        let (worker, group) = handed(&mut dispatch, at(key * 2)).expect("one is free");
+        dispatch.answered(worker, 1, &[], at(key * 2));
+        group.contended.waits.through.0
+    });
+    assert_eq!(waits.collect::<Vec<_>>(), [0, 1, 1, 0, 4]);
+}
+
+#[test]
+fn a_table_under_another_topmost_relation_is_a_barrier() {
+    let mut dispatch = dispatch(settings(4));
+    let moved = TableId { oid: 1, root: 7 };
+    let waits = (1..).zip([TABLE, moved, moved]).map(|(key, table)| {
+        dispatch.push(Insertion { table, ..row(key) });
+        handed(&mut dispatch, at(key * 2)).expect("one is free").1.contended.waits.through.0
+    });
+    assert_eq!(waits.collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+#[test]
+fn user_code_and_what_failed_as_sets_is_applied_change_by_change() {
+    let mut dispatch = dispatch(DispatchSettings { rows_through: Lsn(20), ..settings(1) });
+    let kinds = [Kind::Ordinary, Kind::Ordinary, Kind::Ordinary, Kind::UserCode];
+    let modes = (1..).zip(kinds).map(|(key, kind)| {
+        dispatch.push(of_kind(key, kind));
+        let (worker, group) = handed(&mut dispatch, at(1)).expect("nobody is busy");
+        dispatch.answered(worker, 1, &[group.seq], at(1));
+        group.mode
+    });
+    assert_eq!(modes.collect::<Vec<_>>(), [Mode::Rows, Mode::Rows, Mode::Net, Mode::Rows]);
+}
+
+#[test]
+fn a_backlog_is_gathered_for_a_bounded_time() {
+    let mut dispatch = dispatch(settings(2));
+    dispatch.sent_after(Duration::from_secs(9));
+    dispatch.push(row(1));
+    let step = kept(&mut dispatch, at(0));
+    assert!(matches!(step, Step::Wait(time) if time == at(20)), "{step:?}");
+    assert!(matches!(dispatch.next(at(0), false), Ok(Step::HandOver { .. })), "nothing more comes");
+    dispatch.answered(0, 1, &[GroupSeq(1)], at(1));
+    dispatch.push(row(2));
+    handed(&mut dispatch, at(21)).expect("that was long enough");
+}
+
+#[test]
+fn far_away_small_groups_follow_each_other_on_one_session() {
+    let mut dispatch = dispatch(DispatchSettings { round_trip: at(8), ..settings(4) });
+    for key in 1..=64 {
+        dispatch.push(row(key));
+        let (worker, _) = handed(&mut dispatch, at(key)).expect("an eighth of a round trip later");
+        assert_eq!(worker, 0);
+        dispatch.push(row(key + 100));
+        assert!(matches!(kept(&mut dispatch, at(key)), Step::Wait(_) | Step::Busy { .. }));
+        // What is left over goes with the next.
+    }
+    assert!(matches!(kept(&mut dispatch, at(900)), Step::Busy { short: true }));
+    assert_eq!(dispatch.remembered().queued, 64);
+}
+
+#[test]
+fn a_worker_that_leaves_gets_no_more() {
+    let mut dispatch = dispatch(DispatchSettings { shared: true, ..settings(2) });
+    dispatch.want(true, at(0), || true);
+    assert_eq!(dispatch.want(true, at(60), || true), Want::Open(1));
+    dispatch.came(1, at(60));
+    for key in 1..3 {
+        dispatch.push(row(key));
+        handed(&mut dispatch, at(key * 2)).expect("one is free");
+    }
+    assert!(dispatch.give_back(at(700), |_| true).is_some_and(|leaves| leaves.worker == 1));
+    for key in 3..200 {
+        dispatch.push(row(key));
+    }
+    assert_eq!(handed(&mut dispatch, at(700)).map(|(worker, _)| worker), Some(0));
+    assert!(matches!(kept(&mut dispatch, at(700)), Step::Busy { short: true }));
+    assert!(dispatch.answered(1, 1, &[], at(701)), "now it goes");
+}
+
+#[test]
+fn tables_of_groups_that_give_way_often_are_serialized_for_a_while() {
+    let mut dispatch = dispatch(settings(2));
+    let mut serialized = Vec::new();
+    for round in 0..4_u64 {
+        for key in [round * 2 + 1, round * 2 + 2] {
+            dispatch.push(row(key));
+            handed(&mut dispatch, at(round * 100 + key * 10)).expect("one is free");
+        }
+        let (oldest, victim) = (GroupSeq(round * 2 + 1), GroupSeq(round * 2 + 2));
+        let now = at(round * 100 + 90);
+        let (rolled_back, turned) = dispatch.make_way(oldest, &[victim], now);
+        assert_eq!(rolled_back, [(1, victim)]);
+        serialized.extend(turned.roots);
+        // However often it is found.
+        assert!(dispatch.make_way(oldest, &[victim], now).1.roots.is_empty());
+        dispatch.answered(0, 1, &[oldest], now);
+        dispatch.answered(1, 1, &[victim], now);
+    }
+    assert_eq!(serialized, [TABLE.root]);
+    for (key, waits) in [(101, 0), (102, 9)] {
+        dispatch.push(row(key));
+        let (_, group) = handed(&mut dispatch, at(key * 10)).expect("one is free");
+        assert_eq!(group.contended.waits.through.0, waits);
+    }
+    assert_eq!(dispatch.promote(at(60_000)).roots, [TABLE.root]);
+}

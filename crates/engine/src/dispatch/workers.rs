@@ -1,0 +1,272 @@
+//! The apply workers of one subscription: which of them are there, and what each has to do.
+//!
+//! ```text
+//!             want()                came()
+//!   Vacant ───────────► Opening ───────────► Open ◄──── push(), answered()
+//!     ▲                    │                  │
+//!     │  not_opened()      │                  │ give_back()
+//!     ├────────────────────┘                  ▼
+//!     └────────────────────────────────── Leaving ◄──── answered()
+//!                       left()
+//! ```
+//!
+//! The first worker is the subscription's own, and stays. The others share their sessions with other
+//! subscriptions of the process: one comes when there is more to do than those that are here take, and
+//! goes when another subscription asks for its session, after what it has is done. Nobody waits for
+//! either.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::dispatch::Pacing;
+use crate::group::GroupSeq;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Vacant,
+    /// Its session is being opened.
+    Opening,
+    Open,
+    /// It gets no more groups, and goes when those that it has have ended.
+    Leaving,
+}
+
+/// A place for a worker.
+#[derive(Debug)]
+struct WorkerSlot {
+    stage: Stage,
+    /// The groups that it has not answered, a part of a large transaction each for itself.
+    queue: VecDeque<GroupSeq>,
+    /// When it came.
+    since: Duration,
+    /// When it last had nothing more to do.
+    idle_since: Duration,
+}
+
+impl WorkerSlot {
+    fn is_done(&self) -> bool {
+        self.stage == Stage::Leaving && self.queue.is_empty()
+    }
+}
+
+/// What to do about work that all workers are too busy for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// Nothing.
+    Nothing,
+    /// Another session is not wanted any more.
+    Content,
+    /// This worker is to open its session: see [`Workers::came`] and [`Workers::not_opened`].
+    Open(usize),
+}
+
+/// A worker that gives its session back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leaves {
+    /// Which one.
+    pub worker: usize,
+    /// Whether it has nothing left to do. If not, [`Workers::answered`] says when.
+    pub done: bool,
+}
+
+/// The places.
+#[derive(Debug)]
+pub struct Workers {
+    slots: Vec<WorkerSlot>,
+    /// Whether other subscriptions share the sessions.
+    shared: bool,
+    pacing: Pacing,
+    /// Since when there is more to do than the workers take.
+    short_since: Option<Duration>,
+    /// No session is opened before.
+    paused_until: Duration,
+}
+
+impl Workers {
+    /// At most `most` workers, at least one. Those that nobody shares are all open, else the first is.
+    #[must_use]
+    pub fn new(most: usize, shared: bool, pacing: Pacing) -> Self {
+        let slot = |number| WorkerSlot {
+            stage: if number == 0 || !shared { Stage::Open } else { Stage::Vacant },
+            queue: VecDeque::new(),
+            since: Duration::ZERO,
+            idle_since: Duration::ZERO,
+        };
+        let slots = (0..most.max(1)).map(slot).collect();
+        Self { slots, shared, pacing, short_since: None, paused_until: Duration::ZERO }
+    }
+
+    /// The most workers that there can be.
+    #[must_use]
+    pub fn most(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Those that may be given groups, by number, with their groups; the first is always among them.
+    pub fn open(&self) -> impl Iterator<Item = (usize, &VecDeque<GroupSeq>)> {
+        let open = self.slots.iter().enumerate().filter(|(_, slot)| slot.stage == Stage::Open);
+        open.map(|(number, slot)| (number, &slot.queue))
+    }
+
+    /// What each worker has to do first.
+    pub fn running(&self) -> impl Iterator<Item = (usize, GroupSeq)> {
+        let slots = self.slots.iter().enumerate();
+        slots.filter_map(|(number, slot)| Some((number, *slot.queue.front()?)))
+    }
+
+    /// Whether no worker has anything.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.slots.iter().all(|slot| slot.queue.is_empty())
+    }
+
+    /// The groups of a worker.
+    #[must_use]
+    pub fn queue(&self, worker: usize) -> &VecDeque<GroupSeq> {
+        &self.slots[worker].queue
+    }
+
+    /// A worker is given this group.
+    pub(super) fn push(&mut self, worker: usize, group: GroupSeq) {
+        self.slots[worker].queue.push_back(group);
+    }
+
+    /// A worker is through with its first groups. Whether it is to go now.
+    pub(super) fn answered(&mut self, worker: usize, groups: usize, now: Duration) -> bool {
+        let slot = &mut self.slots[worker];
+        slot.queue.drain(..groups);
+        if slot.queue.is_empty() {
+            slot.idle_since = now;
+        }
+        slot.is_done()
+    }
+
+    /// Tells whether there is more to do than the workers take: then another one may come, if `ask`
+    /// gets a session for it.
+    pub fn want(&mut self, short: bool, now: Duration, ask: impl FnOnce() -> bool) -> Want {
+        if !self.shared {
+            return Want::Nothing;
+        }
+        if !short {
+            return if self.short_since.take().is_some() { Want::Content } else { Want::Nothing };
+        }
+        let since = *self.short_since.get_or_insert(now);
+        if now < (since + self.pacing.want_after).max(self.paused_until)
+            || self.slots.iter().any(|slot| slot.stage == Stage::Opening)
+        {
+            return Want::Nothing;
+        }
+        let vacant = self.slots.iter().position(|slot| slot.stage == Stage::Vacant);
+        match vacant {
+            Some(worker) if ask() => {
+                self.slots[worker].stage = Stage::Opening;
+                Want::Open(worker)
+            }
+            _ => Want::Nothing,
+        }
+    }
+
+    /// The worker that gives its session to another subscription, if one is to have it: `gives` says so
+    /// of an idle one, or of a busy one. Not worker `kept`.
+    pub fn give_back(
+        &mut self,
+        kept: Option<usize>,
+        now: Duration,
+        gives: impl FnOnce(bool) -> bool,
+    ) -> Option<Leaves> {
+        let others = self.slots.iter_mut().enumerate().filter(|(number, slot)| {
+            *number != 0 && Some(*number) != kept && slot.stage == Stage::Open
+        });
+        let (worker, slot) = others.min_by_key(|(_, slot)| (slot.queue.len(), slot.idle_since))?;
+        let idle = slot.queue.is_empty() && now.saturating_sub(slot.idle_since) >= self.pacing.idle;
+        let stayed = now.saturating_sub(slot.since) >= self.pacing.tenure;
+        if !(idle || stayed) || !gives(idle) {
+            return None;
+        }
+        slot.stage = Stage::Leaving;
+        Some(Leaves { worker, done: slot.is_done() })
+    }
+
+    /// A worker's session is open.
+    pub fn came(&mut self, worker: usize, now: Duration) {
+        let slot = &mut self.slots[worker];
+        slot.stage = Stage::Open;
+        (slot.since, slot.idle_since) = (now, now);
+    }
+
+    /// A worker has gone, and its session is closed.
+    pub fn left(&mut self, worker: usize) {
+        self.slots[worker].stage = Stage::Vacant;
+    }
+
+    /// A worker's session could not be opened.
+    pub fn not_opened(&mut self, worker: usize, now: Duration) {
+        self.left(worker);
+        self.paused_until = now + self.pacing.reopen_pause;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Duration, GroupSeq, Leaves, Pacing, Want, Workers};
+
+    const fn at(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    #[test]
+    fn workers_that_nobody_shares_stay() {
+        let mut workers = Workers::new(3, false, Pacing::MEASURED);
+        assert_eq!(workers.open().count(), 3);
+        assert_eq!(workers.want(true, at(900), || panic!("nobody is asked")), Want::Nothing);
+    }
+
+    #[test]
+    fn another_worker_comes_when_work_has_waited() {
+        let mut workers = Workers::new(3, true, Pacing::MEASURED);
+        assert_eq!(workers.open().count(), 1);
+        assert_eq!(workers.want(true, at(100), || true), Want::Nothing);
+        assert_eq!(workers.want(true, at(149), || true), Want::Nothing);
+        assert_eq!(workers.want(true, at(150), || false), Want::Nothing);
+        assert_eq!(workers.want(true, at(151), || true), Want::Open(1));
+        assert_eq!(workers.open().count(), 1, "its session is being opened");
+        assert_eq!(workers.want(true, at(160), || true), Want::Nothing, "one after the other");
+        workers.came(1, at(170));
+        assert_eq!(workers.open().count(), 2);
+        assert_eq!(workers.want(false, at(180), || true), Want::Content);
+        assert_eq!(workers.want(false, at(181), || true), Want::Nothing);
+    }
+
+    #[test]
+    fn a_session_that_cannot_be_opened_is_not_asked_for_at_once() {
+        let mut workers = Workers::new(2, true, Pacing::MEASURED);
+        workers.want(true, at(0), || true);
+        assert_eq!(workers.want(true, at(50), || true), Want::Open(1));
+        workers.not_opened(1, at(60));
+        assert_eq!(workers.want(true, at(10_059), || true), Want::Nothing);
+        assert_eq!(workers.want(true, at(10_060), || true), Want::Open(1));
+    }
+
+    #[test]
+    fn a_busy_worker_leaves_after_its_groups() {
+        let mut workers = Workers::new(3, true, Pacing::MEASURED);
+        workers.came(1, at(0));
+        workers.came(2, at(0));
+        workers.push(1, GroupSeq(1));
+        workers.push(2, GroupSeq(2));
+        workers.push(2, GroupSeq(3));
+        assert_eq!(workers.give_back(None, at(499), |_| true), None, "it has just come");
+        let leaves = workers.give_back(Some(2), at(500), |idle| !idle);
+        assert_eq!(leaves, Some(Leaves { worker: 1, done: false }));
+        assert_eq!(workers.open().map(|(number, _)| number).collect::<Vec<_>>(), [0, 2]);
+        assert!(workers.answered(1, 1, at(510)));
+        workers.left(1);
+        // The first never leaves.
+        let leaves = workers.give_back(None, at(600), |_| true);
+        assert_eq!(leaves, Some(Leaves { worker: 2, done: false }));
+        assert!(!workers.answered(2, 1, at(610)));
+        assert!(workers.answered(2, 1, at(620)));
+        workers.left(2);
+        assert_eq!(workers.give_back(None, at(9999), |_| true), None);
+    }
+}

@@ -1,0 +1,241 @@
+//! What is remembered of prepared transactions beside their changes: when a held one is due, and from
+//! where on a committed one would have to be sent again.
+//!
+//! Both are looked at on every event, so both give their answer without a scan, and neither grows
+//! with the number of transactions that have come and gone.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use pgoutput::{Lsn, Xid};
+use rustc_hash::FxHashMap;
+
+/// The transactions that are held, by the time at which something is to be done about each.
+///
+/// Times are those since any fixed moment.
+#[derive(Debug, Default)]
+pub struct HeldByTime {
+    /// By time, then by the order in which they came.
+    due: BTreeMap<(Duration, u64), Xid>,
+    places: FxHashMap<Xid, (Duration, u64)>,
+    next: u64,
+}
+
+impl HeldByTime {
+    /// A transaction is held, and is due `at` this time. An xid that came before is another
+    /// transaction now.
+    pub fn hold(&mut self, xid: Xid, at: Duration) {
+        self.release(xid);
+        let place = (at, self.next);
+        self.next += 1;
+        self.due.insert(place, xid);
+        self.places.insert(xid, place);
+    }
+
+    /// It is held no more, whatever came of it.
+    pub fn release(&mut self, xid: Xid) {
+        if let Some(place) = self.places.remove(&xid) {
+            self.due.remove(&place);
+        }
+    }
+
+    /// Takes the next one that is due `now`: the oldest of those with the earliest time.
+    pub fn take_due(&mut self, now: Duration) -> Option<Xid> {
+        let entry = self.due.first_entry().filter(|entry| entry.key().0 <= now)?;
+        let xid = entry.remove();
+        self.places.remove(&xid);
+        Some(xid)
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.due.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.due.is_empty()
+    }
+}
+
+/// Committed transactions that were prepared: until the end of one is durable, it has to be sent
+/// again from its PREPARE on.
+///
+/// Not more than [`Self::LIMIT`] of them are told apart. Beyond it neighbours become one, which begins
+/// where the first of both was prepared and lasts until the last is durable: more is sent again after
+/// a crash, and nothing is acknowledged too early.
+#[derive(Debug, Default)]
+pub struct Resolving {
+    /// Where each was prepared, and where its commit ends. Both rise: one that was prepared before
+    /// another, and becomes durable after it, stands for both.
+    places: VecDeque<(Lsn, Lsn)>,
+}
+
+impl Resolving {
+    /// How many are told apart at most.
+    pub const LIMIT: usize = 1024;
+
+    /// A transaction that was prepared at `prepared` is committed; its commit ends at `end`, behind
+    /// all before it.
+    pub fn committed(&mut self, prepared: Lsn, end: Lsn) {
+        while self.places.back().is_some_and(|(later, _)| *later >= prepared) {
+            self.places.pop_back();
+        }
+        self.places.push_back((prepared, end));
+        if self.places.len() > Self::LIMIT {
+            let all: Vec<_> = self.places.drain(..).collect();
+            self.places.extend(all.chunks(2).filter_map(|pair| {
+                let (first, last) = (pair.first()?, pair.last()?);
+                Some((first.0, last.1))
+            }));
+        }
+    }
+
+    /// Everything up to here is durable. Returns the first PREPARE whose transaction may not be.
+    pub fn durable(&mut self, durable: Lsn) -> Option<Lsn> {
+        while self.places.front().is_some_and(|(_, end)| *end <= durable) {
+            self.places.pop_front();
+        }
+        self.places.front().map(|(prepared, _)| *prepared)
+    }
+
+    /// How many are told apart.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HeldByTime, Resolving};
+    use pgoutput::{Lsn, Xid};
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_oldest_is_due_first_and_one_that_is_put_back_comes_later() {
+        let mut held = HeldByTime::default();
+        held.hold(Xid(7), at(5));
+        held.hold(Xid(5), at(5));
+        held.hold(Xid(6), at(6));
+        assert_eq!(held.take_due(at(4)), None);
+        assert_eq!(held.take_due(at(5)), Some(Xid(7)));
+        held.hold(Xid(7), at(9));
+        assert_eq!(held.take_due(at(5)), Some(Xid(5)));
+        assert_eq!(held.take_due(at(5)), None);
+        held.release(Xid(6));
+        assert_eq!(held.take_due(at(10)), Some(Xid(7)));
+        assert!(held.is_empty());
+    }
+
+    #[test]
+    fn an_early_prepare_holds_back_until_its_own_end_is_durable() {
+        let mut resolving = Resolving::default();
+        resolving.committed(Lsn(20), Lsn(50));
+        resolving.committed(Lsn(10), Lsn(60));
+        resolving.committed(Lsn(30), Lsn(70));
+        assert_eq!(resolving.durable(Lsn(50)), Some(Lsn(10)));
+        assert_eq!(resolving.durable(Lsn(60)), Some(Lsn(30)));
+        assert_eq!(resolving.durable(Lsn(70)), None);
+    }
+
+    /// What happens to prepared transactions: PREPARE, its end, and what becomes durable.
+    #[derive(Debug, Clone)]
+    enum Event {
+        Prepare,
+        Commit(prop::sample::Index),
+        RollBack(prop::sample::Index),
+        Durable(prop::sample::Index),
+        Due(u64),
+    }
+
+    fn event(durable: u32) -> impl Strategy<Value = Event> + Clone {
+        prop_oneof![
+            4 => Just(Event::Prepare),
+            3 => any::<prop::sample::Index>().prop_map(Event::Commit),
+            1 => any::<prop::sample::Index>().prop_map(Event::RollBack),
+            durable => any::<prop::sample::Index>().prop_map(Event::Durable),
+            1 => (0u64..20).prop_map(Event::Due),
+        ]
+    }
+
+    fn events() -> impl Strategy<Value = Vec<Event>> {
+        // So many go beyond the limit, as nothing becomes durable.
+        prop_oneof![
+            20 => prop::collection::vec(event(1), 0..60),
+            1 => prop::collection::vec(event(0), 4000..5000)
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+        /// Nothing is released too early, everything in the end, and what is remembered is bounded.
+        #[test]
+        fn bounded_and_never_too_early(events in events()) {
+            let mut held = HeldByTime::default();
+            let mut resolving = Resolving::default();
+            let mut open: Vec<(Xid, Lsn)> = Vec::new();
+            let mut ended: Vec<(Lsn, Lsn)> = Vec::new();
+            let (mut lsn, mut durable, mut now, mut most) = (0, Lsn(0), 0, 0);
+            for event in events {
+                lsn += 10;
+                match event {
+                    Event::Prepare => {
+                        let xid = Xid(u32::try_from(lsn).expect("small"));
+                        open.push((xid, Lsn(lsn)));
+                        held.hold(xid, at(now + 5));
+                    }
+                    Event::Commit(index) if !open.is_empty() => {
+                        let (xid, prepared) = open.remove(index.index(open.len()));
+                        held.release(xid);
+                        resolving.committed(prepared, Lsn(lsn));
+                        ended.push((prepared, Lsn(lsn)));
+                    }
+                    Event::RollBack(index) if !open.is_empty() => {
+                        held.release(open.remove(index.index(open.len())).0);
+                    }
+                    Event::Durable(index) if !ended.is_empty() => {
+                        durable = durable.max(ended[index.index(ended.len())].1);
+                    }
+                    Event::Due(seconds) => {
+                        now += seconds;
+                        let mut taken = Vec::new();
+                        while let Some(xid) = held.take_due(at(now)) {
+                            taken.push(xid);
+                        }
+                        // None of them may be prepared: each is looked at again later.
+                        for xid in taken {
+                            held.hold(xid, at(now + 1));
+                        }
+                    }
+                    Event::Commit(_) | Event::RollBack(_) | Event::Durable(_) => {}
+                }
+                ended.retain(|(_, end)| *end > durable);
+                let exact = ended.iter().map(|(prepared, _)| *prepared).min();
+                let said = resolving.durable(durable);
+                most = most.max(ended.len());
+                if most <= Resolving::LIMIT {
+                    prop_assert_eq!(said, exact);
+                }
+                prop_assert!(exact.is_none() || said.is_some_and(|said| Some(said) <= exact));
+                prop_assert!(resolving.len() <= Resolving::LIMIT.min(ended.len().max(1)));
+                prop_assert_eq!(held.len(), open.len());
+            }
+            prop_assert_eq!(resolving.durable(Lsn(lsn)), None);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What the leader hands to a worker: parts of transactions, with the subscriber's tables.
+
+use std::sync::Arc;
+
+use pgoutput::Lsn;
+
+use crate::dispatch::{Dispatchable, LockError, Locks, TableId};
+use crate::group::Size;
+use crate::history::Memory;
+use crate::net::Fold;
+use crate::transaction::{Touched, TransactionPart};
+use crate::worker::Task;
+use crate::writeset::LockRules;
+
+/// A table of the subscriber, as far as the leader and the workers decide by it.
+pub trait Table {
+    /// Which table it is.
+    fn id(&self) -> TableId;
+
+    /// What its changes lock; `None` where there is only one worker.
+    fn locks(&self) -> Option<&LockRules>;
+
+    /// How its changes are folded.
+    fn fold(&self) -> &Fold;
+
+    /// Whether rules decide about its conflicts.
+    fn is_under_rules(&self) -> bool;
+
+    /// Whether such a rule looks at the time of the commit: its transactions are committed alone.
+    fn is_under_rules_of_time(&self) -> bool;
+}
+
+/// A step of a transaction that is prepared on the subscriber: a subscriber transaction of its own kind.
+#[derive(Debug)]
+pub enum TwoPhase<P> {
+    /// The changes of the part are prepared.
+    Prepare(Arc<P>),
+    /// What was prepared is committed. The part has no changes.
+    Commit(Arc<P>),
+    /// What was prepared is rolled back. The part has no changes.
+    Rollback(Arc<P>),
+}
+
+/// A part of a transaction, with the subscriber's tables of its relations.
+#[derive(Debug)]
+pub struct Work<M, P> {
+    /// The part.
+    pub part: TransactionPart,
+    /// By index of `part.relations()`; `None` where the changes are not to be applied (already in
+    /// the initial copy, or a table of ours).
+    pub tables: Vec<Option<Arc<M>>>,
+    /// The progress before this transaction.
+    pub predecessor: Lsn,
+    /// What is remembered of the publisher's history once it is applied.
+    pub memory: Option<Memory>,
+    /// The transaction before it was applied in an earlier run: a progress row stands for adjacent
+    /// transactions, so a group cannot reach over it.
+    pub after_applied: bool,
+    /// `None` for an ordinary transaction.
+    pub two_phase: Option<TwoPhase<P>>,
+}
+
+impl<P> Clone for TwoPhase<P> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Prepare(here) => Self::Prepare(Arc::clone(here)),
+            Self::Commit(here) => Self::Commit(Arc::clone(here)),
+            Self::Rollback(here) => Self::Rollback(Arc::clone(here)),
+        }
+    }
+}
+
+impl<M: Table, P> Work<M, P> {
+    /// Whether it must be committed alone, as the publisher committed it.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.runs_user_code() || self.maps().any(Table::is_under_rules_of_time)
+    }
+
+    fn maps(&self) -> impl Iterator<Item = &M> {
+        self.tables.iter().flatten().map(AsRef::as_ref)
+    }
+
+    /// What a change of this relation locks; `None` if it is not applied.
+    fn rules(&self, relation: usize) -> Result<Option<&LockRules>, LockError> {
+        match &self.tables[relation] {
+            None => Ok(None),
+            Some(map) => map.locks().map(Some).ok_or(LockError::Unmapped),
+        }
+    }
+
+    fn is_one_part(&self) -> bool {
+        self.part.first && self.part.end_lsn.is_some()
+    }
+}
+
+impl<M: Table, P> Task for Work<M, P> {
+    fn end(&self) -> Option<Lsn> {
+        self.part.end_lsn
+    }
+
+    fn commit_lsn(&self) -> Lsn {
+        self.part.head.commit_lsn
+    }
+
+    fn length(&self) -> usize {
+        self.part.len()
+    }
+
+    fn is_whole(&self) -> bool {
+        self.is_one_part() && self.two_phase.is_none()
+    }
+
+    fn runs_user_code(&self) -> bool {
+        self.maps().any(|map| *map.fold() == Fold::Never { barrier: true })
+    }
+
+    fn is_under_rules(&self) -> bool {
+        self.maps().any(Table::is_under_rules)
+    }
+
+    fn is_step(&self) -> bool {
+        self.two_phase.is_some()
+    }
+
+    fn is_prepared_at_once(&self) -> bool {
+        self.is_one_part() && matches!(self.two_phase, Some(TwoPhase::Prepare(_)))
+    }
+}
+
+impl<M: Table, P> Dispatchable for Work<M, P> {
+    fn size(&self) -> Size {
+        Size {
+            changes: self.part.len(),
+            bytes: self.part.bytes(),
+            whole: self.is_whole(),
+            by_rows: self.is_alone(),
+            starts_group: self.after_applied,
+        }
+    }
+
+    fn ends_prepared(&self) -> bool {
+        matches!(self.two_phase, Some(TwoPhase::Commit(_) | TwoPhase::Rollback(_)))
+    }
+
+    fn tables(&self) -> impl Iterator<Item = TableId> {
+        self.maps().map(Table::id)
+    }
+
+    fn lock(&self, locks: &mut Locks<'_>) -> Result<(), LockError> {
+        let mut truncated = Vec::new();
+        for change in 0..self.part.len() {
+            let (message, touched) = self.part.change(change)?;
+            match touched {
+                Touched::One(relation, _) => locks.change(self.rules(relation)?, &message),
+                Touched::Many(relations) => {
+                    truncated.clear();
+                    for relation in relations {
+                        truncated.extend(self.rules(*relation as usize)?);
+                    }
+                    locks.truncate(&truncated);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,166 @@
+//! How far the subscriber is behind the publisher, and waiting until it is not.
+//!
+//! Where a process applies the subscription, its positions tell: progress, what the slot has
+//! confirmed, and, because progress is recorded only now and then while nothing is to be applied,
+//! the positions of its statistics. Where none does, what is left in the slot tells: WAL that has
+//! nothing for the subscription is no lag, however much of it there is.
+
+use std::time::{Duration, Instant};
+
+use pgoutput::Lsn;
+use serde::Serialize;
+use wire::{Session, quote_ident, quote_literal};
+
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::one_lsn;
+use crate::publisher::slot;
+use crate::target::catalogue::{boolean, first_row};
+use crate::target::state::{self, Subscription, ownership, progress, statistics};
+
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How long the process that applies may be away, between two of its runs.
+const ABSENCE: Duration = Duration::from_secs(3);
+
+/// What the subscriber lacks.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Lag {
+    /// Of the publisher's WAL; `None` where only tables are behind.
+    pub(crate) bytes: Option<u64>,
+    pub(crate) applied: Option<String>,
+    /// Tables that are copied or catch up.
+    pub(crate) tables: Vec<String>,
+    /// Whether a process applies the subscription.
+    pub(crate) running: bool,
+}
+
+impl std::fmt::Display for Lag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut parts = Vec::new();
+        if let (Some(bytes), Some(applied)) = (self.bytes, &self.applied) {
+            parts.push(format!("{bytes} bytes of WAL (applied up to {applied})"));
+        } else if self.bytes.is_some() {
+            parts.push("all of the stream".to_owned());
+        }
+        if !self.tables.is_empty() {
+            let names = self.tables.join(", ");
+            parts.push(format!("tables that are copied or catch up: {names}"));
+        }
+        f.write_str(&parts.join("; "))
+    }
+}
+
+/// Where the publisher's WAL ends: everything that a session could see before this call had committed
+/// before that. Not where it is flushed: asynchronous commits are visible before.
+pub(crate) fn end_of_wal(source: &mut Session) -> Result<Lsn> {
+    let sql = "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() \
+               THEN pg_catalog.pg_last_wal_replay_lsn() \
+               ELSE pg_catalog.pg_current_wal_insert_lsn() END";
+    one_lsn(source, sql, "reading its current LSN")
+}
+
+/// Waits until everything that had committed on the publisher before `end` is applied, by all tables.
+/// Returns what is missing when `patience` is over, or nobody is there to apply it.
+pub(crate) fn wait(
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+    end: Lsn,
+    patience: Duration,
+) -> Result<Option<Lag>> {
+    let begun = Instant::now();
+    let mut seen = begun;
+    loop {
+        let Some(lag) = look(control, source, row, end)? else { return Ok(None) };
+        if lag.running {
+            seen = Instant::now();
+        }
+        if begun.elapsed() >= patience || seen.elapsed() >= ABSENCE {
+            return Ok(Some(lag));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn look(
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+    end: Lsn,
+) -> Result<Option<Lag>> {
+    let running = ownership::owner(control, row.id)?.is_some();
+    let states = state::relations(control, row.id)?;
+    let behind = states.iter().filter(|table| table.gate.is_none() || table.joins);
+    let tables: Vec<_> = behind.map(|table| format!("{}.{}", table.schema, table.name)).collect();
+    let stream = stream_lag(control, source, row, end, running)?;
+    if stream.is_none() && tables.is_empty() {
+        return Ok(None);
+    }
+    let (applied, bytes) = match stream {
+        None => (None, None),
+        Some(applied) => {
+            let from = applied.map_or(0, Lsn::as_u64);
+            (applied.map(|lsn| lsn.to_string()), Some(end.as_u64().saturating_sub(from)))
+        }
+    };
+    Ok(Some(Lag { bytes, applied, tables, running }))
+}
+
+/// Up to where the stream is applied, if that is not all up to `end`.
+fn stream_lag(
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+    end: Lsn,
+    running: bool,
+) -> Result<Option<Option<Lsn>>> {
+    let Some(recorded) = progress::read(control, row.id)?.map(|applied| applied.through) else {
+        return Ok(Some(None));
+    };
+    let slot = slot::find(source, &row.slot_name)?;
+    let confirmed = slot.as_ref().and_then(|slot| slot.confirmed_flush);
+    let counted = if running { statistics::applied_in_this_run(control, row.id)? } else { None };
+    let applied = Some(recorded).max(confirmed).max(counted);
+    if applied >= Some(end) {
+        return Ok(None);
+    }
+    // Nothing that the slot sends is applied already if all that is applied was acknowledged.
+    let idle = slot.is_some_and(|slot| slot.active_pid.is_none() && slot.in_this_database);
+    if idle && !running && confirmed >= Some(recorded) && !slot_has_changes(source, row, end)? {
+        return Ok(None);
+    }
+    Ok(Some(applied))
+}
+
+/// Whether a slot that nobody uses holds a change for the subscription before `end`. The slot stays as
+/// it is.
+///
+/// Before 15 transactions without changes are in the stream too: Begin, Origin, Commit.
+fn slot_has_changes(source: &mut Session, row: &Subscription, end: Lsn) -> Result<bool> {
+    let names: Vec<_> = row.publications.iter().map(|name| quote_ident(name)).collect();
+    let transactions = if source.server_version().major() >= 15 { "1" } else { "NULL" };
+    let sql = format!(
+        "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_logical_slot_peek_binary_changes({}, '{end}', \
+           {transactions}, 'proto_version', '1', 'publication_names', {}) c \
+         WHERE pg_catalog.get_byte(c.data, 0) NOT IN (66, 67, 79))",
+        quote_literal(&row.slot_name),
+        quote_literal(&names.join(","))
+    );
+    let results = source.simple(&sql).map_err(|e| {
+        let doing = format!("looking what slot \"{}\" still holds", row.slot_name);
+        Failure::publisher(&e, &doing)
+    })?;
+    boolean(&first_row(&results, "a look at the slot")?, 0)
+}
+
+/// The failure of a verb that needs the subscriber to be level with the publisher.
+pub(crate) fn behind(name: &str, lag: &Lag, what: &str) -> Failure {
+    let hint = if lag.running {
+        "Wait longer (--wait SECONDS), or until pgapace status shows no lag."
+    } else {
+        "No process applies the subscription: run pgapace run --until current first."
+    };
+    Failure::new(Class::Behind, format!("the subscriber is behind the publisher: {lag}"))
+        .detail(format!("Subscription {name}: {what}"))
+        .hint(format!("{hint} --force goes on all the same."))
+}

@@ -1,0 +1,147 @@
+//! Whether the publisher's history is the one that was applied: what is asked before a stream is
+//! started. What is certain, and what the stream then says, is in [`engine::history`].
+
+use engine::history::{
+    COMPARABLE, Fate, HistoryError, Memory, Standpoint, Timeline, check_history,
+};
+use pgoutput::{Lsn, Timestamp};
+use wire::Session;
+
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::{CURRENT_LSN, SystemIdentity, identify};
+use crate::target::catalogue::{boolean, field, first_row};
+use crate::target::state::Subscription;
+use crate::target::state::progress::Followed;
+
+/// Checks that the publisher has the history that the subscription has followed so far. Returns who
+/// it is.
+pub(crate) fn check(
+    session: &mut Session,
+    row: &Subscription,
+    followed: &Followed,
+) -> Result<SystemIdentity> {
+    let now = identify(session)?;
+    if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
+        check_identity(session, &now, identifier, timeline, followed.applied)?;
+    }
+    check_standpoint(session, followed.farthest, followed.memory)?;
+    Ok(now)
+}
+
+/// Checks that this publisher continues the history that our progress belongs to.
+fn check_identity(
+    session: &mut Session,
+    now: &SystemIdentity,
+    recorded_identifier: &str,
+    recorded_timeline: u32,
+    progress: Lsn,
+) -> Result<()> {
+    if now.system_identifier != recorded_identifier {
+        return Err(Failure::new(
+            Class::History,
+            format!(
+                "the publisher is another database system: its identifier is {}, the progress on \
+                 the target belongs to {recorded_identifier}",
+                now.system_identifier
+            ),
+        )
+        .hint(
+            "Check the connection string. LSNs of two systems cannot be compared: to follow this \
+             one, drop the subscription (pgapace drop) and start it anew.",
+        ));
+    }
+    if now.timeline == recorded_timeline {
+        return Ok(());
+    }
+    let history = session
+        .simple(&format!("TIMELINE_HISTORY {}", now.timeline))
+        .map_err(|e| Failure::publisher(&e, "reading the timeline history"))?;
+    let row = first_row(&history, "TIMELINE_HISTORY")?;
+    let content: String = field(&row, 1)?;
+    check_history(Timeline(recorded_timeline), progress, Timeline(now.timeline), &content).map_err(
+        |error| {
+            Failure::new(Class::History, error.to_string()).hint(
+                "Transactions that the target has are missing on this server. Use failover slots \
+                 with synchronized_standby_slots so that a standby is never behind, or build the \
+                 target anew.",
+            )
+        },
+    )
+}
+
+/// SQLSTATE of an xid that the server has not assigned yet.
+const IN_THE_FUTURE: &str = "22023";
+
+/// Checks where a publisher of our timeline stands: `needed` is the farthest that the subscriber has
+/// followed it.
+fn check_standpoint(session: &mut Session, needed: Lsn, memory: Option<Memory>) -> Result<()> {
+    let failed = |e: &wire::Error| Failure::publisher(e, "looking at its history");
+    let standpoint = match session.simple(&standpoint_sql(needed, memory.as_ref())) {
+        Ok(results) => {
+            let row = first_row(&results, "a query for its history")?;
+            let fate = match (row.get(2), row.get(3)) {
+                (Some("unassigned"), _) => Fate::Unassigned,
+                (Some("aborted"), _) => Fate::Aborted,
+                (_, Some(_)) => Fate::CommittedAt(Timestamp(field(&row, 3)?)),
+                _ => Fate::Unknown,
+            };
+            Standpoint { in_recovery: boolean(&row, 0)?, end: field(&row, 1)?, fate }
+        }
+        Err(error) if error.sqlstate() == Some(IN_THE_FUTURE) => {
+            // It has looked only because its WAL goes far enough.
+            Standpoint { in_recovery: false, end: needed, fate: Fate::Unassigned }
+        }
+        Err(error) => return Err(failed(&error)),
+    };
+    standpoint.check(needed, memory.as_ref()).map_err(|e| another_history(&e))
+}
+
+/// Recovery, end of WAL, and what became of the last transaction that is remembered: whether it was
+/// committed, and when (microseconds since 2000). An id of 32 bits is one of those nearest to the
+/// next, as long as not too much WAL was written since.
+fn standpoint_sql(needed: Lsn, memory: Option<&Memory>) -> String {
+    let Some(last) = memory.and_then(|memory| memory.last) else {
+        return format!(
+            "SELECT pg_catalog.pg_is_in_recovery(), {CURRENT_LSN}, NULL::text, NULL::int8"
+        );
+    };
+    format!(
+        "WITH now AS MATERIALIZED (SELECT {CURRENT_LSN} AS lsn, pg_catalog.pg_snapshot_xmax( \
+           pg_catalog.pg_current_snapshot())::text::int8 AS next), \
+         last AS MATERIALIZED (SELECT lsn, \
+           lsn >= '{needed}'::pg_lsn AND lsn >= '{commit}'::pg_lsn \
+             AND lsn - '{commit}'::pg_lsn < {COMPARABLE} AS comparable, \
+           next + (({xid} - next) % 4294967296 + 4294967296 + 2147483648) % 4294967296 \
+             - 2147483648 AS xid \
+         FROM now) \
+         SELECT pg_catalog.pg_is_in_recovery(), lsn, \
+           CASE WHEN NOT comparable THEN NULL WHEN xid < 3 THEN 'unassigned' \
+             ELSE pg_catalog.pg_xact_status(xid::text::xid8) END, \
+           CASE WHEN comparable AND xid >= 3 \
+               AND pg_catalog.current_setting('track_commit_timestamp')::bool \
+             THEN (EXTRACT(epoch FROM pg_catalog.pg_xact_commit_timestamp('{xid}'::xid) \
+               - '2000-01-01 00:00:00+00'::timestamptz) * 1000000)::int8 END \
+         FROM last",
+        commit = last.commit_lsn,
+        xid = last.xid.0,
+    )
+}
+
+/// The refusal; or, of a standby that may only have to replay what it has, the reason to wait.
+pub(crate) fn another_history(error: &HistoryError) -> Failure {
+    let standby = matches!(error, HistoryError::StandbyBehind { .. });
+    if standby {
+        return Failure::new(Class::Publisher, error.to_string())
+            .hint(
+                "It is waited for. If it was built anew from a server that went back in time, drop \
+                 the subscription (pgapace drop) and start it anew with empty tables.",
+            )
+            .away();
+    }
+    Failure::new(Class::History, error.to_string()).hint(
+        "The publisher's storage was restored to an earlier state, or the connection string leads to \
+         such a copy. The subscriber has transactions that this server lacks, and would miss those \
+         that were written in their place: drop the subscription (pgapace drop) and start it anew \
+         with empty tables.",
+    )
+}

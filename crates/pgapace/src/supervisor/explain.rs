@@ -1,0 +1,49 @@
+//! What only a look at both servers can add to a failure.
+
+use crate::check;
+use crate::check::report::{Fix, Severity, Side};
+use crate::config::Subscription as Config;
+use crate::error::{Class, Failure};
+
+/// SQLSTATE of a missing privilege.
+const INSUFFICIENT_PRIVILEGE: &str = "42501";
+/// Most statements of a hint.
+const SHOWN: usize = 10;
+
+/// Adds the statements that grant what is missing, as `pgapace check` finds them.
+pub(super) fn with_grants(config: &Config, failure: Failure) -> Failure {
+    let hint = failure.hint.as_deref().unwrap_or_default();
+    let complete = grants_something(hint) && !hint.contains('…');
+    if failure.sqlstate.as_deref() != Some(INSUFFICIENT_PRIVILEGE) || complete {
+        return failure;
+    }
+    let side = if failure.class == Class::Publisher { Side::Publisher } else { Side::Target };
+    let findings = check::check(config).findings;
+    let mut grants: Vec<String> = findings
+        .into_iter()
+        .filter(|finding| finding.side == side && finding.severity == Severity::Blocker)
+        .filter_map(|finding| match finding.fix {
+            Some(Fix::Sql(sql)) if grants_something(&sql) => Some(sql),
+            _ => None,
+        })
+        .collect();
+    if grants.is_empty() {
+        return match failure.hint {
+            Some(_) => failure,
+            None => failure.hint(
+                "The role lacks no privilege that pgapace needs for itself: see what the message \
+                 names, perhaps a function that a trigger calls. pgapace check looks at all others.",
+            ),
+        };
+    }
+    if grants.len() > SHOWN {
+        let all = grants.len();
+        grants.truncate(SHOWN);
+        grants.push(format!("and {} more: pgapace check", all - SHOWN));
+    }
+    failure.hint(grants.join("\n       "))
+}
+
+fn grants_something(sql: &str) -> bool {
+    sql.starts_with("GRANT ") || sql.starts_with("ALTER ROLE ")
+}

@@ -1,0 +1,125 @@
+//! What is left on the subscriber's side for `status` while nothing runs: why, and what comes next.
+//!
+//! All of it is best effort: whatever stopped the subscription does so again at its next start.
+
+use std::time::{Duration, Instant};
+
+use wire::Session;
+
+use crate::config::Subscription as Config;
+use crate::error::{Class, Failure, Result};
+use crate::target::session::{Purpose, Target};
+use crate::target::state::{self, Subscription, schema, statistics};
+
+/// How often the same reason to wait is written.
+const WRITE_AGAIN: Duration = Duration::from_secs(5);
+
+/// Writes with a session that it keeps from one failure to the next.
+pub(super) struct Notes<'a> {
+    config: &'a Config,
+    session: Option<Session>,
+    written: Option<(String, Instant)>,
+}
+
+impl<'a> Notes<'a> {
+    pub(super) fn new(config: &'a Config) -> Self {
+        Self { config, session: None, written: None }
+    }
+
+    /// A run that failed is followed by another one after a pause.
+    pub(super) fn retrying(&mut self, failure: &Failure, pause: Duration) {
+        let recent = self.written.as_ref().is_some_and(|(message, at)| {
+            *message == failure.message && at.elapsed() + pause < WRITE_AGAIN
+        });
+        if !recent {
+            self.written = Some((failure.message.clone(), Instant::now()));
+            // The next one, if it comes soon, is not written.
+            let next = pause.max(Duration::from_secs(1));
+            self.write(failure, |session, id| statistics::error(session, id, failure, Some(next)));
+        }
+    }
+
+    /// It is the end of the subscription, in this process at least until `next`.
+    pub(super) fn failed(&mut self, failure: &Failure, next: Option<Duration>) {
+        if failure.class == Class::Disabled {
+            return;
+        }
+        let disable = self.config.disable_on_error && failure.class == Class::Apply;
+        self.write(failure, |session, id| {
+            if disable {
+                let message = failure.to_string();
+                state::set_disabled(session, id, Some(&message))?;
+            }
+            statistics::error(session, id, failure, next.filter(|_| !disable))
+        });
+        if disable {
+            tracing::error!(
+                event = "subscription_disabled",
+                subscription = self.config.name,
+                "the subscription is disabled; pgapace enable lets it run again"
+            );
+        }
+    }
+
+    /// Nothing comes next.
+    pub(super) fn stopped(&mut self) {
+        if let Some(session) = self.session.take() {
+            let written = self.with(session, statistics::not_retrying);
+            if let Err(error) = written {
+                tracing::debug!(%error, "cannot record the end on the subscriber");
+            }
+        }
+    }
+
+    /// A run goes on: its own sessions write from here on.
+    pub(super) fn runs(&mut self) {
+        (self.session, self.written) = (None, None);
+    }
+
+    fn write(
+        &mut self,
+        failure: &Failure,
+        what: impl Fn(&mut Session, state::SubscriptionId) -> Result<()>,
+    ) {
+        if failure.class == Class::Target && failure.connection_lost {
+            self.session = None;
+            return;
+        }
+        let kept = self.session.take().map(|session| self.with(session, &what));
+        let written = match kept {
+            Some(Ok(())) => Ok(()),
+            _ => {
+                let target = Target::new(self.config.target.clone(), &self.config.name);
+                target.connect(Purpose::Look).and_then(|session| self.with(session, &what))
+            }
+        };
+        if let Err(error) = written {
+            let lost = self.config.disable_on_error || failure.conflict.is_some();
+            if lost {
+                tracing::warn!(
+                    event = "failure_not_recorded",
+                    subscription = self.config.name,
+                    "cannot record the failure on the subscriber: {error}"
+                );
+            } else {
+                tracing::debug!(%error, "cannot record the failure on the subscriber");
+            }
+        }
+    }
+
+    /// Does it, if the subscriber knows the subscription, and keeps the session.
+    fn with(
+        &mut self,
+        mut session: Session,
+        what: impl Fn(&mut Session, state::SubscriptionId) -> Result<()>,
+    ) -> Result<()> {
+        // One of another version has other columns.
+        if schema::version(&mut session)? == schema::newest()
+            && let Some(Subscription { id, .. }) = state::find(&mut session, &self.config.name)?
+        {
+            what(&mut session, id)?;
+        }
+        self.session = Some(session);
+        Ok(())
+    }
+}

@@ -1,0 +1,228 @@
+//! Whether a run that failed is followed by another one, and after which pause.
+//!
+//! | what failed | at the first start | once it has run, in any process | once this process has streamed |
+//! |---|---|---|---|
+//! | a server refuses connections, starts, or recovers | again for `--connect-timeout`, 10 s by default | again for `--connect-timeout`, an hour by default | again, for ever unless `--connect-timeout` says otherwise |
+//! | a lost connection, a server without room | the end | the same | the same |
+//! | anything else that may pass | the end | the end | again, for ever |
+//! | anything else | the end | the end | the end |
+//!
+//! Where the end of one subscription is not the end of the process, because others run in it, that
+//! subscription is tried again, with pauses of up to a minute: somebody may have mended it.
+
+use std::time::{Duration, Instant};
+
+use crate::error::Failure;
+
+/// The first pause before another run, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The longest before a server that is not there is looked for again: it may be back at any moment.
+const LONGEST_AWAY: Duration = Duration::from_millis(800);
+/// The first pause after a failure that somebody has to mend, and the longest.
+const FIRST_FAILED: Duration = Duration::from_secs(5);
+const LONGEST_FAILED: Duration = Duration::from_secs(60);
+/// A run that lasted this long was not a failed attempt: the next pause is short again.
+const GOOD_RUN: Duration = Duration::from_secs(30);
+/// For how long a server is waited for by default: a user looks on, or a crash recovery goes on.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(10);
+const LATER_TIMEOUT: Duration = Duration::from_secs(3600);
+/// How often the same reason to wait is named.
+const NAME_AGAIN: Duration = Duration::from_secs(30);
+
+/// What is known of the subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Known {
+    /// Nothing: this may be its first start.
+    New,
+    /// It has run before: its state or its slot is there.
+    HasRun,
+    /// This process has copied tables for it, or streamed.
+    Begun,
+}
+
+/// What follows a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Another run after this pause; whether that is worth a word.
+    Again { pause: Duration, named: bool },
+    /// The server was waited for as long as it may be.
+    Waited(Duration),
+    /// The end.
+    End,
+}
+
+/// The pauses of one subscription.
+#[derive(Debug)]
+pub(super) struct Retry {
+    /// What `--connect-timeout` says.
+    timeout: Option<Duration>,
+    pause: Duration,
+    failed_pause: Duration,
+    /// Since when a server is waited for.
+    away_since: Option<Instant>,
+    named: Option<(String, Instant)>,
+}
+
+impl Retry {
+    pub(super) fn new(timeout: Option<Duration>) -> Self {
+        Self {
+            timeout,
+            pause: FIRST_PAUSE,
+            failed_pause: FIRST_FAILED,
+            away_since: None,
+            named: None,
+        }
+    }
+
+    /// A run that began at `started` has applied something, or not, and has failed `now`.
+    pub(super) fn after_run(&mut self, started: Instant, now: Instant, advanced: bool) {
+        if advanced || now.duration_since(started) >= GOOD_RUN {
+            *self = Self::new(self.timeout);
+        }
+    }
+
+    /// Servers are there: nothing is waited for any more.
+    pub(super) fn reached(&mut self) {
+        self.away_since = None;
+    }
+
+    /// What follows a failure that may pass, as its kind says.
+    pub(super) fn next(&mut self, failure: &Failure, known: Known, now: Instant) -> Next {
+        let waits = failure.away || known >= Known::HasRun && failure.connection_lost;
+        if !waits {
+            self.away_since = None;
+            let again = failure.transient && known == Known::Begun;
+            return if again { self.again(failure, now) } else { Next::End };
+        }
+        let since = *self.away_since.get_or_insert(now);
+        let limit = self.timeout.or(match known {
+            Known::New => Some(FIRST_TIMEOUT),
+            Known::HasRun => Some(LATER_TIMEOUT),
+            Known::Begun => None,
+        });
+        let waited = now.duration_since(since);
+        match limit {
+            Some(limit) if waited >= limit => Next::Waited(waited),
+            _ => self.again(failure, now),
+        }
+    }
+
+    /// The pause before a subscription is tried again whose failure would be the end of it, alone.
+    pub(super) fn after_end(&mut self) -> Duration {
+        let pause = self.failed_pause;
+        self.failed_pause = (pause * 2).min(LONGEST_FAILED);
+        pause
+    }
+
+    /// Another run, after a pause.
+    pub(super) fn again(&mut self, failure: &Failure, now: Instant) -> Next {
+        let longest = if failure.away { LONGEST_AWAY } else { LONGEST_PAUSE };
+        let pause = self.pause.min(longest);
+        self.pause = (pause * 2).min(longest);
+        let same = self.named.as_ref().is_some_and(|(message, at)| {
+            *message == failure.message && now.duration_since(*at) < NAME_AGAIN
+        });
+        if !same {
+            self.named = Some((failure.message.clone(), now));
+        }
+        Next::Again { pause, named: !same }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        FIRST_FAILED, FIRST_PAUSE, FIRST_TIMEOUT, Known, LATER_TIMEOUT, LONGEST_FAILED,
+        LONGEST_PAUSE, Next, Retry,
+    };
+    use crate::error::{Class, Failure};
+    use std::time::{Duration, Instant};
+
+    fn failure(transient: bool, connection_lost: bool, away: bool) -> Failure {
+        let failure = Failure::new(Class::Target, "x").transient(transient);
+        Failure { connection_lost, away, ..failure }
+    }
+
+    /// How long a server is waited for that is away all the time, and the longest pause.
+    fn waited(timeout: Option<Duration>, known: Known) -> Option<(Duration, Duration)> {
+        let (start, mut longest) = (Instant::now(), Duration::ZERO);
+        let (mut retry, mut now) = (Retry::new(timeout), start);
+        let away = failure(true, true, true);
+        while now < start + 2 * LATER_TIMEOUT {
+            match retry.next(&away, known, now) {
+                Next::Again { pause, .. } => {
+                    longest = longest.max(pause);
+                    now += pause;
+                }
+                Next::Waited(waited) => return Some((waited, longest)),
+                Next::End => return None,
+            }
+        }
+        Some((Duration::MAX, longest))
+    }
+
+    #[test]
+    fn a_server_that_is_away_is_looked_for_every_second_and_not_for_ever() {
+        let limits = [
+            (None, Known::New, FIRST_TIMEOUT),
+            (None, Known::HasRun, LATER_TIMEOUT),
+            (Some(Duration::from_secs(60)), Known::New, Duration::from_secs(60)),
+            (Some(Duration::from_secs(60)), Known::Begun, Duration::from_secs(60)),
+            (None, Known::Begun, Duration::MAX),
+        ];
+        for (timeout, known, limit) in limits {
+            let (waited, longest) = waited(timeout, known).expect("it is waited for");
+            assert!(waited >= limit, "{known:?}: {waited:?}");
+            assert!(waited == Duration::MAX || waited < limit + Duration::from_secs(1));
+            assert!(longest < Duration::from_secs(1));
+        }
+    }
+
+    #[test]
+    fn what_may_pass_is_tried_again_once_it_has_begun() {
+        let (mut retry, now) = (Retry::new(None), Instant::now());
+        let full = failure(true, false, false);
+        let lost = failure(true, true, false);
+        let wrong = failure(false, false, false);
+        assert_eq!(retry.next(&full, Known::New, now), Next::End);
+        assert_eq!(retry.next(&full, Known::HasRun, now), Next::End);
+        assert_eq!(retry.next(&lost, Known::New, now), Next::End);
+        assert!(matches!(retry.next(&lost, Known::HasRun, now), Next::Again { .. }));
+        assert!(matches!(retry.next(&full, Known::Begun, now), Next::Again { .. }));
+        assert_eq!(retry.next(&wrong, Known::Begun, now), Next::End);
+    }
+
+    #[test]
+    fn pauses_grow_and_start_anew_when_something_was_applied() {
+        let (mut retry, now) = (Retry::new(None), Instant::now());
+        let full = failure(true, false, false);
+        let pause = |retry: &mut Retry| match retry.next(&full, Known::Begun, now) {
+            Next::Again { pause, .. } => pause,
+            next => panic!("{next:?}"),
+        };
+        let mut last = Duration::ZERO;
+        for _ in 0..10 {
+            last = pause(&mut retry);
+            retry.after_run(now, now, false);
+        }
+        assert_eq!(last, LONGEST_PAUSE);
+        retry.after_run(now, now, true);
+        assert_eq!(pause(&mut retry), FIRST_PAUSE);
+        assert_eq!(retry.after_end(), FIRST_FAILED);
+        for _ in 0..10 {
+            last = retry.after_end();
+        }
+        assert_eq!(last, LONGEST_FAILED);
+    }
+
+    #[test]
+    fn the_same_reason_is_not_named_every_second() {
+        let (mut retry, now) = (Retry::new(None), Instant::now());
+        let away = failure(true, true, true);
+        let named = |next| matches!(next, Next::Again { named: true, .. });
+        assert!(named(retry.next(&away, Known::HasRun, now)));
+        assert!(!named(retry.next(&away, Known::HasRun, now + Duration::from_secs(1))));
+        assert!(named(retry.next(&away, Known::HasRun, now + Duration::from_secs(31))));
+    }
+}

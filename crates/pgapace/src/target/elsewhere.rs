@@ -1,0 +1,66 @@
+//! Tables that only look like tables: their rows are elsewhere.
+//!
+//! Extensions such as Citus and TimescaleDB, and foreign tables as partitions, keep the rows of a table
+//! in other relations or on other servers. Their hooks do not act for what we do as a replica: a
+//! TRUNCATE does not reach the rows, a table with rows looks empty, `ONLY` finds none, and a commit
+//! on another server does not belong to the commit of our progress. So such a table is refused.
+//!
+//! They are known by what cannot be missing, and can be read without a lock: the triggers that the
+//! extensions have on each of these tables.
+
+use crate::error::{Class, Failure};
+
+/// In SQL with a CTE `tree` of `relid`s: why rows of one of them are elsewhere, else NULL.
+macro_rules! elsewhere {
+    ($tree:literal) => {
+        concat!(
+            "coalesce((SELECT CASE p.proname WHEN 'citus_truncate_trigger' THEN 'citus' ELSE 'timescaledb' END
+   FROM ", $tree, " e
+   JOIN pg_catalog.pg_trigger g ON g.tgrelid = e.relid
+   JOIN pg_catalog.pg_proc p ON p.oid = g.tgfoid
+   JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+   WHERE p.proname = 'citus_truncate_trigger' AND n.nspname = 'pg_catalog'
+      OR p.proname = 'insert_blocker' AND pg_catalog.starts_with(n.nspname, '_timescaledb')
+   LIMIT 1),
+  (SELECT 'foreign ' || c.relname FROM ", $tree, " e
+   JOIN pg_catalog.pg_class c ON c.oid = e.relid AND c.relkind = 'f'
+   ORDER BY c.relname LIMIT 1))"
+        )
+    };
+}
+pub(crate) use elsewhere;
+
+/// Refuses such a table; `found` is what [`elsewhere`] gives.
+pub(crate) fn refused(schema: &str, name: &str, found: &str) -> Failure {
+    let table = format!("{schema}.{name}");
+    let refuse = |what: String, hint: String| {
+        Failure::new(Class::Mismatch, format!("subscriber table {table} {what}")).hint(hint)
+    };
+    match found {
+        "citus" => refuse(
+            "is managed by Citus: its rows are in shards, which cannot be replicated into".to_owned(),
+            format!(
+                "Make it a plain table, on a server whose tables Citus does not distribute (SELECT \
+                 undistribute_table('{table}')), or take it out of the publication."
+            ),
+        ),
+        "timescaledb" => refuse(
+            "is a hypertable of TimescaleDB: its rows are in chunks, which cannot be replicated into"
+                .to_owned(),
+            "Make it a plain table on the subscriber, or take it out of the publication.".to_owned(),
+        ),
+        other => {
+            let partition = other.strip_prefix("foreign ").unwrap_or(other);
+            refuse(
+                format!(
+                    "has the foreign table {partition} as a partition: its commits are not part of \
+                     the subscriber's"
+                ),
+                format!(
+                    "Detach it (ALTER TABLE {table} DETACH PARTITION {partition}), or take the table \
+                     out of the publication."
+                ),
+            )
+        }
+    }
+}

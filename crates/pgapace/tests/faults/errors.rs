@@ -1,0 +1,219 @@
+//! What error messages say: where, and what helps.
+
+use testbed::{Pair, Result};
+
+use super::privileges::{SHOP, arguments, part};
+use super::site::{DB, Site, expect_exit, pgapace};
+use crate::support::{Case, Finished, on_versions};
+
+const MAJORS: [u16; 2] = [15, 18];
+const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
+
+/// The last change of table t cannot be applied, and the message names it.
+fn stops(case: &Case, code: i32, sql: &str, named: &[&str]) -> Finished {
+    case.publisher.sql(sql);
+    let lsn = case.publisher.value("SELECT pg_current_wal_lsn()");
+    let failed = case.run();
+    failed.expect(code, &["CONTEXT:  transaction ", "with commit LSN ", " on public.t", "HINT:"]);
+    failed.expect(code, named);
+    assert!(!failed.log.contains("conflicting row"), "{}", failed.log);
+    let status = case.tool.finish("status", &[]);
+    assert!(status.stdout.contains("with commit LSN"), "{}", status.stdout);
+    // What was not applied is not behind.
+    let sql = format!("SELECT max(lsn) < '{lsn}' FROM pgapace.progress");
+    assert_eq!(case.target.value(&sql), "t");
+    failed
+}
+
+#[test]
+fn a_column_that_the_subscriber_lacks() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.publisher.sql("ALTER TABLE t ADD w int");
+        let hint = "ALTER TABLE \"public\".\"t\" ADD COLUMN \"w\"";
+        stops(&case, 6, "INSERT INTO t VALUES (1, 'x', 2)", &["lacks published columns: w", hint]);
+        stops(&case, 6, "UPDATE t SET v = 'y'", &["lacks published columns: w", "INSERT on"]);
+        case.target.sql("ALTER TABLE t ADD w int");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+#[test]
+fn values_that_do_not_fit() {
+    on_versions(&VERSIONS, |case| {
+        case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v text, n numeric)");
+        case.target.sql("CREATE TABLE t (id int PRIMARY KEY, v varchar(3), n int)");
+        case.publish("FOR TABLE t");
+        case.run_until_current();
+        let insert = "INSERT INTO t VALUES (1, 'abcd', 1)";
+        let alter = "ALTER TABLE \"public\".\"t\" ALTER COLUMN";
+        stops(&case, 9, insert, &["22001", alter, "pgapace skip --lsn"]);
+        case.target.sql("ALTER TABLE t ALTER v TYPE int USING v::int");
+        stops(&case, 9, "INSERT INTO t VALUES (2, 'x', 1)", &["22P02", alter]);
+        case.target.sql("ALTER TABLE t ALTER v TYPE text");
+        stops(&case, 9, "INSERT INTO t VALUES (3, 'x', 5000000000)", &["22003", alter]);
+        case.target.sql("ALTER TABLE t ALTER n TYPE numeric");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+#[test]
+fn constraints_that_only_the_subscriber_has() {
+    on_versions(&VERSIONS, |case| {
+        case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.target.sql(
+            "CREATE TABLE t (id int PRIMARY KEY, v text NOT NULL CONSTRAINT short \
+               CHECK (length(v) < 4))",
+        );
+        case.publish("FOR TABLE t");
+        case.run_until_current();
+        let insert = "INSERT INTO t VALUES (1, NULL)";
+        stops(
+            &case,
+            9,
+            insert,
+            &["23502", "ALTER TABLE \"public\".\"t\" ALTER COLUMN \"v\" DROP NOT NULL"],
+        );
+        case.target.sql("ALTER TABLE t ALTER v DROP NOT NULL");
+        let insert = "INSERT INTO t VALUES (2, 'abcd')";
+        stops(
+            &case,
+            9,
+            insert,
+            &["23514", "ALTER TABLE \"public\".\"t\" DROP CONSTRAINT \"short\""],
+        );
+        case.target.sql("ALTER TABLE t DROP CONSTRAINT short");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+#[test]
+fn roles_and_databases_that_are_not_there() {
+    on_versions(&VERSIONS, |case| {
+        let nobody = |conninfo: &str| conninfo.replace("user=postgres", "user=nobody_at_all");
+        let nowhere = |conninfo: &str| conninfo.replace("dbname='case", "dbname='no_case");
+        let fails = |publisher: String, target: String, code, named: &[&str]| {
+            let mut tool = case.tool.clone();
+            (tool.publisher, tool.target) = (publisher, target);
+            let failed = tool.run();
+            failed.expect(code, named);
+            assert!(!failed.log.contains("pg_hba"), "{}", failed.log);
+        };
+        let (publisher, target) = (&case.tool.publisher, &case.tool.target);
+        let create = "CREATE ROLE \"nobody_at_all\" LOGIN REPLICATION;";
+        fails(nobody(publisher), target.clone(), 4, &["HINT:", create]);
+        let create = "CREATE ROLE \"nobody_at_all\" LOGIN;";
+        fails(publisher.clone(), nobody(target), 5, &["HINT:", create]);
+        fails(nowhere(publisher), target.clone(), 4, &["HINT:", "pg_database"]);
+        fails(publisher.clone(), nowhere(target), 5, &["HINT:", "pg_database"]);
+    });
+}
+
+#[test]
+fn roles_that_may_not() -> Result<()> {
+    for major in MAJORS {
+        let site = Site::of(Pair::start(major, major)?)?;
+        for cluster in [&site.publisher, &site.target] {
+            let hba = cluster.data_dir().join("pg_hba.conf");
+            let rules = std::fs::read_to_string(&hba)?;
+            std::fs::write(&hba, format!("local all turned_away reject\n{rules}"))?;
+            cluster.sql(DB, "CREATE ROLE turned_away LOGIN REPLICATION; CREATE ROLE group_only")?;
+            cluster.sql(DB, "CREATE ROLE plain LOGIN; CREATE ROLE stranger LOGIN REPLICATION")?;
+            cluster.create_database("open")?;
+            cluster.sql(DB, "REVOKE CONNECT ON DATABASE open FROM public")?;
+            cluster.sql(DB, "GRANT CONNECT ON DATABASE open TO plain")?;
+            cluster.sql(DB, "SELECT pg_reload_conf()")?;
+        }
+        site.publisher.sql("open", "CREATE PUBLICATION pub FOR ALL TABLES")?;
+        let role = |conninfo: String, user: &str| {
+            conninfo.replace("user=postgres", &format!("user={user}"))
+        };
+        let fails = |publisher: &str, target: &str, code, named: &str| -> Result<()> {
+            let publisher = role(site.publisher.conninfo("open"), publisher);
+            let target = role(site.target.conninfo("open"), target);
+            let mut run = site.spawn(&site.program_between(&publisher, &target))?;
+            expect_exit(&mut run, code, &["HINT:", named])
+        };
+        for (user, named) in [
+            ("turned_away", "pg_hba.conf"),
+            ("group_only", "ALTER ROLE \"group_only\" LOGIN"),
+            ("stranger", "GRANT CONNECT ON DATABASE \"open\" TO \"stranger\";"),
+        ] {
+            fails(user, "postgres", 4, named)?;
+            fails("postgres", user, 5, named)?;
+        }
+        fails("plain", "postgres", 4, "ALTER ROLE \"plain\" REPLICATION;")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_publisher_that_cannot_make_slots() -> Result<()> {
+    for major in MAJORS {
+        for (setting, value, hint, not) in [
+            ("wal_level", "replica", "wal_level = logical", "Raise max_replication_slots"),
+            ("max_replication_slots", "0", "Raise max_replication_slots", "wal_level = logical"),
+        ] {
+            let settings = |builder: testbed::ClusterBuilder| builder.setting(setting, value);
+            let site = Site::of(Pair::start_with(major, major, settings, |builder| builder)?)?;
+            site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+            let mut run = site.spawn(&site.program())?;
+            expect_exit(&mut run, 4, &["HINT:", hint])?;
+            assert!(!run.log().contains(not), "{}", run.log());
+        }
+    }
+    Ok(())
+}
+
+/// The GRANT is the one that check prints.
+#[test]
+fn privileges_that_are_taken_away() -> Result<()> {
+    for major in MAJORS {
+        let site = Site::of(Pair::start(major, major)?)?;
+        for cluster in [&site.publisher, &site.target] {
+            cluster.create_database(SHOP)?;
+            cluster.sql(SHOP, "CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+        }
+        site.publisher.sql(
+            SHOP,
+            "INSERT INTO t VALUES (0, 'copied'); CREATE PUBLICATION pub FOR ALL TABLES",
+        )?;
+        site.publisher.sql(SHOP, part("publisher"))?;
+        site.target.sql(SHOP, part("target"))?;
+        let run =
+            || site.spawn(&pgapace("run").args(arguments(&site)).args(["--until", "current"]));
+        site.publisher.sql(SHOP, "REVOKE SELECT ON t FROM pgapace_source")?;
+        let grant = "GRANT SELECT ON TABLE \"public\".\"t\" TO pgapace_source;";
+        expect_exit(&mut run()?, 4, &["permission denied for table t", "HINT:", grant])?;
+        site.publisher.sql(SHOP, grant)?;
+        expect_exit(&mut run()?, 0, &[])?;
+        for (change, privilege, code) in [
+            ("INSERT INTO t VALUES (1, 'x'), (2, 'x')", "INSERT", 9),
+            ("UPDATE t SET v = 'y'", "UPDATE", 9),
+            ("DELETE FROM t WHERE id = 1", "DELETE", 9),
+            ("TRUNCATE t", "TRUNCATE", 9),
+        ] {
+            site.target.sql(SHOP, &format!("REVOKE {privilege} ON t FROM pgapace_target"))?;
+            site.publisher.sql(SHOP, change)?;
+            let grant = format!("GRANT {privilege} ON TABLE \"public\".\"t\" TO pgapace_target;");
+            let named = ["permission denied for table t", "with commit LSN", "public.t", "HINT:"];
+            let mut failed = run()?;
+            expect_exit(&mut failed, code, &named)?;
+            assert!(failed.log().contains(&grant), "{}", failed.log());
+            site.target.sql(SHOP, &grant)?;
+            expect_exit(&mut run()?, 0, &[])?;
+        }
+        site.target.sql(SHOP, "REVOKE USAGE ON SCHEMA public FROM pgapace_target, public")?;
+        site.publisher.sql(SHOP, "INSERT INTO t VALUES (3, 'x')")?;
+        let grant = "GRANT USAGE ON SCHEMA \"public\" TO pgapace_target;";
+        let mut failed = run()?;
+        failed.wait(super::site::PATIENCE)?;
+        assert!(failed.log().contains(grant), "{}", failed.log());
+        site.target.sql(SHOP, grant)?;
+        expect_exit(&mut run()?, 0, &[])?;
+    }
+    Ok(())
+}

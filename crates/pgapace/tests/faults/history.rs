@@ -1,0 +1,320 @@
+//! A server whose storage goes back in time, as when a snapshot of a virtual machine is restored,
+//! on the same timeline. Roles have the privileges of docs/privileges.sql, and no more.
+
+use testbed::compare::{TableName, expect_equal};
+use testbed::program::Process;
+use testbed::{Pair, Program, Result, Stop};
+
+use super::privileges::{SHOP, arguments, part};
+use super::site::{NAME, PATIENCE, Site, expect_exit, pgapace, wait_for_log, wait_while_running};
+
+const MAJORS: [u16; 2] = [15, 18];
+/// The second is not published.
+const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (v text)";
+
+fn site(major: u16, publisher: &[(&str, &str)]) -> Result<Site> {
+    let settings = |builder| publisher.iter().fold(builder, add);
+    let site = Site::of(Pair::start_with(major, major, settings, |builder| builder)?)?;
+    for cluster in [&site.publisher, &site.target] {
+        cluster.create_database(SHOP)?;
+        cluster.sql(SHOP, DDL)?;
+    }
+    site.publisher
+        .sql(SHOP, "CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (0, 'copied')")?;
+    site.publisher.sql(SHOP, part("publisher"))?;
+    site.target.sql(SHOP, part("target"))?;
+    Ok(site)
+}
+
+fn add(builder: testbed::ClusterBuilder, setting: &(&str, &str)) -> testbed::ClusterBuilder {
+    builder.setting(setting.0, setting.1)
+}
+
+fn program(site: &Site) -> Program {
+    pgapace("run").args(arguments(site)).env("PGAPACE_STATUS_INTERVAL", "1")
+}
+
+/// Runs until everything is applied.
+fn follow(site: &Site) -> Result<()> {
+    let mut run = site.spawn(&program(site).args(["--until", "current"]))?;
+    expect_exit(&mut run, 0, &[])
+}
+
+/// A site that has followed the publisher, whose storage is saved then.
+fn saved(major: u16, settings: &[(&str, &str)]) -> Result<Site> {
+    let mut site = site(major, settings)?;
+    insert(&site, "1, 9", "both")?;
+    follow(&site)?;
+    site.publisher.stop(Stop::Fast)?;
+    site.publisher.save_storage()?;
+    site.publisher.start()?;
+    Ok(site)
+}
+
+/// The publisher as it was saved.
+fn go_back(site: &mut Site) -> Result<()> {
+    site.publisher.stop(Stop::Fast)?;
+    site.publisher.restore_storage()?;
+    site.publisher.start()
+}
+
+fn insert(site: &Site, range: &str, v: &str) -> Result<()> {
+    let sql = format!("INSERT INTO t SELECT i, '{v}' FROM generate_series({range}) i");
+    site.publisher.sql(SHOP, &sql)
+}
+
+/// Writes WAL of no published table.
+fn write_other(site: &Site, rows: u32) -> Result<()> {
+    let sql = format!("INSERT INTO other SELECT repeat('x', 100) FROM generate_series(1, {rows})");
+    site.publisher.sql(SHOP, &sql)
+}
+
+fn rows(site: &Site) -> Result<Vec<Vec<Option<String>>>> {
+    site.target.query_texts(SHOP, "SELECT id, v FROM t ORDER BY id")
+}
+
+/// Every start ends so, and none changes a row.
+fn expect_refused(site: &Site, messages: &[&str]) -> Result<()> {
+    let before = rows(site)?;
+    for _ in 0..2 {
+        let mut run = site.spawn(&program(site).args(["--until", "current"]))?;
+        expect_exit(&mut run, 10, messages)?;
+        assert_eq!(rows(site)?, before);
+    }
+    Ok(())
+}
+
+fn expect_equal_rows(site: &Site) -> Result<()> {
+    let (mut publisher, mut target) = (site.publisher.connect(SHOP)?, site.target.connect(SHOP)?);
+    expect_equal(&mut publisher, &mut target, &[TableName::from("t")])
+}
+
+#[test]
+fn a_publisher_that_went_back_behind_the_progress_is_refused() -> Result<()> {
+    for major in MAJORS {
+        let mut site = saved(major, &[])?;
+        insert(&site, "10, 3000", "lost")?;
+        follow(&site)?;
+        go_back(&mut site)?;
+        expect_refused(&site, &["behind", "HINT:", "pgapace drop"])?;
+        // And with a little that is new.
+        insert(&site, "10, 10", "new")?;
+        expect_refused(&site, &["behind", "HINT:", "pgapace drop"])?;
+        // Once it has passed the old position, the first of that is missing.
+        write_other(&site, 20_000)?;
+        expect_refused(&site, &["HINT:", "pgapace drop"])?;
+    }
+    Ok(())
+}
+
+/// The same LSNs and xids are given out again: only the time tells.
+#[test]
+fn the_same_transactions_at_another_time_are_another_history() -> Result<()> {
+    for major in MAJORS {
+        let mut site = saved(major, &[])?;
+        for i in 10..20 {
+            insert(&site, &format!("{i}, {i}"), "lost")?;
+        }
+        follow(&site)?;
+        go_back(&mut site)?;
+        for i in 10..20 {
+            insert(&site, &format!("{i}, {i}"), "new!")?;
+        }
+        write_other(&site, 20_000)?;
+        insert(&site, "20, 29", "later")?;
+        expect_refused(&site, &["another history", "HINT:", "pgapace drop"])?;
+    }
+    Ok(())
+}
+
+/// What the old history had behind its last published transaction was not for us, and what the new
+/// one has there is.
+#[test]
+fn a_transaction_where_there_was_none_is_another_history() -> Result<()> {
+    for major in MAJORS {
+        let mut site = saved(major, &[])?;
+        write_other(&site, 20_000)?;
+        follow(&site)?;
+        go_back(&mut site)?;
+        insert(&site, "10, 10", "new")?;
+        write_other(&site, 40_000)?;
+        expect_refused(&site, &["another history", "HINT:", "pgapace drop"])?;
+    }
+    Ok(())
+}
+
+/// It went back behind all that was received, but nothing of that was, or is, published.
+#[test]
+fn a_publisher_that_lost_nothing_published_is_followed() -> Result<()> {
+    for major in MAJORS {
+        let mut site = saved(major, &[])?;
+        write_other(&site, 100)?;
+        follow(&site)?;
+        go_back(&mut site)?;
+        write_other(&site, 20_000)?;
+        insert(&site, "10, 10", "new")?;
+        follow(&site)?;
+        expect_equal_rows(&site)?;
+        // Nor is anything wrong with one that went back to where we stand.
+        site.publisher.stop(Stop::Fast)?;
+        site.publisher.save_storage()?;
+        site.publisher.start()?;
+        insert(&site, "11, 19", "never sent")?;
+        go_back(&mut site)?;
+        insert(&site, "11, 12", "new")?;
+        follow(&site)?;
+        expect_equal_rows(&site)?;
+    }
+    Ok(())
+}
+
+/// The slot says nothing about the old transactions any more, but the server remembers when its own
+/// were committed.
+#[test]
+fn commit_timestamps_tell_where_the_slot_was_moved() -> Result<()> {
+    for major in MAJORS {
+        let mut site = saved(major, &[("track_commit_timestamp", "on")])?;
+        for i in 10..20 {
+            insert(&site, &format!("{i}, {i}"), "lost")?;
+        }
+        follow(&site)?;
+        let progress = "SELECT max(lsn) FROM pgapace.progress";
+        let progress = site.target.query_one_text(SHOP, progress)?;
+        go_back(&mut site)?;
+        for i in 10..20 {
+            insert(&site, &format!("{i}, {i}"), "new")?;
+        }
+        write_other(&site, 20_000)?;
+        let advance = format!("SELECT pg_replication_slot_advance('{NAME}', '{progress}')");
+        site.publisher.sql(SHOP, &advance)?;
+        insert(&site, "20, 29", "later")?;
+        expect_refused(&site, &["another history", "HINT:", "pgapace drop"])?;
+    }
+    Ok(())
+}
+
+/// Whatever kind the last transaction is of, it is remembered: after a crash it is the same one, and
+/// in another history it is not.
+#[test]
+fn streamed_and_prepared_transactions_are_remembered() -> Result<()> {
+    let prepared = "BEGIN; UPDATE t SET v = 'x'; PREPARE TRANSACTION 'x'";
+    let kinds: [(&[&str], &[&str]); 4] = [
+        (&[], &["INSERT INTO t SELECT i, repeat('x', 99) FROM generate_series(10, 9000) i"]),
+        (
+            &["--streaming", "on"],
+            &["INSERT INTO t SELECT i, repeat('x', 99) FROM generate_series(10, 9000) i"],
+        ),
+        (&["--two-phase", "--two-phase-hold", "3600"], &[prepared, "COMMIT PREPARED 'x'"]),
+        (&["--two-phase", "--two-phase-hold", "0"], &[prepared, "COMMIT PREPARED 'x'"]),
+    ];
+    for (major, (arguments, last)) in MAJORS.iter().flat_map(|m| kinds.map(|kind| (m, kind))) {
+        let settings = [("logical_decoding_work_mem", "64kB"), ("max_prepared_transactions", "10")];
+        let mut site = site(*major, &settings)?;
+        site.target.set("max_prepared_transactions", "10")?;
+        site.target.restart(Stop::Fast)?;
+        let until = |site: &Site, code, messages: &[&str]| {
+            let program = program(site).args(arguments).args(["--until", "current"]);
+            expect_exit(&mut site.spawn(&program)?, code, messages)
+        };
+        until(&site, 0, &[])?;
+        site.publisher.stop(Stop::Fast)?;
+        site.publisher.save_storage()?;
+        site.publisher.start()?;
+        for step in last {
+            site.publisher.sql(SHOP, step)?;
+            until(&site, 0, &[])?;
+        }
+        site.publisher.kill9()?;
+        site.publisher.start()?;
+        until(&site, 0, &[])?;
+        expect_equal_rows(&site)?;
+        go_back(&mut site)?;
+        write_other(&site, 20_000)?;
+        until(&site, 10, &["another history", "HINT:", "pgapace drop"])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_running_process_notices_it() -> Result<()> {
+    for major in MAJORS {
+        let mut site = saved(major, &[])?;
+        let mut run: Process = site.spawn(&program(&site))?;
+        wait_for_log(&mut run, "streaming", PATIENCE)?;
+        insert(&site, "10, 19", "lost")?;
+        wait_while_running(&mut run, "the rows", PATIENCE, || {
+            Ok(site.target.query_one_text(SHOP, "SELECT count(*) FROM t")? == "20")
+        })?;
+        run.freeze()?;
+        site.publisher.stop(Stop::Immediate)?;
+        site.publisher.restore_storage()?;
+        site.publisher.start()?;
+        write_other(&site, 20_000)?;
+        insert(&site, "10, 19", "new")?;
+        run.thaw()?;
+        expect_exit(&mut run, 10, &["another history", "HINT:", "pgapace drop"])?;
+        assert_eq!(
+            site.target.query_one_text(SHOP, "SELECT count(*) FROM t WHERE v = 'new'")?,
+            "0"
+        );
+    }
+    Ok(())
+}
+
+/// Crashes of the publisher move the slot back, which is no other history; nor is another list of
+/// publications, which has other transactions sent.
+#[test]
+fn crashes_and_other_publications_are_no_other_history() -> Result<()> {
+    for major in MAJORS {
+        let mut site = site(major, &[])?;
+        follow(&site)?;
+        for order in ["true", "false"] {
+            for i in 0..3 {
+                site.publisher.sql(SHOP, &format!("UPDATE t SET v = '{order}{i}'"))?;
+                write_other(&site, 10)?;
+                let mut run = site.spawn(&program(&site).args([
+                    "--until",
+                    "current",
+                    "--preserve-commit-order",
+                    order,
+                ]))?;
+                expect_exit(&mut run, 0, &[])?;
+                site.publisher.kill9()?;
+                site.publisher.start()?;
+            }
+        }
+        expect_equal_rows(&site)?;
+        site.publisher.sql(SHOP, "CREATE PUBLICATION second FOR TABLE other")?;
+        insert(&site, "1, 1", "x")?;
+        follow(&site)?;
+        write_other(&site, 10)?;
+        follow(&site)?;
+        site.publisher.kill9()?;
+        site.publisher.start()?;
+        let both = ["--publication", "second", "--until", "current"];
+        let mut run = site.spawn(&program(&site).args(both))?;
+        expect_exit(&mut run, 0, &[])?;
+        expect_equal_rows(&site)?;
+    }
+    Ok(())
+}
+
+/// The other way round the slot is ahead.
+#[test]
+fn a_target_that_went_back_is_refused() -> Result<()> {
+    for major in MAJORS {
+        let mut site = site(major, &[])?;
+        follow(&site)?;
+        site.target.stop(Stop::Fast)?;
+        site.target.save_storage()?;
+        site.target.start()?;
+        insert(&site, "10, 19", "lost")?;
+        follow(&site)?;
+        site.target.stop(Stop::Fast)?;
+        site.target.restore_storage()?;
+        site.target.start()?;
+        let mut run = site.spawn(&program(&site).args(["--until", "current"]))?;
+        expect_exit(&mut run, 7, &["has moved to", "restored from a", "pgapace drop"])?;
+    }
+    Ok(())
+}

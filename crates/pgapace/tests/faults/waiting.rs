@@ -1,0 +1,303 @@
+//! Servers that are not there: waited for if they may come, and what `status` says meanwhile.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use testbed::compare::TableName;
+use testbed::program::Process;
+use testbed::{Cluster, Error, Pair, Program, Result, Stop, wait_until};
+
+use super::site::{
+    DB, NAME, PATIENCE, Site, expect_exit, pgapace, wait_for_log, wait_while_running,
+};
+
+const MAJORS: [u16; 2] = [15, 18];
+
+fn site(major: u16) -> Result<Site> {
+    let site = Site::of(Pair::start(major, major)?)?;
+    site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+    Ok(site)
+}
+
+fn until_current(site: &Site) -> Program {
+    site.program().args(["--until", "current"])
+}
+
+fn follow(site: &Site) -> Result<()> {
+    expect_exit(&mut site.spawn(&until_current(site))?, 0, &[])
+}
+
+/// What `status --json` says of the subscription.
+fn status(site: &Site) -> Result<serde_json::Value> {
+    let program = pgapace("status").args(["--target", &site.target.conninfo(DB), "--json"]);
+    let output = program.output()?;
+    let all: serde_json::Value = serde_json::from_slice(&output.stdout)
+        .map_err(|e| Error::other(format!("{e}: {}", String::from_utf8_lossy(&output.stderr))))?;
+    Ok(all[0].clone())
+}
+
+/// Makes the next start of a stopped server a recovery that takes until the returned file exists:
+/// until then it answers with 57P03.
+fn recovers_slowly(server: &Cluster) -> Result<std::path::PathBuf> {
+    let data = server.data_dir();
+    // An empty file owned as the others are.
+    let signal = data.join("recovery.signal");
+    let copied =
+        Command::new("cp").arg("-a").arg(data.join("PG_VERSION")).arg(&signal).status()?.success();
+    assert!(copied, "make {}", signal.display());
+    let go = server.socket_dir().join("go");
+    let conf = data.join("postgresql.auto.conf");
+    let mut text = fs::read_to_string(&conf)?;
+    text.push_str(&format!(
+        "restore_command = 'while ! test -e {}; do sleep 0.1; done; false'\n",
+        go.display()
+    ));
+    fs::write(&conf, text)?;
+    Ok(go)
+}
+
+#[test]
+fn servers_that_are_away_are_waited_for() -> Result<()> {
+    for major in MAJORS {
+        for publisher in [true, false] {
+            let mut site = site(major)?;
+            follow(&site)?;
+            site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'x')")?;
+            let away = if publisher { &mut site.publisher } else { &mut site.target };
+            away.stop(Stop::Fast)?;
+            let mut run = site.spawn(&until_current(&site))?;
+            wait_for_log(&mut run, "event=\"waiting_for_server\"", PATIENCE)?;
+            if publisher {
+                wait_while_running(&mut run, "the state to be known", PATIENCE, || {
+                    Ok(status(&site)?["state"] == "retrying")
+                })?;
+                let status = status(&site)?;
+                assert!(status["next_try_at"].is_string(), "{status:#}");
+                let error = status["last_error"].as_str().unwrap_or_default();
+                assert!(error.contains("publisher"), "{status:#}");
+            }
+            let away = if publisher { &mut site.publisher } else { &mut site.target };
+            away.start()?;
+            expect_exit(&mut run, 0, &[])?;
+            site.expect_equal(&[TableName::from("t")])?;
+            let status = status(&site)?;
+            assert_eq!(status["state"], "stopped", "{status:#}");
+            assert!(status["last_error"].is_null(), "{status:#}");
+            assert!(status["next_try_at"].is_null(), "{status:#}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn servers_that_recover_are_waited_for() -> Result<()> {
+    for major in MAJORS {
+        for publisher in [true, false] {
+            let mut site = site(major)?;
+            // A first start of the subscription waits as well.
+            if publisher {
+                follow(&site)?;
+            }
+            site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'x')")?;
+            let program = until_current(&site).args(["--connect-timeout", "600"]);
+            let log = tempfile::NamedTempFile::new()?;
+            let recovers = if publisher { &mut site.publisher } else { &mut site.target };
+            recovers.stop(Stop::Fast)?;
+            let go = recovers_slowly(recovers)?;
+            let mut run = std::thread::scope(|scope| {
+                let started = scope.spawn(|| recovers.start());
+                let waits = |run: &mut Process| {
+                    wait_for_log(run, "57P03", PATIENCE)?;
+                    wait_for_log(run, "event=\"waiting_for_server\"", PATIENCE)
+                };
+                let run = program.spawn_logged(log.path()).and_then(|mut run| {
+                    waits(&mut run)?;
+                    Ok(run)
+                });
+                fs::write(&go, "")?;
+                started.join().map_err(|_| Error::other("the start panicked"))??;
+                run
+            })?;
+            expect_exit(&mut run, 0, &[])?;
+            site.expect_equal(&[TableName::from("t")])?;
+        }
+    }
+    Ok(())
+}
+
+/// A first start by hand fails soon, and says what it has waited for; what no waiting mends fails at
+/// once.
+#[test]
+fn a_first_start_does_not_wait_for_long_or_for_what_does_not_pass() -> Result<()> {
+    let site = site(18)?;
+    let closed = format!("host=127.0.0.1 port=1 user=postgres dbname={DB}");
+    let target = site.target.conninfo(DB);
+    let publisher = site.publisher.conninfo(DB);
+    for (between, code) in [((&closed, &target), 4), ((&publisher, &closed), 5)] {
+        let program = site.program_between(between.0, between.1).args(["--connect-timeout", "1"]);
+        expect_exit(&mut site.spawn(&program)?, code, &["HINT:", "--connect-timeout"])?;
+    }
+    let started = Instant::now();
+    let unknown = |conninfo: &str| conninfo.replace("dbname='postgres'", "dbname='nowhere'");
+    let nobody = |conninfo: &str| conninfo.replace("user=postgres", "user=nobody_at_all");
+    for wrong in [unknown(&publisher), nobody(&publisher)] {
+        for other in [&target, &closed] {
+            let program = site.program_between(&wrong, other).args(["--connect-timeout", "3600"]);
+            expect_exit(&mut site.spawn(&program)?, 4, &[])?;
+        }
+    }
+    for wrong in [unknown(&target), nobody(&target)] {
+        let program = site.program_between(&publisher, &wrong).args(["--connect-timeout", "3600"]);
+        expect_exit(&mut site.spawn(&program)?, 5, &[])?;
+    }
+    assert!(started.elapsed() < Duration::from_secs(600), "nothing of it was waited for");
+    Ok(())
+}
+
+/// While the process streams, both servers go one after the other; it goes on within moments of
+/// their return, and says meanwhile what it waits for.
+#[test]
+fn a_running_process_says_what_it_waits_for() -> Result<()> {
+    for major in MAJORS {
+        let mut site = site(major)?;
+        let mut run = site.spawn_streaming(&site.program())?;
+        assert_eq!(status(&site)?["state"], "running");
+        for round in 1..4 {
+            site.publisher.stop(Stop::Immediate)?;
+            wait_while_running(&mut run, "the state to be known", PATIENCE, || {
+                Ok(status(&site)?["state"] == "retrying")
+            })?;
+            site.publisher.start()?;
+            site.publisher.sql(DB, &format!("INSERT INTO t VALUES ({round}, 'x')"))?;
+            site.catch_up(&mut run)?;
+            wait_while_running(&mut run, "the error to be over", PATIENCE, || {
+                let status = status(&site)?;
+                Ok(status["state"] == "running" && status["last_error"].is_null())
+            })?;
+        }
+        run.terminate()?;
+        expect_exit(&mut run, 0, &[])?;
+        assert_eq!(status(&site)?["state"], "stopped");
+    }
+    Ok(())
+}
+
+/// The publisher is told to wait for us, and not to, while the process runs.
+#[test]
+fn a_publisher_that_begins_to_wait_is_served() -> Result<()> {
+    for major in MAJORS {
+        let mut site = site(major)?;
+        site.publisher.sql(
+            DB,
+            "CREATE TABLE unpublished (v int); DROP PUBLICATION pub; \
+             CREATE PUBLICATION pub FOR TABLE t",
+        )?;
+        // Without an answer at once, a commit of nothing published waits for this long.
+        let mut run =
+            site.spawn_streaming(&site.program().env("PGAPACE_STATUS_INTERVAL", "3600"))?;
+        for (number, name) in [NAME, "", NAME].into_iter().enumerate() {
+            site.publisher.set("synchronous_standby_names", name)?;
+            let started = number + 2;
+            let path = run.log_file().to_path_buf();
+            wait_while_running(&mut run, "another run", PATIENCE, || {
+                let log = fs::read(&path)?;
+                let streams =
+                    String::from_utf8_lossy(&log).matches("streaming subscription=").count();
+                Ok(streams == started)
+            })?;
+            let mut client = site.publisher.connect(DB)?;
+            client.batch_execute("SET statement_timeout = '60s'")?;
+            for _ in 0..3 {
+                client.batch_execute("INSERT INTO unpublished VALUES (1)")?;
+                client
+                    .batch_execute("INSERT INTO t SELECT coalesce(max(id), 0) + 1, 'x' FROM t")?;
+            }
+        }
+        assert!(!run.log().contains("retry_in_ms"), "{}", run.log());
+        run.terminate()?;
+        expect_exit(&mut run, 0, &[])?;
+        site.expect_equal(&[TableName::from("t")])?;
+    }
+    Ok(())
+}
+
+/// The same conflict at each start is one conflict.
+#[test]
+fn a_supervised_process_counts_a_conflict_once() -> Result<()> {
+    for major in MAJORS {
+        let site = site(major)?;
+        follow(&site)?;
+        site.target.sql(DB, "INSERT INTO t VALUES (1, 'in the way')")?;
+        site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'x')")?;
+        for _ in 0..4 {
+            expect_exit(&mut site.spawn(&site.program())?, 9, &["23505"])?;
+        }
+        let once = "SELECT insert_exists || ' ' || (SELECT count(*) FROM pgapace.conflict) || ' ' \
+                      || error_count FROM pgapace.stat_subscription";
+        assert_eq!(site.target.query_one_text(DB, once)?, "1 1 4");
+        let failed = status(&site)?;
+        assert_eq!(failed["state"], "failed", "{failed:#}");
+        assert_eq!(failed["error_count"], 4, "{failed:#}");
+        assert!(failed["error_since"].is_string(), "{failed:#}");
+        site.target.sql(DB, "DELETE FROM t")?;
+        follow(&site)?;
+        let status = status(&site)?;
+        assert_eq!(status["state"], "stopped", "{status:#}");
+        assert!(status["last_error"].is_null(), "{status:#}");
+        assert_eq!(site.target.query_one_text(DB, once)?, "1 1 0");
+        // Another one is another one.
+        site.target.sql(DB, "INSERT INTO t VALUES (2, 'in the way')")?;
+        site.publisher.sql(DB, "INSERT INTO t VALUES (2, 'x')")?;
+        expect_exit(&mut site.spawn(&site.program())?, 9, &["23505"])?;
+        assert_eq!(site.target.query_one_text(DB, once)?, "2 2 1");
+    }
+    Ok(())
+}
+
+#[test]
+fn old_conflicts_are_removed() -> Result<()> {
+    for major in MAJORS {
+        let site = site(major)?;
+        follow(&site)?;
+        let insert = |days: u32, rows: u32, subscription: &str| {
+            site.target.sql(
+                DB,
+                &format!(
+                    "INSERT INTO pgapace.conflict (subscription, recorded_at, schema_name, \
+                       table_name, conflict, action, applied, operation, remote_xid, commit_lsn, \
+                       commit_time) \
+                     SELECT {subscription}, now() - interval '{days} days', 'public', 't', \
+                       'update_missing', 'skip', false, 'UPDATE', i, '0/1', now() \
+                     FROM generate_series(1, {rows}) i"
+                ),
+            )
+        };
+        let this = "(SELECT id FROM pgapace.subscription)";
+        insert(31, 2500, this)?;
+        insert(29, 10, this)?;
+        insert(31, 10, "4711")?;
+        let mut run = site.spawn_streaming(&site.program())?;
+        let count = "SELECT count(*) FROM pgapace.conflict";
+        wait_while_running(&mut run, "old conflicts to be removed", PATIENCE, || {
+            Ok(site.target.query_one_text(DB, count)? == "20")
+        })?;
+        run.terminate()?;
+        expect_exit(&mut run, 0, &[])?;
+        // Kept for ever, and for a shorter time.
+        insert(1000, 1, this)?;
+        let mut run = site.spawn_streaming(&site.program().args(["--conflict-retention", "0"]))?;
+        site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'x')")?;
+        site.catch_up(&mut run)?;
+        run.terminate()?;
+        expect_exit(&mut run, 0, &[])?;
+        assert_eq!(site.target.query_one_text(DB, count)?, "21");
+        let mut run = site.spawn_streaming(&site.program().args(["--conflict-retention", "7"]))?;
+        wait_until(PATIENCE, "more of them to be removed", || {
+            Ok(site.target.query_one_text(DB, count)? == "10")
+        })?;
+        run.terminate()?;
+        expect_exit(&mut run, 0, &[])?;
+    }
+    Ok(())
+}

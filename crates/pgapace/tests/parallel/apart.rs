@@ -1,0 +1,170 @@
+//! Two subscriptions of one process, of which one fails.
+
+use testbed::program::Process;
+use testbed::{Program, wait_until};
+
+use crate::support::{Case, PATIENCE, must, on_versions};
+use crate::verbs::json;
+
+const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
+
+/// Tables `good` and `bad`, each with a subscription of its own, in one configuration file. A row of
+/// the target is in the way of the second.
+struct Two {
+    case: Case,
+    directory: tempfile::TempDir,
+}
+
+impl Two {
+    fn new(case: Case) -> Self {
+        let tool = &case.tool;
+        let mut config =
+            format!("publisher = \"{}\"\ntarget = \"{}\"\n", tool.publisher, tool.target);
+        for name in ["good", "bad"] {
+            case.both(&format!("CREATE TABLE {name} (id int PRIMARY KEY, v text)"));
+            case.publisher.sql(&format!("CREATE PUBLICATION {name} FOR TABLE {name}"));
+            config.push_str(&format!(
+                "[[subscription]]\nname = \"{}_{name}\"\npublication = [\"{name}\"]\n",
+                tool.name
+            ));
+        }
+        let directory = must(tempfile::tempdir());
+        must(std::fs::write(directory.path().join("two.toml"), config));
+        let two = Self { case, directory };
+        let mut first = two.start(&["--until", "current"]);
+        assert!(must(first.wait(PATIENCE)).success(), "{}", first.log());
+        two.case.target.sql("INSERT INTO bad VALUES (1, 'in the way')");
+        two
+    }
+
+    fn start(&self, args: &[&str]) -> Process {
+        let config = self.directory.path().join("two.toml").display().to_string();
+        let program = Program::new(env!("CARGO_BIN_EXE_pgapace"))
+            .args(["run", "--config", &config])
+            .args(args);
+        let log = self.directory.path().join("log");
+        let _ = std::fs::remove_file(&log);
+        must(program.spawn_logged(log))
+    }
+
+    fn name(&self, which: &str) -> String {
+        format!("{}_{which}", self.case.tool.name)
+    }
+
+    fn status(&self, which: &str) -> serde_json::Value {
+        let mut tool = self.case.tool.clone();
+        tool.name = self.name(which);
+        tool.publications = which.to_owned();
+        json(&tool.finish("status", &["--json"]))[0].clone()
+    }
+
+    fn wait_for(&self, process: &mut Process, what: &str, condition: impl Fn(&str) -> bool) {
+        let waited = wait_until(PATIENCE, what, || {
+            assert!(process.is_running(), "{what}: it ended\n{}", process.log());
+            Ok(condition(&process.log()))
+        });
+        waited.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+    }
+
+    fn rows(&self, table: &str) -> String {
+        self.case.target.value(&format!("SELECT count(*) FROM {table} WHERE v = 'x'"))
+    }
+}
+
+impl Drop for Two {
+    fn drop(&mut self) {
+        let sql = format!(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+             WHERE starts_with(slot_name, '{}_') AND NOT active",
+            self.case.tool.name
+        );
+        let _ = self.case.publisher.cluster.sql("postgres", &sql);
+    }
+}
+
+#[test]
+fn one_that_fails_is_reported_and_tried_again() {
+    on_versions(&VERSIONS, |case| {
+        let two = Two::new(case);
+        let mut process = two.start(&[]);
+        two.case.publisher.sql("INSERT INTO bad VALUES (1, 'x'), (2, 'x')");
+        let failed = format!("event=\"subscription_failed\" subscription=\"{}\"", two.name("bad"));
+        two.wait_for(&mut process, "the failure to be reported", |log| log.contains(&failed));
+        let status = two.status("bad");
+        assert_eq!(status["state"], "retrying", "{status:#}");
+        assert!(status["next_try_at"].is_string(), "{status:#}");
+        assert!(status["last_error"].as_str().is_some_and(|error| error.contains("23505")));
+        // The other one does not care.
+        two.case.publisher.sql("INSERT INTO good VALUES (1, 'x')");
+        two.wait_for(&mut process, "the other one to go on", |_| two.rows("good") == "1");
+        assert_eq!(two.status("good")["state"], "running");
+        // Somebody mends it.
+        two.case.target.sql("DELETE FROM bad");
+        two.wait_for(&mut process, "it to be tried again", |_| two.rows("bad") == "2");
+        two.wait_for(&mut process, "the error to be over", |_| {
+            let status = two.status("bad");
+            status["state"] == "running" && status["last_error"].is_null()
+        });
+        must(process.terminate());
+        assert!(must(process.wait(PATIENCE)).success(), "{}", process.log());
+    });
+}
+
+#[test]
+fn one_that_still_fails_is_the_result() {
+    on_versions(&VERSIONS, |case| {
+        let two = Two::new(case);
+        let mut process = two.start(&[]);
+        two.case.publisher.sql("INSERT INTO bad VALUES (1, 'x')");
+        two.wait_for(&mut process, "the failure", |log| log.contains("subscription_failed"));
+        must(process.terminate());
+        must(process.wait(PATIENCE));
+        assert_eq!(process.exit_code(), Some(9), "{}", process.log());
+        assert_eq!(two.status("bad")["state"], "failed");
+        assert_eq!(two.status("good")["state"], "stopped");
+        // A goal is not waited for in vain.
+        two.case.publisher.sql("INSERT INTO good VALUES (1, 'x')");
+        let mut process = two.start(&["--until", "current"]);
+        must(process.wait(PATIENCE));
+        assert_eq!(process.exit_code(), Some(9), "{}", process.log());
+        assert_eq!(two.rows("good"), "1");
+    });
+}
+
+#[test]
+fn together_if_that_is_wanted() {
+    on_versions(&VERSIONS, |case| {
+        let two = Two::new(case);
+        two.case.publisher.sql("INSERT INTO bad VALUES (1, 'x')");
+        let mut process = two.start(&["--fail-together"]);
+        must(process.wait(PATIENCE));
+        assert_eq!(process.exit_code(), Some(9), "{}", process.log());
+        assert_eq!(two.status("bad")["state"], "failed");
+    });
+}
+
+/// A subscription that somebody drops because it fails is not made anew by the process that still
+/// runs the others.
+#[test]
+fn one_that_is_dropped_meanwhile_stays_dropped() {
+    on_versions(&VERSIONS, |case| {
+        let two = Two::new(case);
+        let mut process = two.start(&[]);
+        two.case.publisher.sql("INSERT INTO bad VALUES (1, 'x')");
+        two.wait_for(&mut process, "the failure", |log| log.contains("subscription_failed"));
+        let mut tool = two.case.tool.clone();
+        (tool.name, tool.publications) = (two.name("bad"), "bad".to_owned());
+        tool.finish("drop", &[]).expect(0, &[]);
+        two.wait_for(&mut process, "it to end", |log| log.contains("subscription_ended"));
+        two.case.publisher.sql("INSERT INTO good VALUES (1, 'x')");
+        two.wait_for(&mut process, "the other one to go on", |_| two.rows("good") == "1");
+        must(process.terminate());
+        must(process.wait(PATIENCE));
+        assert_eq!(process.exit_code(), Some(8), "{}", process.log());
+        let left = format!(
+            "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{}'",
+            two.name("bad")
+        );
+        assert_eq!(two.case.publisher.value(&left), "0");
+    });
+}

@@ -1,0 +1,391 @@
+//! Values between servers of different versions, at the edges of what their types hold: the same on
+//! both sides, in binary and in text, copied and streamed; or an error that names them.
+
+use std::fmt::Write as _;
+
+use crate::support::{Case, Database, on_versions};
+
+const PAIRS: [(u16, u16); 7] =
+    [(15, 18), (18, 15), (17, 16), (16, 17), (18, 18), (14, 18), (18, 14)];
+
+/// A type, and values that all versions represent.
+type Values = (&'static str, &'static [&'static str]);
+
+/// Types that travel in binary between all of these versions.
+const PORTABLE: &[Values] = &[
+    ("bool", &["t", "f"]),
+    ("bytea", &["\\x", "\\x00ff5c", "\\x5c785c"]),
+    ("\"char\"", &["", "x", "\\"]),
+    ("name", &["", "a name", "0123456789012345678901234567890123456789012345678901234567890123"]),
+    ("int2", &["-32768", "32767"]),
+    ("int4", &["-2147483648", "2147483647"]),
+    ("int8", &["-9223372036854775808", "9223372036854775807"]),
+    ("text", &["", "\u{1}\u{7f}\t\n\\N", "ñ€𝄞", "NULL"]),
+    ("varchar(5)", &["", "äöüß€", "a    "]),
+    ("char(5)", &["", "äöüß€", "a"]),
+    ("oid", &["0", "4294967295"]),
+    ("xid", &["0", "4294967295"]),
+    ("xid8", &["0", "18446744073709551615"]),
+    ("json", &["{}", " {\"a\" : 1.00, \"a\": \"\\u00e4ä\"} ", "null", "1e400"]),
+    (
+        "jsonb",
+        &[
+            "{}",
+            "{\"a\": 1.00, \"b\": [null, \"ä\"]}",
+            "null",
+            "1e-1000",
+            "123456789012345678901234567890",
+        ],
+    ),
+    ("uuid", &["00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"]),
+    ("pg_lsn", &["0/0", "FFFFFFFF/FFFFFFFF"]),
+    ("point", &["(-0,5e-324)", "(NaN,-Infinity)", "(1.7976931348623157e308,0.1)"]),
+    ("lseg", &["[(0,0),(-0,1e-300)]"]),
+    ("path", &["[(0,0),(1,1e300)]", "((0,0),(1,-0),(2,0))"]),
+    ("box", &["(1,1),(0,0)", "(Infinity,1),(-Infinity,0)"]),
+    ("polygon", &["((0,0),(1,1e-7),(2,0))"]),
+    ("line", &["{1,-1,0.1}", "{0,-1,1e300}"]),
+    ("circle", &["<(0,0),0>", "<(1,-1),1e300>"]),
+    ("float4", &["-0", "NaN", "Infinity", "-Infinity", "1e-45", "3.4028235e38", "16777217"]),
+    (
+        "float8",
+        &[
+            "-0",
+            "NaN",
+            "Infinity",
+            "-Infinity",
+            "5e-324",
+            "2.2250738585072011e-308",
+            "1.7976931348623157e308",
+        ],
+    ),
+    (
+        "numeric",
+        &[
+            "0",
+            "0.000",
+            "-1.50",
+            "NaN",
+            "Infinity",
+            "-Infinity",
+            "1e131071",
+            "1e-16383",
+            "-9999.00010000",
+        ],
+    ),
+    ("numeric(1000,500)", &["0", "1e499", "-1e-500", "NaN"]),
+    ("macaddr", &["00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff"]),
+    ("macaddr8", &["00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff"]),
+    ("inet", &["0.0.0.0/0", "255.255.255.255", "10.1.2.3/8", "::", "ffff::1/1", "::ffff:1.2.3.4"]),
+    ("cidr", &["0.0.0.0/0", "255.255.255.255/32", "::/0", "2001:db8::/32"]),
+    ("bit(9)", &["000000000", "111111111"]),
+    ("varbit", &["", "1", "0000000000000000000000000000000000000000000000000000000000000000001"]),
+    (
+        "date",
+        &["4714-11-24 BC", "5874897-12-31", "infinity", "-infinity", "0001-01-01", "0001-12-31 BC"],
+    ),
+    (
+        "interval",
+        &[
+            "0",
+            "178000000 years -11 mons 2147483647 days",
+            "-178000000 years -2147483648 days -2147483647:59:59.999999",
+            "1 mon -30 days 00:00:00.000001",
+            "24:00:00",
+        ],
+    ),
+    ("time", &["00:00", "24:00", "23:59:59.999999"]),
+    ("timetz", &["00:00+15:59:59", "24:00-15:59:59", "12:34:56.789012+05:30"]),
+    (
+        "timestamp",
+        &["4714-11-24 00:00:00 BC", "294276-12-31 23:59:59.999999", "infinity", "-infinity"],
+    ),
+    (
+        "timestamptz",
+        &["4714-11-24 00:00:00+00 BC", "294276-12-31 23:59:59.999999+00", "infinity", "-infinity"],
+    ),
+];
+
+/// Types that travel as text.
+const AS_TEXT: &[Values] = &[
+    ("mood", &["sad", "so \"happy\", it's", "träge"]),
+    ("money", &["-92233720368547758.08", "92233720368547758.07", "0"]),
+    ("int4range", &["empty", "(,)", "[-2147483648,2147483647)"]),
+    ("int8range", &["[-9223372036854775808,9223372036854775807)"]),
+    ("numrange", &["[NaN,NaN]", "(1.0,2.00]", "[-Infinity,Infinity)"]),
+    ("daterange", &["[4714-11-24 BC,infinity)", "empty"]),
+    ("tsrange", &["[\"4714-11-24 00:00:00 BC\",\"294276-12-31 23:59:59.999999\"]"]),
+    ("tstzrange", &["[-infinity,infinity]"]),
+    ("int4multirange", &["{}", "{[1,3),[5,7)}"]),
+    ("nummultirange", &["{(,1.0),[NaN,NaN]}"]),
+    ("spans", &["[\"-178000000 years\",\"1 mon\")"]),
+    ("moods", &["[sad,träge]"]),
+    ("tsvector", &["", "'a':1A,16383 'it''s':2"]),
+    ("tsquery", &["'a' & !'b' <2> 'c':*A"]),
+    ("jsonpath", &["$.a[*] ? (@ > 1.5e10)"]),
+    ("tid", &["(0,1)", "(4294967295,65535)"]),
+    ("pg_snapshot", &["10:20:10,14,15"]),
+    ("regclass", &["pg_class", "-"]),
+    ("regtype", &["double precision[]"]),
+    ("int2vector", &["1 -32768 3"]),
+    ("oidvector", &["1 4294967295"]),
+    ("trio", &["(-0,\"1 mon\",\"{sad,NULL}\")", "(,,)", "(NaN,-1 days,{})"]),
+    ("trios", &["(5e-324,24:00,)"]),
+];
+
+const TYPES: &str = "CREATE TYPE mood AS ENUM ('sad', 'so \"happy\", it''s', 'träge'); \
+    CREATE TYPE spans AS RANGE (subtype = interval); CREATE TYPE moods AS RANGE (subtype = mood); \
+    CREATE TYPE trio AS (f float8, i interval, m mood[]); \
+    CREATE DOMAIN trios AS trio CHECK ((VALUE).f <> 1);";
+
+/// A table with three columns for each type: of it, of a domain over it, of arrays of it. What makes
+/// the table, and what inserts all values into it, in rows that begin with this id.
+fn wide(table: &str, types: &[Values]) -> (String, impl Fn(usize) -> String) {
+    let mut ddl = String::new();
+    let mut columns = String::new();
+    let mut literals: Vec<Vec<String>> = Vec::new();
+    for (number, (kind, values)) in types.iter().enumerate() {
+        let _ = write!(ddl, "CREATE DOMAIN {table}_domain{number} AS {kind};");
+        let _ = write!(
+            columns,
+            ", v{number} {kind}, d{number} {table}_domain{number}, a{number} {kind}[]"
+        );
+        let literal = |value: &&str| format!("'{}'::{kind}", value.replace('\'', "''"));
+        literals.push(values.iter().map(literal).collect());
+    }
+    let _ = write!(ddl, "CREATE TABLE {table} (id int PRIMARY KEY{columns});");
+    let table = table.to_owned();
+    let inserts = move |from: usize| {
+        let longest = literals.iter().map(Vec::len).max().unwrap_or(0);
+        let mut sql = String::new();
+        for row in 0..=longest {
+            let values: Vec<_> = literals
+                .iter()
+                .map(|values| {
+                    let value = &values[row % values.len()];
+                    let all = values.join(", ");
+                    match row % 3 {
+                        0 => format!("{value}, {value}, ARRAY[{all}, NULL]"),
+                        1 => format!("{value}, NULL, ARRAY[[{all}], [{all}]]"),
+                        _ => format!("{value}, {value}, '{{}}'"),
+                    }
+                })
+                .collect();
+            let _ =
+                write!(sql, "INSERT INTO {table} VALUES ({}, {});", from + row, values.join(", "));
+        }
+        sql
+    };
+    (ddl, inserts)
+}
+
+fn contents(database: &Database<'_>, table: &str, types: &[Values]) -> Vec<String> {
+    let rows = |(number, (kind, _)): (usize, &Values)| {
+        // The text of its bytes is not the same in all versions.
+        let columns = if *kind == "\"char\"" {
+            format!(
+                "v{number}::int4, d{number}::\"char\"::int4, ARRAY(SELECT e::int4 FROM unnest(a{number}) e)"
+            )
+        } else {
+            format!("v{number}::text, d{number}::text, a{number}::text")
+        };
+        let rows = database.rows(&format!("SELECT id, {columns} FROM {table} ORDER BY id"));
+        format!("{kind}: {rows:#?}")
+    };
+    types.iter().enumerate().map(rows).collect()
+}
+
+/// Copies and streams all values.
+fn travel(case: &mut Case, table: &str, types: &[Values], binary: &str, format: &str) {
+    let (ddl, inserts) = wide(table, types);
+    case.both(&ddl);
+    case.publisher.sql(&inserts(0));
+    case.publisher.sql(&format!("CREATE PUBLICATION pub_{table} FOR TABLE {table}"));
+    case.tool.publications = format!("pub_{table}");
+    case.tool.name = format!("{table}_{}", case.target.name);
+    case.tool.args = vec![format!("--binary={binary}")];
+    case.run_until_current();
+    let expect_equal = |case: &Case, doing: &str| {
+        let (ours, theirs) =
+            (contents(&case.target, table, types), contents(&case.publisher, table, types));
+        for (ours, theirs) in ours.iter().zip(&theirs) {
+            let (from, to) = (case.publisher.major(), case.target.major());
+            assert_eq!(ours, theirs, "{doing} with --binary={binary}, {from} to {to}");
+        }
+    };
+    expect_equal(case, "copied");
+    // One row by itself, and many.
+    case.publisher.sql(&format!(
+        "UPDATE {table} SET id = -id WHERE id = 1; DELETE FROM {table} WHERE id = 2"
+    ));
+    for from in [100, 200, 300] {
+        case.publisher.sql(&inserts(from));
+    }
+    case.publisher.sql(&format!("UPDATE {table} SET id = id + 1000 WHERE id > 200"));
+    case.run_until_current();
+    expect_equal(case, "streamed");
+    let said = format!("SELECT format FROM pgapace.subscription WHERE name = '{}'", case.tool.name);
+    assert_eq!(case.target.value(&said), format);
+    case.tool.finish("drop", &[]).expect(0, &[]);
+}
+
+#[test]
+fn values_are_the_same_on_both_sides() {
+    on_versions(&PAIRS, |mut case| {
+        case.both(TYPES);
+        travel(&mut case, "b", PORTABLE, "auto", "binary");
+        travel(&mut case, "t", PORTABLE, "off", "text");
+        travel(&mut case, "o", AS_TEXT, "auto", "text");
+    });
+}
+
+/// What the subscriber cannot represent is an error that names the change, or the line of the copy:
+/// never another value. Before 17 the largest interval was none; since then it is infinity.
+#[test]
+fn infinite_intervals() {
+    let largest = "'178956970 years 7 mons 2147483647 days 2562047788:00:54.775807'::interval";
+    for (versions, value, infinite) in [
+        ((18, 15), "'infinity'::interval", "infinity"),
+        ((17, 16), "'-infinity'::interval", "-infinity"),
+        ((15, 18), largest, "178956970 years"),
+    ] {
+        let array = format!("ARRAY[NULL, {value}]");
+        let domain = format!("{value}::span");
+        for (kind, value, binary) in [
+            ("interval", value, "auto"),
+            ("interval", value, "off"),
+            ("interval[]", &array, "auto"),
+            ("interval[]", &array, "off"),
+            ("span", &domain, "auto"),
+        ] {
+            on_versions(&[versions], |mut case| {
+                case.tool.args = vec![format!("--binary={binary}")];
+                infinite_interval(&case, kind, value, infinite);
+            });
+        }
+    }
+}
+
+fn infinite_interval(case: &Case, kind: &str, value: &str, infinite: &str) {
+    case.both(&format!(
+        "CREATE DOMAIN span AS interval; CREATE TABLE t (id int PRIMARY KEY, v {kind}); \
+         CREATE TABLE c (LIKE t); CREATE TABLE large (LIKE t, filler text)"
+    ));
+    case.publish("FOR TABLE t");
+    case.run_until_current();
+    case.publisher.sql("INSERT INTO t VALUES (1, NULL)");
+    let days = if kind == "interval[]" { "'{1 day,2 days}'" } else { "'1 day'" };
+    case.publisher.sql(&format!(
+        "INSERT INTO t SELECT i, {days} FROM generate_series(100, 200) i; \
+         INSERT INTO t VALUES (7, {value})"
+    ));
+    case.run().expect(9, &["INSERT on public.t", "(id)=(7)", "commit LSN", infinite]);
+    assert_eq!(case.target.value("SELECT count(*) FROM t"), "1");
+    // In a copy, of a small table and of a large one.
+    case.publisher.sql(&format!(
+        "INSERT INTO c VALUES (1, NULL), (2, {days}), (7, {value}); \
+         INSERT INTO large SELECT i, {days}, repeat('x', 1000) FROM generate_series(1, 1000) i; \
+         INSERT INTO large VALUES (1001, {value})"
+    ));
+    for table in ["c", "large"] {
+        case.publisher.sql(&format!("ALTER PUBLICATION pub SET TABLE {table}"));
+        let mut copy = case.tool.clone();
+        copy.name = format!("{}_{table}", case.tool.name);
+        let table = format!("public.{table}");
+        copy.run().expect(9, &[&table, "column v"]);
+        assert_eq!(case.target.value(&format!("SELECT count(*) FROM {table}")), "0");
+        copy.finish("drop", &[]).expect(0, &[]);
+    }
+}
+
+/// `"char"` beyond ASCII: exact in binary; as text, which older servers read as the backslash that
+/// 15 and later begin it with, an error.
+#[test]
+fn bytes_beyond_ascii() {
+    on_versions(&[(18, 14), (14, 18), (18, 15), (15, 18), (14, 14)], |mut case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, v \"char\", a \"char\"[])");
+        case.publisher.sql("INSERT INTO t VALUES (1, (-1)::\"char\", ARRAY[(-2)::\"char\", 'x'])");
+        case.publish("FOR TABLE t");
+        case.run_until_current();
+        let values = "SELECT id, v::int4, a[1]::int4, a[2]::int4 FROM t ORDER BY id";
+        let expected = ["1|-1|-2|120", "2|-3|-128|92"];
+        assert_eq!(case.target.rows(values), expected[..1]);
+        let insert = "INSERT INTO t VALUES (2, (-3)::\"char\", ARRAY[(-128)::\"char\", E'\\\\'])";
+        case.publisher.sql(insert);
+        case.run_until_current();
+        assert_eq!(case.target.rows(values), expected);
+        // As text.
+        case.tool.args = vec!["--binary=off".to_owned()];
+        case.publisher.sql("INSERT INTO t VALUES (3, 'a', '{b,NULL}'), (4, E'\\\\', NULL)");
+        case.run_until_current();
+        case.publisher.sql("DELETE FROM t WHERE id < 3; INSERT INTO t VALUES (7, (-3)::\"char\")");
+        let finished = case.run();
+        match (case.publisher.major(), case.target.major()) {
+            (15.., 15..) => {
+                finished.expect(0, &[]);
+                assert_eq!(case.target.rows(values), ["3|97|98|∅", "4|92|∅|∅", "7|-3|∅|∅"]);
+            }
+            // Refused by us, or as text that is no UTF-8 by the server.
+            (15.., _) => {
+                finished.expect(9, &["column \"v\"", "INSERT on public.t", "(id)=(7)"]);
+            }
+            _ => {
+                finished.expect(9, &["22021", "INSERT on public.t", "commit LSN"]);
+            }
+        }
+        if case.publisher.major() >= 15 && case.target.major() < 15 {
+            case.both("CREATE TABLE c (id int PRIMARY KEY, v \"char\", a \"char\"[])");
+            case.publisher.sql("ALTER PUBLICATION pub SET TABLE c");
+            case.tool.name += "_copy";
+            case.publisher
+                .sql("INSERT INTO c VALUES (1, 'a', NULL), (2, NULL, ARRAY[(-1)::\"char\"])");
+            case.run().expect(9, &["public.c", "column a"]);
+            assert_eq!(case.target.value("SELECT count(*) FROM c"), "0");
+            case.publisher.sql("UPDATE c SET a = NULL");
+            case.run_until_current();
+            assert_eq!(case.target.rows("SELECT * FROM c ORDER BY id"), ["1|a|∅", "2|∅|∅"]);
+        }
+    });
+}
+
+/// A name that needs more bytes in the subscriber's encoding than it may have is not cut.
+#[test]
+fn names_in_another_encoding() {
+    on_versions(&[(18, 18), (15, 15), (14, 18)], |pair| {
+        let (publisher, target) = (pair.publisher.major(), pair.target.major());
+        let mut case = Case::with_databases(
+            publisher,
+            target,
+            "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
+            "ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
+        );
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v name, c \"char\")");
+        let same = |case: &Case| {
+            let rows = "SELECT * FROM t ORDER BY id";
+            assert_eq!(case.target.rows(rows), case.publisher.rows(rows));
+        };
+        for binary in ["auto", "off"] {
+            case.tool.args = vec![format!("--binary={binary}")];
+            case.publisher.sql("INSERT INTO t VALUES (1, repeat('é', 31)), (2, repeat('e', 63)); DELETE FROM t WHERE id = 2");
+            case.run_until_current();
+            same(&case);
+            case.publisher.sql("INSERT INTO t VALUES (7, repeat('é', 40))");
+            let finished = case.run();
+            finished.expect(9, &["INSERT on public.t, key (id)=(7)"]);
+            case.target.sql("ALTER TABLE t ALTER v TYPE text");
+            case.run_until_current();
+            same(&case);
+            case.publisher.sql("DELETE FROM t");
+            case.run_until_current();
+            case.target.sql("ALTER TABLE t ALTER v TYPE name");
+        }
+        case.publisher.sql("INSERT INTO t VALUES (3, 'x', 'é')");
+        let finished = case.run();
+        if publisher >= 15 {
+            finished.expect(0, &[]);
+            assert_eq!(case.target.value("SELECT c::int4 FROM t"), "-23");
+        } else {
+            finished.expect(9, &["column \"c\"", "(id)=(3)"]);
+        }
+    });
+}

@@ -1,0 +1,98 @@
+//! A connection pooler on either side is refused before anything is set or made. PgBouncer stands
+//! for all of them.
+
+use testbed::{PoolMode, Pooler};
+
+use crate::support::{Case, Tool, must, on_versions, skipped};
+
+const BOTH: [PoolMode; 2] = [PoolMode::Session, PoolMode::Transaction];
+
+/// Runs a test where PgBouncer is installed.
+fn with_pgbouncer(body: impl Fn(Case)) {
+    if Pooler::find().is_none() {
+        skipped("a pooler is refused", "PgBouncer is not installed (apt-get install pgbouncer)");
+        return;
+    }
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        case.publish("FOR TABLE t");
+        body(case);
+    });
+}
+
+/// What an application would find that gets a server connection of the pooler after us.
+fn expect_nothing_left(pooler: &Pooler, case: &Case) {
+    let conninfo = pooler.conninfo(&case.target.name);
+    let mut application =
+        must(testbed::postgres::Client::connect(&conninfo, testbed::postgres::NoTls));
+    for (setting, value) in [
+        ("session_replication_role", "origin"),
+        ("synchronous_commit", "on"),
+        ("enable_seqscan", "on"),
+        ("row_security", "on"),
+    ] {
+        let rows = must(application.simple_query(&format!("SHOW {setting}")));
+        let found = rows.iter().find_map(|message| match message {
+            testbed::postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+            _ => None,
+        });
+        assert_eq!(found.as_deref(), Some(value), "{setting}");
+    }
+    let ours = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'";
+    assert_eq!(case.target.value(ours), "0");
+    assert_eq!(
+        case.publisher
+            .value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"),
+        "0"
+    );
+}
+
+#[test]
+fn as_subscriber_it_is_refused() {
+    with_pgbouncer(|case| {
+        for mode in BOTH {
+            // Without the query that would put settings right for the next client.
+            let settings = [("server_reset_query", ""), ("ignore_startup_parameters", "options")];
+            let pooler = must(Pooler::start(case.target.cluster, mode, &settings));
+            let tool = Tool { target: pooler.conninfo(&case.target.name), ..case.tool.clone() };
+            for verb in ["run", "status", "sequences", "drop", "skip", "enable", "prepared"] {
+                let more: &[&str] = if verb == "skip" { &["--lsn", "0/1"] } else { &[] };
+                tool.finish(verb, more).expect(5, &["connection pooler", "PgBouncer"]);
+                expect_nothing_left(&pooler, &case);
+            }
+            let checked = tool.finish("check", &[]);
+            checked.expect(5, &[]);
+            assert!(checked.stdout.contains("connection pooler"), "{}", checked.stdout);
+            expect_nothing_left(&pooler, &case);
+        }
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+#[test]
+fn as_publisher_it_is_refused() {
+    const IGNORED: &str = "extra_float_digits, intervalstyle, bytea_output, lc_monetary, xmlbinary, \
+        search_path, statement_timeout, lock_timeout, idle_in_transaction_session_timeout, \
+        row_security, replication";
+    with_pgbouncer(|case| {
+        for mode in BOTH {
+            // As it is, PgBouncer refuses our settings; some tell it not to.
+            let plain = [("ignore_startup_parameters", "options")];
+            let lenient = [("ignore_startup_parameters", IGNORED)];
+            for settings in [&plain, &lenient] {
+                let pooler = must(Pooler::start(case.publisher.cluster, mode, settings));
+                let tool =
+                    Tool { publisher: pooler.conninfo(&case.publisher.name), ..case.tool.clone() };
+                tool.finish("run", &[]).expect(4, &["connection pooler", "PgBouncer"]);
+                tool.finish("sequences", &[]).expect(4, &["connection pooler"]);
+                let checked = tool.finish("check", &[]);
+                checked.expect(4, &[]);
+                assert!(checked.stdout.contains("connection pooler"), "{}", checked.stdout);
+                let ours = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'";
+                assert_eq!(case.target.value(ours), "0");
+            }
+        }
+    });
+}

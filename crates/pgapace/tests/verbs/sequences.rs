@@ -1,0 +1,304 @@
+//! Sequences: which of them are set by the first copy and by `sequences`, to what, and when not.
+
+use serde_json::Value;
+use testbed::program::Process;
+
+use super::json;
+use crate::support::{Case, VERSIONS, must, on_versions};
+
+/// What `sequences --json` says of each, by `schema.name`.
+struct Said(Value);
+
+impl Said {
+    #[track_caller]
+    fn run(case: &Case, code: i32, more: &[&str]) -> Self {
+        let args: Vec<&str> = ["--json"].iter().chain(more).copied().collect();
+        let finished = case.tool.finish("sequences", &args);
+        finished.expect(code, &[]);
+        Self(json(&finished)[0].clone())
+    }
+
+    fn of(&self, name: &str) -> &Value {
+        let (schema, name) = name.split_once('.').expect("a schema");
+        let all = self.0["sequences"].as_array().expect("an array");
+        let one = all.iter().find(|one| one["schema"] == schema && one["name"] == name);
+        one.unwrap_or(&Value::Null)
+    }
+
+    #[track_caller]
+    fn expect(&self, states: &[(&str, &str)]) -> &Self {
+        for (name, state) in states {
+            assert_eq!(self.of(name)["state"], *state, "{name} in {:#}", self.0);
+        }
+        self
+    }
+
+    #[track_caller]
+    fn expect_reason(&self, name: &str, part: &str) -> &Self {
+        let reason = self.of(name)["reason"].as_str().unwrap_or_default();
+        assert!(reason.contains(part), "{name}: {reason:?} does not say {part:?}");
+        self
+    }
+}
+
+/// `last_value` and `is_called` on the subscriber.
+fn at(case: &Case, name: &str) -> String {
+    case.target.value(&format!("SELECT last_value, is_called FROM {name}"))
+}
+
+#[test]
+fn the_copy_sets_all_of_the_published_schemas() {
+    on_versions(&VERSIONS, |case| {
+        let ddl = "CREATE SCHEMA \"odd Schema\"; CREATE TABLE serial (id serial PRIMARY KEY, v text); \
+                   CREATE TABLE \"odd Schema\".ident (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY); \
+                   CREATE SEQUENCE shared INCREMENT -3 START -10 MAXVALUE -1; \
+                   CREATE TABLE uses (id int PRIMARY KEY DEFAULT nextval('shared')); \
+                   CREATE SEQUENCE invoice; CREATE SCHEMA lonely; CREATE SEQUENCE lonely.free; \
+                   CREATE TABLE not_called (id serial PRIMARY KEY)";
+        case.both(ddl);
+        case.publisher.sql(
+            "INSERT INTO serial (v) SELECT 'x' FROM generate_series(1, 10); \
+             INSERT INTO \"odd Schema\".ident DEFAULT VALUES; \
+             INSERT INTO uses DEFAULT VALUES; INSERT INTO uses DEFAULT VALUES; \
+             SELECT nextval('invoice'), nextval('invoice'), setval('lonely.free', 77); \
+             SELECT setval('not_called_id_seq', 100, false)",
+        );
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        let next = "SELECT nextval('serial_id_seq'), nextval('\"odd Schema\".ident_id_seq'), \
+                    nextval('shared'), nextval('not_called_id_seq'), nextval('invoice'), \
+                    nextval('lonely.free')";
+        assert_eq!(case.target.value(next), "11|2|-16|100|3|78");
+        case.publisher.sql("SELECT setval('serial_id_seq', 5000)");
+        Said::run(&case, 0, &[])
+            .expect(&[("public.serial_id_seq", "set"), ("public.shared", "ahead")])
+            .expect(&[("public.invoice", "ahead"), ("lonely.free", "ahead")]);
+        assert_eq!(case.target.value("SELECT nextval('serial_id_seq')"), "5001");
+        // Statistics for the planner.
+        let analyzed = "SELECT reltuples FROM pg_class WHERE relname = 'serial'";
+        assert_eq!(case.target.value(analyzed), "10");
+        case.target
+            .sql("ALTER TABLE uses ALTER id DROP DEFAULT; DROP SEQUENCE shared, lonely.free");
+        let finished = case.tool.finish("sequences", &[]);
+        finished.expect(6, &["public.shared: the subscriber does not have it", "lonely.free"]);
+        Said::run(&case, 0, &["--exclude", "shared", "--exclude", "lonely.free"])
+            .expect(&[("public.shared", "left_out"), ("lonely.free", "left_out")])
+            .expect_reason("public.shared", "excluded");
+    });
+}
+
+#[test]
+fn schemas_follow_from_what_is_published() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(
+            "CREATE SCHEMA s; CREATE SCHEMA whole; CREATE SCHEMA elsewhere; CREATE SCHEMA other; \
+             CREATE TABLE s.t (id serial PRIMARY KEY); CREATE SEQUENCE s.free; \
+             CREATE SEQUENCE elsewhere.used; CREATE SEQUENCE elsewhere.unused; \
+             CREATE TABLE s.u (id int PRIMARY KEY DEFAULT nextval('elsewhere.used')); \
+             CREATE TABLE s.unpublished (id serial PRIMARY KEY); \
+             CREATE SEQUENCE whole.free; CREATE SEQUENCE other.free",
+        );
+        let all = ["s.t_id_seq", "s.free", "s.unpublished_id_seq", "elsewhere.used", "whole.free"];
+        let unpublished = ["elsewhere.unused", "other.free"];
+        for name in all.iter().chain(&unpublished) {
+            case.publisher.sql(&format!("SELECT setval('{name}', 50)"));
+        }
+        case.publish("FOR TABLE s.t, s.u, TABLES IN SCHEMA whole");
+        case.run_until_current();
+        for name in all {
+            assert_eq!(at(&case, name), "50|t", "{name}");
+        }
+        for name in unpublished {
+            assert_eq!(at(&case, name), "1|f", "{name}");
+        }
+        // Of a table that is nobody's business here, the sequence may be missing.
+        case.target.sql("DROP TABLE s.unpublished");
+        Said::run(&case, 0, &[]).expect(&[("s.unpublished_id_seq", "left_out")]);
+        case.publisher.sql("SELECT setval('s.t_id_seq', 60), setval('s.free', 60)");
+        let said = Said::run(&case, 0, &["--table", "s.t"]);
+        assert_eq!(said.0["sequences"].as_array().map(Vec::len), Some(1));
+        assert_eq!(
+            (at(&case, "s.t_id_seq").as_str(), at(&case, "s.free").as_str()),
+            ("60|t", "50|t")
+        );
+        Said::run(&case, 0, &["--sequence", "s.free"]).expect(&[("s.free", "set")]);
+        case.tool.finish("sequences", &["--sequence", "other.free"]).expect(6, &["other.free"]);
+        case.tool.finish("sequences", &["--table", "s.unpublished"]).expect(6, &["unpublished"]);
+    });
+}
+
+#[test]
+fn the_sequence_of_a_column_may_have_another_name() {
+    let case = Case::new(18, 18);
+    case.publisher.sql("CREATE TABLE t (id serial PRIMARY KEY); SELECT setval('t_id_seq', 9)");
+    case.target.sql(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE SEQUENCE by_hand AS int OWNED BY t.id; \
+         ALTER TABLE t ALTER id SET DEFAULT nextval('by_hand')",
+    );
+    case.publish("FOR TABLE t");
+    case.run_until_current();
+    assert_eq!(at(&case, "by_hand"), "9|t");
+}
+
+#[test]
+fn nothing_goes_back_unless_asked() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE t (id int PRIMARY KEY); CREATE SEQUENCE up; \
+             CREATE SEQUENCE down INCREMENT -2 MINVALUE -100 MAXVALUE -1; \
+             CREATE SEQUENCE ring MAXVALUE 10 CYCLE; CREATE SEQUENCE near MAXVALUE 1000",
+        );
+        case.publish("FOR TABLE t");
+        case.run_until_current();
+        case.publisher.sql(
+            "SELECT setval('up', 100), setval('down', -11), setval('ring', 2), setval('near', 998)",
+        );
+        case.target.sql("SELECT setval('up', 101), setval('down', -13), setval('ring', 9)");
+        let all = ["public.up", "public.down", "public.ring"];
+        Said::run(&case, 0, &[]).expect(&all.map(|name| (name, "ahead")));
+        assert_eq!(at(&case, "up"), "101|t");
+        // Values of the margin are left out, in the direction of each, as far as there are any.
+        let said = Said::run(&case, 0, &["--margin", "10"]);
+        said.expect(&[("public.up", "set"), ("public.down", "set"), ("public.ring", "set")]);
+        assert_eq!((at(&case, "up").as_str(), at(&case, "down").as_str()), ("110|t", "-31|t"));
+        assert_eq!((at(&case, "near").as_str(), at(&case, "ring").as_str()), ("1000|t", "10|t"));
+        assert_eq!(said.of("public.near")["margin_cut"], true);
+        assert_eq!(said.of("public.up")["margin_cut"], false);
+        Said::run(&case, 0, &["--margin", "10"]).expect(&all.map(|name| (name, "unchanged")));
+        Said::run(&case, 0, &["--allow-backwards"]).expect(&all.map(|name| (name, "set")));
+        assert_eq!(at(&case, "up"), "100|t");
+        assert_eq!(case.target.value("SELECT nextval('down'), nextval('ring')"), "-13|3");
+    });
+}
+
+#[test]
+fn what_cannot_be_set_is_listed_with_its_reason() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.both(
+            "CREATE TABLE t (id int PRIMARY KEY); CREATE SEQUENCE turned; CREATE SEQUENCE good",
+        );
+        case.publisher.sql(
+            "CREATE SEQUENCE big; CREATE SEQUENCE hidden; CREATE SEQUENCE kept; CREATE SEQUENCE view; \
+             SELECT setval('big', 3000000000), setval('hidden', 5), setval('kept', 5), setval('good', 5)",
+        );
+        case.target.sql(
+            "CREATE SEQUENCE big AS int; CREATE SEQUENCE hidden; CREATE SEQUENCE kept; CREATE VIEW view AS SELECT 1 AS a; \
+             ALTER SEQUENCE turned INCREMENT -1 MINVALUE -100",
+        );
+        case.publish("FOR TABLE t");
+        case.run_until_current();
+        case.publisher.sql("SELECT setval('good', 7)");
+        let role = |name: &str| format!("{name}_{}", case.tool.name);
+        let (source, sink) = (role("source"), role("sink"));
+        case.publisher.sql(&format!(
+            "CREATE ROLE {source} LOGIN REPLICATION; GRANT USAGE ON SCHEMA public TO {source}; \
+             GRANT SELECT ON good, big, kept, turned, view TO {source}"
+        ));
+        case.target.sql(&format!(
+            "CREATE ROLE {sink} LOGIN; GRANT SET ON PARAMETER session_replication_role TO {sink}; \
+             GRANT ALL ON SCHEMA pgapace TO {sink}; GRANT ALL ON ALL TABLES IN SCHEMA pgapace TO {sink}; \
+             GRANT SELECT, UPDATE ON good, big, turned TO {sink}; GRANT SELECT ON kept TO {sink}"
+        ));
+        case.tool.publisher =
+            case.tool.publisher.replace("user=postgres", &format!("user={source}"));
+        case.tool.target = case.tool.target.replace("user=postgres", &format!("user={sink}"));
+        let said = Said::run(&case, 6, &["--dry-run"]);
+        said.expect(&[("public.good", "set"), ("public.big", "left_out")]);
+        assert_eq!(at(&case, "good"), "5|t");
+        let checked = case.tool.finish("check", &["--json"]);
+        for name in ["public.big: ", "public.kept: ", "public.turned: "] {
+            assert!(checked.stdout.contains(name), "{}", checked.stdout);
+        }
+        let said = Said::run(&case, 6, &[]);
+        said.expect(&[("public.good", "set")])
+            .expect_reason("public.big", "2147483647")
+            .expect_reason("public.hidden", "SELECT is not granted")
+            .expect_reason("public.kept", "GRANT SELECT, UPDATE ON SEQUENCE")
+            .expect_reason("public.turned", "increment")
+            .expect_reason("public.view", "a view");
+        assert_eq!(at(&case, "good"), "7|t");
+        case.target.sql(&format!("DROP OWNED BY {sink}; DROP ROLE {sink}"));
+        case.publisher.sql(&format!("DROP OWNED BY {source}; DROP ROLE {source}"));
+    });
+}
+
+/// A running subscription whose table `t` nobody can change until the returned session ends.
+fn blocked(case: &Case) -> (Process, testbed::postgres::Client) {
+    case.replicate(
+        "CREATE TABLE t (id int GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, v text); \
+         CREATE SEQUENCE free",
+    );
+    let process = case.start();
+    let mut holder = case.target.connect();
+    must(holder.batch_execute("BEGIN; LOCK TABLE t"));
+    case.publisher.sql(
+        "INSERT INTO t (v) SELECT 'x' FROM generate_series(1, 50); TRUNCATE t RESTART IDENTITY; \
+         INSERT INTO t (v) SELECT 'y' FROM generate_series(1, 20); SELECT setval('free', 9)",
+    );
+    (process, holder)
+}
+
+#[test]
+fn a_lagging_truncate_cannot_set_them_back() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        let (process, mut holder) = blocked(&case);
+        case.tool.finish("sequences", &["--wait", "1"]).expect(14, &["bytes of WAL"]);
+        assert_eq!((at(&case, "t_id_seq").as_str(), at(&case, "free").as_str()), ("1|f", "1|f"));
+        // It waits for what is behind, and only then sets them.
+        let mut waiting =
+            must(case.tool.program("sequences").spawn_logged(case.log_file("sequences")));
+        let waits = "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() \
+                     AND application_name LIKE 'pgapace % control' AND query LIKE '%applied_lsn%'";
+        must(testbed::wait_until(crate::support::PATIENCE, "the verb to wait", || {
+            Ok(case.target.value(waits) == "t")
+        }));
+        assert!(waiting.is_running());
+        must(holder.batch_execute("COMMIT"));
+        assert!(must(waiting.wait(crate::support::PATIENCE)).success(), "{}", waiting.log());
+        assert_eq!((at(&case, "t_id_seq").as_str(), at(&case, "free").as_str()), ("20|t", "9|t"));
+        case.expect_equal(&["t"]);
+        case.stop(process);
+        assert_eq!(at(&case, "t_id_seq"), "20|t");
+    });
+}
+
+#[test]
+fn forced_they_are_set_all_the_same() {
+    let case = Case::new(18, 18);
+    let (process, mut holder) = blocked(&case);
+    let said = Said::run(&case, 0, &["--force"]);
+    assert_eq!(said.0["lag"]["running"], true);
+    assert_eq!(at(&case, "free"), "9|t");
+    must(holder.batch_execute("COMMIT"));
+    case.stop(process);
+}
+
+#[test]
+fn without_a_process_only_changes_are_a_lag() {
+    on_versions(&VERSIONS, |case| {
+        case.both("CREATE TABLE t (id serial PRIMARY KEY); CREATE SEQUENCE free");
+        case.publish("FOR TABLE t");
+        case.run_until_current();
+        // WAL that is nothing to the subscription.
+        case.publisher.sql(
+            "CREATE TABLE other AS SELECT 1 AS a FROM generate_series(1, 1000); CHECKPOINT; \
+             SELECT setval('free', 5)",
+        );
+        Said::run(&case, 0, &[]).expect(&[("public.free", "set")]);
+        case.publisher.sql("INSERT INTO t DEFAULT VALUES; SELECT setval('free', 6)");
+        let refused = case.tool.finish("sequences", &[]);
+        refused.expect(14, &["run --until current", "--force"]);
+        assert_eq!(at(&case, "free"), "5|t");
+        case.run_until_current();
+        Said::run(&case, 0, &[]).expect(&[("public.free", "set"), ("public.t_id_seq", "set")]);
+        // A table that is still to be copied has changes to come.
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.tool.finish("sequences", &[]).expect(14, &["public.t"]);
+        case.run_until_current();
+        Said::run(&case, 0, &[]).expect(&[("public.t_id_seq", "unchanged")]);
+        // Without a subscription there is no stream.
+        case.tool.finish("drop", &[]).expect(0, &[]);
+        case.publisher.sql("SELECT setval('free', 7)");
+        Said::run(&case, 0, &[]).expect(&[("public.free", "set")]);
+    });
+}

@@ -1,0 +1,112 @@
+//! PgBouncer in front of a cluster, where it is installed.
+
+use std::fs;
+use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+use crate::cluster::Cluster;
+use crate::cluster::port::Port;
+use crate::error::{Context, Error, Result};
+use crate::wait::wait_until;
+
+/// Names the program.
+const VARIABLE: &str = "PGAPACE_PGBOUNCER";
+const PLACES: [&str; 3] = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/usr/local/bin/pgbouncer"];
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Ends the pooler when the pipe from our process ends, however that ends.
+const SCRIPT: &str = r#"
+"$1" -q "$2" </dev/null &
+pooler=$!
+cat >/dev/null
+kill -KILL $pooler
+wait $pooler
+"#;
+
+/// When a pooler gives a server connection to another client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolMode {
+    /// After the client has gone.
+    Session,
+    /// After each transaction.
+    Transaction,
+}
+
+/// A running PgBouncer. Dropping it, or the end of this process, ends it.
+#[derive(Debug)]
+pub struct Pooler {
+    port: Port,
+    shell: Child,
+    /// The shell ends the pooler when this is closed.
+    pipe: Option<ChildStdin>,
+}
+
+impl Pooler {
+    /// The program, if the machine has it.
+    pub fn find() -> Option<PathBuf> {
+        let named = std::env::var_os(VARIABLE).map(PathBuf::from);
+        named.into_iter().chain(PLACES.map(PathBuf::from)).find(|path| path.is_file())
+    }
+
+    /// Starts it in front of a cluster, for all of its databases. `settings` are further lines of
+    /// section `[pgbouncer]`.
+    pub fn start(cluster: &Cluster, mode: PoolMode, settings: &[(&str, &str)]) -> Result<Self> {
+        let program = Self::find().ok_or_else(|| Error::other("PgBouncer is not installed"))?;
+        let port = Port::take()?;
+        let file = cluster.socket_dir().join(format!("pgbouncer-{}.ini", port.number()));
+        fs::write(&file, Self::ini(cluster, mode, port.number(), settings))
+            .context(|| format!("write {}", file.display()))?;
+        cluster.own(&file)?;
+        let mut shell = cluster
+            .dress(Command::new("/bin/sh"))
+            .args(["-c", SCRIPT, "pooler"])
+            .args([program.as_path(), file.as_path()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .context(|| format!("run {}", program.display()))?;
+        let pipe = shell.stdin.take();
+        let pooler = Self { port, shell, pipe };
+        let address = ("127.0.0.1", pooler.port.number());
+        wait_until(START_TIMEOUT, "PgBouncer to listen", || {
+            Ok(TcpStream::connect(address).is_ok())
+        })?;
+        Ok(pooler)
+    }
+
+    fn ini(cluster: &Cluster, mode: PoolMode, port: u16, settings: &[(&str, &str)]) -> String {
+        let mode = match mode {
+            PoolMode::Session => "session",
+            PoolMode::Transaction => "transaction",
+        };
+        let socket_dir = Path::display(cluster.socket_dir());
+        let server_port = cluster.port();
+        let mut text = format!(
+            "[databases]\n* = host={socket_dir} port={server_port} user=postgres\n\
+             [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
+             auth_type = any\npool_mode = {mode}\n"
+        );
+        for (name, value) in settings {
+            text.push_str(&format!("{name} = {value}\n"));
+        }
+        text
+    }
+
+    /// A connection string through the pooler.
+    pub fn conninfo(&self, dbname: &str) -> String {
+        format!("host=127.0.0.1 port={} user=postgres dbname={dbname}", self.port.number())
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        self.pipe = None;
+        // It ends as soon as it has read the end of the pipe.
+        let _ = self.shell.wait();
+    }
+}
