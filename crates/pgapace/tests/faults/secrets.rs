@@ -34,6 +34,7 @@ fn no_password_in_any_output() -> Result<()> {
         pgapace("run")
             .args(["--log-level", "trace", "--publisher", publisher, "--target", target])
             .args(["--publication", "pub", "--name", NAME, "--until", "current"])
+            .args(["--connect-timeout", "1"])
     };
     let nowhere = format!("host=nowhere.invalid user=secretive password={SECRET}");
     // A mistake in the string itself is shown as well as may be.

@@ -29,7 +29,7 @@ pub(super) fn changes(case: &Case, numbers: std::ops::Range<u32>) {
 
 /// Tables that are not part of the subscription yet. On the target, updates of the first wait for the
 /// advisory lock.
-pub(super) fn late_tables(case: &Case) {
+pub(crate) fn late_tables(case: &Case) {
     case.both("CREATE TABLE late (id int PRIMARY KEY, v int); CREATE TABLE late_log (id int)");
     case.target.sql(&format!(
         "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
@@ -42,7 +42,7 @@ pub(super) fn late_tables(case: &Case) {
     );
 }
 
-pub(super) fn wait_for(case: &Case, process: &mut Process, what: &str, sql: &str) {
+pub(crate) fn wait_for(case: &Case, process: &mut Process, what: &str, sql: &str) {
     let waited = wait_until(PATIENCE, what, || {
         assert!(process.is_running(), "pgapace ended:\n{}", process.log());
         Ok(case.target.value(sql) == "t")

@@ -29,7 +29,7 @@ fn is_behind(case: &Case, table: &str) -> bool {
 
 /// Starts the program with 20 changes. The first table that is late is copied, and waits with the
 /// changes that the copy does not have until the session is gone that is returned.
-fn start_behind(case: &Case) -> (Client, Process) {
+pub(crate) fn start_behind(case: &Case) -> (Client, Process) {
     let applying = holder(case, &format!("SELECT pg_advisory_lock({LOCK})"));
     let mut copying = holder(case, "BEGIN; LOCK TABLE late IN SHARE MODE");
     let mut process = case.start();
@@ -43,7 +43,7 @@ fn start_behind(case: &Case) -> (Client, Process) {
 }
 
 /// Everything ends well: no table was copied twice, and no change got lost or came twice.
-fn expect_all(case: &Case, tables: &[&str]) {
+pub(crate) fn expect_all(case: &Case, tables: &[&str]) {
     case.expect_equal(tables);
     assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
     let left = "SELECT (SELECT count(*) FROM pgapace.relation WHERE catch_up IS NOT NULL) \

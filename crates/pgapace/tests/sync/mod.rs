@@ -1,7 +1,7 @@
 //! Table sync: all kinds of tables, ends in the middle, tables that change or do not fit.
 
-mod beside;
-mod catching_up;
+pub(crate) mod beside;
+pub(crate) mod catching_up;
 mod half;
 mod indexes;
 mod kinds;

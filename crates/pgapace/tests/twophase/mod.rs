@@ -3,6 +3,7 @@
 
 mod crashes;
 mod durable;
+mod joining;
 mod synchronous;
 
 use testbed::postgres::Client;

@@ -90,9 +90,13 @@ impl Leader<'_> {
         {
             return Ok(());
         }
-        let Parts { incoming, control, tables, progress, preparing, .. } = &mut self.parts;
+        let Parts { incoming, control, tables, joining, progress, preparing, .. } = &mut self.parts;
         let received = progress.positions().write;
         let mut due = incoming.due(|prepared, relations| {
+            // Deferred changes of a table come first: they committed before this transaction ends.
+            if relations.iter().any(|relation| joining.has(relation)) {
+                return Ok(false);
+            }
             // All of what was received is before its end, and so is what the progress covers.
             tables.may_be_prepared(control, relations, received.max(prepared.end_lsn))
         })?;

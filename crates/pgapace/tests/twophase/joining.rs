@@ -1,0 +1,36 @@
+//! Prepared transactions that change a table which is still behind the others.
+
+use super::{expect_nothing_left, here, prepare, prepared, resolve, wait_until_here};
+use crate::support::{VERSIONS, on_versions};
+use crate::sync::beside::{late_tables, wait_for};
+use crate::sync::catching_up::{expect_all, start_behind};
+
+/// It deletes a row that only a deferred change inserts: prepared before that change, it finds
+/// nothing, and the row stays.
+#[test]
+fn a_table_that_catches_up_keeps_its_transactions_held() {
+    on_versions(&VERSIONS, |mut case| {
+        prepared(&mut case);
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
+        late_tables(&case);
+        let (applying, mut process) = start_behind(&case);
+        case.publisher.sql("INSERT INTO late VALUES (2000, 0)");
+        prepare(&case, "late", "DELETE FROM late WHERE id = 2000");
+        prepare(&case, "other", "DELETE FROM other WHERE id = 0");
+        wait_until_here(&case, 1);
+        let names = "SELECT string_agg(gid, ' ') FROM pgapace.prepared";
+        assert_eq!(case.target.value(names), format!("{}_other", case.tool.name));
+
+        drop(applying);
+        let joined = "SELECT count(*) = 0 FROM pgapace.relation WHERE catch_up IS NOT NULL";
+        wait_for(&case, &mut process, "the tables to join", joined);
+        wait_until_here(&case, 2);
+        resolve(&case, "COMMIT", "late");
+        resolve(&case, "COMMIT", "other");
+        case.wait_until_applied(&mut process);
+        assert_eq!(here(&case), "0");
+        expect_all(&case, &["other", "late", "late_log"]);
+        expect_nothing_left(&case);
+        case.stop(process);
+    });
+}
