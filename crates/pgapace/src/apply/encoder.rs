@@ -8,7 +8,7 @@ use std::sync::Arc;
 use engine::history::Memory;
 use engine::net::{ChangeAt, Folder, Step, TableRules};
 use engine::transaction::Touched;
-use pgoutput::{Lsn, Message, Timestamp, Truncate};
+use pgoutput::{Lsn, Message, Timestamp};
 use wire::Session;
 
 use crate::apply::answers::{Committing, Pending};
@@ -27,6 +27,7 @@ use crate::target::statement::row::{
     Expect, Operation, PlanError, UpdatePlan, Values, plan_delete, plan_update, values,
 };
 use crate::target::statement::set::{Expected, SetBuffers, SetError, queue_segment};
+use crate::target::statement::truncate;
 
 /// Which changes of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -334,7 +335,7 @@ impl Encoder {
                 None => return Ok(()),
             },
             Touched::Many(relations) => {
-                let Message::Truncate(truncate) = &change.0 else {
+                let Message::Truncate(sent) = &change.0 else {
                     return Err(ChangeError::Internal("not a truncate".to_owned()));
                 };
                 let tables: Vec<_> =
@@ -343,7 +344,8 @@ impl Encoder {
                     return Ok(());
                 }
                 self.count(&change.0);
-                queue_truncate(session, &tables, truncate).map_err(ChangeError::Wire)?;
+                let sql = truncate::sql(&tables, sent, tables.len() == relations.len());
+                queue_unnamed(session, &sql).map_err(ChangeError::Wire)?;
                 pending.push_back(Pending::Truncate { at });
                 return Ok(());
             }
@@ -528,20 +530,8 @@ fn queue_control(
     Ok(())
 }
 
-/// All relations in one statement, so that foreign keys between them allow it. CASCADE is not
-/// passed on: the publisher lists the tables that its own cascade reached (reference 4).
-fn queue_truncate(
-    session: &mut Session,
-    tables: &[&Arc<TableMap>],
-    truncate: &Truncate<'_>,
-) -> wire::Result<()> {
-    let names: Vec<_> = tables.iter().map(|map| map.table.sql_only()).collect();
-    let sql = format!(
-        "TRUNCATE TABLE {}{}",
-        names.join(", "),
-        if truncate.restart_identity { " RESTART IDENTITY" } else { "" }
-    );
-    session.queue_parse("", &sql, &[]);
+fn queue_unnamed(session: &mut Session, sql: &str) -> wire::Result<()> {
+    session.queue_parse("", sql, &[]);
     session.queue_bind("", std::iter::empty())?;
     session.queue_execute();
     Ok(())

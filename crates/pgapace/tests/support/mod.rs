@@ -369,16 +369,27 @@ impl Case {
 
 impl Drop for Case {
     fn drop(&mut self) {
-        // The slot would hold WAL, and the databases memory, for the rest of the process.
+        // The slot would hold WAL, the databases memory, and the replication origins the server's
+        // limited number of them (1000 in these servers), for the rest of the process.
         let sql = format!(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
              WHERE slot_name = '{}' AND NOT active",
             self.tool.name
         );
         let _ = self.publisher.cluster.sql("postgres", &sql);
+        let origins = format!(
+            "SELECT o.roname FROM pg_replication_origin o, pg_database d \
+             WHERE d.datname = '{}' AND starts_with(o.roname, 'pgapace_' || d.oid || '_')",
+            self.target.name
+        );
+        let origins = self.target.cluster.query_texts("postgres", &origins).unwrap_or_default();
         for database in [&self.publisher, &self.target] {
             let sql = format!("DROP DATABASE {} WITH (FORCE)", database.name);
             let _ = database.cluster.sql("postgres", &sql);
+        }
+        for origin in origins.into_iter().flatten().flatten() {
+            let sql = format!("SELECT pg_replication_origin_drop('{origin}')");
+            let _ = self.target.cluster.sql("postgres", &sql);
         }
     }
 }

@@ -51,7 +51,7 @@ pub(crate) fn wait_for(case: &Case, process: &mut Process, what: &str, sql: &str
 }
 
 /// Of this case's sessions, by the state of this run: none that a killed process left behind.
-pub(super) fn wait_for_a_waiter(case: &Case, process: &mut Process, lock: &str) {
+pub(crate) fn wait_for_a_waiter(case: &Case, process: &mut Process, lock: &str) {
     let sql = format!(
         "SELECT count(*) > 0 FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
          WHERE NOT l.granted AND l.locktype = '{lock}' AND a.datname = current_database() \
@@ -73,7 +73,7 @@ fn acknowledged(case: &Case) -> String {
     ))
 }
 
-pub(super) fn holder(case: &Case, sql: &str) -> Client {
+pub(crate) fn holder(case: &Case, sql: &str) -> Client {
     let mut holder = case.target.connect();
     must(holder.batch_execute(sql));
     holder

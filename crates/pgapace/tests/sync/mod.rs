@@ -10,3 +10,4 @@ mod resume;
 mod schema;
 mod slot;
 mod trouble;
+mod truncate;

@@ -7,3 +7,4 @@ pub(crate) mod copy;
 pub(crate) mod row;
 mod search;
 pub(crate) mod set;
+pub(crate) mod truncate;
