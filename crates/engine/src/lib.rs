@@ -11,6 +11,7 @@
 //! 1. [`early`], [`streams`]: what of a streamed transaction may be applied while it is open, and on
 //!    which session.
 //! 1. [`gate`]: which changes of a table are already in its initial copy.
+//! 1. [`table_sync`]: how far the copy of a table has come.
 //! 1. [`deferred`]: changes of a table that is being copied, put off.
 //! 1. [`group`]: adjacent transactions to apply groups.
 //! 1. [`key`], [`net`]: the changes of one row folded into one, inside a group.
@@ -46,6 +47,7 @@ pub mod relation;
 pub mod sequence;
 pub mod share;
 pub mod streams;
+pub mod table_sync;
 pub mod transaction;
 pub mod unresolved;
 pub mod work;

@@ -90,7 +90,9 @@ fn look(
 ) -> Result<Option<Lag>> {
     let running = ownership::owner(control, row.id)?.is_some();
     let states = state::relations(control, row.id)?;
-    let behind = states.iter().filter(|table| table.gate.is_none() || table.joins);
+    let behind = states
+        .iter()
+        .filter(|table| table.gate.is_none() || table.joins || table.requested.is_some());
     let tables: Vec<_> = behind.map(|table| format!("{}.{}", table.schema, table.name)).collect();
     let stream = stream_lag(control, source, row, end, running)?;
     if stream.is_none() && tables.is_empty() {

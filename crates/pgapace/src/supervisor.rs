@@ -53,7 +53,7 @@ use crate::target::catalogue::{field, first_row};
 use crate::target::format::{self, Format, PublisherTypes, Servers};
 use crate::target::origin;
 use crate::target::session::{self, Purpose, Target};
-use crate::target::state::copies::{self, CatchUp, set_gates};
+use crate::target::state::copies::{self, CatchUp, Owner, set_gates};
 use crate::target::state::ownership::{Former, Owning, SessionId};
 use crate::target::state::{self, Manner, NewSubscription, Phase, SchemaCopy, Subscription};
 use crate::target::state::{ownership, prepared, progress, schema, statistics};
@@ -331,6 +331,7 @@ impl Supervisor<'_> {
             slot::end_user(&mut source, &row.slot_name, &config.name, config.busy_timeout)?;
         }
         statistics::started(&mut control, row.id)?;
+        copies::accept_requests(&mut control, Owner { id: row.id, epoch: row.epoch })?;
 
         let context = SyncContext {
             publisher: &publisher,
@@ -842,7 +843,7 @@ impl Supervisor<'_> {
         // Those that join while it streams are copied beside the stream.
         let unfinished = |table: &PublishedTable| {
             let state = states.get(&table.key());
-            copying && state.is_none_or(|state| state.gate.is_none())
+            copying && state.is_none_or(|state| state.state.is_to_copy())
         };
         let left: Vec<_> = published.iter().filter(|table| unfinished(table)).cloned().collect();
         if left.is_empty() {

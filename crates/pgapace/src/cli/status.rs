@@ -92,6 +92,16 @@ struct SlotState {
 struct Table {
     schema: String,
     name: String,
+    /// How far its copy has come: init, datasync, catchup, ready; or blocked.
+    state: &'static str,
+    /// When resync asked for a copy that has not begun.
+    requested_at: Option<String>,
+    /// Why it is blocked, and since when.
+    reason: Option<String>,
+    blocked_since: Option<String>,
+    /// It may lack changes of transactions that commit from there on, and why.
+    stale_lsn: Option<String>,
+    stale_reason: Option<String>,
     /// LSN from which its changes are applied; null until it is copied.
     gate_lsn: Option<String>,
     /// So far, while it is copied in parts.
@@ -255,6 +265,12 @@ fn of(
                 Table {
                     schema: table.schema,
                     name: table.name,
+                    state: table.state.name(),
+                    requested_at: table.requested,
+                    reason: table.reason,
+                    blocked_since: table.blocked_since,
+                    stale_lsn: text(table.stale_from),
+                    stale_reason: table.stale_reason,
                     gate_lsn: text(table.gate.map(|gate| gate.0)),
                     copied_rows: table.copied_rows,
                     source_bytes: table.source_bytes,
@@ -395,7 +411,7 @@ fn print(status: &Status) {
     let waiting: Vec<_> = status
         .tables
         .iter()
-        .filter(|table| table.gate_lsn.is_none())
+        .filter(|table| table.gate_lsn.is_none() && table.reason.is_none())
         .map(|table| {
             let name = format!("{}.{}", table.schema, table.name);
             match table.source_bytes {
@@ -425,6 +441,18 @@ fn print(status: &Status) {
         output::line(&format!("    {}.{}: catches up", table.schema, table.name));
     }
     for table in &status.tables {
+        let line =
+            |text: String| output::line(&format!("    {}.{}: {text}", table.schema, table.name));
+        if let (Some(reason), Some(since)) = (&table.reason, &table.blocked_since) {
+            line(format!("blocked since {since}: {reason}"));
+        }
+        if let Some(lsn) = &table.stale_lsn {
+            let reason = table.stale_reason.as_deref().unwrap_or("unknown reason");
+            line(format!("may lack changes since {lsn}: {reason}; pgapace resync copies it again"));
+        }
+        if let Some(at) = &table.requested_at {
+            line(format!("to be copied again (resync at {at})"));
+        }
         if let (Some(mode), Some(reason)) = (&table.apply_mode, &table.apply_reason) {
             output::line(&format!("    {}.{}: {mode}: {reason}", table.schema, table.name));
         }

@@ -151,7 +151,7 @@ impl Lane {
             if let Some(column) = searched.filter(|_| found) {
                 return Err(misread(item, column));
             }
-            complete.push(&item.published, one.rows, item.bytes);
+            complete.push(&item.published, one.rows, item.generation);
             meter.add(item.bytes);
             moved.push(one);
             if self.target.queued() > QUEUE_BYTES {
@@ -213,11 +213,11 @@ impl Lane {
         }
         let recorded = if item.is_split() {
             let rows = moved.rows;
-            copies::part_done(&mut self.target, owner, &item.published, snapshot.lsn, rows)
+            copies::part_done(&mut self.target, owner, &item.published, item.generation, rows)
                 .map(|_| ())
         } else {
             let mut complete = Complete::default();
-            complete.push(&item.published, moved.rows, item.bytes);
+            complete.push(&item.published, moved.rows, item.generation);
             complete.record(&mut self.target, owner, snapshot.lsn)
         };
         recorded.map_err(Trouble::Run)?;

@@ -173,7 +173,7 @@ fn set_sequences(
     Ok(())
 }
 
-/// Published tables without a gate, with what is recorded of them.
+/// Published tables that are to be copied, with what is recorded of them.
 fn pending(
     control: &mut Session,
     context: SyncContext<'_>,
@@ -183,8 +183,8 @@ fn pending(
     let mut states = state::relations_by_name(control, context.id)?;
     let pending = published.iter().filter(|table| wanted(table)).filter_map(|table| {
         let state = states.remove(&table.key());
-        let is_copied = state.as_ref().is_some_and(|state| state.gate.is_some());
-        (!is_copied).then(|| (table.clone(), state))
+        let is_to_copy = state.as_ref().is_none_or(|state| state.state.is_to_copy());
+        is_to_copy.then(|| (table.clone(), state))
     });
     Ok(pending.collect())
 }
@@ -233,7 +233,7 @@ fn copy_pending(
     for (item, _) in items.iter_mut().zip(empty_now).filter(|(_, empty)| *empty) {
         item.split(context.options.split_size);
     }
-    pool::copy(context, control, source, snapshot, &items)
+    pool::copy(context, control, source, snapshot, items)
 }
 
 /// Empties tables of the target, with what was recorded of their copy.

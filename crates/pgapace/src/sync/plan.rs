@@ -63,6 +63,8 @@ pub(super) struct Item {
     pub(super) indexes_after: bool,
     /// What each part reads; one part is the whole table.
     pub(super) parts: Vec<Part>,
+    /// Of its copy, once that is begun.
+    pub(super) generation: u32,
 }
 
 #[derive(Debug)]
@@ -182,6 +184,7 @@ pub(super) fn items(
             rows,
             indexes_after: false,
             parts,
+            generation: 0,
         }
     });
     Ok(items.collect())

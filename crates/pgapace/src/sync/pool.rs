@@ -20,7 +20,7 @@ use crate::sync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
 use crate::sync::progress::{Copied, Display, Progress, table};
 use crate::sync::queue::Queue;
 use crate::sync::snapshot::Snapshot;
-use crate::target::state::copies::{Begun, Complete};
+use crate::target::state::copies::{Begun, Complete, Owner};
 
 const TICK: Duration = Duration::from_millis(100);
 const SLOT_LOOK: Duration = Duration::from_secs(10);
@@ -31,13 +31,16 @@ pub(super) fn copy(
     control: &mut Session,
     source: &mut Session,
     snapshot: &Snapshot,
-    items: &[Item],
+    mut items: Vec<Item>,
 ) -> Result<Vec<Failure>> {
     let owner = context.owner();
+    begin(control, owner, snapshot, &mut items)?;
+    let items = &items;
     let (empty, jobs) = jobs(items);
     for some in empty.chunks(EMPTY_AT_ONCE) {
         let mut complete = Complete::default();
-        some.iter().for_each(|index| complete.push(&items[*index].published, 0, 0));
+        let tables = some.iter().map(|index| &items[*index]);
+        tables.for_each(|item| complete.push(&item.published, 0, item.generation));
         complete.record(control, owner, snapshot.lsn)?;
     }
     if !empty.is_empty() {
@@ -57,13 +60,6 @@ pub(super) fn copy(
             return Ok(changed);
         }
     }
-    let mut begun = Begun::default();
-    let empty: FxHashSet<usize> = empty.into_iter().collect();
-    for (_, item) in items.iter().enumerate().filter(|(index, _)| !empty.contains(index)) {
-        begun.push(&item.published, item.bytes, item.parts.len());
-    }
-    begun.record(control, owner, snapshot.lsn)?;
-
     let workers = context.options.workers.clamp(1, jobs.len());
     let tables = items.len() - empty.len();
     let crew = Crew::new(workers);
@@ -84,6 +80,28 @@ pub(super) fn copy(
     };
     pool.run(workers, crew, source);
     pool.conclude()
+}
+
+/// Records that the copies are begun, which gives each its generation.
+fn begin(
+    control: &mut Session,
+    owner: Owner,
+    snapshot: &Snapshot,
+    items: &mut [Item],
+) -> Result<()> {
+    for some in items.chunks_mut(EMPTY_AT_ONCE) {
+        let mut begun = Begun::default();
+        for item in some.iter() {
+            begun.push(&item.published, item.bytes, item.parts.len());
+        }
+        let generations = begun.record(control, owner, snapshot.lsn)?;
+        for item in some {
+            let generation = generations.get(&item.published.key()).copied();
+            item.generation = generation
+                .ok_or_else(|| Failure::internal("a copy was begun and has no generation"))?;
+        }
+    }
+    Ok(())
 }
 
 /// What went wrong.

@@ -1,8 +1,11 @@
 //! What is asked for: tables copied again, tables that joined the publication.
 
+use serde_json::Value;
+use testbed::program::Process;
 use testbed::wait_until;
 
 use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions};
+use crate::sync::beside::{holder, wait_for, wait_for_a_waiter};
 
 /// The arguments of verbs that need no more than to find the subscription.
 fn finish(case: &Case, verb: &str, more: &[&str]) -> String {
@@ -37,7 +40,7 @@ fn resync_of_a_stopped_and_of_a_running_subscription() {
         let mut look = case.target.connect();
         must(wait_until(PATIENCE, "the table to be copied", || {
             must(writer.batch_execute(changes));
-            let copied = "SELECT count(*) FROM pgapace.relation WHERE table_name = 'b' AND gate_lsn IS NOT NULL";
+            let copied = "SELECT count(*) FROM pgapace.relation WHERE table_name = 'b' AND gate_lsn IS NOT NULL AND requested IS NULL";
             Ok(look.query_one(copied, &[])?.get::<_, i64>(0) == 1)
         }));
         must(writer.batch_execute(changes));
@@ -94,5 +97,126 @@ fn new_tables_are_found_by_looking() {
         case.stop(process);
         let tables = "SELECT string_agg(table_name, ' ' ORDER BY table_name) FROM pgapace.relation";
         assert_eq!(case.target.value(tables), "first later");
+    });
+}
+
+/// Locks that a copy waits for in the middle, and a change.
+const COPY: u32 = 4713;
+const CHANGE: u32 = 4714;
+
+/// A table of twenty parts. Its copy waits for one lock in the fourth part, and each UPDATE for
+/// another one.
+fn wide(case: &mut Case) {
+    case.tool.args = vec!["--copy-split-size=1".to_owned(), "--copy-workers=1".to_owned()];
+    case.both("CREATE TABLE wide (id int PRIMARY KEY, v text)");
+    for (name, when, lock) in [
+        ("copied", "INSERT ON wide FOR EACH ROW WHEN (NEW.id = 4000)", COPY),
+        ("changed", "UPDATE ON wide FOR EACH ROW", CHANGE),
+    ] {
+        case.target.sql(&format!(
+            "CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+               PERFORM pg_advisory_xact_lock_shared({lock}); RETURN NEW; END $$; \
+             CREATE TRIGGER {name} BEFORE {when} EXECUTE FUNCTION {name}(); \
+             ALTER TABLE wide ENABLE ALWAYS TRIGGER {name}"
+        ));
+    }
+    case.publisher
+        .sql("INSERT INTO wide SELECT i, repeat('x', 1000) FROM generate_series(1, 20000) i");
+}
+
+fn wait_for_part(case: &Case, process: &mut Process) {
+    let some = "SELECT count(*) = 1 FROM pgapace.relation WHERE table_name = 'wide' \
+                AND gate_lsn IS NULL AND parts > 15 AND parts_done BETWEEN 2 AND 4";
+    wait_for(case, process, "some parts to be copied", some);
+    wait_for_a_waiter(case, process, "advisory");
+}
+
+/// The row of the table, as `status` shows it.
+fn shown(case: &Case) -> Value {
+    let status = case.tool.finish("status", &["--json"]);
+    let tables: Value = serde_json::from_str(&status.stdout).unwrap_or_default();
+    let tables = tables[0]["tables"].as_array().cloned().unwrap_or_default();
+    tables.into_iter().find(|table| table["name"] == "wide").unwrap_or_default()
+}
+
+/// Every request for a table is followed by a copy, and never changes the copy that goes on.
+#[test]
+fn resync_during_the_first_copy() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        wide(&mut case);
+        case.publish("FOR ALL TABLES");
+        let copying = holder(&case, &format!("SELECT pg_advisory_lock({COPY})"));
+        let mut process = case.tool.start(case.log_file("first"));
+        must(wait_until(PATIENCE, "the slot", || Ok(process.log().contains("slot_created"))));
+        wait_for_part(&case, &mut process);
+        finish(&case, "resync", &["wide"]);
+        finish(&case, "resync", &["wide"]);
+        finish(&case, "refresh", &[]);
+        assert_eq!(shown(&case)["state"], "datasync");
+        assert!(shown(&case)["requested_at"].is_string());
+        drop(copying);
+        let joined = "SELECT count(*) = 1 FROM pgapace.relation WHERE gate_lsn IS NOT NULL \
+                      AND requested IS NULL AND state = 'ready' AND generation = 2";
+        wait_for(&case, &mut process, "the second copy", joined);
+        case.publisher.sql("UPDATE wide SET v = 'new' WHERE id % 1000 = 0");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["wide"]);
+        case.stop(process);
+    });
+}
+
+#[test]
+fn verbs_while_a_table_joins() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY)");
+        wide(&mut case);
+        let update = "UPDATE wide SET v = v || '.' WHERE id < 4";
+        let copying = holder(&case, &format!("SELECT pg_advisory_lock({COPY})"));
+        let changing = holder(&case, &format!("SELECT pg_advisory_lock({CHANGE})"));
+        let mut process = case.start();
+        case.publisher.sql(update);
+        wait_for_part(&case, &mut process);
+        finish(&case, "resync", &["wide"]);
+        must(process.kill9());
+
+        // A copy that was interrupted begins anew, and then again.
+        finish(&case, "resync", &["wide"]);
+        finish(&case, "refresh", &[]);
+        let mut process = case.start();
+        wait_for_part(&case, &mut process);
+        finish(&case, "resync", &["wide"]);
+        case.publisher.sql(update);
+        drop(copying);
+
+        // Between the end of the copy and the hand-over.
+        let behind = "SELECT count(*) = 1 FROM pgapace.relation WHERE table_name = 'wide' \
+                      AND state = 'catchup'";
+        wait_for(&case, &mut process, "the table to be behind", behind);
+        wait_for_a_waiter(&case, &mut process, "advisory");
+        finish(&case, "resync", &["wide"]);
+        finish(&case, "refresh", &[]);
+        assert_eq!(shown(&case)["state"], "catchup");
+        must(process.kill9());
+        case.target.sql("DELETE FROM wide WHERE id > 10000");
+        finish(&case, "resync", &["wide"]);
+        let mut process = case.start();
+        wait_for_a_waiter(&case, &mut process, "advisory");
+        case.publisher.sql(update);
+        drop(changing);
+        let joined = "SELECT count(*) = 1 FROM pgapace.relation WHERE table_name = 'wide' \
+                      AND requested IS NULL AND state = 'ready'";
+        wait_for(&case, &mut process, "the table to join", joined);
+        case.publisher.sql(&format!("{update}; INSERT INTO other VALUES (1)"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["wide", "other"]);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+
+        // A request is forgotten with the subscription.
+        finish(&case, "resync", &["wide"]);
+        must(process.kill9());
+        case.tool.finish("drop", &["--busy-timeout=60"]).expect(0, &[]);
+        case.target.sql("TRUNCATE wide, other");
+        case.run_until_current();
+        case.expect_equal(&["wide", "other"]);
     });
 }

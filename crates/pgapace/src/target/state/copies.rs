@@ -1,10 +1,13 @@
 //! What is recorded of table sync, in the transaction of the data, so that a crash leaves a table
 //! either copied or one that is known to be incomplete.
 //!
-//! Every statement fails, or affects no row, under an older epoch than the subscription's.
+//! Every statement fails, or affects no row, under an older epoch than the subscription's, and for
+//! a table in a state in which it cannot be: the next state is computed by [`after`].
 
 use engine::gate::Gate;
+use engine::table_sync::{TableSyncEvent as Event, TableSyncState};
 use pgoutput::Lsn;
+use rustc_hash::FxHashMap;
 use wire::{Param, Session, quote_literal};
 
 use crate::error::{Failure, Result};
@@ -29,22 +32,45 @@ impl Owner {
     }
 }
 
-/// Tables whose copy is complete.
+/// The state of relation `r` after an event, as SQL: NULL, which the column does not take, where
+/// [`TableSyncState`] has no such arrow.
+fn after(event: Event) -> String {
+    let arrow = |state: TableSyncState| {
+        let next = state.after(event).ok()?;
+        Some(format!("WHEN '{}' THEN '{}' ", state.name(), next.name()))
+    };
+    let arrows: String = TableSyncState::ALL.into_iter().filter_map(arrow).collect();
+    format!("CASE r.state {arrows}END")
+}
+
+/// The same for the end of a copy: a table that was copied beside the stream has a number.
+fn after_copy() -> String {
+    format!(
+        "CASE WHEN r.catch_up IS NULL THEN {} ELSE {} END",
+        after(Event::CopyDone { beside: false }),
+        after(Event::CopyDone { beside: true })
+    )
+}
+
+/// A complete copy has everything.
+const NOT_STALE: &str = "stale_lsn = NULL, stale_reason = NULL";
+
+/// Tables whose copy is complete, by the generation that was begun.
 #[derive(Debug, Default)]
 pub(crate) struct Complete {
     schemas: Vec<String>,
     names: Vec<String>,
     rows: Vec<u64>,
-    bytes: Vec<u64>,
+    generations: Vec<u64>,
 }
 
 impl Complete {
-    /// `rows` were copied of a table that has so many bytes on the publisher.
-    pub(crate) fn push(&mut self, table: &PublishedTable, rows: u64, bytes: u64) {
+    /// `rows` were copied of a table.
+    pub(crate) fn push(&mut self, table: &PublishedTable, rows: u64, generation: u32) {
         self.schemas.push(table.schema.clone());
         self.names.push(table.name.clone());
         self.rows.push(rows);
-        self.bytes.push(bytes);
+        self.generations.push(generation.into());
     }
 
     /// Records them with their gate, as a part of the session's transaction.
@@ -69,29 +95,31 @@ impl Complete {
             name_array(&self.schemas),
             name_array(&self.names),
             number_array(&self.rows),
-            number_array(&self.bytes),
+            number_array(&self.generations),
         ]
     }
 }
 
+/// Another generation than the one that was begun has no next state.
 fn record_sql(owner: Owner, gate: Lsn) -> String {
     format!(
         "INSERT INTO pgapace.relation AS r \
-           (subscription, schema_name, table_name, gate_lsn, sync_lsn, copied_rows, copied_at, \
-            copied_xid, source_bytes, parts, parts_done) \
-         SELECT {owner}, c.schema_name, c.table_name, '{gate}', '{gate}', c.rows, \
-           pg_catalog.now(), pg_catalog.pg_current_xact_id(), c.bytes, 1, 1 \
+           (subscription, schema_name, table_name, state, generation, gate_lsn, sync_lsn, \
+            copied_rows, copied_at, copied_xid, parts, parts_done) \
+         SELECT {owner}, c.schema_name, c.table_name, 'ready', c.generation, '{gate}', '{gate}', \
+           c.rows, pg_catalog.now(), pg_catalog.pg_current_xact_id(), 1, 1 \
          FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                          pg_catalog.unnest($2::pg_catalog.text[]), \
                          pg_catalog.unnest($3::pg_catalog.int8[]), \
-                         pg_catalog.unnest($4::pg_catalog.int8[])) \
-           AS c (schema_name, table_name, rows, bytes) \
+                         pg_catalog.unnest($4::pg_catalog.int4[])) \
+           AS c (schema_name, table_name, rows, generation) \
          ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
-         SET gate_lsn = excluded.gate_lsn, sync_lsn = excluded.sync_lsn, \
+         SET state = CASE WHEN r.generation = excluded.generation THEN {state} END, \
+             gate_lsn = excluded.gate_lsn, sync_lsn = excluded.sync_lsn, \
              copied_rows = excluded.copied_rows, copied_at = excluded.copied_at, \
-             copied_xid = excluded.copied_xid, \
-             source_bytes = excluded.source_bytes, parts = 1, parts_done = 1",
-        owner = owner.sql()
+             copied_xid = excluded.copied_xid, parts = 1, parts_done = 1, {NOT_STALE}",
+        owner = owner.sql(),
+        state = after_copy()
     )
 }
 
@@ -105,15 +133,18 @@ pub(crate) fn set_gates(
     let schemas: Vec<_> = tables.iter().map(|table| table.schema.clone()).collect();
     let names: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
     let sql = format!(
-        "INSERT INTO pgapace.relation \
-           (subscription, schema_name, table_name, gate_lsn, copied_xid) \
-         SELECT {owner}, c.schema_name, c.table_name, '{gate}', pg_catalog.pg_current_xact_id() \
+        "INSERT INTO pgapace.relation AS r \
+           (subscription, schema_name, table_name, state, gate_lsn, copied_xid) \
+         SELECT {owner}, c.schema_name, c.table_name, 'ready', '{gate}', \
+           pg_catalog.pg_current_xact_id() \
          FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                          pg_catalog.unnest($2::pg_catalog.text[])) \
            AS c (schema_name, table_name) \
          ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
-         SET gate_lsn = excluded.gate_lsn, copied_xid = excluded.copied_xid",
-        owner = owner.sql()
+         SET state = {state}, gate_lsn = excluded.gate_lsn, copied_xid = excluded.copied_xid, \
+             catch_up = NULL",
+        owner = owner.sql(),
+        state = after(Event::NoCopyWanted)
     );
     session
         .execute(&sql, &[Some(&name_array(&schemas)), Some(&name_array(&names))])
@@ -138,31 +169,38 @@ impl Begun {
         self.parts.push(parts as u64);
     }
 
-    /// Records them. No part of a table may be in the target yet.
-    pub(crate) fn record(&self, session: &mut Session, owner: Owner, lsn: Lsn) -> Result<()> {
-        if self.names.is_empty() {
-            return Ok(());
-        }
+    /// Records them, each with a new generation, which is returned by schema and name. No part of a
+    /// table may be in the target yet.
+    pub(crate) fn record(
+        &self,
+        session: &mut Session,
+        owner: Owner,
+        lsn: Lsn,
+    ) -> Result<FxHashMap<(String, String), u32>> {
         let sql = format!(
             "INSERT INTO pgapace.relation AS r \
-               (subscription, schema_name, table_name, sync_lsn, source_bytes, parts) \
-             SELECT {owner}, c.schema_name, c.table_name, '{lsn}', c.bytes, c.parts \
+               (subscription, schema_name, table_name, state, generation, sync_lsn, \
+                source_bytes, parts) \
+             SELECT {owner}, c.schema_name, c.table_name, 'datasync', 1, '{lsn}', c.bytes, c.parts \
              FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                              pg_catalog.unnest($2::pg_catalog.text[]), \
                              pg_catalog.unnest($3::pg_catalog.int8[]), \
                              pg_catalog.unnest($4::pg_catalog.int8[])) \
                AS c (schema_name, table_name, bytes, parts) \
              ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
-             SET gate_lsn = NULL, sync_lsn = excluded.sync_lsn, copied_rows = NULL, \
-                 source_bytes = excluded.source_bytes, parts = excluded.parts, parts_done = 0",
-            owner = owner.sql()
+             SET state = {state}, generation = r.generation + 1, gate_lsn = NULL, \
+                 sync_lsn = excluded.sync_lsn, copied_rows = NULL, \
+                 source_bytes = excluded.source_bytes, parts = excluded.parts, parts_done = 0 \
+             RETURNING r.schema_name, r.table_name, r.generation",
+            owner = owner.sql(),
+            state = after(Event::CopyBegun)
         );
         let (schemas, names) = (name_array(&self.schemas), name_array(&self.names));
         let (bytes, parts) = (number_array(&self.bytes), number_array(&self.parts));
-        session
-            .execute(&sql, &[Some(&schemas), Some(&names), Some(&bytes), Some(&parts)])
+        let rows = session
+            .query(&sql, &[Some(&schemas), Some(&names), Some(&bytes), Some(&parts)])
             .map_err(|e| writing(&e))?;
-        Ok(())
+        rows.iter().map(|row| Ok(((field(&row, 0)?, field(&row, 1)?), field(&row, 2)?))).collect()
     }
 }
 
@@ -174,20 +212,23 @@ pub(crate) fn part_done(
     session: &mut Session,
     owner: Owner,
     table: &PublishedTable,
-    lsn: Lsn,
+    generation: u32,
     rows: u64,
 ) -> Result<bool> {
     let sql = format!(
-        "UPDATE pgapace.relation SET parts_done = parts_done + 1, \
+        "UPDATE pgapace.relation r SET parts_done = parts_done + 1, \
+           state = CASE WHEN parts_done + 1 = parts THEN {done} ELSE {part} END, \
            copied_rows = coalesce(copied_rows, 0) + {rows}, copied_at = pg_catalog.now(), \
            copied_xid = pg_catalog.pg_current_xact_id(), \
-           gate_lsn = CASE WHEN parts_done + 1 = parts THEN sync_lsn END \
+           gate_lsn = CASE WHEN parts_done + 1 = parts THEN sync_lsn END, {NOT_STALE} \
          WHERE subscription = {owner} AND schema_name = {} AND table_name = {} \
-           AND sync_lsn = '{lsn}' AND gate_lsn IS NULL AND parts_done < parts \
+           AND generation = {generation} AND parts_done < parts \
          RETURNING gate_lsn IS NOT NULL",
         quote_literal(&table.schema),
         quote_literal(&table.name),
-        owner = owner.sql()
+        owner = owner.sql(),
+        done = after_copy(),
+        part = after(Event::PartDone)
     );
     let rows = session.query(&sql, &[]).map_err(|e| writing(&e))?;
     match rows.first().and_then(|row| row.get(0)) {
@@ -207,7 +248,7 @@ pub(crate) fn reset_sql(owner: Owner, tables: &[(&str, &str)]) -> String {
         .map(|(schema, name)| format!("({}, {})", quote_literal(schema), quote_literal(name)))
         .collect();
     format!(
-        "UPDATE pgapace.relation SET gate_lsn = NULL, copied_rows = NULL, parts_done = 0 \
+        "UPDATE pgapace.relation SET copied_rows = NULL, parts_done = 0, empty_first = false \
          WHERE subscription = {} AND (schema_name, table_name) IN ({})",
         owner.sql(),
         names.join(", ")
@@ -227,7 +268,23 @@ pub(crate) struct CatchUp {
     pub(crate) through: Lsn,
 }
 
-/// Records that tables are going to be copied while others stream.
+/// What is left of a table that is to be copied, after its state.
+const WANTED: &str = "gate_lsn = NULL, empty_first = r.empty_first OR r.requested IS NOT NULL, \
+                      requested = NULL, reason = NULL, blocked_since = NULL";
+
+/// Takes up all requests but those for tables that catch up, before anything is applied.
+pub(crate) fn accept_requests(session: &mut Session, owner: Owner) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.relation r SET state = {state}, {WANTED} \
+         WHERE subscription = {owner} AND requested IS NOT NULL AND state <> '{catchup}'",
+        state = after(Event::CopyWanted),
+        owner = owner.sql(),
+        catchup = TableSyncState::CatchUp.name()
+    );
+    session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
+}
+
+/// Records that tables are going to be copied while others stream; that takes up requests for them.
 pub(crate) fn begin_catch_up(
     session: &mut Session,
     owner: Owner,
@@ -243,14 +300,15 @@ pub(crate) fn begin_catch_up(
     );
     session.simple(&sql).map_err(|e| writing(&e))?;
     let sql = format!(
-        "INSERT INTO pgapace.relation (subscription, schema_name, table_name, catch_up) \
+        "INSERT INTO pgapace.relation AS r (subscription, schema_name, table_name, catch_up) \
          SELECT {owner}, c.schema_name, c.table_name, - pg_catalog.nextval('pgapace.catch_up') \
          FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                          pg_catalog.unnest($2::pg_catalog.text[])) \
            AS c (schema_name, table_name) \
          ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
-         SET catch_up = excluded.catch_up, gate_lsn = NULL",
-        owner = owner.sql()
+         SET state = {state}, catch_up = excluded.catch_up, {WANTED}",
+        owner = owner.sql(),
+        state = after(Event::CopyWanted)
     );
     session
         .execute(&sql, &[Some(&name_array(&schemas)), Some(&name_array(&tables))])
@@ -264,7 +322,7 @@ pub(crate) fn catching_up(session: &mut Session, id: SubscriptionId) -> Result<V
                  coalesce((SELECT p.lsn FROM pgapace.progress p \
                    WHERE p.subscription = r.catch_up ORDER BY p.lsn DESC LIMIT 1), r.gate_lsn) \
                FROM pgapace.relation r WHERE r.subscription = $1::pg_catalog.int4 \
-                 AND r.catch_up IS NOT NULL AND r.gate_lsn IS NOT NULL \
+                 AND r.state = 'catchup' \
                ORDER BY r.schema_name, r.table_name";
     let rows = session
         .query(sql, &[Some(&id.0.to_string())])
@@ -307,11 +365,12 @@ pub(crate) fn end_catch_up(
     let numbers: Vec<_> = numbers.iter().map(|number| number.0.to_string()).collect();
     let numbers = numbers.join(", ");
     let sql = format!(
-        "UPDATE pgapace.relation SET catch_up = NULL \
+        "UPDATE pgapace.relation r SET state = {state}, catch_up = NULL \
            WHERE subscription = {owner} AND catch_up IN ({numbers}); \
          DELETE FROM pgapace.progress WHERE subscription IN ({numbers}) \
            AND {owner} IS NOT NULL",
-        owner = owner.sql()
+        owner = owner.sql(),
+        state = after(Event::CaughtUp)
     );
     session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
 }
@@ -319,11 +378,13 @@ pub(crate) fn end_catch_up(
 /// The changes that a table lacks are not sent any more: it is emptied and copied again.
 pub(crate) fn copy_again(session: &mut Session, owner: Owner, table: &CatchUp) -> Result<()> {
     let sql = format!(
-        "UPDATE pgapace.relation SET gate_lsn = NULL, catch_up = NULL, parts = 2, parts_done = 1, \
-           source_bytes = NULL WHERE subscription = {owner} AND catch_up = {number}; \
+        "UPDATE pgapace.relation r SET state = {state}, gate_lsn = NULL, catch_up = NULL, \
+           empty_first = true, source_bytes = NULL \
+           WHERE subscription = {owner} AND catch_up = {number}; \
          DELETE FROM pgapace.progress WHERE subscription = {number} AND {owner} IS NOT NULL",
         owner = owner.sql(),
-        number = table.number.0
+        number = table.number.0,
+        state = after(Event::ChangesLost)
     );
     session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
 }
@@ -334,31 +395,32 @@ pub(crate) fn request(
     id: SubscriptionId,
     tables: &[PublishedTable],
 ) -> Result<()> {
-    upsert_request(session, id, tables, "NOTHING")
+    upsert_request(session, id, tables, "NULL", "NOTHING")
 }
 
-/// Asks for tables to be emptied and copied again: what is in them counts as a part of a copy that
-/// was never ended.
+/// Asks for tables to be emptied and copied again. That is all that a verb says about a table: a
+/// copy may be going on.
 pub(crate) fn request_again(
     session: &mut Session,
     id: SubscriptionId,
     tables: &[PublishedTable],
 ) -> Result<()> {
-    let update = "UPDATE SET gate_lsn = NULL, parts = 2, parts_done = 1, source_bytes = NULL";
-    upsert_request(session, id, tables, update)
+    let update = "UPDATE SET requested = excluded.requested";
+    upsert_request(session, id, tables, "pg_catalog.now()", update)
 }
 
 fn upsert_request(
     session: &mut Session,
     id: SubscriptionId,
     tables: &[PublishedTable],
+    requested: &str,
     otherwise: &str,
 ) -> Result<()> {
     let schemas: Vec<_> = tables.iter().map(|table| table.schema.clone()).collect();
     let names: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
     let sql = format!(
-        "INSERT INTO pgapace.relation (subscription, schema_name, table_name) \
-         SELECT {}, c.schema_name, c.table_name \
+        "INSERT INTO pgapace.relation (subscription, schema_name, table_name, requested) \
+         SELECT {}, c.schema_name, c.table_name, {requested} \
          FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                          pg_catalog.unnest($2::pg_catalog.text[])) \
            AS c (schema_name, table_name) \
@@ -371,13 +433,14 @@ fn upsert_request(
     Ok(())
 }
 
-/// Tables that somebody asked to be copied, by schema and name.
+/// Tables that are to be copied, by schema and name. Among them are those that somebody copies now.
 pub(crate) fn requested(
     session: &mut Session,
     id: SubscriptionId,
 ) -> Result<Vec<(String, String)>> {
     let sql = "SELECT schema_name, table_name FROM pgapace.relation \
-               WHERE subscription = $1::pg_catalog.int4 AND gate_lsn IS NULL";
+               WHERE subscription = $1::pg_catalog.int4 AND (state IN ('init', 'datasync') \
+                 OR requested IS NOT NULL AND state <> 'catchup')";
     let rows = session
         .query(sql, &[Some(&id.0.to_string())])
         .map_err(|e| Failure::target(&e, "looking for tables that are to be copied"))?;

@@ -10,6 +10,7 @@ pub(crate) mod schema;
 pub(crate) mod statistics;
 
 use engine::gate::Gate;
+use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 use wire::Session;
@@ -337,6 +338,7 @@ pub(crate) fn set_publications(
 pub(crate) struct RelationState {
     pub(crate) schema: String,
     pub(crate) name: String,
+    pub(crate) state: TableSyncState,
     /// `None` until the table is copied.
     pub(crate) gate: Option<Gate>,
     /// So far, if it is copied in parts.
@@ -347,12 +349,22 @@ pub(crate) struct RelationState {
     pub(crate) parts_done: i32,
     /// Whether it is behind the others: its changes are put off while it is copied beside the stream.
     pub(crate) joins: bool,
+    /// Rows of an earlier copy are to be removed before the next.
+    pub(crate) empty_first: bool,
+    /// When `resync` asked for another copy; `None` once that is taken up.
+    pub(crate) requested: Option<String>,
+    /// Why it is blocked, and since when.
+    pub(crate) reason: Option<String>,
+    pub(crate) blocked_since: Option<String>,
+    /// It may lack changes of transactions that commit from there on.
+    pub(crate) stale_from: Option<Lsn>,
+    pub(crate) stale_reason: Option<String>,
 }
 
 impl RelationState {
-    /// Whether an interrupted copy has left rows in the table, which are of no use.
+    /// Whether an earlier copy has left rows in the table, which are of no use.
     pub(crate) fn is_partly_copied(&self) -> bool {
-        self.gate.is_none() && self.parts_done > 0
+        self.gate.is_none() && (self.empty_first || self.parts_done > 0)
     }
 }
 
@@ -361,7 +373,8 @@ pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec
     let rows = session
         .query(
             "SELECT schema_name, table_name, gate_lsn, copied_rows, source_bytes, parts, \
-               parts_done, catch_up IS NOT NULL FROM pgapace.relation \
+               parts_done, catch_up IS NOT NULL, state, empty_first, requested, reason, \
+               blocked_since, stale_lsn, stale_reason FROM pgapace.relation \
              WHERE subscription = $1::pg_catalog.int4 ORDER BY schema_name, table_name",
             &[Some(&id.0.to_string())],
         )
@@ -377,9 +390,22 @@ pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec
                 parts: field(&row, 5)?,
                 parts_done: field(&row, 6)?,
                 joins: boolean(&row, 7)?,
+                state: state_of(&row, 8)?,
+                empty_first: boolean(&row, 9)?,
+                requested: row.get(10).map(str::to_owned),
+                reason: row.get(11).map(str::to_owned),
+                blocked_since: row.get(12).map(str::to_owned),
+                stale_from: row.get(13).map(|_| field(&row, 13)).transpose()?,
+                stale_reason: row.get(14).map(str::to_owned),
             })
         })
         .collect()
+}
+
+fn state_of(row: &wire::Row<'_>, column: usize) -> Result<TableSyncState> {
+    let name: String = field(row, column)?;
+    TableSyncState::from_name(&name)
+        .ok_or_else(|| Failure::internal(format!("unknown state {name:?} of a table")))
 }
 
 /// The same by schema and name.

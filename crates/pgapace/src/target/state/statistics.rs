@@ -80,6 +80,8 @@ counters! {
     exclusion_violation,
     /// Transactions that were left out because the user said so (`pgapace skip`).
     transactions_skipped,
+    /// How often a table was blocked.
+    tables_blocked,
 }
 
 /// What one target transaction applies, apart from what its answers tell.
