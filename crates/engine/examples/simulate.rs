@@ -5,11 +5,10 @@
 #[path = "../simulation/mod.rs"]
 mod simulation;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use simulation::{Broken, Sabotage, Seen, run};
+use simulation::{Broken, Sabotage, Seen, attempt};
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -57,13 +56,6 @@ fn main() -> ExitCode {
 fn usage() -> ExitCode {
     eprintln!("usage: simulate [--seeds N] [--from N] [--seed N] [--sabotage NAME]");
     ExitCode::from(2)
-}
-
-/// A broken assertion of the engine is a broken promise too.
-fn attempt(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<Seen, Broken> {
-    catch_unwind(AssertUnwindSafe(|| run(seed, sabotage, tracing))).unwrap_or_else(|_| {
-        Err(Broken { what: "an assertion failed".to_owned(), trace: Vec::new() })
-    })
 }
 
 fn tell(seed: u64, broken: &Broken) -> ExitCode {

@@ -1,12 +1,15 @@
-//! What the publisher commits: transactions over a few tables, and what each does to them.
+//! What the publisher does: transactions over a few tables, some of them open for long, and what each
+//! does to the tables when it commits.
+//!
+//! What the subscriber must have is counted here, by executing what has committed one transaction after
+//! the other. Nothing of the engine takes part in that.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use engine::key::KeyForm;
 use engine::net::{Fold, TableRules};
 use engine::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock, UniqueLock};
-use pgoutput::{Delete, Insert, Lsn, Message, OldTuple, RelId, TupleBuilder, Update, builder};
+use pgoutput::{Lsn, Xid};
 
 use crate::simulation::rng::{Rng, mix};
 
@@ -32,11 +35,11 @@ pub(crate) const TRIGGERED: usize = 7;
 pub(crate) const AUDIT: usize = 8;
 pub(crate) const TABLES: usize = 9;
 /// Those that are published.
-const PUBLISHED: usize = 8;
+pub(crate) const PUBLISHED: usize = 8;
 
 /// More transactions do not fit into a [`Set`].
 pub(crate) const MOST_TRANSACTIONS: usize = 64;
-/// Transactions, by bit.
+/// Committed transactions, by bit.
 pub(crate) type Set = u64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +51,7 @@ pub(crate) enum Kind {
     Truncate,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Change {
     pub(crate) kind: Kind,
     pub(crate) table: usize,
@@ -57,30 +60,66 @@ pub(crate) struct Change {
     pub(crate) new: Row,
     /// Columns that an update leaves out because they did not change (toasted).
     pub(crate) left_out: [bool; 4],
-    /// As sent; empty for a truncate.
-    pub(crate) bytes: Vec<u8>,
+}
+
+/// A record of the publisher's WAL, as far as it is decoded.
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub(crate) at: Lsn,
+    pub(crate) end: Lsn,
+    pub(crate) xid: Xid,
+    pub(crate) what: What,
 }
 
 #[derive(Debug)]
+pub(crate) enum What {
+    /// Made by this subtransaction, if by one.
+    Change(Change, Option<Xid>),
+    /// These subtransactions did not happen, the outermost first.
+    Undo(Vec<Xid>),
+    Prepare,
+    Commit,
+    Rollback,
+    /// Nothing for us.
+    Other,
+}
+
+/// A transaction that has committed.
+#[derive(Debug)]
 pub(crate) struct Transaction {
+    pub(crate) xid: Xid,
     pub(crate) commit_lsn: Lsn,
     pub(crate) end_lsn: Lsn,
     pub(crate) changes: Vec<Change>,
-    /// More than one if it is large.
-    pub(crate) parts: Vec<Range<usize>>,
     /// What it adds to the [digest](digest) of the database.
     pub(crate) delta: u64,
     /// Those before it that it depends on.
     pub(crate) depends_on: Set,
-    /// The publisher says that its WAL ends here, after the transaction.
-    pub(crate) keepalive: Option<Lsn>,
+}
+
+/// A transaction that was prepared.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Preparation {
+    pub(crate) xid: Xid,
+    pub(crate) prepare_lsn: Lsn,
+    /// Where its end begins and ends, and whether it committed; `None` if it stays prepared.
+    pub(crate) ended: Option<(Lsn, Lsn, bool)>,
 }
 
 #[derive(Debug)]
 pub(crate) struct History {
+    pub(crate) wal: Vec<Record>,
+    /// What has committed, in that order.
     pub(crate) transactions: Vec<Transaction>,
+    pub(crate) preparations: Vec<Preparation>,
+    /// Whether they are sent when they are prepared.
+    pub(crate) two_phase: bool,
+    /// Whether the publisher may send transactions that are open.
+    pub(crate) streams: bool,
     pub(crate) locks: Vec<LockRules>,
     pub(crate) rules: Vec<TableRules>,
+    /// [`UNIQUE`] is sent with complete old rows.
+    full_identity: bool,
     /// Of the target after everything.
     pub(crate) digest: u64,
 }
@@ -107,13 +146,21 @@ impl History {
     pub(crate) fn random(rng: &mut Rng) -> Self {
         let full_identity = rng.chance(1, 4);
         let mut builder = Builder {
+            rng: rng.fork(),
+            wal: Vec::new(),
+            lsn: 100,
+            next_xid: 700,
             tables: vec![Vec::new(); TABLES],
-            digest: 0,
-            full_identity,
             keys: rng.one_of(&[2, 3, 5, 9]),
             values: 0,
             weights: [8, 8, 3, 4, 4, 2, 0, 0],
             truncates: rng.chance(1, 4),
+            open: Vec::new(),
+            left: Vec::new(),
+            most_open: rng.one_of(&[0, 0, 1, 3]),
+            prepares: rng.one_of(&[0, 1, 3]),
+            committed: Vec::new(),
+            preparations: Vec::new(),
         };
         if rng.chance(1, 3) {
             builder.weights[UNCERTAIN] = 2;
@@ -135,47 +182,26 @@ impl History {
         let count = 2 + rng.below(bound);
         let most = rng.one_of(&[1, 3, 6]);
         let large = rng.chance(1, 4);
-        let mut lsn = 100;
-        let mut transactions = Vec::new();
-        for _ in 0..count {
-            let before = builder.digest;
-            let size = if large && rng.chance(1, 8) { 6 } else { 0 } + 1 + rng.below(most);
-            let mut changes: Vec<Change> = Vec::new();
-            for _ in 0..size {
-                changes.extend(builder.change(rng));
-            }
-            let commit_lsn = Lsn(lsn + rng.next() % 3);
-            let end_lsn = Lsn(commit_lsn.0 + 1 + rng.next() % 4);
-            lsn = end_lsn.0;
-            let keepalive = rng.chance(1, 6).then(|| {
-                lsn += 1 + rng.next() % 3;
-                Lsn(lsn)
-            });
-            let middle = if size > 6 { 1 + rng.below(size - 1) } else { changes.len() };
-            let middle = middle.min(changes.len());
-            let mut parts = vec![0..middle, middle..changes.len()];
-            if size <= 6 {
-                parts.pop();
-            }
-            transactions.push(Transaction {
-                commit_lsn,
-                end_lsn,
-                changes,
-                parts,
-                delta: builder.digest.wrapping_sub(before),
-                depends_on: 0,
-                keepalive,
-            });
+        builder.build(count, most, large);
+        let Builder { wal, mut committed, preparations, .. } = builder;
+        let digest = execute(&mut committed);
+        depend(&mut committed);
+        Self {
+            wal,
+            transactions: committed,
+            preparations,
+            two_phase: rng.chance(4, 5),
+            streams: rng.chance(2, 3),
+            locks: (0..PUBLISHED).map(|table| locks(table, full_identity)).collect(),
+            rules: (0..PUBLISHED).map(rules).collect(),
+            full_identity,
+            digest,
         }
-        depend(&mut transactions);
-        let locks = (0..PUBLISHED).map(|table| locks(table, full_identity)).collect();
-        let rules = (0..PUBLISHED).map(rules).collect();
-        Self { transactions, locks, rules, digest: builder.digest }
     }
 
     /// The end of the publisher's WAL.
     pub(crate) fn end(&self) -> Lsn {
-        self.transactions.last().map_or(Lsn(0), |last| last.keepalive.unwrap_or(last.end_lsn))
+        self.wal.last().map_or(Lsn(100), |last| last.end)
     }
 
     /// The transactions that end after `after`, up to `through`.
@@ -184,30 +210,298 @@ impl History {
         let all = self.transactions.iter().enumerate().filter(|(_, t)| inside(t));
         all.fold(0, |set, (number, _)| set | 1 << number)
     }
+
+    /// The place of a transaction among those that have committed.
+    pub(crate) fn number(&self, xid: Xid) -> Option<usize> {
+        self.transactions.iter().position(|transaction| transaction.xid == xid)
+    }
+
+    /// Whether changes of a table are sent with complete old rows.
+    pub(crate) fn is_full(&self, table: usize) -> bool {
+        is_full(table, self.full_identity)
+    }
 }
 
-/// The publisher's tables while the history is made.
+fn is_full(table: usize, full_identity: bool) -> bool {
+    matches!(table, FULL | UNCERTAIN) || table == UNIQUE && full_identity
+}
+
+/// What a change touches, on the publisher.
+#[derive(Debug, PartialEq, Eq, Hash, Clone, Copy)]
+enum Thing {
+    Row(usize, Row),
+    Unique(u16),
+    Parent(u16),
+    Table(usize),
+    Everything,
+}
+
+/// A transaction that is open.
+struct Open {
+    xid: Xid,
+    changes: Vec<(Change, Undone)>,
+    /// What it holds, and how much of that each change added.
+    locks: Vec<(Thing, bool)>,
+    marks: Vec<usize>,
+    /// Subtransactions that are not ended, by their place in `subs`.
+    stack: Vec<usize>,
+    /// All that happened, and where their changes begin.
+    subs: Vec<(Xid, usize)>,
+    /// The next change begins a subtransaction.
+    enters: bool,
+    prepares: bool,
+    prepared: bool,
+}
+
+/// Rows that a change removed.
+type Undone = Vec<(usize, Row)>;
+
+/// The publisher while the history is made. Its tables have what open transactions did, too; those hold
+/// locks, so that nobody else sees it.
 struct Builder {
+    rng: Rng,
+    wal: Vec<Record>,
+    lsn: u64,
+    next_xid: u32,
     tables: Vec<Vec<Row>>,
-    digest: u64,
-    full_identity: bool,
     keys: u16,
     values: u16,
     weights: [usize; PUBLISHED],
     truncates: bool,
+    open: Vec<Open>,
+    /// Those that stay prepared.
+    left: Vec<Open>,
+    most_open: usize,
+    /// So many of four that are open for long are prepared.
+    prepares: usize,
+    committed: Vec<Transaction>,
+    preparations: Vec<Preparation>,
 }
 
 impl Builder {
+    fn build(&mut self, count: usize, most: usize, large: bool) {
+        let mut patience = 4 * count;
+        while self.committed.len() + self.open.len() < count && patience > 0 {
+            patience -= 1;
+            if !self.open.is_empty() && self.rng.chance(1, 2) {
+                let at = self.rng.below(self.open.len());
+                self.go_on(at);
+            } else if self.open.len() < self.most_open && self.rng.chance(1, 3) {
+                let open = self.begin();
+                self.open.push(open);
+                self.go_on(self.open.len() - 1);
+            } else {
+                let open = self.begin();
+                self.open.push(open);
+                let at = self.open.len() - 1;
+                self.open[at].prepares = self.open[at].prepares && self.rng.chance(1, 2);
+                let size = if large && self.rng.chance(1, 8) { 6 } else { 0 } + 1;
+                for _ in 0..size + self.rng.below(most) {
+                    self.change(at);
+                }
+                if self.open[at].prepares {
+                    self.prepare(at);
+                } else {
+                    self.end(at, true);
+                }
+            }
+            if self.rng.chance(1, 6) {
+                self.record(Xid(0), What::Other);
+            }
+        }
+        while !self.open.is_empty() {
+            let at = self.rng.below(self.open.len());
+            if self.open[at].prepared && self.rng.chance(1, 4) {
+                let left = self.open.swap_remove(at);
+                let (xid, ended) = (left.xid, None);
+                let prepare_lsn = self.prepared_at(xid);
+                self.preparations.push(Preparation { xid, prepare_lsn, ended });
+                self.left.push(left);
+            } else {
+                self.go_on(at);
+            }
+        }
+        if self.rng.chance(1, 2) {
+            self.record(Xid(0), What::Other);
+        }
+    }
+
+    fn begin(&mut self) -> Open {
+        self.next_xid += 1;
+        Open {
+            xid: Xid(self.next_xid),
+            changes: Vec::new(),
+            locks: Vec::new(),
+            marks: Vec::new(),
+            stack: Vec::new(),
+            subs: Vec::new(),
+            enters: false,
+            prepares: self.most_open > 0 && self.rng.chance(self.prepares, 4),
+            prepared: false,
+        }
+    }
+
+    fn record(&mut self, xid: Xid, what: What) -> (Lsn, Lsn) {
+        let (at, end) = match what {
+            What::Change(..) => (Lsn(self.lsn), Lsn(self.lsn + self.rng.next() % 2)),
+            _ => {
+                let at = self.lsn + self.rng.next() % 3;
+                (Lsn(at), Lsn(at + 1 + self.rng.next() % 4))
+            }
+        };
+        self.lsn = end.0;
+        self.wal.push(Record { at, end, xid, what });
+        (at, end)
+    }
+
+    fn prepared_at(&self, xid: Xid) -> Lsn {
+        let is_it = |record: &&Record| record.xid == xid && matches!(record.what, What::Prepare);
+        self.wal.iter().find(is_it).map_or(Lsn(0), |record| record.at)
+    }
+
+    /// One step of a transaction that is open.
+    fn go_on(&mut self, at: usize) {
+        let open = &mut self.open[at];
+        if open.prepared {
+            if self.rng.chance(1, 2) {
+                let commits = self.rng.chance(3, 4);
+                self.end(at, commits);
+            }
+            return;
+        }
+        match self.rng.below(12) {
+            0..6 => {
+                for _ in 0..1 + self.rng.below(4) {
+                    self.change(at);
+                }
+            }
+            6..8 => open.enters = true,
+            8 => drop(open.stack.pop()),
+            9 => self.undo(at),
+            _ if open.prepares => self.prepare(at),
+            _ => {
+                let commits = self.rng.chance(4, 5);
+                self.end(at, commits);
+            }
+        }
+    }
+
+    /// A subtransaction that is not ended did not happen, nor did any inside it.
+    fn undo(&mut self, at: usize) {
+        let open = &mut self.open[at];
+        if open.stack.is_empty() {
+            return;
+        }
+        let depth = self.rng.below(open.stack.len());
+        let first = open.stack[depth];
+        open.stack.truncate(depth);
+        let start = open.subs[first].1;
+        let undone = open.subs.split_off(first).into_iter().map(|(xid, _)| xid).collect();
+        open.locks.truncate(open.marks[start]);
+        open.marks.truncate(start);
+        let changes = open.changes.split_off(start);
+        let xid = open.xid;
+        self.take_back(changes);
+        self.record(xid, What::Undo(undone));
+    }
+
+    fn take_back(&mut self, changes: Vec<(Change, Undone)>) {
+        for (change, removed) in changes.into_iter().rev() {
+            if matches!(change.kind, Kind::Insert | Kind::Update) {
+                let rows = &mut self.tables[change.table];
+                let place = rows.iter().position(|row| *row == change.new).expect("it is there");
+                rows.swap_remove(place);
+            }
+            for (table, row) in removed {
+                self.tables[table].push(row);
+            }
+        }
+    }
+
+    fn prepare(&mut self, at: usize) {
+        self.open[at].prepared = true;
+        self.record(self.open[at].xid, What::Prepare);
+    }
+
+    fn end(&mut self, at: usize, commits: bool) {
+        let Open { xid, changes, prepared, .. } = self.open.swap_remove(at);
+        let what = if commits { What::Commit } else { What::Rollback };
+        let (commit_lsn, end_lsn) = self.record(xid, what);
+        if prepared {
+            let prepare_lsn = self.prepared_at(xid);
+            let ended = Some((commit_lsn, end_lsn, commits));
+            self.preparations.push(Preparation { xid, prepare_lsn, ended });
+        }
+        if commits {
+            let changes = changes.into_iter().map(|(change, _)| change).collect();
+            let (delta, depends_on) = (0, 0);
+            let one = Transaction { xid, commit_lsn, end_lsn, changes, delta, depends_on };
+            self.committed.push(one);
+        } else {
+            self.take_back(changes);
+        }
+    }
+
     /// A change that the publisher could make now, if chance finds one.
-    fn change(&mut self, rng: &mut Rng) -> Option<Change> {
-        let mut at = rng.below(self.weights.iter().sum());
+    fn change(&mut self, at: usize) {
+        let Some(change) = self.find_change(at) else { return };
+        let things = things(&change);
+        let free = |other: &Open| {
+            other.locks.iter().all(|(held, write)| {
+                things.iter().all(|(thing, writes)| thing != held || !write && !writes)
+            })
+        };
+        let others = self.open.iter().enumerate().filter(|(number, _)| *number != at);
+        if !others.map(|(_, other)| other).chain(&self.left).all(free) {
+            return;
+        }
+        let mut removed = Vec::new();
+        if change.kind == Kind::Truncate {
+            for table in (0..PUBLISHED).filter(|table| change.truncated & 1 << table != 0) {
+                let rows = std::mem::take(&mut self.tables[table]);
+                removed.extend(rows.into_iter().map(|row| (table, row)));
+            }
+        } else {
+            let rows = &mut self.tables[change.table];
+            if change.kind != Kind::Insert {
+                let place = rows.iter().position(|row| *row == change.old).expect("it was found");
+                removed.push((change.table, rows.swap_remove(place)));
+            }
+            if change.kind != Kind::Delete {
+                rows.push(change.new);
+            }
+        }
+        if self.open[at].enters {
+            self.next_xid += 1;
+        }
+        let next_xid = self.next_xid;
+        let open = &mut self.open[at];
+        if std::mem::take(&mut open.enters) {
+            open.stack.push(open.subs.len());
+            open.subs.push((Xid(next_xid), open.changes.len()));
+        }
+        open.marks.push(open.locks.len());
+        open.locks.extend(things);
+        open.changes.push((change, removed));
+        let sub = open.stack.last().map(|sub| open.subs[*sub].0);
+        let xid = open.xid;
+        self.record(xid, What::Change(change, sub));
+    }
+
+    fn find_change(&mut self, at: usize) -> Option<Change> {
+        let rng = &mut self.rng;
+        let mut weight = rng.below(self.weights.iter().sum());
         let mut table = 0;
-        while at >= self.weights[table] {
-            at -= self.weights[table];
+        while weight >= self.weights[table] {
+            weight -= self.weights[table];
             table += 1;
         }
+        if table == TRIGGERED && self.open[at].prepares {
+            // A trigger runs when it is prepared, and sees another database.
+            return None;
+        }
         if self.truncates && rng.chance(1, 40) {
-            return self.truncate(table, rng);
+            return self.truncate(table);
         }
         let rows = &self.tables[table];
         let picked = (!rows.is_empty()).then(|| rows[rng.below(rows.len())]);
@@ -218,11 +512,12 @@ impl Builder {
         };
         let kind = if table == APPEND { Kind::Insert } else { kind };
         let (old, mut new) = match (kind, picked) {
-            (Kind::Insert, _) => ([0; 4], self.row(table, rng)),
+            (Kind::Insert, _) => ([0; 4], self.row(table)),
             (_, None) => return None,
-            (Kind::Update, Some(old)) => (old, self.row(table, rng)),
+            (Kind::Update, Some(old)) => (old, self.row(table)),
             (_, Some(old)) => (old, [0; 4]),
         };
+        let rng = &mut self.rng;
         if kind == Kind::Update {
             let kept: [bool; 4] = match rng.below(4) {
                 0 => [false; 4],
@@ -235,9 +530,6 @@ impl Builder {
                 }
             }
         }
-        if !self.is_possible(kind, table, old, new) {
-            return None;
-        }
         let mut left_out = [false; 4];
         if kind == Kind::Update {
             for column in [1, 3] {
@@ -245,26 +537,12 @@ impl Builder {
                 left_out[column] = same && rng.chance(1, 2);
             }
         }
-        if kind != Kind::Insert {
-            let place = self.tables[table].iter().position(|row| *row == old)?;
-            self.tables[table].swap_remove(place);
-            self.digest = self.digest.wrapping_sub(digest(table, old));
-        }
-        if kind != Kind::Delete {
-            self.tables[table].push(new);
-            self.digest = self.digest.wrapping_add(digest(table, new));
-        }
-        if table == TRIGGERED {
-            self.digest = self.digest.wrapping_add(digest(AUDIT, audit(self.digest)));
-        }
-        let truncated = 0;
-        let mut change = Change { kind, table, truncated, old, new, left_out, bytes: Vec::new() };
-        let full = matches!(table, FULL | UNCERTAIN) || table == UNIQUE && self.full_identity;
-        change.bytes = bytes(&change, full);
-        Some(change)
+        let change = Change { kind, table, truncated: 0, old, new, left_out };
+        self.is_possible(kind, table, old, new).then_some(change)
     }
 
-    fn row(&mut self, table: usize, rng: &mut Rng) -> Row {
+    fn row(&mut self, table: usize) -> Row {
+        let rng = &mut self.rng;
         let key = 1 + rng.value(self.keys - 1);
         if matches!(table, FULL | UNCERTAIN | APPEND) {
             return [key.min(3), rng.value(1), 0, rng.value(1)];
@@ -298,65 +576,97 @@ impl Builder {
         true
     }
 
-    fn truncate(&mut self, table: usize, rng: &mut Rng) -> Option<Change> {
+    fn truncate(&mut self, table: usize) -> Option<Change> {
         let mut truncated = 1_u16 << table;
-        if rng.chance(1, 3) {
-            truncated |= 1 << rng.one_of(&[PLAIN, UNIQUE, FULL, APPEND]);
+        if self.rng.chance(1, 3) {
+            truncated |= 1 << self.rng.one_of(&[PLAIN, UNIQUE, FULL, APPEND]);
         }
         if truncated & 1 << PARENT != 0 {
             truncated |= 1 << CHILD;
         }
         // A trigger of its own would run there.
         truncated &= !(1 << TRIGGERED);
-        if truncated == 0 {
-            return None;
-        }
-        for table in 0..PUBLISHED {
-            if truncated & 1 << table != 0 {
-                for row in std::mem::take(&mut self.tables[table]) {
-                    self.digest = self.digest.wrapping_sub(digest(table, row));
-                }
-            }
-        }
-        let (old, new) = ([0; 4], [0; 4]);
-        let (kind, left_out) = (Kind::Truncate, [false; 4]);
-        Some(Change { kind, table, truncated, old, new, left_out, bytes: Vec::new() })
+        let (kind, old, new, left_out) = (Kind::Truncate, [0; 4], [0; 4], [false; 4]);
+        (truncated != 0).then_some(Change { kind, table, truncated, old, new, left_out })
     }
 }
 
-/// A row as the publisher sends it.
-fn tuple(row: Row, left_out: [bool; 4]) -> TupleBuilder {
-    (0..4).fold(TupleBuilder::new(), |tuple, column| match (row[column], left_out[column]) {
-        (_, true) => tuple.unchanged(),
-        (0, _) => tuple.null(),
-        (value, _) => tuple.text(value.to_string()),
-    })
+/// What a change holds on the publisher until its transaction ends, and whether for itself alone.
+fn things(change: &Change) -> Vec<(Thing, bool)> {
+    let Change { kind, table, truncated, old, new, .. } = *change;
+    if kind == Kind::Truncate {
+        let tables = (0..PUBLISHED).filter(|table| truncated & 1 << table != 0);
+        return tables.map(|table| (Thing::Table(table), true)).collect();
+    }
+    let mut things = vec![(Thing::Table(table), false)];
+    let rows = rows_of(change);
+    for row in &rows {
+        if is_keyed(table) {
+            things.push((Thing::Row(table, [row[0], 0, 0, 0]), true));
+        } else if table != APPEND {
+            things.push((Thing::Row(table, *row), true));
+        }
+        if table == UNIQUE && row[1] != 0 {
+            things.push((Thing::Unique(row[1]), true));
+        }
+        if table == PARENT {
+            things.push((Thing::Parent(row[0]), rows.len() < 2 || old[0] != new[0]));
+        }
+        if table == CHILD && row[2] != 0 {
+            things.push((Thing::Parent(row[2]), false));
+        }
+    }
+    things
 }
 
-fn bytes(change: &Change, full: bool) -> Vec<u8> {
-    let (xid, relation) = (None, RelId(1));
-    let new = tuple(change.new, change.left_out);
-    let old = if full {
-        tuple(change.old, [false; 4])
-    } else {
-        tuple([change.old[0], 0, 0, 0], [false; 4])
-    };
-    let old = if full { OldTuple::Full(old.tuple()) } else { OldTuple::Key(old.tuple()) };
-    builder::encoded(&match change.kind {
-        Kind::Insert => Message::Insert(Insert { xid, relation, new: new.tuple() }),
-        Kind::Update => {
-            let sent = full || change.old[0] != change.new[0];
-            let old = sent.then_some(old);
-            Message::Update(Update { xid, relation, old, new: new.tuple() })
+/// The rows that a change removes and makes.
+fn rows_of(change: &Change) -> Vec<Row> {
+    match change.kind {
+        Kind::Insert => vec![change.new],
+        Kind::Update => vec![change.old, change.new],
+        Kind::Delete => vec![change.old],
+        Kind::Truncate => Vec::new(),
+    }
+}
+
+/// Executes what has committed, one transaction after the other: what each adds to the digest, and what
+/// that is in the end.
+fn execute(transactions: &mut [Transaction]) -> u64 {
+    let mut tables: Vec<Vec<Row>> = vec![Vec::new(); TABLES];
+    let mut all = 0_u64;
+    for transaction in transactions {
+        let before = all;
+        for change in &transaction.changes {
+            if change.kind == Kind::Truncate {
+                for table in (0..PUBLISHED).filter(|table| change.truncated & 1 << table != 0) {
+                    for row in std::mem::take(&mut tables[table]) {
+                        all = all.wrapping_sub(digest(table, row));
+                    }
+                }
+                continue;
+            }
+            let rows = &mut tables[change.table];
+            if change.kind != Kind::Insert {
+                let place = rows.iter().position(|row| *row == change.old);
+                rows.swap_remove(place.expect("what has committed can be executed in order"));
+                all = all.wrapping_sub(digest(change.table, change.old));
+            }
+            if change.kind != Kind::Delete {
+                rows.push(change.new);
+                all = all.wrapping_add(digest(change.table, change.new));
+            }
+            if change.table == TRIGGERED {
+                all = all.wrapping_add(digest(AUDIT, audit(all)));
+            }
         }
-        Kind::Delete => Message::Delete(Delete { xid, relation, old }),
-        Kind::Truncate => return Vec::new(),
-    })
+        transaction.delta = all.wrapping_sub(before);
+    }
+    all
 }
 
 /// As the program makes them of the target's catalogue.
 fn locks(table: usize, full_identity: bool) -> LockRules {
-    let full = matches!(table, FULL | UNCERTAIN) || table == UNIQUE && full_identity;
+    let full = is_full(table, full_identity);
     let column = |column| LockColumn {
         column,
         form: KeyForm::Integer,
@@ -418,13 +728,6 @@ fn rules(table: usize) -> TableRules {
 
 /// Which transactions depend on which: not by what the writeset says, but by what they did.
 fn depend(transactions: &mut [Transaction]) {
-    #[derive(PartialEq, Eq, Hash, Clone, Copy)]
-    enum Thing {
-        Row(usize, Row),
-        Parent(u16),
-        Table(usize),
-        Everything,
-    }
     // Who wrote a thing, and who read it.
     let mut known: HashMap<Thing, (Set, Set)> = HashMap::new();
     // Who took all children away.
@@ -450,13 +753,7 @@ fn depend(transactions: &mut [Transaction]) {
             }
             let table = change.table;
             touch(Thing::Table(table), false);
-            let mut rows = Vec::new();
-            if change.kind != Kind::Insert {
-                rows.push(change.old);
-            }
-            if change.kind != Kind::Delete {
-                rows.push(change.new);
-            }
+            let rows = rows_of(change);
             for row in &rows {
                 if is_keyed(table) {
                     touch(Thing::Row(table, [row[0], 0, 0, 0]), true);

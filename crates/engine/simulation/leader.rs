@@ -2,20 +2,28 @@
 
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use engine::dispatch::{
-    Dispatch, DispatchSettings, Dispatchable, LockError, Locks, Pacing, Step, TableId,
-};
+use engine::assemble::PartLimits;
+use engine::dispatch::{Dispatch, DispatchSettings, Pacing, Step, TableId};
 use engine::gate::already_applied;
-use engine::group::{GroupLimits, Size};
+use engine::group::GroupLimits;
+use engine::history::{Applied, Memory, Witness};
+use engine::net::Fold;
 use engine::progress::{FlushTicket, Progress, Range};
-use engine::worker::Task;
+use engine::relation::RemoteRelation;
+use engine::transaction::TransactionPart;
+use engine::work::{Table, TwoPhase};
 use engine::writeset::{LockRules, WritesetLimits};
-use pgoutput::{Lsn, decode_change};
+use pgoutput::{Decoder, Lsn, Message, Streaming};
 
-use crate::simulation::history::{History, Kind};
+use crate::simulation::Sabotage;
+use crate::simulation::history::History;
+use crate::simulation::incoming::{Ended, Incoming, NextPart};
 use crate::simulation::rng::Rng;
+use crate::simulation::stream::{Sent, stream, table};
+use crate::simulation::target::{Database, PreparedHere};
 use crate::simulation::worker::{Answered, Work};
 
 /// How a run is set up.
@@ -28,10 +36,17 @@ pub(crate) struct Setting {
     pub(crate) behind: Duration,
     /// How eager each worker and its session are.
     pub(crate) speeds: [(usize, usize); 4],
+    /// How parts and blocks are cut.
+    parts: PartLimits,
+    /// How often the publisher sends blocks of transactions that are open.
+    eager: usize,
+    /// How long a transaction is held before it is prepared on the target, and how many may be.
+    hold: Option<Duration>,
+    most_prepared: usize,
 }
 
 impl Setting {
-    pub(crate) fn random(rng: &mut Rng, ordered: bool) -> Self {
+    pub(crate) fn random(rng: &mut Rng, ordered: bool, history: &History) -> Self {
         let speed = |rng: &mut Rng| (rng.one_of(&[1, 4, 16]), rng.one_of(&[1, 4, 16]));
         let pacing = Pacing {
             depth: 2 + rng.below(3),
@@ -63,129 +78,371 @@ impl Setting {
             lock_probe: rng.one_of(&[Duration::ZERO, Duration::from_millis(50)]),
             pacing,
         };
+        let parts = PartLimits {
+            bytes: 1000,
+            changes: rng.one_of(&[2, 6, 100, 100]),
+            kept_bytes: rng.one_of(&[0, 200, 100_000]),
+            block_bytes: rng.one_of(&[64, 1000]),
+        };
+        let hold = [None, Some(Duration::ZERO), Some(Duration::from_micros(500))];
         Self {
             dispatch,
             tick: Duration::from_micros(rng.one_of(&[10, 200, 5000])),
             behind: rng.one_of(&[Duration::ZERO, Duration::from_secs(1)]),
             speeds: [speed(rng), speed(rng), speed(rng), speed(rng)],
+            parts,
+            eager: if history.streams { rng.one_of(&[0, 1, 4]) } else { 0 },
+            hold: rng.one_of(&hold),
+            most_prepared: rng.one_of(&[0, 1, 20]),
         }
+    }
+}
+
+/// A table of the target.
+#[derive(Debug)]
+pub(crate) struct TableMap {
+    pub(crate) table: usize,
+    pub(crate) locks: LockRules,
+    pub(crate) fold: Fold,
+}
+
+impl Table for TableMap {
+    fn id(&self) -> TableId {
+        let oid = u32::try_from(self.table + 1).expect("few tables");
+        TableId { oid, root: oid }
+    }
+
+    fn locks(&self) -> Option<&LockRules> {
+        Some(&self.locks)
+    }
+
+    fn fold(&self) -> &Fold {
+        &self.fold
+    }
+
+    fn is_under_rules(&self) -> bool {
+        false
+    }
+
+    fn is_under_rules_of_time(&self) -> bool {
+        false
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct Leader {
-    history: Rc<History>,
+    tables: Vec<Arc<TableMap>>,
     pub(crate) progress: Progress,
-    applied_beyond: VecDeque<Range>,
+    applied_beyond: VecDeque<Applied>,
     resumed_at: Lsn,
     after_applied: bool,
+    memory: Option<Memory>,
+    witness: Witness,
     pub(crate) dispatch: Dispatch<Work>,
     partly_dispatched: bool,
     outstanding: usize,
-    /// The next part that the publisher sends.
-    next: (usize, usize),
+    decoder: Decoder,
+    pub(crate) incoming: Incoming,
+    hold: Option<Duration>,
+    most_prepared: usize,
+    /// When to look again which held transactions are due.
+    look_again: Duration,
+    /// What the publisher still has to send.
+    coming: VecDeque<Sent>,
     /// How far the stream has come in this run.
     pub(crate) sent: Lsn,
     pub(crate) flushing: Option<FlushTicket>,
+    sabotage: Sabotage,
 }
 
 impl Leader {
-    /// `progress`: the rows on the target; `slot`: where the publisher starts.
+    /// `slot`: where the publisher starts.
     pub(crate) fn new(
         history: &Rc<History>,
         setting: &Setting,
-        progress: &[Range],
+        target: &Database,
         slot: Lsn,
         rows_through: Lsn,
+        rng: Rng,
+        sabotage: Sabotage,
     ) -> Result<Self, String> {
-        let mut through = None;
-        let mut beyond: VecDeque<Range> = VecDeque::new();
-        for range in progress.iter().copied() {
-            match (&mut through, beyond.back_mut()) {
-                (None, _) => through = Some(range.through),
-                (Some(through), None) if range.after == *through => *through = range.through,
-                (_, Some(last)) if range.after == last.through => last.through = range.through,
-                _ => beyond.push_back(range),
+        let mut applied: Vec<Applied> = Vec::new();
+        for Applied { range, memory } in target.read_progress() {
+            match applied.last_mut() {
+                Some(last) if range.after == last.range.through => {
+                    (last.range.through, last.memory) = (range.through, memory);
+                }
+                None => {
+                    let range = Range { after: Lsn(0), ..range };
+                    applied.push(Applied { range, memory });
+                }
+                _ => applied.push(Applied { range, memory }),
             }
         }
-        let through = through.ok_or("P3: the progress is lost")?;
+        let Some(Applied { range: Range { through, .. }, memory }) = applied.first().copied()
+        else {
+            return Err("P3: the progress is lost".to_owned());
+        };
         if slot > through {
             return Err(format!("P4: the slot is at {slot}, the progress at {through}"));
         }
-        let next = history.transactions.iter().position(|t| t.commit_lsn >= slot);
-        let applied_through = beyond.back().map_or(through, |last| last.through);
+        let applied_through = applied.last().map_or(through, |last| last.range.through);
+        let maps = (0..history.rules.len()).map(|table| {
+            let (locks, fold) = (history.locks[table].clone(), history.rules[table].fold.clone());
+            Arc::new(TableMap { table, locks, fold })
+        });
+        // Locks of which nothing is known would be held until the publisher has resolved it.
+        let hold = setting.hold.filter(|_| target.hidden == 0);
         let mut leader = Self {
-            history: Rc::clone(history),
+            tables: maps.collect(),
             progress: Progress::resume(through, slot, applied_through),
-            applied_beyond: beyond,
+            witness: Witness::new(slot, applied.iter().copied()),
+            applied_beyond: applied.drain(1..).collect(),
             resumed_at: through,
             after_applied: false,
+            memory,
             dispatch: Dispatch::new(DispatchSettings { rows_through, ..setting.dispatch }),
             partly_dispatched: false,
             outstanding: setting.dispatch.pacing.outstanding,
-            next: (next.unwrap_or(history.transactions.len()), 0),
+            decoder: Decoder::new(Streaming::Parallel),
+            incoming: Incoming::new(
+                setting.parts,
+                (through, through),
+                hold,
+                target.known_prepared(),
+                sabotage,
+            ),
+            hold,
+            most_prepared: setting.most_prepared,
+            look_again: Duration::ZERO,
+            coming: stream(history, slot, setting.eager, rng).into(),
             sent: slot,
             flushing: None,
+            sabotage,
         };
         leader.dispatch.sent_after(setting.behind);
-        if next.is_none() {
-            // An idle publisher says so when it is told that nothing is received beyond the slot.
-            leader.keepalive(history.end());
-            leader.progress.hold(None);
-        }
         Ok(leader)
     }
 
     pub(crate) fn can_receive(&self) -> bool {
-        self.next.0 < self.history.transactions.len()
+        !self.coming.is_empty()
+            && !self.incoming.has_parts()
             && (self.partly_dispatched || self.progress.outstanding() < self.outstanding)
     }
 
     /// Everything is received, applied, durable and acknowledged.
     pub(crate) fn is_through(&self) -> bool {
-        self.next.0 == self.history.transactions.len() && self.progress.is_settled()
+        self.coming.is_empty()
+            && !self.incoming.has_parts()
+            && !self.incoming.is_preparing()
+            && self.progress.is_settled()
+            && self.progress.idle_candidate().is_none()
     }
 
-    /// Takes what the publisher sends next.
-    pub(crate) fn receive(&mut self) {
-        let (number, part) = self.next;
-        let transaction = &self.history.transactions[number];
-        let last = part + 1 == transaction.parts.len();
-        let keepalive = transaction.keepalive;
-        self.next = if last { (number + 1, 0) } else { (number, part + 1) };
-        self.take_part(Work::part(number, part, &self.history));
-        if last && let Some(lsn) = keepalive {
-            self.keepalive(lsn);
+    /// Takes some of what the publisher sends next.
+    pub(crate) fn receive(
+        &mut self,
+        messages: usize,
+        target: &mut Database,
+        now: Duration,
+    ) -> Result<(), String> {
+        for _ in 0..messages {
+            if !self.can_receive() {
+                break;
+            }
+            let Some(Sent { at, message }) = self.coming.pop_front() else { break };
+            match message {
+                Some(bytes) => self.take_message(at, &bytes, target, now)?,
+                None => self.keepalive(at)?,
+            }
         }
-        self.progress.hold(None);
+        self.hold();
+        Ok(())
     }
 
-    fn keepalive(&mut self, lsn: Lsn) {
-        self.sent = lsn;
-        self.progress.received(lsn);
-        self.progress.passed(lsn);
+    fn keepalive(&mut self, lsn: Lsn) -> Result<(), String> {
+        self.sent = self.sent.max(lsn);
+        if !self.incoming.in_transaction() {
+            self.witness.passed(lsn).map_err(|error| refused(&error))?;
+            self.progress.received(lsn);
+            self.progress.passed(lsn);
+        }
+        Ok(())
     }
 
-    fn take_part(&mut self, work: Work) {
-        self.sent = work.end.unwrap_or(work.commit_lsn);
-        self.pass_applied(work.commit_lsn);
-        self.progress.passed(self.sent);
-        if already_applied(work.commit_lsn, self.resumed_at) {
+    fn take_message(
+        &mut self,
+        at: Lsn,
+        bytes: &bytes::Bytes,
+        target: &mut Database,
+        now: Duration,
+    ) -> Result<(), String> {
+        let message = self.decoder.decode(bytes).map_err(|error| error.to_string())?;
+        self.sent = self.sent.max(at);
+        if let Some((part, step)) = self.incoming.resolution(&message)? {
+            self.compare_history()?;
+            return self.take_step(part, step);
+        }
+        if let Some(absent) = self.incoming.take_absent(&message) {
+            target.forget_prepared(absent);
+        }
+        let part = self.incoming.push(bytes, &message, now)?;
+        self.compare_history()?;
+        if let Some(part) = part {
+            self.take_part(part);
+        }
+        if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = &message {
+            self.progress.received(prepare.end_lsn);
+            self.progress.passed(prepare.end_lsn);
+        }
+        self.take_parts()
+    }
+
+    fn compare_history(&mut self) -> Result<(), String> {
+        match self.incoming.take_ended() {
+            Some(Ended { transaction, changes }) => {
+                self.witness.ended(transaction, changes).map_err(|error| refused(&error))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Takes parts of a kept transaction that has committed, or is to be prepared.
+    pub(crate) fn take_parts(&mut self) -> Result<(), String> {
+        while let Some(next) = self.incoming.next_part(self.dispatch.is_drained())? {
+            match next {
+                NextPart { part, prepares: None } => self.take_part(part),
+                NextPart { part, prepares: Some(here) } => self.take_prepared_part(part, here),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether parts of a kept transaction can be taken that could not be before.
+    pub(crate) fn can_take_parts(&self) -> bool {
+        self.incoming.has_parts() && self.dispatch.is_drained()
+    }
+
+    fn hold(&mut self) {
+        let held = self.incoming.oldest_held(self.progress.durable());
+        self.progress.hold(held);
+    }
+
+    fn resolve(&self, part: &TransactionPart) -> Vec<Option<Arc<TableMap>>> {
+        let map = |remote: &Arc<RemoteRelation>| Some(Arc::clone(&self.tables[table(remote.id)]));
+        part.relations().iter().map(map).collect()
+    }
+
+    fn take_part(&mut self, part: TransactionPart) {
+        let (commit_lsn, end) = (part.head.commit_lsn, part.end_lsn);
+        self.pass_applied(commit_lsn);
+        self.progress.passed(end.unwrap_or(commit_lsn));
+        if already_applied(commit_lsn, self.resumed_at) {
             return;
         }
+        let tables = self.resolve(&part);
         let predecessor = self.progress.last_dispatched();
-        if let Some(end) = work.end {
+        if let Some(end) = end {
             self.progress.dispatched(end);
+            if !part.first || !part.is_empty() {
+                self.memory = Some(Memory::of(part.head.ends_at(end)));
+            }
         }
         self.dispatch.on_their_way(self.progress.outstanding());
-        self.partly_dispatched = work.end.is_none();
+        self.partly_dispatched = end.is_none();
         let after_applied = std::mem::take(&mut self.after_applied);
-        let work = Work { predecessor, after_applied, ..work };
-        self.dispatch.push(work);
+        let memory = self.memory;
+        self.dispatch.push(Work {
+            part,
+            tables,
+            predecessor,
+            memory,
+            after_applied,
+            two_phase: None,
+        });
+    }
+
+    fn take_step(
+        &mut self,
+        part: TransactionPart,
+        step: TwoPhase<PreparedHere>,
+    ) -> Result<(), String> {
+        let end = part.end_lsn.ok_or("a step has no end")?;
+        self.pass_applied(part.head.commit_lsn);
+        self.progress.passed(end);
+        let predecessor = self.progress.last_dispatched();
+        if end <= predecessor {
+            return Err(format!("P5: a prepared transaction ends at {end}, before {predecessor}"));
+        }
+        if !part.is_idle() {
+            self.memory = Some(Memory::of(part.head.ends_at(end)));
+        }
+        self.progress.dispatched(end);
+        let after_applied = std::mem::take(&mut self.after_applied);
+        let (tables, memory, two_phase) = (Vec::new(), self.memory, Some(step));
+        self.dispatch.push(Work { part, tables, predecessor, memory, after_applied, two_phase });
+        Ok(())
+    }
+
+    fn take_prepared_part(&mut self, part: TransactionPart, here: Arc<PreparedHere>) {
+        let tables = self.resolve(&part);
+        self.partly_dispatched = part.end_lsn.is_none();
+        let predecessor = self.progress.last_dispatched();
+        let two_phase = Some(TwoPhase::Prepare(here));
+        let (memory, after_applied) = (None, false);
+        self.dispatch.push(Work { part, tables, predecessor, memory, after_applied, two_phase });
+    }
+
+    /// When held transactions may be prepared on the target, if any may.
+    pub(crate) fn prepares_at(&self) -> Option<Duration> {
+        let waits = self.hold.is_none()
+            || self.incoming.waiting() == 0
+            || self.partly_dispatched
+            || self.incoming.has_parts()
+            || self.progress.is_catching_up()
+            || !self.applied_beyond.is_empty();
+        (!waits).then_some(self.look_again)
+    }
+
+    /// Has transactions prepared on the target that have been held for too long.
+    pub(crate) fn prepare_due(
+        &mut self,
+        target: &mut Database,
+        now: Duration,
+    ) -> Result<(), String> {
+        self.look_again = now + Duration::from_millis(100);
+        let mut due = self.incoming.due(|_| true, now);
+        let room = self.most_prepared.saturating_sub(self.incoming.prepared_here());
+        for one in due.drain(room.min(due.len())..) {
+            self.incoming.put_back(one.xid, now);
+        }
+        let due: Vec<_> = due
+            .iter()
+            .map(|one| PreparedHere { xid: one.xid, prepare_lsn: one.prepare_lsn })
+            .collect();
+        if due.is_empty() {
+            return Ok(());
+        }
+        if self.sabotage != Sabotage::UnnotedPrepare {
+            target.note_prepared(&due);
+        }
+        let mut due = due.into_iter();
+        while let Some(here) = due.next() {
+            self.incoming.begin_prepare(here);
+            self.take_parts()?;
+            if self.incoming.has_parts() {
+                for here in due {
+                    self.incoming.put_back(here.xid, now);
+                    self.incoming.noted(here);
+                }
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn pass_applied(&mut self, lsn: Lsn) {
-        while let Some(range) = self.applied_beyond.front().copied()
+        while let Some(Applied { range, memory }) = self.applied_beyond.front().copied()
             && range.after <= lsn
         {
             if self.progress.last_dispatched() < range.after {
@@ -193,6 +450,7 @@ impl Leader {
             }
             self.progress.dispatched(range.through);
             self.progress.committed_range(range);
+            self.memory = memory;
             self.resumed_at = range.through;
             self.after_applied = true;
             self.applied_beyond.pop_front();
@@ -203,12 +461,15 @@ impl Leader {
         let predecessor = self.progress.last_dispatched();
         self.progress.dispatched(lsn);
         let after_applied = std::mem::take(&mut self.after_applied);
-        let work = Work { predecessor, after_applied, ..Work::idle(lsn, &self.history) };
-        self.dispatch.push(work);
+        let (part, tables) = (TransactionPart::idle(lsn), Vec::new());
+        let (memory, two_phase) = (self.memory, None);
+        self.dispatch.push(Work { part, tables, predecessor, memory, after_applied, two_phase });
     }
 
     pub(crate) fn can_record_idle(&self) -> bool {
-        !self.partly_dispatched && self.progress.idle_candidate().is_some()
+        !self.partly_dispatched
+            && !self.incoming.in_transaction()
+            && self.progress.idle_candidate().is_some()
     }
 
     pub(crate) fn record_idle(&mut self) {
@@ -231,45 +492,18 @@ impl Leader {
         for range in &answered.committed {
             self.progress.committed_range(*range);
         }
+        for xid in &answered.prepared {
+            self.incoming.prepared(*xid);
+        }
+    }
+
+    /// What may be said to the publisher now.
+    pub(crate) fn positions(&mut self) -> engine::progress::Positions {
+        self.hold();
+        self.progress.positions()
     }
 }
 
-impl Dispatchable for Work {
-    fn size(&self) -> Size {
-        Size {
-            changes: self.length,
-            bytes: 10 * self.length,
-            whole: self.is_whole(),
-            by_rows: self.user_code,
-            starts_group: self.after_applied,
-        }
-    }
-
-    fn ends_prepared(&self) -> bool {
-        false
-    }
-
-    fn tables(&self) -> impl Iterator<Item = TableId> {
-        let tables = self.changes().iter().map(|change| change.table);
-        tables
-            .map(|table| u32::try_from(table + 1).expect("few tables"))
-            .map(|oid| TableId { oid, root: oid })
-    }
-
-    fn lock(&self, locks: &mut Locks<'_>) -> Result<(), LockError> {
-        for change in self.changes() {
-            if change.kind == Kind::Truncate {
-                let all = self.history.locks.iter().enumerate();
-                let truncated: Vec<&LockRules> = all
-                    .filter(|(table, _)| change.truncated & 1 << table != 0)
-                    .map(|(_, rules)| rules)
-                    .collect();
-                locks.truncate(&truncated);
-            } else {
-                let message = decode_change(&change.bytes, false)?;
-                locks.change(Some(&self.history.locks[change.table]), &message);
-            }
-        }
-        Ok(())
-    }
+fn refused(error: &engine::history::HistoryError) -> String {
+    format!("P5: the publisher is refused: {error}")
 }

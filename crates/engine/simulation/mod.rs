@@ -1,7 +1,8 @@
-//! A seeded simulation of parallel apply: the pure core, driven as the program drives it, against a
-//! model of a target database.
+//! A seeded simulation of parallel apply: the pure core, driven as the program drives it, between a model
+//! of a publisher, which sends messages, and a model of a target database.
 //!
-//! From a seed come the publisher's history, how many workers there are and how fast each is, how far
+//! From a seed come the publisher's history, with transactions that are open for long, subtransactions
+//! that are undone, transactions that are prepared, and what of them is sent when; how many workers there are and how fast each is, how far
 //! away the target is, which statements fail, when a session is lost, at its COMMIT too, which took effect
 //! or did not, when the program or the target crashes, and how the next run is set up. Only one thing
 //! happens at a time, and which one is chance. Checked all along:
@@ -9,17 +10,22 @@
 //! * P1, P2, P5: after each commit the target has exactly the rows that the committed transactions
 //!   left on the publisher; in order, these are everything up to a transaction; out of order, what
 //!   a transaction depends on is committed before it.
-//! * P3: no transaction is committed twice, and none is missing in the end.
-//! * P4: what is acknowledged is durable, with nothing missing before it, and was sent in this run.
+//! * P3: no transaction is committed twice, and none is missing in the end; nothing stays prepared that
+//!   the publisher has ended.
+//! * P4: what is acknowledged is durable, with nothing missing before it, and was sent in this run; of a
+//!   transaction whose PREPARE is, that it is prepared, committed or known to be rolled back.
 //! * The oldest group never fails for good, and there is always something that goes on.
 
 mod history;
+mod incoming;
 mod leader;
 mod rng;
+mod stream;
 mod target;
 mod worker;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::panic::catch_unwind;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -31,7 +37,7 @@ use history::History;
 use leader::{Leader, Setting};
 use pgoutput::Lsn;
 use rng::Rng;
-use target::{Database, Fault};
+use target::{Database, Fault, PreparedHere};
 use worker::{Answered, Around, Failure, Mail, Worker};
 
 /// Longer than any run that goes on.
@@ -57,11 +63,23 @@ pub(crate) enum Sabotage {
     ForgottenCommit,
     /// Or for done.
     AssumedCommit,
+    /// What is prepared on the target is not known after a start.
+    ForgottenPrepared,
+    /// It is not noted before it is prepared.
+    UnnotedPrepare,
+    /// A transaction that is on its way to be prepared may be acknowledged.
+    UnheldPrepare,
+    /// One that is held may be.
+    UnheldHeld,
+    /// One that was committed and was held may be, before it is durable.
+    EarlyResolution,
+    /// The progress of a COMMIT PREPARED is recorded without it.
+    UnresolvedStep,
 }
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -69,6 +87,12 @@ impl Sabotage {
         Self::LostWakeup,
         Self::ForgottenCommit,
         Self::AssumedCommit,
+        Self::ForgottenPrepared,
+        Self::UnnotedPrepare,
+        Self::UnheldPrepare,
+        Self::UnheldHeld,
+        Self::EarlyResolution,
+        Self::UnresolvedStep,
     ];
 
     /// By its name in the source.
@@ -97,6 +121,9 @@ pub(crate) struct Seen {
     /// Sessions lost at a COMMIT that did not take effect, and at one that did.
     pub(crate) lost_before_commit: usize,
     pub(crate) lost_after_commit: usize,
+    /// Transactions that were prepared on the target, and steps that ended one.
+    pub(crate) prepared_here: usize,
+    pub(crate) resolved_here: usize,
 }
 
 impl Seen {
@@ -110,31 +137,33 @@ impl Seen {
         self.serialized += other.serialized;
         self.lost_before_commit += other.lost_before_commit;
         self.lost_after_commit += other.lost_after_commit;
+        self.prepared_here += other.prepared_here;
+        self.resolved_here += other.resolved_here;
     }
 }
 
-/// Runs a seed.
-pub(crate) fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<Seen, Broken> {
+/// Runs a seed. A broken assertion of the engine is a broken promise too.
+pub(crate) fn attempt(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<Seen, Broken> {
+    catch_unwind(|| run(seed, sabotage, tracing)).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().cloned();
+        let said = said.or_else(|| panic.downcast_ref::<&str>().map(|said| (*said).to_owned()));
+        let what = format!("an assertion failed: {}", said.unwrap_or_default());
+        Err(Broken { what, trace: vec!["nothing is traced before an assertion".to_owned()] })
+    })
+}
+
+fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<Seen, Broken> {
     let mut rng = Rng(seed.wrapping_mul(0x2545_F491_4F6C_DD1D));
     let history = Rc::new(History::random(&mut rng));
     let mut world = World::new(&history, rng, sabotage, tracing);
     if tracing {
         for (number, transaction) in history.transactions.iter().enumerate() {
+            let history::Transaction { xid, commit_lsn, end_lsn, depends_on, .. } = transaction;
             world.trace.push(format!(
-                "transaction {number} at {}..{} parts {:?} depends on {:#x}",
-                transaction.commit_lsn,
-                transaction.end_lsn,
-                transaction.parts,
-                transaction.depends_on
+                "transaction {number} is {xid}, at {commit_lsn}..{end_lsn}, depends on {depends_on:#x}"
             ));
-            for change in &transaction.changes {
-                let history::Change { kind, table, truncated, old, new, left_out, .. } = change;
-                world.trace.push(format!(
-                    "  {kind:?} table {table} {old:?} -> {new:?} left out {left_out:?} \
-                     truncated {truncated:#b}"
-                ));
-            }
         }
+        world.trace.extend(history.wal.iter().map(|record| format!("{record:?}")));
     }
     match world.run() {
         Ok(()) => Ok(world.seen),
@@ -150,6 +179,9 @@ enum Event {
     Dispatch,
     Answer,
     Idle,
+    TakeParts,
+    /// Held transactions are due.
+    Prepare,
     StartFlush,
     Flush,
     Flushed,
@@ -196,6 +228,8 @@ struct World {
     lose_at_commit: Option<bool>,
     /// What was acknowledged, in order. The publisher may come up with an older one.
     acknowledged: Vec<Lsn>,
+    /// How far any run has received.
+    farthest: Lsn,
     rows_through: Lsn,
     faults: usize,
     /// One step out of so many is a fault.
@@ -206,14 +240,14 @@ struct World {
 impl World {
     fn new(history: &Rc<History>, mut rng: Rng, sabotage: Sabotage, tracing: bool) -> Self {
         let ordered = rng.chance(2, 3);
-        let setting = Setting::random(&mut rng, ordered);
+        let setting = Setting::random(&mut rng, ordered, history);
         let mut target = Database::new();
         if rng.chance(1, 6) {
             target.hidden = rng.one_of(&[1 << history::PLAIN, 0b1001]);
         }
-        let start = target.read_progress();
-        let leader =
-            Leader::new(history, &setting, &start, Lsn(100), Lsn(0)).expect("nothing has happened");
+        let chance = rng.fork();
+        let leader = Leader::new(history, &setting, &target, Lsn(100), Lsn(0), chance, sabotage)
+            .expect("nothing has happened");
         let faults = if rng.chance(1, 2) { 0 } else { 1 + rng.below(FAULTS) };
         let calm = rng.one_of(&[20, 100, 400]);
         let mut world = Self {
@@ -238,6 +272,7 @@ impl World {
             cancels: BTreeSet::new(),
             lose_at_commit: None,
             acknowledged: vec![Lsn(100)],
+            farthest: Lsn(0),
             rows_through: Lsn(0),
             faults,
             calm,
@@ -311,6 +346,8 @@ impl World {
         let due = self.dispatchable || self.again.is_some_and(|again| again <= self.now);
         may(due && !leader.dispatch.is_drained(), 12, Event::Dispatch);
         may(!self.reports.is_empty(), 8, Event::Answer);
+        may(leader.can_take_parts(), 8, Event::TakeParts);
+        may(leader.prepares_at().is_some_and(|at| at <= self.now), 4, Event::Prepare);
         may(leader.can_record_idle(), 1, Event::Idle);
         let unflushed = leader.progress.committed() > leader.progress.durable();
         may(leader.flushing.is_none() && unflushed, 3, Event::StartFlush);
@@ -351,14 +388,14 @@ impl World {
 
     /// Nothing happens until somebody looks at the time.
     fn time_passes(&mut self, look: Look) -> Option<Event> {
-        if self.leader.dispatch.is_drained() && self.target.waits().is_empty() {
-            return None;
-        }
+        let prepares = self.leader.prepares_at();
+        let busy = !self.leader.dispatch.is_drained() || !self.target.waits().is_empty();
         let looks = match look {
             Look::In(time) => self.now + time,
             Look::Now => self.now,
         };
-        self.now = self.again.map_or(looks, |again| again.min(looks)).max(self.now);
+        let times = [self.again, busy.then_some(looks), prepares];
+        self.now = times.into_iter().flatten().min()?.max(self.now);
         Some(Event::Time)
     }
 
@@ -385,13 +422,23 @@ impl World {
         match event {
             Event::Time => {}
             Event::Receive => {
-                self.leader.receive();
+                let messages = 1 + self.rng.below(6);
+                self.leader.receive(messages, &mut self.target, self.now)?;
+                self.dispatchable = true;
+            }
+            Event::TakeParts => {
+                self.leader.take_parts()?;
+                self.dispatchable = true;
+            }
+            Event::Prepare => {
+                self.leader.prepare_due(&mut self.target, self.now)?;
                 self.dispatchable = true;
             }
             Event::Dispatch => self.dispatch()?,
             Event::Answer => {
                 if let Some((worker, answered)) = self.reports.pop_front() {
                     self.note(|| format!("worker {worker}: {answered:?}"));
+                    self.seen.prepared_here += answered.prepared.len();
                     self.leader.answered(worker, &answered, self.now);
                     self.dispatchable = true;
                     self.acknowledge()?;
@@ -507,6 +554,9 @@ impl World {
             woken: &mut woken,
             reports: &mut self.reports,
             rng: &mut self.rng,
+            lose_at_commit: &mut self.lose_at_commit,
+            faults: &mut self.faults,
+            seen: &mut self.seen,
             sabotage: self.sabotage,
             trace: &mut self.trace,
             tracing: self.tracing,
@@ -558,22 +608,32 @@ impl World {
         for session in 0..self.target.sessions.len() {
             self.target.terminate(session);
         }
+        self.farthest = self.farthest.max(self.leader.sent);
         let ordered = self.rng.chance(1, 3) != self.setting.dispatch.ordered;
-        self.setting = Setting::random(&mut self.rng, ordered);
+        self.setting = Setting::random(&mut self.rng, ordered, &self.history);
         // The publisher writes the position of a slot down now and then.
         let back = self.rng.below(3).min(self.acknowledged.len() - 1);
         self.acknowledged.truncate(self.acknowledged.len() - back);
         let slot = self.acknowledged[self.acknowledged.len() - 1];
         let rows = self.target.read_progress();
-        self.note(|| format!("progress {rows:?}, slot {slot}"));
-        self.leader = Leader::new(&self.history, &self.setting, &rows, slot, self.rows_through)?;
+        let prepared = self.target.known_prepared();
+        self.note(|| format!("progress {rows:?}, slot {slot}, prepared {prepared:?}"));
+        self.leader = Leader::new(
+            &self.history,
+            &self.setting,
+            &self.target,
+            slot,
+            self.rows_through,
+            self.rng.fork(),
+            self.sabotage,
+        )?;
         self.begin();
         Ok(())
     }
 
     /// Tells the publisher what is durable.
     fn acknowledge(&mut self) -> Result<(), String> {
-        let positions = self.leader.progress.positions();
+        let positions = self.leader.positions();
         let flush = match self.sabotage {
             Sabotage::EarlyAcknowledgement => positions.apply,
             Sabotage::AcknowledgementAhead => self.leader.progress.durable(),
@@ -588,6 +648,20 @@ impl World {
         if missing != 0 {
             return Err(format!("P4: {flush} is acknowledged, {missing:#x} is not durable"));
         }
+        self.farthest = self.farthest.max(sent);
+        for one in &self.history.preparations {
+            // Its PREPARE would not be sent again.
+            let passed = self.history.two_phase && one.prepare_lsn < flush;
+            let ended = one
+                .ended
+                .is_some_and(|(_, end, commits)| end <= flush || end <= self.farthest && !commits);
+            let number = self.history.number(one.xid);
+            let durable = self.target.is_prepared(one.xid)
+                || number.is_some_and(|number| self.target.durable_set() & 1 << number != 0);
+            if passed && !ended && !durable {
+                return Err(format!("P4: {flush} is acknowledged, {one:?} is not durable"));
+            }
+        }
         let visible = self.history.range(Lsn(0), self.leader.progress.committed());
         if visible & !self.target.committed != 0 {
             return Err("P4: said to be visible what is not committed".to_owned());
@@ -599,16 +673,27 @@ impl World {
     }
 
     fn check_the_end(&mut self) -> Result<(), String> {
-        let all = self.history.transactions.len();
-        let last = self.history.transactions[all - 1].end_lsn;
-        let missing = self.history.range(Lsn(0), last) & !self.target.durable_set();
+        let all = self.history.range(Lsn(0), Lsn(u64::MAX));
+        let missing = all & !self.target.durable_set();
         if missing != 0 {
             return Err(format!("P3: in the end {missing:#x} is missing"));
         }
         if self.target.count() != self.history.digest {
             return Err("P3: in the end the rows are others".to_owned());
         }
-        if self.leader.progress.positions().flush < last {
+        let left = self.history.preparations.iter().filter(|one| one.ended.is_none());
+        let left: Vec<_> = left.collect();
+        let unknown = |of: &PreparedHere| left.iter().all(|one| one.xid != of.xid);
+        if let Some((of, standing)) =
+            self.target.known_prepared().into_iter().find(|(of, _)| unknown(of))
+        {
+            return Err(format!("P3: in the end {of:?} is {standing:?}"));
+        }
+        let held = left.iter().filter(|one| !self.target.is_prepared(one.xid));
+        let held = held.map(|one| one.prepare_lsn).min().filter(|_| self.history.two_phase);
+        let last = self.history.end();
+        let last = held.map_or(last, |held| held.min(last));
+        if self.leader.positions().flush < last {
             return Err("P9: in the end not everything is acknowledged".to_owned());
         }
         Ok(())

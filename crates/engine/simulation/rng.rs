@@ -19,6 +19,11 @@ impl Rng {
         mix(self.0)
     }
 
+    /// Chance of its own, that goes on from here.
+    pub(crate) fn fork(&mut self) -> Self {
+        Self(self.next())
+    }
+
     /// A number below `bound`, which is not 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % bound as u64).expect("below a usize")

@@ -6,8 +6,10 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use engine::blockers::PREPARED;
+use engine::history::{Applied, Memory};
 use engine::progress::Range;
-use pgoutput::Lsn;
+use pgoutput::{Lsn, Xid};
 
 use crate::simulation::history::{
     AUDIT, FULL, History, Row, Set, TABLES, TRIGGERED, UNCERTAIN, UNIQUE, audit, digest, is_keyed,
@@ -36,8 +38,51 @@ struct Version {
 #[derive(Debug)]
 struct ProgressRow {
     range: Range,
+    memory: Option<Memory>,
     created: Tx,
     deleted: Tx,
+}
+
+/// A transaction of the publisher that is prepared here, or is about to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PreparedHere {
+    pub(crate) xid: Xid,
+    pub(crate) prepare_lsn: Lsn,
+}
+
+/// What has become of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Prepared,
+    Committed,
+    Absent,
+}
+
+/// A row of `pgapace.prepared`.
+#[derive(Debug)]
+struct Note {
+    of: PreparedHere,
+    /// Written by the prepared transaction itself.
+    committed: bool,
+    created: Tx,
+    deleted: Tx,
+}
+
+/// A row of `pg_prepared_xacts`, and what it holds.
+#[derive(Debug)]
+struct PreparedTransaction {
+    of: PreparedHere,
+    tx: Tx,
+    delta: u64,
+    changed: u16,
+    truncated: u16,
+}
+
+/// What a commit made visible, and what it recorded as progress.
+#[derive(Debug, Clone, Copy, Default)]
+struct Logged {
+    visible: Set,
+    recorded: Set,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +110,12 @@ pub(crate) enum Command {
     Progress {
         range: Range,
         ordered: bool,
+        memory: Option<Memory>,
     },
+    /// The row of `pgapace.prepared` that shows whether it has committed.
+    NotePrepared(PreparedHere),
+    Prepare(PreparedHere),
+    ForgetPrepared(PreparedHere),
     Commit,
     Sync,
 }
@@ -92,6 +142,8 @@ pub(crate) enum Fault {
     Passing,
     /// 25P02: the transaction has failed already.
     Failed,
+    /// 42710: the name of a prepared transaction is in use.
+    Name,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,8 +199,11 @@ pub(crate) struct Database {
     /// Of what is committed.
     digest: u64,
     pub(crate) committed: Set,
-    /// What each commit committed.
-    log: Vec<Set>,
+    /// What of it is covered by progress.
+    recorded: Set,
+    log: Vec<Logged>,
+    notes: Vec<Note>,
+    prepared: Vec<PreparedTransaction>,
     next_pid: i32,
     /// Checked at each commit: everything before is committed already.
     pub(crate) ordered: bool,
@@ -170,6 +225,7 @@ impl Database {
     pub(crate) fn new() -> Self {
         let start = ProgressRow {
             range: Range { after: Lsn(0), through: Lsn(100) },
+            memory: Some(Memory::since(Lsn(100))),
             created: 1,
             deleted: 0,
         };
@@ -182,7 +238,10 @@ impl Database {
             durable: 0,
             digest: 0,
             committed: 0,
-            log: vec![0],
+            recorded: 0,
+            log: vec![Logged::default()],
+            notes: Vec::new(),
+            prepared: Vec::new(),
             next_pid: 10,
             ordered: true,
             hidden: 0,
@@ -226,7 +285,12 @@ impl Database {
             && session.tx != 0
             && matches!(
                 session.commands.front(),
-                Some(Command::Rows(..) | Command::Truncate(_) | Command::Progress { .. })
+                Some(
+                    Command::Rows(..)
+                        | Command::Truncate(_)
+                        | Command::Progress { .. }
+                        | Command::NotePrepared(_)
+                )
             )
     }
 
@@ -235,7 +299,7 @@ impl Database {
         let session = &self.sessions[session];
         !session.skipping
             && session.tx != 0
-            && matches!(session.commands.front(), Some(Command::Commit))
+            && matches!(session.commands.front(), Some(Command::Commit | Command::Prepare(_)))
     }
 
     /// Who waits for whom, by backend.
@@ -243,7 +307,8 @@ impl Database {
         let mut waits = Vec::new();
         for session in self.sessions.iter().filter(|session| self.is_running(session.waits_for)) {
             let holder = self.sessions.iter().find(|other| other.tx == session.waits_for);
-            waits.extend(holder.map(|holder| (session.pid, holder.pid)));
+            // Whoever has no session is prepared.
+            waits.push((session.pid, holder.map_or(PREPARED, |holder| holder.pid)));
         }
         waits
     }
@@ -373,9 +438,23 @@ impl Database {
                 self.commit(number, history).map_err(Stop::Wrong)?;
                 Ok(Some(Reply::Completed(0)))
             }
-            Command::Progress { range, ordered } => {
-                self.record(number, *range, *ordered)?;
+            Command::Progress { range, ordered, memory } => {
+                self.record(number, *range, *ordered, *memory)?;
                 Ok(Some(Reply::Completed(1)))
+            }
+            Command::NotePrepared(of) => {
+                let (created, deleted) = (session.tx, 0);
+                self.notes.push(Note { of: *of, committed: true, created, deleted });
+                Ok(Some(Reply::Completed(1)))
+            }
+            Command::Prepare(of) => {
+                self.prepare(number, *of)?;
+                Ok(Some(Reply::Completed(0)))
+            }
+            Command::ForgetPrepared(of) => {
+                let tx = session.tx;
+                self.delete_notes(*of, tx);
+                Ok(Some(Reply::Completed(0)))
             }
             Command::Truncate(tables) => {
                 self.truncate(number, *tables)?;
@@ -404,26 +483,28 @@ impl Database {
     }
 
     fn lock_table(&mut self, number: usize, table: usize) -> Done<()> {
-        for other in &self.sessions {
-            if other.tx != self.sessions[number].tx
-                && self.is_running(other.tx)
-                && (other.truncated | other.changed & self.hidden) & 1 << table != 0
-            {
-                return Err(Stop::Wait(other.tx));
+        let own = self.sessions[number].tx;
+        for (tx, changed, truncated) in self.holders() {
+            if tx != own && (truncated | changed & self.hidden) & 1 << table != 0 {
+                return Err(Stop::Wait(tx));
             }
         }
         self.sessions[number].changed |= 1 << table;
         Ok(())
     }
 
+    /// Transactions that hold tables, and which.
+    fn holders(&self) -> impl Iterator<Item = (Tx, u16, u16)> {
+        let sessions = self.sessions.iter().map(|one| (one.tx, one.changed, one.truncated));
+        let prepared = self.prepared.iter().map(|one| (one.tx, one.changed, one.truncated));
+        sessions.chain(prepared).filter(|(tx, ..)| self.is_running(*tx))
+    }
+
     fn truncate(&mut self, number: usize, tables: u16) -> Done<()> {
         let tx = self.sessions[number].tx;
-        for other in &self.sessions {
-            if other.tx != tx
-                && self.is_running(other.tx)
-                && (other.truncated | other.changed) & tables != 0
-            {
-                return Err(Stop::Wait(other.tx));
+        for (other, changed, truncated) in self.holders() {
+            if other != tx && (truncated | changed) & tables != 0 {
+                return Err(Stop::Wait(other));
             }
         }
         let command = self.sessions[number].command_id;
@@ -558,7 +639,13 @@ impl Database {
         Ok(())
     }
 
-    fn record(&mut self, number: usize, range: Range, ordered: bool) -> Done<()> {
+    fn record(
+        &mut self,
+        number: usize,
+        range: Range,
+        ordered: bool,
+        memory: Option<Memory>,
+    ) -> Done<()> {
         let tx = self.sessions[number].tx;
         let there =
             |row: &ProgressRow| self.is_committed(row.created) && !self.is_committed(row.deleted);
@@ -577,7 +664,7 @@ impl Database {
                 return Err(Stop::Fail(Fault::Unique));
             }
         }
-        self.progress.push(ProgressRow { range, created: tx, deleted: 0 });
+        self.progress.push(ProgressRow { range, memory, created: tx, deleted: 0 });
         self.sessions[number].progress.push(range);
         Ok(())
     }
@@ -588,17 +675,36 @@ impl Database {
         let tx = std::mem::take(&mut session.tx);
         let set = session.progress.iter().fold(0, |set, r| set | history.range(r.after, r.through));
         let ranges = session.progress.clone();
-        self.digest = self.digest.wrapping_add(session.delta);
-        self.status[tx] = Status::Committed(self.log.len());
-        self.commits = self.log.len();
-        self.log.push(set);
+        let delta = session.delta;
         if ranges.len() != 1 {
             return Err(format!("P3: a commit with the progress {ranges:?}"));
         }
-        if self.committed & set != 0 {
-            return Err(format!("P3: committed twice: {:#x} of {ranges:?}", self.committed & set));
+        if self.recorded & set != 0 {
+            return Err(format!("P3: recorded twice: {:#x} of {ranges:?}", self.recorded & set));
         }
-        self.committed |= set;
+        self.log_commit(tx, delta, Logged { visible: set & !self.committed, recorded: set });
+        self.check_visible(set, history).map_err(|what| format!("{what}, with {ranges:?}"))
+    }
+
+    fn log_commit(&mut self, tx: Tx, delta: u64, logged: Logged) {
+        self.digest = self.digest.wrapping_add(delta);
+        self.commits = self.log.len();
+        self.status[tx] = Status::Committed(self.commits);
+        self.log.push(logged);
+        self.committed |= logged.visible;
+        self.recorded |= logged.recorded;
+    }
+
+    /// A transaction of its own that nobody waits for.
+    fn small_commit(&mut self) -> Tx {
+        let tx = self.status.len();
+        self.status.push(Status::Running);
+        self.log_commit(tx, 0, Logged::default());
+        tx
+    }
+
+    /// What must hold when these have become visible.
+    fn check_visible(&self, set: Set, history: &History) -> Result<(), String> {
         let mut expected = 0_u64;
         for (number, transaction) in history.transactions.iter().enumerate() {
             if self.committed & 1 << number != 0 {
@@ -614,17 +720,121 @@ impl Database {
             }
         }
         if expected != self.digest {
-            return Err(format!("P1, P5: after {ranges:?} the rows are others than expected"));
+            return Err("P1, P5: the rows are others than expected".to_owned());
         }
         Ok(())
     }
 
+    /// PREPARE TRANSACTION, which is durable when it is answered.
+    fn prepare(&mut self, number: usize, of: PreparedHere) -> Done<()> {
+        if self.prepared.iter().any(|one| one.of == of) {
+            return Err(Stop::Fail(Fault::Name));
+        }
+        let session = &mut self.sessions[number];
+        let tx = std::mem::take(&mut session.tx);
+        let Session { delta, changed, truncated, .. } = *session;
+        self.prepared.push(PreparedTransaction { of, tx, delta, changed, truncated });
+        self.durable = self.commits;
+        Ok(())
+    }
+
+    /// Notes, in a commit of its own, that these are about to be prepared.
+    pub(crate) fn note_prepared(&mut self, all: &[PreparedHere]) {
+        let created = self.small_commit();
+        for of in all {
+            if !self.notes_of(*of).any(|note| !note.committed) {
+                self.notes.push(Note { of: *of, committed: false, created, deleted: 0 });
+            }
+        }
+    }
+
+    fn notes_of(&self, of: PreparedHere) -> impl Iterator<Item = &Note> {
+        let there = move |note: &&Note| {
+            note.of == of && self.is_committed(note.created) && !self.is_committed(note.deleted)
+        };
+        self.notes.iter().filter(there)
+    }
+
+    fn delete_notes(&mut self, of: PreparedHere, tx: Tx) {
+        for at in 0..self.notes.len() {
+            let note = &self.notes[at];
+            let (created, deleted) = (note.created, note.deleted);
+            if note.of == of && self.is_committed(created) && !self.is_committed(deleted) {
+                self.notes[at].deleted = tx;
+            }
+        }
+    }
+
+    pub(crate) fn forget_prepared(&mut self, of: PreparedHere) {
+        let tx = self.small_commit();
+        self.delete_notes(of, tx);
+    }
+
+    /// Whether the notes say that it has committed.
+    pub(crate) fn has_committed(&self, of: PreparedHere) -> bool {
+        self.notes_of(of).any(|note| note.committed)
+    }
+
+    /// COMMIT PREPARED or ROLLBACK PREPARED, which are durable when they are answered. Whether it was
+    /// prepared.
+    pub(crate) fn resolve(
+        &mut self,
+        of: PreparedHere,
+        commit: bool,
+        history: &History,
+    ) -> Result<bool, String> {
+        let Some(place) = self.prepared.iter().position(|one| one.of == of) else {
+            return Ok(false);
+        };
+        let PreparedTransaction { tx, delta, .. } = self.prepared.swap_remove(place);
+        if commit {
+            let number = history.number(of.xid);
+            let number = number.ok_or_else(|| format!("P1: {of:?} did not happen"))?;
+            let visible = 1 << number;
+            if self.committed & visible != 0 {
+                return Err(format!("P3: {number} is committed twice"));
+            }
+            self.log_commit(tx, delta, Logged { visible, recorded: 0 });
+            self.durable = self.commits;
+            self.check_visible(visible, history)?;
+        } else {
+            self.status[tx] = Status::Aborted;
+        }
+        Ok(true)
+    }
+
+    /// What is, or was to be, prepared.
+    pub(crate) fn known_prepared(&self) -> Vec<(PreparedHere, Standing)> {
+        let there = |note: &&Note| {
+            !note.committed && self.is_committed(note.created) && !self.is_committed(note.deleted)
+        };
+        let noted = self.notes.iter().filter(there).map(|note| note.of);
+        let mut all: Vec<_> = self.prepared.iter().map(|one| one.of).collect();
+        for of in noted {
+            if !all.contains(&of) {
+                all.push(of);
+            }
+        }
+        let standing = |of: PreparedHere| {
+            if self.has_committed(of) {
+                Standing::Committed
+            } else if self.prepared.iter().any(|one| one.of == of) {
+                Standing::Prepared
+            } else {
+                Standing::Absent
+            }
+        };
+        all.into_iter().map(|of| (of, standing(of))).collect()
+    }
+
+    /// Whether a transaction is prepared, so that a crash does not lose it.
+    pub(crate) fn is_prepared(&self, xid: Xid) -> bool {
+        self.prepared.iter().any(|one| one.of.xid == xid)
+    }
+
     /// A small synchronous commit, which removes old progress rows: all before it is durable.
     pub(crate) fn flush(&mut self, before: Lsn) {
-        let tx = self.status.len();
-        self.status.push(Status::Committed(self.log.len()));
-        self.commits = self.log.len();
-        self.log.push(0);
+        let tx = self.small_commit();
         for at in 0..self.progress.len() {
             let row = &self.progress[at];
             if row.range.through < before
@@ -638,7 +848,7 @@ impl Database {
     }
 
     pub(crate) fn durable_set(&self) -> Set {
-        self.log[..=self.durable].iter().fold(0, |all, set| all | set)
+        self.log[..=self.durable].iter().fold(0, |all, logged| all | logged.visible)
     }
 
     pub(crate) fn undurable(&self) -> usize {
@@ -651,10 +861,12 @@ impl Database {
             self.terminate(session);
         }
         let last = self.commits - lost;
-        for status in &mut self.status {
+        for (tx, status) in self.status.iter_mut().enumerate() {
             match *status {
                 Status::Committed(at) if at > last => *status = Status::Aborted,
-                Status::Running => *status = Status::Aborted,
+                Status::Running if self.prepared.iter().all(|one| one.tx != tx) => {
+                    *status = Status::Aborted;
+                }
                 _ => {}
             }
         }
@@ -662,7 +874,8 @@ impl Database {
         self.commits = last;
         // What it comes up with is on disk.
         self.durable = last;
-        self.committed = self.log.iter().fold(0, |all, set| all | set);
+        self.committed = self.log.iter().fold(0, |all, logged| all | logged.visible);
+        self.recorded = self.log.iter().fold(0, |all, logged| all | logged.recorded);
         self.digest = self.count();
     }
 
@@ -680,16 +893,17 @@ impl Database {
     }
 
     /// What the progress rows say, in order.
-    pub(crate) fn read_progress(&self) -> Vec<Range> {
+    pub(crate) fn read_progress(&self) -> Vec<Applied> {
         let there =
             |row: &&ProgressRow| self.is_committed(row.created) && !self.is_committed(row.deleted);
-        let mut rows: Vec<_> = self.progress.iter().filter(there).map(|row| row.range).collect();
-        rows.sort_by_key(|range| range.through);
+        let applied = |row: &ProgressRow| Applied { range: row.range, memory: row.memory };
+        let mut rows: Vec<_> = self.progress.iter().filter(there).map(applied).collect();
+        rows.sort_by_key(|applied| applied.range.through);
         rows
     }
 
     pub(crate) fn is_recorded(&self, end: Lsn) -> bool {
-        self.read_progress().iter().any(|range| range.through == end)
+        self.read_progress().iter().any(|applied| applied.range.through == end)
     }
 }
 

@@ -2,114 +2,31 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use engine::dispatch::Pacing;
 use engine::group::GroupSeq;
+use engine::history::Memory;
 use engine::net::{ChangeAt, Fold, Folder, Old, Row as NetRow, Segment, Step};
 use engine::order::{CommitOrder, Ended, Waits};
 use engine::progress::Range;
+use engine::transaction::Touched;
+use engine::work::TwoPhase;
 use engine::worker::{
     Accounted, Again, Awaited, Contended, Craft, Desk, Failed, Found, Further, Mode, Next, Start,
-    Task, Verdict,
+    Verdict,
 };
-use pgoutput::{Column, Lsn, decode_change};
+use pgoutput::{Column, Lsn, Message, OldTuple, Tuple, Xid};
 
-use crate::simulation::history::{
-    Change, FULL, History, Kind, Row, TRIGGERED, Transaction, is_keyed,
+use crate::simulation::history::{FULL, History, Row, is_keyed};
+use crate::simulation::leader::TableMap;
+use crate::simulation::target::{
+    As, Command, Database, Fault, Find, PreparedHere, Reply, RowOp, find,
 };
-use crate::simulation::target::{As, Command, Database, Fault, Find, Reply, RowOp, find};
-use crate::simulation::{Sabotage, rng::Rng};
+use crate::simulation::{Sabotage, Seen, rng::Rng};
 
 /// A part of a transaction, or idle progress.
-#[derive(Debug, Clone)]
-pub(crate) struct Work {
-    pub(crate) history: Rc<History>,
-    /// Transaction and part; `None` for idle progress.
-    pub(crate) part: Option<(usize, usize)>,
-    pub(crate) commit_lsn: Lsn,
-    pub(crate) end: Option<Lsn>,
-    pub(crate) first: bool,
-    pub(crate) predecessor: Lsn,
-    pub(crate) after_applied: bool,
-    pub(crate) length: usize,
-    pub(crate) user_code: bool,
-}
-
-impl Work {
-    /// Part `part` of transaction `number`.
-    pub(crate) fn part(number: usize, part: usize, history: &Rc<History>) -> Self {
-        let transaction = &history.transactions[number];
-        let last = part + 1 == transaction.parts.len();
-        let changes = &transaction.changes[transaction.parts[part].clone()];
-        Self {
-            history: Rc::clone(history),
-            part: Some((number, part)),
-            commit_lsn: transaction.commit_lsn,
-            end: last.then_some(transaction.end_lsn),
-            first: part == 0,
-            predecessor: Lsn(0),
-            after_applied: false,
-            length: changes.len(),
-            user_code: changes.iter().any(|c| c.table == TRIGGERED && !c.bytes.is_empty()),
-        }
-    }
-
-    /// Nothing, up to here.
-    pub(crate) fn idle(lsn: Lsn, history: &Rc<History>) -> Self {
-        Self {
-            history: Rc::clone(history),
-            part: None,
-            commit_lsn: lsn,
-            end: Some(lsn),
-            first: true,
-            predecessor: Lsn(0),
-            after_applied: false,
-            length: 0,
-            user_code: false,
-        }
-    }
-
-    pub(crate) fn changes(&self) -> &[Change] {
-        self.part.map_or(&[], |(number, part)| {
-            let Transaction { changes, parts, .. } = &self.history.transactions[number];
-            &changes[parts[part].clone()]
-        })
-    }
-}
-
-impl Task for Work {
-    fn end(&self) -> Option<Lsn> {
-        self.end
-    }
-
-    fn commit_lsn(&self) -> Lsn {
-        self.commit_lsn
-    }
-
-    fn length(&self) -> usize {
-        self.length
-    }
-
-    fn is_whole(&self) -> bool {
-        self.first && self.end.is_some()
-    }
-
-    fn runs_user_code(&self) -> bool {
-        self.user_code
-    }
-
-    fn is_under_rules(&self) -> bool {
-        false
-    }
-
-    fn is_step(&self) -> bool {
-        false
-    }
-
-    fn is_prepared_at_once(&self) -> bool {
-        false
-    }
-}
+pub(crate) type Work = engine::work::Work<TableMap, PreparedHere>;
 
 /// What a worker is handed.
 pub(crate) type Group = engine::worker::Group<Work>;
@@ -121,7 +38,23 @@ pub(crate) enum Pending {
     Change,
     /// A truncate, a progress row, a COMMIT.
     Any,
-    Sync(Option<Range>),
+    Sync(Option<Commits>),
+}
+
+/// What a target transaction commits; or prepares, as this transaction of the publisher.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Commits {
+    pub(crate) range: Range,
+    pub(crate) prepared: Option<Xid>,
+}
+
+/// The end of a group.
+#[derive(Debug, Clone)]
+pub(crate) struct Ending {
+    range: Range,
+    ordered: bool,
+    memory: Option<Memory>,
+    two_phase: Option<TwoPhase<PreparedHere>>,
 }
 
 impl Awaited for Pending {
@@ -135,7 +68,7 @@ impl Awaited for Pending {
 
     fn commits(&self) -> Option<Lsn> {
         match self {
-            Self::Sync(Some(range)) => Some(range.through),
+            Self::Sync(Some(commits)) => Some(commits.range.through),
             _ => None,
         }
     }
@@ -148,7 +81,7 @@ impl Craft for Simulated {
     type Task = Work;
     type Statements = Vec<Command>;
     type Awaited = Pending;
-    type Ending = Range;
+    type Ending = Ending;
     type Mark = ();
 }
 
@@ -165,6 +98,7 @@ pub(crate) enum Mail {
 #[derive(Debug, Default)]
 pub(crate) struct Answered {
     pub(crate) committed: Vec<Range>,
+    pub(crate) prepared: Vec<Xid>,
     pub(crate) groups: usize,
     pub(crate) ended: Vec<GroupSeq>,
 }
@@ -189,6 +123,11 @@ pub(crate) struct Around<'w> {
     pub(crate) woken: &'w mut BTreeSet<usize>,
     pub(crate) reports: &'w mut VecDeque<(usize, Answered)>,
     pub(crate) rng: &'w mut Rng,
+    /// The next session that is told to commit is lost, and whether it has committed.
+    pub(crate) lose_at_commit: &'w mut Option<bool>,
+    /// How many faults may still happen.
+    pub(crate) faults: &'w mut usize,
+    pub(crate) seen: &'w mut Seen,
     pub(crate) sabotage: Sabotage,
     pub(crate) trace: &'w mut Vec<String>,
     pub(crate) tracing: bool,
@@ -210,6 +149,7 @@ pub(crate) struct Worker {
     /// Queued on the session, and not sent.
     unsent: Vec<Command>,
     ranges: Vec<Range>,
+    prepared: Vec<Xid>,
 }
 
 impl Worker {
@@ -221,6 +161,7 @@ impl Worker {
             desk: Desk::new(ordered, far, pacing),
             unsent: Vec::new(),
             ranges: Vec::new(),
+            prepared: Vec::new(),
         }
     }
 
@@ -283,6 +224,10 @@ impl Worker {
     }
 
     fn start(&mut self, start: Start<Work>, around: &mut Around<'_>) -> Result<()> {
+        if let Err(failure) = self.resolve_prepared(&start.group, around) {
+            self.desk.put_back(start.group);
+            return Err(failure);
+        }
         if (start.behind || start.early)
             && let Err(failure) = self.send(around)
         {
@@ -295,7 +240,8 @@ impl Worker {
         let Start { group, early, behind, counted } = start;
         let (history, number, mode) = (around.history, self.number, group.mode);
         around.note(|| {
-            let parts: Vec<_> = group.works.iter().map(|work| work.part).collect();
+            let name = |work: &Work| (work.part.head.xid, work.part.len(), work.part.end_lsn);
+            let parts: Vec<_> = group.works.iter().map(name).collect();
             let Contended { waits, changes } = &group.contended;
             format!(
                 "worker {number} starts group {} {mode:?} early={early} split={split} counted={counted} \
@@ -309,12 +255,12 @@ impl Worker {
             if contended.is_empty() {
                 contended.push((Command::Nothing, Pending::Net(0)));
             }
-            (free, Some(contended.into_iter().unzip()), ending(&group))
+            (free, Some(contended.into_iter().unzip()), ending(&group, self.ordered))
         } else if mode == Mode::Net {
             let (mut statements, sure) = net(&group, None, counted, history);
-            match ending(&group) {
-                Some(range) if counted && sure => {
-                    end(range, self.ordered, &mut statements);
+            match ending(&group, self.ordered) {
+                Some(ending) if counted && sure => {
+                    end(ending, &mut statements);
                     (statements, None, None)
                 }
                 ending => (statements, None, ending),
@@ -322,8 +268,9 @@ impl Worker {
         } else {
             let mut statements = Vec::new();
             let mut ending = None;
-            for work in &group.works {
-                ending = rows(work, early, self.ordered, &mut statements);
+            for (index, work) in group.works.iter().enumerate() {
+                let ordered = self.ordered || index > 0;
+                ending = rows(work, early, ordered, &mut statements);
             }
             (statements, None, ending)
         };
@@ -346,13 +293,51 @@ impl Worker {
         Ok(())
     }
 
+    /// COMMIT PREPARED and ROLLBACK PREPARED (`worker/two_phase.rs`). Nothing else is on the session.
+    fn resolve_prepared(&mut self, group: &Group, around: &mut Around<'_>) -> Result<()> {
+        let two_phase = group.works.first().and_then(|work| work.two_phase.as_ref());
+        let (of, commit) = match two_phase {
+            None | Some(TwoPhase::Prepare(_)) => return Ok(()),
+            Some(TwoPhase::Commit(of)) => (**of, true),
+            Some(TwoPhase::Rollback(of)) => (**of, false),
+        };
+        self.send(around)?;
+        let number = self.number;
+        around.note(|| format!("worker {number} ends {of:?}, commits: {commit}"));
+        if around.target.has_committed(of) {
+            return if commit {
+                Ok(())
+            } else {
+                Err(Failure::Wrong(format!("P1: {of:?} was committed, and did not happen")))
+            };
+        }
+        // Between this and its progress everything can be lost.
+        let now = *around.faults > 0 && around.rng.chance(1, 6);
+        *around.faults -= usize::from(now);
+        let random = now.then(|| around.rng.chance(2, 3));
+        let lost = around.lose_at_commit.take().or(random);
+        around.seen.resolved_here += 1;
+        if lost != Some(false) && around.sabotage != Sabotage::UnresolvedStep {
+            let was_prepared =
+                around.target.resolve(of, commit, around.history).map_err(Failure::Wrong)?;
+            if commit && !was_prepared {
+                return Err(Failure::Wrong(format!("P3: {of:?} is not prepared any more")));
+            }
+        }
+        if lost.is_some() {
+            around.target.terminate(self.number);
+            return Err(Failure::Run(Lsn(0)));
+        }
+        Ok(())
+    }
+
     fn advance(&mut self, around: &mut Around<'_>) {
         while let Some(further) = self.desk.further(around.order) {
             match further {
                 Further::Statements(commands) => self.unsent.extend(commands),
-                Further::Ending(range) => {
+                Further::Ending(ending) => {
                     let mut statements = Vec::new();
-                    end(range, self.ordered, &mut statements);
+                    end(ending, &mut statements);
                     let (commands, pending): (Vec<_>, Vec<_>) = statements.into_iter().unzip();
                     self.unsent.extend(commands);
                     self.desk.await_ending(|awaited| awaited.extend(pending));
@@ -424,12 +409,12 @@ impl Worker {
                     if self.desk.is_recovering() {
                         continue;
                     }
-                    if let Some(range) = commits {
+                    if let Some(commits) = commits {
                         if !idle {
                             return Err(wrong("a transaction is open after its COMMIT"));
                         }
-                        self.transaction_committed(range);
-                        self.desk.committed(range.through);
+                        self.transaction_committed(commits);
+                        self.desk.committed(commits.range.through);
                     }
                     self.account(around)?;
                 }
@@ -439,7 +424,11 @@ impl Worker {
         Ok(())
     }
 
-    fn transaction_committed(&mut self, range: Range) {
+    fn transaction_committed(&mut self, Commits { range, prepared }: Commits) {
+        if prepared.is_some() {
+            self.prepared.extend(prepared);
+            return;
+        }
         match self.ranges.last_mut() {
             Some(last) if last.through == range.after => last.through = range.through,
             _ => self.ranges.push(range),
@@ -513,11 +502,12 @@ impl Worker {
 
     fn report(&mut self, around: &mut Around<'_>) {
         let committed = std::mem::take(&mut self.ranges);
+        let prepared = std::mem::take(&mut self.prepared);
         let (groups, ended) = self.desk.take_answered();
-        if committed.is_empty() && groups == 0 {
+        if committed.is_empty() && prepared.is_empty() && groups == 0 {
             return;
         }
-        let answered = Answered { committed, groups, ended: ended.clone() };
+        let answered = Answered { committed, prepared, groups, ended: ended.clone() };
         around.reports.push_back((self.number, answered));
         for group in ended {
             around.woken.extend(around.order.ended(group));
@@ -539,8 +529,8 @@ impl Worker {
         };
         let through = self.desk.committed_through(is_recorded)?;
         for pending in self.desk.lost(through) {
-            if let Pending::Sync(Some(range)) = pending {
-                self.transaction_committed(range);
+            if let Pending::Sync(Some(commits)) = pending {
+                self.transaction_committed(commits);
             }
         }
         self.unsent.clear();
@@ -552,51 +542,84 @@ fn wrong(what: &str) -> Failure {
     Failure::Wrong(what.to_owned())
 }
 
-fn ending(group: &Group) -> Option<Range> {
-    let through = group.works.last()?.end?;
-    Some(Range { after: group.works.first()?.predecessor, through })
+fn ending(group: &Group, ordered: bool) -> Option<Ending> {
+    let last = group.works.last()?;
+    let after = group.works.first()?.predecessor;
+    Some(Ending {
+        range: Range { after, through: last.part.end_lsn? },
+        ordered,
+        memory: last.memory,
+        two_phase: last.two_phase.clone(),
+    })
 }
 
-fn end(range: Range, ordered: bool, statements: &mut Statements) {
-    statements.push((Command::Progress { range, ordered }, Pending::Any));
-    statements.push((Command::Commit, Pending::Any));
-    statements.push((Command::Sync, Pending::Sync(Some(range))));
+fn end(ending: Ending, statements: &mut Statements) {
+    let Ending { range, ordered, memory, two_phase } = ending;
+    let mut push = |command| statements.push((command, Pending::Any));
+    let mut prepared = None;
+    match two_phase {
+        Some(TwoPhase::Prepare(of)) => {
+            push(Command::NotePrepared(*of));
+            push(Command::Prepare(*of));
+            prepared = Some(of.xid);
+        }
+        two_phase => {
+            if let Some(TwoPhase::Commit(of) | TwoPhase::Rollback(of)) = two_phase {
+                push(Command::ForgetPrepared(*of));
+            }
+            push(Command::Progress { range, ordered, memory });
+            push(Command::Commit);
+        }
+    }
+    statements.push((Command::Sync, Pending::Sync(Some(Commits { range, prepared }))));
 }
 
 /// A part by rows; what it leaves to be ended later.
-fn rows(work: &Work, early: bool, ordered: bool, statements: &mut Statements) -> Option<Range> {
-    if work.first {
+fn rows(work: &Work, early: bool, ordered: bool, statements: &mut Statements) -> Option<Ending> {
+    if work.part.first {
         statements.push((Command::Begin, Pending::Begin));
     }
-    for change in work.changes() {
-        statements.push(alone(change));
+    for change in 0..work.part.len() {
+        statements.extend(alone(work, change));
     }
-    let range = Range { after: work.predecessor, through: work.end? };
-    if work.first && !early {
-        end(range, ordered, statements);
+    let range = Range { after: work.predecessor, through: work.part.end_lsn? };
+    let (memory, two_phase) = (work.memory, work.two_phase.clone());
+    let ending = Ending { range, ordered, memory, two_phase };
+    if work.part.first && !early {
+        end(ending, statements);
         return None;
     }
-    Some(range)
+    Some(ending)
 }
 
-/// One change as the publisher sent it.
-fn alone(change: &Change) -> (Command, Pending) {
-    let table = change.table;
-    let op = match change.kind {
-        Kind::Truncate => return (Command::Truncate(change.truncated), Pending::Any),
-        Kind::Insert => RowOp::Insert(change.new),
-        Kind::Delete => RowOp::Delete(find(table, change.old)),
-        Kind::Update => {
-            let mut set = change.new.map(Some);
-            for (column, value) in set.iter_mut().enumerate() {
-                if change.left_out[column] {
-                    *value = None;
-                }
-            }
-            RowOp::Update(find(table, change.old), set)
+/// One change as the publisher sent it; `None` if it is not applied.
+fn alone(work: &Work, change: usize) -> Option<(Command, Pending)> {
+    let (message, touched) = work.part.change(change).expect("it was decoded before");
+    let table = match touched {
+        Touched::One(relation, _) => work.tables[relation].as_ref()?.table,
+        Touched::Many(relations) => {
+            let tables = relations.iter().filter_map(|one| work.tables[*one as usize].as_ref());
+            let truncated = tables.fold(0, |all, map| all | 1 << map.table);
+            return (truncated != 0).then_some((Command::Truncate(truncated), Pending::Any));
         }
     };
-    (Command::Rows(table, Rc::new([op]), As::Alone), Pending::Change)
+    let found =
+        |tuple: Tuple<'_>| find(table, sent(tuple.columns()).map(Option::unwrap_or_default));
+    let old = |old: OldTuple<'_>| match old {
+        OldTuple::Key(tuple) | OldTuple::Full(tuple) => found(tuple),
+    };
+    let op = match message {
+        Message::Insert(insert) => {
+            RowOp::Insert(sent(insert.new.columns()).map(Option::unwrap_or_default))
+        }
+        Message::Delete(delete) => RowOp::Delete(old(delete.old)),
+        Message::Update(update) => RowOp::Update(
+            update.old.map_or_else(|| found(update.new), old),
+            sent(update.new.columns()),
+        ),
+        _ => return None,
+    };
+    Some((Command::Rows(table, Rc::new([op]), As::Alone), Pending::Change))
 }
 
 /// Changes of a group as net changes: all, or only those that are (not) contended. And whether each
@@ -608,35 +631,44 @@ fn net(
     history: &History,
 ) -> (Statements, bool) {
     let (mut statements, mut sure) = (Vec::new(), true);
-    if contended != Some(true) && group.works.first().is_some_and(|work| work.first) {
+    if contended != Some(true) && group.works.first().is_some_and(|work| work.part.first) {
         statements.push((Command::Begin, Pending::Begin));
     }
     let mut folder = Folder::new(&history.rules);
     let mut verdicts = group.contended.changes.iter();
+    let slot = |map: &Option<Arc<TableMap>>| map.as_ref().map(|map| map.table);
     for (part, work) in (0..).zip(&group.works) {
-        for (number, change) in (0..).zip(work.changes()) {
+        for index in 0..work.part.len() {
             let verdict = verdicts.next().copied().unwrap_or_default();
             if contended.is_some_and(|wanted| wanted != verdict) {
                 continue;
             }
-            let at = ChangeAt { part, change: number };
-            if change.kind == Kind::Truncate {
-                let tables: Vec<_> =
-                    (0..history.rules.len()).filter(|t| change.truncated & 1 << t != 0).collect();
-                folder.push_truncate(at, &tables);
-            } else {
-                let message = decode_change(&change.bytes, false).expect("it was encoded so");
-                folder.push(at, change.table, &message);
+            let change = u32::try_from(index).expect("a short part");
+            let at = ChangeAt { part, change };
+            let (message, touched) = work.part.change(index).expect("it was decoded before");
+            match touched {
+                Touched::One(relation, _) => {
+                    if let Some(table) = slot(&work.tables[relation]) {
+                        folder.push(at, table, &message);
+                    }
+                }
+                Touched::Many(relations) => {
+                    let tables =
+                        relations.iter().filter_map(|one| slot(&work.tables[*one as usize]));
+                    let tables: Vec<_> = tables.collect();
+                    if !tables.is_empty() {
+                        folder.push_truncate(at, &tables);
+                    }
+                }
             }
         }
     }
     for step in folder.finish() {
         match step {
             Step::Alone(at) => {
-                let changes = group.works[at.part as usize].changes();
-                let change = &changes[at.change as usize];
-                sure &= change.kind == Kind::Truncate;
-                statements.push(alone(change));
+                let one = alone(&group.works[at.part as usize], at.change as usize);
+                sure &= matches!(one, Some((Command::Truncate(_), _)));
+                statements.extend(one);
             }
             Step::Segment(segment) => sure &= set(&segment, counted, history, &mut statements),
         }
@@ -682,8 +714,13 @@ fn set(
 }
 
 fn values(row: &NetRow<'_>) -> [Option<u16>; 4] {
+    sent(row.columns())
+}
+
+/// The values of columns; none for one that is left out.
+fn sent<'a>(columns: impl Iterator<Item = Column<'a>>) -> [Option<u16>; 4] {
     let mut values = [None; 4];
-    for (value, column) in values.iter_mut().zip(row.columns()) {
+    for (value, column) in values.iter_mut().zip(columns) {
         *value = match column {
             Column::Null => Some(0),
             Column::Unchanged => None,
