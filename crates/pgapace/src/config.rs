@@ -167,7 +167,8 @@ pub(crate) struct Settings {
     #[serde(rename = "create-slot", alias = "create_slot")]
     pub(crate) create_slot: Option<bool>,
 
-    /// Copy the tables on the first run [default: true]
+    /// Copy the tables on the first run, and those that join the publications later; false on a later run applies all
+    /// changes of the latter from then on [default: true]
     #[arg(
         long, value_name = "BOOL", env = "PGAPACE_COPY_DATA",
         num_args = 0..=1, default_missing_value = "true"
@@ -211,8 +212,9 @@ pub(crate) struct Settings {
     )]
     pub(crate) schema: Option<bool>,
 
-    /// How often to look for tables that were added to the publications, in seconds; those that the
-    /// target has, without rows, are copied. 0 waits for their first change [default: 60]
+    /// How often to look for tables that were added to the publications, in seconds, besides at each
+    /// start; those that the target has, without rows, are copied. 0 waits for their first change
+    /// [default: 60]
     #[arg(long, value_name = "SECONDS", env = "PGAPACE_REFRESH_INTERVAL")]
     #[serde(rename = "refresh-interval", alias = "refresh_interval")]
     pub(crate) refresh_interval: Option<u64>,
@@ -532,6 +534,7 @@ impl Settings {
             slot,
             create_slot,
             copy_data,
+            copy_joining: self.copy_data.unwrap_or(true),
             failover: self.failover.unwrap_or(true),
             two_phase: self.two_phase,
             two_phase_hold: Duration::from_secs(self.two_phase_hold.unwrap_or(5)),
@@ -595,6 +598,8 @@ pub(crate) struct Subscription {
     pub(crate) slot: String,
     pub(crate) create_slot: bool,
     pub(crate) copy_data: bool,
+    /// The same for tables that join later.
+    pub(crate) copy_joining: bool,
     pub(crate) failover: bool,
     /// `None`: as the slot is.
     pub(crate) two_phase: Option<bool>,

@@ -18,6 +18,7 @@ use engine::group::GroupLimits;
 use engine::history::Witness;
 use engine::progress::Progress;
 use pgoutput::{Lsn, Streaming};
+use rustc_hash::FxHashSet;
 use wire::{ReplicationStream, Session};
 
 use crate::apply::blockers::{Blockers, Pulse, Watched};
@@ -55,7 +56,9 @@ use crate::target::origin;
 use crate::target::session::{self, Purpose, Target};
 use crate::target::state::copies::{self, CatchUp, Owner, set_gates};
 use crate::target::state::ownership::{Former, Owning, SessionId};
-use crate::target::state::{self, Manner, NewSubscription, Phase, SchemaCopy, Subscription};
+use crate::target::state::{
+    self, Manner, NewSubscription, Phase, RelationState, SchemaCopy, Subscription,
+};
 use crate::target::state::{ownership, prepared, progress, schema, statistics};
 use crate::twophase;
 use notes::Notes;
@@ -454,6 +457,8 @@ impl Supervisor<'_> {
         let locks_ordered = (config.workers > 1).then_some(config.preserve_commit_order);
         let tables = Tables::new(&states, types, locks_ordered)
             .with_policy(config.on_conflict.clone(), row.id);
+        let joins = SyncContext { copy_data: row.copy_data && config.copy_joining, ..context };
+        let new_tables = unknown(published, &states);
         let part_bytes = self.part_bytes();
         let part_limits = PartLimits {
             bytes: part_bytes,
@@ -511,7 +516,7 @@ impl Supervisor<'_> {
                 ..part_limits
             },
             tables,
-            joining: Joining::new(Adder::new(context), catch_up, catching_up),
+            joining: Joining::new(Adder::new(joins, new_tables), catch_up, catching_up),
             shutdown: self.shutdown,
             until,
             skip: row.skip,
@@ -1013,6 +1018,13 @@ fn recorded(control: &mut Session, name: &str) -> Result<Option<Subscription>> {
         return Ok(None);
     }
     state::find(control, name)
+}
+
+/// Published tables that are not part of the subscription yet.
+fn unknown(mut published: Vec<PublishedTable>, states: &[RelationState]) -> Vec<PublishedTable> {
+    let known: FxHashSet<_> = states.iter().map(|state| (&state.schema, &state.name)).collect();
+    published.retain(|table| !known.contains(&(&table.schema, &table.name)));
+    published
 }
 
 /// Whether it has had its slot.

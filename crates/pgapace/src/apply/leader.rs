@@ -776,8 +776,13 @@ impl<'a> Leader<'a> {
         }
     }
 
+    /// Where to stop, once all tables that are to join have begun to: the goal is theirs too.
+    fn goal(&self) -> Option<Lsn> {
+        self.parts.until.filter(|_| !self.parts.joining.has_yet_to_begin())
+    }
+
     fn is_beyond_the_goal(&self, commit_lsn: Lsn) -> bool {
-        self.parts.until.is_some_and(|until| commit_lsn >= until)
+        self.goal().is_some_and(|goal| commit_lsn >= goal)
     }
 
     /// Decides whether to stop dispatching: a signal, or the goal is received.
@@ -787,8 +792,8 @@ impl<'a> Leader<'a> {
             self.close(Outcome::Stopped);
         }
         let received = self.parts.joining.limit(self.parts.progress.positions()).write;
-        if let Some(until) = self.parts.until
-            && received >= until
+        if let Some(goal) = self.goal()
+            && received >= goal
             && !self.parts.incoming.in_transaction()
         {
             self.close(Outcome::Reached);

@@ -10,7 +10,7 @@ use pgoutput::Lsn;
 use wire::Session;
 
 use crate::apply::tables::Tables;
-use crate::config::CopyOptions;
+use crate::config::{CopyOptions, Filled};
 use crate::error::{Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::{Publisher, current_lsn};
@@ -18,7 +18,7 @@ use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::sync::{SyncContext, check_targets, copy_tables, facts};
 use crate::target::session::{Purpose, Target};
-use crate::target::state::copies::Owner;
+use crate::target::state::copies::{Owner, Requested};
 use crate::target::state::{self, copies, ownership};
 
 /// Asks the publisher what is published, on a thread: connecting may take its time.
@@ -72,20 +72,23 @@ pub(crate) struct Adder<'a> {
     ended: Shutdown,
     thread: Option<JoinHandle<()>>,
     looked: Option<Instant>,
-    requested: Vec<Name>,
+    requested: Vec<Requested>,
+    /// Published when the run started, and not part of the subscription then.
+    new: Vec<PublishedTable>,
     asked: Instant,
     /// What is published now, from a thread that asks the publisher.
     published: Option<Receiver<Vec<PublishedTable>>>,
 }
 
 impl<'a> Adder<'a> {
-    pub(crate) fn new(context: SyncContext<'a>) -> Self {
+    pub(crate) fn new(context: SyncContext<'a>, new: Vec<PublishedTable>) -> Self {
         Self {
             context,
             ended: Shutdown::default(),
             thread: None,
             looked: None,
             requested: Vec::new(),
+            new,
             asked: Instant::now(),
             published: None,
         }
@@ -111,9 +114,13 @@ impl<'a> Adder<'a> {
         Ok(receiver)
     }
 
-    /// Looks now and then whether tables were published since. Those that the target has, without
+    /// Looks at once, and then now and then, whether tables were published since. Those that the target has, without
     /// rows, are copied; what stands in the way of others is said when their first change comes.
     pub(crate) fn look_for_new_tables(&mut self, control: &mut Session) -> Result<()> {
+        let new = std::mem::take(&mut self.new);
+        if !new.is_empty() {
+            self.request_new(control, new)?;
+        }
         if let Some(answer) = &self.published {
             match answer.try_recv() {
                 Ok(published) => {
@@ -133,7 +140,7 @@ impl<'a> Adder<'a> {
         Ok(())
     }
 
-    fn request_new(&self, control: &mut Session, published: Vec<PublishedTable>) -> Result<()> {
+    fn request_new(&mut self, control: &mut Session, published: Vec<PublishedTable>) -> Result<()> {
         let states = state::relations_by_name(control, self.context.id)?;
         let mut new = published;
         new.retain(|table| !states.contains_key(&table.key()));
@@ -149,7 +156,11 @@ impl<'a> Adder<'a> {
             })
             .collect();
         let (tables, targets): (Vec<_>, Vec<_>) = fit.into_iter().unzip();
-        let filled = facts::filled(control, &targets)?;
+        let filled = if self.context.copy_data && self.context.options.filled == Filled::Refuse {
+            facts::filled(control, &targets)?
+        } else {
+            Vec::new()
+        };
         let empty = tables.into_iter().enumerate().filter(|(index, _)| !filled.contains(index));
         let empty: Vec<_> = empty.map(|(_, table)| table).collect();
         if empty.is_empty() {
@@ -169,9 +180,14 @@ impl<'a> Adder<'a> {
         if self.requested.is_empty() && due {
             self.looked = Some(Instant::now());
             self.requested = copies::requested(control, self.context.id)?;
-            self.requested.retain(|name| !known(name));
+            self.requested.retain(|requested| !known(&requested.name));
         }
         Ok(())
+    }
+
+    /// Whether there are tables whose copy is to begin, and has not.
+    pub(crate) fn has_yet_to_begin(&self) -> bool {
+        !self.new.is_empty() || !self.requested.is_empty()
     }
 
     /// Whether nothing more is to be received until [`Self::take_requested`] was called.
@@ -186,26 +202,45 @@ impl<'a> Adder<'a> {
         tables: &mut Tables,
     ) -> Result<Vec<Name>> {
         let requested = std::mem::take(&mut self.requested);
-        for (schema, name) in &requested {
+        for Requested { name: (schema, name), .. } in &requested {
             tables.remove(schema, name);
         }
-        if self.context.copy_data || requested.is_empty() {
-            return Ok(requested);
+        let copy_data = self.context.copy_data;
+        let (copied, others): (Vec<_>, Vec<_>) =
+            requested.into_iter().partition(|requested| copy_data || requested.explicitly);
+        if !others.is_empty() {
+            let others: Vec<_> = others.into_iter().map(|requested| requested.name).collect();
+            self.take_without_copy(control, tables, &others)?;
         }
-        // Nothing is copied, so every change counts.
+        Ok(copied.into_iter().map(|requested| requested.name).collect())
+    }
+
+    /// Nothing is copied, so every change counts.
+    fn take_without_copy(
+        &self,
+        control: &mut Session,
+        tables: &mut Tables,
+        names: &[Name],
+    ) -> Result<()> {
         let mut session = self.context.publisher.connect_to_look()?;
         let mut published = publication::tables(&mut session, self.context.publications)?;
-        published.retain(|table| requested.iter().any(|name| is(table, name)));
+        published.retain(|table| names.iter().any(|name| is(table, name)));
         copies::set_gates(control, self.context.owner(), &published, Lsn::INVALID)?;
         published.iter().for_each(|table| tables.add_types(table));
-        for name in requested {
-            if published.iter().any(|table| is(table, &name)) {
+        for name in names {
+            if published.iter().any(|table| is(table, name)) {
+                tracing::info!(
+                    event = "table_joined",
+                    table = format!("{}.{}", name.0, name.1),
+                    copied = false,
+                    "table has joined without a copy"
+                );
                 tables.add(&name.0, &name.1, Gate(Lsn::INVALID));
             } else {
-                self.forget(control, &name)?;
+                self.forget(control, name)?;
             }
         }
-        Ok(Vec::new())
+        Ok(())
     }
 
     /// The table is not published any more.

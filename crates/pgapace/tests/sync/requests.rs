@@ -100,6 +100,42 @@ fn new_tables_are_found_by_looking() {
     });
 }
 
+/// The goal is that of every table that is published at the start.
+#[test]
+fn tables_published_before_the_start_are_part_of_the_goal() {
+    on_versions(&VERSIONS, |mut case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        case.both(
+            "CREATE TABLE later (id int PRIMARY KEY); CREATE TABLE empty (id int PRIMARY KEY)",
+        );
+        case.publisher.sql("INSERT INTO later SELECT generate_series(1, 100)");
+        case.run_until_current();
+        case.expect_equal(&["first", "later", "empty"]);
+        let ready = "SELECT string_agg(table_name, ' ' ORDER BY table_name) FROM pgapace.relation WHERE state = 'ready'";
+        assert_eq!(case.target.value(ready), "empty first later");
+
+        // Rows that are there already: no copy, and all changes from now on.
+        case.both("CREATE TABLE kept (id int PRIMARY KEY)");
+        case.target.sql("INSERT INTO kept VALUES (-1)");
+        case.publisher.sql("INSERT INTO kept VALUES (1), (2)");
+        case.tool.args = vec!["--copy-data=false".to_owned()];
+        case.run_until_current();
+        assert_eq!(case.target.value(ready), "empty first kept later");
+        case.publisher.sql("INSERT INTO kept VALUES (3); DELETE FROM kept WHERE id = 1");
+        case.tool.args.clear();
+        case.run_until_current();
+        assert_eq!(
+            case.target.value("SELECT string_agg(id::text, ' ' ORDER BY id) FROM kept"),
+            "-1 2 3"
+        );
+        // A copy that is asked for is made.
+        finish(&case, "resync", &["kept"]);
+        case.tool.args = vec!["--copy-data=false".to_owned()];
+        case.run_until_current();
+        case.expect_equal(&["first", "later", "kept"]);
+    });
+}
+
 /// Locks that a copy waits for in the middle, and a change.
 const COPY: u32 = 4713;
 const CHANGE: u32 = 4714;

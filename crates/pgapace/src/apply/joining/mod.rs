@@ -262,6 +262,11 @@ impl<'a> Joining<'a> {
         }
     }
 
+    /// Whether there are tables whose copy is to begin, and has not.
+    pub(crate) fn has_yet_to_begin(&self) -> bool {
+        self.adder.has_yet_to_begin()
+    }
+
     /// Whether nothing more is to be received for a moment. `may_copy` is whether a copy on request
     /// could begin then.
     pub(crate) fn waits_for_quiet(&self, may_copy: bool) -> bool {

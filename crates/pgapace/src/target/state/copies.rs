@@ -12,7 +12,7 @@ use wire::{Param, Session, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
-use crate::target::catalogue::field;
+use crate::target::catalogue::{boolean, field};
 use crate::target::state::{SubscriptionId, name_array};
 
 /// Who copies: a later run has another epoch.
@@ -433,18 +433,31 @@ fn upsert_request(
     Ok(())
 }
 
-/// Tables that are to be copied, by schema and name. Among them are those that somebody copies now.
-pub(crate) fn requested(
-    session: &mut Session,
-    id: SubscriptionId,
-) -> Result<Vec<(String, String)>> {
-    let sql = "SELECT schema_name, table_name FROM pgapace.relation \
+/// A table that is to be copied.
+#[derive(Debug)]
+pub(crate) struct Requested {
+    /// Schema and name.
+    pub(crate) name: (String, String),
+    /// A copy was asked for, or begun: it is made even if tables that join are not copied.
+    pub(crate) explicitly: bool,
+}
+
+/// Tables that are to be copied. Among them are those that somebody copies now.
+pub(crate) fn requested(session: &mut Session, id: SubscriptionId) -> Result<Vec<Requested>> {
+    let sql = "SELECT schema_name, table_name, \
+                 requested IS NOT NULL OR empty_first OR state = 'datasync' \
+               FROM pgapace.relation \
                WHERE subscription = $1::pg_catalog.int4 AND (state IN ('init', 'datasync') \
                  OR requested IS NOT NULL AND state <> 'catchup')";
     let rows = session
         .query(sql, &[Some(&id.0.to_string())])
         .map_err(|e| Failure::target(&e, "looking for tables that are to be copied"))?;
-    rows.iter().map(|row| Ok((field(&row, 0)?, field(&row, 1)?))).collect()
+    rows.iter()
+        .map(|row| {
+            let name = (field(&row, 0)?, field(&row, 1)?);
+            Ok(Requested { name, explicitly: boolean(&row, 2)? })
+        })
+        .collect()
 }
 
 fn number_array(numbers: &[u64]) -> String {
