@@ -4,7 +4,7 @@
 //! What the subscriber must have is counted here, by executing what has committed one transaction after
 //! the other. Nothing of the engine takes part in that.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use engine::key::KeyForm;
 use engine::net::{Fold, TableRules};
@@ -106,12 +106,21 @@ pub(crate) struct Preparation {
     pub(crate) ended: Option<(Lsn, Lsn, bool)>,
 }
 
+/// When a transaction was open.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    pub(crate) first: Lsn,
+    pub(crate) end: Option<Lsn>,
+}
+
 #[derive(Debug)]
 pub(crate) struct History {
     pub(crate) wal: Vec<Record>,
     /// What has committed, in that order.
     pub(crate) transactions: Vec<Transaction>,
     pub(crate) preparations: Vec<Preparation>,
+    /// Of all transactions with changes.
+    pub(crate) spans: Vec<Span>,
     /// Whether they are sent when they are prepared.
     pub(crate) two_phase: bool,
     /// Whether the publisher may send transactions that are open.
@@ -186,8 +195,10 @@ impl History {
         let Builder { wal, mut committed, preparations, .. } = builder;
         let digest = execute(&mut committed);
         depend(&mut committed);
+        let spans = spans(&wal);
         Self {
             wal,
+            spans,
             transactions: committed,
             preparations,
             two_phase: rng.chance(4, 5),
@@ -627,6 +638,24 @@ fn rows_of(change: &Change) -> Vec<Row> {
         Kind::Delete => vec![change.old],
         Kind::Truncate => Vec::new(),
     }
+}
+
+fn spans(wal: &[Record]) -> Vec<Span> {
+    let mut spans: BTreeMap<Xid, Span> = BTreeMap::new();
+    for record in wal {
+        match record.what {
+            What::Change(..) => {
+                spans.entry(record.xid).or_insert(Span { first: record.at, end: None });
+            }
+            What::Commit | What::Rollback => {
+                if let Some(span) = spans.get_mut(&record.xid) {
+                    span.end = Some(record.end);
+                }
+            }
+            What::Undo(_) | What::Prepare | What::Other => {}
+        }
+    }
+    spans.into_values().collect()
 }
 
 /// Executes what has committed, one transaction after the other: what each adds to the digest, and what

@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use engine::assemble::{
     AssembleError, Assembled, Assembler, BlockSource, Committed, PartLimits, Prepared, Replay,
-    SpoolCommand, SpoolId,
+    SpoolCommand, SpoolId, Subtransactions,
 };
 use engine::gate::already_applied;
 use engine::history::Identity;
@@ -49,6 +50,11 @@ impl Spool {
             }
             SpoolCommand::Discard { id } => drop(self.files.remove(&id.0)),
         }
+    }
+
+    /// How many files there are.
+    pub(crate) fn len(&self) -> usize {
+        self.files.len()
     }
 }
 
@@ -259,6 +265,7 @@ impl Incoming {
     fn note_end(&mut self, message: &Message<'_>) {
         if let Message::CommitPrepared(CommitPrepared { xid, .. })
         | Message::RollbackPrepared(RollbackPrepared { xid, .. }) = message
+            && self.sabotage != Sabotage::StillHeld
         {
             self.held.release(*xid);
         }
@@ -343,6 +350,41 @@ impl Incoming {
         Ok(part.map(|part| NextPart { part, prepares }))
     }
 
+    pub(crate) fn kept_length(&self, xid: Xid) -> Option<u64> {
+        self.assembler.open_length(xid)
+    }
+
+    pub(crate) fn committed_length(&self) -> Option<u64> {
+        self.committed_replay().and_then(Replay::records).map(|records| records.length())
+    }
+
+    pub(crate) fn subtransactions(&self, xid: Xid) -> Option<&Subtransactions> {
+        self.assembler.subtransactions(xid)
+    }
+
+    fn committed_replay(&self) -> Option<&Replay> {
+        let (replay, prepares) = self.replay.as_ref()?;
+        prepares.is_none().then_some(replay)
+    }
+
+    pub(crate) fn read_kept(
+        &mut self,
+        xid: Xid,
+        range: Range<u64>,
+        limits: PartLimits,
+    ) -> Result<(TransactionPart, u64)> {
+        let Self { assembler, replay, spool, .. } = self;
+        let replay = replay.as_ref().filter(|(_, prepares)| prepares.is_none());
+        let committed = replay.map(|(replay, _)| replay).filter(|r| r.head().xid == xid);
+        let records = assembler.open_records(xid).or_else(|| committed.and_then(Replay::records));
+        let records = records.ok_or("nothing is kept of a streamed transaction")?;
+        records.read(range, limits, spool).map_err(|error| error.to_string())
+    }
+
+    pub(crate) fn committed_head(&self) -> Option<(TransactionHead, Lsn)> {
+        self.committed_replay().map(|replay| (replay.head(), replay.end()))
+    }
+
     pub(crate) fn has_parts(&self) -> bool {
         self.replay.is_some()
     }
@@ -368,5 +410,10 @@ impl Incoming {
     /// Transactions that wait for their time to be prepared.
     pub(crate) fn waiting(&self) -> usize {
         self.held.len()
+    }
+
+    /// Committed transactions of which the PREPARE is still to be kept.
+    pub(crate) fn resolving(&self) -> usize {
+        self.resolving.len()
     }
 }

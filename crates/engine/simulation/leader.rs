@@ -13,8 +13,10 @@ use engine::history::{Applied, Memory, Witness};
 use engine::net::Fold;
 use engine::progress::{FlushTicket, Progress, Range};
 use engine::relation::RemoteRelation;
+use engine::streams::{Said, Streams};
 use engine::transaction::TransactionPart;
 use engine::work::{Table, TwoPhase};
+use engine::worker::Mode;
 use engine::writeset::{LockRules, WritesetLimits};
 use pgoutput::{Decoder, Lsn, Message, Streaming};
 
@@ -23,6 +25,7 @@ use crate::simulation::history::History;
 use crate::simulation::incoming::{Ended, Incoming, NextPart};
 use crate::simulation::rng::Rng;
 use crate::simulation::stream::{Sent, stream, table};
+use crate::simulation::streams::Report;
 use crate::simulation::target::{Database, PreparedHere};
 use crate::simulation::worker::{Answered, Work};
 
@@ -40,6 +43,8 @@ pub(crate) struct Setting {
     parts: PartLimits,
     /// How often the publisher sends blocks of transactions that are open.
     eager: usize,
+    /// How many transactions that are open may be applied at once.
+    pub(crate) streams: usize,
     /// How long a transaction is held before it is prepared on the target, and how many may be.
     hold: Option<Duration>,
     most_prepared: usize,
@@ -58,6 +63,11 @@ impl Setting {
             outstanding: rng.one_of(&[1, 4, 64]),
             victims: rng.one_of(&[1, 4]),
             serialized_term: rng.one_of(&[Duration::from_millis(5), Duration::from_secs(10)]),
+            stream_worth: rng.one_of(&[1, 100]),
+            stream_gathering: rng.one_of(&[Duration::ZERO, Duration::from_millis(2)]),
+            savepoint_spacing: rng.one_of(&[1, 80]),
+            savepoints: rng.one_of(&[1, 512]),
+            redone: rng.one_of(&[0, 1000]),
             ..Pacing::MEASURED
         };
         let dispatch = DispatchSettings {
@@ -92,6 +102,7 @@ impl Setting {
             speeds: [speed(rng), speed(rng), speed(rng), speed(rng)],
             parts,
             eager: if history.streams { rng.one_of(&[0, 1, 4]) } else { 0 },
+            streams: rng.one_of(&[0, 1, 3]),
             hold: rng.one_of(&hold),
             most_prepared: rng.one_of(&[0, 1, 20]),
         }
@@ -139,12 +150,14 @@ pub(crate) struct Leader {
     memory: Option<Memory>,
     witness: Witness,
     pub(crate) dispatch: Dispatch<Work>,
-    partly_dispatched: bool,
+    pub(crate) partly_dispatched: bool,
     outstanding: usize,
     decoder: Decoder,
     pub(crate) incoming: Incoming,
+    parts: PartLimits,
     hold: Option<Duration>,
     most_prepared: usize,
+    pub(crate) streams: Streams<Box<Work>>,
     /// When to look again which held transactions are due.
     look_again: Duration,
     /// What the publisher still has to send.
@@ -212,8 +225,14 @@ impl Leader {
                 target.known_prepared(),
                 sabotage,
             ),
+            parts: setting.parts,
             hold,
             most_prepared: setting.most_prepared,
+            streams: Streams::new(
+                setting.streams,
+                applied_through.max(rows_through),
+                setting.dispatch.pacing,
+            ),
             look_again: Duration::ZERO,
             coming: stream(history, slot, setting.eager, rng).into(),
             sent: slot,
@@ -256,6 +275,9 @@ impl Leader {
                 None => self.keepalive(at)?,
             }
         }
+        // A block may not have ended.
+        let Self { streams, incoming, progress, .. } = self;
+        streams.received(|xid| incoming.kept_length(xid), progress.last_dispatched());
         self.hold();
         Ok(())
     }
@@ -295,7 +317,94 @@ impl Leader {
             self.progress.received(prepare.end_lsn);
             self.progress.passed(prepare.end_lsn);
         }
+        self.look_at_streams(at, &message, now);
         self.take_parts()
+    }
+
+    fn look_at_streams(&mut self, position: Lsn, message: &Message<'_>, now: Duration) {
+        let Self { streams, incoming, progress, .. } = self;
+        streams.passed(position);
+        streams.saw(message, |xid| incoming.kept_length(xid), progress.last_dispatched(), now);
+        let Message::StreamCommit(commit) = message else { return };
+        let head = self.incoming.committed_head().map(|(head, _)| head);
+        if head.is_none_or(|head| head.xid != commit.xid) {
+            self.streams.forget(commit.xid);
+        } else if self.streams.begin_commit(commit.xid) {
+            self.pass_applied(commit.commit_lsn);
+            self.progress.passed(commit.commit_lsn);
+        }
+    }
+
+    /// Hands over what may be applied now, and ends the stream that has committed when it is next.
+    pub(crate) fn feed_streams(&mut self, now: Duration) -> Result<(), String> {
+        loop {
+            let committed = match self.sabotage {
+                Sabotage::HastyStream => Lsn(u64::MAX),
+                _ => self.progress.committed(),
+            };
+            let Self { streams, incoming, parts, .. } = self;
+            let subtransactions = |xid| incoming.subtransactions(xid);
+            let Some(next) = streams.next(committed, subtransactions, now) else { break };
+            let (part, through) = incoming.read_kept(next.xid, next.step.range.clone(), *parts)?;
+            let tables = self.resolve(&part);
+            let alone = |map: &Option<Arc<TableMap>>| {
+                map.as_ref().is_some_and(|map| matches!(map.fold, Fold::Never { .. }))
+            };
+            if part.truncates() || tables.iter().any(alone) {
+                self.streams.abandon(next.xid);
+                continue;
+            }
+            let (predecessor, memory) = (Lsn::INVALID, None);
+            let (after_applied, two_phase) = (false, None);
+            let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
+            self.streams.hand_over(&next, through, Box::new(work), Mode::Net, now);
+        }
+        self.end_stream();
+        Ok(())
+    }
+
+    /// Commits the stream that is next, when everything before it has ended.
+    fn end_stream(&mut self) {
+        let applied = self.dispatch.is_idle() && self.dispatch.is_drained();
+        let quiet = applied && self.progress.outstanding() == 0;
+        let quiet = quiet || self.sabotage == Sabotage::HastyStreamCommit;
+        let Some(xid) = self.streams.committing() else { return };
+        if let (Some((head, end)), Some(length)) =
+            (self.incoming.committed_head(), self.incoming.committed_length())
+            && quiet
+            && self.streams.is_through(xid, length)
+        {
+            if length > 0 {
+                self.memory = Some(Memory::of(head.ends_at(end)));
+            }
+            let (part, tables) = (TransactionPart::end_of(head, end), Vec::new());
+            let (predecessor, memory) = (self.progress.last_dispatched(), self.memory);
+            let (after_applied, two_phase) = (false, None);
+            let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
+            self.streams.commit(xid, Box::new(work));
+        }
+    }
+
+    /// A session of a stream has said something. Whether the run goes on.
+    pub(crate) fn stream_reported(&mut self, report: Report) -> Result<bool, String> {
+        let Report { slot, ticket, said, committed } = report;
+        let Some(xid) = self.streams.said(slot, ticket, said) else { return Ok(true) };
+        match (said, committed) {
+            (Said::Committed, Some(range)) => {
+                self.progress.dispatched(range.through);
+                self.progress.committed_range(range);
+                self.after_applied = false;
+                self.streams.forget(xid);
+                self.incoming.give_up();
+                self.take_parts()?;
+            }
+            (Said::Abandoned, _) if self.streams.committing() == Some(xid) => {
+                self.streams.forget(xid);
+            }
+            (Said::Failed, _) => return Ok(false),
+            _ => {}
+        }
+        Ok(true)
     }
 
     fn compare_history(&mut self) -> Result<(), String> {
@@ -309,6 +418,9 @@ impl Leader {
 
     /// Takes parts of a kept transaction that has committed, or is to be prepared.
     pub(crate) fn take_parts(&mut self) -> Result<(), String> {
+        if self.streams.committing().is_some() {
+            return Ok(());
+        }
         while let Some(next) = self.incoming.next_part(self.dispatch.is_drained())? {
             match next {
                 NextPart { part, prepares: None } => self.take_part(part),
@@ -320,7 +432,9 @@ impl Leader {
 
     /// Whether parts of a kept transaction can be taken that could not be before.
     pub(crate) fn can_take_parts(&self) -> bool {
-        self.incoming.has_parts() && self.dispatch.is_drained()
+        self.incoming.has_parts()
+            && self.streams.committing().is_none()
+            && self.dispatch.is_drained()
     }
 
     fn hold(&mut self) {
@@ -488,7 +602,11 @@ impl Leader {
     }
 
     pub(crate) fn answered(&mut self, worker: usize, answered: &Answered, now: Duration) {
-        self.dispatch.answered(worker, answered.groups, &answered.ended, now);
+        let ended = match self.sabotage {
+            Sabotage::UnheardEnd => &[][..],
+            _ => &answered.ended,
+        };
+        self.dispatch.answered(worker, answered.groups, ended, now);
         for range in &answered.committed {
             self.progress.committed_range(*range);
         }

@@ -14,6 +14,9 @@
 //!   the publisher has ended.
 //! * P4: what is acknowledged is durable, with nothing missing before it, and was sent in this run; of a
 //!   transaction whose PREPARE is, that it is prepared, committed or known to be rolled back.
+//! * P6: the number of things that are remembered (locks, groups, held transactions, streams, files) is
+//!   no more than what is outstanding, and nothing when nothing is.
+//! * An open transaction that is applied finds the rows that it must: all before it is committed.
 //! * The oldest group never fails for good, and there is always something that goes on.
 
 mod history;
@@ -21,6 +24,7 @@ mod incoming;
 mod leader;
 mod rng;
 mod stream;
+mod streams;
 mod target;
 mod worker;
 
@@ -30,13 +34,15 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use engine::blockers::blocking;
-use engine::dispatch::{DispatchSettings, Look, Step};
+use engine::dispatch::{DispatchSettings, Look, Remembered, Step};
 use engine::group::GroupSeq;
 use engine::order::CommitOrder;
+use engine::streams::Said;
 use history::History;
 use leader::{Leader, Setting};
 use pgoutput::Lsn;
 use rng::Rng;
+use streams::{Report as StreamReport, StreamWorker};
 use target::{Database, Fault, PreparedHere};
 use worker::{Answered, Around, Failure, Mail, Worker};
 
@@ -75,11 +81,21 @@ pub(crate) enum Sabotage {
     EarlyResolution,
     /// The progress of a COMMIT PREPARED is recorded without it.
     UnresolvedStep,
+    /// Changes of a transaction that is open are applied before what came before them.
+    HastyStream,
+    /// It is committed before.
+    HastyStreamCommit,
+    /// Savepoints are not made.
+    NoSavepoint,
+    /// The end of a transaction that is held does not end that.
+    StillHeld,
+    /// The dispatcher does not hear which groups have ended.
+    UnheardEnd,
 }
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -93,6 +109,11 @@ impl Sabotage {
         Self::UnheldHeld,
         Self::EarlyResolution,
         Self::UnresolvedStep,
+        Self::HastyStream,
+        Self::HastyStreamCommit,
+        Self::NoSavepoint,
+        Self::StillHeld,
+        Self::UnheardEnd,
     ];
 
     /// By its name in the source.
@@ -124,6 +145,9 @@ pub(crate) struct Seen {
     /// Transactions that were prepared on the target, and steps that ended one.
     pub(crate) prepared_here: usize,
     pub(crate) resolved_here: usize,
+    /// Transactions that were applied before they had committed, and those that were given up.
+    pub(crate) streamed: usize,
+    pub(crate) abandoned: usize,
 }
 
 impl Seen {
@@ -139,6 +163,8 @@ impl Seen {
         self.lost_after_commit += other.lost_after_commit;
         self.prepared_here += other.prepared_here;
         self.resolved_here += other.resolved_here;
+        self.streamed += other.streamed;
+        self.abandoned += other.abandoned;
     }
 }
 
@@ -186,7 +212,10 @@ enum Event {
     Flush,
     Flushed,
     Worker(usize),
+    Stream(usize),
     Session(usize),
+    /// None of the transactions that are open is applied any more.
+    AbandonStreams,
     /// Somebody looks what keeps the oldest group.
     Probe,
     MakeWay,
@@ -210,6 +239,8 @@ struct World {
     target: Database,
     leader: Leader,
     workers: Vec<Worker>,
+    streams: Vec<StreamWorker>,
+    stream_reports: VecDeque<StreamReport>,
     order: CommitOrder,
     woken: BTreeSet<usize>,
     reports: VecDeque<(usize, Answered)>,
@@ -260,6 +291,8 @@ impl World {
             target,
             leader,
             workers: Vec::new(),
+            streams: Vec::new(),
+            stream_reports: VecDeque::new(),
             order: CommitOrder::new(0),
             woken: BTreeSet::new(),
             reports: VecDeque::new(),
@@ -289,7 +322,12 @@ impl World {
         let number = self.seen.runs;
         let setting = self.setting;
         self.note(|| format!("run {number}: {setting:?}"));
-        self.target.sessions = (0..workers).map(|_| self.target.open_session()).collect();
+        let streams = self.setting.streams;
+        let sessions = 0..workers + streams;
+        self.target.sessions = sessions.map(|_| self.target.open_session()).collect();
+        let stream = |slot| StreamWorker::new(slot, workers + slot, ordered);
+        self.streams = (0..streams).map(stream).collect();
+        self.stream_reports.clear();
         self.target.ordered = ordered;
         let far = pacing.is_far(round_trip);
         self.workers =
@@ -333,7 +371,8 @@ impl World {
             return Some(fault);
         }
         self.now += self.rng.time(self.setting.tick);
-        let look = self.leader.dispatch.look_at_stalls(None, self.now);
+        let first = self.leader.streams.first();
+        let look = self.leader.dispatch.look_at_stalls(first, self.now);
         self.probing |= look == Look::Now;
         let mut events: Vec<(usize, Event)> = Vec::with_capacity(16);
         let leader = &self.leader;
@@ -353,6 +392,13 @@ impl World {
         may(leader.flushing.is_none() && unflushed, 3, Event::StartFlush);
         may(leader.flushing.is_some() && !self.flushed, 3, Event::Flush);
         may(self.flushed, 3, Event::Flushed);
+        may(!self.stream_reports.is_empty(), 8, Event::Answer);
+        for (slot, stream) in self.streams.iter().enumerate() {
+            let session = self.workers.len() + slot;
+            may(stream.is_awake(&self.target), 8, Event::Stream(slot));
+            may(self.target.can_run(session), 8, Event::Session(session));
+            may(self.cancels.contains(&session), 2, Event::Cancel(session));
+        }
         for worker in 0..self.workers.len() {
             let (speed, session_speed) = self.setting.speeds[worker];
             let session = &self.target.sessions[worker];
@@ -394,14 +440,15 @@ impl World {
             Look::In(time) => self.now + time,
             Look::Now => self.now,
         };
-        let times = [self.again, busy.then_some(looks), prepares];
+        let streams = self.leader.streams.look_again(self.now).map(|time| self.now + time);
+        let times = [self.again, busy.then_some(looks), prepares, streams];
         self.now = times.into_iter().flatten().min()?.max(self.now);
         Some(Event::Time)
     }
 
     fn fault(&mut self) -> Option<Event> {
-        let worker = self.rng.below(self.workers.len());
-        match self.rng.below(13) {
+        let worker = self.rng.below(self.target.sessions.len());
+        match self.rng.below(14) {
             0..5 => {
                 let for_good = self.target.is_at_set(worker) && self.rng.chance(1, 3);
                 let fault = if for_good { Fault::AsSet } else { Fault::Passing };
@@ -411,11 +458,61 @@ impl World {
             5..7 => Some(Event::LoseSession(worker)),
             7..9 => Some(Event::CrashProgram),
             9 => Some(Event::CrashTarget),
+            10 => Some(Event::AbandonStreams),
             _ => Some(Event::LoseAtCommit(self.rng.chance(1, 2))),
         }
     }
 
     fn happen(&mut self, event: Event) -> Result<(), String> {
+        self.do_it(event)?;
+        self.check_remembered()?;
+        self.leader.feed_streams(self.now)?;
+        while let Some((slot, ticket, order)) = self.leader.streams.next_order() {
+            self.note(|| format!("stream {slot}: {order:?}"));
+            self.streams[slot].orders.push_back((ticket, order));
+        }
+        Ok(())
+    }
+
+    /// What is remembered is no more than what is outstanding, and nothing when nothing is.
+    fn check_remembered(&self) -> Result<(), String> {
+        let Leader { dispatch, incoming, streams, progress, sent, .. } = &self.leader;
+        let remembered = dispatch.remembered();
+        if dispatch.is_idle() && dispatch.is_drained() && !self.leader.partly_dispatched {
+            let Remembered { waiting, queued, locks, groups } = remembered;
+            if waiting + queued + locks + groups > 0 {
+                return Err(format!("P6: when all is done {remembered:?}"));
+            }
+            if self.reports.is_empty() && self.order.ended_beyond() > 0 {
+                return Err("P6: groups are remembered that have all ended".to_owned());
+            }
+        }
+        let (mut open, mut held, mut resolving) = (0, 0, 0);
+        for one in &self.history.spans {
+            open += usize::from(one.first <= *sent && one.end.is_none_or(|end| end > *sent));
+        }
+        for one in &self.history.preparations {
+            let ended = one.ended.filter(|(_, end, _)| *end <= *sent);
+            let prepared = one.prepare_lsn <= self.farthest.max(*sent);
+            held += usize::from(prepared && ended.is_none());
+            let committed =
+                ended.is_some_and(|(_, end, commits)| commits && end > progress.durable());
+            resolving += usize::from(committed);
+        }
+        let counts = [
+            ("transactions that are held", incoming.waiting(), held),
+            ("transactions that are prepared", incoming.prepared_here(), held),
+            ("transactions that were held", incoming.resolving(), resolving),
+            ("streams", streams.len(), open + usize::from(streams.committing().is_some())),
+            ("files", incoming.spool.len(), open + held + usize::from(incoming.has_parts())),
+        ];
+        match counts.into_iter().find(|(_, count, most)| count > most) {
+            Some((what, count, most)) => Err(format!("P6: {count} {what}, of {most}")),
+            None => Ok(()),
+        }
+    }
+
+    fn do_it(&mut self, event: Event) -> Result<(), String> {
         if !matches!(event, Event::Session(_) | Event::Worker(_)) {
             self.note(|| format!("{event:?}"));
         }
@@ -436,7 +533,16 @@ impl World {
             }
             Event::Dispatch => self.dispatch()?,
             Event::Answer => {
-                if let Some((worker, answered)) = self.reports.pop_front() {
+                if let Some(report) = self.stream_reports.pop_front() {
+                    self.note(|| format!("{report:?}"));
+                    self.seen.streamed += usize::from(report.committed.is_some());
+                    self.seen.abandoned += usize::from(report.said == Said::Abandoned);
+                    self.dispatchable = true;
+                    if !self.leader.stream_reported(report)? {
+                        return self.restart();
+                    }
+                    self.acknowledge()?;
+                } else if let Some((worker, answered)) = self.reports.pop_front() {
                     self.note(|| format!("worker {worker}: {answered:?}"));
                     self.seen.prepared_here += answered.prepared.len();
                     self.leader.answered(worker, &answered, self.now);
@@ -463,6 +569,12 @@ impl World {
                 }
             }
             Event::Worker(worker) => self.work(worker)?,
+            Event::Stream(slot) => {
+                let (target, rng) = (&mut self.target, &mut self.rng);
+                let reports = self.streams[slot].run(target, &self.history, rng, self.sabotage)?;
+                self.stream_reports.extend(reports);
+            }
+            Event::AbandonStreams => self.leader.streams.abandon_all(),
             Event::Session(session) => {
                 if self.tracing {
                     let doing = self.target.sessions[session].commands.front();
@@ -523,6 +635,9 @@ impl World {
         let running = self.leader.dispatch.workers().running();
         let mut groups: Vec<_> =
             running.map(|(worker, group)| (self.target.sessions[worker].pid, group)).collect();
+        for (slot, number) in self.leader.streams.sessions() {
+            groups.push((self.target.sessions[self.workers.len() + slot].pid, number));
+        }
         groups.sort_by_key(|(_, group)| *group);
         let mut victims = blocking(&self.target.waits(), &groups).victims;
         if self.sabotage == Sabotage::NoGivingWay {
@@ -534,6 +649,8 @@ impl World {
 
     fn make_way(&mut self) {
         let Some((oldest, victims)) = self.found.take() else { return };
+        let (cancelled, _) = self.leader.streams.make_way(&victims);
+        self.cancels.extend(cancelled.into_iter().map(|slot| self.workers.len() + slot));
         let (victims, turned) = self.leader.dispatch.make_way(oldest, &victims, self.now);
         self.seen.serialized += turned.roots.len();
         for (worker, victim) in victims {

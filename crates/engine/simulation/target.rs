@@ -116,6 +116,8 @@ pub(crate) enum Command {
     NotePrepared(PreparedHere),
     Prepare(PreparedHere),
     ForgetPrepared(PreparedHere),
+    Savepoint(usize),
+    RollbackTo(usize),
     Commit,
     Sync,
 }
@@ -174,7 +176,17 @@ pub(crate) struct Session {
     changed: u16,
     truncated: u16,
     progress: Vec<Range>,
+    savepoints: Vec<Savepoint>,
     now: Running,
+}
+
+/// How a transaction was when a savepoint was made.
+#[derive(Debug, Clone, Copy)]
+struct Savepoint {
+    command_id: u32,
+    delta: u64,
+    changed: u16,
+    truncated: u16,
 }
 
 /// The statement at hand.
@@ -418,6 +430,7 @@ impl Database {
                 (session.command_id, session.delta) = (0, 0);
                 (session.changed, session.truncated) = (0, 0);
                 session.progress.clear();
+                session.savepoints.clear();
                 self.status.push(Status::Running);
                 Ok(Some(Reply::Completed(0)))
             }
@@ -449,6 +462,18 @@ impl Database {
             }
             Command::Prepare(of) => {
                 self.prepare(number, *of)?;
+                Ok(Some(Reply::Completed(0)))
+            }
+            Command::Savepoint(number) => {
+                if session.savepoints.len() != *number {
+                    return Err(Stop::Wrong("savepoints come in order".to_owned()));
+                }
+                let Session { command_id, delta, changed, truncated, .. } = *session;
+                session.savepoints.push(Savepoint { command_id, delta, changed, truncated });
+                Ok(Some(Reply::Completed(0)))
+            }
+            Command::RollbackTo(savepoint) => {
+                self.roll_back_to(number, *savepoint)?;
                 Ok(Some(Reply::Completed(0)))
             }
             Command::ForgetPrepared(of) => {
@@ -519,6 +544,27 @@ impl Database {
             }
         }
         self.sessions[number].truncated |= tables;
+        Ok(())
+    }
+
+    fn roll_back_to(&mut self, number: usize, savepoint: usize) -> Done<()> {
+        let session = &mut self.sessions[number];
+        let Some(to) = session.savepoints.get(savepoint).copied() else {
+            return Err(Stop::Wrong("there is no such savepoint".to_owned()));
+        };
+        session.savepoints.truncate(savepoint + 1);
+        (session.delta, session.changed, session.truncated) = (to.delta, to.changed, to.truncated);
+        let tx = session.tx;
+        let undone = |(who, command): (Tx, u32)| who == tx && command > to.command_id;
+        for version in self.tables.iter_mut().flatten() {
+            if undone(version.created) {
+                version.created = (0, 0);
+            }
+            if undone(version.deleted) {
+                version.deleted = (0, 0);
+                version.next = None;
+            }
+        }
         Ok(())
     }
 

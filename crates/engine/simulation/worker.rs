@@ -86,7 +86,7 @@ impl Craft for Simulated {
 }
 
 type InFlight = engine::worker::InFlight<Simulated>;
-type Statements = Vec<(Command, Pending)>;
+pub(crate) type Statements = Vec<(Command, Pending)>;
 
 #[derive(Debug)]
 pub(crate) enum Mail {
@@ -542,7 +542,7 @@ fn wrong(what: &str) -> Failure {
     Failure::Wrong(what.to_owned())
 }
 
-fn ending(group: &Group, ordered: bool) -> Option<Ending> {
+pub(crate) fn ending(group: &Group, ordered: bool) -> Option<Ending> {
     let last = group.works.last()?;
     let after = group.works.first()?.predecessor;
     Some(Ending {
@@ -553,7 +553,7 @@ fn ending(group: &Group, ordered: bool) -> Option<Ending> {
     })
 }
 
-fn end(ending: Ending, statements: &mut Statements) {
+pub(crate) fn end(ending: Ending, statements: &mut Statements) {
     let Ending { range, ordered, memory, two_phase } = ending;
     let mut push = |command| statements.push((command, Pending::Any));
     let mut prepared = None;
@@ -575,7 +575,12 @@ fn end(ending: Ending, statements: &mut Statements) {
 }
 
 /// A part by rows; what it leaves to be ended later.
-fn rows(work: &Work, early: bool, ordered: bool, statements: &mut Statements) -> Option<Ending> {
+pub(crate) fn rows(
+    work: &Work,
+    early: bool,
+    ordered: bool,
+    statements: &mut Statements,
+) -> Option<Ending> {
     if work.part.first {
         statements.push((Command::Begin, Pending::Begin));
     }
@@ -624,7 +629,7 @@ fn alone(work: &Work, change: usize) -> Option<(Command, Pending)> {
 
 /// Changes of a group as net changes: all, or only those that are (not) contended. And whether each
 /// statement fails that does not do what it must.
-fn net(
+pub(crate) fn net(
     group: &Group,
     contended: Option<bool>,
     counted: bool,

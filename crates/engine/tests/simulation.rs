@@ -68,6 +68,7 @@ fn every_promise_holds_whatever_happens() {
     assert!(tried(all.runs - usize::try_from(seeds).unwrap_or(0), 10), "{all:?}");
     assert!(tried(all.faults, 3) && tried(all.made_way, 200), "{all:?}");
     assert!(tried(all.lost_before_commit, 30) && tried(all.lost_after_commit, 30), "{all:?}");
+    assert!(tried(all.streamed, 5) && tried(all.abandoned, 5), "{all:?}");
     assert!(tried(all.prepared_here, 20) && tried(all.resolved_here, 40), "{all:?}");
 }
 

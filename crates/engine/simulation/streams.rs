@@ -1,0 +1,287 @@
+//! The sessions on which transactions are applied that are still open on the publisher, as the program's
+//! (`apply/streams/worker.rs`): they judge nothing, and roll back whatever is not as it should be.
+
+use std::collections::VecDeque;
+
+use engine::group::GroupSeq;
+use engine::progress::Range;
+use engine::streams::{Said, Ticket};
+use engine::worker::{Contended, Mode};
+
+use crate::simulation::Sabotage;
+use crate::simulation::history::History;
+use crate::simulation::rng::Rng;
+use crate::simulation::target::{Command, Database, Fault, Reply};
+use crate::simulation::worker::{Group, Pending, Statements, Work, end, ending, net, rows};
+
+/// What is to be done for a stream.
+pub(crate) type Order = engine::streams::Order<Box<Work>>;
+
+/// What a session said, and what it has committed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Report {
+    pub(crate) slot: usize,
+    pub(crate) ticket: Ticket,
+    pub(crate) said: Said,
+    pub(crate) committed: Option<Range>,
+}
+
+#[derive(Debug)]
+pub(crate) struct StreamWorker {
+    slot: usize,
+    /// Of the target's.
+    session: usize,
+    ordered: bool,
+    pub(crate) orders: VecDeque<(Ticket, Order)>,
+    /// The stream at hand, and the last one that was abandoned.
+    current: Option<Ticket>,
+    dead: Option<Ticket>,
+    pending: VecDeque<Pending>,
+    /// For each order that is not answered: how many answers are still to come.
+    awaited: VecDeque<usize>,
+    savepoints: usize,
+    committing: bool,
+    /// A Sync was sent to roll back behind.
+    going_back: bool,
+}
+
+/// Why the stream cannot go on here.
+enum Stop {
+    /// The session lives.
+    Stream,
+    Session,
+    Wrong(String),
+}
+
+impl StreamWorker {
+    pub(crate) fn new(slot: usize, session: usize, ordered: bool) -> Self {
+        Self {
+            slot,
+            session,
+            ordered,
+            orders: VecDeque::new(),
+            current: None,
+            dead: None,
+            pending: VecDeque::new(),
+            awaited: VecDeque::new(),
+            savepoints: 0,
+            committing: false,
+            going_back: false,
+        }
+    }
+
+    /// Whether it has something to do.
+    pub(crate) fn is_awake(&self, target: &Database) -> bool {
+        let session = &target.sessions[self.session];
+        !session.replies.is_empty()
+            || session.broken
+            || !self.going_back && !self.orders.is_empty()
+            || self.going_back && target.is_cancellable(self.session)
+    }
+
+    /// Does what there is to do.
+    pub(crate) fn run(
+        &mut self,
+        target: &mut Database,
+        history: &History,
+        rng: &mut Rng,
+        sabotage: Sabotage,
+    ) -> Result<Vec<Report>, String> {
+        let mut reports = Vec::new();
+        if target.sessions[self.session].broken {
+            self.stopped(Stop::Session, target, &mut reports)?;
+            return Ok(reports);
+        }
+        if self.going_back {
+            self.go_back(target, history, &mut reports)?;
+            return Ok(reports);
+        }
+        while let Some((ticket, order)) = self.orders.pop_front() {
+            if self.dead == Some(ticket) {
+                continue;
+            }
+            self.current = Some(ticket);
+            if let Err(stop) = self.carry_out(order, target, history, sabotage) {
+                self.stopped(stop, target, &mut reports)?;
+                return Ok(reports);
+            }
+            if rng.chance(1, 3) {
+                break;
+            }
+        }
+        let there = target.sessions[self.session].replies.len();
+        for _ in 0..if there == 0 { 0 } else { 1 + rng.below(there) } {
+            match self.answer(target) {
+                Ok(None) => {}
+                Ok(Some((said, committed))) => {
+                    let Some(ticket) = self.current else { continue };
+                    reports.push(Report { slot: self.slot, ticket, said, committed });
+                    if committed.is_some() {
+                        self.current = None;
+                    }
+                }
+                Err(stop) => {
+                    self.stopped(stop, target, &mut reports)?;
+                    break;
+                }
+            }
+        }
+        Ok(reports)
+    }
+
+    fn send(&mut self, statements: Statements, target: &mut Database) {
+        let (commands, pending): (Vec<_>, Vec<_>) = statements.into_iter().unzip();
+        target.sessions[self.session].commands.extend(commands);
+        self.pending.extend(pending);
+    }
+
+    fn carry_out(
+        &mut self,
+        order: Order,
+        target: &mut Database,
+        history: &History,
+        sabotage: Sabotage,
+    ) -> Result<(), Stop> {
+        let before = self.pending.len();
+        match order {
+            Order::Abandon if self.committing => return Ok(()),
+            Order::Abandon => return Err(Stop::Stream),
+            Order::Part { work, mode, savepoint } => {
+                let mut statements = Vec::new();
+                if let Some(savepoint) = savepoint {
+                    self.savepoints = savepoint + 1;
+                    if sabotage != Sabotage::NoSavepoint {
+                        statements.push((Command::Savepoint(savepoint), Pending::Any));
+                    }
+                }
+                let group = group_of(*work, mode);
+                match mode {
+                    Mode::Net => statements.extend(net(&group, None, false, history).0),
+                    Mode::Rows => {
+                        rows(&group.works[0], true, self.ordered, &mut statements);
+                    }
+                }
+                statements.push((Command::Nothing, Pending::Any));
+                self.send(statements, target);
+            }
+            Order::RollBackTo(savepoint) => {
+                self.savepoints = savepoint + 1;
+                self.send(vec![(Command::RollbackTo(savepoint), Pending::Any)], target);
+            }
+            Order::RollBack => {
+                self.savepoints = 0;
+                self.send(vec![(Command::Rollback, Pending::Any)], target);
+            }
+            Order::Commit(work) => {
+                let group = group_of(*work, Mode::Net);
+                let mut statements = Vec::new();
+                if let Some(ending) = ending(&group, self.ordered) {
+                    end(ending, &mut statements);
+                }
+                self.send(statements, target);
+                self.committing = true;
+            }
+        }
+        self.awaited.push_back(self.pending.len() - before);
+        Ok(())
+    }
+
+    /// The next answer: what it means for an order, if it is the last of it.
+    fn answer(&mut self, target: &mut Database) -> Result<Option<(Said, Option<Range>)>, Stop> {
+        let Some(reply) = target.sessions[self.session].replies.pop_front() else {
+            return Ok(None);
+        };
+        let pending = self.pending.pop_front();
+        let said = match (reply, pending) {
+            (Reply::Completed(affected), Some(pending)) => {
+                let fits = match pending {
+                    Pending::Net(rows) => rows == affected,
+                    Pending::Change => affected == 1,
+                    _ => true,
+                };
+                if !fits {
+                    // The program only rolls back. But all that came before it was committed.
+                    return Err(Stop::Wrong("P5: an open transaction finds other rows".to_owned()));
+                }
+                (Said::Done, None)
+            }
+            (Reply::RolledBack, Some(_)) if !self.committing => (Said::Done, None),
+            (Reply::Ready { idle: true }, Some(Pending::Sync(Some(commits)))) => {
+                self.committing = false;
+                self.savepoints = 0;
+                (Said::Committed, Some(commits.range))
+            }
+            (Reply::Error(fault @ (Fault::Unique | Fault::Turn)), _) => {
+                return Err(Stop::Wrong(format!("P5: an open transaction meets {fault:?}")));
+            }
+            _ => return Err(Stop::Stream),
+        };
+        let Some(first) = self.awaited.front_mut() else { return Ok(None) };
+        *first -= 1;
+        if *first > 0 {
+            return Ok(None);
+        }
+        self.awaited.pop_front();
+        Ok(Some(said))
+    }
+
+    /// What becomes of the stream.
+    fn stopped(
+        &mut self,
+        stop: Stop,
+        target: &mut Database,
+        reports: &mut Vec<Report>,
+    ) -> Result<(), String> {
+        match stop {
+            Stop::Wrong(what) => return Err(what),
+            Stop::Stream => {
+                self.going_back = true;
+                target.sessions[self.session].commands.push_back(Command::Sync);
+            }
+            Stop::Session => {
+                target.sessions[self.session] = target.open_session();
+                let said = if self.committing { Said::Failed } else { Said::Abandoned };
+                self.ended(said, reports);
+            }
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, said: Said, reports: &mut Vec<Report>) {
+        self.pending.clear();
+        self.awaited.clear();
+        (self.savepoints, self.committing, self.going_back) = (0, false, false);
+        if let Some(ticket) = self.current.take() {
+            self.dead = Some(ticket);
+            reports.push(Report { slot: self.slot, ticket, said, committed: None });
+        }
+    }
+
+    /// Rolls everything back, whatever the session is doing.
+    fn go_back(
+        &mut self,
+        target: &mut Database,
+        history: &History,
+        reports: &mut Vec<Report>,
+    ) -> Result<(), String> {
+        if target.is_cancellable(self.session) {
+            target.fail(self.session, Fault::Passing);
+        }
+        let session = &mut target.sessions[self.session];
+        session.replies.clear();
+        if !session.commands.is_empty() {
+            return Ok(());
+        }
+        session.commands.push_back(Command::Rollback);
+        target.step(self.session, history)?;
+        target.sessions[self.session].replies.clear();
+        self.ended(Said::Abandoned, reports);
+        Ok(())
+    }
+}
+
+/// A part, as statements are made of it.
+fn group_of(work: Work, mode: Mode) -> Group {
+    let (seq, contended, attempts) = (GroupSeq::NONE, Contended::default(), 0);
+    Group { seq, works: vec![work], mode, contended, attempts }
+}
