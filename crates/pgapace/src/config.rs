@@ -105,6 +105,16 @@ pub(crate) struct CopyOptions {
     pub(crate) refresh_interval: Option<Duration>,
 }
 
+/// What an error of one table stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OnTableError {
+    /// The subscription.
+    Stop,
+    /// That table, until it is copied again.
+    Block,
+}
+
 /// Whether rows of transactions that are still to be applied are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -376,6 +386,13 @@ pub(crate) struct Settings {
     #[serde(rename = "on-conflict", alias = "on_conflict")]
     pub(crate) on_conflict: Option<Vec<Rule>>,
 
+    /// What a change stops that cannot be applied (a constraint, a missing column, table or
+    /// privilege): stop the subscription; block that table alone, which then lacks changes until
+    /// pgapace resync copies it again [default: stop]
+    #[arg(long, value_enum, env = "PGAPACE_ON_TABLE_ERROR")]
+    #[serde(rename = "on-table-error", alias = "on_table_error")]
+    pub(crate) on_table_error: Option<OnTableError>,
+
     /// For how long rows of pgapace.conflict are kept, in days; 0 is for ever [default: 30]
     #[arg(long, value_name = "DAYS", env = "PGAPACE_CONFLICT_RETENTION")]
     #[serde(rename = "conflict-retention", alias = "conflict_retention")]
@@ -431,6 +448,7 @@ impl Settings {
             group_transactions: self.group_transactions.or(weaker.group_transactions),
             apply_mode: self.apply_mode.or(weaker.apply_mode),
             on_conflict: self.on_conflict.or_else(|| weaker.on_conflict.clone()),
+            on_table_error: self.on_table_error.or(weaker.on_table_error),
             conflict_retention: self.conflict_retention.or(weaker.conflict_retention),
             disable_on_error: self.disable_on_error.or(weaker.disable_on_error),
         }
@@ -557,6 +575,7 @@ impl Settings {
             group_transactions: self.group_transactions.unwrap_or_default(),
             apply_mode: self.apply_mode.unwrap_or(ApplyMode::Auto),
             on_conflict: Policy::new(self.on_conflict.unwrap_or_default()),
+            on_table_error: self.on_table_error.unwrap_or(OnTableError::Stop),
             conflict_retention: match self.conflict_retention.unwrap_or(30) {
                 0 => None,
                 days => Some(Duration::from_secs(u64::from(days) * 24 * 60 * 60)),
@@ -628,6 +647,7 @@ pub(crate) struct Subscription {
     pub(crate) group_transactions: GroupTransactions,
     pub(crate) apply_mode: ApplyMode,
     pub(crate) on_conflict: Policy,
+    pub(crate) on_table_error: OnTableError,
     /// `None` for ever.
     pub(crate) conflict_retention: Option<Duration>,
     pub(crate) disable_on_error: bool,

@@ -65,6 +65,8 @@ pub(crate) struct Offender {
     pub(crate) commit_lsn: Lsn,
     pub(crate) xid: Xid,
     pub(crate) table: Option<String>,
+    /// Schema and name, if it is one table.
+    pub(crate) relation: Option<(String, String)>,
     pub(crate) operation: &'static str,
     pub(crate) key: Option<String>,
 }

@@ -34,7 +34,7 @@ use crate::apply::sessions::Share;
 use crate::apply::streams::Streams;
 use crate::apply::tables::Tables;
 use crate::apply::worker::{Connect, Identity, Lost};
-use crate::config::{self, ApplyMode, Subscription as Config};
+use crate::config::{self, ApplyMode, OnTableError, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::history;
@@ -109,6 +109,7 @@ pub(crate) fn run(
         tagging: Arc::default(),
         rows_through: Lsn::INVALID,
         text: None,
+        failed_table: None,
     };
     let mut retry = Retry::new(config.connect_timeout);
     let mut notes = Notes::new(config);
@@ -136,6 +137,14 @@ pub(crate) fn run(
             Err(failure) => failure,
         };
         let next = supervisor.next(&failure, &mut retry);
+        if next == Next::End
+            && config.on_table_error == OnTableError::Block
+            && is_of_table(&failure)
+        {
+            notes.retrying(&failure, Duration::ZERO);
+            supervisor.failed_table = Some(failure);
+            continue;
+        }
         let passes = matches!(next, Next::Again { .. });
         if shutdown.requested() && (passes || failure.class == Class::Stopped) {
             // What was not finished is rolled back, and comes again with the next start.
@@ -213,6 +222,8 @@ struct Supervisor<'a> {
     /// Why values are sent as text for as long as this process runs: a table came up that cannot be
     /// read in binary, and what the publisher has now need not be what the stream has.
     text: Option<String>,
+    /// The error of a table that the next run is to block.
+    failed_table: Option<Failure>,
 }
 
 impl Supervisor<'_> {
@@ -334,6 +345,7 @@ impl Supervisor<'_> {
             slot::end_user(&mut source, &row.slot_name, &config.name, config.busy_timeout)?;
         }
         statistics::started(&mut control, row.id)?;
+        self.block_failed(&mut control, &row)?;
         copies::accept_requests(&mut control, Owner { id: row.id, epoch: row.epoch })?;
 
         let context = SyncContext {
@@ -526,6 +538,35 @@ impl Supervisor<'_> {
             rows_through,
         })
         .run()
+    }
+
+    /// Blocks the table that has ended the run before this one.
+    fn block_failed(&mut self, control: &mut Session, row: &Subscription) -> Result<()> {
+        let Some(failure) = &self.failed_table else { return Ok(()) };
+        let reason = failure.to_string();
+        let offender = failure.offender.as_deref();
+        let relation = offender.and_then(|offender| Some((offender, offender.relation.as_ref()?)));
+        let owner = Owner { id: row.id, epoch: row.epoch };
+        let blocked = match relation {
+            Some((offender, (schema, name))) => {
+                let from = offender.commit_lsn;
+                copies::block_member(control, owner, (schema, name), &reason, from)?
+            }
+            None => false,
+        };
+        let Some(failure) = self.failed_table.take() else { return Ok(()) };
+        let Some(offender) = failure.offender.as_deref().filter(|_| blocked) else {
+            // It is no member, so the error would come again.
+            return Err(Failure { offender: None, ..failure });
+        };
+        tracing::error!(
+            event = "table_blocked",
+            table = offender.table,
+            lsn = %offender.commit_lsn,
+            sqlstate = failure.sqlstate,
+            "table is not applied any more until pgapace resync; the others go on: {failure}"
+        );
+        Ok(())
     }
 
     /// What is said of servers of which one, at least, cannot be reached. What is not to be waited for
@@ -1020,11 +1061,19 @@ fn recorded(control: &mut Session, name: &str) -> Result<Option<Subscription>> {
     state::find(control, name)
 }
 
-/// Published tables that are not part of the subscription yet.
+/// Published tables that are not part of the subscription yet, or could not be copied.
 fn unknown(mut published: Vec<PublishedTable>, states: &[RelationState]) -> Vec<PublishedTable> {
-    let known: FxHashSet<_> = states.iter().map(|state| (&state.schema, &state.name)).collect();
+    let known = states.iter().filter(|state| !state.is_tried_again());
+    let known: FxHashSet<_> = known.map(|state| (&state.schema, &state.name)).collect();
     published.retain(|table| !known.contains(&(&table.schema, &table.name)));
     published
+}
+
+/// Whether nothing but a change of one table could not be applied.
+fn is_of_table(failure: &Failure) -> bool {
+    let class = matches!(failure.class, Class::Apply | Class::Mismatch | Class::Target);
+    let relation = failure.offender.as_deref().is_some_and(|offender| offender.relation.is_some());
+    class && relation && !failure.transient
 }
 
 /// Whether it has had its slot.

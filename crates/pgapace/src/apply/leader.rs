@@ -203,7 +203,13 @@ impl<'a> Leader<'a> {
     /// Runs until asked to stop, until the goal is reached, or until something fails.
     pub(crate) fn run(mut self) -> Result<Outcome> {
         match self.lead() {
-            Ok(outcome) => Ok(self.finish(outcome)),
+            Ok(outcome) => {
+                let blocked = self.parts.tables.blocked();
+                match self.finish(outcome) {
+                    Outcome::Reached if !blocked.is_empty() => Err(all_but(&blocked)),
+                    outcome => Ok(outcome),
+                }
+            }
             Err(failure) => {
                 // What was committed since the last time counts.
                 for answered in self.parts.pool.end() {
@@ -886,6 +892,12 @@ impl<'a> Leader<'a> {
         self.reported = Some(Delta { counters: Counters::default(), ..delta });
         self.parts.durability.submit(Job::Statistics(Box::new(delta)));
     }
+}
+
+/// The goal is reached, but not by these tables.
+fn all_but(blocked: &[String]) -> Failure {
+    let message = format!("the goal is reached by all tables but these: {}", blocked.join(", "));
+    Failure::new(Class::Mismatch, message).hint("pgapace status says why they are blocked.")
 }
 
 /// From one time of the publisher's clock to a later one.

@@ -14,6 +14,7 @@ pub(crate) fn unknown_offender() -> Offender {
         commit_lsn: Lsn::INVALID,
         xid: pgoutput::Xid(0),
         table: None,
+        relation: None,
         operation: "change",
         key: None,
     }
@@ -23,7 +24,9 @@ pub(crate) fn unknown_offender() -> Offender {
 pub(crate) fn of_relation(part: &TransactionPart, relation: usize) -> Offender {
     let mut offender =
         Offender { commit_lsn: part.head.commit_lsn, xid: part.head.xid, ..unknown_offender() };
-    offender.table = part.relations().get(relation).map(|version| version.display_name());
+    let version = part.relations().get(relation);
+    offender.table = version.map(|version| version.display_name());
+    offender.relation = version.map(|version| (version.schema.clone(), version.name.clone()));
     let first = (0..part.len()).find_map(|index| {
         let (message, touched) = part.change(index).ok()?;
         let is_it = match touched {
@@ -59,6 +62,7 @@ pub(crate) fn offender(work: &Work, index: Option<usize>) -> Offender {
     let map = match touched {
         Touched::One(relation, version) => {
             offender.table = Some(version.display_name());
+            offender.relation = Some((version.schema.clone(), version.name.clone()));
             work.tables[relation].as_deref()
         }
         Touched::Many(relations) => {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use engine::dispatch::Turned;
 use engine::gate::Gate;
 use engine::relation::RemoteRelation;
+use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use wire::Session;
 
 use crate::error::{Class, Failure, Result};
@@ -44,6 +45,8 @@ pub(crate) struct Tables {
     /// Tables that were not published any more at this point: changes that commit before it are of
     /// no use to anybody.
     gone: FxHashMap<(String, String), Lsn>,
+    /// Tables of which nothing is applied.
+    blocked: FxHashSet<(String, String)>,
     types: PublisherTypes,
     /// Whether changes lock something, for more workers than one, and then whether commits keep
     /// the publisher's order.
@@ -64,7 +67,12 @@ impl Tables {
             .iter()
             .filter_map(|s| Some(((s.schema.clone(), s.name.clone()), s.gate?)))
             .collect();
-        Self { gates, types, locks_ordered, ..Self::default() }
+        let blocked = states
+            .iter()
+            .filter(|s| s.state == TableSyncState::Blocked)
+            .map(|s| (s.schema.clone(), s.name.clone()))
+            .collect();
+        Self { gates, blocked, types, locks_ordered, ..Self::default() }
     }
 
     /// What is done about conflicts.
@@ -78,7 +86,26 @@ impl Tables {
         self.has_resolved(remote)
             || remote.schema == OWN_SCHEMA
             || self.gates.contains_key(&(remote.schema.clone(), remote.name.clone()))
+            || self.is_blocked(remote)
             || self.is_gone(remote, commit_lsn)
+    }
+
+    /// Nothing more of a table is applied, until it is copied.
+    pub(crate) fn block(&mut self, schema: &str, name: &str) {
+        self.remove(schema, name);
+        self.blocked.insert((schema.to_owned(), name.to_owned()));
+    }
+
+    /// Tables of which nothing is applied, in order.
+    pub(crate) fn blocked(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.blocked.iter().map(|(s, n)| format!("{s}.{n}")).collect();
+        names.sort();
+        names
+    }
+
+    fn is_blocked(&self, remote: &RemoteRelation) -> bool {
+        !self.blocked.is_empty()
+            && self.blocked.contains(&(remote.schema.clone(), remote.name.clone()))
     }
 
     /// Adds a table that was copied while the stream went on.
@@ -88,7 +115,9 @@ impl Tables {
 
     /// Forgets a table that is about to be copied.
     pub(crate) fn remove(&mut self, schema: &str, name: &str) {
-        self.gates.remove(&(schema.to_owned(), name.to_owned()));
+        let key = (schema.to_owned(), name.to_owned());
+        self.gates.remove(&key);
+        self.blocked.remove(&key);
         self.resolved.retain(|_, (remote, _)| remote.schema != schema || remote.name != name);
     }
 
@@ -194,6 +223,9 @@ impl Tables {
         commit_lsn: Lsn,
     ) -> Result<Option<Arc<TableMap>>> {
         let address = Arc::as_ptr(remote) as usize;
+        if self.is_blocked(remote) {
+            return Ok(None);
+        }
         if !self.resolved.contains_key(&address) {
             let name = (remote.schema.clone(), remote.name.clone());
             if !self.gates.contains_key(&name) && self.is_gone(remote, commit_lsn) {

@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use engine::gate::Gate;
 use engine::relation::RemoteRelation;
 use pgoutput::Lsn;
+use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::apply::tables::Tables;
@@ -16,10 +17,10 @@ use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::{Publisher, current_lsn};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
-use crate::sync::{SyncContext, check_targets, copy_tables, facts};
+use crate::sync::{self, SyncContext, copy_tables, facts};
 use crate::target::session::{Purpose, Target};
 use crate::target::state::copies::{Owner, Requested};
-use crate::target::state::{self, copies, ownership};
+use crate::target::state::{self, RelationState, copies, ownership};
 
 /// Asks the publisher what is published, on a thread: connecting may take its time.
 fn ask(context: SyncContext<'_>) -> Option<Receiver<Vec<PublishedTable>>> {
@@ -49,6 +50,17 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 /// How often requests are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 
+/// The longest time before a table is copied again whose copy has failed.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+
+/// A table of which a copy has failed.
+#[derive(Debug)]
+struct FailedCopy {
+    again: Instant,
+    /// Until the try after that.
+    pause: Duration,
+}
+
 /// A table by schema and name.
 pub(crate) type Name = (String, String);
 /// What a copy that goes on beside the stream has come to: what is published of its tables.
@@ -73,8 +85,9 @@ pub(crate) struct Adder<'a> {
     thread: Option<JoinHandle<()>>,
     looked: Option<Instant>,
     requested: Vec<Requested>,
-    /// Published when the run started, and not part of the subscription then.
+    /// Published when the run started, and then not part of the subscription, or blocked.
     new: Vec<PublishedTable>,
+    failed: FxHashMap<Name, FailedCopy>,
     asked: Instant,
     /// What is published now, from a thread that asks the publisher.
     published: Option<Receiver<Vec<PublishedTable>>>,
@@ -89,6 +102,7 @@ impl<'a> Adder<'a> {
             looked: None,
             requested: Vec::new(),
             new,
+            failed: FxHashMap::default(),
             asked: Instant::now(),
             published: None,
         }
@@ -116,16 +130,20 @@ impl<'a> Adder<'a> {
 
     /// Looks at once, and then now and then, whether tables were published since. Those that the target has, without
     /// rows, are copied; what stands in the way of others is said when their first change comes.
-    pub(crate) fn look_for_new_tables(&mut self, control: &mut Session) -> Result<()> {
+    pub(crate) fn look_for_new_tables(
+        &mut self,
+        control: &mut Session,
+        tables: &mut Tables,
+    ) -> Result<()> {
         let new = std::mem::take(&mut self.new);
         if !new.is_empty() {
-            self.request_new(control, new)?;
+            self.judge(control, tables, new)?;
         }
         if let Some(answer) = &self.published {
             match answer.try_recv() {
                 Ok(published) => {
                     self.published = None;
-                    self.request_new(control, published)?;
+                    self.judge(control, tables, published)?;
                 }
                 Err(TryRecvError::Empty) => {}
                 // It could not ask: the next time it can, or the stream ends too.
@@ -140,34 +158,82 @@ impl<'a> Adder<'a> {
         Ok(())
     }
 
-    fn request_new(&mut self, control: &mut Session, published: Vec<PublishedTable>) -> Result<()> {
-        let states = state::relations_by_name(control, self.context.id)?;
-        let mut new = published;
-        new.retain(|table| !states.contains_key(&table.key()));
+    /// Has the tables copied that are new, or were blocked, and can be; blocks the others.
+    fn judge(
+        &mut self,
+        control: &mut Session,
+        tables: &mut Tables,
+        mut published: Vec<PublishedTable>,
+    ) -> Result<()> {
+        let context = self.context;
+        let states = state::relations_by_name(control, context.id)?;
+        let now = Instant::now();
+        published.retain(|table| {
+            let key = table.key();
+            let due = self.failed.get(&key).is_none_or(|failed| failed.again <= now);
+            due && states.get(&key).is_none_or(RelationState::is_tried_again)
+        });
+        if published.is_empty() {
+            return Ok(());
+        }
+        let emptied = |table: &PublishedTable| {
+            states.get(&table.key()).is_some_and(RelationState::is_partly_copied)
+        };
+        let found =
+            facts::fit(control, &published, |table| self.must_be_empty() && !emptied(table))?;
+        let (mut new, mut blocked) = (Vec::new(), Vec::new());
+        for (table, found) in published.into_iter().zip(found) {
+            let key = table.key();
+            let reason = states.get(&key).and_then(|state| state.reason.as_deref());
+            match found {
+                Err(obstacle) => {
+                    let failure = obstacle.failure(&table);
+                    if reason != Some(&failure.to_string()) {
+                        blocked.push((key, failure));
+                    }
+                }
+                Ok(_) if reason.is_some() => {
+                    copies::unblock(control, context.owner(), (&key.0, &key.1))?;
+                    tracing::info!(
+                        event = "table_unblocked",
+                        table = table.display_name(),
+                        "table is tried again"
+                    );
+                }
+                Ok(_) => new.push(table),
+            }
+        }
+        sync::block(control, context.owner(), &blocked)?;
+        blocked.iter().for_each(|((schema, name), _)| tables.block(schema, name));
         if new.is_empty() {
             return Ok(());
         }
-        let found = facts::read(control, &new)?;
-        let fit: Vec<_> = new
-            .into_iter()
-            .zip(found)
-            .filter_map(|(table, target)| {
-                target.filter(|target| target.check(&table).is_ok()).map(|target| (table, target))
-            })
-            .collect();
-        let (tables, targets): (Vec<_>, Vec<_>) = fit.into_iter().unzip();
-        let filled = if self.context.copy_data && self.context.options.filled == Filled::Refuse {
-            facts::filled(control, &targets)?
-        } else {
-            Vec::new()
-        };
-        let empty = tables.into_iter().enumerate().filter(|(index, _)| !filled.contains(index));
-        let empty: Vec<_> = empty.map(|(_, table)| table).collect();
-        if empty.is_empty() {
-            return Ok(());
-        }
-        tracing::info!(tables = empty.len(), "tables were added to the publication");
-        copies::request(control, self.context.id, &empty)
+        tracing::info!(
+            event = "tables_published",
+            tables = new.len(),
+            "tables were added to the publication"
+        );
+        copies::request(control, context.id, &new)
+    }
+
+    /// Whether tables that join may not hold rows.
+    fn must_be_empty(&self) -> bool {
+        self.context.copy_data && self.context.options.filled == Filled::Refuse
+    }
+
+    /// The copy of a table has failed: it is tried again, less and less often.
+    pub(crate) fn copy_failed(&mut self, name: &Name) {
+        let failed = self.failed.entry(name.clone()).or_insert(FailedCopy {
+            again: Instant::now(),
+            pause: self.context.options.refresh_interval.unwrap_or(LONGEST_PAUSE),
+        });
+        failed.again = Instant::now() + failed.pause;
+        failed.pause = (failed.pause * 2).min(LONGEST_PAUSE);
+    }
+
+    /// The copy of a table has succeeded.
+    pub(crate) fn copied(&mut self, name: &Name) {
+        self.failed.remove(name);
     }
 
     /// Looks now and then whether somebody asks for a copy. Those `known` are on their way.
@@ -263,14 +329,18 @@ impl<'a> Adder<'a> {
             let now = current_lsn(&mut session)?;
             let (schema, name) = (&remote.schema, &remote.name);
             let published = publication::table(&mut session, context.publications, schema, name)?;
-            if let Some(published) = &published {
-                let tables = std::slice::from_ref(published);
-                check_targets(control, tables, false, context.options.filled)?;
-            }
-            Ok((now, published))
+            let obstacle = match &published {
+                Some(published) => {
+                    let tables = std::slice::from_ref(published);
+                    let found = facts::fit(control, tables, |_| false)?;
+                    found.into_iter().find_map(std::result::Result::err)
+                }
+                None => None,
+            };
+            Ok((now, published, obstacle))
         })?;
         drop(session);
-        let (now, Some(published)) = found else {
+        let (now, Some(published), obstacle) = found else {
             // Dropped or renamed since, or taken out again: should it, or the table under its new
             // name, be published later, it is copied then.
             let now = found.0;
@@ -284,6 +354,12 @@ impl<'a> Adder<'a> {
         };
         tracing::info!(table = remote.display_name(), %now, "a table was added to the publication");
         tables.add_types(&published);
+        if let Some(obstacle) = obstacle {
+            let failure = obstacle.failure(&published);
+            sync::block(control, context.owner(), &[(published.key(), failure)])?;
+            tables.block(&remote.schema, &remote.name);
+            return Ok(Added::Done);
+        }
         if context.copy_data {
             return Ok(Added::Copy);
         }

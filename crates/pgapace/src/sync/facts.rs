@@ -236,36 +236,94 @@ pub(crate) fn read(
     Ok(tables)
 }
 
+/// What keeps a table from being copied.
+#[derive(Debug)]
+pub(crate) enum Obstacle {
+    /// The subscriber has none of this name.
+    Absent,
+    /// It has other columns, is no table, or the role lacks a privilege.
+    Unfit(Failure),
+    /// It holds rows.
+    NotEmpty,
+}
+
+impl Obstacle {
+    /// What is said of one table.
+    pub(crate) fn failure(self, table: &PublishedTable) -> Failure {
+        match self {
+            Self::Absent => absent(&[table.display_name()]),
+            Self::Unfit(failure) => failure,
+            Self::NotEmpty => not_empty(&[table.display_name()]),
+        }
+    }
+}
+
+fn absent(names: &[String]) -> Failure {
+    let message = format!("the target lacks published tables: {}", names.join(", "));
+    Failure::new(Class::Mismatch, message).hint(
+        "Create them: pg_dump --schema-only PUBLISHER | psql TARGET, or pass --schema on the first \
+         run; or take them out of the publication.",
+    )
+}
+
+pub(super) fn not_empty(names: &[String]) -> Failure {
+    let message = format!("target tables are not empty: {}", names.join(", "));
+    Failure::new(Class::Mismatch, message).hint(
+        "Empty them (TRUNCATE), have them emptied with --truncate, keep their rows beside the \
+         copied ones with --keep, or pass --copy-data=false if they already hold the publisher's \
+         rows as of the slot.",
+    )
+}
+
+/// The target's tables, or what is wrong with each; `must_be_empty` says which may not hold rows.
+pub(crate) fn fit(
+    session: &mut Session,
+    published: &[PublishedTable],
+    must_be_empty: impl Fn(&PublishedTable) -> bool,
+) -> Result<Vec<std::result::Result<TargetTable, Obstacle>>> {
+    let judge = |(table, found): (&PublishedTable, Option<TargetTable>)| match found {
+        None => Err(Obstacle::Absent),
+        Some(found) => match found.check(table) {
+            Ok(()) => Ok(found),
+            Err(failure) => Err(Obstacle::Unfit(failure)),
+        },
+    };
+    let mut judged: Vec<_> = published.iter().zip(read(session, published)?).map(judge).collect();
+    let (mut asked, mut targets) = (Vec::new(), Vec::new());
+    for (index, found) in judged.iter().enumerate() {
+        if let Ok(target) = found
+            && must_be_empty(&published[index])
+        {
+            asked.push(index);
+            targets.push(target.clone());
+        }
+    }
+    for index in filled(session, &targets)? {
+        judged[asked[index]] = Err(Obstacle::NotEmpty);
+    }
+    Ok(judged)
+}
+
 /// Checks that the published tables are there and fit; every reason at once.
 pub(crate) fn fitting(
     session: &mut Session,
     published: &[PublishedTable],
 ) -> Result<Vec<TargetTable>> {
-    let (mut absent, mut unfit, mut fit) = (Vec::new(), Vec::new(), Vec::new());
-    for (table, found) in published.iter().zip(read(session, published)?) {
-        let Some(found) = found else {
-            absent.push(table.display_name());
-            continue;
-        };
-        match found.check(table) {
-            Ok(()) => fit.push(found),
-            Err(failure) => unfit.push(failure),
+    let (mut missing, mut unfit, mut fits) = (Vec::new(), Vec::new(), Vec::new());
+    for (table, found) in published.iter().zip(fit(session, published, |_| false)?) {
+        match found {
+            Ok(found) => fits.push(found),
+            Err(Obstacle::Absent) => missing.push(table.display_name()),
+            Err(obstacle) => unfit.push(obstacle.failure(table)),
         }
     }
-    if !absent.is_empty() {
-        return Err(Failure::new(
-            Class::Mismatch,
-            format!("the target lacks published tables: {}", absent.join(", ")),
-        )
-        .hint(
-            "Create them: pg_dump --schema-only PUBLISHER | psql TARGET, or pass --schema on the \
-             first run; or take them out of the publication.",
-        ));
+    if !missing.is_empty() {
+        return Err(absent(&missing));
     }
     let reasons: Vec<_> = unfit.iter().map(|failure| failure.message.clone()).collect();
     match unfit.into_iter().next() {
         Some(first) => Err(Failure { message: reasons.join("; "), ..first }),
-        None => Ok(fit),
+        None => Ok(fits),
     }
 }
 

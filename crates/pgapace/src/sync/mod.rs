@@ -18,6 +18,7 @@ pub(crate) mod schema;
 pub(crate) mod sequences;
 mod snapshot;
 
+use rustc_hash::FxHashSet;
 use wire::Session;
 
 pub(crate) use adder::{Added, Adder, Copying, Name};
@@ -33,7 +34,7 @@ use crate::sync::facts::TargetTable;
 use crate::sync::sequences::{Chosen, SetOptions};
 use crate::target::format::Servers;
 use crate::target::session::Target;
-use crate::target::state::copies::{Owner, reset_sql};
+use crate::target::state::copies::{self, Owner, reset_sql};
 use crate::target::state::{self, RelationState, SubscriptionId};
 
 /// Snapshots that are tried for tables that change on the publisher while they are copied.
@@ -99,12 +100,7 @@ fn refuse_filled(session: &mut Session, targets: &[TargetTable]) -> Result<()> {
         return Ok(());
     }
     let names: Vec<_> = filled.iter().map(|index| targets[*index].display_name()).collect();
-    Err(Failure::new(Class::Mismatch, format!("target tables are not empty: {}", names.join(", ")))
-        .hint(
-            "Empty them (TRUNCATE), have them emptied with --truncate, keep their rows beside the \
-         copied ones with --keep, or pass --copy-data=false if they already hold the publisher's \
-         rows as of the slot.",
-        ))
+    Err(facts::not_empty(&names))
 }
 
 /// Copies the published tables that `wanted` takes and that are not copied yet, under `first` (with
@@ -199,18 +195,17 @@ fn copy_pending(
     if pending.is_empty() {
         return Ok(Vec::new());
     }
-    let (published, states): (Vec<_>, Vec<_>) = pending.into_iter().unzip();
-    let targets = facts::fitting(control, &published)?;
-    let partly =
-        |state: &Option<RelationState>| state.as_ref().is_some_and(RelationState::is_partly_copied);
-    let left: Vec<_> = (0..published.len()).filter(|index| partly(&states[*index])).collect();
-    if !left.is_empty() {
-        tracing::info!(tables = left.len(), "emptying tables of which a part was copied");
-        empty(control, context.owner(), &targets, &left)?;
+    let (published, targets) = if context.joins {
+        only_possible(control, context, pending)?
+    } else {
+        all(control, context, pending)?
+    };
+    if published.is_empty() {
+        return Ok(Vec::new());
     }
     let mut empty_now = vec![true; targets.len()];
     match context.options.filled {
-        Filled::Refuse => refuse_filled(control, &targets)?,
+        Filled::Refuse => {}
         Filled::Truncate => {
             let filled = facts::filled(control, &targets)?;
             if !filled.is_empty() {
@@ -233,7 +228,85 @@ fn copy_pending(
     for (item, _) in items.iter_mut().zip(empty_now).filter(|(_, empty)| *empty) {
         item.split(context.options.split_size);
     }
-    pool::copy(context, control, source, snapshot, items)
+    let pool::Ended { again, failed } = pool::copy(context, control, source, snapshot, items)?;
+    block(control, context.owner(), &failed)?;
+    Ok(again)
+}
+
+/// Whether an earlier copy has left rows in it, which are removed first.
+fn partly(state: &Option<RelationState>) -> bool {
+    state.as_ref().is_some_and(RelationState::is_partly_copied)
+}
+
+/// The tables, if all of them can be copied. Rows of an earlier copy are removed.
+fn all(
+    control: &mut Session,
+    context: SyncContext<'_>,
+    pending: Vec<(PublishedTable, Option<RelationState>)>,
+) -> Result<(Vec<PublishedTable>, Vec<TargetTable>)> {
+    let (published, states): (Vec<_>, Vec<_>) = pending.into_iter().unzip();
+    let targets = facts::fitting(control, &published)?;
+    let left: Vec<_> = (0..published.len()).filter(|index| partly(&states[*index])).collect();
+    if !left.is_empty() {
+        tracing::info!(tables = left.len(), "emptying tables of which a part was copied");
+        empty(control, context.owner(), &targets, &left)?;
+    }
+    if context.options.filled == Filled::Refuse {
+        refuse_filled(control, &targets)?;
+    }
+    Ok((published, targets))
+}
+
+/// The same for those that can be copied; the others are blocked.
+fn only_possible(
+    control: &mut Session,
+    context: SyncContext<'_>,
+    pending: Vec<(PublishedTable, Option<RelationState>)>,
+) -> Result<(Vec<PublishedTable>, Vec<TargetTable>)> {
+    let owner = context.owner();
+    let refuse = context.options.filled == Filled::Refuse;
+    let emptied: FxHashSet<_> =
+        pending.iter().filter(|(_, state)| partly(state)).map(|(table, _)| table.key()).collect();
+    let tables: Vec<_> = pending.into_iter().map(|(table, _)| table).collect();
+    let found = facts::fit(control, &tables, |table| refuse && !emptied.contains(&table.key()))?;
+    let (mut published, mut targets, mut blocked) = (Vec::new(), Vec::new(), Vec::new());
+    for (table, found) in tables.into_iter().zip(found) {
+        let target = match found {
+            Err(obstacle) => Err(obstacle.failure(&table)),
+            Ok(target) if emptied.contains(&table.key()) => {
+                let name = table.display_name();
+                tracing::info!(table = name, "emptying a table of which a part was copied");
+                match empty(control, owner, std::slice::from_ref(&target), &[0]) {
+                    Err(failure) if failure.transient => return Err(failure),
+                    emptied => emptied.map(|()| target),
+                }
+            }
+            Ok(target) => Ok(target),
+        };
+        match target {
+            Ok(target) => {
+                published.push(table);
+                targets.push(target);
+            }
+            Err(failure) => blocked.push((table.key(), failure)),
+        }
+    }
+    block(control, owner, &blocked)?;
+    Ok((published, targets))
+}
+
+/// Blocks tables, and says so.
+fn block(control: &mut Session, owner: Owner, tables: &[(Name, Failure)]) -> Result<()> {
+    for ((schema, name), failure) in tables {
+        copies::block(control, owner, (schema, name), &failure.to_string())?;
+        tracing::warn!(
+            event = "table_blocked",
+            table = format!("{schema}.{name}"),
+            sqlstate = failure.sqlstate,
+            "table cannot be copied; the others go on, and it is tried again: {failure}"
+        );
+    }
+    Ok(())
 }
 
 /// Empties tables of the target, with what was recorded of their copy.

@@ -25,14 +25,29 @@ use crate::target::state::copies::{Begun, Complete, Owner};
 const TICK: Duration = Duration::from_millis(100);
 const SLOT_LOOK: Duration = Duration::from_secs(10);
 
-/// Copies all of this. Returns what has to be copied again under another snapshot, as reasons.
+/// What is left of a copy that has ended.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    /// Why tables have to be copied again under another snapshot.
+    pub(super) again: Vec<Failure>,
+    /// Tables that cannot be copied, of those that join: of the first ones that is an error.
+    pub(super) failed: Vec<((String, String), Failure)>,
+}
+
+impl Ended {
+    fn again(again: Vec<Failure>) -> Self {
+        Self { again, failed: Vec::new() }
+    }
+}
+
+/// Copies all of this.
 pub(super) fn copy(
     context: SyncContext<'_>,
     control: &mut Session,
     source: &mut Session,
     snapshot: &Snapshot,
     mut items: Vec<Item>,
-) -> Result<Vec<Failure>> {
+) -> Result<Ended> {
     let owner = context.owner();
     begin(control, owner, snapshot, &mut items)?;
     let items = &items;
@@ -47,7 +62,7 @@ pub(super) fn copy(
         tracing::info!(tables = empty.len(), "empty tables are done");
     }
     if jobs.is_empty() {
-        return Ok(Vec::new());
+        return Ok(Ended::default());
     }
     let mut changed = Vec::new();
     let split: Vec<&Item> = items.iter().filter(|item| item.is_split()).collect();
@@ -57,7 +72,7 @@ pub(super) fn copy(
         changed.extend(names.map(|(item, _)| rewritten(&item.published.display_name())));
         if !changed.is_empty() {
             // The whole plan was made with other files: make it again.
-            return Ok(changed);
+            return Ok(Ended::again(changed));
         }
     }
     let workers = context.options.workers.clamp(1, jobs.len());
@@ -111,8 +126,8 @@ struct Findings {
     run: Option<Failure>,
     /// Why a worker could not open its sessions.
     open: Option<Failure>,
-    /// One a table.
-    tables: Vec<Failure>,
+    /// One a table, with its index.
+    tables: Vec<(usize, Failure)>,
     changed: Vec<Failure>,
     /// Tables of which nothing more is copied.
     given_up: FxHashSet<usize>,
@@ -191,7 +206,7 @@ impl Pool<'_> {
         self.news.notify_all();
     }
 
-    fn conclude(self) -> Result<Vec<Failure>> {
+    fn conclude(self) -> Result<Ended> {
         let findings = self.findings.into_inner().unwrap_or_else(PoisonError::into_inner);
         if self.context.shutdown.requested() {
             return Err(Failure::new(Class::Stopped, "stopped during table sync"));
@@ -203,10 +218,12 @@ impl Pool<'_> {
         if let (false, Some(failure)) = (left.is_empty(), findings.open) {
             return Err(failure);
         }
-        let others = findings.tables.len().saturating_sub(1);
+        let (failed, errors): (Vec<_>, Vec<_>) =
+            findings.tables.into_iter().partition(|(_, f)| self.context.joins && !f.transient);
+        let others = errors.len().saturating_sub(1);
         // What does not pass by itself comes first.
-        if let Some(mut first) = findings.tables.into_iter().min_by_key(|failure| failure.transient)
-        {
+        let first = errors.into_iter().map(|(_, failure)| failure).min_by_key(|f| f.transient);
+        if let Some(mut first) = first {
             if others > 0 {
                 first.message = format!("{} (and {others} more tables failed)", first.message);
             }
@@ -228,7 +245,9 @@ impl Pool<'_> {
             Copied { name: item.published.display_name(), rows, bytes }
         });
         table(moved.collect());
-        Ok(findings.changed)
+        let key = |table: usize| self.items[table].published.key();
+        let failed = failed.into_iter().map(|(table, failure)| (key(table), failure)).collect();
+        Ok(Ended { again: findings.changed, failed })
     }
 
     /// One worker, to the end of the queue. `_alive` says to the coordinator that it works.
@@ -391,14 +410,17 @@ impl Pool<'_> {
                     Job::Batch(tables) | Job::Analyze(tables) => tables.first().copied(),
                     Job::Table(table) | Job::Part(table, _) => Some(*table),
                 };
+                let Some(table) = table else { return };
                 let mut findings = lock_of(&self.findings);
-                let known = table.is_some_and(|table| !findings.given_up.insert(table));
+                let known = !findings.given_up.insert(table);
                 match trouble {
                     _ if known => {}
                     Trouble::Changed(failure) => findings.changed.push(failure),
                     Trouble::Table(failure) | Trouble::Indexes(failure) | Trouble::Run(failure) => {
-                        tracing::error!("{failure}");
-                        findings.tables.push(failure);
+                        if !self.context.joins {
+                            tracing::error!("{failure}");
+                        }
+                        findings.tables.push((table, failure));
                     }
                 }
             }

@@ -1,6 +1,7 @@
 //! Table sync: all kinds of tables, ends in the middle, tables that change or do not fit.
 
 pub(crate) mod beside;
+mod blocked;
 pub(crate) mod catching_up;
 mod half;
 mod indexes;

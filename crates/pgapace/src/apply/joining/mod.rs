@@ -19,8 +19,10 @@ use engine::deferred::Deferred;
 use engine::group::GroupLimits;
 use engine::progress::{Positions, Progress};
 use engine::relation::RemoteRelation;
+use engine::table_sync::TableSyncState;
 use engine::transaction::TransactionPart;
 use pgoutput::Lsn;
+use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::apply::incoming::Incoming;
@@ -30,6 +32,7 @@ use crate::apply::worker::{Connect, FromWorker};
 use crate::error::{Failure, Result};
 use crate::spool::Spool;
 use crate::sync::{Added, Adder, Copying, Name};
+use crate::target::state;
 use crate::target::state::conflicts::Conflict;
 use crate::target::state::copies::{self, CatchUp};
 use crate::target::state::statistics::Counters;
@@ -307,7 +310,7 @@ impl<'a> Joining<'a> {
                  them"
             );
         }
-        self.adder.look_for_new_tables(lent.control)?;
+        self.adder.look_for_new_tables(lent.control, lent.tables)?;
         let tables = &self.tables;
         self.adder.look_for_requests(lent.control, |name| {
             tables.iter().any(|table| table.name == *name)
@@ -383,14 +386,26 @@ impl<'a> Joining<'a> {
                     let copied = copied.swap_remove(index);
                     copies::start_catch_up(lent.control, owner, &copied)?;
                     lent.tables.add(&copied.schema, &copied.name, copied.gate);
+                    self.adder.copied(&table.name);
                     table.state = State::CatchesUp(copied);
                 }
                 None => gone.push(table.name.clone()),
             }
         }
-        // They were taken out of the publication, or dropped, before the snapshot.
+        let states = if gone.is_empty() {
+            FxHashMap::default()
+        } else {
+            state::relations_by_name(lent.control, owner.id)?
+        };
         for name in gone {
-            self.adder.forget(lent.control, &name)?;
+            let blocked = states.get(&name).is_some_and(|s| s.state == TableSyncState::Blocked);
+            if blocked {
+                self.adder.copy_failed(&name);
+                lent.tables.block(&name.0, &name.1);
+            } else {
+                // It was taken out of the publication, or dropped, before the snapshot.
+                self.adder.forget(lent.control, &name)?;
+            }
             self.remove(|table| table.name == name, lent)?;
         }
         self.start_copy()

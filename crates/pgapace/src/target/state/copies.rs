@@ -268,6 +268,80 @@ pub(crate) struct CatchUp {
     pub(crate) through: Lsn,
 }
 
+/// What a table is that is blocked, after its state: nothing of a copy counts any more.
+const BLOCKED: &str = "gate_lsn = NULL, catch_up = NULL, \
+                       empty_first = r.empty_first OR r.parts_done > 0, \
+                       blocked_since = coalesce(r.blocked_since, pg_catalog.now())";
+
+/// Blocks a table that cannot be copied, or renews the reason.
+pub(crate) fn block(
+    session: &mut Session,
+    owner: Owner,
+    (schema, name): (&str, &str),
+    reason: &str,
+) -> Result<()> {
+    let sql = format!(
+        "WITH blocked AS ( \
+           INSERT INTO pgapace.relation AS r \
+             (subscription, schema_name, table_name, state, reason, blocked_since) \
+           VALUES ({owner}, $1, $2, 'blocked', $3, pg_catalog.now()) \
+           ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
+           SET state = {state}, reason = excluded.reason, {BLOCKED} RETURNING r.subscription) \
+         UPDATE pgapace.stat_subscription SET tables_blocked = tables_blocked + 1 \
+         WHERE subscription = (SELECT b.subscription FROM blocked b)",
+        owner = owner.sql(),
+        state = after(Event::CannotCopy)
+    );
+    let arguments = [Some(schema), Some(name), Some(reason)];
+    session.execute(&sql, &arguments).map(|_| ()).map_err(|e| writing(&e))
+}
+
+/// Blocks a table of which a change could not be applied: it lacks what commits from there on, until
+/// it is copied again. Returns whether it was one like the others.
+pub(crate) fn block_member(
+    session: &mut Session,
+    owner: Owner,
+    (schema, name): (&str, &str),
+    reason: &str,
+    from: Lsn,
+) -> Result<bool> {
+    let sql = format!(
+        "WITH before AS ( \
+           SELECT catch_up FROM pgapace.relation \
+           WHERE subscription = {owner} AND schema_name = $1 AND table_name = $2), \
+         blocked AS ( \
+           UPDATE pgapace.relation r SET state = {state}, reason = $3, \
+             stale_lsn = least(r.stale_lsn, '{from}'), stale_reason = $3, {BLOCKED} \
+           WHERE subscription = {owner} AND schema_name = $1 AND table_name = $2 \
+             AND gate_lsn IS NOT NULL RETURNING r.subscription), \
+         forgotten AS ( \
+           DELETE FROM pgapace.progress WHERE subscription IN (SELECT b.catch_up FROM before b)) \
+         UPDATE pgapace.stat_subscription SET tables_blocked = tables_blocked + 1 \
+         WHERE subscription = (SELECT b.subscription FROM blocked b)",
+        owner = owner.sql(),
+        state = after(Event::CannotApply)
+    );
+    let arguments = [Some(schema), Some(name), Some(reason)];
+    let changed = session.execute(&sql, &arguments).map_err(|e| writing(&e))?;
+    Ok(changed > 0)
+}
+
+/// What keeps a table from being copied is gone: it is to be copied.
+pub(crate) fn unblock(
+    session: &mut Session,
+    owner: Owner,
+    (schema, name): (&str, &str),
+) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.relation r SET state = {state}, {WANTED} \
+         WHERE subscription = {owner} AND schema_name = $1 AND table_name = $2 \
+           AND state = 'blocked'",
+        state = after(Event::CopyWanted),
+        owner = owner.sql()
+    );
+    session.execute(&sql, &[Some(schema), Some(name)]).map(|_| ()).map_err(|e| writing(&e))
+}
+
 /// What is left of a table that is to be copied, after its state.
 const WANTED: &str = "gate_lsn = NULL, empty_first = r.empty_first OR r.requested IS NOT NULL, \
                       requested = NULL, reason = NULL, blocked_since = NULL";

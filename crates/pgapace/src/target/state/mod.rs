@@ -362,6 +362,12 @@ pub(crate) struct RelationState {
 }
 
 impl RelationState {
+    /// Whether it is blocked because it could not be copied: that may change by itself. One that lacks
+    /// changes needs a decision.
+    pub(crate) fn is_tried_again(&self) -> bool {
+        self.state == TableSyncState::Blocked && self.stale_from.is_none()
+    }
+
     /// Whether an earlier copy has left rows in the table, which are of no use.
     pub(crate) fn is_partly_copied(&self) -> bool {
         self.gate.is_none() && (self.empty_first || self.parts_done > 0)
