@@ -5,11 +5,13 @@
 //! the other. Nothing of the engine takes part in that.
 
 use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
 
+use engine::history::Fate;
 use engine::key::KeyForm;
 use engine::net::{Fold, TableRules};
 use engine::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock, UniqueLock};
-use pgoutput::{Lsn, Xid};
+use pgoutput::{Lsn, Timestamp, Xid};
 
 use crate::simulation::rng::{Rng, mix};
 
@@ -63,7 +65,7 @@ pub(crate) struct Change {
 }
 
 /// A record of the publisher's WAL, as far as it is decoded.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Record {
     pub(crate) at: Lsn,
     pub(crate) end: Lsn,
@@ -71,7 +73,7 @@ pub(crate) struct Record {
     pub(crate) what: What,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum What {
     /// Made by this subtransaction, if by one.
     Change(Change, Option<Xid>),
@@ -85,7 +87,7 @@ pub(crate) enum What {
 }
 
 /// A transaction that has committed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Transaction {
     pub(crate) xid: Xid,
     pub(crate) commit_lsn: Lsn,
@@ -116,8 +118,10 @@ pub(crate) struct Span {
 #[derive(Debug)]
 pub(crate) struct History {
     pub(crate) wal: Vec<Record>,
-    /// What has committed, in that order.
+    /// What has committed and changed something, in that order.
     pub(crate) transactions: Vec<Transaction>,
+    /// What has committed and changed nothing.
+    pub(crate) empty: Vec<Xid>,
     pub(crate) preparations: Vec<Preparation>,
     /// Of all transactions with changes.
     pub(crate) spans: Vec<Span>,
@@ -129,6 +133,11 @@ pub(crate) struct History {
     pub(crate) rules: Vec<TableRules>,
     /// [`UNIQUE`] is sent with complete old rows.
     full_identity: bool,
+    last_xid: Xid,
+    /// What happens when the publisher goes back to a position: another history from there on.
+    pub(crate) other: Option<(Rc<History>, Lsn)>,
+    /// Where it parted from another one: the clock went on meanwhile.
+    parted: Option<Lsn>,
     /// Of the target after everything.
     pub(crate) digest: u64,
 }
@@ -140,8 +149,10 @@ pub(crate) fn digest(table: usize, row: Row) -> u64 {
     mix(mix(row.wrapping_add(0x51)).wrapping_add(mix(table as u64 + 77)))
 }
 
-/// What the trigger writes about a database of this digest.
-pub(crate) fn audit(digest: u64) -> Row {
+/// What the trigger writes when it runs for the how manieth time in a transaction, about a database of
+/// this digest.
+pub(crate) fn audit(digest: u64, fired: u64) -> Row {
+    let digest = mix(digest.wrapping_add(mix(fired)));
     let [a, b, c, d, e, f, g, h] = digest.to_be_bytes();
     [[a, b], [c, d], [e, f], [g, h]].map(u16::from_be_bytes)
 }
@@ -191,8 +202,24 @@ impl History {
         let count = 2 + rng.below(bound);
         let most = rng.one_of(&[1, 3, 6]);
         let large = rng.chance(1, 4);
-        builder.build(count, most, large);
-        let Builder { wal, mut committed, preparations, .. } = builder;
+        let forks = rng.chance(1, 3).then(|| rng.below(2 * count));
+        let other = builder.build((count, most, large), forks);
+        let (two_phase, streams) = (rng.chance(4, 5), rng.chance(2, 3));
+        let made = |builder| Self::made(builder, two_phase, streams, full_identity);
+        let mut history = made(builder);
+        history.other = other.map(|(other, at)| {
+            let mut other = made(*other);
+            other.parted = Some(at);
+            (Rc::new(other), at)
+        });
+        history
+    }
+
+    fn made(builder: Builder, two_phase: bool, streams: bool, full_identity: bool) -> Self {
+        let Builder { wal, mut committed, preparations, next_xid, .. } = builder;
+        let empty = committed.iter().filter(|one| one.changes.is_empty()).map(|one| one.xid);
+        let empty = empty.collect();
+        committed.retain(|one| !one.changes.is_empty());
         let digest = execute(&mut committed);
         depend(&mut committed);
         let spans = spans(&wal);
@@ -201,8 +228,12 @@ impl History {
             spans,
             transactions: committed,
             preparations,
-            two_phase: rng.chance(4, 5),
-            streams: rng.chance(2, 3),
+            empty,
+            last_xid: Xid(next_xid),
+            other: None,
+            parted: None,
+            two_phase,
+            streams,
             locks: (0..PUBLISHED).map(|table| locks(table, full_identity)).collect(),
             rules: (0..PUBLISHED).map(rules).collect(),
             full_identity,
@@ -227,6 +258,22 @@ impl History {
         self.transactions.iter().position(|transaction| transaction.xid == xid)
     }
 
+    /// When something was written.
+    pub(crate) fn time(&self, at: Lsn) -> Timestamp {
+        let time = i64::try_from(at.0).expect("a short history") * 1000;
+        Timestamp(time + i64::from(self.parted.is_some_and(|parted| at >= parted)))
+    }
+
+    /// What the publisher says of a transaction.
+    pub(crate) fn fate(&self, xid: Xid) -> Fate {
+        match self.number(xid) {
+            Some(number) => Fate::CommittedAt(self.time(self.transactions[number].commit_lsn)),
+            None if self.empty.contains(&xid) => Fate::Unknown,
+            None if xid > self.last_xid => Fate::Unassigned,
+            None => Fate::Aborted,
+        }
+    }
+
     /// Whether changes of a table are sent with complete old rows.
     pub(crate) fn is_full(&self, table: usize) -> bool {
         is_full(table, self.full_identity)
@@ -248,6 +295,7 @@ enum Thing {
 }
 
 /// A transaction that is open.
+#[derive(Clone)]
 struct Open {
     xid: Xid,
     changes: Vec<(Change, Undone)>,
@@ -269,6 +317,7 @@ type Undone = Vec<(usize, Row)>;
 
 /// The publisher while the history is made. Its tables have what open transactions did, too; those hold
 /// locks, so that nobody else sees it.
+#[derive(Clone)]
 struct Builder {
     rng: Rng,
     wal: Vec<Record>,
@@ -290,10 +339,21 @@ struct Builder {
 }
 
 impl Builder {
-    fn build(&mut self, count: usize, most: usize, large: bool) {
-        let mut patience = 4 * count;
-        while self.committed.len() + self.open.len() < count && patience > 0 {
-            patience -= 1;
+    /// Another history parts from it before step `forks`: that, and where.
+    fn build(
+        &mut self,
+        (count, most, large): (usize, usize, bool),
+        forks: Option<usize>,
+    ) -> Option<(Box<Self>, Lsn)> {
+        let mut other = None;
+        for step in 0..4 * count {
+            if self.committed.len() + self.open.len() >= count {
+                break;
+            }
+            if forks == Some(step) {
+                let rng = self.rng.fork();
+                other = Some((Box::new(Self { rng, ..self.clone() }), Lsn(self.lsn)));
+            }
             if !self.open.is_empty() && self.rng.chance(1, 2) {
                 let at = self.rng.below(self.open.len());
                 self.go_on(at);
@@ -335,6 +395,10 @@ impl Builder {
         if self.rng.chance(1, 2) {
             self.record(Xid(0), What::Other);
         }
+        if let Some((other, _)) = &mut other {
+            other.build((count, most, large), None);
+        }
+        other
     }
 
     fn begin(&mut self) -> Open {
@@ -664,7 +728,7 @@ fn execute(transactions: &mut [Transaction]) -> u64 {
     let mut tables: Vec<Vec<Row>> = vec![Vec::new(); TABLES];
     let mut all = 0_u64;
     for transaction in transactions {
-        let before = all;
+        let (before, mut fired) = (all, 0);
         for change in &transaction.changes {
             if change.kind == Kind::Truncate {
                 for table in (0..PUBLISHED).filter(|table| change.truncated & 1 << table != 0) {
@@ -685,7 +749,8 @@ fn execute(transactions: &mut [Transaction]) -> u64 {
                 all = all.wrapping_add(digest(change.table, change.new));
             }
             if change.table == TRIGGERED {
-                all = all.wrapping_add(digest(AUDIT, audit(all)));
+                fired += 1;
+                all = all.wrapping_add(digest(AUDIT, audit(all, fired)));
             }
         }
         transaction.delta = all.wrapping_sub(before);

@@ -9,7 +9,7 @@ use engine::assemble::PartLimits;
 use engine::dispatch::{Dispatch, DispatchSettings, Pacing, Step, TableId};
 use engine::gate::already_applied;
 use engine::group::GroupLimits;
-use engine::history::{Applied, Memory, Witness};
+use engine::history::{Applied, Fate, HistoryError, Memory, Standpoint, Witness};
 use engine::net::Fold;
 use engine::progress::{FlushTicket, Progress, Range};
 use engine::relation::RemoteRelation;
@@ -28,6 +28,9 @@ use crate::simulation::stream::{Sent, stream, table};
 use crate::simulation::streams::Report;
 use crate::simulation::target::{Database, PreparedHere};
 use crate::simulation::worker::{Answered, Work};
+
+/// What an error begins with that says that the publisher has another history.
+pub(crate) const REFUSED: &str = "the publisher is refused";
 
 /// How a run is set up.
 #[derive(Debug, Clone, Copy)]
@@ -176,7 +179,7 @@ impl Leader {
         target: &Database,
         slot: Lsn,
         rows_through: Lsn,
-        rng: Rng,
+        mut rng: Rng,
         sabotage: Sabotage,
     ) -> Result<Self, String> {
         let mut applied: Vec<Applied> = Vec::new();
@@ -200,6 +203,21 @@ impl Leader {
             return Err(format!("P4: the slot is at {slot}, the progress at {through}"));
         }
         let applied_through = applied.last().map_or(through, |last| last.range.through);
+        let newest = applied.last().and_then(|last| last.memory);
+        let prepared = target.known_prepared().into_iter().map(|(of, _)| (of.prepare_lsn, of.xid));
+        let prepared: Vec<_> = match sabotage {
+            Sabotage::UnwatchedPrepare => Vec::new(),
+            _ => prepared.collect(),
+        };
+        let farthest = prepared.iter().map(|(lsn, _)| *lsn).max();
+        let needed = farthest.map_or(applied_through, |farthest| farthest.max(applied_through));
+        let last = newest.and_then(|memory| memory.last);
+        let fate = last.map_or(Fate::Unknown, |last| {
+            // Not every publisher knows.
+            if rng.chance(1, 2) { history.fate(last.xid) } else { Fate::Unknown }
+        });
+        let standpoint = Standpoint { in_recovery: false, end: history.end(), fate };
+        standpoint.check(needed, newest.as_ref()).map_err(|error| refused(&error))?;
         let maps = (0..history.rules.len()).map(|table| {
             let (locks, fold) = (history.locks[table].clone(), history.rules[table].fold.clone());
             Arc::new(TableMap { table, locks, fold })
@@ -209,7 +227,7 @@ impl Leader {
         let mut leader = Self {
             tables: maps.collect(),
             progress: Progress::resume(through, slot, applied_through),
-            witness: Witness::new(slot, applied.iter().copied()),
+            witness: Witness::new(slot, applied.iter().copied()).with_prepared(prepared),
             applied_beyond: applied.drain(1..).collect(),
             resumed_at: through,
             after_applied: false,
@@ -285,7 +303,9 @@ impl Leader {
     fn keepalive(&mut self, lsn: Lsn) -> Result<(), String> {
         self.sent = self.sent.max(lsn);
         if !self.incoming.in_transaction() {
-            self.witness.passed(lsn).map_err(|error| refused(&error))?;
+            if self.sabotage != Sabotage::UnwatchedHistory {
+                self.witness.passed(lsn).map_err(|error| refused(&error))?;
+            }
             self.progress.received(lsn);
             self.progress.passed(lsn);
         }
@@ -314,6 +334,9 @@ impl Leader {
             self.take_part(part);
         }
         if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = &message {
+            self.witness
+                .prepares(prepare.prepare_lsn, prepare.xid)
+                .map_err(|error| refused(&error))?;
             self.progress.received(prepare.end_lsn);
             self.progress.passed(prepare.end_lsn);
         }
@@ -409,6 +432,7 @@ impl Leader {
 
     fn compare_history(&mut self) -> Result<(), String> {
         match self.incoming.take_ended() {
+            Some(_) if self.sabotage == Sabotage::UnwatchedHistory => Ok(()),
             Some(Ended { transaction, changes }) => {
                 self.witness.ended(transaction, changes).map_err(|error| refused(&error))
             }
@@ -622,6 +646,6 @@ impl Leader {
     }
 }
 
-fn refused(error: &engine::history::HistoryError) -> String {
-    format!("P5: the publisher is refused: {error}")
+fn refused(error: &HistoryError) -> String {
+    format!("{REFUSED}: {error}")
 }

@@ -39,7 +39,7 @@ use engine::group::GroupSeq;
 use engine::order::CommitOrder;
 use engine::streams::Said;
 use history::History;
-use leader::{Leader, Setting};
+use leader::{Leader, REFUSED, Setting};
 use pgoutput::Lsn;
 use rng::Rng;
 use streams::{Report as StreamReport, StreamWorker};
@@ -91,11 +91,15 @@ pub(crate) enum Sabotage {
     StillHeld,
     /// The dispatcher does not hear which groups have ended.
     UnheardEnd,
+    /// What the stream brings again is not compared with what was applied.
+    UnwatchedHistory,
+    /// Nor with what was prepared.
+    UnwatchedPrepare,
 }
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -114,6 +118,8 @@ impl Sabotage {
         Self::NoSavepoint,
         Self::StillHeld,
         Self::UnheardEnd,
+        Self::UnwatchedHistory,
+        Self::UnwatchedPrepare,
     ];
 
     /// By its name in the source.
@@ -145,6 +151,9 @@ pub(crate) struct Seen {
     /// Transactions that were prepared on the target, and steps that ended one.
     pub(crate) prepared_here: usize,
     pub(crate) resolved_here: usize,
+    /// Publishers that went back and were refused, and COMMITs that failed.
+    pub(crate) refused: usize,
+    pub(crate) failed_commits: usize,
     /// Transactions that were applied before they had committed, and those that were given up.
     pub(crate) streamed: usize,
     pub(crate) abandoned: usize,
@@ -163,6 +172,8 @@ impl Seen {
         self.lost_after_commit += other.lost_after_commit;
         self.prepared_here += other.prepared_here;
         self.resolved_here += other.resolved_here;
+        self.refused += other.refused;
+        self.failed_commits += other.failed_commits;
         self.streamed += other.streamed;
         self.abandoned += other.abandoned;
     }
@@ -222,6 +233,8 @@ enum Event {
     /// A cancel request arrives.
     Cancel(usize),
     FailStatement(usize, Fault),
+    /// The publisher goes back in time.
+    GoBack,
     LoseSession(usize),
     /// The next session that is told to commit is lost, and whether it has committed.
     LoseAtCommit(bool),
@@ -229,8 +242,17 @@ enum Event {
     CrashTarget,
 }
 
+/// Whether the publisher is to be refused.
+enum Refuses {
+    Never,
+    May,
+    /// And why.
+    Must(String),
+}
+
 struct World {
     history: Rc<History>,
+    refuses: Refuses,
     rng: Rng,
     sabotage: Sabotage,
     tracing: bool,
@@ -283,6 +305,7 @@ impl World {
         let calm = rng.one_of(&[20, 100, 400]);
         let mut world = Self {
             history: Rc::clone(history),
+            refuses: Refuses::Never,
             rng,
             sabotage,
             tracing,
@@ -348,6 +371,17 @@ impl World {
     }
 
     fn run(&mut self) -> Result<(), String> {
+        match (self.live(), &self.refuses) {
+            (Ok(()), Refuses::Must(what)) => Err(format!("P5: {what} is not noticed")),
+            (Err(what), Refuses::Must(_) | Refuses::May) if what.starts_with(REFUSED) => {
+                self.seen.refused += 1;
+                Ok(())
+            }
+            (result, _) => result,
+        }
+    }
+
+    fn live(&mut self) -> Result<(), String> {
         for _ in 0..STEPS {
             self.seen.steps += 1;
             if self.leader.is_through() && self.leader.dispatch.is_drained() {
@@ -447,6 +481,19 @@ impl World {
     }
 
     fn fault(&mut self) -> Option<Event> {
+        if self.history.other.is_some() && self.rng.chance(1, 4) {
+            return Some(Event::GoBack);
+        }
+        let committing = (0..self.target.sessions.len())
+            .find_map(|at| Some((at, self.target.can_fail_to_commit(at)?)));
+        if let Some((session, sets)) = committing
+            && self.rng.chance(1, 4)
+        {
+            let for_good = sets && self.rng.chance(1, 2);
+            self.seen.failed_commits += 1;
+            let fault = if for_good { Fault::AsSet } else { Fault::Passing };
+            return Some(Event::FailStatement(session, fault));
+        }
         let worker = self.rng.below(self.target.sessions.len());
         match self.rng.below(14) {
             0..5 => {
@@ -597,6 +644,7 @@ impl World {
                 }
             }
             Event::FailStatement(session, fault) => self.target.fail(session, fault),
+            Event::GoBack => self.go_back()?,
             Event::LoseSession(session) => {
                 self.drain(session)?;
                 self.target.terminate(session);
@@ -748,6 +796,32 @@ impl World {
         Ok(())
     }
 
+    /// The publisher's storage is restored, with its slot: what it has sent since did not happen.
+    fn go_back(&mut self) -> Result<(), String> {
+        let Some((other, at)) = self.history.other.clone() else { return Ok(()) };
+        for session in 0..self.target.sessions.len() {
+            self.drain(session)?;
+            self.target.terminate(session);
+        }
+        let applied = self.target.read_progress();
+        let followed = applied.last().map_or(Lsn(0), |last| last.range.through);
+        let lost = self.history.range(at, followed) & self.target.committed != 0;
+        let skipped = other.range(at, followed) != 0;
+        let prepared = self.target.known_prepared();
+        let prepared = prepared.iter().any(|(of, _)| of.prepare_lsn >= at);
+        if lost || skipped {
+            self.refuses = Refuses::Must(format!("another history from {at} on"));
+        } else if followed > at || prepared {
+            // Nothing is lost, but that cannot always be known.
+            self.refuses = Refuses::May;
+        }
+        self.acknowledged.retain(|acknowledged| *acknowledged <= at);
+        self.farthest = self.farthest.min(at);
+        self.note(|| format!("the history from {at} on: {:?}", other.wal));
+        self.history = other;
+        self.restart()
+    }
+
     /// Tells the publisher what is durable.
     fn acknowledge(&mut self) -> Result<(), String> {
         let positions = self.leader.positions();
@@ -769,6 +843,7 @@ impl World {
         for one in &self.history.preparations {
             // Its PREPARE would not be sent again.
             let passed = self.history.two_phase && one.prepare_lsn < flush;
+            let passed = passed && !self.history.empty.contains(&one.xid);
             let ended = one
                 .ended
                 .is_some_and(|(_, end, commits)| end <= flush || end <= self.farthest && !commits);
@@ -780,7 +855,9 @@ impl World {
             }
         }
         let visible = self.history.range(Lsn(0), self.leader.progress.committed());
-        if visible & !self.target.committed != 0 {
+        // What was visible in the other history says nothing about this one.
+        let same = matches!(self.refuses, Refuses::Never);
+        if same && visible & !self.target.committed != 0 {
             return Err("P4: said to be visible what is not committed".to_owned());
         }
         if self.acknowledged.last().is_none_or(|last| *last < flush) {

@@ -11,8 +11,7 @@ use bytes::Bytes;
 use pgoutput::{
     Begin, BeginPrepare, ColumnsBuilder, Commit, CommitPrepared, Delete, Insert, Lsn, Message,
     OldTuple, Prepare, RelId, RelIdsBuilder, Relation, ReplicaIdentity, RollbackPrepared,
-    StreamAbort, StreamCommit, StreamStart, Timestamp, Truncate, TupleBuilder, TypeOid, Update,
-    Xid, builder,
+    StreamAbort, StreamCommit, StreamStart, Truncate, TupleBuilder, TypeOid, Update, Xid, builder,
 };
 
 use crate::simulation::history::{APPEND, Change, History, Kind, PUBLISHED, Record, Row, What};
@@ -25,11 +24,6 @@ pub(crate) struct Sent {
     pub(crate) at: Lsn,
     /// `None` for a keepalive: everything before it was sent.
     pub(crate) message: Option<Bytes>,
-}
-
-/// A time of the publisher's clock.
-pub(crate) fn time(at: Lsn) -> Timestamp {
-    Timestamp(i64::try_from(at.0).expect("a short history") * 1000)
 }
 
 /// The relation of a table.
@@ -145,12 +139,12 @@ impl<'h> Walsender<'h> {
     }
 
     fn abort(&mut self, xid: Xid, subxid: Xid, end: Lsn) {
-        let abort = Some((end, time(end)));
+        let abort = Some((end, self.history.time(end)));
         self.send(end, &Message::StreamAbort(StreamAbort { xid, subxid, abort }));
     }
 
     fn prepare(&mut self, prepare_lsn: Lsn, end_lsn: Lsn, xid: Xid) {
-        let (prepare_time, gid, flags) = (time(prepare_lsn), gid(xid), 0);
+        let (prepare_time, gid, flags) = (self.history.time(prepare_lsn), gid(xid), 0);
         let gid = &gid[..];
         let prepare = Prepare { flags, prepare_lsn, end_lsn, prepare_time, xid, gid };
         if self.open.entry(xid).or_default().streamed {
@@ -174,7 +168,7 @@ impl<'h> Walsender<'h> {
     fn end(&mut self, record: &Record) {
         let Record { at, end, xid, .. } = *record;
         let commits = matches!(record.what, What::Commit);
-        let (flags, commit_lsn, end_lsn, commit_time) = (0, at, end, time(at));
+        let (flags, commit_lsn, end_lsn, commit_time) = (0, at, end, self.history.time(at));
         let prepared = self.history.preparations.iter().find(|one| one.xid == xid);
         if let Some(prepared) = prepared.filter(|_| self.history.two_phase) {
             let name = gid(xid);
@@ -193,8 +187,8 @@ impl<'h> Walsender<'h> {
                     flags,
                     prepare_end_lsn: prepared.prepare_lsn,
                     rollback_end_lsn: end,
-                    prepare_time: time(prepared.prepare_lsn),
-                    rollback_time: time(end),
+                    prepare_time: self.history.time(prepared.prepare_lsn),
+                    rollback_time: self.history.time(end),
                     xid,
                     gid,
                 })

@@ -173,6 +173,10 @@ pub(crate) struct Session {
     waits_for: Tx,
     command_id: u32,
     delta: u64,
+    /// How often the trigger has run in the transaction.
+    fired: u64,
+    /// The transaction has changed rows as a set.
+    sets: bool,
     changed: u16,
     truncated: u16,
     progress: Vec<Range>,
@@ -314,6 +318,12 @@ impl Database {
             && matches!(session.commands.front(), Some(Command::Commit | Command::Prepare(_)))
     }
 
+    /// Whether a COMMIT can fail, because of a deferred constraint: and if so, whether as a set only.
+    pub(crate) fn can_fail_to_commit(&self, session: usize) -> Option<bool> {
+        let is_commit = matches!(self.sessions[session].commands.front(), Some(Command::Commit));
+        (is_commit && self.is_at_commit(session)).then_some(self.sessions[session].sets)
+    }
+
     /// Who waits for whom, by backend.
     pub(crate) fn waits(&self) -> Vec<(i32, i32)> {
         let mut waits = Vec::new();
@@ -429,6 +439,7 @@ impl Database {
                 session.tx = self.status.len();
                 (session.command_id, session.delta) = (0, 0);
                 (session.changed, session.truncated) = (0, 0);
+                (session.fired, session.sets) = (0, false);
                 session.progress.clear();
                 session.savepoints.clear();
                 self.status.push(Status::Running);
@@ -487,6 +498,7 @@ impl Database {
             }
             Command::Rows(table, rows, sort) => {
                 self.lock_table(number, *table)?;
+                self.sessions[number].sets |= *sort != As::Alone;
                 let next = self.sessions[number].now.next;
                 if let Some(row) = rows.get(next) {
                     let affected = self.row(number, *table, row)?;
@@ -617,8 +629,10 @@ impl Database {
             }
         }
         if table == TRIGGERED {
-            let seen = self.digest.wrapping_add(self.sessions[number].delta);
-            self.create(number, AUDIT, audit(seen));
+            let session = &mut self.sessions[number];
+            session.fired += 1;
+            let row = audit(self.digest.wrapping_add(session.delta), session.fired);
+            self.create(number, AUDIT, row);
         }
         Ok(1)
     }
@@ -834,11 +848,13 @@ impl Database {
         };
         let PreparedTransaction { tx, delta, .. } = self.prepared.swap_remove(place);
         if commit {
-            let number = history.number(of.xid);
-            let number = number.ok_or_else(|| format!("P1: {of:?} did not happen"))?;
-            let visible = 1 << number;
+            let visible = match history.number(of.xid) {
+                Some(number) => 1 << number,
+                None if history.empty.contains(&of.xid) => 0,
+                None => return Err(format!("P1: {of:?} did not happen")),
+            };
             if self.committed & visible != 0 {
-                return Err(format!("P3: {number} is committed twice"));
+                return Err(format!("P3: {of:?} is committed twice"));
             }
             self.log_commit(tx, delta, Logged { visible, recorded: 0 });
             self.durable = self.commits;

@@ -11,6 +11,7 @@
 //! | was promoted, or recovered to a point in time: another timeline | the timeline history: the switch point is before the progress ([`check_history`]) | yes |
 //! | is of our timeline and went back (its storage was restored), and its WAL ends before the progress | walsenders send flushed WAL only, and a crash loses nothing of that ([`Standpoint::check`]) | yes, but a standby may only have replayed less than before: it is waited for |
 //! | …, and its WAL has passed the progress again | the slot went back too, so its stream begins where both histories are one, and brings all that was written since. The last transaction that we remember is missing, or there is one where we know of none ([`Witness`]) | yes: if neither is so, nothing is lost |
+//! | …, and the subscriber has prepared transactions since, behind its progress | their PREPAREs do not come again ([`Witness::with_prepared`]) | yes |
 //! | …, and somebody has moved the slot on, or made it anew, up to the progress | the xid of the last transaction is not assigned yet, or was rolled back; with `track_commit_timestamp`, it has committed at another time ([`Standpoint::check`]) | no: if xids have caught up too and the server keeps no commit timestamps, nothing shows it |
 //! | …, and the slot is now beyond the progress | the slot is ahead | yes, as a gap |
 //! | …, and other publications are asked for than before, or other origins | the same, but for what the stream brings: other transactions are missing or new in that | only while its WAL ends before the progress, and by xid and commit timestamp |
@@ -152,6 +153,18 @@ pub enum HistoryError {
         end: Lsn,
         /// How far the subscriber has come.
         progress: Lsn,
+    },
+    /// A transaction that is prepared on the subscriber, or was about to be, is not prepared on the
+    /// publisher.
+    #[error(
+        "the publisher has another history: it does not prepare transaction {xid} at {prepare_lsn} \
+         again, which the subscriber has prepared"
+    )]
+    NotPrepared {
+        /// Its id.
+        xid: Xid,
+        /// Where it was prepared.
+        prepare_lsn: Lsn,
     },
     /// The history file has a line that is no history.
     #[error("cannot read line {line} of the timeline history: {text:?}")]
@@ -325,6 +338,8 @@ pub struct Witness {
     applied: VecDeque<Applied>,
     /// The last transaction of the first of them has come.
     seen: bool,
+    /// What is prepared on the subscriber, in the order of the PREPAREs that must come again.
+    prepared: VecDeque<(Lsn, Xid)>,
 }
 
 impl Witness {
@@ -332,7 +347,36 @@ impl Witness {
     /// does not overlap.
     #[must_use]
     pub fn new(sent_from: Lsn, applied: impl IntoIterator<Item = Applied>) -> Self {
-        Self { sent_from, applied: applied.into_iter().collect(), seen: false }
+        let applied = applied.into_iter().collect();
+        Self { sent_from, applied, seen: false, prepared: VecDeque::new() }
+    }
+
+    /// These transactions are prepared on the subscriber, or were about to be. Their PREPAREs come
+    /// again if they are sent at all; the progress may be before them, so that it says nothing of them.
+    #[must_use]
+    pub fn with_prepared(mut self, prepared: impl IntoIterator<Item = (Lsn, Xid)>) -> Self {
+        self.prepared = prepared.into_iter().filter(|(lsn, _)| *lsn >= self.sent_from).collect();
+        self.prepared.make_contiguous().sort_unstable();
+        self
+    }
+
+    /// A transaction is prepared.
+    ///
+    /// # Errors
+    /// When one is missing before it.
+    pub fn prepares(&mut self, prepare_lsn: Lsn, xid: Xid) -> Result<(), HistoryError> {
+        self.must_be_prepared_before(prepare_lsn)?;
+        self.prepared.pop_front_if(|one| *one == (prepare_lsn, xid));
+        Ok(())
+    }
+
+    fn must_be_prepared_before(&self, lsn: Lsn) -> Result<(), HistoryError> {
+        match self.prepared.front().copied() {
+            Some((prepare_lsn, xid)) if prepare_lsn < lsn => {
+                Err(HistoryError::NotPrepared { xid, prepare_lsn })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A transaction ends, of which there were `changes` or not; where that is not known, not.
@@ -340,6 +384,7 @@ impl Witness {
     /// # Errors
     /// When it shows that the publisher has another history.
     pub fn ended(&mut self, sent: Identity, changes: bool) -> Result<(), HistoryError> {
+        self.must_be_prepared_before(sent.commit_lsn)?;
         self.forget_before(sent.commit_lsn, false)?;
         let Some(Applied { range, memory: Some(memory) }) = self.applied.front() else {
             return Ok(());
@@ -367,6 +412,7 @@ impl Witness {
     /// # Errors
     /// When something is missing that was applied: the publisher has another history.
     pub fn passed(&mut self, lsn: Lsn) -> Result<(), HistoryError> {
+        self.must_be_prepared_before(lsn)?;
         self.forget_before(lsn, true)
     }
 
@@ -496,6 +542,34 @@ mod tests {
     }
 
     /// Applied up to 130, and nothing since the transaction at 100.
+    #[test]
+    fn what_is_prepared_here_is_prepared_again() {
+        let known = [(Lsn(140), Xid(8)), (Lsn(120), Xid(7)), (Lsn(40), Xid(6))];
+        let watching = || Witness::new(Lsn(50), []).with_prepared(known);
+        let missing = Err(HistoryError::NotPrepared { xid: Xid(7), prepare_lsn: Lsn(120) });
+        let mut same = watching();
+        // Not the one before the slot, which is not sent any more.
+        assert_eq!(same.passed(Lsn(120)), Ok(()));
+        assert_eq!(same.prepares(Lsn(110), Xid(5)), Ok(()));
+        assert_eq!(same.prepares(Lsn(120), Xid(7)), Ok(()));
+        assert_eq!(same.passed(Lsn(140)), Ok(()));
+        assert_eq!(same.prepares(Lsn(140), Xid(8)), Ok(()));
+        assert_eq!(same.passed(Lsn(999)), Ok(()));
+        assert_eq!(watching().passed(Lsn(121)), missing);
+        assert_eq!(watching().prepares(Lsn(140), Xid(8)), missing);
+        // The same xid, or the same place, is not enough.
+        let mut other = watching();
+        assert_eq!(other.prepares(Lsn(115), Xid(7)), Ok(()));
+        assert_eq!(other.prepares(Lsn(120), Xid(9)), Ok(()));
+        let sent = Identity {
+            commit_lsn: Lsn(130),
+            end_lsn: Lsn(135),
+            xid: Xid(7),
+            commit_time: Timestamp(1),
+        };
+        assert_eq!(other.ended(sent, true), missing);
+    }
+
     fn witness(sent_from: u64) -> Witness {
         let range = Range { after: Lsn(0), through: Lsn(130) };
         Witness::new(Lsn(sent_from), [Applied { range, memory: Some(memory()) }])

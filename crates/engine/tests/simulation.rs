@@ -13,7 +13,7 @@ use simulation::{Sabotage, Seen, attempt};
 /// Seeds without a variable that says how many.
 const SEEDS: u64 = 20_000;
 /// Seeds in which a broken rule must be noticed.
-const SABOTAGED: u64 = 6000;
+const SABOTAGED: u64 = 20_000;
 
 /// The first seed of a range that a promise is broken in; what happened in all of them, if none is.
 fn first_broken(seeds: Range<u64>, sabotage: Sabotage) -> Result<Seen, u64> {
@@ -68,6 +68,7 @@ fn every_promise_holds_whatever_happens() {
     assert!(tried(all.runs - usize::try_from(seeds).unwrap_or(0), 10), "{all:?}");
     assert!(tried(all.faults, 3) && tried(all.made_way, 200), "{all:?}");
     assert!(tried(all.lost_before_commit, 30) && tried(all.lost_after_commit, 30), "{all:?}");
+    assert!(tried(all.refused, 200) && tried(all.failed_commits, 100), "{all:?}");
     assert!(tried(all.streamed, 5) && tried(all.abandoned, 5), "{all:?}");
     assert!(tried(all.prepared_here, 20) && tried(all.resolved_here, 40), "{all:?}");
 }

@@ -439,7 +439,10 @@ impl Supervisor<'_> {
             ..
         } = resumption;
         let progress = Progress::resume(applied.through, acknowledged, applied.highest());
-        let witness = Witness::new(acknowledged, applied.ranges());
+        // Where other transactions are sent than before, nothing is remembered.
+        let known = prepared.iter().filter(|_| applied.newest_memory().is_some());
+        let known = known.map(|one| (one.prepared.prepare_lsn, one.prepared.xid));
+        let witness = Witness::new(acknowledged, applied.ranges()).with_prepared(known);
         let feedback = Feedback::new(progress.positions());
         let mut types = PublisherTypes::new(servers, format.binary);
         published.iter().for_each(|table| types.add(table));

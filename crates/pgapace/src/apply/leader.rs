@@ -498,6 +498,8 @@ impl<'a> Leader<'a> {
                         self.take_part(part)?;
                     }
                     if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = &message {
+                        let (lsn, xid) = (prepare.prepare_lsn, prepare.xid);
+                        self.parts.witness.prepares(lsn, xid).map_err(|e| another_history(&e))?;
                         // The publisher may wait for this.
                         self.parts.progress.received(prepare.end_lsn);
                         self.parts.progress.passed(prepare.end_lsn);
