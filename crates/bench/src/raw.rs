@@ -167,7 +167,7 @@ pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) 
                     break 'stream;
                 }
             }
-            Received::Woken => {}
+            Received::Woken | Received::Warning(_) => {}
             Received::Idle => bail!("the publisher sent nothing for {STALLED:?}"),
             Received::Ended(reason) => bail!("the stream ended: {reason:?}"),
         }

@@ -25,6 +25,7 @@
 //! 1. [`share`]: how many sessions each of several subscriptions has.
 //! 1. [`progress`]: received, applied, durable: what may be acknowledged.
 //! 1. [`unresolved`]: prepared transactions: when one is due, and what keeps it from being forgotten.
+//! 1. [`published`]: was a table published all the time?
 //! 1. [`history`]: is the publisher's history the one that our progress belongs to?
 //! 1. [`sequence`]: where a sequence of the subscriber is to stand; sequences are not in the stream.
 #![forbid(unsafe_code)]
@@ -42,6 +43,7 @@ pub mod key;
 pub mod net;
 pub mod order;
 pub mod progress;
+pub mod published;
 pub mod read_ahead;
 pub mod relation;
 pub mod sequence;

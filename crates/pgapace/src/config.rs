@@ -83,8 +83,19 @@ pub(crate) enum Binary {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filled {
     Refuse,
-    Truncate,
     Keep,
+}
+
+/// What becomes of a table that may lack changes, because it was not published all the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OnMissedChanges {
+    /// The table is copied again.
+    Resync,
+    /// The table is blocked until it is copied again on request.
+    Stop,
+    /// Its later changes are applied.
+    Ignore,
 }
 
 /// How tables are copied.
@@ -103,6 +114,7 @@ pub(crate) struct CopyOptions {
     pub(crate) schema: bool,
     /// Between two looks for tables that were added; `None` for never.
     pub(crate) refresh_interval: Option<Duration>,
+    pub(crate) on_missed_changes: OnMissedChanges,
 }
 
 /// What an error of one table stops.
@@ -198,13 +210,9 @@ pub(crate) struct Settings {
     #[serde(rename = "copy-split-size", alias = "copy_split_size")]
     pub(crate) copy_split_size: Option<u64>,
 
-    /// Empty target tables that are not empty before they are copied [default: false, which
-    /// refuses them]
-    #[arg(
-        long, value_name = "BOOL", env = "PGAPACE_TRUNCATE",
-        num_args = 0..=1, default_missing_value = "true"
-    )]
-    pub(crate) truncate: Option<bool>,
+    /// Not a setting: a decision for one start.
+    #[arg(skip)]
+    pub(crate) truncate: Option<toml::Value>,
 
     /// Copy into target tables that are not empty, beside the rows that they have [default: false]
     #[arg(
@@ -228,6 +236,14 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SECONDS", env = "PGAPACE_REFRESH_INTERVAL")]
     #[serde(rename = "refresh-interval", alias = "refresh_interval")]
     pub(crate) refresh_interval: Option<u64>,
+
+    /// What to do with a table that was not published for a while, or differently (it was taken out of
+    /// a publication, the publication was dropped, a row filter or column list was changed), so that it
+    /// may lack changes: stop blocks this table until pgapace resync, resync copies it again at once,
+    /// ignore goes on [default: stop]
+    #[arg(long, value_name = "ACTION", env = "PGAPACE_ON_MISSED_CHANGES")]
+    #[serde(rename = "on-missed-changes", alias = "on_missed_changes")]
+    pub(crate) on_missed_changes: Option<OnMissedChanges>,
 
     /// ANALYZE tables of the target when they are copied [default: true]
     #[arg(
@@ -421,10 +437,11 @@ impl Settings {
             copy_data: self.copy_data.or(weaker.copy_data),
             copy_workers: self.copy_workers.or(weaker.copy_workers),
             copy_split_size: self.copy_split_size.or(weaker.copy_split_size),
-            truncate: self.truncate.or(weaker.truncate),
+            truncate: self.truncate.or_else(|| weaker.truncate.clone()),
             keep: self.keep.or(weaker.keep),
             schema: self.schema.or(weaker.schema),
             refresh_interval: self.refresh_interval.or(weaker.refresh_interval),
+            on_missed_changes: self.on_missed_changes.or(weaker.on_missed_changes),
             analyze: self.analyze.or(weaker.analyze),
             indexes_after: self.indexes_after.or(weaker.indexes_after),
             failover: self.failover.or(weaker.failover),
@@ -474,12 +491,13 @@ impl Settings {
     }
 
     fn copy_options(&self) -> Result<CopyOptions> {
-        let filled = match (self.truncate.unwrap_or(false), self.keep.unwrap_or(false)) {
-            (true, true) => return Err(config("--truncate and --keep exclude each other")),
-            (true, false) => Filled::Truncate,
-            (false, true) => Filled::Keep,
-            (false, false) => Filled::Refuse,
-        };
+        if self.truncate.is_some() || std::env::var_os("PGAPACE_TRUNCATE").is_some() {
+            return Err(config("truncate is not a setting, but a decision for one start").hint(
+                "Take it out of the configuration file and the environment (PGAPACE_TRUNCATE). If \
+                 tables are not empty at the first start, the error prints the --truncate to give.",
+            ));
+        }
+        let filled = if self.keep.unwrap_or(false) { Filled::Keep } else { Filled::Refuse };
         let workers = self.copy_workers.unwrap_or(4);
         if !(1..=64).contains(&workers) {
             return Err(config("--copy-workers must be between 1 and 64"));
@@ -505,6 +523,7 @@ impl Settings {
             indexes_after,
             schema,
             refresh_interval,
+            on_missed_changes: self.on_missed_changes.unwrap_or(OnMissedChanges::Stop),
         })
     }
 

@@ -46,9 +46,11 @@ use crate::publisher::watch::{self, Watch};
 use crate::spool::{self, Spool};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
+use crate::sync::emptying::TruncateDecision;
 use crate::sync::schema::SchemaCopier;
 use crate::sync::{
-    Adder, Snapshot, SyncContext, check_absent, check_targets, copy_tables, forget_unpublished,
+    Adder, Snapshot, SyncContext, check_absent, check_first_targets, check_targets, copy_tables,
+    forget_unpublished,
 };
 use crate::target::catalogue::{field, first_row};
 use crate::target::format::{self, Format, PublisherTypes, Servers};
@@ -59,7 +61,7 @@ use crate::target::state::ownership::{Former, Owning, SessionId};
 use crate::target::state::{
     self, Manner, NewSubscription, Phase, RelationState, SchemaCopy, Subscription,
 };
-use crate::target::state::{ownership, prepared, progress, schema, statistics};
+use crate::target::state::{ownership, prepared, progress, published, schema, statistics};
 use crate::twophase;
 use notes::Notes;
 use retry::{Known, Next, Retry};
@@ -78,9 +80,11 @@ pub(crate) enum Until {
 }
 
 /// How to run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct RunOptions {
     pub(crate) until: Option<Until>,
+    /// Tables that the first start may empty.
+    pub(crate) truncate: Vec<TruncateDecision>,
     pub(crate) take_over: bool,
     /// A failure that is the end of the subscription, alone, is not: it is tried again after a while.
     pub(crate) keep_trying: bool,
@@ -90,7 +94,7 @@ pub(crate) struct RunOptions {
 /// is for others.
 pub(crate) fn run(
     config: &Config,
-    options: RunOptions,
+    options: &RunOptions,
     shutdown: &Shutdown,
     share: Arc<Share>,
 ) -> Result<Outcome> {
@@ -98,6 +102,7 @@ pub(crate) fn run(
         config,
         share,
         shutdown,
+        truncate: options.truncate.clone(),
         take_over: options.take_over,
         until: options.until,
         known: Known::New,
@@ -201,6 +206,8 @@ struct Supervisor<'a> {
     config: &'a Config,
     share: Arc<Share>,
     shutdown: &'a Shutdown,
+    /// See [`RunOptions`].
+    truncate: Vec<TruncateDecision>,
     take_over: bool,
     until: Option<Until>,
     /// What is known of the subscription, and so how long servers are waited for.
@@ -317,7 +324,16 @@ impl Supervisor<'_> {
         });
         let (found, looked) = (found?, looked?);
         let mut row = match found {
-            Some(row) => row,
+            Some(row) => {
+                if !self.truncate.is_empty() && self.known == Known::New {
+                    tracing::warn!(
+                        event = "truncate_ignored",
+                        subscription = config.name,
+                        "--truncate is for the first start, and this is a later one"
+                    );
+                }
+                row
+            }
             None if self.known >= Known::HasRun => {
                 self.dropped = true;
                 let message = format!("subscription {} was dropped", config.name);
@@ -726,12 +742,16 @@ impl Supervisor<'_> {
     /// Records a new subscription, after everything that can be checked has been.
     fn create(&self, control: &mut Session, tables: &[PublishedTable]) -> Result<Subscription> {
         let config = self.config;
+        let mut emptied = Vec::new();
         if config.copy.schema {
             check_absent(control, tables)?;
         } else {
-            check_targets(control, tables, config.copy_data, config.copy.filled)?;
+            let (copies, filled) = (config.copy_data, config.copy.filled);
+            emptied = check_first_targets(control, tables, copies, filled, &self.truncate)?;
         }
-        state::create(
+        let failed = |e: &wire::Error| Failure::target(e, "recording the subscription");
+        control.simple("BEGIN").map_err(|e| failed(&e))?;
+        let created = state::create(
             control,
             &NewSubscription {
                 name: &config.name,
@@ -741,7 +761,12 @@ impl Supervisor<'_> {
                 copy_data: config.copy_data,
                 schema_copy: config.copy.schema.then_some(SchemaCopy::Before),
             },
-        )
+        )?;
+        if !emptied.is_empty() {
+            copies::decide_to_empty(control, created.id, &emptied)?;
+        }
+        control.simple("COMMIT").map_err(|e| failed(&e))?;
+        Ok(created)
     }
 
     /// A resumed subscription keeps its slot; its publications may change.
@@ -885,8 +910,10 @@ impl Supervisor<'_> {
         row: &Subscription,
         context: SyncContext<'_>,
     ) -> Result<Vec<PublishedTable>> {
-        let published = publication::tables(source, context.publications)?;
-        forget_unpublished(control, row.id, &published)?;
+        let look = publication::look(source, context.publications)?;
+        forget_unpublished(control, row.id, &look.tables)?;
+        published::compare(control, context.owner(), &look, context.options.on_missed_changes)?;
+        let published = look.tables;
         let states = state::relations_by_name(control, row.id)?;
         let copying = row.phase == Phase::Copying;
         // Those that join while it streams are copied beside the stream.

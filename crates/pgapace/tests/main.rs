@@ -2,12 +2,14 @@
 //! the tables.
 
 mod conflicts;
+mod documentation;
 pub(crate) mod faults;
 mod parallel;
+mod publications;
 mod semantics;
 mod servers;
 mod streaming;
 mod support;
-mod sync;
+pub(crate) mod sync;
 mod twophase;
 mod verbs;

@@ -65,7 +65,7 @@ pub enum Want {
 pub struct Leaves {
     /// Which one.
     pub worker: usize,
-    /// Whether it has nothing left to do. If not, [`Workers::answered`] says when.
+    /// Whether it has nothing left to do. If not, `Workers::answered` says when.
     pub done: bool,
 }
 

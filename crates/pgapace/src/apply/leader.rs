@@ -70,7 +70,8 @@ pub(crate) enum Outcome {
     Stopped,
     /// The point of `--until` is durable on the target.
     Reached,
-    /// The publisher has begun, or ceased, to wait for us: everything is to be set up anew.
+    /// Everything is to be set up anew: the publisher has begun, or ceased, to wait for us, or a table
+    /// may lack changes.
     Changed,
 }
 
@@ -248,7 +249,7 @@ impl<'a> Leader<'a> {
             if let Some(outcome) = self.closing
                 && self.is_closed()
             {
-                return Ok(outcome);
+                return self.closed(outcome);
             }
             let reading = self.wants_chunks();
             let chunks = if reading { &self.parts.receiver.chunks } else { &no_chunks };
@@ -263,6 +264,7 @@ impl<'a> Leader<'a> {
                             self.publish_positions();
                         }
                     }
+                    Ok(FromPublisher::Warned) => self.parts.joining.publications_changed(),
                     Ok(FromPublisher::Ended(failure)) => return Err(failure),
                     Err(_) => return Err(Failure::internal("the receiver thread is gone")),
                 },
@@ -377,7 +379,11 @@ impl<'a> Leader<'a> {
         }
         let quiet = self.is_quiet();
         let Parts { joining, control, tables, incoming, progress, .. } = &mut self.parts;
-        joining.look(&mut Lent { control, tables, incoming, quiet }, progress)
+        joining.look(&mut Lent { control, tables, incoming, quiet }, progress)?;
+        if joining.found_gap() {
+            self.close(Outcome::Changed);
+        }
+        Ok(())
     }
 
     /// Goes on with tables that join.
@@ -817,6 +823,18 @@ impl<'a> Leader<'a> {
             .hint("It is rolled back and sent again next time; nothing is lost."));
         }
         Ok(())
+    }
+
+    /// The goal is not reached by a table that was not published all the time.
+    fn closed(&mut self, outcome: Outcome) -> Result<Outcome> {
+        let Parts { joining, control, .. } = &mut self.parts;
+        if outcome == Outcome::Reached {
+            joining.look_for_gaps(control)?;
+            if joining.found_gap() {
+                return Ok(Outcome::Changed);
+            }
+        }
+        Ok(outcome)
     }
 
     fn close(&mut self, outcome: Outcome) {

@@ -8,9 +8,10 @@ use pgoutput::Lsn;
 
 use crate::apply::sessions::Share;
 use crate::cli::Selection;
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::stopping::shutdown::Shutdown;
 use crate::supervisor::{self, RunOptions, Until};
+use crate::sync::emptying::TruncateDecision;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
@@ -21,6 +22,12 @@ pub(crate) struct RunArgs {
     /// target
     #[arg(long, value_name = "current|LSN", value_parser = parse_until)]
     until: Option<Until>,
+
+    /// At the first start: empty this table of the subscriber before it is copied, if nobody has
+    /// written to it since it was looked at; repeat it. The error about tables that are not empty
+    /// prints the values
+    #[arg(long, value_name = "SCHEMA.TABLE@SNAPSHOT")]
+    truncate: Vec<TruncateDecision>,
 
     /// End the sessions of another process that runs this subscription
     #[arg(long)]
@@ -46,10 +53,15 @@ fn parse_until(text: &str) -> std::result::Result<Until, String> {
 /// the end.
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let subscriptions = args.selection.subscriptions()?;
+    if subscriptions.len() > 1 && !args.truncate.is_empty() {
+        return Err(Failure::new(Class::Config, "--truncate is for one subscription")
+            .hint("Choose it with --name."));
+    }
     let shutdown = Shutdown::on_signals()?;
     let together = args.fail_together;
     let options = RunOptions {
         until: args.until,
+        truncate: args.truncate.clone(),
         take_over: args.take_over,
         // A goal that one has failed to reach is not reached by waiting.
         keep_trying: subscriptions.len() > 1 && !together && args.until.is_none(),
@@ -59,13 +71,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let (sender, ended) = unbounded();
     let mut threads = Vec::new();
     for (subscription, share) in subscriptions.into_iter().zip(shares) {
-        let (shutdown, sender) = (shutdown.clone(), sender.clone());
+        let (shutdown, sender, options) = (shutdown.clone(), sender.clone(), options.clone());
         let name = subscription.name.clone();
         let thread = std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || {
                 let result = catch_unwind(AssertUnwindSafe(|| {
-                    supervisor::run(&subscription, options, &shutdown, share)
+                    supervisor::run(&subscription, &options, &shutdown, share)
                 }));
                 let result = result.unwrap_or_else(|_| {
                     Err(Failure::internal(format!("subscription {name} panicked")))

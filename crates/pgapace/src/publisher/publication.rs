@@ -2,9 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 
+use engine::published::PublishedBy;
+use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
+use crate::publisher::session::current_lsn;
 use crate::target::catalogue::{boolean, field};
 
 /// A published table, under the name by which its changes arrive.
@@ -26,6 +29,8 @@ pub(crate) struct PublishedTable {
     pub(crate) truncates: bool,
     pub(crate) row_security: bool,
     pub(crate) readable: bool,
+    /// By which rows of the publisher's catalogue it is published.
+    pub(crate) published_by: PublishedBy,
 }
 
 /// A published column and the type under its domains.
@@ -116,6 +121,8 @@ pub(crate) fn check_exist(session: &mut Session, publications: &[String]) -> Res
         Class::Mismatch,
         format!("the publisher has no publication {}", missing.join(", ")),
     )
+    // A run that goes on waits for it to be created again.
+    .transient(true)
     .hint(format!(
         "Create it in the database that --publisher names, for the tables that are wanted: CREATE \
          PUBLICATION {} FOR TABLE …;",
@@ -137,6 +144,21 @@ pub(crate) fn missing<'a>(
     )?;
     let found: Vec<_> = rows.iter().filter_map(|row| row.get(0).map(str::to_owned)).collect();
     Ok(publications.iter().filter(|name| !found.contains(name)).map(String::as_str).collect())
+}
+
+/// What was published at one moment.
+#[derive(Debug)]
+pub(crate) struct Look {
+    /// Everything that commits before it was published as `tables` says, if an earlier look says so too.
+    pub(crate) lsn: Lsn,
+    pub(crate) tables: Vec<PublishedTable>,
+}
+
+/// Looks what the publications publish now.
+pub(crate) fn look(session: &mut Session, publications: &[String]) -> Result<Look> {
+    // Before the catalogue is read: a change of a publication behind it may be in `tables` or not.
+    let lsn = current_lsn(session)?;
+    Ok(Look { lsn, tables: tables(session, publications)? })
 }
 
 /// All tables of the publications, except those of schema `pgapace`.
@@ -236,10 +258,77 @@ fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Ve
             has_identity: boolean(&row, 7)?,
             updates_or_deletes: boolean(&row, 8)?,
             truncates: boolean(&row, 9)?,
+            published_by: PublishedBy::default(),
         });
         list = attributes;
     }
+    let mut published_by = published_by(session, &names, &oids)?;
+    for table in &mut tables {
+        table.published_by = published_by.remove(&table.oid).unwrap_or_default();
+    }
     Ok(tables)
+}
+
+/// By which rows of the catalogue each of these tables is published. A partition is published by what
+/// publishes the tables above it. Columns that a version does not have are NULL.
+fn published_by(
+    session: &mut Session,
+    names: &str,
+    tables: &[u32],
+) -> Result<HashMap<u32, PublishedBy>> {
+    let oids: Vec<_> = tables.iter().map(u32::to_string).collect();
+    // PostgreSQL 14 publishes no schemas.
+    let schemas = if session.server_version().major() >= 15 {
+        "UNION ALL \
+         SELECT p.*, 'schema:' || n.oid, NULL, NULL, c.oid \
+         FROM publication p JOIN pg_catalog.pg_publication_namespace n ON n.pnpubid = p.oid \
+         JOIN pg_catalog.pg_class c ON c.relnamespace = n.pnnspid \
+         WHERE c.oid IN (SELECT t.above FROM tree t)"
+    } else {
+        ""
+    };
+    let rows = query(
+        session,
+        &format!(
+            "WITH RECURSIVE publication AS ( \
+               SELECT p.oid, p.xmin, p.pubowner, p.puballtables, \
+                 pg_catalog.concat(CASE WHEN p.pubinsert THEN 'i' END, \
+                   CASE WHEN p.pubupdate THEN 'u' END, CASE WHEN p.pubdelete THEN 'd' END, \
+                   CASE WHEN p.pubtruncate THEN 't' END, CASE WHEN p.pubviaroot THEN 'v' END, \
+                   CASE WHEN pg_catalog.to_jsonb(p) ->> 'pubgencols' NOT IN ('n', 'f', 'false') \
+                     THEN 'g' END) AS options \
+               FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names}) \
+             ), tree AS ( \
+               SELECT relid, relid AS above \
+               FROM pg_catalog.unnest('{{{oids}}}'::pg_catalog.oid[]) AS u (relid) \
+               UNION ALL \
+               SELECT t.relid, i.inhparent FROM tree t \
+               JOIN pg_catalog.pg_class c ON c.oid = t.above AND c.relispartition \
+               JOIN pg_catalog.pg_inherits i ON i.inhrelid = t.above \
+             ), entry AS ( \
+               SELECT p.*, 'all' AS by, NULL AS filter, NULL AS list, NULL::pg_catalog.oid AS relid \
+               FROM publication p WHERE p.puballtables \
+               UNION ALL \
+               SELECT p.*, 'table:' || r.oid, \
+                 pg_catalog.md5(pg_catalog.to_jsonb(r) ->> 'prqual'), \
+                 pg_catalog.replace(pg_catalog.to_jsonb(r) ->> 'prattrs', ' ', ','), r.prrelid \
+               FROM publication p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid \
+               {schemas} \
+             ) \
+             SELECT DISTINCT t.relid, pg_catalog.concat_ws(' ', e.oid, e.xmin, e.pubowner, \
+               CASE e.options WHEN '' THEN '-' ELSE e.options END, e.by, \
+               coalesce(e.filter, '-'), coalesce(e.list, '-')) \
+             FROM tree t JOIN entry e ON e.relid = t.above OR e.relid IS NULL AND t.relid = t.above",
+            oids = oids.join(",")
+        ),
+    )?;
+    let mut entries = HashMap::<u32, Vec<_>>::with_capacity(tables.len());
+    for row in rows.iter() {
+        let entry: String = field(&row, 1)?;
+        let entry = entry.parse().map_err(|e| Failure::internal(format!("{e}: {entry}")))?;
+        entries.entry(field(&row, 0)?).or_default().push(entry);
+    }
+    Ok(entries.into_iter().map(|(table, entries)| (table, PublishedBy::new(entries))).collect())
 }
 
 /// Where a query finds what each publication has: relation, column list and row filter. All versions

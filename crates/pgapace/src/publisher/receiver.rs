@@ -29,6 +29,8 @@ const PLENTY: usize = 512 << 10;
 pub(crate) enum FromPublisher {
     /// Complete CopyData messages, headers included.
     Chunk(Chunk),
+    /// The publisher warns: it may have left something out.
+    Warned,
     /// The stream ended; nothing follows.
     Ended(Failure),
 }
@@ -278,6 +280,11 @@ impl State {
                         self.send_status(false)?;
                     }
                 }
+                Received::Warning(_) => {
+                    if self.sender.send(FromPublisher::Warned).is_err() {
+                        return Ok(());
+                    }
+                }
                 Received::Idle | Received::Woken => {}
                 Received::Ended(reason) => return Err(ended(reason)),
             }
@@ -371,8 +378,16 @@ pub(crate) fn explain(mut failure: Failure) -> Failure {
             failure.class = Class::Slot;
             failure.transient = false;
         }
-        // The walsender cannot find the publication at the time of a change it decodes.
-        Some("42704") => failure.transient = false,
+        // The walsender of a server before 18 does not find a publication as of a change that it
+        // decodes: it is gone now, or it was then.
+        Some("42704") => {
+            failure.transient = true;
+            failure = failure.hint(
+                "If the publication was dropped, create it again. If it is there, it was created after \
+                 changes that the slot still has to send, and PostgreSQL before 18 cannot send those: \
+                 the tables have to be copied again, with pgapace drop and then pgapace run.",
+            );
+        }
         _ => {}
     }
     failure

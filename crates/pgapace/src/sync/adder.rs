@@ -13,23 +13,23 @@ use wire::Session;
 use crate::apply::tables::Tables;
 use crate::config::{CopyOptions, Filled};
 use crate::error::{Failure, Result};
-use crate::publisher::publication::{self, PublishedTable};
+use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::publisher::session::{Publisher, current_lsn};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::sync::{self, SyncContext, copy_tables, facts};
 use crate::target::session::{Purpose, Target};
 use crate::target::state::copies::{Owner, Requested};
-use crate::target::state::{self, RelationState, copies, ownership};
+use crate::target::state::{self, RelationState, copies, ownership, published};
 
 /// Asks the publisher what is published, on a thread: connecting may take its time.
-fn ask(context: SyncContext<'_>) -> Option<Receiver<Vec<PublishedTable>>> {
+fn ask(context: SyncContext<'_>) -> Option<Receiver<Look>> {
     let (sender, receiver) = bounded(1);
     let (publisher, publications) = (context.publisher.clone(), context.publications.to_vec());
     let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(move || {
         let published = publisher
             .connect_to_look()
-            .and_then(|mut session| publication::tables(&mut session, &publications));
+            .and_then(|mut session| publication::look(&mut session, &publications));
         match published {
             // The leader may be gone.
             Ok(published) => drop(sender.send(published)),
@@ -88,9 +88,12 @@ pub(crate) struct Adder<'a> {
     /// Published when the run started, and then not part of the subscription, or blocked.
     new: Vec<PublishedTable>,
     failed: FxHashMap<Name, FailedCopy>,
-    asked: Instant,
+    /// When the publisher was asked what it publishes; `None` if it is to be asked at once.
+    asked: Option<Instant>,
     /// What is published now, from a thread that asks the publisher.
-    published: Option<Receiver<Vec<PublishedTable>>>,
+    published: Option<Receiver<Look>>,
+    /// Whether a table was found that may lack changes.
+    found_gap: bool,
 }
 
 impl<'a> Adder<'a> {
@@ -103,8 +106,9 @@ impl<'a> Adder<'a> {
             requested: Vec::new(),
             new,
             failed: FxHashMap::default(),
-            asked: Instant::now(),
+            asked: Some(Instant::now()),
             published: None,
+            found_gap: false,
         }
     }
 
@@ -141,21 +145,54 @@ impl<'a> Adder<'a> {
         }
         if let Some(answer) = &self.published {
             match answer.try_recv() {
-                Ok(published) => {
+                Ok(look) => {
                     self.published = None;
-                    self.judge(control, tables, published)?;
+                    self.compare(control, &look)?;
+                    self.judge(control, tables, look.tables)?;
                 }
                 Err(TryRecvError::Empty) => {}
                 // It could not ask: the next time it can, or the stream ends too.
                 Err(TryRecvError::Disconnected) => self.published = None,
             }
-        } else if let Some(every) = self.context.options.refresh_interval
-            && self.asked.elapsed() >= every
-        {
-            self.asked = Instant::now();
+        } else if self.is_due() {
+            self.asked = Some(Instant::now());
             self.published = ask(self.context);
         }
         Ok(())
+    }
+
+    fn is_due(&self) -> bool {
+        let every = self.context.options.refresh_interval;
+        self.asked.is_none_or(|asked| every.is_some_and(|every| asked.elapsed() >= every))
+    }
+
+    /// The publications may have changed.
+    pub(crate) fn look_soon(&mut self) {
+        self.asked = None;
+    }
+
+    /// Looks now what is published.
+    pub(crate) fn look_now(&mut self, control: &mut Session) -> Result<()> {
+        let context = self.context;
+        let mut session = context.publisher.connect_to_look()?;
+        let sessions = [session.cancel_handle()];
+        let look =
+            interruptible(context.shutdown, &sessions, "looking at the publications", || {
+                publication::check_exist(&mut session, context.publications)?;
+                publication::look(&mut session, context.publications)
+            })?;
+        self.compare(control, &look)
+    }
+
+    fn compare(&mut self, control: &mut Session, look: &Look) -> Result<()> {
+        let decision = self.context.options.on_missed_changes;
+        self.found_gap |= published::compare(control, self.context.owner(), look, decision)?;
+        Ok(())
+    }
+
+    /// Whether a table was found that may lack changes: the next run deals with it.
+    pub(crate) fn found_gap(&self) -> bool {
+        self.found_gap
     }
 
     /// Has the tables copied that are new, or were blocked, and can be; blocks the others.

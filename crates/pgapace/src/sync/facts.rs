@@ -253,7 +253,7 @@ impl Obstacle {
         match self {
             Self::Absent => absent(&[table.display_name()]),
             Self::Unfit(failure) => failure,
-            Self::NotEmpty => not_empty(&[table.display_name()]),
+            Self::NotEmpty => not_empty(&table.display_name()),
         }
     }
 }
@@ -266,12 +266,11 @@ fn absent(names: &[String]) -> Failure {
     )
 }
 
-pub(super) fn not_empty(names: &[String]) -> Failure {
-    let message = format!("target tables are not empty: {}", names.join(", "));
+fn not_empty(name: &str) -> Failure {
+    let message = format!("target table {name} is not empty");
     Failure::new(Class::Mismatch, message).hint(
-        "Empty them (TRUNCATE), have them emptied with --truncate, keep their rows beside the \
-         copied ones with --keep, or pass --copy-data=false if they already hold the publisher's \
-         rows as of the slot.",
+        "Empty it (TRUNCATE): it is then copied by itself. Or have it emptied and copied: pgapace \
+         resync. Or keep its rows beside the copied ones with --keep.",
     )
 }
 

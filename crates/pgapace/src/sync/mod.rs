@@ -7,6 +7,7 @@
 
 mod adder;
 mod crew;
+pub(crate) mod emptying;
 mod facts;
 mod indexes;
 mod lane;
@@ -18,7 +19,7 @@ pub(crate) mod schema;
 pub(crate) mod sequences;
 mod snapshot;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::FxHashMap;
 use wire::Session;
 
 pub(crate) use adder::{Added, Adder, Copying, Name};
@@ -30,11 +31,12 @@ use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
+use crate::sync::emptying::{Emptied, TruncateDecision};
 use crate::sync::facts::TargetTable;
 use crate::sync::sequences::{Chosen, SetOptions};
 use crate::target::format::Servers;
 use crate::target::session::Target;
-use crate::target::state::copies::{self, Owner, reset_sql};
+use crate::target::state::copies::{self, Owner};
 use crate::target::state::{self, RelationState, SubscriptionId};
 
 /// Snapshots that are tried for tables that change on the publisher while they are copied.
@@ -80,6 +82,23 @@ pub(crate) fn check_targets(
     Ok(())
 }
 
+/// The same before the first start, for which the user may have decided about tables that hold rows.
+/// Returns those that are to be emptied.
+pub(crate) fn check_first_targets(
+    session: &mut Session,
+    tables: &[PublishedTable],
+    copy_data: bool,
+    policy: Filled,
+    decisions: &[TruncateDecision],
+) -> Result<Vec<Emptied>> {
+    let targets = facts::fitting(session, tables)?;
+    if copy_data && policy == Filled::Refuse {
+        emptying::decide(session, tables, &targets, decisions)
+    } else {
+        Ok(Vec::new())
+    }
+}
+
 /// Checks that the target has none of the tables: `--schema` is to make them.
 pub(crate) fn check_absent(session: &mut Session, tables: &[PublishedTable]) -> Result<()> {
     let found = facts::read(session, tables)?;
@@ -96,11 +115,8 @@ pub(crate) fn check_absent(session: &mut Session, tables: &[PublishedTable]) -> 
 
 fn refuse_filled(session: &mut Session, targets: &[TargetTable]) -> Result<()> {
     let filled = facts::filled(session, targets)?;
-    if filled.is_empty() {
-        return Ok(());
-    }
-    let names: Vec<_> = filled.iter().map(|index| targets[*index].display_name()).collect();
-    Err(facts::not_empty(&names))
+    let filled: Vec<_> = filled.iter().map(|index| &targets[*index]).collect();
+    emptying::refuse(session, &filled)
 }
 
 /// Copies the published tables that `wanted` takes and that are not copied yet, under `first` (with
@@ -206,13 +222,6 @@ fn copy_pending(
     let mut empty_now = vec![true; targets.len()];
     match context.options.filled {
         Filled::Refuse => {}
-        Filled::Truncate => {
-            let filled = facts::filled(control, &targets)?;
-            if !filled.is_empty() {
-                tracing::info!(tables = filled.len(), "emptying tables that are not empty");
-                empty(control, context.owner(), &targets, &filled)?;
-            }
-        }
         // All of such a table in one transaction: what is left of a part could not be told from
         // the rows that are to be kept.
         Filled::Keep => {
@@ -248,8 +257,9 @@ fn all(
     let targets = facts::fitting(control, &published)?;
     let left: Vec<_> = (0..published.len()).filter(|index| partly(&states[*index])).collect();
     if !left.is_empty() {
-        tracing::info!(tables = left.len(), "emptying tables of which a part was copied");
-        empty(control, context.owner(), &targets, &left)?;
+        let tables: Vec<_> =
+            left.iter().map(|index| (&targets[*index], states[*index].as_ref())).collect();
+        emptying::empty(control, context.owner(), &tables)?;
     }
     if context.options.filled == Filled::Refuse {
         refuse_filled(control, &targets)?;
@@ -265,23 +275,25 @@ fn only_possible(
 ) -> Result<(Vec<PublishedTable>, Vec<TargetTable>)> {
     let owner = context.owner();
     let refuse = context.options.filled == Filled::Refuse;
-    let emptied: FxHashSet<_> =
-        pending.iter().filter(|(_, state)| partly(state)).map(|(table, _)| table.key()).collect();
+    let emptied: FxHashMap<_, _> = pending
+        .iter()
+        .filter(|(_, state)| partly(state))
+        .filter_map(|(table, state)| Some((table.key(), state.clone()?)))
+        .collect();
     let tables: Vec<_> = pending.into_iter().map(|(table, _)| table).collect();
-    let found = facts::fit(control, &tables, |table| refuse && !emptied.contains(&table.key()))?;
+    let found =
+        facts::fit(control, &tables, |table| refuse && !emptied.contains_key(&table.key()))?;
     let (mut published, mut targets, mut blocked) = (Vec::new(), Vec::new(), Vec::new());
     for (table, found) in tables.into_iter().zip(found) {
-        let target = match found {
-            Err(obstacle) => Err(obstacle.failure(&table)),
-            Ok(target) if emptied.contains(&table.key()) => {
-                let name = table.display_name();
-                tracing::info!(table = name, "emptying a table of which a part was copied");
-                match empty(control, owner, std::slice::from_ref(&target), &[0]) {
+        let target = match (found, emptied.get(&table.key())) {
+            (Err(obstacle), _) => Err(obstacle.failure(&table)),
+            (Ok(target), Some(state)) => {
+                match emptying::empty(control, owner, &[(&target, Some(state))]) {
                     Err(failure) if failure.transient => return Err(failure),
                     emptied => emptied.map(|()| target),
                 }
             }
-            Ok(target) => Ok(target),
+            (Ok(target), None) => Ok(target),
         };
         match target {
             Ok(target) => {
@@ -307,31 +319,6 @@ fn block(control: &mut Session, owner: Owner, tables: &[(Name, Failure)]) -> Res
         );
     }
     Ok(())
-}
-
-/// Empties tables of the target, with what was recorded of their copy.
-fn empty(
-    control: &mut Session,
-    owner: Owner,
-    targets: &[TargetTable],
-    which: &[usize],
-) -> Result<()> {
-    let chosen: Vec<_> = which.iter().map(|index| &targets[*index]).collect();
-    let names: Vec<_> = chosen.iter().map(|table| table.names()).collect();
-    let reset = reset_sql(owner, &names);
-    let tables: Vec<_> = chosen.iter().map(|table| table.sql_only()).collect();
-    let failed = |e: &wire::Error| Failure::target(e, "emptying tables that are to be copied");
-    match control.simple(&format!("TRUNCATE TABLE {}; {reset}", tables.join(", "))) {
-        Ok(_) => Ok(()),
-        // Referenced by a foreign key of a table that is not ours to truncate.
-        Err(error) if error.sqlstate() == Some("0A000") => {
-            let deletes: Vec<_> =
-                tables.iter().map(|name| format!("DELETE FROM {name}; ")).collect();
-            let sql = format!("{}{reset}", deletes.concat());
-            control.simple(&sql).map(|_| ()).map_err(|e| failed(&e))
-        }
-        Err(error) => Err(failed(&error)),
-    }
 }
 
 /// Forgets tables that are not published any more. Should one be published again, what was written

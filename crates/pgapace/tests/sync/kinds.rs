@@ -1,6 +1,7 @@
 //! What is copied, and how.
 
 use crate::support::{Case, VERSIONS, on_versions};
+use crate::sync::emptying::decisions;
 
 /// Empty, small, large and very large tables, several workers, ranges of blocks, or all of a table
 /// before its index.
@@ -136,7 +137,7 @@ fn tables_that_hold_rows() {
             case.tool.name
         );
         assert_eq!(case.publisher.value(&slots), "0");
-        case.tool.args = vec!["--truncate".to_owned()];
+        case.tool.args = decisions(&refused);
         case.run_until_current();
         case.expect_equal(&["a", "b", "part"]);
 

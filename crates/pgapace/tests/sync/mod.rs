@@ -3,6 +3,7 @@
 pub(crate) mod beside;
 mod blocked;
 pub(crate) mod catching_up;
+mod emptying;
 mod half;
 mod indexes;
 mod kinds;

@@ -91,6 +91,8 @@ pub struct ReplicationStream {
 pub enum Received {
     /// Data.
     Chunk(CopyChunk),
+    /// A message of the server that it calls a warning.
+    Warning(Box<ServerError>),
     /// Nothing came in time.
     Idle,
     /// Somebody called [`Waker::wake`].
@@ -340,7 +342,13 @@ impl ReplicationStream {
             let message = self.split(length);
             let body = &message[5..];
             match tag {
-                b'N' => log_notice(&ServerError::parse(body)),
+                b'N' => {
+                    let notice = ServerError::parse(body);
+                    log_notice(&notice);
+                    if notice.severity == "WARNING" {
+                        return Ok(Some(Received::Warning(Box::new(notice))));
+                    }
+                }
                 b'S' | b'A' => {}
                 b'c' if self.copy_done => {}
                 b'c' => {
@@ -443,8 +451,8 @@ impl ReplicationStream {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.receive(left)? {
-                Received::Chunk(_) | Received::Woken if !left.is_zero() => {}
-                Received::Chunk(_) | Received::Woken | Received::Idle => {
+                Received::Chunk(_) | Received::Warning(_) | Received::Woken if !left.is_zero() => {}
+                Received::Chunk(_) | Received::Warning(_) | Received::Woken | Received::Idle => {
                     return Err(Error::Timeout);
                 }
                 Received::Ended(EndReason::Done) => return Ok(()),

@@ -301,6 +301,21 @@ impl<'a> Joining<'a> {
         Ok(true)
     }
 
+    /// The publications may have changed: they are looked at soon.
+    pub(crate) fn publications_changed(&mut self) {
+        self.adder.look_soon();
+    }
+
+    /// Looks now whether all tables were published all the time.
+    pub(crate) fn look_for_gaps(&mut self, control: &mut Session) -> Result<()> {
+        self.adder.look_now(control)
+    }
+
+    /// Whether a table was found that may lack changes, so that everything is to be set up anew.
+    pub(crate) fn found_gap(&self) -> bool {
+        self.adder.found_gap()
+    }
+
     /// Looks now and then which tables are to be copied.
     pub(crate) fn look(&mut self, lent: &mut Lent<'_>, progress: &Progress) -> Result<()> {
         let full = self.is_full(lent.incoming);

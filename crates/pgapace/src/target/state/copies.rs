@@ -24,7 +24,7 @@ pub(crate) struct Owner {
 
 impl Owner {
     /// NULL, which the tables do not take, if a later run has raised the epoch.
-    fn sql(self) -> String {
+    pub(crate) fn sql(self) -> String {
         format!(
             "(SELECT s.id FROM pgapace.subscription s WHERE s.id = {} AND s.epoch = {})",
             self.id.0, self.epoch
@@ -134,20 +134,25 @@ pub(crate) fn set_gates(
     let names: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
     let sql = format!(
         "INSERT INTO pgapace.relation AS r \
-           (subscription, schema_name, table_name, state, gate_lsn, copied_xid) \
+           (subscription, schema_name, table_name, state, gate_lsn, copied_xid, published_by) \
          SELECT {owner}, c.schema_name, c.table_name, 'ready', '{gate}', \
-           pg_catalog.pg_current_xact_id() \
+           pg_catalog.pg_current_xact_id(), c.published_by \
          FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
-                         pg_catalog.unnest($2::pg_catalog.text[])) \
-           AS c (schema_name, table_name) \
+                         pg_catalog.unnest($2::pg_catalog.text[]), \
+                         pg_catalog.unnest($3::pg_catalog.text[])) \
+           AS c (schema_name, table_name, published_by) \
          ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
          SET state = {state}, gate_lsn = excluded.gate_lsn, copied_xid = excluded.copied_xid, \
-             catch_up = NULL",
+             catch_up = NULL, published_by = excluded.published_by",
         owner = owner.sql(),
         state = after(Event::NoCopyWanted)
     );
+    let by: Vec<_> = tables.iter().map(|table| table.published_by.to_string()).collect();
     session
-        .execute(&sql, &[Some(&name_array(&schemas)), Some(&name_array(&names))])
+        .execute(
+            &sql,
+            &[Some(&name_array(&schemas)), Some(&name_array(&names)), Some(&name_array(&by))],
+        )
         .map_err(|e| writing(&e))?;
     Ok(())
 }
@@ -159,6 +164,7 @@ pub(crate) struct Begun {
     names: Vec<String>,
     bytes: Vec<u64>,
     parts: Vec<u64>,
+    published_by: Vec<String>,
 }
 
 impl Begun {
@@ -167,6 +173,7 @@ impl Begun {
         self.names.push(table.name.clone());
         self.bytes.push(bytes);
         self.parts.push(parts as u64);
+        self.published_by.push(table.published_by.to_string());
     }
 
     /// Records them, each with a new generation, which is returned by schema and name. No part of a
@@ -180,25 +187,29 @@ impl Begun {
         let sql = format!(
             "INSERT INTO pgapace.relation AS r \
                (subscription, schema_name, table_name, state, generation, sync_lsn, \
-                source_bytes, parts) \
-             SELECT {owner}, c.schema_name, c.table_name, 'datasync', 1, '{lsn}', c.bytes, c.parts \
+                source_bytes, parts, published_by) \
+             SELECT {owner}, c.schema_name, c.table_name, 'datasync', 1, '{lsn}', c.bytes, c.parts, \
+               c.published_by \
              FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                              pg_catalog.unnest($2::pg_catalog.text[]), \
                              pg_catalog.unnest($3::pg_catalog.int8[]), \
-                             pg_catalog.unnest($4::pg_catalog.int8[])) \
-               AS c (schema_name, table_name, bytes, parts) \
+                             pg_catalog.unnest($4::pg_catalog.int8[]), \
+                             pg_catalog.unnest($5::pg_catalog.text[])) \
+               AS c (schema_name, table_name, bytes, parts, published_by) \
              ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
              SET state = {state}, generation = r.generation + 1, gate_lsn = NULL, \
                  sync_lsn = excluded.sync_lsn, copied_rows = NULL, \
-                 source_bytes = excluded.source_bytes, parts = excluded.parts, parts_done = 0 \
+                 source_bytes = excluded.source_bytes, parts = excluded.parts, parts_done = 0, \
+                 published_by = excluded.published_by \
              RETURNING r.schema_name, r.table_name, r.generation",
             owner = owner.sql(),
             state = after(Event::CopyBegun)
         );
         let (schemas, names) = (name_array(&self.schemas), name_array(&self.names));
         let (bytes, parts) = (number_array(&self.bytes), number_array(&self.parts));
+        let by = name_array(&self.published_by);
         let rows = session
-            .query(&sql, &[Some(&schemas), Some(&names), Some(&bytes), Some(&parts)])
+            .query(&sql, &[Some(&schemas), Some(&names), Some(&bytes), Some(&parts), Some(&by)])
             .map_err(|e| writing(&e))?;
         rows.iter().map(|row| Ok(((field(&row, 0)?, field(&row, 1)?), field(&row, 2)?))).collect()
     }
@@ -248,7 +259,8 @@ pub(crate) fn reset_sql(owner: Owner, tables: &[(&str, &str)]) -> String {
         .map(|(schema, name)| format!("({}, {})", quote_literal(schema), quote_literal(name)))
         .collect();
     format!(
-        "UPDATE pgapace.relation SET copied_rows = NULL, parts_done = 0, empty_first = false \
+        "UPDATE pgapace.relation SET copied_rows = NULL, parts_done = 0, empty_first = false, \
+           empty_snapshot = NULL \
          WHERE subscription = {} AND (schema_name, table_name) IN ({})",
         owner.sql(),
         names.join(", ")
@@ -470,6 +482,33 @@ pub(crate) fn request(
     tables: &[PublishedTable],
 ) -> Result<()> {
     upsert_request(session, id, tables, "NULL", "NOTHING")
+}
+
+/// Records which tables hold rows that are to be removed before their copy, and under which snapshot of
+/// the subscriber that was decided.
+pub(crate) fn decide_to_empty(
+    session: &mut Session,
+    id: SubscriptionId,
+    tables: &[(PublishedTable, String)],
+) -> Result<()> {
+    let schemas: Vec<_> = tables.iter().map(|(table, _)| table.schema.clone()).collect();
+    let names: Vec<_> = tables.iter().map(|(table, _)| table.name.clone()).collect();
+    let snapshots: Vec<_> = tables.iter().map(|(_, snapshot)| snapshot.clone()).collect();
+    let sql = format!(
+        "INSERT INTO pgapace.relation \
+           (subscription, schema_name, table_name, empty_first, empty_snapshot) \
+         SELECT {}, c.schema_name, c.table_name, true, c.snapshot \
+         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                         pg_catalog.unnest($2::pg_catalog.text[]), \
+                         pg_catalog.unnest($3::pg_catalog.text[])) \
+           AS c (schema_name, table_name, snapshot) \
+         ON CONFLICT (subscription, schema_name, table_name) DO NOTHING",
+        id.0
+    );
+    let arguments = [name_array(&schemas), name_array(&names), name_array(&snapshots)];
+    let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
+    session.execute(&sql, &arguments).map_err(|e| writing(&e))?;
+    Ok(())
 }
 
 /// Asks for tables to be emptied and copied again. That is all that a verb says about a table: a

@@ -6,6 +6,7 @@ pub(crate) mod copying;
 pub(crate) mod ownership;
 pub(crate) mod prepared;
 pub(crate) mod progress;
+pub(crate) mod published;
 pub(crate) mod schema;
 pub(crate) mod statistics;
 
@@ -351,6 +352,8 @@ pub(crate) struct RelationState {
     pub(crate) joins: bool,
     /// Rows of an earlier copy are to be removed before the next.
     pub(crate) empty_first: bool,
+    /// If a user has decided to have it emptied: only rows that this snapshot of the subscriber sees.
+    pub(crate) empty_snapshot: Option<String>,
     /// When `resync` asked for another copy; `None` once that is taken up.
     pub(crate) requested: Option<String>,
     /// Why it is blocked, and since when.
@@ -380,7 +383,7 @@ pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec
         .query(
             "SELECT schema_name, table_name, gate_lsn, copied_rows, source_bytes, parts, \
                parts_done, catch_up IS NOT NULL, state, empty_first, requested, reason, \
-               blocked_since, stale_lsn, stale_reason FROM pgapace.relation \
+               blocked_since, stale_lsn, stale_reason, empty_snapshot FROM pgapace.relation \
              WHERE subscription = $1::pg_catalog.int4 ORDER BY schema_name, table_name",
             &[Some(&id.0.to_string())],
         )
@@ -403,6 +406,7 @@ pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec
                 blocked_since: row.get(12).map(str::to_owned),
                 stale_from: row.get(13).map(|_| field(&row, 13)).transpose()?,
                 stale_reason: row.get(14).map(str::to_owned),
+                empty_snapshot: row.get(15).map(str::to_owned),
             })
         })
         .collect()

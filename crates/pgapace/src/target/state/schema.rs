@@ -269,6 +269,15 @@ COMMENT ON TABLE pgapace.relation IS 'tables of a subscription, and how far the 
 
 -- how often a table was blocked
 ALTER TABLE pgapace.stat_subscription ADD tables_blocked bigint NOT NULL DEFAULT 0",
+    "\
+-- by which rows of the publisher's catalogue a table is published (engine/src/published.rs), and
+-- where that was looked at last
+ALTER TABLE pgapace.relation ADD published_by text;
+ALTER TABLE pgapace.subscription ADD published_lsn pg_lsn",
+    "\
+-- with empty_first, where a user has decided that (--truncate): no row may be younger than this
+-- snapshot of the subscriber
+ALTER TABLE pgapace.relation ADD empty_snapshot text",
 ];
 
 /// The version that this program creates.

@@ -1,0 +1,35 @@
+//! Documents say what tests show.
+
+use std::collections::HashSet;
+use std::process::Command;
+
+use crate::support::must;
+
+/// Names of all tests of this program.
+fn tests() -> HashSet<String> {
+    let program = must(std::env::current_exe());
+    let listed = must(Command::new(program).arg("--list").output());
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_incident_has_its_test() {
+    let document = must(std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/incidents.md"
+    )));
+    let tests = tests();
+    let lines = document.lines().filter(|line| line.starts_with("| "));
+    let incidents = lines.filter(|line| !line.starts_with("| what happens"));
+    let mut seen = HashSet::new();
+    for line in incidents {
+        let cells: Vec<_> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        assert_eq!(cells.len(), 4, "four columns: {line}");
+        assert!(cells.iter().all(|cell| !cell.is_empty()), "nothing is left open: {line}");
+        let test = cells[3].trim_matches(|c| c == '`' || c == '|' || c == ' ');
+        assert!(tests.contains(test), "there is no test {test}");
+        assert!(seen.insert(cells[0].to_owned()), "twice: {line}");
+    }
+    assert!(seen.len() > 40, "{}", seen.len());
+}
