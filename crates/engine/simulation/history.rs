@@ -771,8 +771,9 @@ fn locks(table: usize, full_identity: bool) -> LockRules {
         APPEND | UNCERTAIN => RowLock::Table,
         _ => RowLock::Key(vec![column(0)]),
     };
-    let root = u32::try_from(table).expect("few tables");
-    let parent = u32::try_from(PARENT).expect("few tables");
+    // Oid 0 is none.
+    let root = u32::try_from(table).expect("few tables") + 1;
+    let parent = u32::try_from(PARENT).expect("few tables") + 1;
     let mut rules = LockRules {
         root,
         identity: 1,

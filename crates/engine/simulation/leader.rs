@@ -27,7 +27,7 @@ use crate::simulation::rng::Rng;
 use crate::simulation::stream::{Sent, stream, table};
 use crate::simulation::streams::Report;
 use crate::simulation::target::{Database, PreparedHere};
-use crate::simulation::worker::{Answered, Work};
+use crate::simulation::worker::{Answered, PlainWork, Work};
 
 /// What an error begins with that says that the publisher has another history.
 pub(crate) const REFUSED: &str = "the publisher is refused";
@@ -65,6 +65,9 @@ impl Setting {
             ready_groups: rng.one_of(&[1, 2]),
             outstanding: rng.one_of(&[1, 4, 64]),
             victims: rng.one_of(&[1, 4]),
+            want_after: Duration::from_micros(10),
+            idle: Duration::from_micros(100),
+            tenure: Duration::from_micros(500),
             serialized_term: rng.one_of(&[Duration::from_millis(5), Duration::from_secs(10)]),
             stream_worth: rng.one_of(&[1, 100]),
             stream_gathering: rng.one_of(&[Duration::ZERO, Duration::from_millis(2)]),
@@ -75,7 +78,7 @@ impl Setting {
         };
         let dispatch = DispatchSettings {
             workers: 1 + rng.below(4),
-            shared: false,
+            shared: rng.chance(1, 4),
             ordered,
             round_trip: rng.one_of(&[Duration::ZERO, Duration::from_millis(5)]),
             group: GroupLimits {
@@ -97,7 +100,8 @@ impl Setting {
             kept_bytes: rng.one_of(&[0, 200, 100_000]),
             block_bytes: rng.one_of(&[64, 1000]),
         };
-        let hold = [None, Some(Duration::ZERO), Some(Duration::from_micros(500))];
+        let at_once = Some(Duration::ZERO);
+        let hold = [None, at_once, at_once, at_once, Some(Duration::from_micros(500))];
         Self {
             dispatch,
             tick: Duration::from_micros(rng.one_of(&[10, 200, 5000])),
@@ -107,7 +111,7 @@ impl Setting {
             eager: if history.streams { rng.one_of(&[0, 1, 4]) } else { 0 },
             streams: rng.one_of(&[0, 1, 3]),
             hold: rng.one_of(&hold),
-            most_prepared: rng.one_of(&[0, 1, 20]),
+            most_prepared: rng.one_of(&[0, 1, 20, 20, 20]),
         }
     }
 }
@@ -122,8 +126,8 @@ pub(crate) struct TableMap {
 
 impl Table for TableMap {
     fn id(&self) -> TableId {
-        let oid = u32::try_from(self.table + 1).expect("few tables");
-        TableId { oid, root: oid }
+        let oid = u32::try_from(self.table).expect("few tables") + 1;
+        TableId { oid, root: self.locks.root }
     }
 
     fn locks(&self) -> Option<&LockRules> {
@@ -232,7 +236,10 @@ impl Leader {
             resumed_at: through,
             after_applied: false,
             memory,
-            dispatch: Dispatch::new(DispatchSettings { rows_through, ..setting.dispatch }),
+            dispatch: Dispatch::new(DispatchSettings {
+                rows_through,
+                ..broken(setting.dispatch, sabotage)
+            }),
             partly_dispatched: false,
             outstanding: setting.dispatch.pacing.outstanding,
             decoder: Decoder::new(Streaming::Parallel),
@@ -335,7 +342,7 @@ impl Leader {
         }
         if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = &message {
             self.witness
-                .prepares(prepare.prepare_lsn, prepare.xid)
+                .prepares(prepare.prepare_lsn, prepare.end_lsn, prepare.xid)
                 .map_err(|error| refused(&error))?;
             self.progress.received(prepare.end_lsn);
             self.progress.passed(prepare.end_lsn);
@@ -379,7 +386,8 @@ impl Leader {
             }
             let (predecessor, memory) = (Lsn::INVALID, None);
             let (after_applied, two_phase) = (false, None);
-            let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
+            let work = PlainWork { part, tables, predecessor, memory, after_applied, two_phase };
+            let work = Work { plain: work, sabotage: self.sabotage };
             self.streams.hand_over(&next, through, Box::new(work), Mode::Net, now);
         }
         self.end_stream();
@@ -403,7 +411,8 @@ impl Leader {
             let (part, tables) = (TransactionPart::end_of(head, end), Vec::new());
             let (predecessor, memory) = (self.progress.last_dispatched(), self.memory);
             let (after_applied, two_phase) = (false, None);
-            let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
+            let work = PlainWork { part, tables, predecessor, memory, after_applied, two_phase };
+            let work = Work { plain: work, sabotage: self.sabotage };
             self.streams.commit(xid, Box::new(work));
         }
     }
@@ -454,6 +463,13 @@ impl Leader {
         Ok(())
     }
 
+    /// The subscriber's table is attached to another topmost relation.
+    pub(crate) fn move_table(&mut self, table: usize, root: u32) {
+        let TableMap { locks, fold, .. } = &*self.tables[table];
+        let (locks, fold) = (LockRules { root, ..locks.clone() }, fold.clone());
+        self.tables[table] = Arc::new(TableMap { table, locks, fold });
+    }
+
     /// Whether parts of a kept transaction can be taken that could not be before.
     pub(crate) fn can_take_parts(&self) -> bool {
         self.incoming.has_parts()
@@ -490,14 +506,11 @@ impl Leader {
         self.partly_dispatched = end.is_none();
         let after_applied = std::mem::take(&mut self.after_applied);
         let memory = self.memory;
-        self.dispatch.push(Work {
-            part,
-            tables,
-            predecessor,
-            memory,
-            after_applied,
-            two_phase: None,
-        });
+        self.push(PlainWork { part, tables, predecessor, memory, after_applied, two_phase: None });
+    }
+
+    fn push(&mut self, plain: PlainWork) {
+        self.dispatch.push(Work { plain, sabotage: self.sabotage });
     }
 
     fn take_step(
@@ -518,7 +531,7 @@ impl Leader {
         self.progress.dispatched(end);
         let after_applied = std::mem::take(&mut self.after_applied);
         let (tables, memory, two_phase) = (Vec::new(), self.memory, Some(step));
-        self.dispatch.push(Work { part, tables, predecessor, memory, after_applied, two_phase });
+        self.push(PlainWork { part, tables, predecessor, memory, after_applied, two_phase });
         Ok(())
     }
 
@@ -528,7 +541,7 @@ impl Leader {
         let predecessor = self.progress.last_dispatched();
         let two_phase = Some(TwoPhase::Prepare(here));
         let (memory, after_applied) = (None, false);
-        self.dispatch.push(Work { part, tables, predecessor, memory, after_applied, two_phase });
+        self.push(PlainWork { part, tables, predecessor, memory, after_applied, two_phase });
     }
 
     /// When held transactions may be prepared on the target, if any may.
@@ -601,7 +614,7 @@ impl Leader {
         let after_applied = std::mem::take(&mut self.after_applied);
         let (part, tables) = (TransactionPart::idle(lsn), Vec::new());
         let (memory, two_phase) = (self.memory, None);
-        self.dispatch.push(Work { part, tables, predecessor, memory, after_applied, two_phase });
+        self.push(PlainWork { part, tables, predecessor, memory, after_applied, two_phase });
     }
 
     pub(crate) fn can_record_idle(&self) -> bool {
@@ -630,7 +643,9 @@ impl Leader {
             Sabotage::UnheardEnd => &[][..],
             _ => &answered.ended,
         };
-        self.dispatch.answered(worker, answered.groups, ended, now);
+        if self.dispatch.answered(worker, answered.groups, ended, now) {
+            self.dispatch.left(worker);
+        }
         for range in &answered.committed {
             self.progress.committed_range(*range);
         }
@@ -643,6 +658,25 @@ impl Leader {
     pub(crate) fn positions(&mut self) -> engine::progress::Positions {
         self.hold();
         self.progress.positions()
+    }
+}
+
+/// The setting, without what a broken rule would keep.
+fn broken(setting: DispatchSettings, sabotage: Sabotage) -> DispatchSettings {
+    let DispatchSettings { pacing, writeset, .. } = setting;
+    match sabotage {
+        Sabotage::UnboundedWriteset => {
+            let writeset = WritesetLimits { keys: usize::MAX, ..writeset };
+            DispatchSettings { writeset, ..setting }
+        }
+        Sabotage::UnboundedQueue => {
+            let pacing = Pacing { depth: 1000, far_depth: 1000, ..pacing };
+            DispatchSettings { pacing, ..setting }
+        }
+        Sabotage::HastySerialization => {
+            DispatchSettings { pacing: Pacing { victims: 1, ..pacing }, ..setting }
+        }
+        _ => setting,
     }
 }
 

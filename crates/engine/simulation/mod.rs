@@ -34,17 +34,18 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use engine::blockers::blocking;
-use engine::dispatch::{DispatchSettings, Look, Remembered, Step};
+use engine::dispatch::{DispatchSettings, Leaves, Look, Remembered, Step, Want};
 use engine::group::GroupSeq;
-use engine::order::CommitOrder;
+use engine::order::{CommitOrder, Waits};
 use engine::streams::Said;
+use engine::worker::Contended;
 use history::History;
 use leader::{Leader, REFUSED, Setting};
 use pgoutput::Lsn;
 use rng::Rng;
 use streams::{Report as StreamReport, StreamWorker};
 use target::{Database, Fault, PreparedHere};
-use worker::{Answered, Around, Failure, Mail, Worker};
+use worker::{Answered, Around, Failure, Group, Mail, Worker};
 
 /// Longer than any run that goes on.
 const STEPS: usize = 100_000;
@@ -95,11 +96,35 @@ pub(crate) enum Sabotage {
     UnwatchedHistory,
     /// Nor with what was prepared.
     UnwatchedPrepare,
+    /// Rules of dispatch: parts of one transaction go to several workers.
+    SplitTransaction,
+    /// A full writeset takes more.
+    UnboundedWriteset,
+    /// A worker is given any number of groups.
+    UnboundedQueue,
+    /// A worker that leaves is given more.
+    LeavingWorker,
+    /// Nor behind a change of a table that has moved to another topmost relation.
+    UnbarredMove,
+    /// What is prepared at once does not wait for what came before.
+    HastyPrepare,
+    /// Transactions that are to be committed alone are committed together.
+    GroupedAlone,
+    /// What waits is handed over late.
+    LatePickup,
+    /// A table is serialized for the first group that gives way.
+    HastySerialization,
+    /// All changes of a group are free.
+    FreeContended,
+    /// A group reaches over what was applied in an earlier run.
+    GapInGroup,
+    /// Changes lock nothing.
+    UnlockedChanges,
 }
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 32] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -120,6 +145,18 @@ impl Sabotage {
         Self::UnheardEnd,
         Self::UnwatchedHistory,
         Self::UnwatchedPrepare,
+        Self::SplitTransaction,
+        Self::UnboundedWriteset,
+        Self::UnboundedQueue,
+        Self::LeavingWorker,
+        Self::UnbarredMove,
+        Self::HastyPrepare,
+        Self::GroupedAlone,
+        Self::LatePickup,
+        Self::HastySerialization,
+        Self::FreeContended,
+        Self::GapInGroup,
+        Self::UnlockedChanges,
     ];
 
     /// By its name in the source.
@@ -154,6 +191,8 @@ pub(crate) struct Seen {
     /// Publishers that went back and were refused, and COMMITs that failed.
     pub(crate) refused: usize,
     pub(crate) failed_commits: usize,
+    /// Tables that were attached to others.
+    pub(crate) moved: usize,
     /// Transactions that were applied before they had committed, and those that were given up.
     pub(crate) streamed: usize,
     pub(crate) abandoned: usize,
@@ -174,6 +213,7 @@ impl Seen {
         self.resolved_here += other.resolved_here;
         self.refused += other.refused;
         self.failed_commits += other.failed_commits;
+        self.moved += other.moved;
         self.streamed += other.streamed;
         self.abandoned += other.abandoned;
     }
@@ -233,6 +273,9 @@ enum Event {
     /// A cancel request arrives.
     Cancel(usize),
     FailStatement(usize, Fault),
+    GiveBack,
+    /// A table of the subscriber becomes a partition, or ceases to be one.
+    MoveTable,
     /// The publisher goes back in time.
     GoBack,
     LoseSession(usize),
@@ -281,6 +324,14 @@ struct World {
     lose_at_commit: Option<bool>,
     /// What was acknowledged, in order. The publisher may come up with an older one.
     acknowledged: Vec<Lsn>,
+    /// Workers that have a session, and not given it back.
+    present: BTreeSet<usize>,
+    /// Changes of the newest group, in all its parts, and of the largest.
+    last: (GroupSeq, usize),
+    largest: usize,
+    /// Groups that gave way in this run, and whether a table was serialized after too few.
+    victims: usize,
+    hasty: bool,
     /// How far any run has received.
     farthest: Lsn,
     rows_through: Lsn,
@@ -328,6 +379,11 @@ impl World {
             cancels: BTreeSet::new(),
             lose_at_commit: None,
             acknowledged: vec![Lsn(100)],
+            present: BTreeSet::new(),
+            last: (GroupSeq::NONE, 0),
+            largest: 0,
+            victims: 0,
+            hasty: false,
             farthest: Lsn(0),
             rows_through: Lsn(0),
             faults,
@@ -348,7 +404,8 @@ impl World {
         let streams = self.setting.streams;
         let sessions = 0..workers + streams;
         self.target.sessions = sessions.map(|_| self.target.open_session()).collect();
-        let stream = |slot| StreamWorker::new(slot, workers + slot, ordered);
+        let same_history = matches!(self.refuses, Refuses::Never);
+        let stream = |slot| StreamWorker::new(slot, workers + slot, ordered, same_history);
         self.streams = (0..streams).map(stream).collect();
         self.stream_reports.clear();
         self.target.ordered = ordered;
@@ -356,6 +413,9 @@ impl World {
         self.workers =
             (0..workers).map(|number| Worker::new(number, ordered, far, &pacing)).collect();
         self.order = CommitOrder::new(workers);
+        let shared = self.setting.dispatch.shared;
+        self.present = (0..if shared { 1 } else { workers }).collect();
+        (self.victims, self.last) = (0, (GroupSeq::NONE, 0));
         self.woken = (0..workers).collect();
         self.reports.clear();
         self.cancels.clear();
@@ -404,6 +464,9 @@ impl World {
             self.seen.faults += 1;
             return Some(fault);
         }
+        if self.setting.dispatch.shared && self.rng.chance(1, 60) {
+            return Some(Event::GiveBack);
+        }
         self.now += self.rng.time(self.setting.tick);
         let first = self.leader.streams.first();
         let look = self.leader.dispatch.look_at_stalls(first, self.now);
@@ -420,7 +483,7 @@ impl World {
         may(due && !leader.dispatch.is_drained(), 12, Event::Dispatch);
         may(!self.reports.is_empty(), 8, Event::Answer);
         may(leader.can_take_parts(), 8, Event::TakeParts);
-        may(leader.prepares_at().is_some_and(|at| at <= self.now), 4, Event::Prepare);
+        may(leader.prepares_at().is_some_and(|at| at <= self.now), 24, Event::Prepare);
         may(leader.can_record_idle(), 1, Event::Idle);
         let unflushed = leader.progress.committed() > leader.progress.durable();
         may(leader.flushing.is_none() && unflushed, 3, Event::StartFlush);
@@ -495,7 +558,7 @@ impl World {
             return Some(Event::FailStatement(session, fault));
         }
         let worker = self.rng.below(self.target.sessions.len());
-        match self.rng.below(14) {
+        match self.rng.below(15) {
             0..5 => {
                 let for_good = self.target.is_at_set(worker) && self.rng.chance(1, 3);
                 let fault = if for_good { Fault::AsSet } else { Fault::Passing };
@@ -506,6 +569,7 @@ impl World {
             7..9 => Some(Event::CrashProgram),
             9 => Some(Event::CrashTarget),
             10 => Some(Event::AbandonStreams),
+            11 => Some(Event::MoveTable),
             _ => Some(Event::LoseAtCommit(self.rng.chance(1, 2))),
         }
     }
@@ -513,6 +577,9 @@ impl World {
     fn happen(&mut self, event: Event) -> Result<(), String> {
         self.do_it(event)?;
         self.check_remembered()?;
+        if self.hasty {
+            return Err(format!("a table is serialized after {} victims", self.victims));
+        }
         self.leader.feed_streams(self.now)?;
         while let Some((slot, ticket, order)) = self.leader.streams.next_order() {
             self.note(|| format!("stream {slot}: {order:?}"));
@@ -533,6 +600,10 @@ impl World {
             if self.reports.is_empty() && self.order.ended_beyond() > 0 {
                 return Err("P6: groups are remembered that have all ended".to_owned());
             }
+        }
+        if !matches!(self.refuses, Refuses::Never) {
+            // What is prepared may belong to another history.
+            return Ok(());
         }
         let (mut open, mut held, mut resolving) = (0, 0, 0);
         for one in &self.history.spans {
@@ -645,6 +716,12 @@ impl World {
             }
             Event::FailStatement(session, fault) => self.target.fail(session, fault),
             Event::GoBack => self.go_back()?,
+            Event::GiveBack => self.give_back(),
+            Event::MoveTable => {
+                self.seen.moved += 1;
+                let root = 100 + u32::try_from(self.seen.moved).expect("few moves");
+                self.leader.move_table(history::PLAIN, root);
+            }
             Event::LoseSession(session) => {
                 self.drain(session)?;
                 self.target.terminate(session);
@@ -666,15 +743,89 @@ impl World {
 
     fn dispatch(&mut self) -> Result<(), String> {
         (self.dispatchable, self.again) = (false, None);
-        match self.leader.next(self.now)? {
-            Step::Nothing | Step::Busy { .. } => {}
-            Step::Wait(time) => self.again = Some(self.now + time),
-            Step::HandOver { worker, group, .. } => {
+        let (idle, now) = (self.leader.dispatch.is_idle(), self.now);
+        let step = self.leader.next(now)?;
+        let short = matches!(step, Step::Busy { short: true });
+        if let Want::Open(worker) = self.leader.dispatch.want(short, now, || true) {
+            if self.rng.chance(1, 8) {
+                self.leader.dispatch.not_opened(worker, now);
+            } else {
+                self.leader.dispatch.came(worker, now);
+                self.present.insert(worker);
+            }
+        }
+        match step {
+            Step::Nothing => {}
+            Step::Busy { .. } => {
+                // A worker that could be opened later.
+                let shared = self.setting.dispatch.shared;
+                self.again = shared.then_some(now + self.setting.dispatch.pacing.want_after);
+            }
+            Step::Wait(time) => {
+                let late = self.sabotage == Sabotage::LatePickup;
+                let time = if late { time * 100 } else { time };
+                let longest = self.setting.dispatch.pacing.backlog_pace;
+                if idle && time > longest {
+                    return Err(format!("P9: what waits is not handed over for {time:?}"));
+                }
+                self.again = Some(now + time);
+            }
+            Step::HandOver { worker, mut group, .. } => {
+                self.check_hand_over(worker, &group)?;
+                let workers = self.workers.len();
+                let in_parts = group.works.iter().any(|work| !work.part.first);
+                let worker = match self.sabotage {
+                    Sabotage::SplitTransaction if in_parts => (worker + 1) % workers,
+                    _ => worker,
+                };
+                match self.sabotage {
+                    Sabotage::HastyPrepare if group.is_prepared_at_once() => {
+                        group.contended.waits = Waits::default();
+                    }
+                    Sabotage::FreeContended => group.contended = Contended::default(),
+                    _ => {}
+                }
                 self.workers[worker].mail.push_back(Mail::Group(group));
                 self.dispatchable = true;
             }
         }
         Ok(())
+    }
+
+    /// What must hold of every group that is handed over.
+    fn check_hand_over(&mut self, worker: usize, group: &Group) -> Result<(), String> {
+        let DispatchSettings { workers, group: limits, writeset, pacing, .. } =
+            self.setting.dispatch;
+        if !self.present.contains(&worker) {
+            return Err(format!("a group is handed to worker {worker}, which has left"));
+        }
+        let queue = self.leader.dispatch.workers().queue(worker).len();
+        let depth = pacing.queue_depth(limits.transactions, workers).max(pacing.far_depth);
+        if queue > depth {
+            return Err(format!("P6: worker {worker} has {queue} groups, of {depth}"));
+        }
+        // A change locks its row, before and after, its unique value, and what it refers to.
+        let before = if self.last.0 == group.seq { self.last.1 } else { 0 };
+        self.last = (group.seq, before + group.changes());
+        self.largest = self.largest.max(self.last.1);
+        let locks = self.leader.dispatch.remembered().locks;
+        let most = writeset.keys + 8 * self.largest;
+        if locks > most {
+            return Err(format!("P6: {locks} keys are locked, of {most}"));
+        }
+        Ok(())
+    }
+
+    /// Another subscription asks for a session.
+    fn give_back(&mut self) {
+        if let Some(Leaves { worker, done }) = self.leader.dispatch.give_back(self.now, |_| true) {
+            self.present.remove(&worker);
+            match self.sabotage {
+                Sabotage::LeavingWorker => self.leader.dispatch.came(worker, self.now),
+                _ if done => self.leader.dispatch.left(worker),
+                _ => {}
+            }
+        }
     }
 
     /// Somebody looks what blocks the oldest group.
@@ -700,6 +851,10 @@ impl World {
         let (cancelled, _) = self.leader.streams.make_way(&victims);
         self.cancels.extend(cancelled.into_iter().map(|slot| self.workers.len() + slot));
         let (victims, turned) = self.leader.dispatch.make_way(oldest, &victims, self.now);
+        self.victims += victims.len();
+        if !turned.roots.is_empty() && self.victims < self.setting.dispatch.pacing.victims {
+            self.hasty = true;
+        }
         self.seen.serialized += turned.roots.len();
         for (worker, victim) in victims {
             self.seen.made_way += 1;

@@ -43,6 +43,8 @@ pub(crate) struct StreamWorker {
     committing: bool,
     /// A Sync was sent to roll back behind.
     going_back: bool,
+    /// The publisher's history is the one that was applied before.
+    same_history: bool,
 }
 
 /// Why the stream cannot go on here.
@@ -54,7 +56,7 @@ enum Stop {
 }
 
 impl StreamWorker {
-    pub(crate) fn new(slot: usize, session: usize, ordered: bool) -> Self {
+    pub(crate) fn new(slot: usize, session: usize, ordered: bool, same_history: bool) -> Self {
         Self {
             slot,
             session,
@@ -67,6 +69,7 @@ impl StreamWorker {
             savepoints: 0,
             committing: false,
             going_back: false,
+            same_history,
         }
     }
 
@@ -199,6 +202,9 @@ impl StreamWorker {
                     Pending::Change => affected == 1,
                     _ => true,
                 };
+                if !fits && !self.same_history {
+                    return Err(Stop::Stream);
+                }
                 if !fits {
                     // The program only rolls back. But all that came before it was committed.
                     return Err(Stop::Wrong("P5: an open transaction finds other rows".to_owned()));
@@ -211,7 +217,7 @@ impl StreamWorker {
                 self.savepoints = 0;
                 (Said::Committed, Some(commits.range))
             }
-            (Reply::Error(fault @ (Fault::Unique | Fault::Turn)), _) => {
+            (Reply::Error(fault @ (Fault::Unique | Fault::Turn)), _) if self.same_history => {
                 return Err(Stop::Wrong(format!("P5: an open transaction meets {fault:?}")));
             }
             _ => return Err(Stop::Stream),

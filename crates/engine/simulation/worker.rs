@@ -1,11 +1,12 @@
 //! What a worker does with its groups, as the program's workers do (`worker/state.rs`).
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use engine::dispatch::Pacing;
-use engine::group::GroupSeq;
+use engine::dispatch::{Dispatchable, LockError, Locks, Pacing, TableId};
+use engine::group::{GroupSeq, Size};
 use engine::history::Memory;
 use engine::net::{ChangeAt, Fold, Folder, Old, Row as NetRow, Segment, Step};
 use engine::order::{CommitOrder, Ended, Waits};
@@ -14,7 +15,7 @@ use engine::transaction::Touched;
 use engine::work::TwoPhase;
 use engine::worker::{
     Accounted, Again, Awaited, Contended, Craft, Desk, Failed, Found, Further, Mode, Next, Start,
-    Verdict,
+    Task, Verdict,
 };
 use pgoutput::{Column, Lsn, Message, OldTuple, Tuple, Xid};
 
@@ -25,8 +26,85 @@ use crate::simulation::target::{
 };
 use crate::simulation::{Sabotage, Seen, rng::Rng};
 
+/// The engine's own work, which says nothing else than it means unless a rule is broken.
+#[derive(Debug)]
+pub(crate) struct Work {
+    pub(crate) plain: PlainWork,
+    pub(crate) sabotage: Sabotage,
+}
+
 /// A part of a transaction, or idle progress.
-pub(crate) type Work = engine::work::Work<TableMap, PreparedHere>;
+pub(crate) type PlainWork = engine::work::Work<TableMap, PreparedHere>;
+
+impl Deref for Work {
+    type Target = PlainWork;
+
+    fn deref(&self) -> &PlainWork {
+        &self.plain
+    }
+}
+
+impl Task for Work {
+    fn end(&self) -> Option<Lsn> {
+        self.plain.end()
+    }
+
+    fn commit_lsn(&self) -> Lsn {
+        self.plain.commit_lsn()
+    }
+
+    fn length(&self) -> usize {
+        self.plain.length()
+    }
+
+    fn is_whole(&self) -> bool {
+        self.plain.is_whole()
+    }
+
+    fn runs_user_code(&self) -> bool {
+        self.plain.runs_user_code()
+    }
+
+    fn is_under_rules(&self) -> bool {
+        self.plain.is_under_rules()
+    }
+
+    fn is_step(&self) -> bool {
+        self.plain.is_step()
+    }
+
+    fn is_prepared_at_once(&self) -> bool {
+        self.plain.is_prepared_at_once()
+    }
+}
+
+impl Dispatchable for Work {
+    fn size(&self) -> Size {
+        let size = self.plain.size();
+        match self.sabotage {
+            Sabotage::GroupedAlone => Size { by_rows: false, ..size },
+            Sabotage::GapInGroup => Size { starts_group: false, ..size },
+            _ => size,
+        }
+    }
+
+    fn ends_prepared(&self) -> bool {
+        self.plain.ends_prepared()
+    }
+
+    fn tables(&self) -> impl Iterator<Item = TableId> {
+        let unmoved = self.sabotage == Sabotage::UnbarredMove;
+        let tables = self.plain.tables();
+        tables.map(move |id| if unmoved { TableId { root: id.oid, ..id } } else { id })
+    }
+
+    fn lock(&self, locks: &mut Locks<'_>) -> Result<(), LockError> {
+        match self.sabotage {
+            Sabotage::UnlockedChanges => Ok(()),
+            _ => self.plain.lock(locks),
+        }
+    }
+}
 
 /// What a worker is handed.
 pub(crate) type Group = engine::worker::Group<Work>;
@@ -112,7 +190,7 @@ pub(crate) enum Failure {
     Wrong(String),
 }
 
-type Result<T> = std::result::Result<T, Failure>;
+type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// What a worker has to do with.
 pub(crate) struct Around<'w> {

@@ -360,12 +360,13 @@ impl Witness {
         self
     }
 
-    /// A transaction is prepared.
+    /// A transaction is prepared; its record ends at `end`. All that commits before it has come.
     ///
     /// # Errors
-    /// When one is missing before it.
-    pub fn prepares(&mut self, prepare_lsn: Lsn, xid: Xid) -> Result<(), HistoryError> {
+    /// When something is missing before it.
+    pub fn prepares(&mut self, prepare_lsn: Lsn, end: Lsn, xid: Xid) -> Result<(), HistoryError> {
         self.must_be_prepared_before(prepare_lsn)?;
+        self.forget_before(end, true)?;
         self.prepared.pop_front_if(|one| *one == (prepare_lsn, xid));
         Ok(())
     }
@@ -550,17 +551,17 @@ mod tests {
         let mut same = watching();
         // Not the one before the slot, which is not sent any more.
         assert_eq!(same.passed(Lsn(120)), Ok(()));
-        assert_eq!(same.prepares(Lsn(110), Xid(5)), Ok(()));
-        assert_eq!(same.prepares(Lsn(120), Xid(7)), Ok(()));
+        assert_eq!(same.prepares(Lsn(110), Lsn(111), Xid(5)), Ok(()));
+        assert_eq!(same.prepares(Lsn(120), Lsn(121), Xid(7)), Ok(()));
         assert_eq!(same.passed(Lsn(140)), Ok(()));
-        assert_eq!(same.prepares(Lsn(140), Xid(8)), Ok(()));
+        assert_eq!(same.prepares(Lsn(140), Lsn(141), Xid(8)), Ok(()));
         assert_eq!(same.passed(Lsn(999)), Ok(()));
         assert_eq!(watching().passed(Lsn(121)), missing);
-        assert_eq!(watching().prepares(Lsn(140), Xid(8)), missing);
+        assert_eq!(watching().prepares(Lsn(140), Lsn(141), Xid(8)), missing);
         // The same xid, or the same place, is not enough.
         let mut other = watching();
-        assert_eq!(other.prepares(Lsn(115), Xid(7)), Ok(()));
-        assert_eq!(other.prepares(Lsn(120), Xid(9)), Ok(()));
+        assert_eq!(other.prepares(Lsn(115), Lsn(116), Xid(7)), Ok(()));
+        assert_eq!(other.prepares(Lsn(120), Lsn(121), Xid(9)), Ok(()));
         let sent = Identity {
             commit_lsn: Lsn(130),
             end_lsn: Lsn(135),

@@ -11,8 +11,9 @@
 //! ```
 //!
 //! A group is handed over with what it must wait for: the [writeset](crate::writeset) says which of its
-//! changes conflict with groups in flight. These are the rules, each of which the simulation breaks on
-//! purpose to see that it notices (`crates/engine/simulation`):
+//! changes conflict with groups in flight. These are the rules. The simulation breaks each but the fifth
+//! on purpose, to see that it notices (`crates/engine/simulation`); without the fifth, locks of the
+//! subscriber make most wait that have to:
 //!
 //! 1. The parts of one transaction go to one worker, under one number.
 //! 2. While the writeset is full, nothing new is handed over: its memory is bounded.

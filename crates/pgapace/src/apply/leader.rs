@@ -20,7 +20,7 @@ use engine::history::{Applied, Memory, Witness};
 use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::transaction::{Location, TransactionPart};
-use pgoutput::{Decoder, Frame, Lsn, Message, Streaming, Timestamp};
+use pgoutput::{Decoder, Frame, Lsn, Message, Prepare, Streaming, Timestamp};
 use wire::{Frames, Session};
 
 use crate::apply::blockers::{FromBlockers, Pulse};
@@ -504,8 +504,9 @@ impl<'a> Leader<'a> {
                         self.take_part(part)?;
                     }
                     if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = &message {
-                        let (lsn, xid) = (prepare.prepare_lsn, prepare.xid);
-                        self.parts.witness.prepares(lsn, xid).map_err(|e| another_history(&e))?;
+                        let Prepare { prepare_lsn, end_lsn, xid, .. } = *prepare;
+                        let watched = self.parts.witness.prepares(prepare_lsn, end_lsn, xid);
+                        watched.map_err(|e| another_history(&e))?;
                         // The publisher may wait for this.
                         self.parts.progress.received(prepare.end_lsn);
                         self.parts.progress.passed(prepare.end_lsn);
