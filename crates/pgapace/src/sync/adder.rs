@@ -3,47 +3,25 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, TryRecvError, bounded};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use engine::gate::Gate;
 use engine::relation::RemoteRelation;
 use pgoutput::Lsn;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use wire::Session;
 
 use crate::apply::tables::Tables;
 use crate::config::{CopyOptions, Filled};
-use crate::error::{Failure, Result};
+use crate::error::{Failure, LOCK_NOT_AVAILABLE, Result};
 use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::publisher::session::{Publisher, current_lsn};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
-use crate::sync::{self, SyncContext, copy_tables, facts};
+use crate::sync::facts::{self, Obstacle, TargetTable};
+use crate::sync::{self, SyncContext, copy_tables};
 use crate::target::session::{Purpose, Target};
 use crate::target::state::copies::{Owner, Requested};
-use crate::target::state::{self, RelationState, copies, ownership, published};
-
-/// Asks the publisher what is published, on a thread: connecting may take its time.
-fn ask(context: SyncContext<'_>) -> Option<Receiver<Look>> {
-    let (sender, receiver) = bounded(1);
-    let (publisher, publications) = (context.publisher.clone(), context.publications.to_vec());
-    let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(move || {
-        let published = publisher
-            .connect_to_look()
-            .and_then(|mut session| publication::look(&mut session, &publications));
-        match published {
-            // The leader may be gone.
-            Ok(published) => drop(sender.send(published)),
-            Err(failure) => tracing::debug!("{failure}"),
-        }
-    });
-    match thread {
-        Ok(_) => Some(receiver),
-        Err(error) => {
-            tracing::debug!(%error, "cannot start a thread");
-            None
-        }
-    }
-}
+use crate::target::state::{self, RelationState, SubscriptionId, copies, ownership, published};
 
 /// How long a copy may take to end when it was asked to.
 const END_PATIENCE: Duration = Duration::from_secs(10);
@@ -85,13 +63,16 @@ pub(crate) struct Adder<'a> {
     thread: Option<JoinHandle<()>>,
     looked: Option<Instant>,
     requested: Vec<Requested>,
-    /// Published when the run started, and then not part of the subscription, or blocked.
+    /// Published when the run started, and then not part of the subscription, or blocked; or locked
+    /// when they were looked at.
     new: Vec<PublishedTable>,
     failed: FxHashMap<Name, FailedCopy>,
     /// When the publisher was asked what it publishes; `None` if it is to be asked at once.
     asked: Option<Instant>,
-    /// What is published now, from a thread that asks the publisher.
-    published: Option<Receiver<Look>>,
+    /// When a look was begun.
+    inspected: Option<Instant>,
+    /// What comes of the look that goes on.
+    answers: Option<Receiver<Answer>>,
     /// Whether a table was found that may lack changes.
     found_gap: bool,
 }
@@ -107,7 +88,8 @@ impl<'a> Adder<'a> {
             new,
             failed: FxHashMap::default(),
             asked: Some(Instant::now()),
-            published: None,
+            inspected: None,
+            answers: None,
             found_gap: false,
         }
     }
@@ -132,33 +114,54 @@ impl<'a> Adder<'a> {
         Ok(receiver)
     }
 
-    /// Looks at once, and then now and then, whether tables were published since. Those that the target has, without
-    /// rows, are copied; what stands in the way of others is said when their first change comes.
+    /// Looks at once, and then now and then, whether tables were published since, and whether those
+    /// that are blocked can be copied now.
     pub(crate) fn look_for_new_tables(
         &mut self,
         control: &mut Session,
         tables: &mut Tables,
     ) -> Result<()> {
-        let new = std::mem::take(&mut self.new);
-        if !new.is_empty() {
-            self.judge(control, tables, new)?;
-        }
-        if let Some(answer) = &self.published {
-            match answer.try_recv() {
-                Ok(look) => {
-                    self.published = None;
-                    self.compare(control, &look)?;
-                    self.judge(control, tables, look.tables)?;
-                }
-                Err(TryRecvError::Empty) => {}
-                // It could not ask: the next time it can, or the stream ends too.
-                Err(TryRecvError::Disconnected) => self.published = None,
+        let Some(answers) = &self.answers else {
+            self.start_to_look();
+            return Ok(());
+        };
+        match answers.try_recv() {
+            Ok(Answer::Published(look)) => self.compare(control, &look)?,
+            Ok(Answer::Inspected { found, locked }) => {
+                (self.answers, self.new) = (None, locked);
+                self.judge(control, tables, found)?;
             }
-        } else if self.is_due() {
-            self.asked = Some(Instant::now());
-            self.published = ask(self.context);
+            Err(TryRecvError::Empty) => {}
+            // It could not look: the next time it can, or the stream ends too.
+            Err(TryRecvError::Disconnected) => self.answers = None,
         }
         Ok(())
+    }
+
+    fn start_to_look(&mut self) {
+        let now = Instant::now();
+        // That looks at all tables, these among them.
+        let due = self.is_due();
+        let known = !due
+            && !self.new.is_empty()
+            && self.inspected.is_none_or(|inspected| inspected.elapsed() >= LOOK_EVERY);
+        if due {
+            self.asked = Some(now);
+        } else if !known {
+            return;
+        }
+        self.inspected = Some(now);
+        let not_due = self.failed.iter().filter(|(_, failed)| failed.again > now);
+        let inspection = Inspection {
+            publisher: self.context.publisher.clone(),
+            target: self.context.target.clone(),
+            id: self.context.id,
+            publications: self.context.publications.to_vec(),
+            published: known.then(|| self.new.clone()),
+            not_due: not_due.map(|(name, _)| name.clone()).collect(),
+            must_be_empty: self.must_be_empty(),
+        };
+        self.answers = inspection.start();
     }
 
     fn is_due(&self) -> bool {
@@ -200,36 +203,23 @@ impl<'a> Adder<'a> {
         &mut self,
         control: &mut Session,
         tables: &mut Tables,
-        mut published: Vec<PublishedTable>,
+        mut found: Vec<Found>,
     ) -> Result<()> {
-        let context = self.context;
-        let states = state::relations_by_name(control, context.id)?;
-        let now = Instant::now();
-        published.retain(|table| {
-            let key = table.key();
-            let due = self.failed.get(&key).is_none_or(|failed| failed.again <= now);
-            due && states.get(&key).is_none_or(RelationState::is_tried_again)
-        });
-        if published.is_empty() {
+        if found.is_empty() {
             return Ok(());
         }
-        let emptied = |table: &PublishedTable| {
-            states.get(&table.key()).is_some_and(RelationState::is_partly_copied)
-        };
-        let found =
-            facts::fit(control, &published, |table| self.must_be_empty() && !emptied(table))?;
+        let context = self.context;
+        // Since the look a table may have been taken up.
+        let states = state::relations_by_name(control, context.id)?;
+        found.retain(|found| may_be_judged(states.get(&found.table.key())));
         let (mut new, mut blocked) = (Vec::new(), Vec::new());
-        for (table, found) in published.into_iter().zip(found) {
+        for Found { table, obstacle } in found {
             let key = table.key();
             let reason = states.get(&key).and_then(|state| state.reason.as_deref());
-            match found {
-                Err(obstacle) => {
-                    let failure = obstacle.failure(&table);
-                    if reason != Some(&failure.to_string()) {
-                        blocked.push((key, failure));
-                    }
-                }
-                Ok(_) if reason.is_some() => {
+            match obstacle {
+                Some(failure) if reason == Some(&failure.to_string()) => {}
+                Some(failure) => blocked.push((key, failure)),
+                None if reason.is_some() => {
                     copies::unblock(control, context.owner(), (&key.0, &key.1))?;
                     tracing::info!(
                         event = "table_unblocked",
@@ -237,11 +227,13 @@ impl<'a> Adder<'a> {
                         "table is tried again"
                     );
                 }
-                Ok(_) => new.push(table),
+                None => new.push(table),
             }
         }
         sync::block(control, context.owner(), &blocked)?;
         blocked.iter().for_each(|((schema, name), _)| tables.block(schema, name));
+        // They are taken up at once, or the goal might be reached before.
+        self.looked = None;
         if new.is_empty() {
             return Ok(());
         }
@@ -366,13 +358,13 @@ impl<'a> Adder<'a> {
             let now = current_lsn(&mut session)?;
             let (schema, name) = (&remote.schema, &remote.name);
             let published = publication::table(&mut session, context.publications, schema, name)?;
+            // Who copies it looks for itself, and may wait for locks.
             let obstacle = match &published {
-                Some(published) => {
-                    let tables = std::slice::from_ref(published);
-                    let found = facts::fit(control, tables, |_| false)?;
+                Some(published) if !context.copy_data => {
+                    let found = facts::fit(control, std::slice::from_ref(published), |_| false)?;
                     found.into_iter().find_map(std::result::Result::err)
                 }
-                None => None,
+                _ => None,
             };
             Ok((now, published, obstacle))
         })?;
@@ -408,6 +400,12 @@ impl<'a> Adder<'a> {
     }
 }
 
+/// Whether a look may decide about a table: one that is new, or was blocked because it could not be
+/// copied.
+fn may_be_judged(state: Option<&RelationState>) -> bool {
+    state.is_none_or(RelationState::is_tried_again)
+}
+
 fn is(table: &PublishedTable, (schema, name): &Name) -> bool {
     table.schema == *schema && table.name == *name
 }
@@ -422,6 +420,110 @@ impl Drop for Adder<'_> {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// A table that is new, or blocked.
+#[derive(Debug)]
+struct Found {
+    table: PublishedTable,
+    /// What keeps it from being copied.
+    obstacle: Option<Failure>,
+}
+
+impl Found {
+    fn new(table: PublishedTable, found: std::result::Result<TargetTable, Obstacle>) -> Self {
+        let obstacle = found.err().map(|obstacle| obstacle.failure(&table));
+        Self { table, obstacle }
+    }
+}
+
+/// What comes of a look.
+enum Answer {
+    /// What is published; at once.
+    Published(Look),
+    /// How the subscriber's tables are; the end.
+    Inspected {
+        found: Vec<Found>,
+        /// Tables that somebody has locked.
+        locked: Vec<PublishedTable>,
+    },
+}
+
+/// A look at what is published and at the subscriber's tables, with sessions and on a thread of its
+/// own: connecting may take its time, and a table may be locked.
+struct Inspection {
+    publisher: Publisher,
+    target: Target,
+    id: SubscriptionId,
+    publications: Vec<String>,
+    /// If it is known what is published.
+    published: Option<Vec<PublishedTable>>,
+    /// Tables whose copy has failed a short while ago.
+    not_due: FxHashSet<Name>,
+    must_be_empty: bool,
+}
+
+impl Inspection {
+    fn start(mut self) -> Option<Receiver<Answer>> {
+        let (sender, receiver) = bounded(2);
+        let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(move || {
+            if let Err(failure) = self.look(&sender) {
+                tracing::debug!("{failure}");
+            }
+        });
+        match thread {
+            Ok(_) => Some(receiver),
+            Err(error) => {
+                tracing::debug!(%error, "cannot start a thread");
+                None
+            }
+        }
+    }
+
+    fn look(&mut self, sender: &Sender<Answer>) -> Result<()> {
+        let mut published = match self.published.take() {
+            Some(published) => published,
+            None => {
+                let mut source = self.publisher.connect_to_look()?;
+                let look = publication::look(&mut source, &self.publications)?;
+                let tables = look.tables.clone();
+                // The leader may be gone.
+                drop(sender.send(Answer::Published(look)));
+                tables
+            }
+        };
+        let mut session = self.target.connect(Purpose::Look)?;
+        let states = state::relations_by_name(&mut session, self.id)?;
+        published.retain(|table| {
+            let key = table.key();
+            may_be_judged(states.get(&key)) && !self.not_due.contains(&key)
+        });
+        let must_be_empty = |table: &PublishedTable| {
+            let partly = states.get(&table.key()).is_some_and(RelationState::is_partly_copied);
+            self.must_be_empty && !partly
+        };
+        let (mut found, mut locked) = (Vec::new(), Vec::new());
+        match facts::fit(&mut session, &published, must_be_empty) {
+            // All but those that somebody has locked.
+            Err(failure) if is_locked(&failure) => {
+                for table in published {
+                    let one = std::slice::from_ref(&table);
+                    match facts::fit(&mut session, one, must_be_empty) {
+                        Err(failure) if is_locked(&failure) => locked.push(table),
+                        one => found.extend(one?.into_iter().map(|o| Found::new(table.clone(), o))),
+                    }
+                }
+            }
+            all => found.extend(published.into_iter().zip(all?).map(|(t, o)| Found::new(t, o))),
+        }
+        drop(sender.send(Answer::Inspected { found, locked }));
+        Ok(())
+    }
+}
+
+/// Whether a lock was not to be had in the time of a look.
+fn is_locked(failure: &Failure) -> bool {
+    failure.sqlstate.as_deref() == Some(LOCK_NOT_AVAILABLE)
 }
 
 /// A [`SyncContext`] of its own: a thread may outlive the run.

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::support::{Case, must, on_versions};
-use crate::sync::beside::wait_for;
+use crate::sync::beside::{holder, wait_for, wait_for_a_waiter};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
@@ -144,6 +144,75 @@ fn an_error_of_a_member_blocks_it_if_asked_to() {
         case.expect_equal(&["a", "b", "c"]);
         let left = "SELECT count(*) FROM pgapace.relation WHERE stale_lsn IS NOT NULL OR reason IS NOT NULL";
         assert_eq!(case.target.value(left), "0");
+        case.stop(process);
+    });
+}
+
+/// Somebody has locked a table that joins: neither the others nor other new tables wait for it.
+#[test]
+fn a_locked_table_that_joins_holds_nobody_up() {
+    on_versions(&BOTH, |mut case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        case.tool.args = vec!["--refresh-interval=1".to_owned()];
+        case.target.sql(
+            "CREATE TABLE locked (id int PRIMARY KEY); INSERT INTO locked VALUES (7); DELETE FROM locked",
+        );
+        let mut locking = holder(&case, "BEGIN; LOCK TABLE locked");
+        let mut process = case.start();
+        let restarts = case.statistic("restarts");
+        case.publisher.sql(
+            "CREATE TABLE absent (id int PRIMARY KEY); CREATE TABLE locked (id int PRIMARY KEY)",
+        );
+        wait_for(&case, &mut process, "the other new table", &with_state("blocked", "absent"));
+        // Its first change does not wait for it either.
+        case.publisher.sql("INSERT INTO locked VALUES (1); INSERT INTO first VALUES (1)");
+        let first = "SELECT count(*) = 1 FROM first";
+        wait_for(&case, &mut process, "the other table to go on", first);
+        wait_for_a_waiter(&case, &mut process, "relation");
+        case.publisher.sql("INSERT INTO locked VALUES (2); INSERT INTO first VALUES (2)");
+        let second = "SELECT count(*) = 2 FROM first";
+        wait_for(&case, &mut process, "the other table to go on", second);
+        must(locking.batch_execute("COMMIT"));
+        wait_for(&case, &mut process, "the table to join", &with_state("ready", "first locked"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["first", "locked"]);
+        assert_eq!(case.statistic("restarts"), restarts, "{}", process.log());
+        case.stop(process);
+    });
+}
+
+/// A table that catches up, and one that is truncated with others.
+#[test]
+fn blocked_behind_the_others_and_among_others() {
+    on_versions(&BOTH, |mut case| {
+        case.replicate("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)");
+        case.both("CREATE TABLE late (id int PRIMARY KEY)");
+        case.target.sql("ALTER TABLE late ADD CHECK (id <> 42)");
+        let mut copying = holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+        case.publisher.sql("INSERT INTO late VALUES (1)");
+        case.tool.args = vec!["--on-table-error=block".to_owned()];
+        let mut process = case.start();
+        wait_for_a_waiter(&case, &mut process, "relation");
+        case.publisher.sql(
+            "INSERT INTO late VALUES (42); INSERT INTO a VALUES (1); INSERT INTO b VALUES (1)",
+        );
+        must(copying.batch_execute("COMMIT"));
+        wait_for(&case, &mut process, "the table to be blocked", &with_state("blocked", "late"));
+        assert!(reason(&case, "late").contains("23514"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["a", "b"]);
+        let left = "SELECT count(*) FROM pgapace.progress WHERE subscription < 0";
+        assert_eq!(case.target.value(left), "0");
+        // All of them at once, and one of them is blocked.
+        case.publisher
+            .sql("TRUNCATE a, late, b; INSERT INTO a VALUES (3); INSERT INTO late VALUES (3)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["a", "b"]);
+        case.target.sql("ALTER TABLE late DROP CONSTRAINT late_id_check");
+        case.tool.finish("resync", &["late"]).expect(0, &[]);
+        wait_for(&case, &mut process, "the table to return", &with_state("ready", "a b late"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["a", "b", "late"]);
         case.stop(process);
     });
 }

@@ -222,7 +222,9 @@ fn verbs_while_a_table_joins() {
         let mut process = case.start();
         wait_for_part(&case, &mut process);
         finish(&case, "resync", &["wide"]);
-        case.publisher.sql(update);
+        case.publisher.sql(&format!("{update}; INSERT INTO other VALUES (0)"));
+        let received = "SELECT count(*) = 1 FROM other";
+        wait_for(&case, &mut process, "the changes of that transaction", received);
         drop(copying);
 
         // Between the end of the copy and the hand-over.
