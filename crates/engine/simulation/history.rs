@@ -64,6 +64,16 @@ pub(crate) struct Change {
     pub(crate) left_out: [bool; 4],
 }
 
+impl Change {
+    /// Whether it changes rows of a table.
+    pub(crate) fn touches(&self, table: usize) -> bool {
+        match self.kind {
+            Kind::Truncate => self.truncated & 1 << table != 0,
+            _ => self.table == table,
+        }
+    }
+}
+
 /// A record of the publisher's WAL, as far as it is decoded.
 #[derive(Debug, Clone)]
 pub(crate) struct Record {
@@ -256,6 +266,33 @@ impl History {
     /// The place of a transaction among those that have committed.
     pub(crate) fn number(&self, xid: Xid) -> Option<usize> {
         self.transactions.iter().position(|transaction| transaction.xid == xid)
+    }
+
+    /// The rows of a table, after those transactions that `counts` takes, which must be the first ones.
+    pub(crate) fn rows_of(&self, table: usize, counts: impl Fn(&Transaction) -> bool) -> Vec<Row> {
+        let mut rows: Vec<Row> = Vec::new();
+        let counted = self.transactions.iter().filter(|one| counts(one));
+        for change in counted.flat_map(|one| &one.changes).filter(|change| change.touches(table)) {
+            if change.kind == Kind::Truncate {
+                rows.clear();
+                continue;
+            }
+            let before = (change.kind != Kind::Insert)
+                .then(|| rows.iter().position(|row| *row == change.old))
+                .flatten();
+            if let Some(place) = before {
+                rows.swap_remove(place);
+            }
+            if change.kind != Kind::Delete {
+                rows.push(change.new);
+            }
+        }
+        rows
+    }
+
+    /// The rows of a table under a snapshot: everything that commits before it.
+    pub(crate) fn rows_at(&self, table: usize, snapshot: Lsn) -> Vec<Row> {
+        self.rows_of(table, |one| one.commit_lsn < snapshot)
     }
 
     /// When something was written.

@@ -523,7 +523,7 @@ impl Leader {
         self.progress.passed(end);
         let predecessor = self.progress.last_dispatched();
         if end <= predecessor {
-            return Err(format!("P5: a prepared transaction ends at {end}, before {predecessor}"));
+            return Err(refused(&HistoryError::EndedBefore { end, progress: predecessor }));
         }
         if !part.is_idle() {
             self.memory = Some(Memory::of(part.head.ends_at(end)));

@@ -21,6 +21,7 @@
 
 mod history;
 mod incoming;
+mod joining;
 mod leader;
 mod rng;
 mod stream;
@@ -120,11 +121,25 @@ pub(crate) enum Sabotage {
     GapInGroup,
     /// Changes lock nothing.
     UnlockedChanges,
+    /// Tables that join: changes are deferred only when the copy is complete.
+    LateDeferring,
+    /// Deferred changes are applied that are in the copy.
+    NoGate,
+    /// A table joins before all that was deferred is applied.
+    HastyJoin,
+    /// It joins before what others have applied was received again.
+    HastyAfter,
+    /// What is deferred may be acknowledged.
+    UnheldDeferred,
+    /// Deferred changes are applied without the progress of the table.
+    UnrecordedCatchUp,
+    /// A request changes the copy that goes on.
+    RequestOverCopy,
 }
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 32] = [
+    pub(crate) const ALL: [Self; 39] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -157,6 +172,13 @@ impl Sabotage {
         Self::FreeContended,
         Self::GapInGroup,
         Self::UnlockedChanges,
+        Self::LateDeferring,
+        Self::NoGate,
+        Self::HastyJoin,
+        Self::HastyAfter,
+        Self::UnheldDeferred,
+        Self::UnrecordedCatchUp,
+        Self::RequestOverCopy,
     ];
 
     /// By its name in the source.
@@ -191,6 +213,11 @@ pub(crate) struct Seen {
     /// Publishers that went back and were refused, and COMMITs that failed.
     pub(crate) refused: usize,
     pub(crate) failed_commits: usize,
+    /// Copies of tables, parts of deferred transactions, tables that joined, and crashes meanwhile.
+    pub(crate) copied: usize,
+    pub(crate) deferred: usize,
+    pub(crate) joined: usize,
+    pub(crate) table_faults: usize,
     /// Tables that were attached to others.
     pub(crate) moved: usize,
     /// Transactions that were applied before they had committed, and those that were given up.
@@ -213,6 +240,10 @@ impl Seen {
         self.resolved_here += other.resolved_here;
         self.refused += other.refused;
         self.failed_commits += other.failed_commits;
+        self.copied += other.copied;
+        self.deferred += other.deferred;
+        self.joined += other.joined;
+        self.table_faults += other.table_faults;
         self.moved += other.moved;
         self.streamed += other.streamed;
         self.abandoned += other.abandoned;
@@ -242,7 +273,10 @@ fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<Seen, Broken> {
         }
         world.trace.extend(history.wal.iter().map(|record| format!("{record:?}")));
     }
-    match world.run() {
+    let chance = world.rng.fork();
+    let result = world.run();
+    let joins = |seen| joining::run(&history, chance, sabotage, seen);
+    match result.and_then(|()| joins(&mut world.seen)) {
         Ok(()) => Ok(world.seen),
         Err(what) => Err(Broken { what, trace: world.trace }),
     }
@@ -966,6 +1000,7 @@ impl World {
         let prepared = prepared.iter().any(|(of, _)| of.prepare_lsn >= at);
         if lost || skipped {
             self.refuses = Refuses::Must(format!("another history from {at} on"));
+            self.target.other_history = true;
         } else if followed > at || prepared {
             // Nothing is lost, but that cannot always be known.
             self.refuses = Refuses::May;

@@ -89,6 +89,8 @@ struct Logged {
 pub(crate) enum Find {
     Key(u16),
     Row(Row),
+    /// Any row.
+    All,
 }
 
 /// What is done to one row. An update keeps the columns that have no value.
@@ -175,8 +177,9 @@ pub(crate) struct Session {
     delta: u64,
     /// How often the trigger has run in the transaction.
     fired: u64,
-    /// The transaction has changed rows as a set.
+    /// The transaction has changed rows as sets, and not otherwise.
     sets: bool,
+    alone: bool,
     changed: u16,
     truncated: u16,
     progress: Vec<Range>,
@@ -226,6 +229,8 @@ pub(crate) struct Database {
     /// Tables that whoever changes them holds to the end of his transaction: locks of which the
     /// program knows nothing.
     pub(crate) hidden: u16,
+    /// The publisher lacks what was applied, or has more than that before it.
+    pub(crate) other_history: bool,
 }
 
 /// Why a statement cannot go on.
@@ -261,6 +266,7 @@ impl Database {
             next_pid: 10,
             ordered: true,
             hidden: 0,
+            other_history: false,
         }
     }
 
@@ -321,7 +327,8 @@ impl Database {
     /// Whether a COMMIT can fail, because of a deferred constraint: and if so, whether as a set only.
     pub(crate) fn can_fail_to_commit(&self, session: usize) -> Option<bool> {
         let is_commit = matches!(self.sessions[session].commands.front(), Some(Command::Commit));
-        (is_commit && self.is_at_commit(session)).then_some(self.sessions[session].sets)
+        let Session { sets, alone, .. } = &self.sessions[session];
+        (is_commit && self.is_at_commit(session)).then_some(*sets && !alone)
     }
 
     /// Who waits for whom, by backend.
@@ -439,7 +446,7 @@ impl Database {
                 session.tx = self.status.len();
                 (session.command_id, session.delta) = (0, 0);
                 (session.changed, session.truncated) = (0, 0);
-                (session.fired, session.sets) = (0, false);
+                (session.fired, session.sets, session.alone) = (0, false, false);
                 session.progress.clear();
                 session.savepoints.clear();
                 self.status.push(Status::Running);
@@ -498,7 +505,9 @@ impl Database {
             }
             Command::Rows(table, rows, sort) => {
                 self.lock_table(number, *table)?;
-                self.sessions[number].sets |= *sort != As::Alone;
+                let session = &mut self.sessions[number];
+                session.alone |= *sort == As::Alone;
+                session.sets |= *sort != As::Alone;
                 let next = self.sessions[number].now.next;
                 if let Some(row) = rows.get(next) {
                     let affected = self.row(number, *table, row)?;
@@ -643,6 +652,7 @@ impl Database {
         let matches = |row: &Row| match find {
             Find::Key(key) => row[0] == *key,
             Find::Row(wanted) => row == wanted,
+            Find::All => true,
         };
         let before = |(who, command): (Tx, u32)| {
             if who == *tx { command < *command_id } else { self.is_in(who, now.snapshot) }
@@ -765,6 +775,11 @@ impl Database {
 
     /// What must hold when these have become visible.
     fn check_visible(&self, set: Set, history: &History) -> Result<(), String> {
+        if self.other_history {
+            // What is there stems from another history; idle progress may still be recorded.
+            let applied = self.ordered && set != 0;
+            return if applied { Err("P5: another history is applied".to_owned()) } else { Ok(()) };
+        }
         let mut expected = 0_u64;
         for (number, transaction) in history.transactions.iter().enumerate() {
             if self.committed & 1 << number != 0 {

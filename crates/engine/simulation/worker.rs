@@ -676,7 +676,7 @@ pub(crate) fn rows(
 }
 
 /// One change as the publisher sent it; `None` if it is not applied.
-fn alone(work: &Work, change: usize) -> Option<(Command, Pending)> {
+pub(crate) fn alone(work: &Work, change: usize) -> Option<(Command, Pending)> {
     let (message, touched) = work.part.change(change).expect("it was decoded before");
     let table = match touched {
         Touched::One(relation, _) => work.tables[relation].as_ref()?.table,
