@@ -18,6 +18,10 @@
 //!   no more than what is outstanding, and nothing when nothing is.
 //! * An open transaction that is applied finds the rows that it must: all before it is committed.
 //! * The oldest group never fails for good, and there is always something that goes on.
+//! * A publisher that goes back to before what was applied is refused; one that lost nothing is followed.
+//! * A table that joins has exactly the rows of its copy and of what it has applied since ([`joining`]).
+//!
+//! Each rule is broken once on purpose ([`Sabotage`]), and each time one of these checks must notice.
 
 mod history;
 mod incoming;
