@@ -7,8 +7,16 @@
 //! that changes a row in place writes it again (its xmin).
 //!
 //! So two looks that find the same rows have seen everything between them published in the same way.
+//!
+//! Changes carry the name that the table has when they are written, so the same must be known of the
+//! table itself. Another oid is another table. ALTER TABLE … RENAME and SET SCHEMA write the row type
+//! of the table again (its `pg_type.xmin`), and nothing else does but a new owner. A partition is
+//! published with the tables above it only while it is attached: each ATTACH writes a new row of
+//! pg_inherits. If the rows of a partition arrive as those of its root, then those that it held before
+//! it was attached never arrive. A partition that was created as one held none: its first catalogue
+//! rows were written by the transaction that attached it.
 
-use std::fmt::{self, Display, Write as _};
+use std::fmt::{self, Display};
 use std::str::FromStr;
 
 /// One way in which a publication has a table.
@@ -29,6 +37,32 @@ pub struct Entry {
     pub filter: Option<String>,
     /// The numbers of the columns in the list.
     pub columns: Option<String>,
+    /// If the publication has a table above it: which transactions (xmin) attached it, and those between.
+    pub path: Option<String>,
+}
+
+/// The table itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Relation {
+    /// `pg_class.oid`.
+    pub oid: u32,
+    /// `pg_type.xmin` of its row type: the transaction that has named it.
+    pub named: u32,
+    /// `pg_type.typowner`. A new owner writes the row too.
+    pub owner: u32,
+    /// Partitions that are published under its name, and existed before they were attached.
+    pub attached: Vec<Attached>,
+}
+
+/// A partition that existed before it was attached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    /// `pg_class.oid`.
+    pub oid: u32,
+    /// `pg_inherits.xmin`: the transaction that has attached it.
+    pub by: u32,
+    /// Whether it has no row now.
+    pub empty: bool,
 }
 
 /// The row by which a publication has a table, or one of the partitioned tables above it.
@@ -44,7 +78,10 @@ pub enum By {
 
 /// Everything that publishes a table, as of one moment. Its text form can be recorded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PublishedBy(Vec<Entry>);
+pub struct PublishedBy {
+    relation: Option<Relation>,
+    entries: Vec<Entry>,
+}
 
 /// Why a table may lack changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +98,14 @@ pub enum Gap {
     TakenOut,
     /// One more publication has it, with other rows, columns or operations.
     PublishedByMore,
+    /// It is another table, of the same name.
+    MadeAnew,
+    /// It had another name, or was in another schema.
+    Renamed,
+    /// It was no partition of the table that is published, and is one again.
+    Detached,
+    /// A partition was attached that may have held rows.
+    PartitionAttached,
 }
 
 impl Display for Gap {
@@ -72,6 +117,10 @@ impl Display for Gap {
             Self::ColumnsChanged => "its column list was changed",
             Self::TakenOut => "it was taken out of a publication",
             Self::PublishedByMore => "another publication has it with other rows or columns",
+            Self::MadeAnew => "it was dropped and created again, or another table took its name",
+            Self::Renamed => "it had another name or schema for a while",
+            Self::Detached => "it was detached from its partitioned table",
+            Self::PartitionAttached => "a partition was attached that may have held rows",
         })
     }
 }
@@ -79,9 +128,9 @@ impl Display for Gap {
 impl Entry {
     /// Whether this is the same row, and nothing was changed since.
     fn is_still(&self, now: &Self) -> bool {
-        let Self { publication, options, by, filter, columns, .. } = self;
-        let same = (publication, options, by, filter, columns)
-            == (&now.publication, &now.options, &now.by, &now.filter, &now.columns);
+        let Self { publication, options, by, filter, columns, path, .. } = self;
+        let same = (publication, options, by, filter, columns, path)
+            == (&now.publication, &now.options, &now.by, &now.filter, &now.columns, &now.path);
         same && (self.written == now.written || self.owner != now.owner)
     }
 
@@ -93,40 +142,55 @@ impl Entry {
     }
 }
 
-impl PublishedBy {
-    /// Of these entries, in any order.
-    #[must_use]
-    pub fn new(mut entries: Vec<Entry>) -> Self {
-        entries.sort();
-        Self(entries)
+impl Relation {
+    fn gap_until(&self, now: &Self) -> Option<Gap> {
+        let is_known = |new: &Attached| {
+            new.empty || self.attached.iter().any(|old| (old.oid, old.by) == (new.oid, new.by))
+        };
+        if self.oid != now.oid {
+            Some(Gap::MadeAnew)
+        } else if self.named != now.named && self.owner == now.owner {
+            Some(Gap::Renamed)
+        } else if !now.attached.iter().all(is_known) {
+            Some(Gap::PartitionAttached)
+        } else {
+            None
+        }
     }
+}
 
-    /// Whether nothing publishes the table.
+impl PublishedBy {
+    /// What publishes a table, in any order.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub fn new(relation: Relation, mut entries: Vec<Entry>) -> Self {
+        entries.sort();
+        Self { relation: Some(relation), entries }
     }
 
     /// Compares this earlier look with a later one: `None` if every change between them was published
     /// as before.
     #[must_use]
     pub fn gap_until(&self, now: &Self) -> Option<Gap> {
-        let stays = |old: &&Entry| now.0.iter().any(|new| old.is_still(new));
-        if self.0.iter().any(|old| old.is_whole() && stays(&old)) {
+        let itself = self.relation.as_ref().zip(now.relation.as_ref());
+        if let Some(gap) = itself.and_then(|(old, new)| old.gap_until(new)) {
+            return Some(gap);
+        }
+        let stays = |old: &&Entry| now.entries.iter().any(|new| old.is_still(new));
+        if self.entries.iter().any(|old| old.is_whole() && stays(&old)) {
             return None;
         }
-        match self.0.iter().find(|old| !stays(old)) {
+        match self.entries.iter().find(|old| !stays(old)) {
             Some(old) => Some(Self::why(old, now)),
-            None if self.0.len() < now.0.len() => Some(Gap::PublishedByMore),
+            None if self.entries.len() < now.entries.len() => Some(Gap::PublishedByMore),
             None => None,
         }
     }
 
     fn why(old: &Entry, now: &Self) -> Gap {
         let of_publication: Vec<_> =
-            now.0.iter().filter(|new| new.publication == old.publication).collect();
+            now.entries.iter().filter(|new| new.publication == old.publication).collect();
         let Some(first) = of_publication.first() else {
-            return if now.0.is_empty() { Gap::TakenOut } else { Gap::PublicationMadeAnew };
+            return if now.entries.is_empty() { Gap::TakenOut } else { Gap::PublicationMadeAnew };
         };
         let new = of_publication.iter().find(|new| new.by == old.by).unwrap_or(first);
         if new.filter != old.filter {
@@ -135,6 +199,8 @@ impl PublishedBy {
             Gap::ColumnsChanged
         } else if new.by != old.by {
             Gap::TakenOut
+        } else if new.path != old.path {
+            Gap::Detached
         } else {
             Gap::PublicationAltered
         }
@@ -148,7 +214,7 @@ pub struct Unreadable;
 
 impl Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { publication, written, owner, options, by, filter, columns } = self;
+        let Self { publication, written, owner, options, by, filter, columns, path } = self;
         let options = if options.is_empty() { "-" } else { options };
         write!(f, "{publication} {written} {owner} {options} ")?;
         match by {
@@ -158,7 +224,7 @@ impl Display for Entry {
         }
         let none = "-";
         let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| none.to_owned());
-        write!(f, " {} {}", or_none(filter), or_none(columns))
+        write!(f, " {} {} {}", or_none(filter), or_none(columns), or_none(path))
     }
 }
 
@@ -167,10 +233,9 @@ impl FromStr for Entry {
 
     fn from_str(text: &str) -> Result<Self, Unreadable> {
         let fields: Vec<_> = text.split(' ').collect();
-        let [publication, written, owner, options, by, filter, columns] = fields[..] else {
+        let [publication, written, owner, options, by, filter, columns, path] = fields[..] else {
             return Err(Unreadable);
         };
-        let number = |text: &str| text.parse::<u32>().map_err(|_| Unreadable);
         let optional = |text: &str| (text != "-").then(|| text.to_owned());
         let by = match by.split_once(':') {
             None if by == "all" => By::All,
@@ -186,19 +251,54 @@ impl FromStr for Entry {
             by,
             filter: optional(filter),
             columns: optional(columns),
+            path: optional(path),
         })
     }
 }
 
+/// What the line of the table itself begins with.
+const RELATION: &str = "relation ";
+
+impl Display for Relation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { oid, named, owner, attached } = self;
+        write!(f, "{RELATION}{oid} {named} {owner}")?;
+        attached.iter().try_for_each(|Attached { oid, by, empty }| {
+            write!(f, " {oid}:{by}:{}", if *empty { "empty" } else { "filled" })
+        })
+    }
+}
+
+impl FromStr for Relation {
+    type Err = Unreadable;
+
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        let fields: Vec<_> = text.strip_prefix(RELATION).ok_or(Unreadable)?.split(' ').collect();
+        let [oid, named, owner, ref attached @ ..] = fields[..] else { return Err(Unreadable) };
+        let attached = attached.iter().map(|text| {
+            let fields: Vec<_> = text.split(':').collect();
+            let [oid, by, empty] = fields[..] else { return Err(Unreadable) };
+            Ok(Attached { oid: number(oid)?, by: number(by)?, empty: empty == "empty" })
+        });
+        Ok(Self {
+            oid: number(oid)?,
+            named: number(named)?,
+            owner: number(owner)?,
+            attached: attached.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+fn number(text: &str) -> Result<u32, Unreadable> {
+    text.parse().map_err(|_| Unreadable)
+}
+
 impl Display for PublishedBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, entry) in self.0.iter().enumerate() {
-            if index > 0 {
-                f.write_char('\n')?;
-            }
-            write!(f, "{entry}")?;
+        if let Some(relation) = &self.relation {
+            writeln!(f, "{relation}")?;
         }
-        Ok(())
+        self.entries.iter().try_for_each(|entry| writeln!(f, "{entry}"))
     }
 }
 
@@ -206,13 +306,17 @@ impl FromStr for PublishedBy {
     type Err = Unreadable;
 
     fn from_str(text: &str) -> Result<Self, Unreadable> {
-        Ok(Self::new(text.lines().map(str::parse).collect::<Result<_, _>>()?))
+        let (relations, entries): (Vec<_>, Vec<_>) =
+            text.lines().partition(|line| line.starts_with(RELATION));
+        let relation = relations.first().map(|line| line.parse()).transpose()?;
+        let entries = entries.into_iter().map(str::parse).collect::<Result<_, _>>()?;
+        Ok(Self { relation, entries })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{By, Entry, Gap, PublishedBy};
+    use super::{Attached, By, Entry, Gap, PublishedBy, Relation};
     use proptest::prelude::*;
 
     fn entry(publication: u32, by: By) -> Entry {
@@ -224,11 +328,46 @@ mod tests {
             by,
             filter: None,
             columns: None,
+            path: None,
         }
     }
 
+    fn relation() -> Relation {
+        Relation { oid: 50, named: 700, owner: 10, attached: Vec::new() }
+    }
+
     fn gap(old: &[Entry], new: &[Entry]) -> Option<Gap> {
-        PublishedBy::new(old.to_vec()).gap_until(&PublishedBy::new(new.to_vec()))
+        let [old, new] = [old, new].map(|entries| PublishedBy::new(relation(), entries.to_vec()));
+        old.gap_until(&new)
+    }
+
+    #[test]
+    fn another_table_or_name_is_a_gap() {
+        let old = relation();
+        assert_eq!(old.gap_until(&old), None);
+        assert_eq!(old.gap_until(&Relation { oid: 51, ..relation() }), Some(Gap::MadeAnew));
+        assert_eq!(old.gap_until(&Relation { named: 701, ..relation() }), Some(Gap::Renamed));
+        assert_eq!(old.gap_until(&Relation { named: 701, owner: 11, ..relation() }), None);
+    }
+
+    #[test]
+    fn partitions_that_held_rows_before_they_were_attached_are_a_gap() {
+        let with = |attached: &[(u32, u32, bool)]| {
+            let attached = attached.iter().map(|(oid, by, empty)| Attached {
+                oid: *oid,
+                by: *by,
+                empty: *empty,
+            });
+            Relation { attached: attached.collect(), ..relation() }
+        };
+        let attached = Some(Gap::PartitionAttached);
+        assert_eq!(with(&[]).gap_until(&with(&[(1, 5, false)])), attached);
+        assert_eq!(with(&[]).gap_until(&with(&[(1, 5, true)])), None);
+        assert_eq!(with(&[(1, 5, true)]).gap_until(&with(&[(1, 5, false)])), None);
+        assert_eq!(with(&[(1, 5, false)]).gap_until(&with(&[])), None);
+        assert_eq!(with(&[(1, 5, false)]).gap_until(&with(&[(1, 6, false)])), attached);
+        let path = |path: &str| Entry { path: Some(path.to_owned()), ..entry(1, By::Table(5)) };
+        assert_eq!(gap(&[path("700")], &[path("701")]), Some(Gap::Detached));
     }
 
     #[test]
@@ -276,8 +415,8 @@ mod tests {
             (0u32..4).prop_map(By::Table)
         ];
         let optional = || proptest::option::of("[a-f0-9,]{1,4}");
-        (0u32..4, 0u32..3, 0u32..2, "[iudt]{0,4}", by, optional(), optional()).prop_map(
-            |(publication, written, owner, options, by, filter, columns)| Entry {
+        (0u32..4, 0u32..3, 0u32..2, "[iudt]{0,4}", by, optional(), optional(), optional()).prop_map(
+            |(publication, written, owner, options, by, filter, columns, path)| Entry {
                 publication,
                 written,
                 owner,
@@ -285,14 +424,28 @@ mod tests {
                 by,
                 filter,
                 columns,
+                path,
             },
         )
     }
 
+    fn relations() -> impl Strategy<Value = Relation> {
+        let attached = (0u32..4, 0u32..4, any::<bool>()).prop_map(|(oid, by, empty)| Attached {
+            oid,
+            by,
+            empty,
+        });
+        (0u32..4, 0u32..3, 0u32..2, proptest::collection::vec(attached, 0..3))
+            .prop_map(|(oid, named, owner, attached)| Relation { oid, named, owner, attached })
+    }
+
     proptest! {
         #[test]
-        fn what_is_recorded_is_read_back(entries in proptest::collection::vec(entries(), 0..4)) {
-            let published = PublishedBy::new(entries);
+        fn what_is_recorded_is_read_back(
+            relation in relations(),
+            entries in proptest::collection::vec(entries(), 0..4),
+        ) {
+            let published = PublishedBy::new(relation, entries);
             prop_assert_eq!(published.to_string().parse(), Ok(published.clone()));
             prop_assert_eq!(published.gap_until(&published), None);
         }

@@ -11,7 +11,7 @@ use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sync::check_targets;
 use crate::target::session::Target;
-use crate::target::state::{self, Subscription, copies, ownership};
+use crate::target::state::{self, Phase, Subscription, copies, ownership};
 
 #[derive(Debug, Args)]
 pub(crate) struct ResyncArgs {
@@ -57,11 +57,13 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
             .hint("Name one with --name.")
     })?;
     let mut site = open(&config)?;
-    if !site.row.copy_data {
+    // Before that the tables of such a subscription have no position from which they are applied.
+    if !site.row.copy_data && site.row.phase != Phase::Streaming {
         return Err(Failure::new(
             Class::Config,
-            format!("subscription {} copies no tables: it was created so", site.row.name),
-        ));
+            format!("subscription {} has not begun to stream", site.row.name),
+        )
+        .hint("Start it first (pgapace run)."));
     }
     let mut chosen = Vec::new();
     for name in &args.tables {

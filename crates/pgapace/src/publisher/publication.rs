@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use engine::published::PublishedBy;
+use engine::published::{PublishedBy, Relation};
 use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
 
@@ -287,6 +287,7 @@ fn published_by(
     } else {
         ""
     };
+    // Two joins by equality: one with OR would compare every table with every entry.
     let rows = query(
         session,
         &format!(
@@ -299,10 +300,10 @@ fn published_by(
                      THEN 'g' END) AS options \
                FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names}) \
              ), tree AS ( \
-               SELECT relid, relid AS above \
+               SELECT relid, relid AS above, NULL::pg_catalog.text AS path \
                FROM pg_catalog.unnest('{{{oids}}}'::pg_catalog.oid[]) AS u (relid) \
                UNION ALL \
-               SELECT t.relid, i.inhparent FROM tree t \
+               SELECT t.relid, i.inhparent, pg_catalog.concat_ws(',', t.path, i.xmin) FROM tree t \
                JOIN pg_catalog.pg_class c ON c.oid = t.above AND c.relispartition \
                JOIN pg_catalog.pg_inherits i ON i.inhrelid = t.above \
              ), entry AS ( \
@@ -314,11 +315,16 @@ fn published_by(
                  pg_catalog.replace(pg_catalog.to_jsonb(r) ->> 'prattrs', ' ', ','), r.prrelid \
                FROM publication p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid \
                {schemas} \
+             ), published AS ( \
+               SELECT t.relid AS published, t.path, e.* FROM tree t JOIN entry e ON e.relid = t.above \
+               UNION ALL \
+               SELECT t.relid, t.path, e.* FROM tree t CROSS JOIN entry e \
+               WHERE e.relid IS NULL AND t.relid = t.above \
              ) \
-             SELECT DISTINCT t.relid, pg_catalog.concat_ws(' ', e.oid, e.xmin, e.pubowner, \
+             SELECT DISTINCT e.published, pg_catalog.concat_ws(' ', e.oid, e.xmin, e.pubowner, \
                CASE e.options WHEN '' THEN '-' ELSE e.options END, e.by, \
-               coalesce(e.filter, '-'), coalesce(e.list, '-')) \
-             FROM tree t JOIN entry e ON e.relid = t.above OR e.relid IS NULL AND t.relid = t.above",
+               coalesce(e.filter, '-'), coalesce(e.list, '-'), coalesce(e.path, '-')) \
+             FROM published e",
             oids = oids.join(",")
         ),
     )?;
@@ -328,7 +334,49 @@ fn published_by(
         let entry = entry.parse().map_err(|e| Failure::internal(format!("{e}: {entry}")))?;
         entries.entry(field(&row, 0)?).or_default().push(entry);
     }
-    Ok(entries.into_iter().map(|(table, entries)| (table, PublishedBy::new(entries))).collect())
+    let relations = relations(session, &oids.join(","))?.into_iter();
+    let published = |relation: Relation| {
+        let entries = entries.remove(&relation.oid).unwrap_or_default();
+        (relation.oid, PublishedBy::new(relation, entries))
+    };
+    Ok(relations.map(published).collect())
+}
+
+/// What these tables are themselves, and which partitions were attached to them. The rows of system
+/// columns (-6 is tableoid) are those that nothing writes again.
+fn relations(session: &mut Session, oids: &str) -> Result<Vec<Relation>> {
+    let rows = query(
+        session,
+        &format!(
+            "WITH RECURSIVE below AS ( \
+               SELECT c.oid AS root, i.inhrelid, i.xmin AS attached \
+               FROM pg_catalog.pg_class c JOIN pg_catalog.pg_inherits i ON i.inhparent = c.oid \
+               WHERE c.oid = ANY ('{{{oids}}}'::pg_catalog.oid[]) AND c.relkind = 'p' \
+                 AND NOT i.inhdetachpending \
+               UNION ALL \
+               SELECT b.root, i.inhrelid, i.xmin FROM below b \
+               JOIN pg_catalog.pg_inherits i ON i.inhparent = b.inhrelid \
+                 AND NOT i.inhdetachpending \
+             ), attached AS ( \
+               SELECT b.root, pg_catalog.string_agg(pg_catalog.concat_ws(':', c.oid, b.attached, \
+                 CASE WHEN c.relkind = 'r' AND pg_catalog.pg_relation_size(c.oid) = 0 \
+                   THEN 'empty' ELSE 'filled' END), ' ' ORDER BY c.oid) AS list \
+               FROM below b JOIN pg_catalog.pg_attribute a ON a.attrelid = b.inhrelid \
+                 AND a.attnum = -6 AND a.xmin <> b.attached \
+               JOIN pg_catalog.pg_class c ON c.oid = b.inhrelid \
+               GROUP BY b.root \
+             ) \
+             SELECT pg_catalog.concat_ws(' ', 'relation', c.oid, t.xmin, t.typowner, a.list) \
+             FROM pg_catalog.pg_class c JOIN pg_catalog.pg_type t ON t.oid = c.reltype \
+             LEFT JOIN attached a ON a.root = c.oid \
+             WHERE c.oid = ANY ('{{{oids}}}'::pg_catalog.oid[])"
+        ),
+    )?;
+    let relation = |row: wire::Row<'_>| {
+        let text: String = field(&row, 0)?;
+        text.parse().map_err(|e| Failure::internal(format!("{e}: {text}")))
+    };
+    rows.iter().map(relation).collect()
 }
 
 /// Where a query finds what each publication has: relation, column list and row filter. All versions

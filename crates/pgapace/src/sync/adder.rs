@@ -115,11 +115,12 @@ impl<'a> Adder<'a> {
     }
 
     /// Looks at once, and then now and then, whether tables were published since, and whether those
-    /// that are blocked can be copied now.
+    /// that are blocked can be copied now. Tables are blocked from what is not `dispatched` yet on.
     pub(crate) fn look_for_new_tables(
         &mut self,
         control: &mut Session,
         tables: &mut Tables,
+        dispatched: Lsn,
     ) -> Result<()> {
         let Some(answers) = &self.answers else {
             self.start_to_look();
@@ -129,7 +130,7 @@ impl<'a> Adder<'a> {
             Ok(Answer::Published(look)) => self.compare(control, &look)?,
             Ok(Answer::Inspected { found, locked }) => {
                 (self.answers, self.new) = (None, locked);
-                self.judge(control, tables, found)?;
+                self.judge(control, tables, found, dispatched)?;
             }
             Err(TryRecvError::Empty) => {}
             // It could not look: the next time it can, or the stream ends too.
@@ -204,6 +205,7 @@ impl<'a> Adder<'a> {
         control: &mut Session,
         tables: &mut Tables,
         mut found: Vec<Found>,
+        dispatched: Lsn,
     ) -> Result<()> {
         if found.is_empty() {
             return Ok(());
@@ -230,7 +232,7 @@ impl<'a> Adder<'a> {
                 None => new.push(table),
             }
         }
-        sync::block(control, context.owner(), &blocked)?;
+        sync::block(control, context.owner(), &blocked, self.lacks_from(dispatched))?;
         blocked.iter().for_each(|((schema, name), _)| tables.block(schema, name));
         // They are taken up at once, or the goal might be reached before.
         self.looked = None;
@@ -243,6 +245,11 @@ impl<'a> Adder<'a> {
             "tables were added to the publication"
         );
         copies::request(control, context.id, &new)
+    }
+
+    /// Where the changes begin that a blocked table lacks. A copy brings them.
+    fn lacks_from(&self, dispatched: Lsn) -> Option<Lsn> {
+        (!self.context.copy_data).then_some(dispatched)
     }
 
     /// Whether tables that join may not hold rows.
@@ -349,6 +356,7 @@ impl<'a> Adder<'a> {
         control: &mut Session,
         tables: &mut Tables,
         remote: &RemoteRelation,
+        dispatched: Lsn,
     ) -> Result<Added> {
         let context = self.context;
         let mut session = context.publisher.connect_to_look()?;
@@ -385,7 +393,8 @@ impl<'a> Adder<'a> {
         tables.add_types(&published);
         if let Some(obstacle) = obstacle {
             let failure = obstacle.failure(&published);
-            sync::block(control, context.owner(), &[(published.key(), failure)])?;
+            let lacks_from = self.lacks_from(dispatched);
+            sync::block(control, context.owner(), &[(published.key(), failure)], lacks_from)?;
             tables.block(&remote.schema, &remote.name);
             return Ok(Added::Done);
         }

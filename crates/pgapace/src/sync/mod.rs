@@ -19,6 +19,7 @@ pub(crate) mod schema;
 pub(crate) mod sequences;
 mod snapshot;
 
+use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 use wire::Session;
 
@@ -238,7 +239,7 @@ fn copy_pending(
         item.split(context.options.split_size);
     }
     let pool::Ended { again, failed } = pool::copy(context, control, source, snapshot, items)?;
-    block(control, context.owner(), &failed)?;
+    block(control, context.owner(), &failed, None)?;
     Ok(again)
 }
 
@@ -303,19 +304,29 @@ fn only_possible(
             Err(failure) => blocked.push((table.key(), failure)),
         }
     }
-    block(control, owner, &blocked)?;
+    block(control, owner, &blocked, None)?;
     Ok((published, targets))
 }
 
-/// Blocks tables, and says so.
-fn block(control: &mut Session, owner: Owner, tables: &[(Name, Failure)]) -> Result<()> {
+/// Blocks tables, and says so. `lacks_from` is where their changes begin, if no copy is to follow.
+fn block(
+    control: &mut Session,
+    owner: Owner,
+    tables: &[(Name, Failure)],
+    lacks_from: Option<Lsn>,
+) -> Result<()> {
+    let then = if lacks_from.is_some() {
+        "it is not applied until pgapace resync"
+    } else {
+        "it is tried again"
+    };
     for ((schema, name), failure) in tables {
-        copies::block(control, owner, (schema, name), &failure.to_string())?;
+        copies::block(control, owner, (schema, name), &failure.to_string(), lacks_from)?;
         tracing::warn!(
             event = "table_blocked",
             table = format!("{schema}.{name}"),
             sqlstate = failure.sqlstate,
-            "table cannot be copied; the others go on, and it is tried again: {failure}"
+            "table cannot be copied; the others go on, and {then}: {failure}"
         );
     }
     Ok(())

@@ -158,6 +158,120 @@ fn filters_and_lists_that_change() {
     });
 }
 
+/// Changes carry the name that the table has when they are written.
+#[test]
+fn a_table_that_had_another_name() {
+    on_versions(&ALL, |mut case| {
+        replicate(&mut case);
+        for meanwhile in [
+            "ALTER TABLE t RENAME TO u; INSERT INTO u SELECT max(id) + 1 FROM u; \
+             ALTER TABLE u RENAME TO t",
+            "ALTER TABLE t SET SCHEMA away; UPDATE away.t SET v = 3; ALTER TABLE away.t SET SCHEMA public",
+            "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 7); \
+             ALTER PUBLICATION pub ADD TABLE t",
+        ] {
+            case.publisher.sql("CREATE SCHEMA IF NOT EXISTS away");
+            one_by_one(&case, meanwhile);
+            case.run().expect(BLOCKED, &["public.t"]);
+            assert_eq!(state(&case, "t"), "blocked true", "{meanwhile}");
+            case.tool.finish("resync", &["t"]).expect(0, &[]);
+            case.run_until_current();
+            assert_eq!(state(&case, "t"), "ready false");
+            case.expect_equal(&["t", "other"]);
+        }
+    });
+}
+
+/// FOR ALL TABLES has no row of its own for a table.
+#[test]
+fn another_table_takes_the_name() {
+    on_versions(&ALL, |case| {
+        case.replicate(TABLES);
+        case.publisher.sql("INSERT INTO t VALUES (1, 1); INSERT INTO other VALUES (1, 1)");
+        case.run_until_current();
+        case.publisher.sql(
+            "BEGIN; CREATE TABLE filled (LIKE t INCLUDING ALL); \
+             INSERT INTO filled SELECT i, i FROM generate_series(1, 10) i; \
+             DROP TABLE t; ALTER TABLE filled RENAME TO t; COMMIT",
+        );
+        case.publisher.sql("INSERT INTO t VALUES (11, 1); INSERT INTO other VALUES (2, 1)");
+        case.run().expect(BLOCKED, &["public.t"]);
+        assert_eq!(state(&case, "t"), "blocked true");
+        case.expect_equal(&["other"]);
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["t", "other"]);
+    });
+}
+
+/// What is written to a partition while it is detached is not published with the tables above it.
+#[test]
+fn a_partition_that_was_detached_and_attached() {
+    on_versions(&ALL, |case| {
+        let ddl = "CREATE TABLE r (id int PRIMARY KEY, v int) PARTITION BY RANGE (id); \
+                   CREATE TABLE low PARTITION OF r FOR VALUES FROM (0) TO (100); \
+                   CREATE TABLE high PARTITION OF r FOR VALUES FROM (100) TO (200)";
+        let by_root = "CREATE PUBLICATION pub FOR TABLE r WITH (publish_via_partition_root)";
+        for (publish, blocked) in [(by_root, "r"), ("CREATE PUBLICATION pub FOR TABLE r", "low")] {
+            case.both(ddl);
+            case.publisher.sql("INSERT INTO r VALUES (1, 0), (101, 0)");
+            case.publisher.sql(publish);
+            case.run_until_current();
+            one_by_one(
+                &case,
+                "ALTER TABLE r DETACH PARTITION low; UPDATE low SET v = 1; INSERT INTO low VALUES (2, 0); \
+                 ALTER TABLE r ATTACH PARTITION low FOR VALUES FROM (0) TO (100); \
+                 INSERT INTO r VALUES (3, 0), (103, 0)",
+            );
+            case.run().expect(BLOCKED, &[&format!("public.{blocked}")]);
+            assert_eq!(state(&case, blocked), "blocked true");
+            case.tool.finish("resync", &[blocked]).expect(0, &[]);
+            case.run_until_current();
+            case.expect_equal(&["r"]);
+            case.tool.finish("drop", &[]).expect(0, &[]);
+            case.publisher.sql("DROP PUBLICATION pub");
+            case.both("DROP TABLE r");
+        }
+    });
+}
+
+/// DDL that loses nothing is no gap, and neither is a partition that begins empty.
+#[test]
+fn ddl_that_loses_nothing() {
+    on_versions(&ALL, |mut case| {
+        replicate(&mut case);
+        case.both(
+            "CREATE TABLE r (id int PRIMARY KEY, v int) PARTITION BY RANGE (id); \
+             CREATE TABLE low PARTITION OF r FOR VALUES FROM (0) TO (100)",
+        );
+        let published = "CREATE PUBLICATION roots FOR TABLE r WITH (publish_via_partition_root)";
+        case.publisher.sql(published);
+        case.tool.publications = "pub,others,roots".to_owned();
+        case.run_until_current();
+        let added = "CREATE TABLE high PARTITION OF r FOR VALUES FROM (100) TO (200); \
+                     CREATE TABLE higher (id int PRIMARY KEY, v int); \
+                     ALTER TABLE r ATTACH PARTITION higher FOR VALUES FROM (200) TO (300)";
+        one_by_one(&case, added);
+        case.target.sql(added);
+        one_by_one(
+            &case,
+            "VACUUM FULL pg_publication; VACUUM FULL pg_publication_rel; VACUUM FULL pg_type; \
+             VACUUM FULL pg_inherits; VACUUM FULL pg_attribute; VACUUM FULL pg_class; ANALYZE; \
+             ALTER TABLE t ADD w int; ALTER TABLE t DROP w; CREATE INDEX ON t (v); \
+             GRANT SELECT ON t TO public; ALTER TABLE t SET (fillfactor = 50); CLUSTER t USING t_pkey; \
+             ALTER TABLE t RENAME v TO w; ALTER TABLE t RENAME w TO v; TRUNCATE t; \
+             ALTER TABLE t OWNER TO pg_monitor; INSERT INTO t VALUES (1, 1); INSERT INTO r VALUES (110, 1)",
+        );
+        case.run_until_current();
+        case.publisher.sql("INSERT INTO r VALUES (210, 1)");
+        case.run_until_current();
+        for table in ["t", "other", "r"] {
+            assert_eq!(state(&case, table), "ready false");
+        }
+        case.expect_equal(&["t", "other", "r"]);
+    });
+}
+
 /// What publishes all of a table all the time is enough, and what has nothing to do with its rows is
 /// no gap.
 #[test]

@@ -216,3 +216,25 @@ fn blocked_behind_the_others_and_among_others() {
         case.stop(process);
     });
 }
+
+/// No copy brings what was not applied while the table was blocked: somebody has to ask for one.
+#[test]
+fn a_table_that_would_join_without_a_copy() {
+    on_versions(&BOTH, |mut case| {
+        case.tool.args = vec!["--copy-data=false".to_owned()];
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        case.publisher.sql("CREATE TABLE late (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO late VALUES (1)");
+        case.run().expect(6, &["public.late"]);
+        case.target.sql("CREATE TABLE late (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO late VALUES (2); INSERT INTO first VALUES (2)");
+        case.run().expect(6, &["public.late"]);
+        assert!(shown(&case, "late")["stale_lsn"].is_string());
+        case.expect_equal(&["first"]);
+        case.tool.finish("resync", &["late"]).expect(0, &[]);
+        case.run_until_current();
+        case.publisher.sql("INSERT INTO late VALUES (3)");
+        case.run_until_current();
+        case.expect_equal(&["first", "late"]);
+    });
+}

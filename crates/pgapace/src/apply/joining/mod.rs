@@ -294,7 +294,8 @@ impl<'a> Joining<'a> {
         remote: &RemoteRelation,
         progress: &Progress,
     ) -> Result<bool> {
-        if self.adder.add(lent.control, lent.tables, remote)? == Added::Done {
+        let dispatched = progress.last_dispatched();
+        if self.adder.add(lent.control, lent.tables, remote, dispatched)? == Added::Done {
             return Ok(false);
         }
         self.begin(lent, vec![(remote.schema.clone(), remote.name.clone())], progress)?;
@@ -325,7 +326,8 @@ impl<'a> Joining<'a> {
                  them"
             );
         }
-        self.adder.look_for_new_tables(lent.control, lent.tables)?;
+        let dispatched = progress.last_dispatched();
+        self.adder.look_for_new_tables(lent.control, lent.tables, dispatched)?;
         let tables = &self.tables;
         self.adder.look_for_requests(lent.control, |name| {
             tables.iter().any(|table| table.name == *name)

@@ -285,20 +285,34 @@ const BLOCKED: &str = "gate_lsn = NULL, catch_up = NULL, \
                        empty_first = r.empty_first OR r.parts_done > 0, \
                        blocked_since = coalesce(r.blocked_since, pg_catalog.now())";
 
-/// Blocks a table that cannot be copied, or renews the reason.
+/// Why a table is stale that no copy follows.
+const NOT_COPIED: &str = "its changes were not applied while it was blocked, and tables that join are \
+                          not copied (--copy-data=false)";
+
+/// Blocks a table that cannot be copied, or renews the reason. `lacks_from`: no copy follows, so it
+/// lacks what commits from there on.
 pub(crate) fn block(
     session: &mut Session,
     owner: Owner,
     (schema, name): (&str, &str),
     reason: &str,
+    lacks_from: Option<Lsn>,
 ) -> Result<()> {
+    let (lsn, why) = match lacks_from {
+        Some(lsn) => (quote_literal(&lsn.to_string()), quote_literal(NOT_COPIED)),
+        None => ("NULL".to_owned(), "NULL".to_owned()),
+    };
     let sql = format!(
         "WITH blocked AS ( \
            INSERT INTO pgapace.relation AS r \
-             (subscription, schema_name, table_name, state, reason, blocked_since) \
-           VALUES ({owner}, $1, $2, 'blocked', $3, pg_catalog.now()) \
+             (subscription, schema_name, table_name, state, reason, blocked_since, stale_lsn, \
+              stale_reason) \
+           VALUES ({owner}, $1, $2, 'blocked', $3, pg_catalog.now(), {lsn}, {why}) \
            ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
-           SET state = {state}, reason = excluded.reason, {BLOCKED} RETURNING r.subscription) \
+           SET state = {state}, reason = excluded.reason, \
+             stale_lsn = coalesce(r.stale_lsn, excluded.stale_lsn), \
+             stale_reason = coalesce(r.stale_reason, excluded.stale_reason), {BLOCKED} \
+           RETURNING r.subscription) \
          UPDATE pgapace.stat_subscription SET tables_blocked = tables_blocked + 1 \
          WHERE subscription = (SELECT b.subscription FROM blocked b)",
         owner = owner.sql(),
