@@ -999,7 +999,11 @@ impl World {
         let applied = self.target.read_progress();
         let followed = applied.last().map_or(Lsn(0), |last| last.range.through);
         let lost = self.history.range(at, followed) & self.target.committed != 0;
-        let skipped = other.range(at, followed) != 0;
+        // What was not applied, between ranges that were, is not skipped.
+        let skipped = other.transactions.iter().filter(|one| one.end_lsn > at).any(|one| {
+            let first = applied.first().is_some_and(|first| one.commit_lsn < first.range.through);
+            first || applied.iter().any(|applied| applied.range.covers(one.commit_lsn))
+        });
         let prepared = self.target.known_prepared();
         let prepared = prepared.iter().any(|(of, _)| of.prepare_lsn >= at);
         if lost || skipped {
