@@ -12,4 +12,5 @@ mod streaming;
 mod support;
 pub(crate) mod sync;
 mod twophase;
+mod upgrade;
 mod verbs;

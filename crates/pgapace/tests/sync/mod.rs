@@ -7,7 +7,7 @@ mod emptying;
 mod half;
 mod indexes;
 mod kinds;
-mod requests;
+pub(crate) mod requests;
 mod resume;
 mod schema;
 mod slot;

@@ -138,12 +138,12 @@ fn tables_published_before_the_start_are_part_of_the_goal() {
 }
 
 /// Locks that a copy waits for in the middle, and a change.
-const COPY: u32 = 4713;
-const CHANGE: u32 = 4714;
+pub(crate) const COPY: u32 = 4713;
+pub(crate) const CHANGE: u32 = 4714;
 
 /// A table of twenty parts. Its copy waits for one lock in the fourth part, and each UPDATE for
 /// another one.
-fn wide(case: &mut Case) {
+pub(crate) fn wide(case: &mut Case) {
     case.tool.args = vec!["--copy-split-size=1".to_owned(), "--copy-workers=1".to_owned()];
     case.both("CREATE TABLE wide (id int PRIMARY KEY, v text)");
     for (name, when, lock) in [
@@ -161,7 +161,7 @@ fn wide(case: &mut Case) {
         .sql("INSERT INTO wide SELECT i, repeat('x', 1000) FROM generate_series(1, 20000) i");
 }
 
-fn wait_for_part(case: &Case, process: &mut Process) {
+pub(crate) fn wait_for_part(case: &Case, process: &mut Process) {
     let some = "SELECT count(*) = 1 FROM pgapace.relation WHERE table_name = 'wide' \
                 AND gate_lsn IS NULL AND parts > 15 AND parts_done BETWEEN 2 AND 4";
     wait_for(case, process, "some parts to be copied", some);

@@ -1,0 +1,82 @@
+//! A subscriber whose state an earlier version has written goes on where that stood.
+
+use crate::support::{Case, VERSIONS, must, on_versions};
+use crate::sync::beside::{holder, wait_for, wait_for_a_waiter};
+use crate::sync::requests::{CHANGE, COPY, wait_for_part, wide};
+
+const VERSION_0_1: &str = include_str!("version_0_1.sql");
+
+/// Makes the state what version 0.1 would have written: its schema, and of every row what it knew.
+fn as_of_0_1(case: &Case) {
+    let tables = ["subscription", "relation", "progress", "stat_subscription", "prepared"];
+    let number = case.target.value("SELECT nextval('pgapace.catch_up')");
+    for table in tables {
+        case.target.sql(&format!("CREATE TABLE saved_{table} AS TABLE pgapace.{table}"));
+    }
+    case.target.sql("DROP SCHEMA pgapace CASCADE");
+    case.target.sql(VERSION_0_1);
+    for table in tables {
+        let columns = case.target.value(&format!(
+            "SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute \
+             WHERE attrelid = 'pgapace.{table}'::regclass AND attnum > 0 AND NOT attisdropped"
+        ));
+        case.target.sql(&format!(
+            "INSERT INTO pgapace.{table} ({columns}) SELECT {columns} FROM saved_{table}; \
+             DROP TABLE saved_{table}"
+        ));
+    }
+    case.target.sql(&format!(
+        "SELECT setval('pgapace.catch_up', {number}); \
+         SELECT setval(pg_get_serial_sequence('pgapace.subscription', 'id'), \
+           (SELECT max(id) FROM pgapace.subscription))"
+    ));
+}
+
+#[test]
+fn in_the_middle_of_the_first_copy() {
+    on_versions(&VERSIONS, |mut case| {
+        wide(&mut case);
+        case.both("CREATE TABLE small (id int PRIMARY KEY, v text)");
+        case.publisher.sql("INSERT INTO small SELECT i, 'x' FROM generate_series(1, 10) i");
+        case.publish("FOR ALL TABLES");
+        let copying = holder(&case, &format!("SELECT pg_advisory_lock({COPY})"));
+        let mut process = case.tool.start(case.log_file("first"));
+        let begun = "SELECT to_regclass('pgapace.relation') IS NOT NULL";
+        wait_for(&case, &mut process, "the state", begun);
+        wait_for_part(&case, &mut process);
+        must(process.kill9());
+        drop(copying);
+        as_of_0_1(&case);
+        case.publisher.sql("UPDATE wide SET v = 'new' WHERE id % 1000 = 0; DELETE FROM small");
+        case.run_until_current();
+        case.expect_equal(&["wide", "small"]);
+    });
+}
+
+#[test]
+fn while_a_table_is_behind_the_others() {
+    on_versions(&VERSIONS, |mut case| {
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY)");
+        wide(&mut case);
+        let changing = holder(&case, &format!("SELECT pg_advisory_lock({CHANGE})"));
+        let mut process = case.start();
+        let behind = "SELECT count(*) = 1 FROM pgapace.relation WHERE table_name = 'wide' \
+                      AND state IN ('catchup', 'ready')";
+        let update = "UPDATE wide SET v = v || '.' WHERE id < 4";
+        case.publisher.sql(update);
+        wait_for(&case, &mut process, "the copy", behind);
+        case.publisher.sql(update);
+        wait_for_a_waiter(&case, &mut process, "advisory");
+        must(process.kill9());
+        as_of_0_1(&case);
+        drop(changing);
+        case.publisher.sql("INSERT INTO other VALUES (1)");
+        case.publisher.sql(update);
+        case.run_until_current();
+        case.expect_equal(&["other", "wide"]);
+        // The publications are known from now on: what was published before is taken as it is.
+        case.publisher.sql("INSERT INTO other VALUES (2)");
+        case.run_until_current();
+        case.expect_equal(&["other", "wide"]);
+    });
+}
