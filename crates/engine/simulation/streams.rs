@@ -289,5 +289,5 @@ impl StreamWorker {
 /// A part, as statements are made of it.
 fn group_of(work: Work, mode: Mode) -> Group {
     let (seq, contended, attempts) = (GroupSeq::NONE, Contended::default(), 0);
-    Group { seq, works: vec![work], mode, contended, attempts }
+    Group { seq, works: vec![work], mode, contended, attempts, more: false }
 }

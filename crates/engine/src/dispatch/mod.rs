@@ -333,7 +333,7 @@ impl<T: Dispatchable> Dispatch<T> {
         let ends = works.last().is_some_and(|work| work.end().is_some());
         let contended = self.lock(worker, seq, continued, &works)?;
         let (mode, attempts) = (self.mode(&works), 0);
-        let mut group = Group { seq, works, mode, contended, attempts };
+        let mut group = Group { seq, works, mode, contended, attempts, more: false };
         if group.is_prepared_at_once() {
             // Those of one run of them were all prepared on the publisher at the same time, so none
             // is in the way of another; and they need no turn, since nobody sees them. Together

@@ -7,6 +7,7 @@ use pgoutput::Lsn;
 
 use crate::group::GroupSeq;
 use crate::order::Ended;
+use crate::worker::halving::Fallback;
 use crate::worker::{Awaited, Craft, Desk, Group, InFlight, Mode, Task};
 
 /// How often the oldest group is tried again after an error that may pass by itself (a deadlock
@@ -182,10 +183,12 @@ impl<C: Craft> Desk<C> {
     pub fn let_go(&mut self) -> Option<InFlight<C>> {
         let first = self.in_flight.pop_front()?;
         self.in_parts = first.group.works.last().is_some_and(|work| work.end().is_none());
-        if first.is_committed() {
-            self.ended.push(first.group.seq);
+        if !first.group.more {
+            if first.is_committed() {
+                self.ended.push(first.group.seq);
+            }
+            self.answered += 1;
         }
-        self.answered += 1;
         Some(first)
     }
 
@@ -240,13 +243,31 @@ impl<C: Craft> Desk<C> {
         let ready = self.ready.drain(..).map(|ready| ready.group);
         let in_flight = self.in_flight.drain(..).chain(ready);
         let mut groups: VecDeque<_> = in_flight.map(InFlight::into_rest).collect();
-        if let Some(first) = groups.front_mut() {
-            first.attempts += 1;
-            if again == Again::ByRows {
-                first.mode = Mode::Rows;
+        let fallback = match groups.front_mut() {
+            Some(first) if again == Again::ByRows && first.mode == Mode::Net => {
+                // Not one attempt of those after which an error is not one that passes.
+                first.attempts = first.attempts.max(1);
+                self.halving.failed(first)
+            }
+            first => {
+                first.into_iter().for_each(|first| first.attempts += 1);
+                Fallback::None
+            }
+        };
+        groups.append(&mut self.queue);
+        let seq = groups.front().map(|first| first.seq);
+        match fallback {
+            Fallback::None => {}
+            Fallback::Halve => {
+                let second = groups.front_mut().map(Group::halve);
+                second.into_iter().for_each(|second| groups.insert(1, second));
+            }
+            Fallback::Rows => groups.iter_mut().take(1).for_each(|first| first.mode = Mode::Rows),
+            Fallback::AllRows => {
+                let pieces = groups.iter_mut().take_while(|group| Some(group.seq) == seq);
+                pieces.for_each(|piece| piece.mode = Mode::Rows);
             }
         }
-        groups.append(&mut self.queue);
         self.queue = groups;
     }
 

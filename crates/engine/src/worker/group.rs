@@ -73,9 +73,21 @@ pub struct Group<T> {
     pub contended: Contended,
     /// How often it was rolled back. From then on it runs only as the oldest.
     pub attempts: u32,
+    /// It is a piece of a group that was halved, and another one follows it on the same worker.
+    pub more: bool,
 }
 
 impl<T: Task> Group<T> {
+    /// Halves it: the first half stays, the second one is returned. Both run as the oldest, so nothing
+    /// is in their way.
+    pub(super) fn halve(&mut self) -> Self {
+        let works = self.works.split_off(self.works.len() / 2);
+        self.contended = Contended::default();
+        let (seq, mode, attempts) = (self.seq, self.mode, self.attempts);
+        let more = std::mem::replace(&mut self.more, true);
+        Self { seq, works, mode, contended: Contended::default(), attempts, more }
+    }
+
     /// Whether it holds whole transactions, so that it can be carried out again.
     #[must_use]
     pub fn is_whole(&self) -> bool {

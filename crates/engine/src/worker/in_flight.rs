@@ -87,10 +87,7 @@ pub(super) fn follow<'g, C: Craft + 'g>(
     through: GroupSeq,
     groups: impl Iterator<Item = &'g InFlight<C>>,
 ) -> GroupSeq {
-    groups.fold(
-        through,
-        |through, group| {
-            if group.group.seq == through.next() { group.group.seq } else { through }
-        },
-    )
+    groups.fold(through, |through, InFlight { group, .. }| {
+        if group.seq == through.next() && !group.more { group.seq } else { through }
+    })
 }

@@ -7,6 +7,7 @@
 
 mod answers;
 mod group;
+mod halving;
 mod in_flight;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use std::collections::VecDeque;
 
 pub use answers::{Accounted, Again, Failed, Found, Verdict};
 pub use group::{Contended, Group, Mode, Task};
+use halving::Halving;
 pub use in_flight::InFlight;
 use in_flight::{Ready, follow};
 use pgoutput::Lsn;
@@ -71,6 +73,8 @@ pub struct Desk<C: Craft> {
     ready: VecDeque<Ready<C>>,
     /// The first group in flight has failed: answers are only counted until all are there.
     recovering: Option<Again>,
+    /// Which groups are halved.
+    halving: Halving,
     /// Groups answered, and ended, and not yet reported.
     answered: usize,
     ended: Vec<GroupSeq>,
@@ -139,6 +143,7 @@ impl<C: Craft> Desk<C> {
             in_flight: VecDeque::new(),
             ready: VecDeque::new(),
             recovering: None,
+            halving: Halving::default(),
             answered: 0,
             ended: Vec::new(),
             in_parts: false,

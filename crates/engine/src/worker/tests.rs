@@ -99,6 +99,7 @@ fn group(seq: u64, commits: &[u64], whole: bool) -> Group<Transaction> {
         mode: Mode::Net,
         contended: Contended::default(),
         attempts: 0,
+        more: false,
     }
 }
 
@@ -271,4 +272,98 @@ fn small_groups_are_not_looked_at_where_that_takes_long() {
     assert!(!counted(true, group(2, &[20, 25], true), &early));
     assert!(!counted(true, group(2, &[20, 25, 30], true), &oldest), "six changes");
     assert!(!counted(true, group(2, &[20], false), &oldest), "a part cannot be carried out again");
+}
+
+/// Carries out one group of which some transactions cannot be applied together with others. Returns
+/// the transactions of each target transaction that was committed, and how many attempts failed.
+fn carry_out(
+    desk: &mut Desk<Words>,
+    number: u64,
+    size: u64,
+    offends: impl Fn(u64) -> bool,
+) -> (Vec<Vec<u64>>, usize) {
+    let order = ended(number - 1);
+    let commits: Vec<_> = (1..=size).map(|commit| 10_000 * number + commit).collect();
+    desk.push(group(number, &commits, true));
+    let (mut committed, mut failures) = (Vec::new(), 0);
+    loop {
+        let (answered, ended) = desk.take_answered();
+        if answered > 0 {
+            assert_eq!((answered, ended), (1, vec![GroupSeq(number)]));
+            return (committed, failures);
+        }
+        let Start { group, early, .. } = start(desk, &order);
+        assert!(!early, "it is the oldest");
+        let commits: Vec<_> =
+            group.works.iter().map(|work| work.commit - 10_000 * number).collect();
+        let end = group.last_commit();
+        let by_rows = group.mode == Mode::Rows;
+        let ends: Vec<_> = if by_rows {
+            group.works.iter().map(Task::end).collect()
+        } else {
+            vec![Task::end(group.works.last().expect("not empty"))]
+        };
+        let answers: VecDeque<_> = ends.iter().map(|end| Answer::Sync(*end)).collect();
+        desk.sent(InFlight::new(group, (), false, answers.len()), answers);
+        if !by_rows && commits.iter().any(|commit| offends(*commit)) {
+            failures += 1;
+            assert_eq!(desk.judge_error(Failed::Lasting), Verdict::Again(Again::ByRows));
+            desk.start_recovery(Again::ByRows);
+            desk.skip_to_sync();
+            while desk.take_awaited().is_some() {}
+            assert!(matches!(desk.next(&order), Next::RollBack));
+            desk.rolled_back();
+            continue;
+        }
+        if by_rows {
+            committed.extend(commits.iter().map(|commit| vec![*commit]));
+        } else {
+            committed.push(commits);
+        }
+        while let Some(Answer::Sync(end)) = desk.take_awaited() {
+            desk.committed(end.expect("it commits"));
+            desk.account();
+        }
+        assert!(end <= Lsn(10_000 * number + size + 1));
+    }
+}
+
+/// The order of the publisher, each once.
+fn expect_all(committed: &[Vec<u64>], size: u64) {
+    let all: Vec<_> = committed.iter().flatten().copied().collect();
+    assert_eq!(all, (1..=size).collect::<Vec<_>>());
+}
+
+#[test]
+fn one_offender_is_found_and_the_others_stay_together() {
+    let mut desk: Desk<Words> = Desk::new(true, false, &PACING);
+    for number in 1..20 {
+        let offender = number * 97 % 2000 + 1;
+        let (committed, failures) = carry_out(&mut desk, number, 2000, |commit| commit == offender);
+        expect_all(&committed, 2000);
+        assert!(failures <= 12 && committed.len() <= 13, "{failures} {}", committed.len());
+        assert!(committed.contains(&vec![offender]));
+    }
+    let (committed, failures) =
+        carry_out(&mut desk, 20, 2000, |commit| [3, 1999].contains(&commit));
+    expect_all(&committed, 2000);
+    assert!(failures <= 24 && committed.len() <= 26, "{failures} {}", committed.len());
+}
+
+#[test]
+fn where_many_offend_halving_ends_soon() {
+    let mut desk: Desk<Words> = Desk::new(true, false, &PACING);
+    let mut all = 0;
+    for number in 1..=100 {
+        let (committed, failures) = carry_out(&mut desk, number, 1000, |commit| commit % 2 == 0);
+        expect_all(&committed, 1000);
+        all += failures;
+    }
+    assert!(all < 100 + 8 * 30, "{all}");
+    // And where they do not any more, it begins again.
+    for number in 101..400 {
+        carry_out(&mut desk, number, 100, |commit| commit == 7);
+    }
+    let (committed, _) = carry_out(&mut desk, 400, 1000, |commit| commit == 7);
+    assert!(committed.len() < 20, "{}", committed.len());
 }

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use crate::support::{Case, VERSIONS, on_versions};
+use crate::support::{Case, VERSIONS, must, on_versions};
 
 /// Transactions, each of its own, in one round trip.
 fn transactions(case: &Case, statements: impl IntoIterator<Item = String>) {
@@ -288,5 +288,32 @@ fn large_transactions_without_sets() {
         );
         case.run_until_current();
         case.expect_equal(&["late", "f", "kept"]);
+    });
+}
+
+/// Two rows swap a unique value, which sets cannot do: only that transaction is applied by itself.
+#[test]
+fn one_transaction_that_sets_cannot_apply() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v int)");
+        case.publisher.sql("INSERT INTO t SELECT i, i, 0 FROM generate_series(1, 1000) i");
+        case.run_until_current();
+        let before: u64 = must(case.statistic("groups").parse());
+        let mut client = case.publisher.connect();
+        for number in 1..=2000 {
+            let id = number % 1000 + 1;
+            must(client.batch_execute(&format!("UPDATE t SET v = v + 1 WHERE id = {id}")));
+            if number == 777 {
+                must(client.batch_execute(
+                    "BEGIN; UPDATE t SET u = -1 WHERE id = 10; UPDATE t SET u = 10 WHERE id = 11; \
+                     UPDATE t SET u = 11 WHERE id = 10; COMMIT",
+                ));
+            }
+        }
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        let groups = must(case.statistic("groups").parse::<u64>()) - before;
+        assert!(groups < 200, "{groups} target transactions for 2001");
+        assert_ne!(case.statistic("fallbacks"), "0", "it was possible after all");
     });
 }

@@ -166,6 +166,6 @@ impl Worker {
         let mode = if by_rows { Mode::Rows } else { Mode::Net };
         let (seq, contended) = (self.last, Contended::default());
         self.in_flight += 1;
-        self.worker.submit(Group { seq, works, mode, contended, attempts: 0 });
+        self.worker.submit(Group { seq, works, mode, contended, attempts: 0, more: false });
     }
 }

@@ -508,5 +508,6 @@ fn group_of(work: Work, mode: Mode) -> Group {
         mode,
         contended: Contended::default(),
         attempts: 0,
+        more: false,
     }
 }
