@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use engine::relation::{RemoteColumn, RemoteRelation};
+use engine::table_sync::TableSyncState;
 use pgoutput::{RelId, ReplicaIdentity, TypeOid};
 use wire::{Session, quote_ident, quote_literal};
 
@@ -16,7 +17,7 @@ use crate::target::catalogue::{self, Identity, Table, boolean, field};
 use crate::target::format::PublisherTypes;
 use crate::target::mapping::{Search, TableMap};
 use crate::target::mode::ApplyMode;
-use crate::target::state::name_array;
+use crate::target::state::{self, name_array};
 
 const SIDE: Side = Side::Target;
 const TOPICS: [&str; 9] = [
@@ -37,7 +38,8 @@ struct Checker<'a, 'r> {
     known: &'a Known,
     reporter: &'a mut Reporter<'r>,
     /// Tables that hold rows and must not.
-    filled: Vec<(String, String)>,
+    /// Tables that are to be copied and hold rows: by schema and name, and in SQL.
+    filled: Vec<((String, String), String)>,
 }
 
 /// Checks all tables.
@@ -58,7 +60,9 @@ pub(super) fn check(
             checker.reporter.failure("table", &failure).on(table.display_name());
         }
     }
-    checker.report_filled();
+    if let Err(failure) = checker.report_filled() {
+        checker.reporter.failure("rows", &failure);
+    }
     let found = &checker.reporter.report.findings[before..];
     if !published.is_empty() && !found.iter().any(|f| TOPICS.contains(&f.topic)) {
         let count = published.len();
@@ -202,7 +206,7 @@ impl Checker<'_, '_> {
                 .query(&sql, &[])
                 .map_err(|e| failed(SIDE, &e, &format!("looking whether {name} is empty")))?;
             if !rows.is_empty() {
-                self.filled.push((name.clone(), table.sql_only()));
+                self.filled.push((published.key(), table.sql_only()));
             }
         }
         self.triggers(&table)?;
@@ -504,10 +508,22 @@ impl Checker<'_, '_> {
     }
 
     /// One statement for all: TRUNCATE refuses a table that another one refers to.
-    fn report_filled(&mut self) {
+    fn report_filled(&mut self) -> Result<()> {
+        if let Some(row) = &self.known.row
+            && !self.filled.is_empty()
+        {
+            // A process that runs may have copied a table since its state was read, or be about to.
+            let states = state::relations_by_name(self.session, row.id)?;
+            self.filled.retain(|(key, _)| {
+                states.get(key).is_none_or(|table| {
+                    table.gate.is_none() && table.state != TableSyncState::DataSync
+                })
+            });
+        }
         let all: Vec<_> = self.filled.iter().map(|(_, sql)| sql.as_str()).collect();
         let fix = format!("TRUNCATE {};", all.join(", "));
-        for (name, _) in &self.filled {
+        for ((schema, table), _) in &self.filled {
+            let name = format!("{schema}.{table}");
             self.reporter
                 .block(
                     "rows",
@@ -516,9 +532,10 @@ impl Checker<'_, '_> {
                          already holds the publisher's rows as of the slot"
                     ),
                 )
-                .on(name)
+                .on(&name)
                 .sql(&fix);
         }
+        Ok(())
     }
 }
 

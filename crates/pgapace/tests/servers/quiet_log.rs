@@ -99,7 +99,7 @@ impl Watched {
     fn wait_until_ready(&self, run: &mut Process, table: &str) -> Result<()> {
         let sql = format!(
             "SELECT count(*) FROM pgapace.relation WHERE table_name = '{table}' \
-             AND gate_lsn IS NOT NULL AND catch_up IS NULL"
+             AND state = 'ready' AND requested IS NULL"
         );
         wait_while_running(run, &format!("{table} to join"), PATIENCE, || {
             Ok(self.site.target.query_one_text(DB, &sql)? == "1")

@@ -29,6 +29,9 @@ use crate::target::statement::row::Expect;
 
 /// The longest sleep; whoever has news wakes the thread.
 const SLEEP: Duration = Duration::from_secs(10);
+/// How long a statement may take to end by itself when its stream is to be rolled back. Nearly all do,
+/// and a cancel leaves an error in the server's log.
+const BEFORE_CANCEL: Duration = Duration::from_millis(200);
 /// Between two cancels of a session that is to roll back: at first, and at most.
 const CANCEL_AGAIN: Duration = Duration::from_millis(50);
 const CANCEL_AT_LEAST: Duration = Duration::from_secs(1);
@@ -467,15 +470,14 @@ impl Running {
         }
         self.session.flush().map_err(|e| failed(&e))?;
         let handle = self.session.cancel_handle();
+        let mut patience = BEFORE_CANCEL;
         let mut pause = CANCEL_AGAIN;
-        if busy {
-            cancel(&handle);
-        }
         loop {
             // A cancel between two statements is lost, and the next one may wait for a lock of a
             // transaction that stays prepared.
-            while busy && !self.session.poll_reply(pause).map_err(|e| failed(&e))? {
+            while busy && !self.session.poll_reply(patience).map_err(|e| failed(&e))? {
                 cancel(&handle);
+                patience = pause;
                 pause = (pause * 2).min(CANCEL_AT_LEAST);
             }
             let reply = self.session.next_reply().map_err(|e| failed(&e))?;
