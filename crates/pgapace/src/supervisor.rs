@@ -574,13 +574,16 @@ impl Supervisor<'_> {
             None => false,
         };
         let Some(failure) = self.failed_table.take() else { return Ok(()) };
-        let Some(offender) = failure.offender.as_deref().filter(|_| blocked) else {
+        let offender = failure.offender.as_deref().filter(|_| blocked);
+        let Some((offender, (schema, name))) =
+            offender.and_then(|offender| Some((offender, offender.relation.as_ref()?)))
+        else {
             // It is no member, so the error would come again.
             return Err(Failure { offender: None, ..failure });
         };
         tracing::error!(
             event = "table_blocked",
-            table = offender.table,
+            table = format!("{schema}.{name}"),
             lsn = %offender.commit_lsn,
             sqlstate = failure.sqlstate,
             "table is not applied any more until pgapace resync; the others go on: {failure}"

@@ -156,6 +156,7 @@ impl<'a> Context<'a> {
             Some(Pending::Begin | Pending::State | Pending::Net { .. } | Pending::Sync { .. })
             | None => ("applying changes", None, false),
         };
+        let offender = offender.map(|offender| self.blame(offender, error, pending));
         let mut failure = Failure::target(error, doing);
         failure.offender = offender.map(Box::new);
         match failure.sqlstate.as_deref() {
@@ -181,6 +182,43 @@ impl<'a> Context<'a> {
                 Failure { class: Class::Apply, hint: hint.or(failure.hint), ..failure }
             }
         }
+    }
+
+    /// Names a table where an error is one of several: that which the server names. Of a TRUNCATE that
+    /// is refused whole it names none, and all but one of them may be in order: it is the first one, and
+    /// without that the next, until the rest is taken.
+    fn blame(
+        &self,
+        mut offender: Offender,
+        error: &wire::Error,
+        pending: Option<Pending>,
+    ) -> Offender {
+        let (at, work) = match pending {
+            Some(Pending::Truncate { at }) => (Some(at), self.work(at.part)),
+            Some(Pending::Commit { part }) => (None, self.work(part)),
+            _ => return offender,
+        };
+        let Some(work) = work.filter(|_| offender.relation.is_none()) else { return offender };
+        let change = at.and_then(|at| work.part.change(at.change as usize).ok());
+        let is_truncated = |relation: usize| match &change {
+            Some((_, Touched::Many(several))) => several.iter().any(|r| *r as usize == relation),
+            _ => true,
+        };
+        let applied = work.tables.iter().enumerate().filter(|(index, _)| is_truncated(*index));
+        let mut applied = applied.filter_map(|(_, map)| map.as_deref());
+        let said = error.server_error();
+        let is_named = |map: &&TableMap| {
+            said.is_some_and(|said| {
+                said.table.as_ref() == Some(&map.table.name)
+                    && said.schema.as_ref() == Some(&map.table.schema)
+            })
+        };
+        let named = applied.clone().find(is_named);
+        if let Some(map) = named.or_else(|| applied.next().filter(|_| at.is_some())) {
+            offender.relation = Some((map.remote.schema.clone(), map.remote.name.clone()));
+            offender.table.get_or_insert_with(|| map.remote.display_name());
+        }
+        offender
     }
 
     /// The table of a change, as SQL has it.

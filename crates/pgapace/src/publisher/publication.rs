@@ -343,7 +343,7 @@ fn published_by(
 }
 
 /// What these tables are themselves, and which partitions were attached to them. The rows of system
-/// columns (-6 is tableoid) are those that nothing writes again.
+/// columns (-6 is tableoid) are those that nothing writes again. pg_relation_size would wait for a lock.
 fn relations(session: &mut Session, oids: &str) -> Result<Vec<Relation>> {
     let rows = query(
         session,
@@ -357,10 +357,14 @@ fn relations(session: &mut Session, oids: &str) -> Result<Vec<Relation>> {
                SELECT b.root, i.inhrelid, i.xmin FROM below b \
                JOIN pg_catalog.pg_inherits i ON i.inhparent = b.inhrelid \
                  AND NOT i.inhdetachpending \
+             ), locked AS MATERIALIZED ( \
+               SELECT l.relation FROM pg_catalog.pg_locks l \
+               WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' \
              ), attached AS ( \
                SELECT b.root, pg_catalog.string_agg(pg_catalog.concat_ws(':', c.oid, b.attached, \
-                 CASE WHEN c.relkind = 'r' AND pg_catalog.pg_relation_size(c.oid) = 0 \
-                   THEN 'empty' ELSE 'filled' END), ' ' ORDER BY c.oid) AS list \
+                 CASE WHEN c.relkind <> 'r' OR c.oid IN (SELECT l.relation FROM locked l) \
+                     OR pg_catalog.pg_relation_size(c.oid) > 0 \
+                   THEN 'filled' ELSE 'empty' END), ' ' ORDER BY c.oid) AS list \
                FROM below b JOIN pg_catalog.pg_attribute a ON a.attrelid = b.inhrelid \
                  AND a.attnum = -6 AND a.xmin <> b.attached \
                JOIN pg_catalog.pg_class c ON c.oid = b.inhrelid \

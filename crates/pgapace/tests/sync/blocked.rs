@@ -238,3 +238,42 @@ fn a_table_that_would_join_without_a_copy() {
         case.expect_equal(&["first", "late"]);
     });
 }
+
+/// Of a TRUNCATE of several tables that is refused whole, and of an error at COMMIT.
+#[test]
+fn errors_of_one_of_several_tables() {
+    on_versions(&BOTH, |mut case| {
+        case.replicate(
+            "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); \
+             CREATE TABLE c (id int PRIMARY KEY)",
+        );
+        case.tool.args = vec!["--on-table-error=block".to_owned()];
+        case.target.sql("CREATE TABLE refers (id int REFERENCES a)");
+        case.publisher.sql("INSERT INTO a VALUES (1); INSERT INTO b VALUES (1)");
+        case.publisher.sql("TRUNCATE a, b; INSERT INTO b VALUES (2); INSERT INTO c VALUES (2)");
+        case.run().expect(6, &["public.a"]);
+        assert!(reason(&case, "a").contains("foreign key"));
+        case.expect_equal(&["b", "c"]);
+        case.target.sql("DROP TABLE refers");
+        case.tool.finish("resync", &["a"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["a", "b", "c"]);
+
+        case.target.sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+               RAISE EXCEPTION 'refused' USING SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME; END $$; \
+             CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON b DEFERRABLE INITIALLY DEFERRED \
+               FOR EACH ROW EXECUTE FUNCTION refuse(); \
+             ALTER TABLE b ENABLE ALWAYS TRIGGER refuse",
+        );
+        case.publisher
+            .sql("INSERT INTO a VALUES (3); INSERT INTO b VALUES (3); INSERT INTO c VALUES (3)");
+        case.run().expect(6, &["public.b"]);
+        assert!(reason(&case, "b").contains("refused"));
+        case.expect_equal(&["a", "c"]);
+        case.target.sql("DROP TRIGGER refuse ON b");
+        case.tool.finish("resync", &["b"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["a", "b", "c"]);
+    });
+}

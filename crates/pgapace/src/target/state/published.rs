@@ -138,11 +138,15 @@ impl Stale {
     }
 
     fn log(&self, decision: OnMissedChanges) {
-        let Self { schema, name, gap, from, .. } = self;
-        let decision = match decision {
-            OnMissedChanges::Stop => "it is not applied until it is copied again: pgapace resync",
-            OnMissedChanges::Resync => "it is copied again",
-            OnMissedChanges::Ignore => "it is applied all the same",
+        let Self { schema, name, gap, from, state } = self;
+        let decision = match (state, decision) {
+            (_, OnMissedChanges::Resync) | (TableSyncState::DataSync, OnMissedChanges::Stop) => {
+                "it is copied again"
+            }
+            (_, OnMissedChanges::Stop) => {
+                "it is not applied until it is copied again: pgapace resync"
+            }
+            (_, OnMissedChanges::Ignore) => "it is applied all the same",
         };
         tracing::warn!(
             event = "table_stale",
