@@ -338,7 +338,7 @@ impl Leader {
         let part = self.incoming.push(bytes, &message, now)?;
         self.compare_history()?;
         if let Some(part) = part {
-            self.take_part(part);
+            self.take_part(part)?;
         }
         if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = &message {
             self.witness
@@ -390,21 +390,21 @@ impl Leader {
             let work = Work { plain: work, sabotage: self.sabotage };
             self.streams.hand_over(&next, through, Box::new(work), Mode::Net, now);
         }
-        self.end_stream();
-        Ok(())
+        self.end_stream()
     }
 
     /// Commits the stream that is next, when everything before it has ended.
-    fn end_stream(&mut self) {
+    fn end_stream(&mut self) -> Result<(), String> {
         let applied = self.dispatch.is_idle() && self.dispatch.is_drained();
         let quiet = applied && self.progress.outstanding() == 0;
         let quiet = quiet || self.sabotage == Sabotage::HastyStreamCommit;
-        let Some(xid) = self.streams.committing() else { return };
+        let Some(xid) = self.streams.committing() else { return Ok(()) };
         if let (Some((head, end)), Some(length)) =
             (self.incoming.committed_head(), self.incoming.committed_length())
             && quiet
             && self.streams.is_through(xid, length)
         {
+            self.expect_before_applied(end)?;
             if length > 0 {
                 self.memory = Some(Memory::of(head.ends_at(end)));
             }
@@ -415,6 +415,7 @@ impl Leader {
             let work = Work { plain: work, sabotage: self.sabotage };
             self.streams.commit(xid, Box::new(work));
         }
+        Ok(())
     }
 
     /// A session of a stream has said something. Whether the run goes on.
@@ -456,7 +457,7 @@ impl Leader {
         }
         while let Some(next) = self.incoming.next_part(self.dispatch.is_drained())? {
             match next {
-                NextPart { part, prepares: None } => self.take_part(part),
+                NextPart { part, prepares: None } => self.take_part(part)?,
                 NextPart { part, prepares: Some(here) } => self.take_prepared_part(part, here),
             }
         }
@@ -487,16 +488,23 @@ impl Leader {
         part.relations().iter().map(map).collect()
     }
 
-    fn take_part(&mut self, part: TransactionPart) {
+    /// A transaction of the gap before what was applied beyond it ends here.
+    fn expect_before_applied(&self, end: Lsn) -> Result<(), String> {
+        let first = self.applied_beyond.front();
+        first.map_or(Ok(()), |applied| applied.expect_before(end)).map_err(|e| refused(&e))
+    }
+
+    fn take_part(&mut self, part: TransactionPart) -> Result<(), String> {
         let (commit_lsn, end) = (part.head.commit_lsn, part.end_lsn);
         self.pass_applied(commit_lsn);
         self.progress.passed(end.unwrap_or(commit_lsn));
         if already_applied(commit_lsn, self.resumed_at) {
-            return;
+            return Ok(());
         }
         let tables = self.resolve(&part);
         let predecessor = self.progress.last_dispatched();
         if let Some(end) = end {
+            self.expect_before_applied(end)?;
             self.progress.dispatched(end);
             if !part.first || !part.is_empty() {
                 self.memory = Some(Memory::of(part.head.ends_at(end)));
@@ -507,6 +515,7 @@ impl Leader {
         let after_applied = std::mem::take(&mut self.after_applied);
         let memory = self.memory;
         self.push(PlainWork { part, tables, predecessor, memory, after_applied, two_phase: None });
+        Ok(())
     }
 
     fn push(&mut self, plain: PlainWork) {
@@ -525,6 +534,7 @@ impl Leader {
         if end <= predecessor {
             return Err(refused(&HistoryError::EndedBefore { end, progress: predecessor }));
         }
+        self.expect_before_applied(end)?;
         if !part.is_idle() {
             self.memory = Some(Memory::of(part.head.ends_at(end)));
         }

@@ -19,6 +19,7 @@
 //! * An open transaction that is applied finds the rows that it must: all before it is committed.
 //! * The oldest group never fails for good, and there is always something that goes on.
 //! * A publisher that goes back to before what was applied is refused; one that lost nothing is followed.
+//! * A table that was not published all the time is found to lack changes ([`publications`]).
 //! * A table that joins has exactly the rows of its copy and of what it has applied since ([`joining`]).
 //!
 //! Each rule is broken once on purpose ([`Sabotage`]), and each time one of these checks must notice.
@@ -27,6 +28,7 @@ mod history;
 mod incoming;
 mod joining;
 mod leader;
+mod publications;
 mod rng;
 mod stream;
 mod streams;
@@ -47,6 +49,7 @@ use engine::worker::Contended;
 use history::History;
 use leader::{Leader, REFUSED, Setting};
 use pgoutput::Lsn;
+use publications::GapSabotage;
 use rng::Rng;
 use streams::{Report as StreamReport, StreamWorker};
 use target::{Database, Fault, PreparedHere};
@@ -139,11 +142,13 @@ pub(crate) enum Sabotage {
     UnrecordedCatchUp,
     /// A request changes the copy that goes on.
     RequestOverCopy,
+    /// Looks at publications.
+    Gap(GapSabotage),
 }
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 39] = [
+    pub(crate) const ALL: [Self; 44] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -183,6 +188,11 @@ impl Sabotage {
         Self::UnheldDeferred,
         Self::UnrecordedCatchUp,
         Self::RequestOverCopy,
+        Self::Gap(GapSabotage::NoIdentity),
+        Self::Gap(GapSabotage::NoWritten),
+        Self::Gap(GapSabotage::LateBaseline),
+        Self::Gap(GapSabotage::LateStale),
+        Self::Gap(GapSabotage::NoLastLook),
     ];
 
     /// By its name in the source.
@@ -265,6 +275,10 @@ pub(crate) fn attempt(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<Se
 }
 
 fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<Seen, Broken> {
+    let gap = if let Sabotage::Gap(sabotage) = sabotage { Some(sabotage) } else { None };
+    if let Err(what) = publications::run(seed, gap) {
+        return Err(Broken { what, trace: vec![format!("publications of seed {seed}")] });
+    }
     let mut rng = Rng(seed.wrapping_mul(0x2545_F491_4F6C_DD1D));
     let history = Rc::new(History::random(&mut rng));
     let mut world = World::new(&history, rng, sabotage, tracing);

@@ -37,6 +37,9 @@ pub(crate) struct StreamWorker {
     current: Option<Ticket>,
     dead: Option<Ticket>,
     pending: VecDeque<Pending>,
+    /// So many of them are of statements that are undone behind them, because the publisher has undone
+    /// them: its locks are gone, and others may have changed the rows.
+    undone: usize,
     /// For each order that is not answered: how many answers are still to come.
     awaited: VecDeque<usize>,
     savepoints: usize,
@@ -65,6 +68,7 @@ impl StreamWorker {
             current: None,
             dead: None,
             pending: VecDeque::new(),
+            undone: 0,
             awaited: VecDeque::new(),
             savepoints: 0,
             committing: false,
@@ -170,10 +174,12 @@ impl StreamWorker {
             Order::RollBackTo(savepoint) => {
                 self.savepoints = savepoint + 1;
                 self.send(vec![(Command::RollbackTo(savepoint), Pending::Any)], target);
+                self.undone = self.pending.len();
             }
             Order::RollBack => {
                 self.savepoints = 0;
                 self.send(vec![(Command::Rollback, Pending::Any)], target);
+                self.undone = self.pending.len();
             }
             Order::Commit(work) => {
                 let group = group_of(*work, Mode::Net);
@@ -195,6 +201,11 @@ impl StreamWorker {
             return Ok(None);
         };
         let pending = self.pending.pop_front();
+        let undoes = |(_, order): &(Ticket, Order)| {
+            matches!(order, Order::RollBackTo(_) | Order::RollBack | Order::Abandon)
+        };
+        let is_undone = self.undone > 0 || self.orders.iter().any(undoes);
+        self.undone = self.undone.saturating_sub(1);
         let said = match (reply, pending) {
             (Reply::Completed(affected), Some(pending)) => {
                 let fits = match pending {
@@ -202,7 +213,7 @@ impl StreamWorker {
                     Pending::Change => affected == 1,
                     _ => true,
                 };
-                if !fits && !self.same_history {
+                if !fits && (is_undone || !self.same_history) {
                     return Err(Stop::Stream);
                 }
                 if !fits {
@@ -255,6 +266,7 @@ impl StreamWorker {
 
     fn ended(&mut self, said: Said, reports: &mut Vec<Report>) {
         self.pending.clear();
+        self.undone = 0;
         self.awaited.clear();
         (self.savepoints, self.committing, self.going_back) = (0, false, false);
         if let Some(ticket) = self.current.take() {

@@ -154,6 +154,17 @@ pub enum HistoryError {
         /// How far the subscriber has come.
         progress: Lsn,
     },
+    /// A transaction commits before others that we have applied, and ends behind their beginning.
+    #[error(
+        "the publisher has another history: it sends a transaction that ends at {end}, and the \
+         subscriber has applied others from {after} on"
+    )]
+    EndsInside {
+        /// Where it ends.
+        end: Lsn,
+        /// Where those begin that are applied.
+        after: Lsn,
+    },
     /// A transaction that is prepared on the subscriber, or was about to be, is not prepared on the
     /// publisher.
     #[error(
@@ -324,6 +335,17 @@ pub struct Applied {
     pub range: Range,
     /// `None` where nothing is known.
     pub memory: Option<Memory>,
+}
+
+impl Applied {
+    /// A transaction commits before these, and ends here.
+    ///
+    /// # Errors
+    /// If it ends behind their beginning: in the history that they are of, one of them did.
+    pub fn expect_before(&self, end: Lsn) -> Result<(), HistoryError> {
+        let after = self.range.after;
+        if end <= after { Ok(()) } else { Err(HistoryError::EndsInside { end, after }) }
+    }
 }
 
 /// Watches what a stream brings again of what was applied before it was started.

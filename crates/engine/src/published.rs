@@ -6,6 +6,9 @@
 //! and pg_publication_namespace never reuse one within any time that matters, and an ALTER PUBLICATION
 //! that changes a row in place writes it again (its xmin).
 //!
+//! A new owner writes the row of a publication too, and is no change of what is published: so between two
+//! looks a new owner would hide options that are changed and changed back.
+//!
 //! So two looks that find the same rows have seen everything between them published in the same way.
 //!
 //! Changes carry the name that the table has when they are written, so the same must be known of the

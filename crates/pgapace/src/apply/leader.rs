@@ -634,6 +634,7 @@ impl<'a> Leader<'a> {
         }
         let predecessor = self.parts.progress.last_dispatched();
         if let Some(end) = end {
+            expect_before_applied(&self.parts.applied_beyond, end)?;
             self.parts.progress.dispatched(end);
             if !part.first || !part.is_empty() {
                 self.memory = Some(Memory::of(part.head.ends_at(end)));
@@ -912,6 +913,14 @@ impl<'a> Leader<'a> {
         self.counters = Counters::default();
         self.reported = Some(Delta { counters: Counters::default(), ..delta });
         self.parts.durability.submit(Job::Statistics(Box::new(delta)));
+    }
+}
+
+/// A transaction ends here, in the gap before what was applied beyond it.
+fn expect_before_applied(applied_beyond: &VecDeque<Applied>, end: Lsn) -> Result<()> {
+    match applied_beyond.front() {
+        Some(applied) => applied.expect_before(end).map_err(|e| another_history(&e)),
+        None => Ok(()),
     }
 }
 

@@ -11,7 +11,7 @@ use engine::transaction::TransactionPart;
 use engine::worker::Mode;
 use pgoutput::{Lsn, Message, Xid};
 
-use super::{Leader, Parts};
+use super::{Leader, Parts, expect_before_applied};
 use crate::apply::blockers::Found;
 use crate::apply::streams::{Event, Report};
 use crate::apply::tables::OWN_SCHEMA;
@@ -81,8 +81,7 @@ impl Leader<'_> {
             };
             self.parts.streams.hand_over(&next, through, work, mode);
         }
-        self.end_stream();
-        Ok(())
+        self.end_stream()
     }
 
     /// The tables of a part, if all of it may be applied before its commit is known.
@@ -115,16 +114,17 @@ impl Leader<'_> {
     }
 
     /// Commits the stream that is next, when everything before it has ended.
-    fn end_stream(&mut self) {
+    fn end_stream(&mut self) -> Result<()> {
         let applied = self.is_idle() && self.is_drained();
-        let Parts { streams, incoming, progress, .. } = &mut self.parts;
-        let Some(xid) = streams.committing() else { return };
+        let Parts { streams, incoming, progress, applied_beyond, .. } = &mut self.parts;
+        let Some(xid) = streams.committing() else { return Ok(()) };
         let quiet = applied && progress.outstanding() == 0;
         if let (Some((head, end)), Some(length)) =
             (incoming.committed_head(), incoming.committed_length())
             && quiet
             && streams.is_through(xid, length)
         {
+            expect_before_applied(applied_beyond, end)?;
             if length > 0 {
                 self.memory = Some(Memory::of(head.ends_at(end)));
             }
@@ -140,6 +140,7 @@ impl Leader<'_> {
             };
             streams.commit(xid, work);
         }
+        Ok(())
     }
 
     pub(super) fn stream_reported(&mut self, event: Event) -> Result<()> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use engine::history::{HistoryError, Memory};
 use engine::transaction::TransactionPart;
 
-use crate::apply::leader::{Leader, Parts};
+use crate::apply::leader::{Leader, Parts, expect_before_applied};
 use crate::apply::offender::of_relation;
 use crate::apply::work::{TwoPhase, Work};
 use crate::error::{Failure, Result};
@@ -27,6 +27,7 @@ impl Leader<'_> {
         if end <= predecessor {
             return Err(another_history(&HistoryError::EndedBefore { end, progress: predecessor }));
         }
+        expect_before_applied(&self.parts.applied_beyond, end)?;
         if !part.is_idle() {
             self.memory = Some(Memory::of(part.head.ends_at(end)));
         }
