@@ -62,6 +62,7 @@ use crate::target::state::{
     self, Manner, NewSubscription, Phase, RelationState, SchemaCopy, Subscription,
 };
 use crate::target::state::{ownership, prepared, progress, published, schema, statistics};
+use crate::target::storage;
 use crate::twophase;
 use notes::Notes;
 use retry::{Known, Next, Retry};
@@ -390,6 +391,7 @@ impl Supervisor<'_> {
             if row.phase != Phase::Streaming {
                 state::set_streaming(&mut control, row.id)?;
             }
+            storage::warn_of_unlogged(&mut control, &published)?;
             Ok(published)
         })?;
 

@@ -13,11 +13,12 @@ use crate::check::{Known, failed, shell_quoted, shown_conninfo};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
-use crate::target::catalogue::{self, Identity, Table, boolean, field};
+use crate::target::catalogue::{self, Identity, Table, field};
 use crate::target::format::PublisherTypes;
 use crate::target::mapping::{Search, TableMap};
 use crate::target::mode::ApplyMode;
-use crate::target::state::{self, name_array};
+use crate::target::state;
+use crate::target::storage::{self, Storage};
 
 const SIDE: Side = Side::Target;
 const TOPICS: [&str; 9] = [
@@ -76,33 +77,9 @@ fn storage(
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
-    let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
-    let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
-    let rows = session
-        .query(
-            "WITH RECURSIVE tree AS ( \
-               SELECT w.ord, c.oid, c.relkind, c.relpersistence, c.relam \
-               FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
-                 pg_catalog.unnest($2::pg_catalog.text[])) \
-                 WITH ORDINALITY AS w (schema_name, table_name, ord) \
-               JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
-               JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name \
-               UNION ALL \
-               SELECT t.ord, p.oid, p.relkind, p.relpersistence, p.relam FROM tree t \
-               JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p' \
-               JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid \
-             ) \
-             SELECT t.ord, pg_catalog.bool_or(t.relpersistence = 'u'), \
-               pg_catalog.string_agg(DISTINCT a.amname::pg_catalog.text, ', ') \
-             FROM tree t LEFT JOIN pg_catalog.pg_am a ON a.oid = t.relam AND a.amname <> 'heap' \
-             WHERE t.relkind = 'r' GROUP BY t.ord ORDER BY t.ord",
-            &[Some(&name_array(&schemas)), Some(&name_array(&names))],
-        )
-        .map_err(|e| failed(SIDE, &e, "looking at how tables are stored"))?;
-    for row in rows.iter() {
-        let table = &published[field::<usize>(&row, 0)? - 1];
+    for Storage { table, unlogged, access_method } in storage::read(session, published)? {
         let name = table.display_name();
-        if boolean(&row, 1)? {
+        if unlogged {
             reporter
                 .warn(
                     "storage",
@@ -114,7 +91,7 @@ fn storage(
                 .on(&name)
                 .sql(format!("ALTER TABLE {} SET LOGGED;", table.sql_name()));
         }
-        if let Some(method) = row.get(2) {
+        if let Some(method) = access_method {
             reporter
                 .warn(
                     "storage",

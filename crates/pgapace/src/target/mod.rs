@@ -12,3 +12,4 @@ pub(crate) mod origin;
 pub(crate) mod session;
 pub(crate) mod state;
 pub(crate) mod statement;
+pub(crate) mod storage;

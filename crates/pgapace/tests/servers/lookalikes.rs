@@ -144,5 +144,8 @@ fn check_names_storage_that_surprises() {
         for said in ["table public.t is unlogged", "SET LOGGED", "access method other"] {
             assert!(checked.stdout.contains(said), "{said}: {}", checked.stdout);
         }
+        let log = case.run_until_current();
+        let warned = log.lines().filter(|line| line.contains("event=\"unlogged_table\""));
+        assert!(warned.clone().count() == 1 && log.contains("table=\"public.t\""), "{log}");
     });
 }
