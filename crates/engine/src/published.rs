@@ -22,6 +22,8 @@
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
+use pgoutput::Lsn;
+
 /// One way in which a publication has a table.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
@@ -84,6 +86,8 @@ pub enum By {
 pub struct PublishedBy {
     relation: Option<Relation>,
     entries: Vec<Entry>,
+    /// The latest look that found it published, if another did not since.
+    unpublished_since: Option<Lsn>,
 }
 
 /// Why a table may lack changes.
@@ -167,7 +171,20 @@ impl PublishedBy {
     #[must_use]
     pub fn new(relation: Relation, mut entries: Vec<Entry>) -> Self {
         entries.sort();
-        Self { relation: Some(relation), entries }
+        Self { relation: Some(relation), entries, unpublished_since: None }
+    }
+
+    /// The same after a look that found the table not published; `since` is the look before it.
+    #[must_use]
+    pub fn unpublished(&self, since: Lsn) -> Self {
+        let unpublished_since = self.unpublished_since.or(Some(since));
+        Self { unpublished_since, ..self.clone() }
+    }
+
+    /// From where on it was not published, if a look has found that.
+    #[must_use]
+    pub fn unpublished_since(&self) -> Option<Lsn> {
+        self.unpublished_since
     }
 
     /// Compares this earlier look with a later one: `None` if every change between them was published
@@ -177,6 +194,10 @@ impl PublishedBy {
         let itself = self.relation.as_ref().zip(now.relation.as_ref());
         if let Some(gap) = itself.and_then(|(old, new)| old.gap_until(new)) {
             return Some(gap);
+        }
+        // An unlogged table is not published, whatever the catalogue of publications says.
+        if self.unpublished_since.is_some() {
+            return Some(Gap::TakenOut);
         }
         let stays = |old: &&Entry| now.entries.iter().any(|new| old.is_still(new));
         if self.entries.iter().any(|old| old.is_whole() && stays(&old)) {
@@ -259,8 +280,9 @@ impl FromStr for Entry {
     }
 }
 
-/// What the line of the table itself begins with.
+/// What the lines begin with that are no entries.
 const RELATION: &str = "relation ";
+const UNPUBLISHED: &str = "unpublished ";
 
 impl Display for Relation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -301,6 +323,9 @@ impl Display for PublishedBy {
         if let Some(relation) = &self.relation {
             writeln!(f, "{relation}")?;
         }
+        if let Some(lsn) = self.unpublished_since {
+            writeln!(f, "{UNPUBLISHED}{lsn}")?;
+        }
         self.entries.iter().try_for_each(|entry| writeln!(f, "{entry}"))
     }
 }
@@ -309,17 +334,23 @@ impl FromStr for PublishedBy {
     type Err = Unreadable;
 
     fn from_str(text: &str) -> Result<Self, Unreadable> {
-        let (relations, entries): (Vec<_>, Vec<_>) =
-            text.lines().partition(|line| line.starts_with(RELATION));
-        let relation = relations.first().map(|line| line.parse()).transpose()?;
-        let entries = entries.into_iter().map(str::parse).collect::<Result<_, _>>()?;
-        Ok(Self { relation, entries })
+        let mut read = Self::default();
+        for line in text.lines() {
+            if line.starts_with(RELATION) {
+                read.relation = Some(line.parse()?);
+            } else if let Some(lsn) = line.strip_prefix(UNPUBLISHED) {
+                read.unpublished_since = Some(lsn.parse().map_err(|_| Unreadable)?);
+            } else {
+                read.entries.push(line.parse()?);
+            }
+        }
+        Ok(read)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Attached, By, Entry, Gap, PublishedBy, Relation};
+    use super::{Attached, By, Entry, Gap, Lsn, PublishedBy, Relation};
     use proptest::prelude::*;
 
     fn entry(publication: u32, by: By) -> Entry {
@@ -451,6 +482,10 @@ mod tests {
             let published = PublishedBy::new(relation, entries);
             prop_assert_eq!(published.to_string().parse(), Ok(published.clone()));
             prop_assert_eq!(published.gap_until(&published), None);
+            let unpublished = published.unpublished(Lsn(7)).unpublished(Lsn(9));
+            prop_assert_eq!(unpublished.unpublished_since(), Some(Lsn(7)));
+            prop_assert_eq!(unpublished.to_string().parse(), Ok(unpublished.clone()));
+            prop_assert_eq!(unpublished.gap_until(&published), Some(Gap::TakenOut));
         }
     }
 }

@@ -204,6 +204,31 @@ fn another_table_takes_the_name() {
     });
 }
 
+/// The rows of the catalogue stay, and nothing is sent.
+#[test]
+fn a_table_that_was_unlogged_during_a_run() {
+    on_versions(&ALL, |mut case| {
+        case.replicate(TABLES);
+        case.tool.args = vec!["--refresh-interval=1".to_owned()];
+        let process = case.start();
+        case.publisher.sql("ALTER TABLE t SET UNLOGGED");
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        let seen =
+            "SELECT published_by LIKE '%unpublished%' FROM pgapace.relation WHERE table_name = 't'";
+        must(wait_until(PATIENCE, "a look", || Ok(case.target.value(seen) == "t")));
+        case.publisher.sql("ALTER TABLE t SET LOGGED");
+        case.publisher.sql("INSERT INTO t VALUES (2, 1); INSERT INTO other VALUES (2, 1)");
+        let blocked = || Ok(state(&case, "t") == "blocked true");
+        must(wait_until(PATIENCE, "the table to be blocked", blocked));
+        let there = || Ok(case.target.value("SELECT count(*) FROM other") == "1");
+        must(wait_until(PATIENCE, "the other table to go on", there));
+        case.stop(process);
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["t", "other"]);
+    });
+}
+
 /// What is written to a partition while it is detached is not published with the tables above it.
 #[test]
 fn a_partition_that_was_detached_and_attached() {

@@ -41,7 +41,7 @@ struct Recorded {
 /// Compares a look with the one before it, and records it. Tables that may lack changes are marked,
 /// and what becomes of them is decided as the user wants. Returns whether any was found.
 ///
-/// Tables that are not published now stay as they were seen: if they are put back, that is seen then.
+/// Of tables that are not published now that is recorded: if they are put back, they may lack changes.
 pub(crate) fn compare(
     control: &mut Session,
     owner: Owner,
@@ -54,7 +54,14 @@ pub(crate) fn compare(
     let published: FxHashMap<_, _> = look.tables.iter().map(|table| (table.key(), table)).collect();
     for Recorded { schema, name, state, gate, stale: known, by } in recorded {
         let key = (schema, name);
-        let Some(published) = published.get(&key) else { continue };
+        let Some(published) = published.get(&key) else {
+            if let Some(by) = by.filter(|by| by.unpublished_since().is_none()) {
+                schemas.push(key.0);
+                names.push(key.1);
+                seen.push(by.unpublished(looked_at.unwrap_or(look.lsn)).to_string());
+            }
+            continue;
+        };
         let (schema, name) = key;
         if by.as_ref() != Some(&published.published_by) {
             schemas.push(schema.clone());
@@ -67,10 +74,12 @@ pub(crate) fn compare(
             TableSyncState::Blocked => known,
             TableSyncState::DataSync | TableSyncState::CatchUp | TableSyncState::Ready => true,
         };
-        if let Some(gap) = by.and_then(|by| by.gap_until(&published.published_by))
+        if let Some(by) = by
+            && let Some(gap) = by.gap_until(&published.published_by)
             && holds_rows
         {
-            let from = gate.into_iter().chain(looked_at).max().unwrap_or(look.lsn);
+            let seen = by.unpublished_since().or(looked_at);
+            let from = gate.into_iter().chain(seen).max().unwrap_or(look.lsn);
             stale.push(Stale { schema, name, gap, from, state });
         }
     }
