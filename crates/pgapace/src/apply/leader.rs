@@ -613,6 +613,11 @@ impl<'a> Leader<'a> {
         if self.is_beyond_the_goal(commit_lsn) && !self.partly_dispatched {
             self.close(Outcome::Reached);
         }
+        // The next run looks what is published before it applies anything.
+        let Parts { tables, .. } = &mut self.parts;
+        if !self.partly_dispatched && part.relations().iter().any(|r| tables.is_another(r)) {
+            self.close(Outcome::Changed);
+        }
         if self.closing.is_some() && !self.partly_dispatched {
             return Ok(());
         }

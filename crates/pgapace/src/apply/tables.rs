@@ -6,7 +6,7 @@ use engine::dispatch::Turned;
 use engine::gate::Gate;
 use engine::relation::RemoteRelation;
 use engine::table_sync::TableSyncState;
-use pgoutput::Lsn;
+use pgoutput::{Lsn, RelId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use wire::Session;
 
@@ -47,6 +47,8 @@ pub(crate) struct Tables {
     gone: FxHashMap<(String, String), Lsn>,
     /// Tables of which nothing is applied.
     blocked: FxHashSet<(String, String)>,
+    /// The oids on the publisher that names had when they were first seen.
+    oids: FxHashMap<(String, String), RelId>,
     types: PublisherTypes,
     /// Whether changes lock something, for more workers than one, and then whether commits keep
     /// the publisher's order.
@@ -108,6 +110,16 @@ impl Tables {
             && self.blocked.contains(&(remote.schema.clone(), remote.name.clone()))
     }
 
+    /// Whether this is another table of the publisher than the one that had the name before in this
+    /// run: what is copied here is not of it.
+    pub(crate) fn is_another(&mut self, remote: &Arc<RemoteRelation>) -> bool {
+        if self.has_resolved(remote) {
+            return false;
+        }
+        let name = (remote.schema.clone(), remote.name.clone());
+        self.gates.contains_key(&name) && *self.oids.entry(name).or_insert(remote.id) != remote.id
+    }
+
     /// Adds a table that was copied while the stream went on.
     pub(crate) fn add(&mut self, schema: &str, name: &str, gate: Gate) {
         self.gates.insert((schema.to_owned(), name.to_owned()), gate);
@@ -117,6 +129,7 @@ impl Tables {
     pub(crate) fn remove(&mut self, schema: &str, name: &str) {
         let key = (schema.to_owned(), name.to_owned());
         self.gates.remove(&key);
+        self.oids.remove(&key);
         self.blocked.remove(&key);
         self.resolved.retain(|_, (remote, _)| remote.schema != schema || remote.name != name);
     }

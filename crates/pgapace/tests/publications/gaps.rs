@@ -204,6 +204,31 @@ fn another_table_takes_the_name() {
     });
 }
 
+/// Its rows would be in the way of those of the new one, and an error would stop the others too.
+#[test]
+fn a_table_that_is_made_anew_during_a_run() {
+    on_versions(&ALL, |case| {
+        case.replicate(TABLES);
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO t VALUES (2, 1)");
+        case.wait_until_applied(&mut process);
+        case.publisher.sql("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v int)");
+        case.publisher.sql("INSERT INTO t VALUES (1, 7); INSERT INTO other VALUES (1, 1)");
+        let blocked = || Ok(state(&case, "t") == "blocked true");
+        must(wait_until(PATIENCE, "the table to be blocked", blocked));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["other"]);
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        let ready = || Ok(state(&case, "t") == "ready false");
+        must(wait_until(PATIENCE, "the table to return", ready));
+        case.publisher.sql("INSERT INTO t VALUES (3, 1)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t", "other"]);
+        case.stop(process);
+    });
+}
+
 /// The rows of the catalogue stay, and nothing is sent.
 #[test]
 fn a_table_that_was_unlogged_during_a_run() {
