@@ -160,6 +160,20 @@ struct State {
     report: Box<dyn Fn(Ticket, Report) + Send>,
 }
 
+/// Takes all orders that are there; an error if nobody gives any.
+fn take_orders(
+    inbox: &Receiver<(Ticket, Order)>,
+    orders: &mut VecDeque<(Ticket, Order)>,
+) -> std::result::Result<(), TryRecvError> {
+    loop {
+        match inbox.try_recv() {
+            Ok(next) => orders.push_back(next),
+            Err(TryRecvError::Empty) => return Ok(()),
+            Err(gone @ TryRecvError::Disconnected) => return Err(gone),
+        }
+    }
+}
+
 /// Why the stream cannot go on here.
 enum Stop {
     /// The session lives.
@@ -171,15 +185,15 @@ impl State {
     fn run(&mut self, inbox: &Receiver<(Ticket, Order)>) {
         // The stream at hand, and the last one that was abandoned.
         let (mut current, mut dead): (Option<Ticket>, Option<Ticket>) = (None, None);
+        let mut orders = VecDeque::new();
         loop {
             self.waker.take();
             let mut stop = None;
             loop {
-                let (ticket, order) = match inbox.try_recv() {
-                    Ok(next) => next,
-                    Err(TryRecvError::Disconnected) => return,
-                    Err(TryRecvError::Empty) => break,
-                };
+                if take_orders(inbox, &mut orders).is_err() {
+                    return;
+                }
+                let Some((ticket, order)) = orders.pop_front() else { break };
                 if dead == Some(ticket) {
                     continue;
                 }
@@ -187,6 +201,23 @@ impl State {
                     current = Some(ticket);
                     if let Some(running) = &mut self.session {
                         running.parsed = running.encoder.parsed();
+                    }
+                }
+                if !matches!(order, Order::Abandon) {
+                    // That takes a while, in which the stream may be given up.
+                    if let Err(found) = self.open_session() {
+                        stop = Some(found);
+                        break;
+                    }
+                    if take_orders(inbox, &mut orders).is_err() {
+                        return;
+                    }
+                    // What would be rolled back at once may meet what was applied in its place.
+                    let is_abandoned = |(other, order): &(Ticket, Order)| {
+                        *other == ticket && matches!(order, Order::Abandon)
+                    };
+                    if orders.iter().any(is_abandoned) {
+                        continue;
                     }
                 }
                 if let Err(found) = self.carry_out(order) {
@@ -242,6 +273,12 @@ impl State {
             }
             return Err(Stop::Stream(Failure::internal("it gives way")));
         }
+        let Some(running) = &mut self.session else { return Ok(()) };
+        running.carry_out(order).map_err(|failure| running.stop(failure))
+    }
+
+    /// Opens the session, unless there is one.
+    fn open_session(&mut self) -> std::result::Result<(), Stop> {
         if self.session.is_none() {
             let opened = self.open();
             if let Err(failure) = &opened {
@@ -252,8 +289,7 @@ impl State {
             }
             self.session = Some(opened.map_err(Stop::Session)?);
         }
-        let Some(running) = &mut self.session else { return Ok(()) };
-        running.carry_out(order).map_err(|failure| running.stop(failure))
+        Ok(())
     }
 
     /// Opens a session; one that was lost is gone when this returns.
