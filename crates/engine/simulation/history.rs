@@ -295,6 +295,14 @@ impl History {
         self.rows_of(table, |one| one.commit_lsn < snapshot)
     }
 
+    /// Where it rolls back what another history has prepared, too.
+    pub(crate) fn rolls_back(&self, prepared: &Preparation) -> Option<Lsn> {
+        let same =
+            |one: &&Preparation| (one.xid, one.prepare_lsn) == (prepared.xid, prepared.prepare_lsn);
+        let ended = self.preparations.iter().find(same)?.ended;
+        ended.filter(|(_, _, commits)| !commits).map(|(_, end, _)| end)
+    }
+
     /// When something was written.
     pub(crate) fn time(&self, at: Lsn) -> Timestamp {
         let time = i64::try_from(at.0).expect("a short history") * 1000;

@@ -255,7 +255,7 @@ impl Leader {
             most_prepared: setting.most_prepared,
             streams: Streams::new(
                 setting.streams,
-                applied_through.max(rows_through),
+                needed.max(rows_through),
                 setting.dispatch.pacing,
             ),
             look_again: Duration::ZERO,
@@ -310,12 +310,18 @@ impl Leader {
     fn keepalive(&mut self, lsn: Lsn) -> Result<(), String> {
         self.sent = self.sent.max(lsn);
         if !self.incoming.in_transaction() {
-            if self.sabotage != Sabotage::UnwatchedHistory {
-                self.witness.passed(lsn).map_err(|error| refused(&error))?;
-            }
+            self.passed(lsn)?;
             self.progress.received(lsn);
-            self.progress.passed(lsn);
         }
+        Ok(())
+    }
+
+    /// The publisher has sent all up to here: what was applied before is compared first.
+    fn passed(&mut self, lsn: Lsn) -> Result<(), String> {
+        if self.sabotage != Sabotage::UnwatchedHistory {
+            self.witness.passed(lsn).map_err(|error| refused(&error))?;
+        }
+        self.progress.passed(lsn);
         Ok(())
     }
 
@@ -497,7 +503,7 @@ impl Leader {
     fn take_part(&mut self, part: TransactionPart) -> Result<(), String> {
         let (commit_lsn, end) = (part.head.commit_lsn, part.end_lsn);
         self.pass_applied(commit_lsn);
-        self.progress.passed(end.unwrap_or(commit_lsn));
+        self.passed(end.unwrap_or(commit_lsn))?;
         if already_applied(commit_lsn, self.resumed_at) {
             return Ok(());
         }
@@ -529,7 +535,7 @@ impl Leader {
     ) -> Result<(), String> {
         let end = part.end_lsn.ok_or("a step has no end")?;
         self.pass_applied(part.head.commit_lsn);
-        self.progress.passed(end);
+        self.passed(end)?;
         let predecessor = self.progress.last_dispatched();
         if end <= predecessor {
             return Err(refused(&HistoryError::EndedBefore { end, progress: predecessor }));

@@ -46,7 +46,7 @@ use engine::group::GroupSeq;
 use engine::order::{CommitOrder, Waits};
 use engine::streams::Said;
 use engine::worker::Contended;
-use history::History;
+use history::{History, Preparation};
 use leader::{Leader, REFUSED, Setting};
 use pgoutput::Lsn;
 use publications::GapSabotage;
@@ -348,6 +348,8 @@ enum Refuses {
 struct World {
     history: Rc<History>,
     refuses: Refuses,
+    /// The history that the publisher went back in, and to where.
+    went_back: Option<(Rc<History>, Lsn)>,
     rng: Rng,
     sabotage: Sabotage,
     tracing: bool,
@@ -374,8 +376,9 @@ struct World {
     probing: bool,
     cancels: BTreeSet<usize>,
     lose_at_commit: Option<bool>,
-    /// What was acknowledged, in order. The publisher may come up with an older one.
-    acknowledged: Vec<Lsn>,
+    /// What was acknowledged, in order, and what had been sent by then. The publisher may come up with an
+    /// older one.
+    acknowledged: Vec<(Lsn, Lsn)>,
     /// Workers that have a session, and not given it back.
     present: BTreeSet<usize>,
     /// Changes of the newest group, in all its parts, and of the largest.
@@ -409,6 +412,7 @@ impl World {
         let mut world = Self {
             history: Rc::clone(history),
             refuses: Refuses::Never,
+            went_back: None,
             rng,
             sabotage,
             tracing,
@@ -430,7 +434,7 @@ impl World {
             probing: false,
             cancels: BTreeSet::new(),
             lose_at_commit: None,
-            acknowledged: vec![Lsn(100)],
+            acknowledged: vec![(Lsn(100), Lsn(100))],
             present: BTreeSet::new(),
             last: (GroupSeq::NONE, 0),
             largest: 0,
@@ -787,6 +791,10 @@ impl World {
             Event::CrashTarget => {
                 let lost = self.rng.below(self.target.undurable() + 1);
                 self.target.crash(lost);
+                if self.target.commits() < self.target.commits_before {
+                    // It has lost what the publisher lost before, and perhaps all of that.
+                    self.compare_histories();
+                }
                 self.restart()?;
             }
         }
@@ -986,7 +994,7 @@ impl World {
         // The publisher writes the position of a slot down now and then.
         let back = self.rng.below(3).min(self.acknowledged.len() - 1);
         self.acknowledged.truncate(self.acknowledged.len() - back);
-        let slot = self.acknowledged[self.acknowledged.len() - 1];
+        let (slot, _) = self.acknowledged[self.acknowledged.len() - 1];
         let rows = self.target.read_progress();
         let prepared = self.target.known_prepared();
         self.note(|| format!("progress {rows:?}, slot {slot}, prepared {prepared:?}"));
@@ -1010,28 +1018,70 @@ impl World {
             self.drain(session)?;
             self.target.terminate(session);
         }
+        let is_known = |one: &Preparation| other.rolls_back(one).is_some();
+        if self
+            .ended_ahead(&self.history, at)
+            .any(|one| self.history.number(one.xid).is_some() && !is_known(one))
+        {
+            // It is there too early, and nothing will ever show it.
+            return Ok(());
+        }
+        self.went_back = Some((Rc::clone(&self.history), at));
+        self.history = other;
+        self.target.commits_before = self.target.commits();
+        self.compare_histories();
+        // What was acknowledged after `at` did not happen either, even if it is a position before that.
+        self.acknowledged.retain(|(_, sent)| *sent <= at);
+        self.farthest = self.farthest.min(at);
+        let history = Rc::clone(&self.history);
+        self.note(|| format!("the history from {at} on: {:?}", history.wal));
+        self.restart()
+    }
+
+    /// Transactions of a history that have committed on the target by COMMIT PREPARED, without progress, and
+    /// on the publisher behind `at`.
+    fn ended_ahead<'w>(
+        &'w self,
+        history: &'w History,
+        at: Lsn,
+    ) -> impl Iterator<Item = &'w Preparation> {
+        let ahead = move |one: &&Preparation| {
+            one.prepare_lsn < at
+                && one.ended.is_some_and(|(_, end, _)| end > at)
+                && self.target.has_committed(PreparedHere::of(one))
+        };
+        history.preparations.iter().filter(ahead)
+    }
+
+    /// Whether the publisher went back to before what the target has, and may not be followed.
+    fn compare_histories(&mut self) {
+        let Some((before, at)) = &self.went_back else { return };
+        let at = *at;
         let applied = self.target.read_progress();
         let followed = applied.last().map_or(Lsn(0), |last| last.range.through);
-        let lost = self.history.range(at, followed) & self.target.committed != 0;
+        let lost = before.range(at, followed) & self.target.committed != 0;
         // What was not applied, between ranges that were, is not skipped.
-        let skipped = other.transactions.iter().filter(|one| one.end_lsn > at).any(|one| {
+        let sent = &self.history.transactions;
+        let skipped = sent.iter().filter(|one| one.end_lsn > at).any(|one| {
             let first = applied.first().is_some_and(|first| one.commit_lsn < first.range.through);
             first || applied.iter().any(|applied| applied.range.covers(one.commit_lsn))
         });
         let prepared = self.target.known_prepared();
         let prepared = prepared.iter().any(|(of, _)| of.prepare_lsn >= at);
-        if lost || skipped {
-            self.refuses = Refuses::Must(format!("another history from {at} on"));
-            self.target.other_history = true;
-        } else if followed > at || prepared {
+        let mut ahead = self.ended_ahead(before, at).peekable();
+        let is_ahead = ahead.peek().is_some();
+        let rolled_back = ahead.filter_map(|one| self.history.rolls_back(one)).max();
+        self.target.followed_before = None;
+        self.refuses = if lost || skipped || rolled_back.is_some() {
+            self.target.followed_before =
+                Some(rolled_back.map_or(followed, |end| end.max(followed)));
+            Refuses::Must(format!("another history from {at} on"))
+        } else if followed > at || prepared || is_ahead {
             // Nothing is lost, but that cannot always be known.
-            self.refuses = Refuses::May;
-        }
-        self.acknowledged.retain(|acknowledged| *acknowledged <= at);
-        self.farthest = self.farthest.min(at);
-        self.note(|| format!("the history from {at} on: {:?}", other.wal));
-        self.history = other;
-        self.restart()
+            Refuses::May
+        } else {
+            Refuses::Never
+        };
     }
 
     /// Tells the publisher what is durable.
@@ -1060,7 +1110,12 @@ impl World {
                 .ended
                 .is_some_and(|(_, end, commits)| end <= flush || end <= self.farthest && !commits);
             let number = self.history.number(one.xid);
+            // It may have committed in the history before this one.
+            let before = self.went_back.as_ref().filter(|(_, at)| one.prepare_lsn < *at);
+            let was_empty = before.is_some_and(|(before, _)| before.empty.contains(&one.xid));
             let durable = self.target.is_prepared(one.xid)
+                || self.target.has_committed(PreparedHere::of(one))
+                || was_empty
                 || number.is_some_and(|number| self.target.durable_set() & 1 << number != 0);
             if passed && !ended && !durable {
                 return Err(format!("P4: {flush} is acknowledged, {one:?} is not durable"));
@@ -1072,8 +1127,8 @@ impl World {
         if same && visible & !self.target.committed != 0 {
             return Err("P4: said to be visible what is not committed".to_owned());
         }
-        if self.acknowledged.last().is_none_or(|last| *last < flush) {
-            self.acknowledged.push(flush);
+        if self.acknowledged.last().is_none_or(|(last, _)| *last < flush) {
+            self.acknowledged.push((flush, sent));
         }
         Ok(())
     }

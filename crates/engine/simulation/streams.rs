@@ -228,6 +228,7 @@ impl StreamWorker {
                 self.savepoints = 0;
                 (Said::Committed, Some(commits.range))
             }
+            (Reply::Error(Fault::Unique), _) if is_undone => return Err(Stop::Stream),
             (Reply::Error(fault @ (Fault::Unique | Fault::Turn)), _) if self.same_history => {
                 return Err(Stop::Wrong(format!("P5: an open transaction meets {fault:?}")));
             }

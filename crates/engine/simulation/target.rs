@@ -12,7 +12,8 @@ use engine::progress::Range;
 use pgoutput::{Lsn, Xid};
 
 use crate::simulation::history::{
-    AUDIT, FULL, History, Row, Set, TABLES, TRIGGERED, UNCERTAIN, UNIQUE, audit, digest, is_keyed,
+    AUDIT, FULL, History, Preparation, Row, Set, TABLES, TRIGGERED, UNCERTAIN, UNIQUE, audit,
+    digest, is_keyed,
 };
 
 /// A target transaction; 0 is none.
@@ -48,6 +49,12 @@ struct ProgressRow {
 pub(crate) struct PreparedHere {
     pub(crate) xid: Xid,
     pub(crate) prepare_lsn: Lsn,
+}
+
+impl PreparedHere {
+    pub(crate) fn of(one: &Preparation) -> Self {
+        Self { xid: one.xid, prepare_lsn: one.prepare_lsn }
+    }
 }
 
 /// What has become of it.
@@ -91,6 +98,16 @@ pub(crate) enum Find {
     Row(Row),
     /// Any row.
     All,
+}
+
+impl Find {
+    fn is(self, row: Row) -> bool {
+        match self {
+            Self::Key(key) => row[0] == key,
+            Self::Row(wanted) => row == wanted,
+            Self::All => true,
+        }
+    }
 }
 
 /// What is done to one row. An update keeps the columns that have no value.
@@ -229,8 +246,10 @@ pub(crate) struct Database {
     /// Tables that whoever changes them holds to the end of his transaction: locks of which the
     /// program knows nothing.
     pub(crate) hidden: u16,
-    /// The publisher lacks what was applied, or has more than that before it.
-    pub(crate) other_history: bool,
+    /// The publisher went back behind this many commits.
+    pub(crate) commits_before: usize,
+    /// It lacks what was applied, or has more than that before it; that much was followed.
+    pub(crate) followed_before: Option<Lsn>,
 }
 
 /// Why a statement cannot go on.
@@ -266,7 +285,8 @@ impl Database {
             next_pid: 10,
             ordered: true,
             hidden: 0,
-            other_history: false,
+            commits_before: 0,
+            followed_before: None,
         }
     }
 
@@ -509,8 +529,8 @@ impl Database {
                 session.alone |= *sort == As::Alone;
                 session.sets |= *sort != As::Alone;
                 let next = self.sessions[number].now.next;
-                if let Some(row) = rows.get(next) {
-                    let affected = self.row(number, *table, row)?;
+                if let Some((row, later)) = rows.get(next..).and_then(<[_]>::split_first) {
+                    let affected = self.row(number, *table, row, later)?;
                     let now = &mut self.sessions[number].now;
                     now.next += 1;
                     now.affected += affected;
@@ -605,12 +625,12 @@ impl Database {
         self.tables[table].len() - 1
     }
 
-    /// How many rows were affected.
-    fn row(&mut self, number: usize, table: usize, op: &RowOp) -> Done<usize> {
+    /// How many rows were affected. Of a set, `later` are changed behind it.
+    fn row(&mut self, number: usize, table: usize, op: &RowOp, later: &[RowOp]) -> Done<usize> {
         let half = self.sessions[number].now.half;
         match (op, half) {
             (RowOp::Insert(row), _) => {
-                self.check_unique(number, table, *row)?;
+                self.check_unique(number, table, *row, later)?;
                 self.create(number, table, *row);
             }
             (RowOp::Delete(find), _) => {
@@ -628,10 +648,10 @@ impl Database {
                 }
                 self.delete(number, table, at, command);
                 self.sessions[number].now.half = Some((at, new));
-                return self.row(number, table, op);
+                return self.row(number, table, op, later);
             }
             (RowOp::Update(..), Some((at, new))) => {
-                self.check_unique(number, table, new)?;
+                self.check_unique(number, table, new, later)?;
                 let next = self.create(number, table, new);
                 self.tables[table][at].next = Some(next);
                 self.sessions[number].now.half = None;
@@ -649,11 +669,7 @@ impl Database {
     /// The version to be changed, when nobody else is changing it.
     fn find(&self, number: usize, table: usize, find: &Find) -> Done<Option<usize>> {
         let Session { tx, command_id, now, .. } = &self.sessions[number];
-        let matches = |row: &Row| match find {
-            Find::Key(key) => row[0] == *key,
-            Find::Row(wanted) => row == wanted,
-            Find::All => true,
-        };
+        let matches = |row: &Row| find.is(*row);
         let before = |(who, command): (Tx, u32)| {
             if who == *tx { command < *command_id } else { self.is_in(who, now.snapshot) }
         };
@@ -684,7 +700,7 @@ impl Database {
         }
     }
 
-    fn check_unique(&self, number: usize, table: usize, row: Row) -> Done<()> {
+    fn check_unique(&self, number: usize, table: usize, row: Row, later: &[RowOp]) -> Done<()> {
         let tx = self.sessions[number].tx;
         for version in &self.tables[table] {
             let same = is_keyed(table) && version.row[0] == row[0]
@@ -703,7 +719,11 @@ impl Database {
                 return Err(Stop::Wait(deleted));
             }
             if !self.is_committed(deleted) {
-                return Err(Stop::Fail(Fault::Unique));
+                // The set changes it, but later.
+                let changes =
+                    |op: &RowOp| matches!(op, RowOp::Update(find, _) if find.is(version.row));
+                let in_order = !later.iter().any(changes);
+                return Err(Stop::Fail(if in_order { Fault::Unique } else { Fault::AsSet }));
             }
         }
         Ok(())
@@ -749,11 +769,13 @@ impl Database {
         if ranges.len() != 1 {
             return Err(format!("P3: a commit with the progress {ranges:?}"));
         }
-        if self.recorded & set != 0 {
+        // The bits of one history are others in another.
+        if self.followed_before.is_none() && self.recorded & set != 0 {
             return Err(format!("P3: recorded twice: {:#x} of {ranges:?}", self.recorded & set));
         }
         self.log_commit(tx, delta, Logged { visible: set & !self.committed, recorded: set });
-        self.check_visible(set, history).map_err(|what| format!("{what}, with {ranges:?}"))
+        let visible = self.check_visible(set, ranges[0].through, history);
+        visible.map_err(|what| format!("{what}, with {ranges:?}"))
     }
 
     fn log_commit(&mut self, tx: Tx, delta: u64, logged: Logged) {
@@ -774,10 +796,11 @@ impl Database {
     }
 
     /// What must hold when these have become visible.
-    fn check_visible(&self, set: Set, history: &History) -> Result<(), String> {
-        if self.other_history {
-            // What is there stems from another history; idle progress may still be recorded.
-            let applied = self.ordered && set != 0;
+    fn check_visible(&self, set: Set, through: Lsn, history: &History) -> Result<(), String> {
+        if let Some(followed) = self.followed_before {
+            // What is there stems from another history. What was not applied before that was is applied
+            // before it shows; behind it nothing is, but for idle progress.
+            let applied = through > followed && set != 0;
             return if applied { Err("P5: another history is applied".to_owned()) } else { Ok(()) };
         }
         let mut expected = 0_u64;
@@ -863,17 +886,17 @@ impl Database {
         };
         let PreparedTransaction { tx, delta, .. } = self.prepared.swap_remove(place);
         if commit {
-            let visible = match history.number(of.xid) {
-                Some(number) => 1 << number,
-                None if history.empty.contains(&of.xid) => 0,
+            let (visible, through) = match history.number(of.xid) {
+                Some(number) => (1 << number, history.transactions[number].end_lsn),
+                None if history.empty.contains(&of.xid) => (0, Lsn(0)),
                 None => return Err(format!("P1: {of:?} did not happen")),
             };
-            if self.committed & visible != 0 {
+            if self.followed_before.is_none() && self.committed & visible != 0 {
                 return Err(format!("P3: {of:?} is committed twice"));
             }
             self.log_commit(tx, delta, Logged { visible, recorded: 0 });
             self.durable = self.commits;
-            self.check_visible(visible, history)?;
+            self.check_visible(visible, through, history)?;
         } else {
             self.status[tx] = Status::Aborted;
         }
@@ -926,6 +949,11 @@ impl Database {
 
     pub(crate) fn durable_set(&self) -> Set {
         self.log[..=self.durable].iter().fold(0, |all, logged| all | logged.visible)
+    }
+
+    /// How many there were, without those that were lost.
+    pub(crate) fn commits(&self) -> usize {
+        self.commits
     }
 
     pub(crate) fn undurable(&self) -> usize {

@@ -20,7 +20,7 @@ use engine::worker::{
 use pgoutput::{Column, Lsn, Message, OldTuple, Tuple, Xid};
 
 use crate::simulation::history::{FULL, History, Row, is_keyed};
-use crate::simulation::leader::TableMap;
+use crate::simulation::leader::{REFUSED, TableMap};
 use crate::simulation::target::{
     As, Command, Database, Fault, Find, PreparedHere, Reply, RowOp, find,
 };
@@ -386,7 +386,7 @@ impl Worker {
             return if commit {
                 Ok(())
             } else {
-                Err(Failure::Wrong(format!("P1: {of:?} was committed, and did not happen")))
+                Err(Failure::Wrong(format!("{REFUSED}: {of:?} was committed, and did not happen")))
             };
         }
         // Between this and its progress everything can be lost.

@@ -407,6 +407,12 @@ impl Witness {
     /// # Errors
     /// When it shows that the publisher has another history.
     pub fn ended(&mut self, sent: Identity, changes: bool) -> Result<(), HistoryError> {
+        self.compare(sent, changes)?;
+        // Records do not overlap: nothing that is still to come ends before this one does.
+        self.passed(sent.end_lsn)
+    }
+
+    fn compare(&mut self, sent: Identity, changes: bool) -> Result<(), HistoryError> {
         self.must_be_prepared_before(sent.commit_lsn)?;
         self.forget_before(sent.commit_lsn, false)?;
         let Some(Applied { range, memory: Some(memory) }) = self.applied.front() else {
@@ -617,6 +623,9 @@ mod tests {
     fn a_missing_a_replaced_and_an_unexpected_transaction_are_another_history() {
         let next = identity(130, 9, 90);
         assert!(matches!(witness(50).ended(next, true), Err(HistoryError::Missing { .. })));
+        // It commits before the one that we remember, and ends behind it.
+        let across = Identity { end_lsn: Lsn(131), ..identity(99, 6, 60) };
+        assert!(matches!(witness(50).ended(across, true), Err(HistoryError::Missing { .. })));
         assert!(matches!(witness(100).passed(Lsn(105)), Err(HistoryError::Missing { .. })));
         assert_eq!(witness(100).passed(Lsn(104)), Ok(()));
         let behind = identity(110, 8, 80);

@@ -457,6 +457,8 @@ impl Supervisor<'_> {
             ..
         } = resumption;
         let progress = Progress::resume(applied.through, acknowledged, applied.highest());
+        let prepared_through = prepared.iter().map(|one| one.prepared.prepare_lsn);
+        let prepared_through = prepared_through.max().unwrap_or(Lsn::INVALID);
         // Where other transactions are sent than before, nothing is remembered.
         let known = prepared.iter().filter(|_| applied.newest_memory().is_some());
         let known = known.map(|one| (one.prepared.prepare_lsn, one.prepared.xid));
@@ -515,7 +517,8 @@ impl Supervisor<'_> {
             applied: applied.highest(),
         };
         // What failed as sets comes again, and is applied as all others are.
-        let streams_from = applied.highest().max(self.rows_through);
+        // What is prepared already holds the locks that it would wait for.
+        let streams_from = prepared_through.max(applied.highest()).max(self.rows_through);
         let streams = self.stream_connects(&target, purpose, identity);
         let streams = Streams::new(streams, streams_from);
         session::give_up_locks(&mut control)?;

@@ -523,10 +523,9 @@ impl<'a> Leader<'a> {
                     self.asked |= reply_requested;
                     // Inside a transaction it says nothing about what is complete.
                     if !self.parts.incoming.in_transaction() {
-                        self.parts.witness.passed(wal_end).map_err(|e| another_history(&e))?;
+                        self.passed(wal_end)?;
                         self.parts.progress.received(wal_end);
                         self.parts.joining.received(wal_end);
-                        self.parts.progress.passed(wal_end);
                     }
                 }
                 Frame::PrimaryStatus { .. } => {}
@@ -587,6 +586,13 @@ impl<'a> Leader<'a> {
         Ok(())
     }
 
+    /// The publisher has sent all up to here: what was applied before is compared first.
+    pub(super) fn passed(&mut self, lsn: Lsn) -> Result<()> {
+        self.parts.witness.passed(lsn).map_err(|e| another_history(&e))?;
+        self.parts.progress.passed(lsn);
+        Ok(())
+    }
+
     /// Nothing is acknowledged from a PREPARE on, or from what was put off on, that may have to be
     /// sent again.
     fn hold(&mut self) {
@@ -605,7 +611,7 @@ impl<'a> Leader<'a> {
         if self.closing.is_none() {
             self.parts.joining.received(commit_lsn);
         }
-        self.parts.progress.passed(end.unwrap_or(commit_lsn));
+        self.passed(end.unwrap_or(commit_lsn))?;
         if already_applied(commit_lsn, self.resumed_at) {
             // A table that joins may lack it.
             return if skipped { Ok(()) } else { self.put_off(&part) };

@@ -22,7 +22,7 @@ impl Leader<'_> {
         let Some(end) = part.end_lsn else { return Err(Failure::internal("a step has no end")) };
         let lsn = part.head.commit_lsn;
         self.pass_applied(lsn);
-        self.parts.progress.passed(end);
+        self.passed(end)?;
         let predecessor = self.parts.progress.last_dispatched();
         if end <= predecessor {
             return Err(another_history(&HistoryError::EndedBefore { end, progress: predecessor }));
