@@ -73,6 +73,10 @@ impl Task for Work {
         self.plain.is_step()
     }
 
+    fn follows_applied(&self) -> bool {
+        self.plain.follows_applied()
+    }
+
     fn is_prepared_at_once(&self) -> bool {
         self.plain.is_prepared_at_once()
     }

@@ -123,6 +123,10 @@ impl<M: Table, P> Task for Work<M, P> {
         self.two_phase.is_some()
     }
 
+    fn follows_applied(&self) -> bool {
+        self.after_applied
+    }
+
     fn is_prepared_at_once(&self) -> bool {
         self.is_one_part() && matches!(self.two_phase, Some(TwoPhase::Prepare(_)))
     }

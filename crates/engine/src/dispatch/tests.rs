@@ -73,6 +73,10 @@ impl Task for Insertion {
         matches!(self.kind, Kind::Prepare | Kind::End)
     }
 
+    fn follows_applied(&self) -> bool {
+        false
+    }
+
     fn is_prepared_at_once(&self) -> bool {
         self.kind == Kind::Prepare && self.first && self.last
     }

@@ -31,6 +31,10 @@ pub trait Task {
 
     /// Whether it is to be prepared, and all of it is here.
     fn is_prepared_at_once(&self) -> bool;
+
+    /// Whether what comes right before it was applied in an earlier run, beyond a gap: then its progress
+    /// row finds its predecessor's whether what was sent before it took effect or not.
+    fn follows_applied(&self) -> bool;
 }
 
 /// How a group is carried out.
@@ -98,6 +102,12 @@ impl<T: Task> Group<T> {
     #[must_use]
     pub fn is_step(&self) -> bool {
         self.works.first().is_some_and(Task::is_step)
+    }
+
+    /// Whether the target would take its commit even if those before it on the session had failed.
+    #[must_use]
+    pub fn follows_applied(&self) -> bool {
+        self.works.first().is_some_and(Task::follows_applied)
     }
 
     /// Whether it is prepared on the target, and all of it is here.

@@ -273,6 +273,7 @@ impl<C: Craft> Desk<C> {
                 if next.attempts > 0
                     || next.is_by_rules()
                     || next.is_step()
+                    || next.follows_applied()
                     || next.mode == Mode::Rows && !self.ordered =>
             {
                 self.is_clear()

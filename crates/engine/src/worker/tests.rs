@@ -21,6 +21,7 @@ struct Transaction {
     commit: u64,
     whole: bool,
     under_rules: bool,
+    follows_applied: bool,
 }
 
 impl Task for Transaction {
@@ -50,6 +51,10 @@ impl Task for Transaction {
 
     fn is_step(&self) -> bool {
         false
+    }
+
+    fn follows_applied(&self) -> bool {
+        self.follows_applied
     }
 
     fn is_prepared_at_once(&self) -> bool {
@@ -91,8 +96,12 @@ impl Craft for Words {
 }
 
 fn group(seq: u64, commits: &[u64], whole: bool) -> Group<Transaction> {
-    let works =
-        commits.iter().map(|commit| Transaction { commit: *commit, whole, under_rules: false });
+    let works = commits.iter().map(|commit| Transaction {
+        commit: *commit,
+        whole,
+        under_rules: false,
+        follows_applied: false,
+    });
     Group {
         seq: GroupSeq(seq),
         works: works.collect(),
@@ -366,4 +375,19 @@ fn where_many_offend_halving_ends_soon() {
     }
     let (committed, _) = carry_out(&mut desk, 400, 1000, |commit| commit == 7);
     assert!(committed.len() < 20, "{}", committed.len());
+}
+
+/// The progress of what was applied beyond a gap is there: the target would take the commit of what
+/// follows it, even if the one that fills the gap had failed.
+#[test]
+fn what_follows_something_applied_earlier_waits_for_what_was_sent() {
+    let order = ended(1);
+    let mut behind = group(3, &[90], true);
+    behind.works[0].follows_applied = true;
+    let mut desk = sent(group(2, &[20], true), &order);
+    desk.push(behind);
+    assert!(matches!(desk.next(&order), Next::Wait(_)), "the gap is not filled");
+    let mut desk = sent(group(2, &[20], true), &order);
+    desk.push(group(3, &[90], true));
+    assert!(matches!(desk.next(&order), Next::Start(_)), "the target refuses it");
 }
