@@ -52,7 +52,7 @@ use pgoutput::Lsn;
 use publications::GapSabotage;
 use rng::Rng;
 use streams::{Report as StreamReport, StreamWorker};
-use target::{Database, Fault, PreparedHere};
+use target::{Database, Fault, PreparedHere, Standing};
 use worker::{Answered, Around, Failure, Group, Mail, Worker};
 
 /// Longer than any run that goes on.
@@ -1145,8 +1145,17 @@ impl World {
         let left = self.history.preparations.iter().filter(|one| one.ended.is_none());
         let left: Vec<_> = left.collect();
         let unknown = |of: &PreparedHere| left.iter().all(|one| one.xid != of.xid);
-        if let Some((of, standing)) =
-            self.target.known_prepared().into_iter().find(|(of, _)| unknown(of))
+        // A note of a PREPARE that the publisher lost, of which nothing is prepared here, stays.
+        let is_lost = |of: &PreparedHere, standing: &Standing| {
+            let prepared = self.history.preparations.iter();
+            *standing == Standing::Absent && { prepared }
+                .all(|p| (p.xid, p.prepare_lsn) != (of.xid, of.prepare_lsn))
+        };
+        if let Some((of, standing)) = self
+            .target
+            .known_prepared()
+            .into_iter()
+            .find(|(of, standing)| unknown(of) && !is_lost(of, standing))
         {
             return Err(format!("P3: in the end {of:?} is {standing:?}"));
         }
