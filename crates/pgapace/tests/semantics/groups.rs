@@ -294,7 +294,8 @@ fn large_transactions_without_sets() {
 /// Two rows swap a unique value, which sets cannot do: only that transaction is applied by itself.
 #[test]
 fn one_transaction_that_sets_cannot_apply() {
-    on_versions(&VERSIONS, |case| {
+    on_versions(&VERSIONS, |mut case| {
+        case.tool.args = vec!["--apply-mode=auto".to_owned()];
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v int)");
         case.publisher.sql("INSERT INTO t SELECT i, i, 0 FROM generate_series(1, 1000) i");
         case.run_until_current();
