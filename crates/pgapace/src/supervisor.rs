@@ -108,6 +108,7 @@ pub(crate) fn run(
         until: options.until,
         known: Known::New,
         dropped: false,
+        looked_at_storage: false,
         reached: false,
         advanced: Arc::default(),
         owner: None,
@@ -215,6 +216,8 @@ struct Supervisor<'a> {
     known: Known,
     /// Somebody has dropped it while this process ran it.
     dropped: bool,
+    /// Unlogged tables were named: once in a process, not at each retry.
+    looked_at_storage: bool,
     /// Whether the last run has found both servers.
     reached: bool,
     /// Whether it has applied anything.
@@ -391,7 +394,9 @@ impl Supervisor<'_> {
             if row.phase != Phase::Streaming {
                 state::set_streaming(&mut control, row.id)?;
             }
-            storage::warn_of_unlogged(&mut control, &published)?;
+            if !std::mem::replace(&mut self.looked_at_storage, true) {
+                storage::warn_of_unlogged(&mut control, &published)?;
+            }
             Ok(published)
         })?;
 
