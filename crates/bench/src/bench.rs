@@ -40,14 +40,18 @@ pub(crate) struct Bench {
 impl Bench {
     /// Servers without any user's database: those of the workload before, if they have these
     /// settings. A quick run starts only one pair.
-    pub(crate) fn servers(&self, publisher: &[Setting], target: &[Setting]) -> Result<Environment> {
+    pub(crate) fn servers(
+        &self,
+        publisher: &[Setting],
+        subscriber: &[Setting],
+    ) -> Result<Environment> {
         self.clock.time(Phase::Servers, || {
-            let (publisher, target) =
-                if self.quick { (&[][..], &[][..]) } else { (publisher, target) };
-            let idle = self.idle.take().filter(|idle| idle.was_asked_for(publisher, target));
+            let (publisher, subscriber) =
+                if self.quick { (&[][..], &[][..]) } else { (publisher, subscriber) };
+            let idle = self.idle.take().filter(|idle| idle.was_asked_for(publisher, subscriber));
             // Those of other settings are gone before new ones start.
             idle.map_or_else(
-                || Environment::start(&self.binaries, self.regime, publisher, target),
+                || Environment::start(&self.binaries, self.regime, publisher, subscriber),
                 Ok,
             )
         })
@@ -58,9 +62,9 @@ impl Bench {
         &self,
         servers: Environment,
         database: &str,
-        targets: &[&str],
+        subscribers: &[&str],
     ) -> Result<()> {
-        self.clock.time(Phase::Clean, || servers.clean(database, targets))?;
+        self.clock.time(Phase::Clean, || servers.clean(database, subscribers))?;
         self.idle.replace(Some(servers));
         Ok(())
     }
@@ -175,11 +179,11 @@ fn commit() -> Option<String> {
     (output.status.success() && !text.is_empty()).then_some(text)
 }
 
-/// Where results are kept unless told otherwise: beside the build, `target/bench`.
+/// Where results are kept unless told otherwise: beside the build, `subscriber/bench`.
 pub(crate) fn results_directory() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the bench binary")?;
-    let target = own.ancestors().nth(2).unwrap_or(Path::new("."));
-    Ok(target.join("bench"))
+    let subscriber = own.ancestors().nth(2).unwrap_or(Path::new("."));
+    Ok(subscriber.join("bench"))
 }
 
 /// Processors and memory.

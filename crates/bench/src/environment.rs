@@ -1,4 +1,4 @@
-//! Publisher and target of one regime: clusters, databases, slots and their copies.
+//! Publisher and subscriber of one regime: clusters, databases, slots and their copies.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,13 +27,13 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Environment {
     // Before the clusters: connections are cut first.
     publisher_proxy: Option<Proxy>,
-    target_proxy: Option<Proxy>,
+    subscriber_proxy: Option<Proxy>,
     pub(crate) publisher: Cluster,
-    pub(crate) target: Cluster,
+    pub(crate) subscriber: Cluster,
     binaries: ServerBinaries,
     standby: ClusterBuilder,
     settings: String,
-    /// The settings that a workload asked for: publisher, target.
+    /// The settings that a workload asked for: publisher, subscriber.
     asked: [ServerSettings; 2],
 }
 
@@ -44,12 +44,13 @@ impl Environment {
         binaries: &ServerBinaries,
         regime: Regime,
         publisher_settings: &[Setting],
-        target_settings: &[Setting],
+        subscriber_settings: &[Setting],
     ) -> Result<Self> {
-        let regime_target = regime.target(binaries.major());
+        let regime_subscriber = regime.subscriber(binaries.major());
         let publisher_all =
             [regime.both(), regime.publisher(), publisher_settings.to_vec()].concat();
-        let target_all = [regime.both(), target_settings.to_vec(), regime_target].concat();
+        let subscriber_all =
+            [regime.both(), subscriber_settings.to_vec(), regime_subscriber].concat();
         let builder = |name: &str, settings: &ServerSettings, on_disk, durable| {
             let mut builder = Cluster::builder(binaries).name(name);
             for (name, value) in settings {
@@ -66,24 +67,32 @@ impl Environment {
             regime.publisher_on_disk(),
             regime.publisher_durable(),
         );
-        let standby =
-            builder("standby", &publisher_all, regime.target_on_disk(), regime.target_durable());
-        let target =
-            builder("target", &target_all, regime.target_on_disk(), regime.target_durable());
-        let (publisher, target) = thread::scope(|scope| {
+        let standby = builder(
+            "standby",
+            &publisher_all,
+            regime.subscriber_on_disk(),
+            regime.subscriber_durable(),
+        );
+        let subscriber = builder(
+            "subscriber",
+            &subscriber_all,
+            regime.subscriber_on_disk(),
+            regime.subscriber_durable(),
+        );
+        let (publisher, subscriber) = thread::scope(|scope| {
             let publisher = scope.spawn(|| publisher.start());
-            let target = target.start();
+            let subscriber = subscriber.start();
             let publisher =
                 publisher.join().map_err(|_| anyhow!("the start of the publisher panicked"))?;
-            anyhow::Ok((publisher?, target?))
+            anyhow::Ok((publisher?, subscriber?))
         })?;
         let proxy = |cluster: &Cluster, delay| {
             let proxy = Proxy::in_front_of(cluster)?;
             proxy.set_delay(delay);
             anyhow::Ok(proxy)
         };
-        let (publisher_proxy, target_proxy) = match regime.one_way() {
-            Some(delay) => (Some(proxy(&publisher, delay)?), Some(proxy(&target, delay)?)),
+        let (publisher_proxy, subscriber_proxy) = match regime.one_way() {
+            Some(delay) => (Some(proxy(&publisher, delay)?), Some(proxy(&subscriber, delay)?)),
             None => (None, None),
         };
         let describe = |settings: &ServerSettings, durable: bool, on_disk: bool, data: &Path| {
@@ -101,7 +110,7 @@ impl Environment {
             )
         };
         let settings = format!(
-            "publisher: {}; target: {}",
+            "publisher: {}; subscriber: {}",
             describe(
                 &publisher_all,
                 regime.publisher_durable(),
@@ -109,27 +118,27 @@ impl Environment {
                 publisher.data_dir()
             ),
             describe(
-                &target_all,
-                regime.target_durable(),
-                regime.target_on_disk(),
-                target.data_dir()
+                &subscriber_all,
+                regime.subscriber_durable(),
+                regime.subscriber_on_disk(),
+                subscriber.data_dir()
             ),
         );
         Ok(Self {
             publisher_proxy,
-            target_proxy,
+            subscriber_proxy,
             publisher,
-            target,
+            subscriber,
             binaries: binaries.clone(),
             standby,
             settings,
-            asked: [publisher_settings.to_vec(), target_settings.to_vec()],
+            asked: [publisher_settings.to_vec(), subscriber_settings.to_vec()],
         })
     }
 
     /// Whether these are the settings that it was started with.
-    pub(crate) fn was_asked_for(&self, publisher: &[Setting], target: &[Setting]) -> bool {
-        self.asked[0] == publisher && self.asked[1] == target
+    pub(crate) fn was_asked_for(&self, publisher: &[Setting], subscriber: &[Setting]) -> bool {
+        self.asked[0] == publisher && self.asked[1] == subscriber
     }
 
     /// The servers' programs.
@@ -165,11 +174,11 @@ impl Environment {
         self.publisher.conninfo_tcp(database)
     }
 
-    /// How pgapace reaches the target: that is where its network is.
-    pub(crate) fn target_for_pgapace(&self, database: &str) -> String {
-        match &self.target_proxy {
+    /// How pgapace reaches the subscriber: that is where its network is.
+    pub(crate) fn subscriber_for_pgapace(&self, database: &str) -> String {
+        match &self.subscriber_proxy {
             Some(proxy) => proxy.conninfo(database),
-            None => self.target.conninfo(database),
+            None => self.subscriber.conninfo(database),
         }
     }
 
@@ -196,30 +205,32 @@ impl Environment {
         Ok(self.publisher.sql(database, &sql)?)
     }
 
-    /// Makes the target of a round, a copy of `base`, and has both servers begin it alike.
-    pub(crate) fn reset_target(&self, base: &str, round: &str) -> Result<()> {
-        self.drop_target(round)?;
+    /// Makes the subscriber of a round, a copy of `base`, and has both servers begin it alike.
+    pub(crate) fn reset_subscriber(&self, base: &str, round: &str) -> Result<()> {
+        self.drop_subscriber(round)?;
         // A copy of the files writes no WAL and leaves shared_buffers alone.
-        let strategy = if self.target.binaries().major() >= 15 { "STRATEGY file_copy" } else { "" };
-        self.target
+        let strategy =
+            if self.subscriber.binaries().major() >= 15 { "STRATEGY file_copy" } else { "" };
+        self.subscriber
             .sql("postgres", &format!("CREATE DATABASE {round} TEMPLATE {base} {strategy}"))?;
-        self.target.sql(round, "VACUUM")?;
-        self.target.sql(round, "CHECKPOINT")?;
+        self.subscriber.sql(round, "VACUUM")?;
+        self.subscriber.sql(round, "CHECKPOINT")?;
         Ok(())
     }
 
-    /// Drops the target of a round and the replication origins it left behind.
-    pub(crate) fn drop_target(&self, round: &str) -> Result<()> {
+    /// Drops the subscriber of a round and the replication origins it left behind.
+    pub(crate) fn drop_subscriber(&self, round: &str) -> Result<()> {
         // Of a subscriber that was stopped; they would keep the database from being dropped, and
         // are out of reach for sessions elsewhere.
         let prepared = format!("SELECT gid FROM pg_prepared_xacts WHERE database = '{round}'");
-        for row in self.target.query_texts("postgres", &prepared)? {
+        for row in self.subscriber.query_texts("postgres", &prepared)? {
             if let Some(Some(gid)) = row.first() {
-                self.target.sql(round, &format!("ROLLBACK PREPARED '{gid}'"))?;
+                self.subscriber.sql(round, &format!("ROLLBACK PREPARED '{gid}'"))?;
             }
         }
-        self.target.sql("postgres", &format!("DROP DATABASE IF EXISTS {round} WITH (FORCE)"))?;
-        self.target.sql(
+        self.subscriber
+            .sql("postgres", &format!("DROP DATABASE IF EXISTS {round} WITH (FORCE)"))?;
+        self.subscriber.sql(
             "postgres",
             "SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin",
         )?;
@@ -227,9 +238,9 @@ impl Environment {
     }
 
     /// Removes what a workload left, so that another finds the servers as they were.
-    pub(crate) fn clean(&self, database: &str, targets: &[&str]) -> Result<()> {
-        for target in targets {
-            self.drop_target(target)?;
+    pub(crate) fn clean(&self, database: &str, subscribers: &[&str]) -> Result<()> {
+        for subscriber in subscribers {
+            self.drop_subscriber(subscriber)?;
         }
         let slots =
             format!("SELECT slot_name FROM pg_replication_slots WHERE database = '{database}'");

@@ -28,7 +28,7 @@ pub(crate) enum Role {
 pub(crate) struct Usage {
     /// CPU seconds of the publisher's walsenders.
     pub(crate) walsender_cpu: f64,
-    /// CPU seconds of the native workers, or of pgapace's backends on the target.
+    /// CPU seconds of the native workers, or of pgapace's backends on the subscriber.
     pub(crate) apply_cpu: f64,
     /// CPU seconds of the pgapace process.
     pub(crate) program_cpu: f64,

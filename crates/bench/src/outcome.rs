@@ -19,7 +19,7 @@ pub(crate) enum Runner {
     Recvlogical,
     /// COPY of the tables into nothing: the limit of a table sync.
     Copy,
-    /// COPY of the tables into the target's, one after the other on one pair of connections.
+    /// COPY of the tables into the subscriber's, one after the other on one pair of connections.
     Pipe,
     /// The publisher without any subscriber.
     Alone,

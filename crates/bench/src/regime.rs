@@ -16,9 +16,9 @@ pub(crate) enum Regime {
     Cpu,
     /// Data directories on a disk, fsync on.
     Disk,
-    /// In memory, but each flush of the target's WAL waits this long before it begins.
+    /// In memory, but each flush of the subscriber's WAL waits this long before it begins.
     SlowCommit(Duration),
-    /// The target has tiny buffers and, from 16 on, reads past the page cache.
+    /// The subscriber has tiny buffers and, from 16 on, reads past the page cache.
     Cold,
     /// A network with this round-trip time between the two sides.
     Rtt(Duration),
@@ -40,12 +40,12 @@ impl Regime {
 
     /// What the publisher gets on top.
     pub(crate) fn publisher(self) -> ServerSettings {
-        // It is to do nothing but decode; the target's autovacuum is part of applying.
+        // It is to do nothing but decode; the subscriber's autovacuum is part of applying.
         vec![("autovacuum", "off".into())]
     }
 
-    /// What the target gets on top.
-    pub(crate) fn target(self, major: u16) -> ServerSettings {
+    /// What the subscriber gets on top.
+    pub(crate) fn subscriber(self, major: u16) -> ServerSettings {
         match self {
             Self::SlowCommit(delay) => vec![
                 ("commit_delay", delay.as_micros().to_string()),
@@ -67,8 +67,8 @@ impl Regime {
         self == Self::Disk
     }
 
-    /// Whether the target's data is on a disk: memory file systems cannot be read directly.
-    pub(crate) fn target_on_disk(self) -> bool {
+    /// Whether the subscriber's data is on a disk: memory file systems cannot be read directly.
+    pub(crate) fn subscriber_on_disk(self) -> bool {
         matches!(self, Self::Disk | Self::Cold)
     }
 
@@ -77,8 +77,8 @@ impl Regime {
         self == Self::Disk
     }
 
-    /// Whether the target flushes; `commit_delay` has no effect where it does not.
-    pub(crate) fn target_durable(self) -> bool {
+    /// Whether the subscriber flushes; `commit_delay` has no effect where it does not.
+    pub(crate) fn subscriber_durable(self) -> bool {
         matches!(self, Self::Disk | Self::SlowCommit(_))
     }
 

@@ -1,7 +1,7 @@
 //! One run of one runner over a backlog.
 //!
 //! Native and pgapace are timed alike: from ENABLE, or from the start of the process, until the
-//! last transaction of the backlog is visible on the target.
+//! last transaction of the backlog is visible on the subscriber.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::measure::{Meter, Role, Usage};
 use crate::outcome::Runner;
 use crate::raw::{self, Drained, End, Source};
 
-/// How often the target is asked for the marker.
+/// How often the subscriber is asked for the marker.
 const POLL: Duration = Duration::from_millis(10);
 /// How often progress is noted and new processes are looked for.
 const LOOK: Duration = Duration::from_millis(100);
@@ -35,8 +35,8 @@ pub(crate) struct Replay<'a> {
     pub(crate) environment: &'a Environment,
     /// On the publisher.
     pub(crate) database: &'a str,
-    /// On the target, in every round anew.
-    pub(crate) target: &'a str,
+    /// On the subscriber, in every round anew.
+    pub(crate) subscriber: &'a str,
     pub(crate) start: Lsn,
     pub(crate) end: Lsn,
     /// Whether transactions come when they are prepared. A copy of a slot is never a two-phase one;
@@ -95,7 +95,7 @@ impl Replay<'_> {
     pub(crate) fn native(&self, runner: Runner) -> Result<Finished> {
         let environment = self.environment;
         environment.copy_slot(self.database, "native")?;
-        let mut control = environment.target.connect(self.target)?;
+        let mut control = environment.subscriber.connect(self.subscriber)?;
         control
             .batch_execute(&format!(
                 "CREATE SUBSCRIPTION native CONNECTION '{}' PUBLICATION {PUBLICATION} WITH \
@@ -124,7 +124,7 @@ impl Replay<'_> {
             ensure!(
                 errors == 0,
                 "the native subscription fails:\n{}",
-                environment.target.log_tail()
+                environment.subscriber.log_tail()
             );
             Ok(())
         })?;
@@ -154,7 +154,7 @@ impl Replay<'_> {
         let mut process = run_pgapace(
             self.environment,
             self.bench,
-            [self.database, self.target],
+            [self.database, self.subscriber],
             "pgapace",
             &arguments,
         )?;
@@ -220,14 +220,14 @@ pub(crate) fn natives(bench: &Bench) -> Vec<Runner> {
 pub(crate) fn run_pgapace(
     environment: &Environment,
     bench: &Bench,
-    [publisher, target]: [&str; 2],
+    [publisher, subscriber]: [&str; 2],
     name: &str,
     arguments: &[&str],
 ) -> Result<Process> {
     Ok(Program::new(&bench.program)
         .args(["run", "--log-level=warn", "--publication", PUBLICATION, "--name", name])
         .args(["--publisher", &environment.publisher_for_pgapace(publisher)])
-        .args(["--target", &environment.target_for_pgapace(target)])
+        .args(["--subscriber", &environment.subscriber_for_pgapace(subscriber)])
         .args(arguments)
         .args(&bench.arguments)
         .in_own_session()
@@ -253,9 +253,9 @@ pub(crate) fn expect_success(process: &mut Process, meter: &mut Meter) -> Result
 /// Looks at a run from outside.
 struct Watch<'a> {
     publisher: Client,
-    target: Client,
+    subscriber: Client,
     slot: &'static str,
-    /// Which processes of the target apply.
+    /// Which processes of the subscriber apply.
     appliers: &'static str,
     start: Lsn,
     end: Lsn,
@@ -267,7 +267,7 @@ impl<'a> Watch<'a> {
     fn new(replay: &Replay<'a>, slot: &'static str, appliers: &'static str) -> Result<Self> {
         Ok(Self {
             publisher: replay.environment.publisher.connect(replay.database)?,
-            target: replay.environment.target.connect(replay.target)?,
+            subscriber: replay.environment.subscriber.connect(replay.subscriber)?,
             slot,
             appliers,
             start: replay.start,
@@ -285,12 +285,12 @@ impl<'a> Watch<'a> {
         meter: &mut Meter,
         mut check: impl FnMut() -> Result<()>,
     ) -> Result<Finished> {
-        let marker = self.target.prepare(&format!("SELECT count(*) FROM {MARKER}"))?;
+        let marker = self.subscriber.prepare(&format!("SELECT count(*) FROM {MARKER}"))?;
         let mut curve = vec![(0.0, 0.0)];
         let mut looked = started;
         let mut progressed = Duration::ZERO;
         loop {
-            let arrived = self.target.query_one(&marker, &[])?.get::<_, i64>(0) > 0;
+            let arrived = self.subscriber.query_one(&marker, &[])?.get::<_, i64>(0) > 0;
             let elapsed = started.elapsed();
             meter.sample();
             if arrived {
@@ -317,7 +317,7 @@ impl<'a> Watch<'a> {
                     elapsed - progressed < STALLED.max(self.limit * PATIENCE),
                     "nothing was applied for {:?}:\n{}",
                     elapsed - progressed,
-                    self.environment.target.log_tail()
+                    self.environment.subscriber.log_tail()
                 );
             }
             std::thread::sleep(POLL);
@@ -335,7 +335,7 @@ impl<'a> Watch<'a> {
     }
 
     fn look(&mut self, meter: &mut Meter) -> Result<()> {
-        let clients = [&mut self.publisher, &mut self.target];
+        let clients = [&mut self.publisher, &mut self.subscriber];
         look_for_processes(meter, clients, self.slot, self.appliers)
     }
 
@@ -343,22 +343,22 @@ impl<'a> Watch<'a> {
     /// it is their share as well.
     fn share(&mut self) -> Result<f64> {
         let recorded = "SELECT to_regclass('pgapace.progress') IS NOT NULL";
-        let sql = if self.target.query_one(recorded, &[])?.get(0) {
+        let sql = if self.subscriber.query_one(recorded, &[])?.get(0) {
             "SELECT coalesce((SELECT lsn FROM pgapace.progress \
                               ORDER BY subscription DESC, lsn DESC LIMIT 1), '0/0')::text"
         } else {
             "SELECT coalesce(max(remote_lsn), '0/0')::text FROM pg_replication_origin_status"
         };
-        let applied = crate::environment::lsn(&mut self.target, sql)?;
+        let applied = crate::environment::lsn(&mut self.subscriber, sql)?;
         let length = self.end.0.saturating_sub(self.start.0).max(1);
         Ok((applied.0.saturating_sub(self.start.0) as f64 / length as f64).min(1.0))
     }
 }
 
-/// Watches the walsender of a slot and the processes of the target that a query names.
+/// Watches the walsender of a slot and the processes of the subscriber that a query names.
 pub(crate) fn look_for_processes(
     meter: &mut Meter,
-    [publisher, target]: [&mut Client; 2],
+    [publisher, subscriber]: [&mut Client; 2],
     slot: &str,
     appliers: &str,
 ) -> Result<()> {
@@ -367,7 +367,7 @@ pub(crate) fn look_for_processes(
     for row in publisher.query(senders, &[&slot])? {
         watch_row(meter, Role::Walsender, row.get(0));
     }
-    for row in target.query(appliers, &[])? {
+    for row in subscriber.query(appliers, &[])? {
         watch_row(meter, Role::Apply, row.get(0));
     }
     Ok(())

@@ -132,7 +132,7 @@ impl Traffic {
         Self { writeset, in_flight: VecDeque::new(), next: GroupSeq(1) }
     }
 
-    /// One more group; how many of its changes are contended.
+    /// One more group; how many of its changes are dependent.
     fn group(&mut self, tables: &[LockRules], changes: &Changes) -> usize {
         if self.in_flight.len() == IN_FLIGHT
             && let Some(oldest) = self.in_flight.pop_front()
@@ -140,16 +140,16 @@ impl Traffic {
             self.writeset.committed(oldest);
         }
         self.writeset.open(self.next, None);
-        let contended = changes
+        let dependent = changes
             .messages()
             .filter(|(table, message)| {
-                self.writeset.change(&tables[*table], message) == Verdict::Contended
+                self.writeset.change(&tables[*table], message) == Verdict::Dependent
             })
             .count();
         black_box(self.writeset.close());
         self.in_flight.push_back(self.next);
         self.next = self.next.next();
-        contended
+        dependent
     }
 }
 
@@ -158,19 +158,19 @@ fn writeset(c: &mut Criterion) {
         [("tpcb", tpcb()), ("updates", updates(false)), ("updates_with_unique", updates(true))];
     for (name, (tables, groups)) in cases {
         let mut traffic = Traffic::new();
-        let mut contended = 0;
+        let mut dependent = 0;
         for changes in groups.iter().chain(&groups) {
-            contended += traffic.group(&tables, changes);
+            dependent += traffic.group(&tables, changes);
         }
         let all = groups.len() * 2 * CHANGES as usize;
         let (keys, bytes) = (traffic.writeset.len(), traffic.writeset.bytes());
         println!(
             "{name}: {} changes in flight hold {keys} keys in {bytes} bytes: {:.1} for a key, {:.1} \
-             for a change; {:.2} % of the changes are contended",
+             for a change; {:.2} % of the changes are dependent",
             IN_FLIGHT * CHANGES as usize,
             bytes as f64 / keys as f64,
             bytes as f64 / (IN_FLIGHT * CHANGES as usize) as f64,
-            contended as f64 * 100.0 / all as f64,
+            dependent as f64 * 100.0 / all as f64,
         );
         let mut bench = c.benchmark_group(name);
         bench.throughput(Throughput::Elements(u64::from(CHANGES))).sample_size(30);

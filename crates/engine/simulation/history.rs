@@ -20,7 +20,7 @@ pub(crate) type Row = [u16; 4];
 
 /// Found by the key, with nothing else.
 pub(crate) const PLAIN: usize = 0;
-/// The second column is unique on the target.
+/// The second column is unique on the subscriber.
 pub(crate) const UNIQUE: usize = 1;
 /// The third column of [`CHILD`] refers to its key.
 pub(crate) const PARENT: usize = 2;
@@ -31,9 +31,9 @@ pub(crate) const FULL: usize = 4;
 pub(crate) const APPEND: usize = 5;
 /// REPLICA IDENTITY FULL, and nothing is certain of its types: change by change.
 pub(crate) const UNCERTAIN: usize = 6;
-/// A trigger on the target writes into [`AUDIT`] what it sees of the whole database.
+/// A trigger on the subscriber writes into [`AUDIT`] what it sees of the whole database.
 pub(crate) const TRIGGERED: usize = 7;
-/// On the target only.
+/// On the subscriber only.
 pub(crate) const AUDIT: usize = 8;
 pub(crate) const TABLES: usize = 9;
 /// Those that are published.
@@ -148,7 +148,7 @@ pub(crate) struct History {
     pub(crate) other: Option<(Rc<History>, Lsn)>,
     /// Where it parted from another one: the clock went on meanwhile.
     parted: Option<Lsn>,
-    /// Of the target after everything.
+    /// Of the subscriber after everything.
     pub(crate) digest: u64,
 }
 
@@ -803,7 +803,7 @@ fn execute(transactions: &mut [Transaction]) -> u64 {
     all
 }
 
-/// As the program makes them of the target's catalogue.
+/// As the program makes them of the subscriber's catalogue.
 fn locks(table: usize, full_identity: bool) -> LockRules {
     let full = is_full(table, full_identity);
     let column = |column| LockColumn {
@@ -907,7 +907,7 @@ fn depend(transactions: &mut [Transaction]) {
                 removes_parent = true;
             }
             for row in &rows {
-                // Unique values are the target's to watch over; one that comes and goes within a
+                // Unique values are the subscriber's to watch over; one that comes and goes within a
                 // group is seen by nobody.
                 if table == PARENT && changed(0) {
                     touch(Thing::Parent(row[0]), true);

@@ -1,5 +1,5 @@
 //! What comes in, as the program takes it (`apply/incoming.rs`): messages to parts, transactions that are
-//! kept, held, prepared on the target and resolved.
+//! kept, held, prepared on the subscriber and resolved.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -12,16 +12,16 @@ use engine::assemble::{
     AssembleError, Assembled, Assembler, BlockSource, Committed, PartLimits, Prepared, Replay,
     SpoolCommand, SpoolId, Subtransactions,
 };
-use engine::gate::already_applied;
 use engine::history::Identity;
 use engine::relation::RemoteRelation;
+use engine::sync_lsn::already_applied;
 use engine::transaction::{Location, TransactionHead, TransactionPart};
 use engine::unresolved::{HeldByTime, Resolving};
 use engine::work::TwoPhase;
 use pgoutput::{CommitPrepared, Lsn, Message, Prepare, RollbackPrepared, Timestamp, Xid};
 
 use crate::simulation::Sabotage;
-use crate::simulation::target::{PreparedHere, Standing};
+use crate::simulation::subscriber::{PreparedHere, Standing};
 
 /// When a held transaction that could not be prepared is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -232,7 +232,7 @@ impl Incoming {
         }
     }
 
-    /// The step that ends a transaction which is prepared on the target, if the message is that.
+    /// The step that ends a transaction which is prepared on the subscriber, if the message is that.
     pub(crate) fn resolution(
         &mut self,
         message: &Message<'_>,
@@ -271,7 +271,7 @@ impl Incoming {
         }
     }
 
-    /// A transaction that ended without being prepared on the target, although that had been noted.
+    /// A transaction that ended without being prepared on the subscriber, although that had been noted.
     pub(crate) fn take_absent(&mut self, message: &Message<'_>) -> Option<PreparedHere> {
         let (Message::CommitPrepared(CommitPrepared { xid, .. })
         | Message::RollbackPrepared(RollbackPrepared { xid, .. })) = message
@@ -284,7 +284,7 @@ impl Incoming {
         (held || rolled_back).then(|| self.absent.remove(xid))?
     }
 
-    /// Transactions that have been held for long enough, and that `may` be prepared on the target.
+    /// Transactions that have been held for long enough, and that `may` be prepared on the subscriber.
     pub(crate) fn due(
         &mut self,
         mut may: impl FnMut(&[Arc<RemoteRelation>]) -> bool,
@@ -350,7 +350,7 @@ impl Incoming {
         Ok(part.map(|part| NextPart { part, prepares }))
     }
 
-    pub(crate) fn kept_length(&self, xid: Xid) -> Option<u64> {
+    pub(crate) fn spooled_length(&self, xid: Xid) -> Option<u64> {
         self.assembler.open_length(xid)
     }
 
@@ -367,7 +367,7 @@ impl Incoming {
         prepares.is_none().then_some(replay)
     }
 
-    pub(crate) fn read_kept(
+    pub(crate) fn read_spooled(
         &mut self,
         xid: Xid,
         range: Range<u64>,

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use engine::assemble::PartLimits;
 use engine::dispatch::{Dispatch, DispatchSettings, Pacing, Step, TableId};
-use engine::gate::already_applied;
 use engine::group::GroupLimits;
 use engine::history::{Applied, Fate, HistoryError, Memory, Standpoint, Witness};
 use engine::net::Fold;
 use engine::progress::{FlushTicket, Progress, Range};
 use engine::relation::RemoteRelation;
-use engine::streams::{Said, Streams};
+use engine::streaming::{Said, Streams};
+use engine::sync_lsn::already_applied;
 use engine::transaction::TransactionPart;
 use engine::work::{Table, TwoPhase};
 use engine::worker::Mode;
@@ -26,7 +26,7 @@ use crate::simulation::incoming::{Ended, Incoming, NextPart};
 use crate::simulation::rng::Rng;
 use crate::simulation::stream::{Sent, stream, table};
 use crate::simulation::streams::Report;
-use crate::simulation::target::{Database, PreparedHere};
+use crate::simulation::subscriber::{Database, PreparedHere};
 use crate::simulation::worker::{Answered, PlainWork, Work};
 
 /// What an error begins with that says that the publisher has another history.
@@ -48,7 +48,7 @@ pub(crate) struct Setting {
     eager: usize,
     /// How many transactions that are open may be applied at once.
     pub(crate) streams: usize,
-    /// How long a transaction is held before it is prepared on the target, and how many may be.
+    /// How long a transaction is held before it is prepared on the subscriber, and how many may be.
     hold: Option<Duration>,
     most_prepared: usize,
 }
@@ -91,13 +91,13 @@ impl Setting {
                 keys: rng.one_of(&[5, 1000]),
             },
             rows_through: Lsn(0),
-            lock_probe: rng.one_of(&[Duration::ZERO, Duration::from_millis(50)]),
+            deadlock_timeout: rng.one_of(&[Duration::ZERO, Duration::from_millis(50)]),
             pacing,
         };
         let parts = PartLimits {
             bytes: 1000,
             changes: rng.one_of(&[2, 6, 100, 100]),
-            kept_bytes: rng.one_of(&[0, 200, 100_000]),
+            spooled_bytes: rng.one_of(&[0, 200, 100_000]),
             block_bytes: rng.one_of(&[64, 1000]),
         };
         let at_once = Some(Duration::ZERO);
@@ -116,7 +116,7 @@ impl Setting {
     }
 }
 
-/// A table of the target.
+/// A table of the subscriber.
 #[derive(Debug)]
 pub(crate) struct TableMap {
     pub(crate) table: usize,
@@ -180,14 +180,14 @@ impl Leader {
     pub(crate) fn new(
         history: &Rc<History>,
         setting: &Setting,
-        target: &Database,
+        subscriber: &Database,
         slot: Lsn,
         rows_through: Lsn,
         mut rng: Rng,
         sabotage: Sabotage,
     ) -> Result<Self, String> {
         let mut applied: Vec<Applied> = Vec::new();
-        for Applied { range, memory } in target.read_progress() {
+        for Applied { range, memory } in subscriber.read_progress() {
             match applied.last_mut() {
                 Some(last) if range.after == last.range.through => {
                     (last.range.through, last.memory) = (range.through, memory);
@@ -208,7 +208,8 @@ impl Leader {
         }
         let applied_through = applied.last().map_or(through, |last| last.range.through);
         let newest = applied.last().and_then(|last| last.memory);
-        let prepared = target.known_prepared().into_iter().map(|(of, _)| (of.prepare_lsn, of.xid));
+        let prepared =
+            subscriber.known_prepared().into_iter().map(|(of, _)| (of.prepare_lsn, of.xid));
         let prepared: Vec<_> = match sabotage {
             Sabotage::UnwatchedPrepare => Vec::new(),
             _ => prepared.collect(),
@@ -227,7 +228,7 @@ impl Leader {
             Arc::new(TableMap { table, locks, fold })
         });
         // Locks of which nothing is known would be held until the publisher has resolved it.
-        let hold = setting.hold.filter(|_| target.hidden == 0);
+        let hold = setting.hold.filter(|_| subscriber.hidden == 0);
         let mut leader = Self {
             tables: maps.collect(),
             progress: Progress::resume(through, slot, applied_through),
@@ -247,7 +248,7 @@ impl Leader {
                 setting.parts,
                 (through, through),
                 hold,
-                target.known_prepared(),
+                subscriber.known_prepared(),
                 sabotage,
             ),
             parts: setting.parts,
@@ -287,7 +288,7 @@ impl Leader {
     pub(crate) fn receive(
         &mut self,
         messages: usize,
-        target: &mut Database,
+        subscriber: &mut Database,
         now: Duration,
     ) -> Result<(), String> {
         for _ in 0..messages {
@@ -296,13 +297,13 @@ impl Leader {
             }
             let Some(Sent { at, message }) = self.coming.pop_front() else { break };
             match message {
-                Some(bytes) => self.take_message(at, &bytes, target, now)?,
+                Some(bytes) => self.take_message(at, &bytes, subscriber, now)?,
                 None => self.keepalive(at)?,
             }
         }
         // A block may not have ended.
         let Self { streams, incoming, progress, .. } = self;
-        streams.received(|xid| incoming.kept_length(xid), progress.last_dispatched());
+        streams.received(|xid| incoming.spooled_length(xid), progress.last_dispatched());
         self.hold();
         Ok(())
     }
@@ -329,7 +330,7 @@ impl Leader {
         &mut self,
         at: Lsn,
         bytes: &bytes::Bytes,
-        target: &mut Database,
+        subscriber: &mut Database,
         now: Duration,
     ) -> Result<(), String> {
         let message = self.decoder.decode(bytes).map_err(|error| error.to_string())?;
@@ -339,7 +340,7 @@ impl Leader {
             return self.take_step(part, step);
         }
         if let Some(absent) = self.incoming.take_absent(&message) {
-            target.forget_prepared(absent);
+            subscriber.forget_prepared(absent);
         }
         let part = self.incoming.push(bytes, &message, now)?;
         self.compare_history()?;
@@ -360,7 +361,7 @@ impl Leader {
     fn look_at_streams(&mut self, position: Lsn, message: &Message<'_>, now: Duration) {
         let Self { streams, incoming, progress, .. } = self;
         streams.passed(position);
-        streams.saw(message, |xid| incoming.kept_length(xid), progress.last_dispatched(), now);
+        streams.saw(message, |xid| incoming.spooled_length(xid), progress.last_dispatched(), now);
         let Message::StreamCommit(commit) = message else { return };
         let head = self.incoming.committed_head().map(|(head, _)| head);
         if head.is_none_or(|head| head.xid != commit.xid) {
@@ -381,7 +382,8 @@ impl Leader {
             let Self { streams, incoming, parts, .. } = self;
             let subtransactions = |xid| incoming.subtransactions(xid);
             let Some(next) = streams.next(committed, subtransactions, now) else { break };
-            let (part, through) = incoming.read_kept(next.xid, next.step.range.clone(), *parts)?;
+            let (part, through) =
+                incoming.read_spooled(next.xid, next.step.range.clone(), *parts)?;
             let tables = self.resolve(&part);
             let alone = |map: &Option<Arc<TableMap>>| {
                 map.as_ref().is_some_and(|map| matches!(map.fold, Fold::Never { .. }))
@@ -560,7 +562,7 @@ impl Leader {
         self.push(PlainWork { part, tables, predecessor, memory, after_applied, two_phase });
     }
 
-    /// When held transactions may be prepared on the target, if any may.
+    /// When held transactions may be prepared on the subscriber, if any may.
     pub(crate) fn prepares_at(&self) -> Option<Duration> {
         let waits = self.hold.is_none()
             || self.incoming.waiting() == 0
@@ -571,10 +573,10 @@ impl Leader {
         (!waits).then_some(self.look_again)
     }
 
-    /// Has transactions prepared on the target that have been held for too long.
+    /// Has transactions prepared on the subscriber that have been held for too long.
     pub(crate) fn prepare_due(
         &mut self,
-        target: &mut Database,
+        subscriber: &mut Database,
         now: Duration,
     ) -> Result<(), String> {
         self.look_again = now + Duration::from_millis(100);
@@ -591,7 +593,7 @@ impl Leader {
             return Ok(());
         }
         if self.sabotage != Sabotage::UnnotedPrepare {
-            target.note_prepared(&due);
+            subscriber.note_prepared(&due);
         }
         let mut due = due.into_iter();
         while let Some(here) = due.next() {

@@ -1,13 +1,13 @@
 //! A seeded simulation of parallel apply: the pure core, driven as the program drives it, between a model
-//! of a publisher, which sends messages, and a model of a target database.
+//! of a publisher, which sends messages, and a model of a subscriber database.
 //!
 //! From a seed come the publisher's history, with transactions that are open for long, subtransactions
 //! that are undone, transactions that are prepared, and what of them is sent when; how many workers there are and how fast each is, how far
-//! away the target is, which statements fail, when a session is lost, at its COMMIT too, which took effect
-//! or did not, when the program or the target crashes, and how the next run is set up. Only one thing
+//! away the subscriber is, which statements fail, when a session is lost, at its COMMIT too, which took effect
+//! or did not, when the program or the subscriber crashes, and how the next run is set up. Only one thing
 //! happens at a time, and which one is chance. Checked all along:
 //!
-//! * P1, P2, P5: after each commit the target has exactly the rows that the committed transactions
+//! * P1, P2, P5: after each commit the subscriber has exactly the rows that the committed transactions
 //!   left on the publisher; in order, these are everything up to a transaction; out of order, what
 //!   a transaction depends on is committed before it.
 //! * P3: no transaction is committed twice, and none is missing in the end; nothing stays prepared that
@@ -24,15 +24,15 @@
 //!
 //! Each rule is broken once on purpose ([`Sabotage`]), and each time one of these checks must notice.
 
+mod deferred;
 mod history;
 mod incoming;
-mod joining;
 mod leader;
 mod publications;
 mod rng;
 mod stream;
 mod streams;
-mod target;
+mod subscriber;
 mod worker;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -44,15 +44,15 @@ use engine::blockers::blocking;
 use engine::dispatch::{DispatchSettings, Leaves, Look, Remembered, Step, Want};
 use engine::group::GroupSeq;
 use engine::order::{CommitOrder, Waits};
-use engine::streams::Said;
-use engine::worker::Contended;
+use engine::streaming::Said;
+use engine::worker::Dependent;
 use history::{History, Preparation};
 use leader::{Leader, REFUSED, Setting};
 use pgoutput::Lsn;
 use publications::GapSabotage;
 use rng::Rng;
 use streams::{Report as StreamReport, StreamWorker};
-use target::{Database, Fault, PreparedHere, Standing};
+use subscriber::{Database, Fault, PreparedHere, Standing};
 use worker::{Answered, Around, Failure, Group, Mail, Worker};
 
 /// Longer than any run that goes on.
@@ -64,7 +64,7 @@ const FAULTS: usize = 6;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sabotage {
     None,
-    /// Contended changes do not wait.
+    /// Dependent changes do not wait.
     UnmetWait,
     /// Later groups never give way.
     NoGivingWay,
@@ -78,7 +78,7 @@ pub(crate) enum Sabotage {
     ForgottenCommit,
     /// Or for done.
     AssumedCommit,
-    /// What is prepared on the target is not known after a start.
+    /// What is prepared on the subscriber is not known after a start.
     ForgottenPrepared,
     /// It is not noted before it is prepared.
     UnnotedPrepare,
@@ -123,7 +123,7 @@ pub(crate) enum Sabotage {
     /// A table is serialized for the first group that gives way.
     HastySerialization,
     /// All changes of a group are free.
-    FreeContended,
+    DependentAsIndependent,
     /// A group reaches over what was applied in an earlier run.
     GapInGroup,
     /// Changes lock nothing.
@@ -131,7 +131,7 @@ pub(crate) enum Sabotage {
     /// Tables that join: changes are deferred only when the copy is complete.
     LateDeferring,
     /// Deferred changes are applied that are in the copy.
-    NoGate,
+    NoSyncLsn,
     /// A table joins before all that was deferred is applied.
     HastyJoin,
     /// It joins before what others have applied was received again.
@@ -178,11 +178,11 @@ impl Sabotage {
         Self::GroupedAlone,
         Self::LatePickup,
         Self::HastySerialization,
-        Self::FreeContended,
+        Self::DependentAsIndependent,
         Self::GapInGroup,
         Self::UnlockedChanges,
         Self::LateDeferring,
-        Self::NoGate,
+        Self::NoSyncLsn,
         Self::HastyJoin,
         Self::HastyAfter,
         Self::UnheldDeferred,
@@ -221,7 +221,7 @@ pub(crate) struct Seen {
     /// Sessions lost at a COMMIT that did not take effect, and at one that did.
     pub(crate) lost_before_commit: usize,
     pub(crate) lost_after_commit: usize,
-    /// Transactions that were prepared on the target, and steps that ended one.
+    /// Transactions that were prepared on the subscriber, and steps that ended one.
     pub(crate) prepared_here: usize,
     pub(crate) resolved_here: usize,
     /// Publishers that went back and were refused, and COMMITs that failed.
@@ -293,7 +293,7 @@ fn run(seed: u64, sabotage: Sabotage, tracing: bool) -> Result<Seen, Broken> {
     }
     let chance = world.rng.fork();
     let result = world.run();
-    let joins = |seen| joining::run(&history, chance, sabotage, seen);
+    let joins = |seen| deferred::run(&history, chance, sabotage, seen);
     match result.and_then(|()| joins(&mut world.seen)) {
         Ok(()) => Ok(world.seen),
         Err(what) => Err(Broken { what, trace: world.trace }),
@@ -321,7 +321,7 @@ enum Event {
     AbandonStreams,
     /// Somebody looks what keeps the oldest group.
     Probe,
-    MakeWay,
+    ResolveDeadlock,
     /// A cancel request arrives.
     Cancel(usize),
     FailStatement(usize, Fault),
@@ -334,7 +334,7 @@ enum Event {
     /// The next session that is told to commit is lost, and whether it has committed.
     LoseAtCommit(bool),
     CrashProgram,
-    CrashTarget,
+    CrashSubscriber,
 }
 
 /// Whether the publisher is to be refused.
@@ -355,7 +355,7 @@ struct World {
     tracing: bool,
     trace: Vec<String>,
     setting: Setting,
-    target: Database,
+    subscriber: Database,
     leader: Leader,
     workers: Vec<Worker>,
     streams: Vec<StreamWorker>,
@@ -400,13 +400,14 @@ impl World {
     fn new(history: &Rc<History>, mut rng: Rng, sabotage: Sabotage, tracing: bool) -> Self {
         let ordered = rng.chance(2, 3);
         let setting = Setting::random(&mut rng, ordered, history);
-        let mut target = Database::new();
+        let mut subscriber = Database::new();
         if rng.chance(1, 6) {
-            target.hidden = rng.one_of(&[1 << history::PLAIN, 0b1001]);
+            subscriber.hidden = rng.one_of(&[1 << history::PLAIN, 0b1001]);
         }
         let chance = rng.fork();
-        let leader = Leader::new(history, &setting, &target, Lsn(100), Lsn(0), chance, sabotage)
-            .expect("nothing has happened");
+        let leader =
+            Leader::new(history, &setting, &subscriber, Lsn(100), Lsn(0), chance, sabotage)
+                .expect("nothing has happened");
         let faults = if rng.chance(1, 2) { 0 } else { 1 + rng.below(FAULTS) };
         let calm = rng.one_of(&[20, 100, 400]);
         let mut world = Self {
@@ -418,7 +419,7 @@ impl World {
             tracing,
             trace: Vec::new(),
             setting,
-            target,
+            subscriber,
             leader,
             workers: Vec::new(),
             streams: Vec::new(),
@@ -459,12 +460,12 @@ impl World {
         self.note(|| format!("run {number}: {setting:?}"));
         let streams = self.setting.streams;
         let sessions = 0..workers + streams;
-        self.target.sessions = sessions.map(|_| self.target.open_session()).collect();
+        self.subscriber.sessions = sessions.map(|_| self.subscriber.open_session()).collect();
         let same_history = matches!(self.refuses, Refuses::Never);
         let stream = |slot| StreamWorker::new(slot, workers + slot, ordered, same_history);
         self.streams = (0..streams).map(stream).collect();
         self.stream_reports.clear();
-        self.target.ordered = ordered;
+        self.subscriber.ordered = ordered;
         let far = pacing.is_far(round_trip);
         self.workers =
             (0..workers).map(|number| Worker::new(number, ordered, far, &pacing)).collect();
@@ -548,28 +549,28 @@ impl World {
         may(!self.stream_reports.is_empty(), 8, Event::Answer);
         for (slot, stream) in self.streams.iter().enumerate() {
             let session = self.workers.len() + slot;
-            may(stream.is_awake(&self.target), 8, Event::Stream(slot));
-            may(self.target.can_run(session), 8, Event::Session(session));
+            may(stream.is_awake(&self.subscriber), 8, Event::Stream(slot));
+            may(self.subscriber.can_run(session), 8, Event::Session(session));
             may(self.cancels.contains(&session), 2, Event::Cancel(session));
         }
         for worker in 0..self.workers.len() {
             let (speed, session_speed) = self.setting.speeds[worker];
-            let session = &self.target.sessions[worker];
+            let session = &self.subscriber.sessions[worker];
             let awake = self.woken.contains(&worker)
                 || !self.workers[worker].mail.is_empty()
                 || session.broken
                 || !session.replies.is_empty();
             may(awake, speed, Event::Worker(worker));
-            may(self.target.can_run(worker), session_speed, Event::Session(worker));
+            may(self.subscriber.can_run(worker), session_speed, Event::Session(worker));
             may(self.cancels.contains(&worker), 2, Event::Cancel(worker));
         }
-        may(self.found.is_some(), 2, Event::MakeWay);
+        may(self.found.is_some(), 2, Event::ResolveDeadlock);
         may(self.probing, 2, Event::Probe);
         let all: usize = events.iter().map(|(weight, _)| weight).sum();
         if all == 0 {
             // Time passes.
             if self.rng.chance(1, 2)
-                && let Some(session) = self.target.deadlocked()
+                && let Some(session) = self.subscriber.deadlocked()
             {
                 return Some(Event::FailStatement(session, Fault::Passing));
             }
@@ -588,7 +589,7 @@ impl World {
     /// Nothing happens until somebody looks at the time.
     fn time_passes(&mut self, look: Look) -> Option<Event> {
         let prepares = self.leader.prepares_at();
-        let busy = !self.leader.dispatch.is_drained() || !self.target.waits().is_empty();
+        let busy = !self.leader.dispatch.is_drained() || !self.subscriber.waits().is_empty();
         let looks = match look {
             Look::In(time) => self.now + time,
             Look::Now => self.now,
@@ -603,8 +604,8 @@ impl World {
         if self.history.other.is_some() && self.rng.chance(1, 4) {
             return Some(Event::GoBack);
         }
-        let committing = (0..self.target.sessions.len())
-            .find_map(|at| Some((at, self.target.can_fail_to_commit(at)?)));
+        let committing = (0..self.subscriber.sessions.len())
+            .find_map(|at| Some((at, self.subscriber.can_fail_to_commit(at)?)));
         if let Some((session, sets)) = committing
             && self.rng.chance(1, 4)
         {
@@ -613,17 +614,17 @@ impl World {
             let fault = if for_good { Fault::AsSet } else { Fault::Passing };
             return Some(Event::FailStatement(session, fault));
         }
-        let worker = self.rng.below(self.target.sessions.len());
+        let worker = self.rng.below(self.subscriber.sessions.len());
         match self.rng.below(15) {
             0..5 => {
-                let for_good = self.target.is_at_set(worker) && self.rng.chance(1, 3);
+                let for_good = self.subscriber.is_at_set(worker) && self.rng.chance(1, 3);
                 let fault = if for_good { Fault::AsSet } else { Fault::Passing };
-                let can = self.target.is_cancellable(worker);
+                let can = self.subscriber.is_cancellable(worker);
                 can.then_some(Event::FailStatement(worker, fault))
             }
             5..7 => Some(Event::LoseSession(worker)),
             7..9 => Some(Event::CrashProgram),
-            9 => Some(Event::CrashTarget),
+            9 => Some(Event::CrashSubscriber),
             10 => Some(Event::AbandonStreams),
             11 => Some(Event::MoveTable),
             _ => Some(Event::LoseAtCommit(self.rng.chance(1, 2))),
@@ -694,7 +695,7 @@ impl World {
             Event::Time => {}
             Event::Receive => {
                 let messages = 1 + self.rng.below(6);
-                self.leader.receive(messages, &mut self.target, self.now)?;
+                self.leader.receive(messages, &mut self.subscriber, self.now)?;
                 self.dispatchable = true;
             }
             Event::TakeParts => {
@@ -702,7 +703,7 @@ impl World {
                 self.dispatchable = true;
             }
             Event::Prepare => {
-                self.leader.prepare_due(&mut self.target, self.now)?;
+                self.leader.prepare_due(&mut self.subscriber, self.now)?;
                 self.dispatchable = true;
             }
             Event::Dispatch => self.dispatch()?,
@@ -731,7 +732,7 @@ impl World {
             Event::StartFlush => self.leader.flushing = self.leader.progress.start_flush(),
             Event::Flush => {
                 if let Some(ticket) = self.leader.flushing {
-                    self.target.flush(ticket.lsn());
+                    self.subscriber.flush(ticket.lsn());
                     self.flushed = true;
                 }
             }
@@ -744,33 +745,34 @@ impl World {
             }
             Event::Worker(worker) => self.work(worker)?,
             Event::Stream(slot) => {
-                let (target, rng) = (&mut self.target, &mut self.rng);
-                let reports = self.streams[slot].run(target, &self.history, rng, self.sabotage)?;
+                let (subscriber, rng) = (&mut self.subscriber, &mut self.rng);
+                let reports =
+                    self.streams[slot].run(subscriber, &self.history, rng, self.sabotage)?;
                 self.stream_reports.extend(reports);
             }
             Event::AbandonStreams => self.leader.streams.abandon_all(),
             Event::Session(session) => {
                 if self.tracing {
-                    let doing = self.target.sessions[session].commands.front();
+                    let doing = self.subscriber.sessions[session].commands.front();
                     self.trace.push(format!("session {session}: {doing:?}"));
                 }
                 match self.lose_at_commit {
-                    Some(commits) if self.target.is_at_commit(session) => {
+                    Some(commits) if self.subscriber.is_at_commit(session) => {
                         self.lose_at_commit = None;
                         self.lose_at_commit(session, commits)?;
                     }
-                    _ => self.target.step(session, &self.history)?,
+                    _ => self.subscriber.step(session, &self.history)?,
                 }
             }
             Event::Probe => self.probe(),
-            Event::MakeWay => self.make_way(),
+            Event::ResolveDeadlock => self.resolve_deadlock(),
             Event::Cancel(session) => {
                 self.cancels.remove(&session);
-                if self.target.is_cancellable(session) {
-                    self.target.fail(session, Fault::Passing);
+                if self.subscriber.is_cancellable(session) {
+                    self.subscriber.fail(session, Fault::Passing);
                 }
             }
-            Event::FailStatement(session, fault) => self.target.fail(session, fault),
+            Event::FailStatement(session, fault) => self.subscriber.fail(session, fault),
             Event::GoBack => self.go_back()?,
             Event::GiveBack => self.give_back(),
             Event::MoveTable => {
@@ -780,7 +782,7 @@ impl World {
             }
             Event::LoseSession(session) => {
                 self.drain(session)?;
-                self.target.terminate(session);
+                self.subscriber.terminate(session);
             }
             Event::LoseAtCommit(commits) => self.lose_at_commit = Some(commits),
             Event::CrashProgram => {
@@ -788,10 +790,10 @@ impl World {
                 self.rows_through = Lsn(0);
                 self.restart()?;
             }
-            Event::CrashTarget => {
-                let lost = self.rng.below(self.target.undurable() + 1);
-                self.target.crash(lost);
-                if self.target.commits() < self.target.commits_before {
+            Event::CrashSubscriber => {
+                let lost = self.rng.below(self.subscriber.undurable() + 1);
+                self.subscriber.crash(lost);
+                if self.subscriber.commits() < self.subscriber.commits_before {
                     // It has lost what the publisher lost before, and perhaps all of that.
                     self.compare_histories();
                 }
@@ -840,9 +842,9 @@ impl World {
                 };
                 match self.sabotage {
                     Sabotage::HastyPrepare if group.is_prepared_at_once() => {
-                        group.contended.waits = Waits::default();
+                        group.dependent.waits = Waits::default();
                     }
-                    Sabotage::FreeContended => group.contended = Contended::default(),
+                    Sabotage::DependentAsIndependent => group.dependent = Dependent::default(),
                     _ => {}
                 }
                 self.workers[worker].mail.push_back(Mail::Group(group));
@@ -893,12 +895,12 @@ impl World {
         self.probing = false;
         let running = self.leader.dispatch.workers().running();
         let mut groups: Vec<_> =
-            running.map(|(worker, group)| (self.target.sessions[worker].pid, group)).collect();
+            running.map(|(worker, group)| (self.subscriber.sessions[worker].pid, group)).collect();
         for (slot, number) in self.leader.streams.sessions() {
-            groups.push((self.target.sessions[self.workers.len() + slot].pid, number));
+            groups.push((self.subscriber.sessions[self.workers.len() + slot].pid, number));
         }
         groups.sort_by_key(|(_, group)| *group);
-        let mut victims = blocking(&self.target.waits(), &groups).victims;
+        let mut victims = blocking(&self.subscriber.waits(), &groups).victims;
         if self.sabotage == Sabotage::NoGivingWay {
             victims.clear();
         }
@@ -906,11 +908,11 @@ impl World {
         self.found = Some((oldest, victims));
     }
 
-    fn make_way(&mut self) {
+    fn resolve_deadlock(&mut self) {
         let Some((oldest, victims)) = self.found.take() else { return };
-        let (cancelled, _) = self.leader.streams.make_way(&victims);
+        let (cancelled, _) = self.leader.streams.resolve_deadlock(&victims);
         self.cancels.extend(cancelled.into_iter().map(|slot| self.workers.len() + slot));
-        let (victims, turned) = self.leader.dispatch.make_way(oldest, &victims, self.now);
+        let (victims, turned) = self.leader.dispatch.resolve_deadlock(oldest, &victims, self.now);
         self.victims += victims.len();
         if !turned.roots.is_empty() && self.victims < self.setting.dispatch.pacing.victims {
             self.hasty = true;
@@ -929,7 +931,7 @@ impl World {
         let mut woken = BTreeSet::new();
         let mut around = Around {
             history: &self.history,
-            target: &mut self.target,
+            subscriber: &mut self.subscriber,
             order: &mut self.order,
             woken: &mut woken,
             reports: &mut self.reports,
@@ -962,31 +964,31 @@ impl World {
         self.note(|| format!("session {session} is lost, its COMMIT took effect: {commits}"));
         if commits {
             self.seen.lost_after_commit += 1;
-            self.target.step(session, &self.history)?;
+            self.subscriber.step(session, &self.history)?;
         } else {
             self.seen.lost_before_commit += 1;
         }
-        self.target.terminate(session);
+        self.subscriber.terminate(session);
         Ok(())
     }
 
     /// A backend goes on for a while with what it was sent.
     fn drain(&mut self, session: usize) -> Result<(), String> {
         for _ in 0..self.rng.below(12) {
-            if self.target.can_run(session) {
-                self.target.step(session, &self.history)?;
+            if self.subscriber.can_run(session) {
+                self.subscriber.step(session, &self.history)?;
             }
         }
         Ok(())
     }
 
-    /// The run ends, and another begins from what the target says.
+    /// The run ends, and another begins from what the subscriber says.
     fn restart(&mut self) -> Result<(), String> {
-        for session in 0..self.target.sessions.len() {
+        for session in 0..self.subscriber.sessions.len() {
             self.drain(session)?;
         }
-        for session in 0..self.target.sessions.len() {
-            self.target.terminate(session);
+        for session in 0..self.subscriber.sessions.len() {
+            self.subscriber.terminate(session);
         }
         self.farthest = self.farthest.max(self.leader.sent);
         let ordered = self.rng.chance(1, 3) != self.setting.dispatch.ordered;
@@ -995,13 +997,13 @@ impl World {
         let back = self.rng.below(3).min(self.acknowledged.len() - 1);
         self.acknowledged.truncate(self.acknowledged.len() - back);
         let (slot, _) = self.acknowledged[self.acknowledged.len() - 1];
-        let rows = self.target.read_progress();
-        let prepared = self.target.known_prepared();
+        let rows = self.subscriber.read_progress();
+        let prepared = self.subscriber.known_prepared();
         self.note(|| format!("progress {rows:?}, slot {slot}, prepared {prepared:?}"));
         self.leader = Leader::new(
             &self.history,
             &self.setting,
-            &self.target,
+            &self.subscriber,
             slot,
             self.rows_through,
             self.rng.fork(),
@@ -1014,9 +1016,9 @@ impl World {
     /// The publisher's storage is restored, with its slot: what it has sent since did not happen.
     fn go_back(&mut self) -> Result<(), String> {
         let Some((other, at)) = self.history.other.clone() else { return Ok(()) };
-        for session in 0..self.target.sessions.len() {
+        for session in 0..self.subscriber.sessions.len() {
             self.drain(session)?;
-            self.target.terminate(session);
+            self.subscriber.terminate(session);
         }
         let is_known = |one: &Preparation| other.rolls_back(one).is_some();
         if self
@@ -1028,7 +1030,7 @@ impl World {
         }
         self.went_back = Some((Rc::clone(&self.history), at));
         self.history = other;
-        self.target.commits_before = self.target.commits();
+        self.subscriber.commits_before = self.subscriber.commits();
         self.compare_histories();
         // What was acknowledged after `at` did not happen either, even if it is a position before that.
         self.acknowledged.retain(|(_, sent)| *sent <= at);
@@ -1038,7 +1040,7 @@ impl World {
         self.restart()
     }
 
-    /// Transactions of a history that have committed on the target by COMMIT PREPARED, without progress, and
+    /// Transactions of a history that have committed on the subscriber by COMMIT PREPARED, without progress, and
     /// on the publisher behind `at`.
     fn ended_ahead<'w>(
         &'w self,
@@ -1048,32 +1050,32 @@ impl World {
         let ahead = move |one: &&Preparation| {
             one.prepare_lsn < at
                 && one.ended.is_some_and(|(_, end, _)| end > at)
-                && self.target.has_committed(PreparedHere::of(one))
+                && self.subscriber.has_committed(PreparedHere::of(one))
         };
         history.preparations.iter().filter(ahead)
     }
 
-    /// Whether the publisher went back to before what the target has, and may not be followed.
+    /// Whether the publisher went back to before what the subscriber has, and may not be followed.
     fn compare_histories(&mut self) {
         let Some((before, at)) = &self.went_back else { return };
         let at = *at;
-        let applied = self.target.read_progress();
+        let applied = self.subscriber.read_progress();
         let followed = applied.last().map_or(Lsn(0), |last| last.range.through);
-        let lost = before.range(at, followed) & self.target.committed != 0;
+        let lost = before.range(at, followed) & self.subscriber.committed != 0;
         // What was not applied, between ranges that were, is not skipped.
         let sent = &self.history.transactions;
         let skipped = sent.iter().filter(|one| one.end_lsn > at).any(|one| {
             let first = applied.first().is_some_and(|first| one.commit_lsn < first.range.through);
             first || applied.iter().any(|applied| applied.range.covers(one.commit_lsn))
         });
-        let prepared = self.target.known_prepared();
+        let prepared = self.subscriber.known_prepared();
         let prepared = prepared.iter().any(|(of, _)| of.prepare_lsn >= at);
         let mut ahead = self.ended_ahead(before, at).peekable();
         let is_ahead = ahead.peek().is_some();
         let rolled_back = ahead.filter_map(|one| self.history.rolls_back(one)).max();
-        self.target.followed_before = None;
+        self.subscriber.followed_before = None;
         self.refuses = if lost || skipped || rolled_back.is_some() {
-            self.target.followed_before =
+            self.subscriber.followed_before =
                 Some(rolled_back.map_or(followed, |end| end.max(followed)));
             Refuses::Must(format!("another history from {at} on"))
         } else if followed > at || prepared || is_ahead {
@@ -1097,7 +1099,7 @@ impl World {
             return Err(format!("P4: {flush} is acknowledged, only {sent} was sent"));
         }
         let acknowledged = self.history.range(Lsn(0), flush);
-        let missing = acknowledged & !self.target.durable_set();
+        let missing = acknowledged & !self.subscriber.durable_set();
         if missing != 0 {
             return Err(format!("P4: {flush} is acknowledged, {missing:#x} is not durable"));
         }
@@ -1113,10 +1115,10 @@ impl World {
             // It may have committed in the history before this one.
             let before = self.went_back.as_ref().filter(|(_, at)| one.prepare_lsn < *at);
             let was_empty = before.is_some_and(|(before, _)| before.empty.contains(&one.xid));
-            let durable = self.target.is_prepared(one.xid)
-                || self.target.has_committed(PreparedHere::of(one))
+            let durable = self.subscriber.is_prepared(one.xid)
+                || self.subscriber.has_committed(PreparedHere::of(one))
                 || was_empty
-                || number.is_some_and(|number| self.target.durable_set() & 1 << number != 0);
+                || number.is_some_and(|number| self.subscriber.durable_set() & 1 << number != 0);
             if passed && !ended && !durable {
                 return Err(format!("P4: {flush} is acknowledged, {one:?} is not durable"));
             }
@@ -1124,7 +1126,7 @@ impl World {
         let visible = self.history.range(Lsn(0), self.leader.progress.committed());
         // What was visible in the other history says nothing about this one.
         let same = matches!(self.refuses, Refuses::Never);
-        if same && visible & !self.target.committed != 0 {
+        if same && visible & !self.subscriber.committed != 0 {
             return Err("P4: said to be visible what is not committed".to_owned());
         }
         if self.acknowledged.last().is_none_or(|(last, _)| *last < flush) {
@@ -1135,11 +1137,11 @@ impl World {
 
     fn check_the_end(&mut self) -> Result<(), String> {
         let all = self.history.range(Lsn(0), Lsn(u64::MAX));
-        let missing = all & !self.target.durable_set();
+        let missing = all & !self.subscriber.durable_set();
         if missing != 0 {
             return Err(format!("P3: in the end {missing:#x} is missing"));
         }
-        if self.target.count() != self.history.digest {
+        if self.subscriber.count() != self.history.digest {
             return Err("P3: in the end the rows are others".to_owned());
         }
         let left = self.history.preparations.iter().filter(|one| one.ended.is_none());
@@ -1152,14 +1154,14 @@ impl World {
                 .all(|p| (p.xid, p.prepare_lsn) != (of.xid, of.prepare_lsn))
         };
         if let Some((of, standing)) = self
-            .target
+            .subscriber
             .known_prepared()
             .into_iter()
             .find(|(of, standing)| unknown(of) && !is_lost(of, standing))
         {
             return Err(format!("P3: in the end {of:?} is {standing:?}"));
         }
-        let held = left.iter().filter(|one| !self.target.is_prepared(one.xid));
+        let held = left.iter().filter(|one| !self.subscriber.is_prepared(one.xid));
         let held = held.map(|one| one.prepare_lsn).min().filter(|_| self.history.two_phase);
         let last = self.history.end();
         let last = held.map_or(last, |held| held.min(last));

@@ -5,17 +5,17 @@ use std::collections::VecDeque;
 
 use engine::group::GroupSeq;
 use engine::progress::Range;
-use engine::streams::{Said, Ticket};
-use engine::worker::{Contended, Mode};
+use engine::streaming::{Said, Ticket};
+use engine::worker::{Dependent, Mode};
 
 use crate::simulation::Sabotage;
 use crate::simulation::history::History;
 use crate::simulation::rng::Rng;
-use crate::simulation::target::{Command, Database, Fault, Reply};
+use crate::simulation::subscriber::{Command, Database, Fault, Reply};
 use crate::simulation::worker::{Group, Pending, Statements, Work, end, ending, net, rows};
 
 /// What is to be done for a stream.
-pub(crate) type Order = engine::streams::Order<Box<Work>>;
+pub(crate) type Order = engine::streaming::Order<Box<Work>>;
 
 /// What a session said, and what it has committed.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +29,7 @@ pub(crate) struct Report {
 #[derive(Debug)]
 pub(crate) struct StreamWorker {
     slot: usize,
-    /// Of the target's.
+    /// Of the subscriber's.
     session: usize,
     ordered: bool,
     pub(crate) orders: VecDeque<(Ticket, Order)>,
@@ -78,29 +78,29 @@ impl StreamWorker {
     }
 
     /// Whether it has something to do.
-    pub(crate) fn is_awake(&self, target: &Database) -> bool {
-        let session = &target.sessions[self.session];
+    pub(crate) fn is_awake(&self, subscriber: &Database) -> bool {
+        let session = &subscriber.sessions[self.session];
         !session.replies.is_empty()
             || session.broken
             || !self.going_back && !self.orders.is_empty()
-            || self.going_back && target.is_cancellable(self.session)
+            || self.going_back && subscriber.is_cancellable(self.session)
     }
 
     /// Does what there is to do.
     pub(crate) fn run(
         &mut self,
-        target: &mut Database,
+        subscriber: &mut Database,
         history: &History,
         rng: &mut Rng,
         sabotage: Sabotage,
     ) -> Result<Vec<Report>, String> {
         let mut reports = Vec::new();
-        if target.sessions[self.session].broken {
-            self.stopped(Stop::Session, target, &mut reports)?;
+        if subscriber.sessions[self.session].broken {
+            self.stopped(Stop::Session, subscriber, &mut reports)?;
             return Ok(reports);
         }
         if self.going_back {
-            self.go_back(target, history, &mut reports)?;
+            self.go_back(subscriber, history, &mut reports)?;
             return Ok(reports);
         }
         while let Some((ticket, order)) = self.orders.pop_front() {
@@ -108,17 +108,17 @@ impl StreamWorker {
                 continue;
             }
             self.current = Some(ticket);
-            if let Err(stop) = self.carry_out(order, target, history, sabotage) {
-                self.stopped(stop, target, &mut reports)?;
+            if let Err(stop) = self.carry_out(order, subscriber, history, sabotage) {
+                self.stopped(stop, subscriber, &mut reports)?;
                 return Ok(reports);
             }
             if rng.chance(1, 3) {
                 break;
             }
         }
-        let there = target.sessions[self.session].replies.len();
+        let there = subscriber.sessions[self.session].replies.len();
         for _ in 0..if there == 0 { 0 } else { 1 + rng.below(there) } {
-            match self.answer(target) {
+            match self.answer(subscriber) {
                 Ok(None) => {}
                 Ok(Some((said, committed))) => {
                     let Some(ticket) = self.current else { continue };
@@ -128,7 +128,7 @@ impl StreamWorker {
                     }
                 }
                 Err(stop) => {
-                    self.stopped(stop, target, &mut reports)?;
+                    self.stopped(stop, subscriber, &mut reports)?;
                     break;
                 }
             }
@@ -136,16 +136,16 @@ impl StreamWorker {
         Ok(reports)
     }
 
-    fn send(&mut self, statements: Statements, target: &mut Database) {
+    fn send(&mut self, statements: Statements, subscriber: &mut Database) {
         let (commands, pending): (Vec<_>, Vec<_>) = statements.into_iter().unzip();
-        target.sessions[self.session].commands.extend(commands);
+        subscriber.sessions[self.session].commands.extend(commands);
         self.pending.extend(pending);
     }
 
     fn carry_out(
         &mut self,
         order: Order,
-        target: &mut Database,
+        subscriber: &mut Database,
         history: &History,
         sabotage: Sabotage,
     ) -> Result<(), Stop> {
@@ -169,16 +169,16 @@ impl StreamWorker {
                     }
                 }
                 statements.push((Command::Nothing, Pending::Any));
-                self.send(statements, target);
+                self.send(statements, subscriber);
             }
             Order::RollBackTo(savepoint) => {
                 self.savepoints = savepoint + 1;
-                self.send(vec![(Command::RollbackTo(savepoint), Pending::Any)], target);
+                self.send(vec![(Command::RollbackTo(savepoint), Pending::Any)], subscriber);
                 self.undone = self.pending.len();
             }
             Order::RollBack => {
                 self.savepoints = 0;
-                self.send(vec![(Command::Rollback, Pending::Any)], target);
+                self.send(vec![(Command::Rollback, Pending::Any)], subscriber);
                 self.undone = self.pending.len();
             }
             Order::Commit(work) => {
@@ -187,7 +187,7 @@ impl StreamWorker {
                 if let Some(ending) = ending(&group, self.ordered) {
                     end(ending, &mut statements);
                 }
-                self.send(statements, target);
+                self.send(statements, subscriber);
                 self.committing = true;
             }
         }
@@ -196,8 +196,8 @@ impl StreamWorker {
     }
 
     /// The next answer: what it means for an order, if it is the last of it.
-    fn answer(&mut self, target: &mut Database) -> Result<Option<(Said, Option<Range>)>, Stop> {
-        let Some(reply) = target.sessions[self.session].replies.pop_front() else {
+    fn answer(&mut self, subscriber: &mut Database) -> Result<Option<(Said, Option<Range>)>, Stop> {
+        let Some(reply) = subscriber.sessions[self.session].replies.pop_front() else {
             return Ok(None);
         };
         let pending = self.pending.pop_front();
@@ -247,17 +247,17 @@ impl StreamWorker {
     fn stopped(
         &mut self,
         stop: Stop,
-        target: &mut Database,
+        subscriber: &mut Database,
         reports: &mut Vec<Report>,
     ) -> Result<(), String> {
         match stop {
             Stop::Wrong(what) => return Err(what),
             Stop::Stream => {
                 self.going_back = true;
-                target.sessions[self.session].commands.push_back(Command::Sync);
+                subscriber.sessions[self.session].commands.push_back(Command::Sync);
             }
             Stop::Session => {
-                target.sessions[self.session] = target.open_session();
+                subscriber.sessions[self.session] = subscriber.open_session();
                 let said = if self.committing { Said::Failed } else { Said::Abandoned };
                 self.ended(said, reports);
             }
@@ -279,21 +279,21 @@ impl StreamWorker {
     /// Rolls everything back, whatever the session is doing.
     fn go_back(
         &mut self,
-        target: &mut Database,
+        subscriber: &mut Database,
         history: &History,
         reports: &mut Vec<Report>,
     ) -> Result<(), String> {
-        if target.is_cancellable(self.session) {
-            target.fail(self.session, Fault::Passing);
+        if subscriber.is_cancellable(self.session) {
+            subscriber.fail(self.session, Fault::Passing);
         }
-        let session = &mut target.sessions[self.session];
+        let session = &mut subscriber.sessions[self.session];
         session.replies.clear();
         if !session.commands.is_empty() {
             return Ok(());
         }
         session.commands.push_back(Command::Rollback);
-        target.step(self.session, history)?;
-        target.sessions[self.session].replies.clear();
+        subscriber.step(self.session, history)?;
+        subscriber.sessions[self.session].replies.clear();
         self.ended(Said::Abandoned, reports);
         Ok(())
     }
@@ -301,6 +301,6 @@ impl StreamWorker {
 
 /// A part, as statements are made of it.
 fn group_of(work: Work, mode: Mode) -> Group {
-    let (seq, contended, attempts) = (GroupSeq::NONE, Contended::default(), 0);
-    Group { seq, works: vec![work], mode, contended, attempts, more: false }
+    let (seq, dependent, attempts) = (GroupSeq::NONE, Dependent::default(), 0);
+    Group { seq, works: vec![work], mode, dependent, attempts, more: false }
 }

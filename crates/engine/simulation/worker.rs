@@ -14,14 +14,14 @@ use engine::progress::Range;
 use engine::transaction::Touched;
 use engine::work::TwoPhase;
 use engine::worker::{
-    Accounted, Again, Awaited, Contended, Craft, Desk, Failed, Found, Further, Mode, Next, Start,
+    Accounted, Again, Awaited, Craft, Dependent, Desk, Failed, Found, Further, Mode, Next, Start,
     Task, Verdict,
 };
 use pgoutput::{Column, Lsn, Message, OldTuple, Tuple, Xid};
 
 use crate::simulation::history::{FULL, History, Row, is_keyed};
 use crate::simulation::leader::{REFUSED, TableMap};
-use crate::simulation::target::{
+use crate::simulation::subscriber::{
     As, Command, Database, Fault, Find, PreparedHere, Reply, RowOp, find,
 };
 use crate::simulation::{Sabotage, Seen, rng::Rng};
@@ -123,7 +123,7 @@ pub(crate) enum Pending {
     Sync(Option<Commits>),
 }
 
-/// What a target transaction commits; or prepares, as this transaction of the publisher.
+/// What a subscriber transaction commits; or prepares, as this transaction of the publisher.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Commits {
     pub(crate) range: Range,
@@ -156,7 +156,7 @@ impl Awaited for Pending {
     }
 }
 
-/// Commands to the model of a target.
+/// Commands to the model of a subscriber.
 struct Simulated;
 
 impl Craft for Simulated {
@@ -176,7 +176,7 @@ pub(crate) enum Mail {
     GiveWay(GroupSeq),
 }
 
-/// What the target has answered since the last report.
+/// What the subscriber has answered since the last report.
 #[derive(Debug, Default)]
 pub(crate) struct Answered {
     pub(crate) committed: Vec<Range>,
@@ -199,7 +199,7 @@ type Result<T, E = Failure> = std::result::Result<T, E>;
 /// What a worker has to do with.
 pub(crate) struct Around<'w> {
     pub(crate) history: &'w History,
-    pub(crate) target: &'w mut Database,
+    pub(crate) subscriber: &'w mut Database,
     pub(crate) order: &'w mut CommitOrder,
     /// Workers that were woken.
     pub(crate) woken: &'w mut BTreeSet<usize>,
@@ -251,7 +251,7 @@ impl Worker {
         let step = self.step(around);
         self.report(around);
         match step {
-            Err(Failure::Run(_)) if around.target.sessions[self.number].broken => {
+            Err(Failure::Run(_)) if around.subscriber.sessions[self.number].broken => {
                 self.reconnect(around)?;
                 self.report(around);
                 around.woken.insert(self.number);
@@ -294,7 +294,7 @@ impl Worker {
             return Ok(());
         }
         around.order.wait(self.number, waits.iter().cloned());
-        let session = &around.target.sessions[self.number];
+        let session = &around.subscriber.sessions[self.number];
         if session.broken {
             return Err(Failure::Run(Lsn(0)));
         }
@@ -324,20 +324,20 @@ impl Worker {
         around.note(|| {
             let name = |work: &Work| (work.part.head.xid, work.part.len(), work.part.end_lsn);
             let parts: Vec<_> = group.works.iter().map(name).collect();
-            let Contended { waits, changes } = &group.contended;
+            let Dependent { waits, changes } = &group.dependent;
             format!(
                 "worker {number} starts group {} {mode:?} early={early} split={split} counted={counted} \
-                 attempts={} {parts:?} contended={changes:?} {waits:?}",
+                 attempts={} {parts:?} dependent={changes:?} {waits:?}",
                 group.seq.0, group.attempts
             )
         });
-        let (mut statements, contended, ending) = if split {
+        let (mut statements, dependent, ending) = if split {
             let (free, _) = net(&group, Some(false), false, history);
-            let (mut contended, _) = net(&group, Some(true), false, history);
-            if contended.is_empty() {
-                contended.push((Command::Nothing, Pending::Net(0)));
+            let (mut dependent, _) = net(&group, Some(true), false, history);
+            if dependent.is_empty() {
+                dependent.push((Command::Nothing, Pending::Net(0)));
             }
-            (free, Some(contended.into_iter().unzip()), ending(&group, self.ordered))
+            (free, Some(dependent.into_iter().unzip()), ending(&group, self.ordered))
         } else if mode == Mode::Net {
             let (mut statements, sure) = net(&group, None, counted, history);
             match ending(&group, self.ordered) {
@@ -360,7 +360,7 @@ impl Worker {
             statements.push((Command::Nothing, Pending::Net(0)));
         }
         let (commands, pending): (Vec<_>, VecDeque<_>) = statements.into_iter().unzip();
-        let in_flight = InFlight::new(group, (), early, pending.len()).with_rest(contended, ending);
+        let in_flight = InFlight::new(group, (), early, pending.len()).with_rest(dependent, ending);
         if behind {
             self.desk.set_aside(in_flight, commands, pending);
             return Ok(());
@@ -386,7 +386,7 @@ impl Worker {
         self.send(around)?;
         let number = self.number;
         around.note(|| format!("worker {number} ends {of:?}, commits: {commit}"));
-        if around.target.has_committed(of) {
+        if around.subscriber.has_committed(of) {
             return if commit {
                 Ok(())
             } else {
@@ -401,13 +401,13 @@ impl Worker {
         around.seen.resolved_here += 1;
         if lost != Some(false) && around.sabotage != Sabotage::UnresolvedStep {
             let was_prepared =
-                around.target.resolve(of, commit, around.history).map_err(Failure::Wrong)?;
+                around.subscriber.resolve(of, commit, around.history).map_err(Failure::Wrong)?;
             if commit && !was_prepared {
                 return Err(Failure::Wrong(format!("P3: {of:?} is not prepared any more")));
             }
         }
         if lost.is_some() {
-            around.target.terminate(self.number);
+            around.subscriber.terminate(self.number);
             return Err(Failure::Run(Lsn(0)));
         }
         Ok(())
@@ -448,19 +448,19 @@ impl Worker {
 
     fn recover(&mut self, around: &mut Around<'_>) -> Result<()> {
         // The answer is awaited; nothing else is on the session.
-        let session = &mut around.target.sessions[self.number];
+        let session = &mut around.subscriber.sessions[self.number];
         if session.broken {
             return Err(Failure::Run(Lsn(0)));
         }
         session.commands.push_back(Command::Rollback);
-        around.target.step(self.number, around.history).map_err(Failure::Wrong)?;
-        around.target.sessions[self.number].replies.clear();
+        around.subscriber.step(self.number, around.history).map_err(Failure::Wrong)?;
+        around.subscriber.sessions[self.number].replies.clear();
         self.desk.rolled_back();
         Ok(())
     }
 
     fn send(&mut self, around: &mut Around<'_>) -> Result<()> {
-        let session = &mut around.target.sessions[self.number];
+        let session = &mut around.subscriber.sessions[self.number];
         if session.broken {
             return Err(Failure::Run(Lsn(0)));
         }
@@ -470,10 +470,10 @@ impl Worker {
 
     fn take_replies(&mut self, around: &mut Around<'_>) -> Result<()> {
         // As many as have come through.
-        let there = around.target.sessions[self.number].replies.len();
+        let there = around.subscriber.sessions[self.number].replies.len();
         let some = if there == 0 { 0 } else { 1 + around.rng.below(there) };
         for _ in 0..some {
-            let Some(reply) = around.target.sessions[self.number].replies.pop_front() else {
+            let Some(reply) = around.subscriber.sessions[self.number].replies.pop_front() else {
                 break;
             };
             match reply {
@@ -486,7 +486,7 @@ impl Worker {
                 Reply::Error(fault) => self.failed(fault, around)?,
                 Reply::Ready { idle } => {
                     let Some(Pending::Sync(commits)) = self.desk.take_awaited() else {
-                        return Err(wrong("the target answered a Sync nobody sent"));
+                        return Err(wrong("the subscriber answered a Sync nobody sent"));
                     };
                     if self.desk.is_recovering() {
                         continue;
@@ -524,13 +524,13 @@ impl Worker {
         around: &mut Around<'_>,
     ) -> Result<()> {
         let Reply::Completed(affected) = reply else {
-            return Err(wrong("the target rolled a transaction back at COMMIT"));
+            return Err(wrong("the subscriber rolled a transaction back at COMMIT"));
         };
         let found = match pending {
             Some(Pending::Net(rows)) if rows != affected => Found::OtherRows,
             Some(Pending::Change) if affected == 0 => Found::Missing,
             Some(Pending::Sync(_)) | None => {
-                return Err(wrong("the target completed a statement nobody sent"));
+                return Err(wrong("the subscriber completed a statement nobody sent"));
             }
             _ => Found::AsExpected,
         };
@@ -602,12 +602,12 @@ impl Worker {
         if !self.desk.is_repeatable() {
             return Err(Failure::Run(Lsn(0)));
         }
-        let session = around.target.open_session();
-        around.target.sessions[self.number] = session;
+        let session = around.subscriber.open_session();
+        around.subscriber.sessions[self.number] = session;
         let is_recorded = |end| match around.sabotage {
             Sabotage::ForgottenCommit => Ok::<_, Failure>(false),
             Sabotage::AssumedCommit => Ok(true),
-            _ => Ok(around.target.is_recorded(end)),
+            _ => Ok(around.subscriber.is_recorded(end)),
         };
         let through = self.desk.committed_through(is_recorded)?;
         for pending in self.desk.lost(through) {
@@ -709,25 +709,25 @@ pub(crate) fn alone(work: &Work, change: usize) -> Option<(Command, Pending)> {
     Some((Command::Rows(table, Rc::new([op]), As::Alone), Pending::Change))
 }
 
-/// Changes of a group as net changes: all, or only those that are (not) contended. And whether each
+/// Changes of a group as net changes: all, or only those that are (not) dependent. And whether each
 /// statement fails that does not do what it must.
 pub(crate) fn net(
     group: &Group,
-    contended: Option<bool>,
+    dependent: Option<bool>,
     counted: bool,
     history: &History,
 ) -> (Statements, bool) {
     let (mut statements, mut sure) = (Vec::new(), true);
-    if contended != Some(true) && group.works.first().is_some_and(|work| work.part.first) {
+    if dependent != Some(true) && group.works.first().is_some_and(|work| work.part.first) {
         statements.push((Command::Begin, Pending::Begin));
     }
     let mut folder = Folder::new(&history.rules);
-    let mut verdicts = group.contended.changes.iter();
+    let mut verdicts = group.dependent.changes.iter();
     let slot = |map: &Option<Arc<TableMap>>| map.as_ref().map(|map| map.table);
     for (part, work) in (0..).zip(&group.works) {
         for index in 0..work.part.len() {
             let verdict = verdicts.next().copied().unwrap_or_default();
-            if contended.is_some_and(|wanted| wanted != verdict) {
+            if dependent.is_some_and(|wanted| wanted != verdict) {
                 continue;
             }
             let change = u32::try_from(index).expect("a short part");

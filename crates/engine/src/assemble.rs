@@ -14,14 +14,14 @@
 //! * A slot with two-phase decoding sends a prepared transaction at its PREPARE. It is held until
 //!   COMMIT PREPARED makes it an ordinary one; ROLLBACK PREPARED forgets it. Nothing may be
 //!   acknowledged past a held one ([`Assembler::oldest_held`]), so after a crash the publisher
-//!   sends it again. One that somebody prepares on the target is held there, and not here any more
+//!   sends it again. One that somebody prepares on the subscriber is held there, and not here any more
 //!   ([`Assembler::take_prepared`]).
 
-mod keeper;
-mod kept;
 mod prepared;
 mod records;
 mod replay;
+mod spooled;
+mod spooler;
 
 use std::sync::Arc;
 
@@ -31,12 +31,12 @@ use pgoutput::{
 };
 use thiserror::Error;
 
-use crate::assemble::keeper::Keeper;
-use crate::assemble::kept::{Change, KeptTransaction};
-pub use crate::assemble::kept::{SpoolCommand, SpoolId, Subtransactions};
 pub use crate::assemble::prepared::Prepared;
 pub use crate::assemble::records::Records;
 pub use crate::assemble::replay::{BlockSource, Replay, ReplayError};
+use crate::assemble::spooled::{Change, SpooledTransaction};
+pub use crate::assemble::spooled::{SpoolCommand, SpoolId, Subtransactions};
+use crate::assemble::spooler::Spooler;
 use crate::relation::{RelationCache, RemoteRelation};
 use crate::transaction::{Location, TransactionHead, TransactionPart};
 
@@ -49,14 +49,14 @@ pub struct PartLimits {
     pub changes: usize,
     /// Memory that all transactions whose end is not known may take together; the rest of them
     /// goes to the spool.
-    pub kept_bytes: usize,
+    pub spooled_bytes: usize,
     /// Bytes of a block of such a transaction; a single change may have more.
     pub block_bytes: usize,
 }
 
 impl Default for PartLimits {
     fn default() -> Self {
-        Self { bytes: 4 << 20, changes: 32_768, kept_bytes: 64 << 20, block_bytes: 256 << 10 }
+        Self { bytes: 4 << 20, changes: 32_768, spooled_bytes: 64 << 20, block_bytes: 256 << 10 }
     }
 }
 
@@ -158,7 +158,7 @@ pub struct Assembler {
     limits: PartLimits,
     relations: RelationCache,
     open: Option<Open>,
-    keeper: Keeper,
+    spooler: Spooler,
     last_end: Lsn,
     scratch: Vec<Arc<RemoteRelation>>,
 }
@@ -171,7 +171,7 @@ impl Assembler {
             limits,
             relations: RelationCache::default(),
             open: None,
-            keeper: Keeper::new(limits),
+            spooler: Spooler::new(limits),
             last_end: Lsn::INVALID,
             scratch: Vec::new(),
         }
@@ -187,36 +187,36 @@ impl Assembler {
     /// or the publisher would not send it again.
     #[must_use]
     pub fn oldest_held(&self) -> Option<Lsn> {
-        self.keeper.oldest_held()
+        self.spooler.oldest_held()
     }
 
     /// What is kept of a streamed transaction that is open.
     #[must_use]
     pub fn open_records(&self, xid: Xid) -> Option<Records<'_>> {
-        self.keeper.open(xid).map(KeptTransaction::records)
+        self.spooler.open(xid).map(SpooledTransaction::records)
     }
 
     /// How many bytes that is. It shrinks when a subtransaction is aborted.
     #[must_use]
     pub fn open_length(&self, xid: Xid) -> Option<u64> {
-        self.keeper.open(xid).map(KeptTransaction::length)
+        self.spooler.open(xid).map(SpooledTransaction::length)
     }
 
     /// Where the subtransactions begin of one that is open.
     #[must_use]
     pub fn subtransactions(&self, xid: Xid) -> Option<&Subtransactions> {
-        self.keeper.open(xid).map(KeptTransaction::subtransactions)
+        self.spooler.open(xid).map(SpooledTransaction::subtransactions)
     }
 
     /// Memory that transactions take whose end is not known.
     #[must_use]
-    pub fn kept_bytes(&self) -> usize {
-        self.keeper.footprint()
+    pub fn spooled_bytes(&self) -> usize {
+        self.spooler.footprint()
     }
 
     /// What the spool has to do now, in this order: to be taken after every message.
     pub fn spool_commands(&mut self) -> &mut Vec<SpoolCommand> {
-        self.keeper.commands()
+        self.spooler.commands()
     }
 
     /// Takes one message; returns what it completes.
@@ -267,7 +267,7 @@ impl Assembler {
                 self.relations.update(relation);
                 Ok(Assembled::Nothing)
             }
-            // Types are resolved on the target, origins and messages carry no data of tables.
+            // Types are resolved on the subscriber, origins and messages carry no data of tables.
             Message::Type(_) | Message::Origin(_) | Message::Logical(_) => Ok(Assembled::Nothing),
             Message::StreamStart(start) => self.stream_start(start),
             Message::StreamStop => match self.open.take() {
@@ -285,8 +285,8 @@ impl Assembler {
             Message::CommitPrepared(commit) => self.commit_prepared(commit),
             Message::RollbackPrepared(rollback) => {
                 self.outside("Rollback Prepared")?;
-                if let Some((transaction, _)) = self.keeper.take_held(rollback.xid) {
-                    self.keeper.discard(&transaction);
+                if let Some((transaction, _)) = self.spooler.take_held(rollback.xid) {
+                    self.spooler.discard(&transaction);
                 }
                 Ok(Assembled::Nothing)
             }
@@ -296,8 +296,8 @@ impl Assembler {
     fn stream_start(&mut self, start: &StreamStart) -> Result<Assembled, AssembleError> {
         self.outside("Stream Start")?;
         let xid = start.xid;
-        match (start.first_segment, self.keeper.is_open(xid)) {
-            (true, false) => self.keeper.begin(xid),
+        match (start.first_segment, self.spooler.is_open(xid)) {
+            (true, false) => self.spooler.begin(xid),
             (false, true) => {}
             (true, true) => return Err(AssembleError::SecondBeginning(xid)),
             (false, false) => {
@@ -312,9 +312,9 @@ impl Assembler {
     /// published table, and in PostgreSQL 18 before its August 2026 minors any transaction.
     fn stream_abort(&mut self, abort: &StreamAbort) {
         if abort.subxid != abort.xid {
-            self.keeper.abort(abort.xid, abort.subxid);
-        } else if let Some(transaction) = self.keeper.take_open(abort.xid) {
-            self.keeper.discard(&transaction);
+            self.spooler.abort(abort.xid, abort.subxid);
+        } else if let Some(transaction) = self.spooler.take_open(abort.xid) {
+            self.spooler.discard(&transaction);
         }
     }
 
@@ -323,7 +323,7 @@ impl Assembler {
         let StreamCommit { xid, commit_lsn, end_lsn, commit_time, .. } = *commit;
         self.in_order(xid, commit_lsn)?;
         let transaction = self
-            .keeper
+            .spooler
             .take_open(xid)
             .ok_or(AssembleError::UnknownStream { message: "the commit", xid })?;
         Ok(self.committed(transaction, (xid, commit_lsn, commit_time), end_lsn, None))
@@ -331,7 +331,7 @@ impl Assembler {
 
     fn stream_prepare(&mut self, prepare: &Prepare<'_>) -> Result<Assembled, AssembleError> {
         self.outside("Stream Prepare")?;
-        if !self.keeper.hold(Prepared::of(prepare)) {
+        if !self.spooler.hold(Prepared::of(prepare)) {
             let xid = prepare.xid;
             return Err(AssembleError::UnknownStream { message: "the PREPARE", xid });
         }
@@ -342,19 +342,19 @@ impl Assembler {
         // Not in order with the rest: one that was prepared before the slot began to decode them is
         // sent only with its COMMIT PREPARED.
         self.outside("Begin Prepare")?;
-        if self.keeper.is_open(begin.xid) {
+        if self.spooler.is_open(begin.xid) {
             return Err(AssembleError::SecondBeginning(begin.xid));
         }
-        self.keeper.begin(begin.xid);
+        self.spooler.begin(begin.xid);
         self.open = Some(Open::Prepared { xid: begin.xid, prepare_lsn: begin.prepare_lsn });
         Ok(Assembled::Nothing)
     }
 
     fn prepare(&mut self, prepare: &Prepare<'_>) -> Result<Assembled, AssembleError> {
-        if self.open.is_none() && !self.keeper.is_open(prepare.xid) {
+        if self.open.is_none() && !self.spooler.is_open(prepare.xid) {
             // PostgreSQL 18 before its July 2026 minors has no Begin Prepare for a transaction
             // that changed nothing.
-            self.keeper.begin(prepare.xid);
+            self.spooler.begin(prepare.xid);
             self.open = Some(Open::Prepared { xid: prepare.xid, prepare_lsn: prepare.prepare_lsn });
         }
         let Some(Open::Prepared { xid, prepare_lsn }) = self.open.take() else {
@@ -366,7 +366,7 @@ impl Assembler {
                 commit: prepare.prepare_lsn,
             });
         }
-        self.keeper.hold(Prepared::of(prepare));
+        self.spooler.hold(Prepared::of(prepare));
         Ok(Assembled::Nothing)
     }
 
@@ -375,7 +375,7 @@ impl Assembler {
         self.outside("Commit Prepared")?;
         let CommitPrepared { xid, commit_lsn, end_lsn, commit_time, gid, .. } = *commit;
         self.in_order(xid, commit_lsn)?;
-        let Some((transaction, prepared)) = self.keeper.take_held(xid) else {
+        let Some((transaction, prepared)) = self.spooler.take_held(xid) else {
             let (gid, lsn) = (gid.to_owned(), commit_lsn);
             return Err(AssembleError::UnknownPrepared { gid, xid, lsn });
         };
@@ -386,26 +386,26 @@ impl Assembler {
     /// A transaction that is held, and the relation versions that it changes.
     #[must_use]
     pub fn held(&self, xid: Xid) -> Option<(&Prepared, &[Arc<RemoteRelation>])> {
-        self.keeper.held(xid)
+        self.spooler.held(xid)
     }
 
-    /// Gives a held transaction away, to be prepared on the target: its changes, as if it ended
+    /// Gives a held transaction away, to be prepared on the subscriber: its changes, as if it ended
     /// where it was prepared.
     pub fn take_prepared(&mut self, xid: Xid) -> Option<Replay> {
-        let (transaction, prepared) = self.keeper.take_held(xid)?;
+        let (transaction, prepared) = self.spooler.take_held(xid)?;
         let Prepared { prepare_lsn, end_lsn, prepare_time, .. } = prepared;
         let head = TransactionHead { commit_lsn: prepare_lsn, commit_time: prepare_time, xid };
         Some(transaction.replay(head, end_lsn, self.limits))
     }
 
-    /// Forgets a held transaction: it is known to be prepared on the target.
+    /// Forgets a held transaction: it is known to be prepared on the subscriber.
     pub fn forget_prepared(&mut self, xid: Xid) {
-        if let Some((transaction, _)) = self.keeper.take_held(xid) {
-            self.keeper.discard(&transaction);
+        if let Some((transaction, _)) = self.spooler.take_held(xid) {
+            self.spooler.discard(&transaction);
         }
     }
 
-    /// Takes the COMMIT PREPARED of a transaction that is prepared on the target: a transaction of
+    /// Takes the COMMIT PREPARED of a transaction that is prepared on the subscriber: a transaction of
     /// no changes.
     ///
     /// # Errors
@@ -423,7 +423,7 @@ impl Assembler {
 
     fn committed(
         &mut self,
-        transaction: KeptTransaction,
+        transaction: SpooledTransaction,
         (xid, commit_lsn, commit_time): (Xid, Lsn, Timestamp),
         end: Lsn,
         prepared_at: Option<Lsn>,
@@ -464,7 +464,7 @@ impl Assembler {
             }
             Some(Open::Prepared { xid: top, .. } | Open::Block(top)) => {
                 let change = Change { payload: at.payload(), xid };
-                self.keeper.push(*top, change, version);
+                self.spooler.push(*top, change, version);
                 Ok(Assembled::Nothing)
             }
             None => Err(out_of_place(name, "outside a transaction")),
@@ -488,7 +488,7 @@ impl Assembler {
             }
             Some(Open::Prepared { xid: top, .. } | Open::Block(top)) => {
                 let change = Change { payload: at.payload(), xid: truncate.xid };
-                self.keeper.push_truncate(*top, change, &self.scratch);
+                self.spooler.push_truncate(*top, change, &self.scratch);
                 Ok(Assembled::Nothing)
             }
             None => Err(out_of_place("Truncate", "outside a transaction")),

@@ -1,8 +1,8 @@
-//! Apply groups: adjacent committed transactions that become one target transaction.
+//! Apply groups: adjacent committed transactions that become one subscriber transaction.
 //!
 //! Natural batching (promise P9): what waits when a worker is free becomes the next group. A lone
 //! transaction never waits for company; groups only grow while every worker is busy, up to limits.
-//! Small groups waste the work of both servers, and where the target is just as fast as the
+//! Small groups waste the work of both servers, and where the subscriber is just as fast as the
 //! publisher sends, small groups would stay small for ever. So a subscription that is behind gathers
 //! more before it hands a group over, for no longer than a tenth of what it is behind.
 //! Without a backlog, what many sessions of the publisher commit side by side is gathered for a
@@ -42,7 +42,7 @@ impl GroupSeq {
 /// When a group is closed although more transactions wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupLimits {
-    /// Source transactions, at least 1; 1 gives one target transaction per source transaction.
+    /// Source transactions, at least 1; 1 gives one subscriber transaction per source transaction.
     pub transactions: usize,
     /// Changes. A single transaction may have more.
     pub changes: usize,
@@ -134,7 +134,7 @@ impl<T> Batcher<T> {
         self.pacing.committers_wait.saturating_sub(waited)
     }
 
-    /// Tells how many transactions are on their way: received and not committed on the target. The
+    /// Tells how many transactions are on their way: received and not committed on the subscriber. The
     /// most of them counts, and fades by an eighth with each group.
     pub fn on_their_way(&mut self, transactions: usize) {
         self.side_by_side = self.side_by_side.max(transactions);
@@ -142,7 +142,7 @@ impl<T> Batcher<T> {
 
     /// Whether many sessions of the publisher commit side by side.
     #[must_use]
-    pub fn has_company(&self) -> bool {
+    pub fn has_concurrent_committers(&self) -> bool {
         self.side_by_side >= self.pacing.many_committers
     }
 
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_commit_side_by_side_have_company() {
+    fn sessions_that_commit_side_by_side_have_concurrent_committers() {
         const RECENT: Duration = Duration::from_millis(1);
         let one = Size { changes: 1, bytes: 1, whole: true, by_rows: false, starts_group: false };
         let mut batcher = batcher(&[]);

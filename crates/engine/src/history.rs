@@ -42,7 +42,7 @@ pub enum HistoryError {
     /// We have applied beyond the point where the new timeline branched off.
     #[error(
         "the publisher is on timeline {current}, which left timeline {recorded} at {switch}, \
-         but the target has applied up to {progress}: the promoted server lacks what was applied"
+         but the subscriber has applied up to {progress}: the promoted server lacks what was applied"
     )]
     Diverged {
         /// Timeline that our progress belongs to.
@@ -51,7 +51,7 @@ pub enum HistoryError {
         current: u32,
         /// Where the new one left ours.
         switch: Lsn,
-        /// What the target has.
+        /// What the subscriber has.
         progress: Lsn,
     },
     /// The publisher's timeline does not descend from ours.
@@ -489,7 +489,8 @@ mod tests {
     use crate::progress::Range;
     use pgoutput::{Lsn, Timestamp, Xid};
 
-    const HISTORY: &str = "1\t0/3000060\tno recovery target specified\n\n2\t0/5000000\tpromoted\n";
+    const HISTORY: &str =
+        "1\t0/3000060\tno recovery subscriber specified\n\n2\t0/5000000\tpromoted\n";
 
     fn check(recorded: u32, progress: u64, current: u32) -> Result<(), HistoryError> {
         check_history(Timeline(recorded), Lsn(progress), Timeline(current), HISTORY)

@@ -1,7 +1,7 @@
-//! When two key values are equal on the target: canonical forms by type.
+//! When two key values are equal on the subscriber: canonical forms by type.
 //!
 //! Byte-equal is not operator-equal: numeric 1.0 and 1.00, float -0 and 0, char(n) padding. Each
-//! key column has a form, chosen from the target's type; a type whose equality is not certain has
+//! key column has a form, chosen from the subscriber's type; a type whose equality is not certain has
 //! none, and its table is not folded (reference 7.4).
 
 use pgoutput::Column;

@@ -10,7 +10,7 @@
 //! 1. [`assemble`]: messages to transactions, large ones in parts.
 //! 1. [`early`], [`streams`]: what of a streamed transaction may be applied while it is open, and on
 //!    which session.
-//! 1. [`gate`]: which changes of a table are already in its initial copy.
+//! 1. [`sync LSN`]: which changes of a table are already in its initial copy.
 //! 1. [`table_sync`]: how far the copy of a table has come.
 //! 1. [`deferred`]: changes of a table that is being copied, put off.
 //! 1. [`group`]: adjacent transactions to apply groups.
@@ -20,7 +20,7 @@
 //! 1. [`order`]: which groups have ended, and who may go on.
 //! 1. [`worker`]: what a worker does with its groups next, and what answers mean for them.
 //! 1. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
-//! 1. [`demotion`]: which tables are applied in stream order because that happens often.
+//! 1. [`serialized`]: which tables are applied in stream order because that happens often.
 //! 1. [`read_ahead`]: whether reads are so slow that rows are read before they are needed.
 //! 1. [`share`]: how many sessions each of several subscriptions has.
 //! 1. [`progress`]: received, applied, durable: what may be acknowledged.
@@ -33,10 +33,7 @@
 pub mod assemble;
 pub mod blockers;
 pub mod deferred;
-pub mod demotion;
 pub mod dispatch;
-pub mod early;
-pub mod gate;
 pub mod group;
 pub mod history;
 pub mod key;
@@ -47,8 +44,10 @@ pub mod published;
 pub mod read_ahead;
 pub mod relation;
 pub mod sequence;
+pub mod serialized;
 pub mod share;
-pub mod streams;
+pub mod streaming;
+pub mod sync_lsn;
 pub mod table_sync;
 pub mod transaction;
 pub mod unresolved;

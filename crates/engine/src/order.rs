@@ -1,7 +1,7 @@
 //! Who may go on: which groups have ended, and who waits for them.
 //!
 //! A worker asks before each step that another group may forbid: to start (user code, a second
-//! attempt), to run contended changes, to commit. What it asks for is a set of [`Waits`]; whoever
+//! attempt), to run dependent changes, to commit. What it asks for is a set of [`Waits`]; whoever
 //! ends a group learns whom that lets go on, and tells them, so that the turn passes from worker to
 //! worker without a third one between.
 
@@ -47,7 +47,7 @@ pub trait Ended {
     fn is_met(&self, waits: &Waits) -> bool;
 }
 
-/// Which groups have ended (their target transactions are committed), and who waits.
+/// Which groups have ended (their subscriber transactions are committed), and who waits.
 #[derive(Debug)]
 pub struct CommitOrder {
     /// This one and everything before it has ended.

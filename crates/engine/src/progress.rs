@@ -2,7 +2,7 @@
 //!
 //! The tracker is fed with what happened, in any order that the parts of the program can produce,
 //! and says what may be reported to the publisher. Promise P4 lives here: the flush position never
-//! passes a transaction that is not durable on the target.
+//! passes a transaction that is not durable on the subscriber.
 
 use std::collections::VecDeque;
 
@@ -13,9 +13,9 @@ use pgoutput::Lsn;
 pub struct Positions {
     /// Received and understood.
     pub write: Lsn,
-    /// Durable on the target: this alone moves the slot.
+    /// Durable on the subscriber: this alone moves the slot.
     pub flush: Lsn,
-    /// Visible on the target.
+    /// Visible on the subscriber.
     pub apply: Lsn,
 }
 
@@ -44,7 +44,7 @@ pub struct Range {
 
 impl Range {
     /// Whether a transaction with this commit LSN is among them (see
-    /// [`already_applied`](crate::gate::already_applied)).
+    /// [`already_applied`](crate::sync_lsn::already_applied)).
     #[must_use]
     pub fn covers(&self, commit_lsn: Lsn) -> bool {
         self.after <= commit_lsn && commit_lsn < self.through
@@ -75,7 +75,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Starts from the progress read on the target: everything up to `recorded` is applied, and the
+    /// Starts from the progress read on the subscriber: everything up to `recorded` is applied, and the
     /// last that is, beyond gaps as well, ends at `applied_through`. The publisher begins at
     /// `acknowledged`, and only up to there is anything known to be durable.
     ///
@@ -135,7 +135,7 @@ impl Progress {
         self.committed
     }
 
-    /// The last position known to survive a crash of the target.
+    /// The last position known to survive a crash of the subscriber.
     #[must_use]
     pub fn durable(&self) -> Lsn {
         self.durable
@@ -175,7 +175,7 @@ impl Progress {
         self.received(end);
     }
 
-    /// The transactions of a range are committed on the target.
+    /// The transactions of a range are committed on the subscriber.
     ///
     /// # Panics
     /// When it does not end with a transaction that is outstanding.

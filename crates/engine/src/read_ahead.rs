@@ -1,6 +1,6 @@
 //! Whether keys of groups that cannot run yet are worth reading: only where reads are slow.
 //!
-//! What decides is how long the target takes to read rows by key, seen in samples. A sample may be
+//! What decides is how long the subscriber takes to read rows by key, seen in samples. A sample may be
 //! slow because processors are busy, which reading ahead would only make worse; so it is the fastest
 //! of several that counts. Where every one of them is slow, it is not the processor.
 

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 /// One published column, in the order in which tuples carry it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteColumn {
-    /// Name on the publisher; mapping to the target is by this name.
+    /// Name on the publisher; mapping to the subscriber is by this name.
     pub name: String,
     /// Whether the column is part of the replica identity (every column under FULL).
     pub key: bool,

@@ -26,7 +26,7 @@ struct ChangeRef {
 /// What Begin says of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransactionHead {
-    /// LSN of the commit record: what gates and skips compare.
+    /// LSN of the commit record: what sync LSNs and skips compare.
     pub commit_lsn: Lsn,
     /// The publisher's commit time.
     pub commit_time: Timestamp,

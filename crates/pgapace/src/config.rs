@@ -11,7 +11,7 @@ use serde::Deserialize;
 use wire::ConnInfo;
 
 use crate::error::{Class, Failure, Result};
-use crate::target::conflict::{Policy, Rule};
+use crate::subscriber::conflict::{Policy, Rule};
 
 /// Which origins the publisher sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
@@ -33,7 +33,7 @@ pub(crate) enum ApplyMode {
     Row,
 }
 
-/// Source transactions that may become one target transaction; `None` is as many as wait.
+/// Source transactions that may become one subscriber transaction; `None` is as many as wait.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "NumberOrText")]
 pub(crate) struct GroupTransactions(pub(crate) Option<std::num::NonZeroUsize>);
@@ -79,7 +79,7 @@ pub(crate) enum Binary {
     Off,
 }
 
-/// What to do with target tables that hold rows before they are copied.
+/// What to do with subscriber tables that hold rows before they are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filled {
     Refuse,
@@ -158,9 +158,9 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "CONNINFO", env = "PGAPACE_PUBLISHER", hide_env_values = true)]
     pub(crate) publisher: Option<String>,
 
-    /// Connection string of the target
-    #[arg(long, value_name = "CONNINFO", env = "PGAPACE_TARGET", hide_env_values = true)]
-    pub(crate) target: Option<String>,
+    /// Connection string of the subscriber
+    #[arg(long, value_name = "CONNINFO", env = "PGAPACE_SUBSCRIBER", hide_env_values = true)]
+    pub(crate) subscriber: Option<String>,
 
     /// Publication to apply; repeat it, or separate several by commas
     #[arg(
@@ -172,7 +172,7 @@ pub(crate) struct Settings {
     #[serde(rename = "publication", alias = "publications")]
     pub(crate) publications: Option<Vec<String>>,
 
-    /// Name of the subscription: its state on the target, the slot and application_name on the
+    /// Name of the subscription: its state on the subscriber, the slot and application_name on the
     /// publisher
     #[arg(long, value_name = "NAME", env = "PGAPACE_NAME")]
     pub(crate) name: Option<String>,
@@ -214,14 +214,14 @@ pub(crate) struct Settings {
     #[arg(skip)]
     pub(crate) truncate: Option<toml::Value>,
 
-    /// Copy into target tables that are not empty, beside the rows that they have [default: false]
+    /// Copy into subscriber tables that are not empty, beside the rows that they have [default: false]
     #[arg(
         long, value_name = "BOOL", env = "PGAPACE_KEEP",
         num_args = 0..=1, default_missing_value = "true"
     )]
     pub(crate) keep: Option<bool>,
 
-    /// Make the publisher's schema on the target in the first run, with pg_dump, psql and
+    /// Make the publisher's schema on the subscriber in the first run, with pg_dump, psql and
     /// pg_restore of the PATH: tables before they are copied, indexes and constraints after it
     /// [default: false]
     #[arg(
@@ -231,7 +231,7 @@ pub(crate) struct Settings {
     pub(crate) schema: Option<bool>,
 
     /// How often to look for tables that were added to the publications, in seconds, besides at each
-    /// start; those that the target has, without rows, are copied. 0 waits for their first change
+    /// start; those that the subscriber has, without rows, are copied. 0 waits for their first change
     /// [default: 60]
     #[arg(long, value_name = "SECONDS", env = "PGAPACE_REFRESH_INTERVAL")]
     #[serde(rename = "refresh-interval", alias = "refresh_interval")]
@@ -245,14 +245,14 @@ pub(crate) struct Settings {
     #[serde(rename = "on-missed-changes", alias = "on_missed_changes")]
     pub(crate) on_missed_changes: Option<OnMissedChanges>,
 
-    /// ANALYZE tables of the target when they are copied [default: true]
+    /// ANALYZE tables of the subscriber when they are copied [default: true]
     #[arg(
         long, value_name = "BOOL", env = "PGAPACE_ANALYZE",
         num_args = 0..=1, default_missing_value = "true"
     )]
     pub(crate) analyze: Option<bool>,
 
-    /// Build indexes of empty target tables after their rows, in the transaction that copies them,
+    /// Build indexes of empty subscriber tables after their rows, in the transaction that copies them,
     /// which locks such a table until its end; false leaves all indexes in place [default: true]
     #[arg(
         long, value_name = "BOOL", env = "PGAPACE_INDEXES_AFTER",
@@ -280,7 +280,7 @@ pub(crate) struct Settings {
     pub(crate) two_phase: Option<bool>,
 
     /// How long a prepared transaction is held in memory or in the spool before it is prepared on the
-    /// target as well, in seconds; 0 is at once, as it always is for a publisher that waits
+    /// subscriber as well, in seconds; 0 is at once, as it always is for a publisher that waits
     /// [default: 5]
     #[arg(long, value_name = "SECONDS", env = "PGAPACE_TWO_PHASE_HOLD")]
     #[serde(rename = "two-phase-hold", alias = "two_phase_hold")]
@@ -365,18 +365,18 @@ pub(crate) struct Settings {
     #[serde(rename = "preserve-commit-order", alias = "preserve_commit_order")]
     pub(crate) preserve_commit_order: Option<bool>,
 
-    /// Time after which it is looked which locks on the target keep the oldest transaction, in
+    /// Time after which it is looked which locks on the subscriber keep the oldest transaction, in
     /// milliseconds [default: 50]
-    #[arg(long, value_name = "MS", env = "PGAPACE_LOCK_PROBE")]
-    #[serde(rename = "lock-probe", alias = "lock_probe")]
-    pub(crate) lock_probe: Option<u64>,
+    #[arg(long, value_name = "MS", env = "PGAPACE_DEADLOCK_TIMEOUT")]
+    #[serde(rename = "deadlock-timeout", alias = "deadlock_timeout")]
+    pub(crate) deadlock_timeout: Option<u64>,
 
     /// Read rows of transactions that are still to be applied with sessions of their own: auto
     /// where reads are slow [default: off]
     #[arg(long, value_enum, value_name = "MODE", env = "PGAPACE_PREFETCH")]
     pub(crate) prefetch: Option<Prefetch>,
 
-    /// Source transactions that may become one target transaction: auto, or a number; 1 commits
+    /// Source transactions that may become one subscriber transaction: auto, or a number; 1 commits
     /// each of them alone [default: auto]
     #[arg(long, value_name = "auto|N", env = "PGAPACE_GROUP_TRANSACTIONS")]
     #[serde(rename = "group-transactions", alias = "group_transactions")]
@@ -429,7 +429,7 @@ impl Settings {
     fn or(self, weaker: &Self) -> Self {
         Self {
             publisher: self.publisher.or_else(|| weaker.publisher.clone()),
-            target: self.target.or_else(|| weaker.target.clone()),
+            subscriber: self.subscriber.or_else(|| weaker.subscriber.clone()),
             publications: self.publications.or_else(|| weaker.publications.clone()),
             name: self.name.or_else(|| weaker.name.clone()),
             slot: self.slot.or_else(|| weaker.slot.clone()),
@@ -460,7 +460,7 @@ impl Settings {
             memory_limit: self.memory_limit.or(weaker.memory_limit),
             workers: self.workers.or(weaker.workers),
             preserve_commit_order: self.preserve_commit_order.or(weaker.preserve_commit_order),
-            lock_probe: self.lock_probe.or(weaker.lock_probe),
+            deadlock_timeout: self.deadlock_timeout.or(weaker.deadlock_timeout),
             prefetch: self.prefetch.or(weaker.prefetch),
             group_transactions: self.group_transactions.or(weaker.group_transactions),
             apply_mode: self.apply_mode.or(weaker.apply_mode),
@@ -479,7 +479,7 @@ impl Settings {
         let busy_timeout = self.patience();
         let publisher = self.publisher.filter(|text| !text.is_empty());
         Ok(Site {
-            target: conninfo(&need(self.target, "target")?, "target")?,
+            subscriber: conninfo(&need(self.subscriber, "subscriber")?, "subscriber")?,
             publisher: publisher.map(|text| conninfo(&text, "publisher")).transpose()?,
             name: self.name,
             busy_timeout,
@@ -559,13 +559,13 @@ impl Settings {
         if !(1..=64).contains(&workers) {
             return Err(config("--workers must be between 1 and 64"));
         }
-        let lock_probe = match self.lock_probe.unwrap_or(50) {
-            0 => return Err(config("--lock-probe must be at least 1 millisecond")),
+        let deadlock_timeout = match self.deadlock_timeout.unwrap_or(50) {
+            0 => return Err(config("--deadlock-timeout must be at least 1 millisecond")),
             value => Duration::from_millis(value),
         };
         Ok(Subscription {
             publisher: conninfo(&need(self.publisher, "publisher")?, "publisher")?,
-            target: conninfo(&need(self.target, "target")?, "target")?,
+            subscriber: conninfo(&need(self.subscriber, "subscriber")?, "subscriber")?,
             publications,
             name,
             slot,
@@ -589,7 +589,7 @@ impl Settings {
             memory_limit: memory_limit << 20,
             workers,
             preserve_commit_order: self.preserve_commit_order.unwrap_or(true),
-            lock_probe,
+            deadlock_timeout,
             prefetch: self.prefetch.unwrap_or(Prefetch::Off),
             group_transactions: self.group_transactions.unwrap_or_default(),
             apply_mode: self.apply_mode.unwrap_or(ApplyMode::Auto),
@@ -615,13 +615,13 @@ fn default_memory_limit() -> usize {
     allowed.map_or(USUAL, |megabytes| megabytes.clamp(LEAST, USUAL))
 }
 
-/// Where a subscription is, or all of a target: for verbs that look or remove, and so need no
-/// more than the target.
+/// Where a subscription is, or all of a subscriber: for verbs that look or remove, and so need no
+/// more than the subscriber.
 #[derive(Debug, Clone)]
 pub(crate) struct Site {
-    pub(crate) target: ConnInfo,
+    pub(crate) subscriber: ConnInfo,
     pub(crate) publisher: Option<ConnInfo>,
-    /// `None` for all subscriptions of the target.
+    /// `None` for all subscriptions of the subscriber.
     pub(crate) name: Option<String>,
     pub(crate) busy_timeout: Duration,
 }
@@ -630,7 +630,7 @@ pub(crate) struct Site {
 #[derive(Debug, Clone)]
 pub(crate) struct Subscription {
     pub(crate) publisher: ConnInfo,
-    pub(crate) target: ConnInfo,
+    pub(crate) subscriber: ConnInfo,
     pub(crate) publications: Vec<String>,
     pub(crate) name: String,
     pub(crate) slot: String,
@@ -661,7 +661,7 @@ pub(crate) struct Subscription {
     /// At least 1.
     pub(crate) workers: usize,
     pub(crate) preserve_commit_order: bool,
-    pub(crate) lock_probe: Duration,
+    pub(crate) deadlock_timeout: Duration,
     pub(crate) prefetch: Prefetch,
     pub(crate) group_transactions: GroupTransactions,
     pub(crate) apply_mode: ApplyMode,
@@ -696,15 +696,17 @@ struct File {
 pub(crate) fn subscriptions(file: Option<&Path>, given: &Settings) -> Result<Vec<Subscription>> {
     let chosen: Vec<_> =
         entries(file, given)?.into_iter().map(Settings::resolve).collect::<Result<_>>()?;
-    let mut names: Vec<_> = chosen.iter().map(|s| (&s.name, s.target.redacted())).collect();
+    let mut names: Vec<_> = chosen.iter().map(|s| (&s.name, s.subscriber.redacted())).collect();
     names.sort();
     if names.windows(2).any(|pair| pair[0] == pair[1]) {
-        return Err(config("the configuration has two subscriptions of one name on one target"));
+        return Err(config(
+            "the configuration has two subscriptions of one name on one subscriber",
+        ));
     }
     Ok(chosen)
 }
 
-/// The same for verbs that need no more than the target.
+/// The same for verbs that need no more than the subscriber.
 pub(crate) fn sites(file: Option<&Path>, given: &Settings) -> Result<Vec<Site>> {
     entries(file, given)?.into_iter().map(Settings::site).collect()
 }
@@ -802,7 +804,7 @@ mod tests {
 
     const TWO: &str = r#"
         publisher = "host=p user=u dbname=d"
-        target = "host=t user=u dbname=d"
+        subscriber = "host=t user=u dbname=d"
         memory-limit = 64
         [[subscription]]
         name = "a"

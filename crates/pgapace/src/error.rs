@@ -4,7 +4,7 @@ use std::fmt;
 
 use pgoutput::{Lsn, Xid};
 
-use crate::target::state::conflicts::Conflict;
+use crate::subscriber::state::conflicts::Conflict;
 
 /// Classes of failures; each has one documented exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,9 +15,9 @@ pub(crate) enum Class {
     Config,
     /// The publisher cannot be reached, is too old, or refuses.
     Publisher,
-    /// The target cannot be reached, is too old, or refuses.
-    Target,
-    /// Publisher and target do not fit together: tables, columns, identities.
+    /// The subscriber cannot be reached, is too old, or refuses.
+    Subscriber,
+    /// Publisher and subscriber do not fit together: tables, columns, identities.
     Mismatch,
     /// The slot is gone, invalidated, or ahead of our progress.
     Slot,
@@ -45,7 +45,7 @@ impl Class {
             // 2 is a usage error, given by the command line parser.
             Self::Config => 3,
             Self::Publisher => 4,
-            Self::Target => 5,
+            Self::Subscriber => 5,
             Self::Mismatch => 6,
             Self::Slot => 7,
             Self::Busy => 8,
@@ -136,9 +136,9 @@ impl Failure {
         Self::from_wire(Class::Publisher, "publisher", error, doing)
     }
 
-    /// A wire error on the target's side; `doing` completes "while …".
-    pub(crate) fn target(error: &wire::Error, doing: &str) -> Self {
-        Self::from_wire(Class::Target, "target", error, doing)
+    /// A wire error on the subscriber's side; `doing` completes "while …".
+    pub(crate) fn subscriber(error: &wire::Error, doing: &str) -> Self {
+        Self::from_wire(Class::Subscriber, "subscriber", error, doing)
     }
 
     fn from_wire(class: Class, party: &str, error: &wire::Error, doing: &str) -> Self {
@@ -213,7 +213,7 @@ pub(crate) fn is_transient(sqlstate: &str) -> bool {
         || sqlstate == LOCK_NOT_AVAILABLE
 }
 
-/// SQLSTATEs after which reading the target's catalogue again may help: its schema changed while
+/// SQLSTATEs after which reading the subscriber's catalogue again may help: its schema changed while
 /// we held prepared statements for the old one. A value may have been read as the type that
 /// its column had before (class 22).
 pub(crate) fn is_stale_catalogue(sqlstate: &str) -> bool {

@@ -14,8 +14,8 @@ use wire::{Session, quote_ident, quote_literal};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::one_lsn;
 use crate::publisher::slot;
-use crate::target::catalogue::{boolean, first_row};
-use crate::target::state::{self, Subscription, ownership, progress, statistics};
+use crate::subscriber::catalogue::{boolean, first_row};
+use crate::subscriber::state::{self, Subscription, ownership, progress, statistics};
 
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -92,7 +92,7 @@ fn look(
     let states = state::relations(control, row.id)?;
     let behind = states
         .iter()
-        .filter(|table| table.gate.is_none() || table.joins || table.requested.is_some());
+        .filter(|table| table.sync_lsn.is_none() || table.joins || table.requested.is_some());
     let tables: Vec<_> = behind.map(|table| format!("{}.{}", table.schema, table.name)).collect();
     let stream = stream_lag(control, source, row, end, running)?;
     if stream.is_none() && tables.is_empty() {

@@ -1,7 +1,7 @@
 //! pgapace: applies PostgreSQL logical replication from outside the servers.
 //!
 //! A change travels `publisher/receiver` → `pgoutput` → `engine` → `apply/worker` →
-//! `target/statement` → commit → `engine::progress` → `publisher/feedback`; see ARCHITECTURE.md.
+//! `subscriber/statement` → commit → `engine::progress` → `publisher/feedback`; see ARCHITECTURE.md.
 #![forbid(unsafe_code)]
 
 mod apply;
@@ -15,12 +15,13 @@ mod observe;
 mod pooler;
 mod product;
 mod publisher;
+mod sequences;
 mod spool;
 mod stopping;
+mod subscriber;
 mod supervisor;
-mod sync;
-mod target;
-mod twophase;
+mod tablesync;
+mod two_phase;
 
 fn main() -> std::process::ExitCode {
     cli::main()

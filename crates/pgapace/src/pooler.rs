@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use wire::{Row, Session};
 
 use crate::error::{Class, Failure, Result};
-use crate::target::catalogue::field;
+use crate::subscriber::catalogue::field;
 
 /// What a backend may seem older than our connection: clocks do not run equally fast.
 const SLACK: Duration = Duration::from_secs(1);
@@ -93,7 +93,7 @@ pub(crate) fn refused(side: Side, reason: impl Into<String>) -> Failure {
     let name = side.name();
     let class = match side {
         Side::Publisher => Class::Publisher,
-        Side::Subscriber => Class::Target,
+        Side::Subscriber => Class::Subscriber,
     };
     Failure::new(class, format!("the connection to the {name} goes through a connection pooler"))
         .detail(reason)

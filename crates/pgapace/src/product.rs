@@ -61,7 +61,7 @@ pub(crate) fn check(side: Side, version: &str) -> Result<(), Failure> {
     let Product::Other(name) = Product::of(version) else { return Ok(()) };
     let class = match side {
         Side::Publisher => Class::Publisher,
-        Side::Subscriber => Class::Target,
+        Side::Subscriber => Class::Subscriber,
     };
     let server = side.name();
     Err(Failure::new(class, format!("the {server} is {name}, not PostgreSQL"))

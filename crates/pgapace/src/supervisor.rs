@@ -2,7 +2,7 @@
 //! failure that may pass.
 //!
 //! A run owns all its sessions and threads and leaves nothing behind in memory: what the next one
-//! needs is read from the target. So every failure takes the same tested way.
+//! needs is read from the subscriber. So every failure takes the same tested way.
 
 mod explain;
 mod notes;
@@ -26,7 +26,6 @@ use crate::apply::conflicts;
 use crate::apply::durability::{self, Durability};
 use crate::apply::encoder;
 use crate::apply::incoming::Incoming;
-use crate::apply::joining::{CatchUpOptions, Joining};
 use crate::apply::leader::{Leader, Outcome, Parts, Preparing};
 use crate::apply::pool::{Connector, Pool, PoolSettings, Slots};
 use crate::apply::prefetch::Prefetch;
@@ -46,24 +45,25 @@ use crate::publisher::watch::{self, Watch};
 use crate::spool::{self, Spool};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
-use crate::sync::emptying::TruncateDecision;
-use crate::sync::schema::SchemaCopier;
-use crate::sync::{
-    Adder, Snapshot, SyncContext, check_absent, check_first_targets, check_targets, copy_tables,
-    forget_unpublished,
-};
-use crate::target::catalogue::{field, first_row};
-use crate::target::format::{self, Format, PublisherTypes, Servers};
-use crate::target::origin;
-use crate::target::session::{self, Purpose, Target};
-use crate::target::state::copies::{self, CatchUp, Owner, set_gates};
-use crate::target::state::ownership::{Former, Owning, SessionId};
-use crate::target::state::{
+use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::format::{self, Format, PublisherTypes, Servers};
+use crate::subscriber::origin;
+use crate::subscriber::session::{self, Purpose, Subscriber};
+use crate::subscriber::state::ownership::{Former, Owning, SessionId};
+use crate::subscriber::state::{
     self, Manner, NewSubscription, Phase, RelationState, SchemaCopy, Subscription,
 };
-use crate::target::state::{ownership, prepared, progress, published, schema, statistics};
-use crate::target::storage;
-use crate::twophase;
+use crate::subscriber::state::{ownership, prepared, progress, published, schema, statistics};
+use crate::subscriber::storage;
+use crate::tablesync::deferred::{CatchUpOptions, Joining};
+use crate::tablesync::emptying::TruncateDecision;
+use crate::tablesync::schema::SchemaCopier;
+use crate::tablesync::table_state::{self, CatchUp, Owner, set_sync_lsns};
+use crate::tablesync::{
+    Adder, Snapshot, SyncContext, check_absent, check_first_subscribers, check_subscribers,
+    copy_tables, forget_unpublished,
+};
+use crate::two_phase;
 use notes::Notes;
 use retry::{Known, Next, Retry};
 
@@ -283,13 +283,13 @@ impl Supervisor<'_> {
 
     fn run_once(&mut self, notes: &mut Notes<'_>) -> Result<Outcome> {
         let config = self.config;
-        let mut target = Target::new(config.target.clone(), &config.name);
+        let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
         let mut publisher =
-            Publisher::new(config.publisher.clone(), &config.name, target.encoding());
-        // Both at once; what the target says comes first.
+            Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
+        // Both at once; what the subscriber says comes first.
         let (control, source) = std::thread::scope(|scope| {
             let source = scope.spawn(|| publisher.connect());
-            let control = target.connect_first();
+            let control = subscriber.connect_first();
             let panicked = |_| Err(Failure::internal("connecting panicked"));
             (control, source.join().unwrap_or_else(panicked))
         });
@@ -298,8 +298,9 @@ impl Supervisor<'_> {
             (control, source) => return Err(self.not_reached(control, source)),
         };
         self.reached = true;
-        if target.encoding() != publisher.encoding() {
-            publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
+        if subscriber.encoding() != publisher.encoding() {
+            publisher =
+                Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
             source = publisher.connect()?;
         }
         if config.origin_none && source.server_version().major() < 16 {
@@ -315,7 +316,7 @@ impl Supervisor<'_> {
 
         let version = schema::version(&mut control)?;
         let this: &Self = self;
-        // To make our schema takes the target a while.
+        // To make our schema takes the subscriber a while.
         let (found, looked) = std::thread::scope(|scope| {
             let looked = scope.spawn(|| {
                 publication::check_exist(&mut source, &config.publications)?;
@@ -366,11 +367,11 @@ impl Supervisor<'_> {
         }
         statistics::started(&mut control, row.id)?;
         self.block_failed(&mut control, &row)?;
-        copies::accept_requests(&mut control, Owner { id: row.id, epoch: row.epoch })?;
+        table_state::accept_requests(&mut control, Owner { id: row.id, epoch: row.epoch })?;
 
         let context = SyncContext {
             publisher: &publisher,
-            target: &target,
+            subscriber: &subscriber,
             id: row.id,
             epoch: row.epoch,
             publications: &config.publications,
@@ -426,8 +427,9 @@ impl Supervisor<'_> {
         let this: &Self = self;
         // What goes on in both takes as many round trips.
         let (resumption, stream, states, pool, durability) = std::thread::scope(|scope| {
-            let sessions = scope
-                .spawn(|| this.open_sessions(&target, &row, identity, settings, purpose, &pulse));
+            let sessions = scope.spawn(|| {
+                this.open_sessions(&subscriber, &row, identity, settings, purpose, &pulse)
+            });
             let resumption =
                 this.resume(&mut control, &mut source, &row, context, waits, &published)?;
             let command = slot::start_command(
@@ -502,7 +504,7 @@ impl Supervisor<'_> {
         let part_bytes = self.part_bytes();
         let part_limits = PartLimits {
             bytes: part_bytes,
-            kept_bytes: config.memory_limit / 4,
+            spooled_bytes: config.memory_limit / 4,
             ..PartLimits::default()
         };
         let memory = Arc::clone(&receiver.memory);
@@ -511,7 +513,7 @@ impl Supervisor<'_> {
             // Behind the workers of the pool.
             connect: Box::new(|table| {
                 let identity = Identity { progress_of: table.number, ordered: true, ..identity };
-                self.connector(&target, Purpose::Apply, identity)(config.workers)
+                self.connector(&subscriber, Purpose::Apply, identity)(config.workers)
             }),
             subscription: &config.name,
             part_limits,
@@ -524,7 +526,7 @@ impl Supervisor<'_> {
         // What failed as sets comes again, and is applied as all others are.
         // What is prepared already holds the locks that it would wait for.
         let streams_from = prepared_through.max(applied.highest()).max(self.rows_through);
-        let streams = self.stream_connects(&target, purpose, identity);
+        let streams = self.stream_connects(&subscriber, purpose, identity);
         let streams = Streams::new(streams, streams_from);
         session::give_up_locks(&mut control)?;
         Leader::new(Parts {
@@ -579,7 +581,7 @@ impl Supervisor<'_> {
         let blocked = match relation {
             Some((offender, (schema, name))) => {
                 let from = offender.commit_lsn;
-                copies::block_member(control, owner, (schema, name), &reason, from)?
+                table_state::block_member(control, owner, (schema, name), &reason, from)?
             }
             None => false,
         };
@@ -639,12 +641,12 @@ impl Supervisor<'_> {
     ) -> Result<Resumption> {
         let config = self.config;
         let mut applied = progress::read(control, row.id)?.ok_or_else(|| {
-            Failure::new(Class::Target, "the progress of the subscription is missing").hint(
+            Failure::new(Class::Subscriber, "the progress of the subscription is missing").hint(
                 "Rows of pgapace.progress were deleted. Without them nothing can be resumed: drop \
                  the subscription (pgapace drop) and start it anew.",
             )
         })?;
-        let mut catching_up = copies::catching_up(control, row.id)?;
+        let mut catching_up = table_state::catching_up(control, row.id)?;
         let lacking = |tables: &[CatchUp]| tables.iter().map(|table| table.through).min();
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
         if row.skip.is_some_and(|skip| skip < needed_from) {
@@ -667,18 +669,18 @@ impl Supervisor<'_> {
                 %acknowledged,
                 "the table is copied again: changes that it lacks were acknowledged"
             );
-            copies::copy_again(control, context.owner(), &table)?;
+            table_state::copy_again(control, context.owner(), &table)?;
         }
         for table in &catching_up {
             // The run that copied it may have ended before all of that copy had.
-            copies::start_catch_up(control, context.owner(), table)?;
+            table_state::start_catch_up(control, context.owner(), table)?;
         }
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
         let slot_is_two_phase = found.is_some_and(|slot| slot.two_phase);
-        let two_phase = twophase::settle(config, control, source, row, slot_is_two_phase)?;
-        let prepared = twophase::known(control, row.id, two_phase)?;
+        let two_phase = two_phase::settle(config, control, source, row, slot_is_two_phase)?;
+        let prepared = two_phase::known(control, row.id, two_phase)?;
         let (limit, prefix) = prepared::place(control, row.id, &system.system_identifier)?;
-        let hold = if two_phase { twophase::hold(config, limit, waits)? } else { None };
+        let hold = if two_phase { two_phase::hold(config, limit, waits)? } else { None };
         let preparing = Preparing { hold, limit, subscription: row.id, epoch: row.epoch, prefix };
         let format = match &self.text {
             Some(reason) => Format::text(reason),
@@ -760,9 +762,9 @@ impl Supervisor<'_> {
             check_absent(control, tables)?;
         } else {
             let (copies, filled) = (config.copy_data, config.copy.filled);
-            emptied = check_first_targets(control, tables, copies, filled, &self.truncate)?;
+            emptied = check_first_subscribers(control, tables, copies, filled, &self.truncate)?;
         }
-        let failed = |e: &wire::Error| Failure::target(e, "recording the subscription");
+        let failed = |e: &wire::Error| Failure::subscriber(e, "recording the subscription");
         control.simple("BEGIN").map_err(|e| failed(&e))?;
         let created = state::create(
             control,
@@ -776,7 +778,7 @@ impl Supervisor<'_> {
             },
         )?;
         if !emptied.is_empty() {
-            copies::decide_to_empty(control, created.id, &emptied)?;
+            table_state::decide_to_empty(control, created.id, &emptied)?;
         }
         control.simple("COMMIT").map_err(|e| failed(&e))?;
         Ok(created)
@@ -808,7 +810,7 @@ impl Supervisor<'_> {
     fn schema_copier(&self, row: &Subscription) -> SchemaCopier<'_> {
         SchemaCopier {
             publisher: &self.config.publisher,
-            target: &self.config.target,
+            subscriber: &self.config.subscriber,
             id: row.id,
             jobs: self.config.copy.workers,
             shutdown: self.shutdown,
@@ -827,7 +829,7 @@ impl Supervisor<'_> {
         }
         self.schema_copier(row).before()?;
         let tables = publication::tables(source, &self.config.publications)?;
-        check_targets(control, &tables, row.copy_data, self.config.copy.filled)
+        check_subscribers(control, &tables, row.copy_data, self.config.copy.filled)
     }
 
     /// The rest of it.
@@ -885,7 +887,7 @@ impl Supervisor<'_> {
             None => {}
         }
         let tables = publication::tables(source, context.publications)?;
-        set_gates(control, context.owner(), &tables, start)?;
+        set_sync_lsns(control, context.owner(), &tables, start)?;
         Ok(tables)
     }
 
@@ -944,7 +946,7 @@ impl Supervisor<'_> {
         slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
         history::check(source, row, &progress::followed(control, row.id, &applied)?)?;
         if !context.copy_data {
-            set_gates(control, context.owner(), &left, applied.highest())?;
+            set_sync_lsns(control, context.owner(), &left, applied.highest())?;
             return Ok(published);
         }
         tracing::info!(
@@ -983,7 +985,7 @@ impl Supervisor<'_> {
                 ApplyMode::Auto => self.rows_through,
                 ApplyMode::Row => Lsn(u64::MAX),
             },
-            lock_probe: self.config.lock_probe,
+            deadlock_timeout: self.config.deadlock_timeout,
         }
     }
 
@@ -1012,7 +1014,7 @@ impl Supervisor<'_> {
     ) -> Result<Identity> {
         let round_trip = control
             .measure_round_trip(Pacing::MEASURED.far)
-            .map_err(|e| Failure::target(&e, "looking how far away it is"))?;
+            .map_err(|e| Failure::subscriber(&e, "looking how far away it is"))?;
         Ok(Identity {
             id: row.id,
             progress_of: row.id,
@@ -1026,21 +1028,26 @@ impl Supervisor<'_> {
     }
 
     /// How to open the session of a worker, by its number.
-    fn connector(&self, target: &Target, purpose: Purpose, identity: Identity) -> Connector {
+    fn connector(
+        &self,
+        subscriber: &Subscriber,
+        purpose: Purpose,
+        identity: Identity,
+    ) -> Connector {
         let (origin_none, workers) = (self.config.origin_none, self.config.workers);
-        let target = Arc::new(target.clone());
+        let subscriber = Arc::new(subscriber.clone());
         let policy = Arc::new(self.config.on_conflict.clone());
         let tagging = Arc::clone(&self.tagging);
         Box::new(move |number| -> Connect {
-            let (target, policy) = (Arc::clone(&target), Arc::clone(&policy));
+            let (subscriber, policy) = (Arc::clone(&subscriber), Arc::clone(&policy));
             let tagging = Arc::clone(&tagging);
             Box::new(move |lost| {
-                let opened = open_apply(&target, purpose, identity, number, origin_none, lost);
+                let opened = open_apply(&subscriber, purpose, identity, number, origin_none, lost);
                 let (mut session, identity) = opened?;
                 if number > workers && !identity.tagged && tagging.load(Ordering::Acquire) {
                     // A stream's: others may rely on what the workers do.
                     let message = "there is no replication origin for another session";
-                    return Err(Failure::new(Class::Target, message).transient(true));
+                    return Err(Failure::new(Class::Subscriber, message).transient(true));
                 }
                 tagging.fetch_or(identity.tagged, Ordering::AcqRel);
                 conflicts::requirements::check(&mut session, &policy, identity.tagged)?;
@@ -1054,19 +1061,19 @@ impl Supervisor<'_> {
     /// up, and one fewer than workers. They commit like the workers do.
     fn stream_connects(
         &self,
-        target: &Target,
+        subscriber: &Subscriber,
         purpose: Purpose,
         identity: Identity,
     ) -> Vec<Connect> {
         let first = self.config.workers + 1;
-        let connector = self.connector(target, purpose, identity);
+        let connector = self.connector(subscriber, purpose, identity);
         (first..first + self.config.stream_sessions()).map(connector).collect()
     }
 
     /// Opens the sessions that apply, and those beside them, all at once.
     fn open_sessions(
         &self,
-        target: &Target,
+        subscriber: &Subscriber,
         row: &Subscription,
         identity: Identity,
         settings: PoolSettings,
@@ -1077,10 +1084,13 @@ impl Supervisor<'_> {
         let flusher = Pulse::default();
         let panicked = |_| Err(Failure::internal("connecting panicked"));
         std::thread::scope(|scope| {
-            let durability = scope.spawn(|| target.connect(Purpose::Durability));
-            let monitor = scope.spawn(|| target.connect(Purpose::Monitor));
-            let slots =
-                Slots::new(&self.share, self.connector(target, purpose, identity), &config.name)?;
+            let durability = scope.spawn(|| subscriber.connect(Purpose::Durability));
+            let monitor = scope.spawn(|| subscriber.connect(Purpose::Monitor));
+            let slots = Slots::new(
+                &self.share,
+                self.connector(subscriber, purpose, identity),
+                &config.name,
+            )?;
             let monitor = monitor.join().unwrap_or_else(panicked)?;
             let durability = durability.join().unwrap_or_else(panicked)?;
             let watch = |pid, pulse: &Pulse, name| Watched { pid, pulse: pulse.clone(), name };
@@ -1090,13 +1100,13 @@ impl Supervisor<'_> {
             ];
             let blockers = Blockers::spawn(monitor, row.id, &config.name, watched)?;
             let pool = Pool::new(slots, settings, identity, blockers);
-            let prefetch = Prefetch::spawn(config.prefetch, target, &config.name)?;
+            let prefetch = Prefetch::spawn(config.prefetch, subscriber, &config.name)?;
             Ok((pool.with_prefetch(prefetch), Durability::spawn(durability, row.id, flusher)?))
         })
     }
 }
 
-/// The subscription, on a target whose schema has the version of this program.
+/// The subscription, on a subscriber whose schema has the version of this program.
 fn recorded(control: &mut Session, name: &str) -> Result<Option<Subscription>> {
     if schema::version(control)? < schema::newest() {
         return Ok(None);
@@ -1114,7 +1124,7 @@ fn unknown(mut published: Vec<PublishedTable>, states: &[RelationState]) -> Vec<
 
 /// Whether nothing but a change of one table could not be applied.
 fn is_of_table(failure: &Failure) -> bool {
-    let class = matches!(failure.class, Class::Apply | Class::Mismatch | Class::Target);
+    let class = matches!(failure.class, Class::Apply | Class::Mismatch | Class::Subscriber);
     let relation = failure.offender.as_deref().is_some_and(|offender| offender.relation.is_some());
     class && relation && !failure.transient
 }
@@ -1140,14 +1150,14 @@ fn milliseconds(duration: Duration) -> u64 {
 
 /// Opens the session of worker `number`; the one that it `lost` is gone then.
 fn open_apply(
-    target: &Target,
+    subscriber: &Subscriber,
     purpose: Purpose,
     identity: Identity,
     number: usize,
     origin_none: bool,
     lost: Option<Lost>,
 ) -> Result<(Session, Identity)> {
-    let mut session = target.connect(purpose)?;
+    let mut session = subscriber.connect(purpose)?;
     if let Some(lost) = lost {
         ownership::end_session(&mut session, identity.id, lost.backend)?;
     }
@@ -1160,7 +1170,7 @@ fn open_apply(
         Ok(()) => {}
         Err(reason) if origin_none => {
             return Err(Failure::new(
-                Class::Target,
+                Class::Subscriber,
                 format!("cannot tag commits with a replication origin: {reason}"),
             )
             .hint(
@@ -1174,7 +1184,7 @@ fn open_apply(
         // It had one: others may rely on it.
         Err(reason) if lost.is_some() => {
             let message = format!("cannot tag commits with a replication origin again: {reason}");
-            return Err(Failure::new(Class::Target, message).transient(true));
+            return Err(Failure::new(Class::Subscriber, message).transient(true));
         }
         Err(reason) => {
             tracing::info!(reason, "commits are not tagged with a replication origin");

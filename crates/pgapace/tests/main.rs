@@ -10,7 +10,7 @@ mod semantics;
 mod servers;
 mod streaming;
 mod support;
-pub(crate) mod sync;
+pub(crate) mod tablesync;
 mod twophase;
 mod upgrade;
 mod verbs;

@@ -1,4 +1,4 @@
-//! Writes the seeds of the fuzz target `decode`: connections in the form which
+//! Writes the seeds of the fuzz subscriber `decode`: connections in the form which
 //! `tests/protocol/exercise.rs` describes, with every message and frame in at least one.
 //!
 //! `cargo run -p pgoutput --example seed_corpus`

@@ -1,4 +1,4 @@
-//! The publisher's numbers: transactions, relations, types. None means anything on the target.
+//! The publisher's numbers: transactions, relations, types. None means anything on the subscriber.
 
 use std::fmt;
 

@@ -20,7 +20,7 @@ pub enum Column<'a> {
     /// A large value that was stored out of line and did not change; it was not sent.
     Unchanged,
     /// The text form, in the encoding of the replication connection, without a zero byte at its
-    /// end. Not checked: it is the target's type that judges it.
+    /// end. Not checked: it is the subscriber's type that judges it.
     Text(&'a [u8]),
     /// What the type's send function gives, asked for with `binary`. Columns whose type has no
     /// such function come as text among these.

@@ -1,7 +1,7 @@
 //! Whether tables on two servers hold the same rows.
 //!
 //! Equal means the same multiset of rows: as many copies of each, in any order. A row is the text
-//! of its columns, by name in the publisher's order, so the target may order its columns
+//! of its columns, by name in the publisher's order, so the subscriber may order its columns
 //! differently and may have more of them. Each server adds up two 64-bit hashes of every row; only
 //! when the sums differ are rows fetched, and only from the parts of the hash range that differ.
 
@@ -78,13 +78,13 @@ pub enum Side {
     /// The first.
     Publisher,
     /// The second.
-    Target,
+    Subscriber,
 }
 
 /// What to compare beyond the rows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CompareOptions {
-    /// The tables must have the same columns, rather than those of the publisher that the target
+    /// The tables must have the same columns, rather than those of the publisher that the subscriber
     /// has too.
     pub same_columns: bool,
     /// Leaves out columns that either side generates.
@@ -118,15 +118,15 @@ pub enum DifferenceKind {
     Columns {
         /// The publisher's columns.
         publisher: Vec<String>,
-        /// The target's columns.
-        target: Vec<String>,
+        /// The subscriber's columns.
+        subscriber: Vec<String>,
     },
     /// The rows differ.
     Rows {
         /// Rows on the publisher.
         publisher: i64,
-        /// Rows on the target.
-        target: i64,
+        /// Rows on the subscriber.
+        subscriber: i64,
         /// Some of the rows that differ.
         examples: Vec<RowExample>,
     },
@@ -139,30 +139,30 @@ pub struct RowExample {
     pub row: String,
     /// How often the publisher has it.
     pub publisher: i64,
-    /// How often the target has it.
-    pub target: i64,
+    /// How often the subscriber has it.
+    pub subscriber: i64,
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
             DifferenceKind::Missing(side) => write!(f, "{}: missing on the {side:?}", self.table),
-            DifferenceKind::Columns { publisher, target } => {
-                write!(f, "{}: columns {publisher:?} and {target:?}", self.table)
+            DifferenceKind::Columns { publisher, subscriber } => {
+                write!(f, "{}: columns {publisher:?} and {subscriber:?}", self.table)
             }
-            DifferenceKind::Rows { publisher, target, examples } => {
+            DifferenceKind::Rows { publisher, subscriber, examples } => {
                 write!(
                     f,
-                    "{}: {publisher} rows on the publisher, {target} on the target; ",
+                    "{}: {publisher} rows on the publisher, {subscriber} on the subscriber; ",
                     self.table
                 )?;
-                write!(f, "times on publisher and target:")?;
+                write!(f, "times on publisher and subscriber:")?;
                 for example in examples {
                     let mut row: String = example.row.chars().take(ROW_TEXT_MAX).collect();
                     if row.len() < example.row.len() {
                         row.push('…');
                     }
-                    write!(f, "\n  {} {} {row}", example.publisher, example.target)?;
+                    write!(f, "\n  {} {} {row}", example.publisher, example.subscriber)?;
                 }
                 Ok(())
             }
@@ -179,27 +179,27 @@ pub fn table_checksum(client: &mut Client, table: &TableName) -> Result<Checksum
     checksum(&mut session, &shape.source(table, &columns))
 }
 
-/// Compares tables by their publisher's columns that the target has too.
+/// Compares tables by their publisher's columns that the subscriber has too.
 pub fn compare_tables(
     publisher: &mut Client,
-    target: &mut Client,
+    subscriber: &mut Client,
     tables: &[TableName],
 ) -> Result<Vec<Difference>> {
-    compare_tables_with(publisher, target, tables, CompareOptions::default())
+    compare_tables_with(publisher, subscriber, tables, CompareOptions::default())
 }
 
 /// Compares tables, each server in one snapshot. No difference, no element.
 pub fn compare_tables_with(
     publisher: &mut Client,
-    target: &mut Client,
+    subscriber: &mut Client,
     tables: &[TableName],
     options: CompareOptions,
 ) -> Result<Vec<Difference>> {
     let mut publisher = snapshot(publisher)?;
-    let mut target = snapshot(target)?;
+    let mut subscriber = snapshot(subscriber)?;
     let mut differences = Vec::new();
     for table in tables {
-        if let Some(kind) = compare_table(&mut publisher, &mut target, table, options)? {
+        if let Some(kind) = compare_table(&mut publisher, &mut subscriber, table, options)? {
             differences.push(Difference { table: table.clone(), kind });
         }
     }
@@ -209,10 +209,10 @@ pub fn compare_tables_with(
 /// An error that shows the differences, if there are any.
 pub fn expect_equal(
     publisher: &mut Client,
-    target: &mut Client,
+    subscriber: &mut Client,
     tables: &[TableName],
 ) -> Result<()> {
-    let differences = compare_tables(publisher, target, tables)?;
+    let differences = compare_tables(publisher, subscriber, tables)?;
     if differences.is_empty() {
         return Ok(());
     }
@@ -245,29 +245,29 @@ fn snapshot(client: &mut Client) -> Result<Transaction<'_>> {
 
 fn compare_table(
     publisher: &mut Transaction<'_>,
-    target: &mut Transaction<'_>,
+    subscriber: &mut Transaction<'_>,
     table: &TableName,
     options: CompareOptions,
 ) -> Result<Option<DifferenceKind>> {
     let Some(publisher_shape) = Shape::read(publisher, table)? else {
         return Ok(Some(DifferenceKind::Missing(Side::Publisher)));
     };
-    let Some(target_shape) = Shape::read(target, table)? else {
-        return Ok(Some(DifferenceKind::Missing(Side::Target)));
+    let Some(subscriber_shape) = Shape::read(subscriber, table)? else {
+        return Ok(Some(DifferenceKind::Missing(Side::Subscriber)));
     };
     if options.same_columns {
-        let (mut ours, mut theirs) = (publisher_shape.names(), target_shape.names());
+        let (mut ours, mut theirs) = (publisher_shape.names(), subscriber_shape.names());
         ours.sort();
         theirs.sort();
         if ours != theirs {
-            return Ok(Some(DifferenceKind::Columns { publisher: ours, target: theirs }));
+            return Ok(Some(DifferenceKind::Columns { publisher: ours, subscriber: theirs }));
         }
     }
     let shared: Vec<&str> = publisher_shape
         .columns
         .iter()
         .filter(|column| {
-            let same = target_shape.columns.iter().find(|other| other.name == column.name);
+            let same = subscriber_shape.columns.iter().find(|other| other.name == column.name);
             same.is_some_and(|other| {
                 !(options.skip_generated && (column.generated || other.generated))
             })
@@ -275,16 +275,16 @@ fn compare_table(
         .map(|column| column.name.as_str())
         .collect();
     let publisher_source = publisher_shape.source(table, &shared);
-    let target_source = target_shape.source(table, &shared);
+    let subscriber_source = subscriber_shape.source(table, &shared);
     let publisher_sum = checksum(publisher, &publisher_source)?;
-    let target_sum = checksum(target, &target_source)?;
-    if publisher_sum == target_sum {
+    let subscriber_sum = checksum(subscriber, &subscriber_source)?;
+    if publisher_sum == subscriber_sum {
         return Ok(None);
     }
     Ok(Some(DifferenceKind::Rows {
         publisher: publisher_sum.rows,
-        target: target_sum.rows,
-        examples: examples(publisher, &publisher_source, target, &target_source)?,
+        subscriber: subscriber_sum.rows,
+        examples: examples(publisher, &publisher_source, subscriber, &subscriber_source)?,
     }))
 }
 
@@ -349,29 +349,29 @@ fn checksum(session: &mut Transaction<'_>, source: &str) -> Result<Checksum> {
 fn examples(
     publisher: &mut Transaction<'_>,
     publisher_source: &str,
-    target: &mut Transaction<'_>,
-    target_source: &str,
+    subscriber: &mut Transaction<'_>,
+    subscriber_source: &str,
 ) -> Result<Vec<RowExample>> {
     let ours = buckets(publisher, publisher_source)?;
-    let theirs = buckets(target, target_source)?;
+    let theirs = buckets(subscriber, subscriber_source)?;
     let mut prefixes: Vec<&String> = ours.keys().chain(theirs.keys()).collect();
     prefixes.sort();
     prefixes.dedup();
     let mut examples = Vec::new();
     for prefix in prefixes.into_iter().filter(|prefix| ours.get(*prefix) != theirs.get(*prefix)) {
         let ours = row_counts(publisher, publisher_source, prefix)?;
-        let mut theirs = row_counts(target, target_source, prefix)?;
+        let mut theirs = row_counts(subscriber, subscriber_source, prefix)?;
         for (row, times) in ours {
-            let target_times = theirs.remove(&row).unwrap_or(0);
-            if times != target_times {
-                examples.push(RowExample { row, publisher: times, target: target_times });
+            let subscriber_times = theirs.remove(&row).unwrap_or(0);
+            if times != subscriber_times {
+                examples.push(RowExample { row, publisher: times, subscriber: subscriber_times });
             }
         }
         let missing = theirs.into_iter();
         examples.extend(missing.map(|(row, times)| RowExample {
             row,
             publisher: 0,
-            target: times,
+            subscriber: times,
         }));
         if examples.len() >= EXAMPLES_MAX {
             break;

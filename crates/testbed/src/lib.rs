@@ -1,6 +1,6 @@
 //! Real PostgreSQL servers, workloads, a fault proxy and comparison, for tests and the demo.
 //!
-//! A test reads like this: [`Pair::start`] brings up a publisher and a target, a
+//! A test reads like this: [`Pair::start`] brings up a publisher and a subscriber, a
 //! [`workload`] changes the publisher, [`Program`] runs the binary under test between them,
 //! [`wait_until`] waits for it to catch up, and [`compare`] says whether the tables are equal.
 //! Nothing is left behind: a guardian process stops each server and removes its directory even

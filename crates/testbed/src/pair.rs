@@ -1,4 +1,4 @@
-//! A publisher and a target.
+//! A publisher and a subscriber.
 
 use std::thread;
 
@@ -12,39 +12,44 @@ pub struct Pair {
     /// The server that changes are read from.
     pub publisher: Cluster,
     /// The server that changes are applied to.
-    pub target: Cluster,
+    pub subscriber: Cluster,
 }
 
 impl Pair {
     /// Starts two servers of these major versions with the default settings.
-    pub fn start(publisher_major: u16, target_major: u16) -> Result<Self> {
-        Self::start_with(publisher_major, target_major, |publisher| publisher, |target| target)
+    pub fn start(publisher_major: u16, subscriber_major: u16) -> Result<Self> {
+        Self::start_with(
+            publisher_major,
+            subscriber_major,
+            |publisher| publisher,
+            |subscriber| subscriber,
+        )
     }
 
     /// Starts two servers of these major versions, each after a say of the caller.
     pub fn start_with(
         publisher_major: u16,
-        target_major: u16,
+        subscriber_major: u16,
         publisher: impl FnOnce(ClusterBuilder) -> ClusterBuilder,
-        target: impl FnOnce(ClusterBuilder) -> ClusterBuilder,
+        subscriber: impl FnOnce(ClusterBuilder) -> ClusterBuilder,
     ) -> Result<Self> {
         let publisher_binaries = find_or_fetch(publisher_major)?;
-        let target_binaries = find_or_fetch(target_major)?;
+        let subscriber_binaries = find_or_fetch(subscriber_major)?;
         Self::from_builders(
             publisher(Cluster::builder(&publisher_binaries).name("publisher")),
-            target(Cluster::builder(&target_binaries).name("target")),
+            subscriber(Cluster::builder(&subscriber_binaries).name("subscriber")),
         )
     }
 
     /// Starts both servers at the same time.
-    pub fn from_builders(publisher: ClusterBuilder, target: ClusterBuilder) -> Result<Self> {
+    pub fn from_builders(publisher: ClusterBuilder, subscriber: ClusterBuilder) -> Result<Self> {
         thread::scope(|scope| {
             let publisher = scope.spawn(|| publisher.start());
-            let target = target.start();
+            let subscriber = subscriber.start();
             let publisher = publisher
                 .join()
                 .unwrap_or_else(|_| Err(Error::other("the start of the publisher panicked")))?;
-            Ok(Self { publisher, target: target? })
+            Ok(Self { publisher, subscriber: subscriber? })
         })
     }
 }

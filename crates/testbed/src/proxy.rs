@@ -28,7 +28,7 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct Shared {
-    target: SocketAddr,
+    subscriber: SocketAddr,
     delay_us: AtomicU64,
     refuse: AtomicBool,
     closed: AtomicBool,
@@ -67,12 +67,12 @@ type Chunk = (Instant, Option<Vec<u8>>);
 
 impl Proxy {
     /// Starts a proxy on a free local port.
-    pub fn start(target: SocketAddr) -> Result<Self> {
+    pub fn start(subscriber: SocketAddr) -> Result<Self> {
         let listener =
             TcpListener::bind(("127.0.0.1", 0)).context(|| "listen for the proxy".to_string())?;
         let address = listener.local_addr().context(|| "ask for the proxy's port".to_string())?;
         let shared = Arc::new(Shared {
-            target,
+            subscriber,
             delay_us: AtomicU64::new(0),
             refuse: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -206,7 +206,7 @@ impl Shared {
     }
 
     fn connect(self: &Arc<Self>, client: TcpStream) -> std::io::Result<()> {
-        let server = TcpStream::connect_timeout(&self.target, Duration::from_secs(5))?;
+        let server = TcpStream::connect_timeout(&self.subscriber, Duration::from_secs(5))?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let open = Arc::new(AtomicU64::new(2));

@@ -87,7 +87,7 @@ fn two_servers_have_two_system_identifiers() {
         let sql = "SELECT system_identifier FROM pg_control_system()";
         cluster.query_one_text("postgres", sql).unwrap()
     };
-    assert_ne!(identifier(&pair.publisher), identifier(&pair.target));
+    assert_ne!(identifier(&pair.publisher), identifier(&pair.subscriber));
 }
 
 #[test]
@@ -130,6 +130,6 @@ fn expect_cleaned_up(output: &Output) {
 /// The path of an example, which Cargo builds beside the tests.
 fn example(name: &str) -> std::path::PathBuf {
     let test = std::env::current_exe().unwrap();
-    let profile = test.parent().and_then(Path::parent).expect("target/<profile>/deps/<test>");
+    let profile = test.parent().and_then(Path::parent).expect("subscriber/<profile>/deps/<test>");
     profile.join("examples").join(name)
 }

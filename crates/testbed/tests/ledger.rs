@@ -1,5 +1,5 @@
 //! The ledger's check has nothing to say against the native subscription, which applies whole
-//! transactions in commit order: read on the target while it catches up, and after.
+//! transactions in commit order: read on the subscriber while it catches up, and after.
 
 use std::time::{Duration, Instant};
 
@@ -22,17 +22,17 @@ fn native_subscription_keeps_the_ledger() {
     expected.sort();
     assert_eq!(published, expected);
 
-    let mut target = pair.target.connect("postgres").unwrap();
-    ledger::create_schema(&mut target, ENTRY_TABLES).unwrap();
+    let mut subscriber = pair.subscriber.connect("postgres").unwrap();
+    ledger::create_schema(&mut subscriber, ENTRY_TABLES).unwrap();
     let subscribe = format!(
         "CREATE SUBSCRIPTION s CONNECTION '{}' PUBLICATION p
          WITH (streaming = parallel, two_phase = true)",
         pair.publisher.conninfo("postgres").replace('\'', "''")
     );
-    target.batch_execute(&subscribe).unwrap();
+    subscriber.batch_execute(&subscribe).unwrap();
     wait_until(TIMEOUT, "the initial copy", || {
         let sql = "SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'";
-        Ok(pair.target.query_one_text("postgres", sql)? == "0")
+        Ok(pair.subscriber.query_one_text("postgres", sql)? == "0")
     })
     .unwrap();
 
@@ -46,17 +46,17 @@ fn native_subscription_keeps_the_ledger() {
     let begun = Instant::now();
     let (mut checks, mut last) = (0, 0);
     while begun.elapsed() < WRITING {
-        let report = ledger::check(&mut target).unwrap();
+        let report = ledger::check(&mut subscriber).unwrap();
         assert!(report.transactions >= last, "{report:?} after {last}");
         last = report.transactions;
         checks += 1;
     }
     let committed = i64::try_from(writer.stop().unwrap()).unwrap();
-    wait_until(TIMEOUT, "the target to catch up", || {
-        let report = ledger::check(&mut target).unwrap();
+    wait_until(TIMEOUT, "the subscriber to catch up", || {
+        let report = ledger::check(&mut subscriber).unwrap();
         Ok(report.transactions == committed)
     })
     .unwrap();
     assert!(checks > 3 && committed > 100, "{checks} checks of {committed} transactions");
-    testbed::compare::expect_equal(&mut publisher, &mut target, &published).unwrap();
+    testbed::compare::expect_equal(&mut publisher, &mut subscriber, &published).unwrap();
 }

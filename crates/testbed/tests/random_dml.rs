@@ -1,5 +1,5 @@
 //! The generator and the comparison against the native subscription: whatever the generator does
-//! on the publisher, the native apply worker makes equal on the target.
+//! on the publisher, the native apply worker makes equal on the subscriber.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const TRANSACTIONS: u64 = 150;
 
 /// Runs each seed in a database of its own on one pair of servers.
-fn replicates(publisher_major: u16, target_major: u16, seeds: std::ops::Range<u64>) {
-    let pair = Pair::start(publisher_major, target_major).unwrap();
+fn replicates(publisher_major: u16, subscriber_major: u16, seeds: std::ops::Range<u64>) {
+    let pair = Pair::start(publisher_major, subscriber_major).unwrap();
     std::thread::scope(|scope| {
         for seed in seeds {
             let pair = &pair;
@@ -34,7 +34,7 @@ fn replicates_seed(pair: &Pair, seed: u64) {
         cluster.sql(&database, ddl).unwrap_or_else(|error| panic!("{error}\n{ddl}"));
     };
     create(&pair.publisher, &schema.publisher_ddl);
-    create(&pair.target, &schema.target_ddl);
+    create(&pair.subscriber, &schema.subscriber_ddl);
     pair.publisher.sql(&database, &schema.publication_ddl("p")).unwrap();
 
     // Some rows for the initial copy, then changes while it runs and after.
@@ -44,10 +44,10 @@ fn replicates_seed(pair: &Pair, seed: u64) {
         "CREATE SUBSCRIPTION s_{database} CONNECTION '{}' PUBLICATION p WITH (streaming = on)",
         pair.publisher.conninfo(&database).replace('\'', "''")
     );
-    pair.target.sql(&database, &subscribe).unwrap();
+    pair.subscriber.sql(&database, &subscribe).unwrap();
     let synced = || -> testbed::Result<bool> {
         let sql = "SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'";
-        Ok(pair.target.query_one_text(&database, sql)? == "0")
+        Ok(pair.subscriber.query_one_text(&database, sql)? == "0")
     };
     if !during_copy {
         wait_until(TIMEOUT, format!("the copy of seed {seed}"), synced).unwrap();
@@ -65,12 +65,12 @@ fn replicates_seed(pair: &Pair, seed: u64) {
     wait_until(TIMEOUT, format!("seed {seed} to replicate"), || {
         Ok(synced()? && pair.publisher.query_one_text(&database, &arrived)? == "1")
     })
-    .unwrap_or_else(|error| panic!("{error}\n{}", pair.target.log_tail()));
-    let mut target = pair.target.connect(&database).unwrap();
-    let equal = expect_equal(&mut publisher, &mut target, &schema.tables);
+    .unwrap_or_else(|error| panic!("{error}\n{}", pair.subscriber.log_tail()));
+    let mut subscriber = pair.subscriber.connect(&database).unwrap();
+    let equal = expect_equal(&mut publisher, &mut subscriber, &schema.tables);
     equal.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     // The next seed needs the workers; a subscription keeps its database from being dropped.
-    pair.target.sql(&database, &format!("DROP SUBSCRIPTION s_{database}")).unwrap();
+    pair.subscriber.sql(&database, &format!("DROP SUBSCRIPTION s_{database}")).unwrap();
 }
 
 #[test]
@@ -87,7 +87,10 @@ fn native_subscription_replicates_18_to_18() {
 fn a_seed_repeats_itself() {
     let options = Options::default();
     let (one, two) = (RandomSchema::generate(9, &options), RandomSchema::generate(9, &options));
-    assert_eq!((&one.publisher_ddl, &one.target_ddl), (&two.publisher_ddl, &two.target_ddl));
+    assert_eq!(
+        (&one.publisher_ddl, &one.subscriber_ddl),
+        (&two.publisher_ddl, &two.subscriber_ddl)
+    );
     assert_ne!(one.publisher_ddl, RandomSchema::generate(10, &options).publisher_ddl);
 
     let cluster = Cluster::builder(&testbed::servers::find_or_fetch(18).unwrap()).start().unwrap();

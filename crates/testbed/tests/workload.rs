@@ -40,10 +40,11 @@ fn comparison_sees_rows_not_their_order() {
         .unwrap();
     theirs.batch_execute("INSERT INTO t (a, b, at) VALUES (2, 'ab,c', 'infinity')").unwrap();
     let differences = compare_tables(&mut ours, &mut theirs, &tables).unwrap();
-    let DifferenceKind::Rows { publisher: 4, target: 4, examples } = &differences[0].kind else {
+    let DifferenceKind::Rows { publisher: 4, subscriber: 4, examples } = &differences[0].kind
+    else {
         panic!("{differences:?}")
     };
-    let times: Vec<(i64, i64)> = examples.iter().map(|e| (e.publisher, e.target)).collect();
+    let times: Vec<(i64, i64)> = examples.iter().map(|e| (e.publisher, e.subscriber)).collect();
     assert_eq!(times, [(2, 1), (1, 2)], "{}", differences[0]);
 
     // Null is not the empty string.
@@ -53,7 +54,7 @@ fn comparison_sees_rows_not_their_order() {
     assert!(expect_equal(&mut ours, &mut theirs, &tables).is_err());
     theirs.batch_execute("DROP TABLE t").unwrap();
     let missing = expect_equal(&mut ours, &mut theirs, &tables).unwrap_err().to_string();
-    assert!(missing.contains("missing on the Target"), "{missing}");
+    assert!(missing.contains("missing on the Subscriber"), "{missing}");
 }
 
 #[test]

@@ -17,7 +17,7 @@ const METHOD: &str = "\
 Every figure compares programs within one run on one machine; only the ratios travel. Workloads that
 need the same settings share a pair of servers, cleaned between them. The tables are filled on both sides, a replication slot is created, and the
 backlog is written once. Then the rounds replay it from copies of that slot (their order reversed
-every other time, CHECKPOINT on both sides before each, and VACUUM of what has changed) on a target
+every other time, CHECKPOINT on both sides before each, and VACUUM of what has changed) on a subscriber
 that is reset to a copy of the files. After every round the tables are compared by checksum.
 
 - **raw** is the limit: the same slot read into nothing, by our receiver with text or with binary
@@ -30,7 +30,7 @@ that is reset to a copy of the files. After every round the tables are compared 
 - **pgapace** is `pgapace run`, timed from the start of the process. It is in a session of its own, as
   a service is, because the kernel shares processors between sessions first, and every process of a
   server has one.
-- Both are timed until the last transaction is visible on the target; table syncs until all is
+- Both are timed until the last transaction is visible on the subscriber; table syncs until all is
   copied (pgapace: until it has ended, without ANALYZE, which natively is left to autovacuum).
 - **× native** and **of raw** are ratios in which more is better, whatever the unit.
 - `~` marks a run that was stopped at its limit and projected from the share of the backlog that was
@@ -38,10 +38,10 @@ that is reset to a copy of the files. After every round the tables are compared 
 - `sync` runs the native subscription with synchronous_commit on and off in its first round, and
   goes on with the better one.
 - `latency` is the time from sending COMMIT on the publisher until a query that is repeated without
-  a pause sees the row on the target; one transaction at a time, 10 ms of rest between them.
+  a pause sees the row on the subscriber; one transaction at a time, 10 ms of rest between them.
 - `large` has a size of logical_decoding_work_mem in its name; a pass at a scale below 0.5 measures
   the smallest and the largest of the eleven. `-visible` is of the same runs: from sending COMMIT until
-  a query that is repeated every two milliseconds sees the last row on the target.
+  a query that is repeated every two milliseconds sees the last row on the subscriber.
 - `twophase` is a load of 80 connections and the way back into step after it. Its notes say by how
   many milliseconds the lag grew in each second of the load: the slope of the straight line that is
   nearest to all samples. `twophase-drain` is a backlog of the same transactions.

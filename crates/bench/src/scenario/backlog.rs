@@ -19,7 +19,7 @@ use crate::workload::{Backlog, Workload, Write, twophase};
 
 /// The database of the publisher.
 const DATABASE: &str = "bench";
-/// The state of the target at the slot; copied for every round.
+/// The state of the subscriber at the slot; copied for every round.
 const BASE: &str = "bench_base";
 const ROUND: &str = "bench_round";
 
@@ -30,7 +30,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
         outcome.notes.push("subscriptions have two_phase from 15 on".into());
         return Ok(outcome);
     }
-    let servers = bench.servers(&[], &backlog.target_settings)?;
+    let servers = bench.servers(&[], &backlog.subscriber_settings)?;
     outcome.settings = servers.settings().to_owned();
     outcome.changes = Some(backlog.changes);
     let streamed = backlog.streamed_from.is_some();
@@ -39,7 +39,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
     let replay = Replay {
         environment: &servers,
         database: DATABASE,
-        target: ROUND,
+        subscriber: ROUND,
         start: prepared.start,
         end: prepared.end,
         two_phase,
@@ -71,7 +71,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
         bench.clock.time(Phase::Reset, || {
             // Nothing has changed there since the backlog was written and vacuumed.
             servers.publisher.sql(DATABASE, "CHECKPOINT")?;
-            servers.reset_target(BASE, ROUND)
+            servers.reset_subscriber(BASE, ROUND)
         })?;
         let finished = bench.clock.time(Phase::Run, || match runner {
             Runner::Native | Runner::NativeOn => replay.native(runner),
@@ -136,15 +136,15 @@ struct Prepared {
 impl Prepared {
     /// How the tables of the round differ from the publisher's.
     fn differences(&self, environment: &Environment) -> Result<Vec<String>> {
-        let mut target = environment.target.connect(ROUND)?;
+        let mut subscriber = environment.subscriber.connect(ROUND)?;
         let mut all = Vec::new();
         for (table, expected) in &self.tables {
-            if table_checksum(&mut target, table)? == *expected {
+            if table_checksum(&mut subscriber, table)? == *expected {
                 continue;
             }
             let mut publisher = environment.publisher.connect(DATABASE)?;
             let table = std::slice::from_ref(table);
-            let differences = compare_tables(&mut publisher, &mut target, table)?;
+            let differences = compare_tables(&mut publisher, &mut subscriber, table)?;
             ensure!(!differences.is_empty(), "the checksums of {} differ", table[0]);
             all.extend(differences.iter().map(ToString::to_string));
         }
@@ -155,9 +155,9 @@ impl Prepared {
 /// Makes tables on both sides, then the slot, then the backlog.
 fn prepare(environment: &Environment, backlog: &Backlog) -> Result<Prepared> {
     let (mut publisher, base) = thread::scope(|scope| {
-        let base = scope.spawn(|| tables(&environment.target, BASE, backlog));
+        let base = scope.spawn(|| tables(&environment.subscriber, BASE, backlog));
         let publisher = tables(&environment.publisher, DATABASE, backlog);
-        let base = base.join().map_err(|_| anyhow!("filling the target panicked"))?;
+        let base = base.join().map_err(|_| anyhow!("filling the subscriber panicked"))?;
         anyhow::Ok((publisher?, base?))
     })?;
     // A template must have no sessions.

@@ -20,7 +20,7 @@ use crate::workload::Workload;
 
 const ROWS: u64 = 5_000_000;
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a int, b text)";
-/// Between two looks at the target, once COMMIT was sent.
+/// Between two looks at the subscriber, once COMMIT was sent.
 const LOOK: Duration = Duration::from_millis(2);
 /// How long a row may take to be seen after that.
 const PATIENCE: Duration = Duration::from_secs(1800);
@@ -91,20 +91,20 @@ fn insert(environment: &Environment, rows: u64, commits: impl FnOnce(Instant)) -
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// The same, and the seconds from sending COMMIT until the target shows the rows. Nobody looks
+/// The same, and the seconds from sending COMMIT until the subscriber shows the rows. Nobody looks
 /// before.
 fn insert_and_see(environment: &Environment, rows: u64) -> Result<(f64, f64)> {
-    let mut target = environment.target.connect(ROUND)?;
+    let mut subscriber = environment.subscriber.connect(ROUND)?;
     let (sender, sent) = mpsc::channel();
     thread::scope(|scope| {
-        let seen = scope.spawn(move || see(&mut target, rows, &sent));
+        let seen = scope.spawn(move || see(&mut subscriber, rows, &sent));
         let seconds = insert(environment, rows, |at| {
             // Its receiver is gone only if it has failed, which it says itself.
             let _ = sender.send(at);
         });
         // If the insert has failed, this ends the wait for its COMMIT.
         drop(sender);
-        let seen = seen.join().map_err(|_| anyhow!("the look at the target panicked"))?;
+        let seen = seen.join().map_err(|_| anyhow!("the look at the subscriber panicked"))?;
         Ok((seconds?, seen?))
     })
 }
@@ -160,12 +160,12 @@ fn insert_and_receive(environment: &Environment, rows: u64) -> Result<ReceivedLi
     Ok(received)
 }
 
-fn see(target: &mut Client, rows: u64, sent: &mpsc::Receiver<Instant>) -> Result<f64> {
+fn see(subscriber: &mut Client, rows: u64, sent: &mpsc::Receiver<Instant>) -> Result<f64> {
     let last = format!("SELECT count(*) FROM t WHERE id = {rows}");
-    let last = target.prepare(&last)?;
+    let last = subscriber.prepare(&last)?;
     let sent = sent.recv().context("COMMIT was not sent")?;
-    while target.query_one(&last, &[])?.get::<_, i64>(0) == 0 {
-        ensure!(sent.elapsed() < PATIENCE, "the target does not show the rows");
+    while subscriber.query_one(&last, &[])?.get::<_, i64>(0) == 0 {
+        ensure!(sent.elapsed() < PATIENCE, "the subscriber does not show the rows");
         thread::sleep(LOOK);
     }
     Ok(sent.elapsed().as_secs_f64())

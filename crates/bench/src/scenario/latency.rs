@@ -63,13 +63,13 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>
     Ok(vec![medians, slowest])
 }
 
-/// Milliseconds from sending COMMIT until a query on the target sees the row, one transaction
+/// Milliseconds from sending COMMIT until a query on the subscriber sees the row, one transaction
 /// after the other.
 fn sample(environment: &Environment, samples: usize) -> Result<Vec<f64>> {
     let mut publisher = environment.publisher.connect(DATABASE)?;
-    let mut target = environment.target.connect(ROUND)?;
+    let mut subscriber = environment.subscriber.connect(ROUND)?;
     let update = publisher.prepare("UPDATE t SET value = $1 WHERE id = $2")?;
-    let visible = target.prepare("SELECT value FROM t WHERE id = $1")?;
+    let visible = subscriber.prepare("SELECT value FROM t WHERE id = $1")?;
     let mut times = Vec::with_capacity(samples);
     for (number, value) in (0..FIRST + samples).zip(1_i64..) {
         let id = i32::try_from(1 + value * 37 % ROWS)?;
@@ -78,8 +78,8 @@ fn sample(environment: &Environment, samples: usize) -> Result<Vec<f64>> {
         transaction.execute(&update, &[&value, &id])?;
         let sent = Instant::now();
         transaction.commit()?;
-        // As fast as the target answers: it is asked again at once.
-        while target.query_one(&visible, &[&id])?.get::<_, i64>(0) != value {
+        // As fast as the subscriber answers: it is asked again at once.
+        while subscriber.query_one(&visible, &[&id])?.get::<_, i64>(0) != value {
             ensure!(sent.elapsed() < PATIENCE, "a transaction does not arrive");
         }
         if number >= FIRST {

@@ -18,9 +18,9 @@ use crate::round::{look_for_processes, run_pgapace};
 
 /// The database of the publisher.
 pub(crate) const DATABASE: &str = "bench";
-/// The empty tables of the target.
+/// The empty tables of the subscriber.
 pub(crate) const BASE: &str = "bench_base";
-/// The target of the run.
+/// The subscriber of the run.
 pub(crate) const ROUND: &str = "bench_round";
 /// The subscription, its slot, and its name in `synchronous_standby_names`.
 pub(crate) const NAME: &str = "bench_subscriber";
@@ -77,7 +77,7 @@ pub(crate) struct Live<'a> {
     process: Option<Process>,
     meter: Meter,
     publisher: Client,
-    target: Client,
+    subscriber: Client,
 }
 
 /// Servers with the tables on both sides, filled on the publisher, and the publication.
@@ -101,8 +101,8 @@ fn create(environment: &Environment, schema: &str, load: &str) -> Result<()> {
     environment
         .publisher
         .sql(DATABASE, &format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"))?;
-    environment.target.create_database(BASE)?;
-    Ok(environment.target.sql(BASE, &schema)?)
+    environment.subscriber.create_database(BASE)?;
+    Ok(environment.subscriber.sql(BASE, &schema)?)
 }
 
 /// Sets a server setting that needs no restart.
@@ -122,7 +122,7 @@ pub(crate) fn set(cluster: &Cluster, name: &str, value: &str) -> Result<()> {
 }
 
 impl<'a> Live<'a> {
-    /// Starts a subscriber on an empty target and waits until it is in step.
+    /// Starts a subscriber on an empty subscriber and waits until it is in step.
     pub(crate) fn start(
         bench: &'a Bench,
         environment: &'a Environment,
@@ -142,7 +142,7 @@ impl<'a> Live<'a> {
         runner: Runner,
         options: Options<'_>,
     ) -> Result<Self> {
-        environment.reset_target(BASE, ROUND)?;
+        environment.reset_subscriber(BASE, ROUND)?;
         let names = if options.synchronous { NAME } else { "" };
         // First: pgapace looks at it when it starts.
         set(&environment.publisher, "synchronous_standby_names", names)?;
@@ -153,10 +153,10 @@ impl<'a> Live<'a> {
             process: None,
             meter: Meter::default(),
             publisher: environment.publisher.connect(DATABASE)?,
-            target: environment.target.connect(ROUND)?,
+            subscriber: environment.subscriber.connect(ROUND)?,
         };
         if runner.is_native() {
-            live.target
+            live.subscriber
                 .batch_execute(&format!(
                     "CREATE SUBSCRIPTION {NAME} CONNECTION '{}' PUBLICATION {PUBLICATION} \
                      WITH ({})",
@@ -179,7 +179,7 @@ impl<'a> Live<'a> {
         loop {
             let copied = !self.runner.is_native()
                 || self
-                    .target
+                    .subscriber
                     .query_one(
                         "SELECT NOT EXISTS (SELECT 1 FROM pg_subscription_rel \
                                             WHERE srsubstate <> 'r')",
@@ -202,7 +202,7 @@ impl<'a> Live<'a> {
                 started.elapsed() < START_PATIENCE,
                 "{} does not get into step:\n{}",
                 self.runner.name(),
-                self.environment.target.log_tail()
+                self.environment.subscriber.log_tail()
             );
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -213,7 +213,7 @@ impl<'a> Live<'a> {
         self.check()?;
         look_for_processes(
             &mut self.meter,
-            [&mut self.publisher, &mut self.target],
+            [&mut self.publisher, &mut self.subscriber],
             NAME,
             if self.runner.is_native() {
                 "SELECT pid FROM pg_stat_subscription WHERE pid IS NOT NULL"
@@ -252,7 +252,7 @@ impl<'a> Live<'a> {
         Ok(self.positions()?.map(|positions| positions.behind()))
     }
 
-    /// Waits until what is committed now is visible on the target. Nobody waits for the
+    /// Waits until what is committed now is visible on the subscriber. Nobody waits for the
     /// subscriber any more. `idle` runs now and then.
     pub(crate) fn catch_up(&mut self, idle: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         let arrived = self.catch_up_within(CATCH_UP_PATIENCE, idle)?;
@@ -260,7 +260,7 @@ impl<'a> Live<'a> {
             arrived,
             "{} does not catch up:\n{}",
             self.runner.name(),
-            self.environment.target.log_tail()
+            self.environment.subscriber.log_tail()
         );
         Ok(())
     }
@@ -277,7 +277,7 @@ impl<'a> Live<'a> {
         let arrived = format!("SELECT count(*) FROM {MARKER} WHERE id = $1");
         let started = Instant::now();
         let mut looked = started;
-        while self.target.query_one(&arrived, &[&marker])?.get::<_, i64>(0) == 0 {
+        while self.subscriber.query_one(&arrived, &[&marker])?.get::<_, i64>(0) == 0 {
             if looked.elapsed() >= LOOK {
                 looked = Instant::now();
                 self.look()?;
@@ -296,7 +296,7 @@ impl<'a> Live<'a> {
         self.look()?;
         let differences = self.bench.clock.time(Phase::Compare, || {
             let tables = published_tables(&mut self.publisher, PUBLICATION)?;
-            compare_tables(&mut self.publisher, &mut self.target, &tables)
+            compare_tables(&mut self.publisher, &mut self.subscriber, &tables)
         })?;
         let differences: Vec<_> = differences.iter().map(ToString::to_string).collect();
         outcome.compared(self.runner, &differences);
@@ -315,11 +315,11 @@ impl<'a> Live<'a> {
             if let Some(mut process) = self.process.take() {
                 process.kill9()?;
             } else {
-                self.target.batch_execute(&format!("DROP SUBSCRIPTION {NAME}"))?;
+                self.subscriber.batch_execute(&format!("DROP SUBSCRIPTION {NAME}"))?;
             }
             self.environment.drop_slot(DATABASE, NAME)?;
-            drop(self.target);
-            self.environment.drop_target(ROUND)
+            drop(self.subscriber);
+            self.environment.drop_subscriber(ROUND)
         })?;
         Ok(usage)
     }
@@ -329,10 +329,10 @@ impl<'a> Live<'a> {
             process.terminate()?;
             process.wait(STOP_PATIENCE)?;
         } else {
-            self.target.batch_execute(&format!("DROP SUBSCRIPTION {NAME}"))?;
+            self.subscriber.batch_execute(&format!("DROP SUBSCRIPTION {NAME}"))?;
         }
         self.environment.drop_slot(DATABASE, NAME)?;
-        drop(self.target);
-        self.environment.drop_target(ROUND)
+        drop(self.subscriber);
+        self.environment.drop_subscriber(ROUND)
     }
 }

@@ -55,8 +55,8 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
         ("max_logical_replication_workers", (MOST_WORKERS + 4).to_string()),
         ("max_worker_processes", (MOST_WORKERS + 8).to_string()),
     ];
-    let target: ServerSettings = settings.iter().cloned().chain(workers).collect();
-    let servers = bench.servers(&settings, &target)?;
+    let subscriber: ServerSettings = settings.iter().cloned().chain(workers).collect();
+    let servers = bench.servers(&settings, &subscriber)?;
     let mut outcome = bench.outcome(workload, "time to copy", "s");
     outcome.settings = servers.settings().to_owned();
     if tables != asked {
@@ -64,7 +64,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
     }
     bench.clock.time(Phase::Prepare, || {
         create(&servers.publisher, DATABASE, tables, true)?;
-        create(&servers.target, BASE, tables, false)?;
+        create(&servers.subscriber, BASE, tables, false)?;
         let publication = format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES");
         anyhow::Ok(servers.publisher.sql(DATABASE, &publication)?)
     })?;
@@ -84,14 +84,14 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
             let seconds = bench.clock.time(Phase::Run, || copy_out(&servers, tables))?;
             return Ok(Run::new(runner, seconds, seconds, Usage::default()));
         }
-        let reset = || bench.clock.time(Phase::Reset, || servers.reset_target(BASE, ROUND));
+        let reset = || bench.clock.time(Phase::Reset, || servers.reset_subscriber(BASE, ROUND));
         reset()?;
         if runner == Runner::Pipe {
             let seconds = bench.clock.time(Phase::Run, || pipe(&servers, tables))?;
             return Ok(Run::new(runner, seconds, seconds, Usage::default()));
         }
         let with = |workers: u32| {
-            set(&servers.target, SYNC_WORKERS, &workers.to_string())?;
+            set(&servers.subscriber, SYNC_WORKERS, &workers.to_string())?;
             bench.clock.time(Phase::Run, || native(&servers, tables, bench.limit))
         };
         let copied = match (runner, better) {
@@ -132,7 +132,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
         let differences = bench.clock.time(Phase::Compare, || {
             let mut publisher = servers.publisher.connect(DATABASE)?;
             let names = published_tables(&mut publisher, PUBLICATION)?;
-            compare_tables(&mut publisher, &mut servers.target.connect(ROUND)?, &names)
+            compare_tables(&mut publisher, &mut servers.subscriber.connect(ROUND)?, &names)
         })?;
         let differences: Vec<_> = differences.iter().map(ToString::to_string).collect();
         outcome.compared(runner, &differences);
@@ -201,9 +201,9 @@ fn pipe(environment: &Environment, tables: Tables) -> Result<f64> {
     const CHUNK: usize = 64 << 10;
     const CHUNKS: usize = 16;
     let source = environment.publisher.conninfo_tcp(DATABASE);
-    let target = environment.target_for_pgapace(ROUND);
+    let subscriber = environment.subscriber_for_pgapace(ROUND);
     let started = Instant::now();
-    let mut target = testbed::postgres::Client::connect(&target, testbed::postgres::NoTls)?;
+    let mut subscriber = testbed::postgres::Client::connect(&subscriber, testbed::postgres::NoTls)?;
     std::thread::scope(|scope| {
         let (sender, chunks) = std::sync::mpsc::sync_channel::<Option<Vec<u8>>>(CHUNKS);
         let reader = scope.spawn(move || -> Result<()> {
@@ -228,7 +228,7 @@ fn pipe(environment: &Environment, tables: Tables) -> Result<f64> {
         });
         for number in 0..tables.number {
             let mut input =
-                target.copy_in(&format!("COPY t{number} FROM STDIN (FORMAT binary)"))?;
+                subscriber.copy_in(&format!("COPY t{number} FROM STDIN (FORMAT binary)"))?;
             while let Ok(Some(chunk)) = chunks.recv() {
                 input.write_all(&chunk)?;
             }
@@ -242,7 +242,7 @@ fn pipe(environment: &Environment, tables: Tables) -> Result<f64> {
 
 /// From CREATE SUBSCRIPTION until every table is ready.
 fn native(environment: &Environment, tables: Tables, limit: Duration) -> Result<Copied> {
-    let mut control = environment.target.connect(ROUND)?;
+    let mut control = environment.subscriber.connect(ROUND)?;
     let mut publisher = environment.publisher.connect(DATABASE)?;
     let mut meter = Meter::default();
     let started = Instant::now();
@@ -289,7 +289,7 @@ const PGAPACE_BACKENDS: &str = "SELECT pid FROM pg_stat_activity \
 
 /// The start of `pgapace run --until current` to its end.
 fn pgapace(environment: &Environment, tables: Tables, bench: &Bench) -> Result<Copied> {
-    let mut control = environment.target.connect(ROUND)?;
+    let mut control = environment.subscriber.connect(ROUND)?;
     let mut publisher = environment.publisher.connect(DATABASE)?;
     let mut meter = Meter::default();
     let started = Instant::now();
@@ -329,7 +329,7 @@ fn pgapace(environment: &Environment, tables: Tables, bench: &Bench) -> Result<C
 /// The walsenders, and what applies.
 fn look(
     meter: &mut Meter,
-    target: &mut testbed::postgres::Client,
+    subscriber: &mut testbed::postgres::Client,
     publisher: &mut testbed::postgres::Client,
     appliers: &str,
 ) -> Result<()> {
@@ -338,7 +338,7 @@ fn look(
     for row in publisher.query(senders, &[])? {
         watch_row(meter, Role::Walsender, row.get(0));
     }
-    for row in target.query(appliers, &[])? {
+    for row in subscriber.query(appliers, &[])? {
         watch_row(meter, Role::Apply, row.get(0));
     }
     Ok(())

@@ -104,7 +104,7 @@ fn work(
         // Its slot becomes a two-phase one only after the copy.
         let enabled = "SELECT bool_and(subtwophasestate = 'e') FROM pg_subscription";
         wait_until(Duration::from_secs(60), "two_phase to be enabled", || {
-            Ok(environment.target.query_one_text(ROUND, enabled)? == "t")
+            Ok(environment.subscriber.query_one_text(ROUND, enabled)? == "t")
         })?;
     }
     let (stop, transactions) = (AtomicBool::new(false), AtomicU64::new(0));

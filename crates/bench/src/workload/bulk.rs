@@ -23,7 +23,7 @@ pub(super) fn insert(scale: Scale) -> Backlog {
         unit: ROWS,
         changes: transactions * ROWS_EACH,
         streamed_from: None,
-        target_settings: Vec::new(),
+        subscriber_settings: Vec::new(),
     }
 }
 
@@ -47,6 +47,6 @@ pub(super) fn update(scale: Scale) -> Backlog {
         unit: ROWS,
         changes: rows,
         streamed_from: None,
-        target_settings: Vec::new(),
+        subscriber_settings: Vec::new(),
     }
 }

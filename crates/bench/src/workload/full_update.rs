@@ -26,6 +26,6 @@ pub(super) fn full_update(scale: Scale) -> Backlog {
         unit: ROWS,
         changes: rows,
         streamed_from: None,
-        target_settings: Vec::new(),
+        subscriber_settings: Vec::new(),
     }
 }

@@ -24,6 +24,6 @@ pub(super) fn hot(scale: Scale) -> Backlog {
         unit: TRANSACTIONS,
         changes: transactions,
         streamed_from: None,
-        target_settings: Vec::new(),
+        subscriber_settings: Vec::new(),
     }
 }

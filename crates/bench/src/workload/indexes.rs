@@ -31,6 +31,6 @@ pub(super) fn indexes(scale: Scale) -> Backlog {
         unit: TRANSACTIONS,
         changes: transactions * 2,
         streamed_from: None,
-        target_settings: Vec::new(),
+        subscriber_settings: Vec::new(),
     }
 }

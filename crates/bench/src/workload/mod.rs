@@ -71,8 +71,8 @@ pub(crate) struct Backlog {
     /// The publisher's logical_decoding_work_mem, where its transactions are to be larger and so
     /// streamed. Then the native subscription is measured in both of its ways with those.
     pub(crate) streamed_from: Option<&'static str>,
-    /// Settings of the target that the workload depends on.
-    pub(crate) target_settings: ServerSettings,
+    /// Settings of the subscriber that the workload depends on.
+    pub(crate) subscriber_settings: ServerSettings,
 }
 
 /// How a backlog is written.
@@ -163,7 +163,7 @@ pub(crate) const ALL: &[Workload] = &[
     },
     Workload {
         name: "latency",
-        about: "one update at a time, all else idle: from COMMIT to visible on the target",
+        about: "one update at a time, all else idle: from COMMIT to visible on the subscriber",
         kind: Kind::Latency,
     },
     large("large-64kB", "64kB"),

@@ -34,7 +34,7 @@ pub(super) fn update(scale: Scale) -> Backlog {
         unit: TRANSACTIONS,
         changes: transactions,
         streamed_from: None,
-        target_settings: small_buffers(),
+        subscriber_settings: small_buffers(),
     }
 }
 
@@ -60,6 +60,6 @@ pub(super) fn insert(scale: Scale) -> Backlog {
         unit: TRANSACTIONS,
         changes: transactions,
         streamed_from: None,
-        target_settings: small_buffers(),
+        subscriber_settings: small_buffers(),
     }
 }

@@ -65,6 +65,6 @@ fn pgbench(scale: Scale, more: &str, changes: u64) -> Backlog {
         unit: TRANSACTIONS,
         changes: transactions * changes,
         streamed_from: None,
-        target_settings: Vec::new(),
+        subscriber_settings: Vec::new(),
     }
 }

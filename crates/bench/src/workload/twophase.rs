@@ -25,7 +25,7 @@ pub(super) fn drain(scale: Scale) -> Backlog {
         unit: TRANSACTIONS,
         changes: CONNECTIONS * each,
         streamed_from: None,
-        target_settings: Vec::new(),
+        subscriber_settings: Vec::new(),
     }
 }
 

@@ -31,6 +31,6 @@ pub(super) fn wide(scale: Scale) -> Backlog {
         unit: TRANSACTIONS,
         changes: transactions,
         streamed_from: None,
-        target_settings: Vec::new(),
+        subscriber_settings: Vec::new(),
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pgoutput::{Lsn, Timestamp, Xid};
 
-use crate::assemble::kept::{RECORD_HEADER, SEVERAL, SpoolId};
+use crate::assemble::spooled::{RECORD_HEADER, SEVERAL, SpoolId};
 use crate::assemble::{BlockSource, PartLimits, ReplayError};
 use crate::relation::RemoteRelation;
 use crate::transaction::{Location, TransactionHead, TransactionPart};

@@ -8,8 +8,8 @@ use pgoutput::Lsn;
 use thiserror::Error;
 
 use crate::assemble::PartLimits;
-use crate::assemble::kept::SpoolId;
 use crate::assemble::records::{Records, push_record};
+use crate::assemble::spooled::SpoolId;
 use crate::relation::RemoteRelation;
 use crate::transaction::{TransactionHead, TransactionPart};
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use crate::demotion::Demotion;
 use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
+use crate::serialized::SerializedTables;
 use crate::writeset::Writeset;
 
 /// Tables that are serialized, or not any more, by the oid of their topmost relation.
@@ -17,7 +17,7 @@ pub struct Turned {
     /// The tables.
     pub roots: Vec<u32>,
     /// Whether they are serialized from now on.
-    pub demoted: bool,
+    pub serialized: bool,
 }
 
 /// A table of the subscriber that a change touches.
@@ -42,7 +42,7 @@ struct InFlight {
 /// The tables of the groups in flight of one subscription.
 #[derive(Debug)]
 pub(super) struct Blame {
-    policy: Demotion,
+    policy: SerializedTables,
     /// In the order of their numbers.
     groups: VecDeque<InFlight>,
     /// By table, its topmost relation when it was changed last.
@@ -54,7 +54,7 @@ pub(super) struct Blame {
 impl Blame {
     pub(super) fn new(pacing: &Pacing) -> Self {
         Self {
-            policy: Demotion::new(pacing),
+            policy: SerializedTables::new(pacing),
             groups: VecDeque::new(),
             roots: FxHashMap::default(),
             turned: Vec::new(),
@@ -63,8 +63,8 @@ impl Blame {
 
     /// A group is about to be opened: tables are locked in another way from now on.
     pub(super) fn settle(&mut self, writeset: &mut Writeset) {
-        for (root, demoted) in self.turned.drain(..) {
-            writeset.demote(root, demoted);
+        for (root, serialized) in self.turned.drain(..) {
+            writeset.serialize(root, serialized);
         }
     }
 
@@ -129,7 +129,7 @@ impl Blame {
     pub(super) fn promote(&mut self, now: Duration) -> Turned {
         let roots = self.policy.promote(now);
         self.turned.extend(roots.iter().map(|root| (*root, false)));
-        Turned { roots, demoted: false }
+        Turned { roots, serialized: false }
     }
 
     /// Groups that are remembered.

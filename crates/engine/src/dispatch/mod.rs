@@ -51,7 +51,7 @@ pub use workers::{Leaves, Want, Workers};
 
 use crate::group::{Batcher, GroupLimits, GroupSeq, Size};
 use crate::order::Waits;
-use crate::worker::{Contended, Group, Mode, Task};
+use crate::worker::{Dependent, Group, Mode, Task};
 use crate::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 
 /// A part of a transaction, as far as dispatch decides by it.
@@ -102,7 +102,7 @@ pub struct DispatchSettings {
     /// in the run before this one.
     pub rows_through: Lsn,
     /// Time after which somebody looks what blocks the oldest group.
-    pub lock_probe: Duration,
+    pub deadlock_timeout: Duration,
     /// The constants.
     pub pacing: Pacing,
 }
@@ -176,7 +176,7 @@ impl<T: Dispatchable> Dispatch<T> {
             workers: Workers::new(workers, settings.shared, pacing),
             writeset: (workers > 1).then(|| Writeset::new(writeset, ordered)),
             blame: Blame::new(&pacing),
-            stalls: Stalls::new(settings.lock_probe, pacing.longest_probe),
+            stalls: Stalls::new(settings.deadlock_timeout, pacing.longest_deadlock_check),
             depth: pacing.queue_depth(group.transactions, workers),
             last: GroupSeq::NONE,
             last_ordinary: GroupSeq::NONE,
@@ -214,7 +214,7 @@ impl<T: Dispatchable> Dispatch<T> {
     /// Whether many sessions of the publisher commit at the same time.
     #[must_use]
     pub fn has_many_committers(&self) -> bool {
-        self.waiting.has_company()
+        self.waiting.has_concurrent_committers()
     }
 
     /// Whether nothing waits.
@@ -331,14 +331,14 @@ impl<T: Dispatchable> Dispatch<T> {
         let continued = self.pinned.is_some();
         let seq = if continued { self.last } else { self.last.next() };
         let ends = works.last().is_some_and(|work| work.end().is_some());
-        let contended = self.lock(worker, seq, continued, &works)?;
+        let dependent = self.lock(worker, seq, continued, &works)?;
         let (mode, attempts) = (self.mode(&works), 0);
-        let mut group = Group { seq, works, mode, contended, attempts, more: false };
+        let mut group = Group { seq, works, mode, dependent, attempts, more: false };
         if group.is_prepared_at_once() {
             // Those of one run of them were all prepared on the publisher at the same time, so none
             // is in the way of another; and they need no turn, since nobody sees them. Together
             // they share the subscriber's writes to disk.
-            group.contended.waits = Waits::through(self.last_ordinary);
+            group.dependent.waits = Waits::through(self.last_ordinary);
         } else {
             self.last_ordinary = seq;
         }
@@ -356,8 +356,8 @@ impl<T: Dispatchable> Dispatch<T> {
         seq: GroupSeq,
         continued: bool,
         works: &[T],
-    ) -> Result<Contended, LockError> {
-        let Some(writeset) = &mut self.writeset else { return Ok(Contended::default()) };
+    ) -> Result<Dependent, LockError> {
+        let Some(writeset) = &mut self.writeset else { return Ok(Dependent::default()) };
         if !continued {
             self.blame.settle(writeset);
             writeset.open(seq, self.workers.queue(worker).back().copied());
@@ -372,15 +372,15 @@ impl<T: Dispatchable> Dispatch<T> {
         if self.blame.note(seq, works.iter().flat_map(Dispatchable::tables)) {
             writeset.barrier();
         }
-        let mut locks = Locks { writeset, contended: Vec::new() };
+        let mut locks = Locks { writeset, dependent: Vec::new() };
         works.iter().try_for_each(|work| work.lock(&mut locks))?;
-        let mut changes = locks.contended;
+        let mut changes = locks.dependent;
         if !changes.contains(&true) {
             changes.clear();
         }
         let ends = works.last().is_some_and(|work| work.end().is_some());
         // One whose end is still to come runs only as the oldest.
-        Ok(if ends { Contended { waits: writeset.close(), changes } } else { Contended::default() })
+        Ok(if ends { Dependent { waits: writeset.close(), changes } } else { Dependent::default() })
     }
 
     fn mode(&self, works: &[T]) -> Mode {
@@ -452,7 +452,7 @@ impl<T: Dispatchable> Dispatch<T> {
 
     /// Somebody has looked what blocks the oldest group: these later groups hold its locks. Returns the
     /// workers that are to roll them back, and the tables that are serialized for it.
-    pub fn make_way(
+    pub fn resolve_deadlock(
         &mut self,
         oldest: GroupSeq,
         victims: &[GroupSeq],
@@ -461,7 +461,7 @@ impl<T: Dispatchable> Dispatch<T> {
         self.stalls.found();
         let running: Vec<_> =
             self.workers.running().filter(|(_, group)| victims.contains(group)).collect();
-        let mut turned = Turned { roots: Vec::new(), demoted: true };
+        let mut turned = Turned { roots: Vec::new(), serialized: true };
         for victim in victims {
             if running.iter().any(|(_, group)| group == victim) {
                 turned.roots.extend(self.blame.gave_way(oldest, *victim, now));
@@ -504,21 +504,21 @@ pub struct Remembered {
 #[derive(Debug)]
 pub struct Locks<'w> {
     writeset: &'w mut Writeset,
-    /// By change, whether it is contended.
-    contended: Vec<bool>,
+    /// By change, whether it is dependent.
+    dependent: Vec<bool>,
 }
 
 impl Locks<'_> {
     /// A change of one table; `None` if it is not applied.
     pub fn change(&mut self, rules: Option<&LockRules>, message: &Message<'_>) {
         let verdict = rules.map_or(Verdict::Free, |rules| self.writeset.change(rules, message));
-        self.contended.push(verdict == Verdict::Contended);
+        self.dependent.push(verdict == Verdict::Dependent);
     }
 
     /// A TRUNCATE of these tables.
     pub fn truncate(&mut self, tables: &[&LockRules]) {
         let verdict =
             if tables.is_empty() { Verdict::Free } else { self.writeset.truncate(tables) };
-        self.contended.push(verdict == Verdict::Contended);
+        self.dependent.push(verdict == Verdict::Dependent);
     }
 }

@@ -108,11 +108,11 @@ pub struct Pacing {
     /// The memory budget bounds their bytes; this bounds what each costs beside them, some 200 bytes.
     pub outstanding: usize,
     /// The longest time between two looks at what blocks the oldest group. The first look comes after
-    /// `--lock-probe`, each later one after twice the time.
-    pub longest_probe: Duration,
+    /// `--deadlock-timeout`, each later one after twice the time.
+    pub longest_deadlock_check: Duration,
     /// Groups that gave way within [`Self::victim_window`] and serialize a table.
     ///
-    /// Each costs the oldest group `--lock-probe` and its own work. At 50 ms each, four in 20 s are one
+    /// Each costs the oldest group `--deadlock-timeout` and its own work. At 50 ms each, four in 20 s are one
     /// part in a hundred of the time.
     pub victims: usize,
     /// See [`Self::victims`].
@@ -158,7 +158,7 @@ impl Pacing {
         savepoints: 512,
         redone: 1 << 20,
         outstanding: 65_536,
-        longest_probe: Duration::from_secs(1),
+        longest_deadlock_check: Duration::from_secs(1),
         victims: 4,
         victim_window: Duration::from_secs(20),
         serialized_term: Duration::from_secs(10),

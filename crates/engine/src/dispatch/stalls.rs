@@ -2,7 +2,7 @@
 //!
 //! A group that holds a lock may wait for its turn to commit, and the group whose turn it is may wait
 //! for that lock: the subscriber cannot see such a wait ([`crate::blockers`]). So a group that stays the
-//! oldest for `--lock-probe` is looked at, and again after twice the time.
+//! oldest for `--deadlock-timeout` is looked at, and again after twice the time.
 
 use std::time::Duration;
 

@@ -133,7 +133,7 @@ fn settings(workers: usize) -> DispatchSettings {
         group: GroupLimits { transactions: 128, changes: 1000, bytes: 10_000 },
         writeset: WritesetLimits::default(),
         rows_through: Lsn::INVALID,
-        lock_probe: at(50),
+        deadlock_timeout: at(50),
         pacing: Pacing::MEASURED,
     }
 }
@@ -229,7 +229,7 @@ fn what_conflicts_with_groups_in_flight_waits_for_them() {
         let (_, group) = handed(&mut dispatch, at(time)).expect("one is free");
         let waits = if time == 4 { Waits::through(GroupSeq(1)) } else { Waits::default() };
         assert_eq!(
-            (group.contended.waits, group.contended.changes.len()),
+            (group.dependent.waits, group.dependent.changes.len()),
             (waits, (time / 4) as usize)
         );
     }
@@ -257,7 +257,7 @@ fn the_end_of_a_prepared_transaction_is_a_barrier() {
         dispatch.push(of_kind(key, kind));
         let (_, group) = handed(&mut dispatch, at(key * 2)).expect("one is free");
         assert_eq!(group.mode, if kind == Kind::End { Mode::Rows } else { Mode::Net });
-        group.contended.waits.through.0
+        group.dependent.waits.through.0
     });
     assert_eq!(waits.collect::<Vec<_>>(), [0, 1, 2]);
 }
@@ -270,7 +270,7 @@ fn transactions_prepared_at_once_wait_only_for_what_came_before_all_of_them() {
         dispatch.push(of_kind(key, kind));
         let (worker, group) = handed(&mut dispatch, at(key * 2)).expect("one is free");
         dispatch.answered(worker, 1, &[], at(key * 2));
-        group.contended.waits.through.0
+        group.dependent.waits.through.0
     });
     assert_eq!(waits.collect::<Vec<_>>(), [0, 1, 1, 0, 4]);
 }
@@ -281,7 +281,7 @@ fn a_table_under_another_topmost_relation_is_a_barrier() {
     let moved = TableId { oid: 1, root: 7 };
     let waits = (1..).zip([TABLE, moved, moved]).map(|(key, table)| {
         dispatch.push(Insertion { table, ..row(key) });
-        handed(&mut dispatch, at(key * 2)).expect("one is free").1.contended.waits.through.0
+        handed(&mut dispatch, at(key * 2)).expect("one is free").1.dependent.waits.through.0
     });
     assert_eq!(waits.collect::<Vec<_>>(), [0, 1, 2]);
 }
@@ -357,11 +357,11 @@ fn tables_of_groups_that_give_way_often_are_serialized_for_a_while() {
         }
         let (oldest, victim) = (GroupSeq(round * 2 + 1), GroupSeq(round * 2 + 2));
         let now = at(round * 100 + 90);
-        let (rolled_back, turned) = dispatch.make_way(oldest, &[victim], now);
+        let (rolled_back, turned) = dispatch.resolve_deadlock(oldest, &[victim], now);
         assert_eq!(rolled_back, [(1, victim)]);
         serialized.extend(turned.roots);
         // However often it is found.
-        assert!(dispatch.make_way(oldest, &[victim], now).1.roots.is_empty());
+        assert!(dispatch.resolve_deadlock(oldest, &[victim], now).1.roots.is_empty());
         dispatch.answered(0, 1, &[oldest], now);
         dispatch.answered(1, 1, &[victim], now);
     }
@@ -369,7 +369,7 @@ fn tables_of_groups_that_give_way_often_are_serialized_for_a_while() {
     for (key, waits) in [(101, 0), (102, 9)] {
         dispatch.push(row(key));
         let (_, group) = handed(&mut dispatch, at(key * 10)).expect("one is free");
-        assert_eq!(group.contended.waits.through.0, waits);
+        assert_eq!(group.dependent.waits.through.0, waits);
     }
     assert_eq!(dispatch.promote(at(60_000)).roots, [TABLE.root]);
 }

@@ -37,7 +37,7 @@ pub struct ChangeAt {
 /// How the changes of one version of a table may be folded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableRules {
-    /// The topmost relation of the target that holds its rows. Tables of one lane share rows, so
+    /// The topmost relation of the subscriber that holds its rows. Tables of one lane share rows, so
     /// a change of one closes the open segment of every other.
     pub lane: u32,
     /// Number of published columns: a tuple of another size is left to row mode, which refuses it.
@@ -45,14 +45,14 @@ pub struct TableRules {
     /// How rows are told apart.
     pub fold: Fold,
     /// Updates are executed one by one (a column that UPDATE cannot set is published, and only the
-    /// target knows whether it changed).
+    /// subscriber knows whether it changed).
     pub updates_alone: bool,
 }
 
 /// How rows of a table are told apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fold {
-    /// By columns that find at most one row on the target: index of the published column, and when
+    /// By columns that find at most one row on the subscriber: index of the published column, and when
     /// two of its values are equal there.
     Key(Vec<(usize, KeyForm)>),
     /// By nothing but all columns together: equal rows are counted (REPLICA IDENTITY FULL without
@@ -127,7 +127,7 @@ pub struct Update<'a> {
     /// The row to find under [`Fold::WholeRow`]; under [`Fold::Key`] the key columns of `new` find
     /// it, and this is `None`.
     pub old: Option<Old<'a>>,
-    /// New values. `Unchanged` columns keep what the target has. Key columns always have a value.
+    /// New values. `Unchanged` columns keep what the subscriber has. Key columns always have a value.
     pub new: Row<'a>,
 }
 

@@ -1,10 +1,10 @@
 //! Folding of rows without a key: equal rows are counted, because they are interchangeable.
 //!
 //! A change takes one of the equal rows that its old image names: rather one that the segment
-//! itself made than one that was there before. So what remains to be found on the target is of
+//! itself made than one that was there before. So what remains to be found on the subscriber is of
 //! each old image the number by which its changes outnumbered what the segment had made of it, at
 //! the worst moment. That number never decreases, and executing one by one finds all rows if and
-//! only if the target has so many; so no missing row is hidden and none is invented.
+//! only if the subscriber has so many; so no missing row is hidden and none is invented.
 //!
 //! Images are equal if their bytes are. The subscriber may take more for equal (numeric 1.0 and
 //! 1.00), but each class finds only the rows that are identical to it; where there are too few, fewer

@@ -11,7 +11,7 @@ use crate::worker::halving::Fallback;
 use crate::worker::{Awaited, Craft, Desk, Group, InFlight, Mode, Task};
 
 /// How often the oldest group is tried again after an error that may pass by itself (a deadlock
-/// with a user of the target), before the run ends and another begins.
+/// with a user of the subscriber), before the run ends and another begins.
 const ATTEMPTS: u32 = 8;
 /// The pause before the first of these attempts; it doubles each time.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -115,7 +115,7 @@ impl<C: Craft> Desk<C> {
         self.in_flight.back_mut().map(|last| (last, &mut self.awaited))
     }
 
-    /// A target transaction of the first group in flight is committed, up to this end.
+    /// A subscriber transaction of the first group in flight is committed, up to this end.
     pub fn committed(&mut self, end: Lsn) {
         if let Some(first) = self.in_flight.front_mut() {
             first.count_committed(Some(end));

@@ -19,7 +19,7 @@ pub trait Task {
     /// Whether it is a transaction from beginning to end, which can be carried out again.
     fn is_whole(&self) -> bool;
 
-    /// Whether code of users may run on the target. It may look at where transactions end: a deferred
+    /// Whether code of users may run on the subscriber. It may look at where transactions end: a deferred
     /// constraint trigger runs there.
     fn runs_user_code(&self) -> bool;
 
@@ -40,24 +40,24 @@ pub trait Task {
 /// How a group is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// One target transaction: net changes, as sets where that means the same.
+    /// One subscriber transaction: net changes, as sets where that means the same.
     Net,
-    /// One target transaction per source transaction, one statement per change in stream order:
+    /// One subscriber transaction per source transaction, one statement per change in stream order:
     /// what the net changes are judged by, and what names an offender exactly.
     Rows,
 }
 
 /// The changes of a group that other groups in flight may be in the way of.
 #[derive(Debug, Clone, Default)]
-pub struct Contended {
+pub struct Dependent {
     /// What they wait for.
     pub waits: Waits,
     /// By number of the change in the group; empty if there is none.
     pub changes: Vec<bool>,
 }
 
-impl Contended {
-    /// Whether nothing of the group is contended.
+impl Dependent {
+    /// Whether nothing of the group is dependent.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
@@ -74,7 +74,7 @@ pub struct Group<T> {
     /// How it is carried out.
     pub mode: Mode,
     /// What of it other groups may be in the way of.
-    pub contended: Contended,
+    pub dependent: Dependent,
     /// How often it was rolled back. From then on it runs only as the oldest.
     pub attempts: u32,
     /// It is a piece of a group that was halved, and another one follows it on the same worker.
@@ -86,10 +86,10 @@ impl<T: Task> Group<T> {
     /// is in their way.
     pub(super) fn halve(&mut self) -> Self {
         let works = self.works.split_off(self.works.len() / 2);
-        self.contended = Contended::default();
+        self.dependent = Dependent::default();
         let (seq, mode, attempts) = (self.seq, self.mode, self.attempts);
         let more = std::mem::replace(&mut self.more, true);
-        Self { seq, works, mode, contended: Contended::default(), attempts, more }
+        Self { seq, works, mode, dependent: Dependent::default(), attempts, more }
     }
 
     /// Whether it holds whole transactions, so that it can be carried out again.
@@ -104,13 +104,13 @@ impl<T: Task> Group<T> {
         self.works.first().is_some_and(Task::is_step)
     }
 
-    /// Whether the target would take its commit even if those before it on the session had failed.
+    /// Whether the subscriber would take its commit even if those before it on the session had failed.
     #[must_use]
     pub fn follows_applied(&self) -> bool {
         self.works.first().is_some_and(Task::follows_applied)
     }
 
-    /// Whether it is prepared on the target, and all of it is here.
+    /// Whether it is prepared on the subscriber, and all of it is here.
     #[must_use]
     pub fn is_prepared_at_once(&self) -> bool {
         self.works.iter().any(Task::is_prepared_at_once)
@@ -141,7 +141,7 @@ impl<T: Task> Group<T> {
     #[must_use]
     pub fn waits_to_start(&self) -> Waits {
         if self.is_prepared_at_once() {
-            return self.contended.waits.clone();
+            return self.dependent.waits.clone();
         }
         if !self.may_be_early() {
             return Waits::all_before(self.seq);
@@ -149,7 +149,7 @@ impl<T: Task> Group<T> {
         match self.mode {
             Mode::Net => Waits::default(),
             // In stream order, so not in two steps.
-            Mode::Rows => self.contended.waits.clone(),
+            Mode::Rows => self.dependent.waits.clone(),
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use pgoutput::Lsn;
 
 use crate::group::GroupSeq;
-use crate::worker::{Contended, Craft, Group, Mode, Task};
+use crate::worker::{Craft, Dependent, Group, Mode, Task};
 
 /// A group whose statements are put together, and not completely answered.
 pub struct InFlight<C: Craft> {
@@ -18,8 +18,8 @@ pub struct InFlight<C: Craft> {
     pub early: bool,
     /// Answers that are still to come.
     pub(super) awaited: usize,
-    /// Statements of the contended changes, until what they wait for has ended.
-    pub(super) contended: Option<(C::Statements, VecDeque<C::Awaited>)>,
+    /// Statements of the dependent changes, until what they wait for has ended.
+    pub(super) dependent: Option<(C::Statements, VecDeque<C::Awaited>)>,
     /// What is sent when all statements are answered as they must be, in the group's turn.
     pub(super) ending: Option<C::Ending>,
     /// Of its transactions, those that are committed already (by rows).
@@ -30,22 +30,22 @@ impl<C: Craft> InFlight<C> {
     /// So many answers will come to what is sent first.
     #[must_use]
     pub fn new(group: Group<C::Task>, mark: C::Mark, early: bool, awaited: usize) -> Self {
-        Self { group, mark, early, awaited, contended: None, ending: None, committed: 0 }
+        Self { group, mark, early, awaited, dependent: None, ending: None, committed: 0 }
     }
 
-    /// What is still to be sent of it: its contended changes, if they are apart, and its end.
+    /// What is still to be sent of it: its dependent changes, if they are apart, and its end.
     #[must_use]
     pub fn with_rest(
         self,
-        contended: Option<(C::Statements, VecDeque<C::Awaited>)>,
+        dependent: Option<(C::Statements, VecDeque<C::Awaited>)>,
         ending: Option<C::Ending>,
     ) -> Self {
-        Self { contended, ending, ..self }
+        Self { dependent, ending, ..self }
     }
 
     /// Whether something of it is still to be sent.
     pub(super) fn is_open(&self) -> bool {
-        self.contended.is_some() || self.ending.is_some()
+        self.dependent.is_some() || self.ending.is_some()
     }
 
     /// Everything that ends up to here is committed.
@@ -69,7 +69,7 @@ impl<C: Craft> InFlight<C> {
     pub(super) fn into_rest(mut self) -> Group<C::Task> {
         if self.committed > 0 {
             self.group.works.drain(..self.committed);
-            self.group.contended = Contended::default();
+            self.group.dependent = Dependent::default();
         }
         self.group
     }

@@ -15,7 +15,7 @@ mod tests;
 use std::collections::VecDeque;
 
 pub use answers::{Accounted, Again, Failed, Found, Verdict};
-pub use group::{Contended, Group, Mode, Task};
+pub use group::{Dependent, Group, Mode, Task};
 use halving::Halving;
 pub use in_flight::InFlight;
 use in_flight::{Ready, follow};
@@ -53,7 +53,7 @@ pub trait Awaited {
 
 /// What a worker has at hand.
 pub struct Desk<C: Craft> {
-    /// Whether the target refuses a commit before its predecessor's.
+    /// Whether the subscriber refuses a commit before its predecessor's.
     ordered: bool,
     /// A lone transaction up to so many changes is sent as it is.
     lone: usize,
@@ -127,7 +127,7 @@ pub enum Kept {
 }
 
 impl<C: Craft> Desk<C> {
-    /// Nothing is to be done. `ordered`: whether the target refuses a commit before its predecessor's;
+    /// Nothing is to be done. `ordered`: whether the subscriber refuses a commit before its predecessor's;
     /// `far`: whether answers take long, so that groups which count their rows need not be looked at
     /// before they commit.
     #[must_use]
@@ -178,7 +178,7 @@ impl<C: Craft> Desk<C> {
             return None;
         }
         let last = self.in_flight.back_mut()?;
-        if let Some((statements, mut awaited)) = last.contended.take() {
+        if let Some((statements, mut awaited)) = last.dependent.take() {
             last.awaited += awaited.len();
             self.awaited.append(&mut awaited);
             return Some(Further::Statements(statements));
@@ -233,14 +233,14 @@ impl<C: Craft> Desk<C> {
         Start { group: Group { mode, ..group }, early, behind, counted }
     }
 
-    /// Whether the contended changes of a group are put together by themselves, to be sent when what
+    /// Whether the dependent changes of a group are put together by themselves, to be sent when what
     /// they wait for has ended.
     pub fn is_split(&mut self, start: &Start<C::Task>, order: &impl Ended) -> bool {
         let Start { group, early, .. } = start;
         *early
             && group.mode == Mode::Net
-            && !group.contended.is_empty()
-            && !self.is_met(&group.contended.waits, order)
+            && !group.dependent.is_empty()
+            && !self.is_met(&group.dependent.waits, order)
     }
 
     /// The first statements of a group are sent; these are their answers.
@@ -268,7 +268,7 @@ impl<C: Craft> Desk<C> {
     fn has_room(&self) -> bool {
         match self.queue.front() {
             // A transaction may be sent with its COMMIT behind others that are not answered only
-            // where the target refuses it if one of them fails.
+            // where the subscriber refuses it if one of them fails.
             Some(next)
                 if next.attempts > 0
                     || next.is_by_rules()
@@ -303,22 +303,22 @@ impl<C: Craft> Desk<C> {
     /// What the group in flight waits for before more of it can be sent.
     fn waits_to_advance(&self) -> Option<Waits> {
         let last = self.in_flight.back()?;
-        if last.contended.is_some() {
-            return Some(last.group.contended.waits.clone());
+        if last.dependent.is_some() {
+            return Some(last.group.dependent.waits.clone());
         }
         (last.ending.is_some() && last.awaited == 0 && self.in_flight.len() == 1).then(|| {
             if self.ordered { Waits::all_before(last.group.seq) } else { Waits::default() }
         })
     }
 
-    /// Why it does not go on, when that is not because of the target, and there is something to do.
+    /// Why it does not go on, when that is not because of the subscriber, and there is something to do.
     #[must_use]
     pub fn kept(&self) -> Option<Kept> {
         if self.is_awaiting() {
             return None;
         }
         match self.in_flight.back() {
-            Some(last) if last.contended.is_some() => Some(Kept::ByDependency),
+            Some(last) if last.dependent.is_some() => Some(Kept::ByDependency),
             Some(last) if last.ending.is_some() => Some(Kept::ByTurn),
             Some(_) => None,
             None => (!self.queue.is_empty()).then_some(Kept::ByDependency),

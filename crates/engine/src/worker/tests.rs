@@ -8,7 +8,7 @@ use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
 use crate::order::{CommitOrder, Waits};
 use crate::worker::{
-    Accounted, Again, Awaited, Contended, Craft, Desk, Failed, Found, Further, Group, InFlight,
+    Accounted, Again, Awaited, Craft, Dependent, Desk, Failed, Found, Further, Group, InFlight,
     Kept, Mode, Next, Start, Task, Verdict,
 };
 
@@ -106,7 +106,7 @@ fn group(seq: u64, commits: &[u64], whole: bool) -> Group<Transaction> {
         seq: GroupSeq(seq),
         works: works.collect(),
         mode: Mode::Net,
-        contended: Contended::default(),
+        dependent: Dependent::default(),
         attempts: 0,
         more: false,
     }
@@ -147,11 +147,11 @@ fn ended(groups: u64) -> CommitOrder {
 fn contended_changes_wait_for_groups_and_the_end_for_its_turn() {
     let (first, mut order) = (GroupSeq(1), ended(0));
     let mut desk: Desk<Words> = Desk::new(true, false, &PACING);
-    let contended = Contended { waits: Waits::through(first), changes: vec![true, false] };
-    desk.push(Group { contended, ..group(3, &[30], true) });
+    let dependent = Dependent { waits: Waits::through(first), changes: vec![true, false] };
+    desk.push(Group { dependent, ..group(3, &[30], true) });
     let start = start(&mut desk, &order);
     assert!(start.early && !start.behind && desk.is_split(&start, &order));
-    let rest = Some(("contended", VecDeque::from([Answer::Statement])));
+    let rest = Some(("dependent", VecDeque::from([Answer::Statement])));
     let in_flight = InFlight::new(start.group, (), true, 1).with_rest(rest, Some("end"));
     desk.sent(in_flight, VecDeque::from([Answer::Statement]));
     assert!(desk.further(&order).is_none());
@@ -162,7 +162,7 @@ fn contended_changes_wait_for_groups_and_the_end_for_its_turn() {
     assert!(matches!(desk.account(), Accounted::Open));
     assert!(desk.further(&order).is_none());
     order.ended(first);
-    assert!(matches!(desk.further(&order), Some(Further::Statements("contended"))));
+    assert!(matches!(desk.further(&order), Some(Further::Statements("dependent"))));
     desk.take_awaited();
     assert!(matches!(desk.account(), Accounted::Open));
     assert!(desk.further(&order).is_none() && desk.kept() == Some(Kept::ByTurn));
@@ -264,7 +264,7 @@ fn parts_that_are_answered_would_be_lost_with_the_session() {
     desk.take_awaited();
     assert!(matches!(desk.account(), Accounted::Through(part) if !part.is_committed()));
     assert_eq!(desk.take_answered(), (1, Vec::new()));
-    assert!(!desk.is_repeatable(), "nothing is at hand, but the target transaction is open");
+    assert!(!desk.is_repeatable(), "nothing is at hand, but the subscriber transaction is open");
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn small_groups_are_not_looked_at_where_that_takes_long() {
 }
 
 /// Carries out one group of which some transactions cannot be applied together with others. Returns
-/// the transactions of each target transaction that was committed, and how many attempts failed.
+/// the transactions of each subscriber transaction that was committed, and how many attempts failed.
 fn carry_out(
     desk: &mut Desk<Words>,
     number: u64,
@@ -377,7 +377,7 @@ fn where_many_offend_halving_ends_soon() {
     assert!(committed.len() < 20, "{}", committed.len());
 }
 
-/// The progress of what was applied beyond a gap is there: the target would take the commit of what
+/// The progress of what was applied beyond a gap is there: the subscriber would take the commit of what
 /// follows it, even if the one that fills the gap had failed.
 #[test]
 fn what_follows_something_applied_earlier_waits_for_what_was_sent() {
@@ -389,5 +389,5 @@ fn what_follows_something_applied_earlier_waits_for_what_was_sent() {
     assert!(matches!(desk.next(&order), Next::Wait(_)), "the gap is not filled");
     let mut desk = sent(group(2, &[20], true), &order);
     desk.push(group(3, &[90], true));
-    assert!(matches!(desk.next(&order), Next::Start(_)), "the target refuses it");
+    assert!(matches!(desk.next(&order), Next::Start(_)), "the subscriber refuses it");
 }

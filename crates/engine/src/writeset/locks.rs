@@ -28,16 +28,16 @@ impl Writeset {
         }
         self.now.taken.clear();
         self.now.touched.clear();
-        self.now.contended = self.now.all;
+        self.now.dependent = self.now.all;
         if self.barrier != self.now.seq {
             self.meet(self.barrier);
         }
     }
 
-    /// Whoever conflicts with the locks of a contended change of the group is contended too.
+    /// Whoever conflicts with the locks of a dependent change of the group is dependent too.
     pub(super) fn end_change(&mut self) -> Verdict {
         let now = &self.now;
-        if !now.contended {
+        if !now.dependent {
             return Verdict::Free;
         }
         for &(hash, access) in &now.taken {
@@ -45,12 +45,12 @@ impl Writeset {
         }
         for touched in &now.touched {
             let root = self.roots.at(touched.place);
-            root.contended = now.seq;
+            root.dependent = now.seq;
             if touched.rest {
                 root.rest = now.seq;
             }
         }
-        Verdict::Contended
+        Verdict::Dependent
     }
 
     pub(super) fn lock(&mut self, rules: &LockRules, message: &Message<'_>) {
@@ -65,7 +65,7 @@ impl Writeset {
         let root = self.roots.at(own.place);
         let known = root.identity.replace(rules.identity).unwrap_or(rules.identity);
         let whole = rules.whole_table
-            || root.demoted
+            || root.serialized
             || root.escalated == self.now.seq
             || known != rules.identity
             || rules.row == RowLock::Table && !matches!(message, Message::Insert(_));
@@ -99,7 +99,7 @@ impl Writeset {
     /// and everything after waits for it.
     pub(super) fn stand_alone(&mut self) {
         self.meet_through(self.now.seq.previous());
-        self.now.all = self.now.contended;
+        self.now.all = self.now.dependent;
         self.barrier = self.now.seq;
     }
 
@@ -220,7 +220,7 @@ impl Writeset {
         let root = self.roots.at(place);
         let (known, unknown) = (root.known_drops, root.unknown_drops);
         let own = unknown.is(group) || any && known.is(group);
-        self.now.contended |= own && root.contended == group;
+        self.now.dependent |= own && root.dependent == group;
         self.meet_through(unknown.other_than(group));
         if any {
             self.meet_through(known.other_than(group));
@@ -310,13 +310,13 @@ impl Writeset {
             self.now.reads += 1;
         }
         if writer == group {
-            self.now.contended |= before.writer.is_contended();
+            self.now.dependent |= before.writer.is_dependent();
         } else {
             self.meet(writer);
         }
         if access == Access::Write {
             if reader == group {
-                self.now.contended |= before.reader.is_contended();
+                self.now.dependent |= before.reader.is_dependent();
                 if before.reader.is_shared() {
                     self.meet_through(group.previous());
                 }
@@ -341,7 +341,7 @@ impl Writeset {
         let group = self.now.seq;
         let root = self.roots.at(place);
         root.rows.note(group);
-        self.now.contended |= root.rest == group;
+        self.now.dependent |= root.rest == group;
         let holder = root.table;
         if holder != group {
             self.meet(holder);
@@ -355,7 +355,7 @@ impl Writeset {
         let root = self.roots.at(place);
         let (holder, others) = (root.table, root.rows.other_than(group));
         root.table = group;
-        self.now.contended |= root.rest == group || root.contended == group;
+        self.now.dependent |= root.rest == group || root.dependent == group;
         if holder != group {
             self.meet(holder);
         }

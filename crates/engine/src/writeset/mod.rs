@@ -5,8 +5,8 @@
 //! Nothing in a database is locked, and nobody waits here. What comes out is, for each change,
 //! whether it is *free*, and for the group what it waits for before the others may run.
 //!
-//! A change is *contended* if a lock of it conflicts with one of a group that has not committed, or
-//! with one of an earlier contended change of its own group, for that one will run later than it
+//! A change is *dependent* if a lock of it conflicts with one of a group that has not committed, or
+//! with one of an earlier dependent change of its own group, for that one will run later than it
 //! stands. Without the latter, of "2→3, 5→2, set row 2" behind a group that holds 3 and 5 the last
 //! change would look free, find the row that was 2 before, and its values would be lost without an
 //! error. Locks are therefore those of the changes as they are, not of net ones.
@@ -42,7 +42,7 @@ pub enum Verdict {
     /// At once.
     Free,
     /// When the groups have committed that its group waits for.
-    Contended,
+    Dependent,
 }
 
 /// The locks of all groups that have not committed.
@@ -84,13 +84,13 @@ struct Current {
     ahead: GroupSeq,
     /// All groups up to this one will have committed when the group begins.
     settled: GroupSeq,
-    /// Every further change is contended.
+    /// Every further change is dependent.
     all: bool,
     waits: Waits,
     keys: usize,
     reads: usize,
-    /// Of the change: whether it is contended, keys it has taken, and roots it has locks of.
-    contended: bool,
+    /// Of the change: whether it is dependent, keys it has taken, and roots it has locks of.
+    dependent: bool,
     taken: Vec<(u64, Access)>,
     touched: Vec<Touched>,
 }
@@ -99,7 +99,7 @@ struct Current {
 #[derive(Debug, Clone, Copy)]
 struct Touched {
     place: usize,
-    /// Whether further changes there are contended if this one is.
+    /// Whether further changes there are dependent if this one is.
     rest: bool,
 }
 
@@ -146,7 +146,7 @@ impl Writeset {
     }
 
     /// Takes the tables whole, as TRUNCATE does, or a change of what they look like. It waits for
-    /// everything before it: the lock on the target would make readers wait for as long as the
+    /// everything before it: the lock on the subscriber would make readers wait for as long as the
     /// group waits for its turn.
     pub fn truncate(&mut self, tables: &[&LockRules]) -> Verdict {
         self.begin_change();
@@ -169,10 +169,10 @@ impl Writeset {
     /// # Panics
     ///
     /// If a group is open.
-    pub fn demote(&mut self, root: u32, demoted: bool) {
+    pub fn serialize(&mut self, root: u32, serialized: bool) {
         assert!(!self.now.open, "a group is locked in one way");
         let place = self.roots.place(root);
-        self.roots.at(place).demoted = demoted;
+        self.roots.at(place).serialized = serialized;
     }
 
     /// All changes of the open group are in.
@@ -273,7 +273,7 @@ impl Writeset {
         if self.ordered {
             self.meet_through(group);
         } else if group != self.now.ahead && !self.has_committed(group) {
-            self.now.contended = true;
+            self.now.dependent = true;
             if !self.now.waits.groups.contains(&group) {
                 self.now.waits.groups.push(group);
             }
@@ -284,7 +284,7 @@ impl Writeset {
     #[inline]
     fn meet_through(&mut self, group: GroupSeq) {
         if group > self.now.settled {
-            self.now.contended = true;
+            self.now.dependent = true;
             self.now.waits.through = self.now.waits.through.max(group);
         }
     }

@@ -18,14 +18,14 @@ pub(super) struct Root {
     pub(super) known_drops: Latest,
     /// Who has taken references to rows away, of which that is not known.
     pub(super) unknown_drops: Latest,
-    /// The latest group of which a change here is contended.
-    pub(super) contended: GroupSeq,
-    /// The latest group whose further changes here are contended, whatever they are.
+    /// The latest group of which a change here is dependent.
+    pub(super) dependent: GroupSeq,
+    /// The latest group whose further changes here are dependent, whatever they are.
     pub(super) rest: GroupSeq,
     /// The latest group that holds the table because it has locked too many keys.
     pub(super) escalated: GroupSeq,
     /// Every change takes the table, for now.
-    pub(super) demoted: bool,
+    pub(super) serialized: bool,
     /// The group whose keys are counted.
     counted: GroupSeq,
     keys: usize,

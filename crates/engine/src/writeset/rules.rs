@@ -1,15 +1,15 @@
-//! What of a table must be locked: made from the constraints of the target.
+//! What of a table must be locked: made from the constraints of the subscriber.
 
 use crate::key::KeyForm;
 
-/// The locks of one version of a published table on one version of its target table.
+/// The locks of one version of a published table on one version of its subscriber table.
 ///
-/// What is certain is that two values that the target takes for equal have the same form; columns
+/// What is certain is that two values that the subscriber takes for equal have the same form; columns
 /// for which that is not so must not stand in a lock that is `certain`. Leaving a column of a key
 /// out is always right: it only makes more rows share a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockRules {
-    /// The topmost relation of the target that holds the rows: what table-wide locks are taken of,
+    /// The topmost relation of the subscriber that holds the rows: what table-wide locks are taken of,
     /// and what the locks of rows belong to.
     pub root: u32,
     /// Rules of one root that give every row the same row lock have the same number, others
@@ -18,7 +18,7 @@ pub struct LockRules {
     pub identity: u64,
     /// How rows are told apart.
     pub row: RowLock,
-    /// Unique indexes and exclusion constraints of the target, other than what finds the row.
+    /// Unique indexes and exclusion constraints of the subscriber, other than what finds the row.
     pub unique: Vec<UniqueLock>,
     /// Foreign keys of the table.
     pub foreign: Vec<ForeignLock>,
@@ -34,7 +34,7 @@ pub struct LockRules {
 /// How rows are told apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RowLock {
-    /// By columns in which no two rows of the target are equal, or by some of them.
+    /// By columns in which no two rows of the subscriber are equal, or by some of them.
     Key(Vec<LockColumn>),
     /// By all columns, or some of them: rows may be equal, and NULL is equal to NULL. Updates and
     /// deletes must come with the complete old row.
@@ -48,7 +48,7 @@ pub enum RowLock {
 pub struct LockColumn {
     /// Index among the published columns.
     pub column: usize,
-    /// When two of its values are equal on the target.
+    /// When two of its values are equal on the subscriber.
     pub form: KeyForm,
     /// Whether it belongs to the publisher's replica identity: then an update that comes without an
     /// old row left it as it was, and an old row has its value.

@@ -30,8 +30,8 @@ pub(super) struct Stamp(u32);
 impl Stamp {
     const NOBODY: Self = Self(0);
     const SOMEBODY: u32 = 1 << 31;
-    /// A change that took the lock is contended.
-    const CONTENDED: u32 = 1 << 30;
+    /// A change that took the lock is dependent.
+    const DEPENDENT: u32 = 1 << 30;
     /// Of a reader: there were others before it that matter to it.
     const SHARED: u32 = 1 << 29;
     const NUMBER: u32 = Self::SHARED - 1;
@@ -50,8 +50,8 @@ impl Stamp {
         GroupSeq(now.0.saturating_sub(u64::from(ago)))
     }
 
-    pub(super) fn is_contended(self) -> bool {
-        self.0 & Self::CONTENDED != 0
+    pub(super) fn is_dependent(self) -> bool {
+        self.0 & Self::DEPENDENT != 0
     }
 
     pub(super) fn is_shared(self) -> bool {
@@ -176,15 +176,15 @@ impl LockTable {
         }
     }
 
-    /// Notes that a change of the newest group is contended, which has just taken this lock.
+    /// Notes that a change of the newest group is dependent, which has just taken this lock.
     pub(super) fn contend(&mut self, hash: u64, access: Access) {
         let mut at = home(hash, self.places.len());
         while !self.places[at].is_nothing() {
             let entry = &mut self.places[at];
             if entry.hash == hash {
                 match access {
-                    Access::Write => entry.writer.0 |= Stamp::CONTENDED,
-                    Access::Read => entry.reader.0 |= Stamp::CONTENDED,
+                    Access::Write => entry.writer.0 |= Stamp::DEPENDENT,
+                    Access::Read => entry.reader.0 |= Stamp::DEPENDENT,
                 }
                 return;
             }

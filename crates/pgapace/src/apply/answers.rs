@@ -1,18 +1,18 @@
-//! What the target answers: rows counted, missing rows kept until their transaction has committed.
+//! What the subscriber answers: rows counted, missing rows kept until their transaction has committed.
 
 use engine::net::ChangeAt;
 use engine::progress::Range;
 use engine::worker::Awaited;
 use pgoutput::{Lsn, Xid};
 
+use crate::apply::conflict_log::MissingLog;
 use crate::apply::conflicts::Judged;
 use crate::apply::context::{Context, not_one_row};
-use crate::apply::missing::MissingLog;
 use crate::error::{Failure, Result};
-use crate::target::conflict::Action;
-use crate::target::state::conflicts::Conflict;
-use crate::target::state::statistics::{Changes, Counters};
-use crate::target::statement::row::Expect;
+use crate::subscriber::conflict::Action;
+use crate::subscriber::state::conflicts::Conflict;
+use crate::subscriber::state::statistics::{Changes, Counters};
+use crate::subscriber::statement::row::Expect;
 
 /// Missing rows of one transaction that are kept to be named in the log; the rest are counted.
 const KEPT_MISSING: usize = 100;
@@ -42,7 +42,7 @@ pub(crate) enum Pending {
     Commit {
         part: u32,
     },
-    /// The end of a target transaction; `None` after one that failed.
+    /// The end of a subscriber transaction; `None` after one that failed.
     Sync {
         commits: Option<Committing>,
     },
@@ -65,7 +65,7 @@ impl Awaited for Pending {
     }
 }
 
-/// What a target transaction commits.
+/// What a subscriber transaction commits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Committing {
     /// The end of the source transaction before its first.
@@ -86,7 +86,7 @@ pub(crate) struct Answers {
     current: Counters,
     committed: Counters,
     ranges: Vec<Range>,
-    /// Transactions of the publisher that are prepared on the target.
+    /// Transactions of the publisher that are prepared on the subscriber.
     prepared: Vec<Xid>,
     /// The first missing rows of the transaction being answered, and how many more there are.
     missing: Vec<Conflict>,
@@ -138,11 +138,11 @@ impl Answers {
             Some(Pending::Begin | Pending::State) => Ok(()),
             Some(Pending::Progress { .. }) if affected == 1 => Ok(()),
             Some(Pending::Progress { .. }) => {
-                Err(Failure::internal("the target recorded no progress"))
+                Err(Failure::internal("the subscriber recorded no progress"))
             }
             Some(Pending::Truncate { .. } | Pending::Net { .. }) => Ok(()),
             Some(Pending::Commit { .. }) if rolled_back => {
-                Err(Failure::internal("the target rolled a transaction back at COMMIT"))
+                Err(Failure::internal("the subscriber rolled a transaction back at COMMIT"))
             }
             Some(Pending::Commit { .. }) => Ok(()),
             Some(Pending::Change { at, expect }) => {
@@ -169,7 +169,7 @@ impl Answers {
                 }
             }
             Some(Pending::Sync { .. }) | None => {
-                Err(Failure::internal("the target completed a statement nobody sent"))
+                Err(Failure::internal("the subscriber completed a statement nobody sent"))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What the target says about a change, in terms of the change: who it was, and which conflict.
+//! What the subscriber says about a change, in terms of the change: who it was, and which conflict.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::apply::answers::Pending;
 use crate::apply::offender::{self, unknown_offender};
 use crate::apply::work::{Group, Work};
 use crate::error::{Class, Failure, Offender, Result};
-use crate::target::conflict::{Action, ConflictType};
-use crate::target::mapping::TableMap;
-use crate::target::state::conflicts::Conflict;
-use crate::target::statement::row::Expect;
+use crate::subscriber::conflict::{Action, ConflictType};
+use crate::subscriber::mapping::TableMap;
+use crate::subscriber::state::conflicts::Conflict;
+use crate::subscriber::statement::row::Expect;
 
 /// The group that is being answered.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +32,7 @@ impl<'a> Context<'a> {
         change.ok().map(|(message, _)| message)
     }
 
-    /// The target table of a change of one row.
+    /// The subscriber table of a change of one row.
     pub(crate) fn map(&self, at: ChangeAt) -> Option<&'a TableMap> {
         let work = self.work(at.part)?;
         match work.part.change(at.change as usize).ok()?.1 {
@@ -90,7 +90,7 @@ impl<'a> Context<'a> {
         })
     }
 
-    /// Turns an error of the target into a failure that names the change, and the conflict if it is
+    /// Turns an error of the subscriber into a failure that names the change, and the conflict if it is
     /// one.
     pub(crate) fn explain(&self, error: &wire::Error, pending: Option<Pending>) -> Failure {
         let failure = self.describe(error, pending);
@@ -157,7 +157,7 @@ impl<'a> Context<'a> {
             | None => ("applying changes", None, false),
         };
         let offender = offender.map(|offender| self.blame(offender, error, pending));
-        let mut failure = Failure::target(error, doing);
+        let mut failure = Failure::subscriber(error, doing);
         failure.offender = offender.map(Box::new);
         match failure.sqlstate.as_deref() {
             // The progress statement refuses a commit whose epoch or predecessor is not there.
@@ -275,7 +275,7 @@ fn what_to_do(kind: Option<ConflictType>, commit_lsn: Lsn) -> String {
         format!(", choose what is done about {} (--on-conflict)", kind.name())
     });
     format!(
-        "Change the conflicting row or the constraint on the target{choose}, or leave the \
+        "Change the conflicting row or the constraint on the subscriber{choose}, or leave the \
          transaction out (pgapace skip --lsn {commit_lsn}); then start pgapace again: it goes on \
          with this transaction."
     )
@@ -285,8 +285,8 @@ fn what_to_do(kind: Option<ConflictType>, commit_lsn: Lsn) -> String {
 pub(crate) fn not_one_row(rows: u64, offender: Offender) -> Failure {
     let failure = Failure::new(
         Class::Apply,
-        format!("a change of one row affected {rows} rows of the target"),
+        format!("a change of one row affected {rows} rows of the subscriber"),
     )
-    .hint("The columns by which rows are found are not unique on the target.");
+    .hint("The columns by which rows are found are not unique on the subscriber.");
     Failure { offender: Some(Box::new(offender)), ..failure }
 }

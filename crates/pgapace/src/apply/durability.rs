@@ -3,7 +3,7 @@
 //! Apply sessions commit with `synchronous_commit = off`. This thread makes one small synchronous
 //! commit whenever something is committed and not yet durable; its return covers everything before
 //! it. It also removes old progress rows (that is the small commit), writes the statistics, and looks
-//! from time to time whether the target's tables are still what they were.
+//! from time to time whether the subscriber's tables are still what they were.
 //!
 //! A publisher that waits for each commit to be durable waits for that second commit too, which
 //! costs more than it saves where a flush is quick: then apply sessions commit synchronously
@@ -21,12 +21,12 @@ use wire::Session;
 use crate::apply::blockers::Pulse;
 use crate::apply::thread::join_or_cancel;
 use crate::error::{Failure, Result};
-use crate::target::catalogue;
-use crate::target::state::conflicts::{self, Conflict};
-use crate::target::state::prepared::PreparedHere;
-use crate::target::state::progress;
-use crate::target::state::statistics::{self, Delta};
-use crate::target::state::{self, RelationMode, SubscriptionId};
+use crate::subscriber::catalogue;
+use crate::subscriber::state::conflicts::{self, Conflict};
+use crate::subscriber::state::prepared::PreparedHere;
+use crate::subscriber::state::progress;
+use crate::subscriber::state::statistics::{self, Delta};
+use crate::subscriber::state::{self, RelationMode, SubscriptionId};
 
 /// How long the last jobs may take, statistics among them, before they are cancelled.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -52,7 +52,7 @@ pub(crate) enum Job {
     Modes(Vec<RelationMode>),
     /// Remove the note of a transaction that was not prepared after all.
     Forget(PreparedHere),
-    /// Look whether these tables of the target have changed.
+    /// Look whether these tables of the subscriber have changed.
     Fingerprints(Vec<u32>),
 }
 
@@ -104,7 +104,7 @@ impl Drop for Durability {
     }
 }
 
-/// Whether a flush on the target takes so little that commits need not be made durable by others.
+/// Whether a flush on the subscriber takes so little that commits need not be made durable by others.
 pub(crate) fn is_quick(session: &mut Session, id: SubscriptionId) -> Result<bool> {
     for _ in 0..LOOKS {
         let started = Instant::now();

@@ -16,18 +16,18 @@ use crate::apply::offender::offender;
 use crate::apply::work::{Group, TwoPhase, Work};
 use crate::apply::worker::Identity;
 use crate::error::{Class, Failure, Result};
-use crate::target::format::MISREAD_HINT;
-use crate::target::mapping::TableMap;
-use crate::target::state::prepared::PreparedHere;
-use crate::target::state::progress::{RECORD_TYPES, RecordParams, record_sql};
-use crate::target::state::statistics::Changes;
-use crate::target::statement::bind::{self, RowChange};
-use crate::target::statement::cache::StatementCache;
-use crate::target::statement::row::{
+use crate::subscriber::format::MISREAD_HINT;
+use crate::subscriber::mapping::TableMap;
+use crate::subscriber::state::prepared::PreparedHere;
+use crate::subscriber::state::progress::{RECORD_TYPES, RecordParams, record_sql};
+use crate::subscriber::state::statistics::Changes;
+use crate::subscriber::statement::bind::{self, RowChange};
+use crate::subscriber::statement::cache::StatementCache;
+use crate::subscriber::statement::row::{
     Expect, Operation, PlanError, UpdatePlan, Values, plan_delete, plan_update, values,
 };
-use crate::target::statement::set::{Expected, SetBuffers, SetError, queue_segment};
-use crate::target::statement::truncate;
+use crate::subscriber::statement::set::{Expected, SetBuffers, SetError, queue_segment};
+use crate::subscriber::statement::truncate;
 
 /// Which changes of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(crate) enum Which {
     /// Those that no other group can be in the way of.
     Free,
     /// The others.
-    Contended,
+    Dependent,
 }
 
 /// Prepares what every transaction uses, on a session that is not in a transaction. It is answered when
@@ -52,7 +52,7 @@ pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Resu
     if !ordered {
         session.queue_parse("progress_behind", &record(true), &RECORD_TYPES);
     }
-    session.finish_queued().map_err(|e| Failure::target(&e, "preparing statements"))
+    session.finish_queued().map_err(|e| Failure::subscriber(&e, "preparing statements"))
 }
 
 /// Queues statements on one session, which has what [`prepare_control`] prepares. What it has
@@ -62,7 +62,7 @@ pub(crate) struct Encoder {
     statements: StatementCache,
     plan: UpdatePlan,
     buffers: SetBuffers,
-    /// Of the target transaction that is being queued, which may have several parts.
+    /// Of the subscriber transaction that is being queued, which may have several parts.
     changes: Changes,
 }
 
@@ -102,7 +102,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// What was counted of the target transaction that is being queued.
+    /// What was counted of the subscriber transaction that is being queued.
     pub(crate) fn counted(&self) -> Changes {
         self.changes
     }
@@ -125,12 +125,12 @@ impl Encoder {
                          + $1::pg_catalog.int8 * '1 microsecond'::pg_catalog.interval)";
             session
                 .query(sql, &[Some(&time.0.to_string())])
-                .map_err(|e| Failure::target(&e, "tagging a commit"))?;
+                .map_err(|e| Failure::subscriber(&e, "tagging a commit"))?;
         }
         Ok(())
     }
 
-    /// Queues part `index` of a group by rows: a source transaction is a target transaction, one
+    /// Queues part `index` of a group by rows: a source transaction is a subscriber transaction, one
     /// statement for each change in stream order. The end of one whose first parts went before is
     /// given back, because those must be answered first; and that of one that is `early`, which
     /// has to wait for its turn.
@@ -169,8 +169,8 @@ impl Encoder {
         }
     }
 
-    /// Queues changes of a group as one target transaction (or a part of one), but for its
-    /// [end](Self::ending). The contended ones are queued after the free ones. True if their answers
+    /// Queues changes of a group as one subscriber transaction (or a part of one), but for its
+    /// [end](Self::ending). The dependent ones are queued after the free ones. True if their answers
     /// need not be looked at before the end is queued, because statements fail that find other rows
     /// than they must: where they can, they are `counted` for that.
     pub(crate) fn net(
@@ -182,18 +182,18 @@ impl Encoder {
         pending: &mut VecDeque<Pending>,
     ) -> Result<bool> {
         let mut sure = true;
-        if which != Which::Contended && group.works.first().is_some_and(|work| work.part.first) {
+        if which != Which::Dependent && group.works.first().is_some_and(|work| work.part.first) {
             queue_control(session, "begin", Pending::Begin, pending)?;
         }
         let (maps, rules, slots) = table_slots(group);
         let mut folder = Folder::new(&rules);
         let mut truncated = Vec::new();
-        let mut contended = group.contended.changes.iter();
+        let mut dependent = group.dependent.changes.iter();
         for (index, work) in group.works.iter().enumerate() {
             for change in 0..work.part.len() {
                 if which != Which::All {
-                    let contended = contended.next().copied().unwrap_or_default();
-                    if contended != (which == Which::Contended) {
+                    let dependent = dependent.next().copied().unwrap_or_default();
+                    if dependent != (which == Which::Dependent) {
                         continue;
                     }
                 }
@@ -254,7 +254,7 @@ impl Encoder {
         Ok(sure)
     }
 
-    /// What ends a group that was queued as one target transaction. It may be queued when every
+    /// What ends a group that was queued as one subscriber transaction. It may be queued when every
     /// statement is known to have affected as many rows as it must.
     pub(crate) fn ending(&mut self, group: &Group) -> Result<Option<Ending>> {
         let (Some(first), Some(last)) = (group.works.first(), group.works.last()) else {
@@ -267,7 +267,7 @@ impl Encoder {
         Ok(self.end_of(last, timed, first.predecessor, last_part, number(transactions)?))
     }
 
-    /// What ends the target transaction after `work`, `None` in the middle of a large one. Its time
+    /// What ends the subscriber transaction after `work`, `None` in the middle of a large one. Its time
     /// is that of `timed`, its last one that is not idle.
     fn end_of(
         &mut self,
@@ -407,7 +407,7 @@ impl Encoder {
     }
 }
 
-/// Progress row, COMMIT and Sync of a target transaction; or PREPARE TRANSACTION and Sync.
+/// Progress row, COMMIT and Sync of a subscriber transaction; or PREPARE TRANSACTION and Sync.
 #[derive(Debug, Clone)]
 pub(crate) struct Ending {
     /// The last part, for messages.
@@ -435,7 +435,7 @@ impl Ending {
             None => {}
             Some(TwoPhase::Prepare(prepared)) => {
                 queue_prepare(session, identity, &prepared, part, pending)
-                    .map_err(|e| Failure::target(&e, "preparing a transaction"))?;
+                    .map_err(|e| Failure::subscriber(&e, "preparing a transaction"))?;
                 session.queue_sync();
                 pending.push_back(Pending::Sync { commits: Some(commits) });
                 return Ok(());
@@ -443,7 +443,7 @@ impl Ending {
             Some(TwoPhase::Commit(prepared) | TwoPhase::Rollback(prepared)) => {
                 prepared
                     .queue_forget(session)
-                    .map_err(|e| Failure::target(&e, "recording progress"))?;
+                    .map_err(|e| Failure::subscriber(&e, "recording progress"))?;
                 pending.push_back(Pending::State);
             }
         }
@@ -452,7 +452,7 @@ impl Ending {
         let record = RecordParams::new(identity.id, (end, after), identity.epoch, time, memory);
         session
             .queue_bind(statement, record.params().into_iter())
-            .map_err(|e| Failure::target(&e, "recording progress"))?;
+            .map_err(|e| Failure::subscriber(&e, "recording progress"))?;
         session.queue_execute();
         pending.push_back(Pending::Progress { part });
         queue_control(session, "commit", Pending::Commit { part }, pending)?;
@@ -489,7 +489,7 @@ fn not_queued(error: SetError) -> Failure {
         SetError::Plan(_) | SetError::Apart => {
             Failure::new(Class::Mismatch, format!("cannot apply net changes: {error}"))
         }
-        SetError::Wire(error) => Failure::target(&error, "sending net changes"),
+        SetError::Wire(error) => Failure::subscriber(&error, "sending net changes"),
     }
 }
 
@@ -524,7 +524,7 @@ fn queue_control(
 ) -> Result<()> {
     session
         .queue_bind(statement, std::iter::empty())
-        .map_err(|e| Failure::target(&e, "queueing a statement"))?;
+        .map_err(|e| Failure::subscriber(&e, "queueing a statement"))?;
     session.queue_execute();
     pending.push_back(awaited);
     Ok(())
@@ -565,7 +565,7 @@ impl ChangeError {
                     _ => failure,
                 }
             }
-            Self::Wire(error) => Failure::target(&error, "sending a change"),
+            Self::Wire(error) => Failure::subscriber(&error, "sending a change"),
             Self::Internal(message) => Failure::internal(message),
         };
         failure.offender = Some(Box::new(offender(work, Some(at.change as usize))));

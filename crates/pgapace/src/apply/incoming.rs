@@ -4,7 +4,7 @@
 //! the publisher sent after its commit waits until the last of them is taken.
 //!
 //! A prepared transaction that is held for too long, or that the publisher waits for, is prepared on
-//! the target: its parts are taken as those of one that has committed, and what ends it later is a
+//! the subscriber: its parts are taken as those of one that has committed, and what ends it later is a
 //! step without changes.
 
 use std::ops::Range;
@@ -16,9 +16,9 @@ use engine::assemble::{
     AssembleError, Assembled, Assembler, BlockSource, Committed, PartLimits, Prepared, Replay,
     ReplayError, SpoolId, Subtransactions,
 };
-use engine::gate::already_applied;
 use engine::history::Identity;
 use engine::relation::RemoteRelation;
+use engine::sync_lsn::already_applied;
 use engine::transaction::{Location, TransactionHead, TransactionPart};
 use engine::unresolved::{HeldByTime, Resolving};
 use pgoutput::{CommitPrepared, Lsn, Message, Prepare, Timestamp, Xid};
@@ -28,8 +28,8 @@ use crate::apply::work::TwoPhase;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::receiver::Memory;
 use crate::spool::Spool;
-use crate::target::state::prepared::{Known, PreparedHere, Standing};
-use crate::target::state::statistics::Spooled;
+use crate::subscriber::state::prepared::{Known, PreparedHere, Standing};
+use crate::subscriber::state::statistics::Spooled;
 
 /// When a held transaction that could not be prepared is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -68,22 +68,22 @@ pub(crate) struct Incoming {
     assembler: Assembler,
     spool: Spool,
     memory: Arc<Memory>,
-    /// A kept transaction that has committed, or is to be prepared on the target, and was not taken
+    /// A kept transaction that has committed, or is to be prepared on the subscriber, and was not taken
     /// to its end.
     replay: Option<(Replay, Option<Arc<PreparedHere>>)>,
-    /// Those that are held, by when they are to be prepared on the target; for ever, without `hold`.
+    /// Those that are held, by when they are to be prepared on the subscriber; for ever, without `hold`.
     held: HeldByTime,
     /// For how long one is held.
     hold: Option<Duration>,
     started: Instant,
-    /// Those that are about to be prepared on the target, and where they were prepared: until they
+    /// Those that are about to be prepared on the subscriber, and where they were prepared: until they
     /// are, their changes are nowhere else.
     preparing: FxHashMap<Xid, Lsn>,
-    /// Those that are prepared on the target, or about to be, and not resolved in this run.
+    /// Those that are prepared on the subscriber, or about to be, and not resolved in this run.
     here: FxHashMap<Xid, Arc<PreparedHere>>,
     /// Those that are prepared on the publisher, wherever their changes are.
     pending: FxHashMap<Xid, Pending>,
-    /// Those of which the target knows that they were to be prepared there, and were not, or are not
+    /// Those of which the subscriber knows that they were to be prepared there, and were not, or are not
     /// any more.
     absent: FxHashMap<Xid, PreparedHere>,
     /// Prepared transactions that were committed and may not be durable.
@@ -239,7 +239,7 @@ impl Incoming {
         }
     }
 
-    /// The step that ends a transaction which is prepared on the target, if the message is that.
+    /// The step that ends a transaction which is prepared on the subscriber, if the message is that.
     pub(crate) fn resolution(
         &mut self,
         message: &Message<'_>,
@@ -293,7 +293,7 @@ impl Incoming {
             .collect()
     }
 
-    /// A transaction that ended without being prepared on the target, although that had been noted
+    /// A transaction that ended without being prepared on the subscriber, although that had been noted
     /// there: the note is of no use any more.
     pub(crate) fn take_absent(&mut self, message: &Message<'_>) -> Option<PreparedHere> {
         let (Message::CommitPrepared(CommitPrepared { xid, .. })
@@ -307,7 +307,7 @@ impl Incoming {
         (held || rolled_back).then(|| self.absent.remove(xid))?
     }
 
-    /// Transactions that have been held for long enough, and that `may` be prepared on the target, in
+    /// Transactions that have been held for long enough, and that `may` be prepared on the subscriber, in
     /// the order in which they came. The others are looked at again later.
     pub(crate) fn due(
         &mut self,
@@ -334,7 +334,7 @@ impl Incoming {
         self.hold(xid, Some(LOOK_AGAIN));
     }
 
-    /// Takes a held transaction to be prepared on the target: its parts come next. Its rows there
+    /// Takes a held transaction to be prepared on the subscriber: its parts come next. Its rows there
     /// must be noted.
     pub(crate) fn begin_prepare(&mut self, here: PreparedHere) {
         debug_assert!(self.replay.is_none(), "one after the other");
@@ -346,12 +346,12 @@ impl Incoming {
         self.replay = Some((replay, Some(here)));
     }
 
-    /// It is noted on the target, and still held.
+    /// It is noted on the subscriber, and still held.
     pub(crate) fn noted(&mut self, here: PreparedHere) {
         self.absent.insert(here.xid, here);
     }
 
-    /// It is prepared on the target, durably: it need not be sent again.
+    /// It is prepared on the subscriber, durably: it need not be sent again.
     pub(crate) fn prepared(&mut self, xid: Xid) {
         self.preparing.remove(&xid);
     }
@@ -361,13 +361,13 @@ impl Incoming {
         !self.preparing.is_empty()
     }
 
-    /// How many transactions are prepared on the target, or about to be, and keep its locks.
+    /// How many transactions are prepared on the subscriber, or about to be, and keep its locks.
     pub(crate) fn prepared_here(&self) -> usize {
         self.here.len()
     }
 
     /// The next part of a kept transaction that has committed, or of one that is to be prepared on
-    /// the target; none if there is no such transaction, or if its next part would have to be read
+    /// the subscriber; none if there is no such transaction, or if its next part would have to be read
     /// and nobody is `free` to take it.
     pub(crate) fn next_part(&mut self, free: bool) -> Result<Option<NextPart>> {
         let Some((replay, prepares)) =
@@ -400,7 +400,7 @@ impl Incoming {
     }
 
     /// Bytes that are kept of a streamed transaction that is open.
-    pub(crate) fn kept_length(&self, xid: Xid) -> Option<u64> {
+    pub(crate) fn spooled_length(&self, xid: Xid) -> Option<u64> {
         self.assembler.open_length(xid)
     }
 
@@ -411,7 +411,7 @@ impl Incoming {
 
     /// Reads changes of a streamed transaction that is open, or that has committed and of which no
     /// part was taken; they stay. Returns where the next ones are.
-    pub(crate) fn read_kept(
+    pub(crate) fn read_spooled(
         &mut self,
         xid: Xid,
         range: Range<u64>,
@@ -463,7 +463,7 @@ impl Incoming {
     /// Tells the receiver how much memory is taken beside what it has received.
     pub(crate) fn report_memory(&self) {
         let replay = self.replay.as_ref().map_or(0, |(replay, _)| replay.in_memory());
-        self.memory.reserve(self.assembler.kept_bytes() + replay);
+        self.memory.reserve(self.assembler.spooled_bytes() + replay);
     }
 }
 
@@ -504,7 +504,7 @@ fn unreadable(error: ReplayError<Failure>) -> Failure {
 fn unassemblable(error: &AssembleError) -> Failure {
     let hint = match error {
         AssembleError::UnknownPrepared { .. } => {
-            "Whoever read the slot before has passed its PREPARE, or it was prepared on the target \
+            "Whoever read the slot before has passed its PREPARE, or it was prepared on the subscriber \
              and somebody has rolled it back there. If the transaction only locked rows, its \
              PREPARE is not sent by publishers before their July 2026 minors."
         }

@@ -3,7 +3,7 @@
 //! It alone owns the progress arithmetic, so there is one place that decides what is dispatched
 //! and what is acknowledged.
 
-mod early;
+mod streaming;
 mod two_phase;
 
 use std::collections::VecDeque;
@@ -15,10 +15,10 @@ use bytes::Bytes;
 use crossbeam_channel::{never, select, tick};
 use engine::assemble::PartLimits;
 use engine::dispatch::{Dispatch, Pacing};
-use engine::gate::already_applied;
 use engine::history::{Applied, Memory, Witness};
 use engine::progress::Progress;
 use engine::relation::RemoteRelation;
+use engine::sync_lsn::already_applied;
 use engine::transaction::{Location, TransactionPart};
 use pgoutput::{Decoder, Frame, Lsn, Message, Prepare, Streaming, Timestamp};
 use wire::{Frames, Session};
@@ -26,7 +26,6 @@ use wire::{Frames, Session};
 use crate::apply::blockers::{FromBlockers, Pulse};
 use crate::apply::durability::{Durability, FromDurability, Job};
 use crate::apply::incoming::{Ended, Incoming, NextPart};
-use crate::apply::joining::{Joining, Lent};
 use crate::apply::offender::of_relation;
 use crate::apply::pool::{HandedOver, Pool};
 use crate::apply::schema_watch::SchemaWatch;
@@ -42,10 +41,11 @@ use crate::publisher::receiver::{FromPublisher, Receiver};
 use crate::publisher::watch::Watch;
 use crate::stopping::interrupt::interruptible_after;
 use crate::stopping::shutdown::Shutdown;
-use crate::target::mapping::TableMap;
-use crate::target::state::SubscriptionId;
-use crate::target::state::conflicts::Conflict;
-use crate::target::state::statistics::{Counters, Delta};
+use crate::subscriber::mapping::TableMap;
+use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::conflicts::Conflict;
+use crate::subscriber::state::statistics::{Counters, Delta};
+use crate::tablesync::deferred::{Joining, Lent};
 
 /// How often the leader looks at the time.
 const TICK: Duration = Duration::from_millis(100);
@@ -53,7 +53,7 @@ const TICK: Duration = Duration::from_millis(100);
 const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
 /// The same while nothing happens but waiting for the publisher: idle is free.
 const IDLE_STATISTICS_INTERVAL: Duration = Duration::from_secs(60);
-/// How long a stop waits for what is being applied: a large transaction, a lock on the target.
+/// How long a stop waits for what is being applied: a large transaction, a lock on the subscriber.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long between two looks for old conflicts, and between two batches of them.
@@ -68,7 +68,7 @@ const CATALOGUE_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) enum Outcome {
     /// It was asked to stop.
     Stopped,
-    /// The point of `--until` is durable on the target.
+    /// The point of `--until` is durable on the subscriber.
     Reached,
     /// Everything is to be set up anew: the publisher has begun, or ceased, to wait for us, or a table
     /// may lack changes.
@@ -119,11 +119,11 @@ pub(crate) struct Parts<'a> {
     pub(crate) rows_through: Lsn,
 }
 
-/// How transactions are prepared on the target.
+/// How transactions are prepared on the subscriber.
 pub(crate) struct Preparing {
     /// When they have been held for so long; `None` for never.
     pub(crate) hold: Option<Duration>,
-    /// How many the target can have.
+    /// How many the subscriber can have.
     pub(crate) limit: usize,
     pub(crate) subscription: SubscriptionId,
     pub(crate) epoch: i64,
@@ -275,7 +275,7 @@ impl<'a> Leader<'a> {
                     Err(_) => return Err(Failure::internal("the apply threads are gone")),
                 },
                 recv(self.parts.pool.found()) -> event => match event {
-                    Ok(FromBlockers::Found(found)) => self.make_way(&found),
+                    Ok(FromBlockers::Found(found)) => self.resolve_deadlock(&found),
                     Ok(FromBlockers::Failed(failure)) => return Err(failure),
                     Err(_) => return Err(Failure::internal("the monitor thread is gone")),
                 },
@@ -364,14 +364,14 @@ impl<'a> Leader<'a> {
     }
 
     /// Whether nothing more is to be received for a moment. Before a copy begins what is prepared on
-    /// the target must have ended, and its end is still to be received.
+    /// the subscriber must have ended, and its end is still to be received.
     fn waits_for_quiet(&self) -> bool {
         let may_copy = self.parts.incoming.prepared_here() == 0;
         self.parts.joining.waits_for_quiet(may_copy)
     }
 
     /// Looks which tables are to be copied while the stream goes on. Not while something is prepared
-    /// on the target: a copy would go without those changes of its table, which are there already
+    /// on the subscriber: a copy would go without those changes of its table, which are there already
     /// and not visible.
     fn look_for_tables(&mut self) -> Result<()> {
         if self.closing.is_some() || self.parts.incoming.prepared_here() > 0 {
@@ -401,7 +401,7 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Whether everything that was received is applied, and nothing else is on the target.
+    /// Whether everything that was received is applied, and nothing else is on the subscriber.
     fn is_quiet(&self) -> bool {
         let Parts { incoming, streams, .. } = &self.parts;
         let dispatched = self.is_drained() && !self.partly_dispatched && self.is_idle();
@@ -735,7 +735,7 @@ impl<'a> Leader<'a> {
             return tables.resolve(control, remote, commit_lsn);
         }
         let sessions = [control.cancel_handle()];
-        let doing = "reading the target's catalogue";
+        let doing = "reading the subscriber's catalogue";
         interruptible_after(CATALOGUE_PATIENCE, shutdown, &sessions, doing, || {
             tables.resolve(control, remote, commit_lsn)
         })
@@ -794,7 +794,7 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Changes of the target's tables that raise no error are seen only by looking.
+    /// Changes of the subscriber's tables that raise no error are seen only by looking.
     fn look_at_the_schema(&mut self) {
         let applied = self.parts.progress.positions().apply;
         if self.schema_watch.is_due(applied) {

@@ -2,14 +2,13 @@
 
 pub(crate) mod answers;
 pub(crate) mod blockers;
+pub(crate) mod conflict_log;
 pub(crate) mod conflicts;
 pub(crate) mod context;
 pub(crate) mod durability;
 pub(crate) mod encoder;
 pub(crate) mod incoming;
-pub(crate) mod joining;
 pub(crate) mod leader;
-pub(crate) mod missing;
 pub(crate) mod offender;
 pub(crate) mod pool;
 pub(crate) mod prefetch;

@@ -6,7 +6,7 @@ use pgoutput::{Column, Lsn, Message};
 use crate::apply::readable;
 use crate::apply::work::Work;
 use crate::error::Offender;
-use crate::target::mapping::TableMap;
+use crate::subscriber::mapping::TableMap;
 
 /// What stands where nothing is known.
 pub(crate) fn unknown_offender() -> Offender {

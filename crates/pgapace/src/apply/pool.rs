@@ -16,7 +16,7 @@ use crate::apply::work::{Group, Work};
 use crate::apply::worker::{Answered, FromWorker, Identity, Moved};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
-use crate::target::state::statistics::Waits;
+use crate::subscriber::state::statistics::Waits;
 
 pub(crate) use slots::{Connector, Slots};
 
@@ -29,7 +29,7 @@ pub(crate) struct PoolSettings {
     /// failed in the run before this one.
     pub(crate) rows_through: Lsn,
     /// Time after which the monitor looks what blocks the oldest group.
-    pub(crate) lock_probe: Duration,
+    pub(crate) deadlock_timeout: Duration,
 }
 
 /// What became of the work that waits.
@@ -71,7 +71,7 @@ impl Pool {
             group: settings.group_limits,
             writeset: WritesetLimits::default(),
             rows_through: settings.rows_through,
-            lock_probe: settings.lock_probe,
+            deadlock_timeout: settings.deadlock_timeout,
             pacing: Pacing::MEASURED,
         });
         Self {
@@ -159,7 +159,7 @@ impl Pool {
                 groups.extend(others());
                 groups.sort_by_key(|(_, group)| *group);
                 self.blockers.probe(Probe(groups));
-                Pacing::MEASURED.longest_probe
+                Pacing::MEASURED.longest_deadlock_check
             }
         }
     }
@@ -172,14 +172,14 @@ impl Pool {
     /// Tells whether groups wait and all workers are busy: then another one may come.
     fn want(&mut self, short: bool) {
         let (now, slots) = (self.now(), &self.slots);
-        let mut permit = None;
+        let mut lease = None;
         let want = self.dispatch.want(short, now, || {
-            permit = slots.ask();
-            permit.is_some()
+            lease = slots.ask();
+            lease.is_some()
         });
-        match (want, permit) {
-            (Want::Open(worker), Some(permit)) => {
-                if let Err(failure) = self.slots.open(worker, permit) {
+        match (want, lease) {
+            (Want::Open(worker), Some(lease)) => {
+                if let Err(failure) = self.slots.open(worker, lease) {
                     self.not_opened(worker, &failure);
                 }
             }
@@ -231,12 +231,12 @@ impl Pool {
 
     /// What blocks the oldest group: later ones that hold its locks are rolled back. Returns the tables
     /// that are serialized for it from now on.
-    pub(crate) fn make_way(&mut self, found: &Found) -> Turned {
+    pub(crate) fn resolve_deadlock(&mut self, found: &Found) -> Turned {
         if self.dispatch.stalled() == Some(found.oldest) {
-            self.lock_waits.set(found.waits.then_some(Reason::TargetLock));
+            self.lock_waits.set(found.waits.then_some(Reason::SubscriberLock));
         }
         let now = self.now();
-        let (victims, turned) = self.dispatch.make_way(found.oldest, &found.victims, now);
+        let (victims, turned) = self.dispatch.resolve_deadlock(found.oldest, &found.victims, now);
         for (worker, group) in victims {
             if let Some(worker) = self.slots.worker(worker) {
                 worker.give_way(group);

@@ -1,4 +1,4 @@
-//! When to look whether the target's tables are still what they were.
+//! When to look whether the subscriber's tables are still what they were.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The apply sessions that the subscriptions of a process share, on each target server.
+//! The apply sessions that the subscriptions of a process share, on each subscriber server.
 //!
 //! Who may have how many is decided in [`engine::share`]. A session belongs to one subscription (its
 //! lock, its origin, its prepared statements), so one that moves is closed, and another is opened.
@@ -10,7 +10,7 @@ use engine::share::Shares;
 
 use crate::config::Subscription as Config;
 
-/// What one subscription has of the sessions of a target; given up for good when it is dropped.
+/// What one subscription has of the sessions of a subscriber; given up for good when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     shares: Arc<Mutex<Shares>>,
@@ -22,17 +22,17 @@ pub(crate) struct Share {
 
 /// A session beside the subscription's own one. It counts until the last reference is dropped.
 #[derive(Debug)]
-pub(crate) struct Permit {
+pub(crate) struct SessionLease {
     shares: Arc<Mutex<Shares>>,
     member: usize,
     given: AtomicBool,
 }
 
 impl Share {
-    /// The shares of these subscriptions, in their order: those with one target server share.
+    /// The shares of these subscriptions, in their order: those with one subscriber server share.
     pub(crate) fn of(subscriptions: &[Config]) -> Vec<Arc<Self>> {
         let server = |config: &Config| {
-            ["host", "hostaddr", "port"].map(|key| config.target.get(key).map(str::to_owned))
+            ["host", "hostaddr", "port"].map(|key| config.subscriber.get(key).map(str::to_owned))
         };
         let servers: Vec<_> = subscriptions.iter().map(server).collect();
         let mut found: Vec<Option<Arc<Self>>> = subscriptions.iter().map(|_| None).collect();
@@ -67,10 +67,10 @@ impl Share {
 
     /// Asks for a session beside the own one. Whoever goes without is waited for, until
     /// [`Self::content`] is said.
-    pub(crate) fn ask(&self) -> Option<Arc<Permit>> {
+    pub(crate) fn ask(&self) -> Option<Arc<SessionLease>> {
         lock(&self.shares).ask(self.member).then(|| {
             let (shares, member) = (Arc::clone(&self.shares), self.member);
-            Arc::new(Permit { shares, member, given: AtomicBool::new(false) })
+            Arc::new(SessionLease { shares, member, given: AtomicBool::new(false) })
         })
     }
 
@@ -91,7 +91,7 @@ impl Drop for Share {
     }
 }
 
-impl Permit {
+impl SessionLease {
     /// The session is being closed.
     pub(crate) fn give(&self) {
         if !self.given.swap(true, Ordering::AcqRel) {
@@ -100,7 +100,7 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
+impl Drop for SessionLease {
     fn drop(&mut self) {
         self.give();
         lock(&self.shares).closed();

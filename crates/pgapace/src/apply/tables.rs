@@ -1,10 +1,10 @@
-//! From the publisher's relations to the target's tables: mapped once per version.
+//! From the publisher's relations to the subscriber's tables: mapped once per version.
 
 use std::sync::Arc;
 
 use engine::dispatch::Turned;
-use engine::gate::Gate;
 use engine::relation::RemoteRelation;
+use engine::sync_lsn::SyncLsn;
 use engine::table_sync::TableSyncState;
 use pgoutput::{Lsn, RelId};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -12,17 +12,17 @@ use wire::Session;
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
-use crate::target::conflict::Policy;
-use crate::target::format::{self, PublisherTypes};
-use crate::target::mapping::TableMap;
-use crate::target::state::{self, RelationMode, RelationState, SubscriptionId};
-use crate::target::{catalogue, constraints};
+use crate::subscriber::conflict::Policy;
+use crate::subscriber::format::{self, PublisherTypes};
+use crate::subscriber::mapping::TableMap;
+use crate::subscriber::state::{self, RelationMode, RelationState, SubscriptionId};
+use crate::subscriber::{catalogue, constraints};
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
 pub(crate) const OWN_SCHEMA: &str = "pgapace";
 
 /// Shown in `status` as the reason, while it lasts.
-const DEMOTED: &str = "its transactions are applied one after the other for a while: they often \
+const SERIALIZED: &str = "its transactions are applied one after the other for a while: they often \
                        held locks that earlier ones needed";
 
 /// A relation version, resolved.
@@ -31,15 +31,15 @@ enum Resolved {
     /// A table of ours, or one that the user keeps out.
     Ignored,
     Table {
-        gate: Gate,
+        sync_lsn: SyncLsn,
         map: Arc<TableMap>,
     },
 }
 
-/// Known tables with their gates, and relation versions with their maps.
+/// Known tables with their sync LSNs, and relation versions with their maps.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
-    gates: FxHashMap<(String, String), Gate>,
+    sync_lsns: FxHashMap<(String, String), SyncLsn>,
     /// By the address of the version, which the value keeps alive.
     resolved: FxHashMap<usize, (Arc<RemoteRelation>, Resolved)>,
     /// Tables that were not published any more at this point: changes that commit before it are of
@@ -65,16 +65,16 @@ impl Tables {
         types: PublisherTypes,
         locks_ordered: Option<bool>,
     ) -> Self {
-        let gates = states
+        let sync_lsns = states
             .iter()
-            .filter_map(|s| Some(((s.schema.clone(), s.name.clone()), s.gate?)))
+            .filter_map(|s| Some(((s.schema.clone(), s.name.clone()), s.sync_lsn?)))
             .collect();
         let blocked = states
             .iter()
             .filter(|s| s.state == TableSyncState::Blocked)
             .map(|s| (s.schema.clone(), s.name.clone()))
             .collect();
-        Self { gates, blocked, types, locks_ordered, ..Self::default() }
+        Self { sync_lsns, blocked, types, locks_ordered, ..Self::default() }
     }
 
     /// What is done about conflicts.
@@ -87,7 +87,7 @@ impl Tables {
     pub(crate) fn knows(&self, remote: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool {
         self.has_resolved(remote)
             || remote.schema == OWN_SCHEMA
-            || self.gates.contains_key(&(remote.schema.clone(), remote.name.clone()))
+            || self.sync_lsns.contains_key(&(remote.schema.clone(), remote.name.clone()))
             || self.is_blocked(remote)
             || self.is_gone(remote, commit_lsn)
     }
@@ -117,18 +117,19 @@ impl Tables {
             return false;
         }
         let name = (remote.schema.clone(), remote.name.clone());
-        self.gates.contains_key(&name) && *self.oids.entry(name).or_insert(remote.id) != remote.id
+        self.sync_lsns.contains_key(&name)
+            && *self.oids.entry(name).or_insert(remote.id) != remote.id
     }
 
     /// Adds a table that was copied while the stream went on.
-    pub(crate) fn add(&mut self, schema: &str, name: &str, gate: Gate) {
-        self.gates.insert((schema.to_owned(), name.to_owned()), gate);
+    pub(crate) fn add(&mut self, schema: &str, name: &str, sync_lsn: SyncLsn) {
+        self.sync_lsns.insert((schema.to_owned(), name.to_owned()), sync_lsn);
     }
 
     /// Forgets a table that is about to be copied.
     pub(crate) fn remove(&mut self, schema: &str, name: &str) {
         let key = (schema.to_owned(), name.to_owned());
-        self.gates.remove(&key);
+        self.sync_lsns.remove(&key);
         self.oids.remove(&key);
         self.blocked.remove(&key);
         self.resolved.retain(|_, (remote, _)| remote.schema != schema || remote.name != name);
@@ -144,7 +145,7 @@ impl Tables {
         std::mem::take(&mut self.modes)
     }
 
-    /// Oids of the target tables that are mapped.
+    /// Oids of the subscriber tables that are mapped.
     pub(crate) fn watched(&self) -> Vec<u32> {
         self.maps().map(|map| map.table.oid).collect()
     }
@@ -159,16 +160,16 @@ impl Tables {
                     schema: map.remote.schema.clone(),
                     name: map.remote.name.clone(),
                     mode: map.mode.name().to_owned(),
-                    reason: if turned.demoted {
-                        Some(DEMOTED.to_owned())
+                    reason: if turned.serialized {
+                        Some(SERIALIZED.to_owned())
                     } else {
                         map.mode.reason().map(str::to_owned)
                     },
                 })
                 .collect();
             for RelationMode { schema, name, .. } in &modes {
-                if turned.demoted {
-                    tracing::info!(table = format!("{schema}.{name}"), "{DEMOTED}");
+                if turned.serialized {
+                    tracing::info!(table = format!("{schema}.{name}"), "{SERIALIZED}");
                 } else {
                     tracing::debug!(
                         table = format!("{schema}.{name}"),
@@ -223,7 +224,7 @@ impl Tables {
         at.is_some_and(|at| commit_lsn < *at)
     }
 
-    /// Whether [`Self::resolve`] needs no look at the target.
+    /// Whether [`Self::resolve`] needs no look at the subscriber.
     pub(crate) fn has_resolved(&self, remote: &Arc<RemoteRelation>) -> bool {
         self.resolved.contains_key(&(Arc::as_ptr(remote) as usize))
     }
@@ -241,20 +242,22 @@ impl Tables {
         }
         if !self.resolved.contains_key(&address) {
             let name = (remote.schema.clone(), remote.name.clone());
-            if !self.gates.contains_key(&name) && self.is_gone(remote, commit_lsn) {
+            if !self.sync_lsns.contains_key(&name) && self.is_gone(remote, commit_lsn) {
                 return Ok(None);
             }
             let resolved = self.load(session, remote)?;
             self.resolved.insert(address, (Arc::clone(remote), resolved));
         }
         Ok(match &self.resolved[&address].1 {
-            Resolved::Table { gate, map } if gate.passes(commit_lsn) => Some(Arc::clone(map)),
+            Resolved::Table { sync_lsn, map } if sync_lsn.passes(commit_lsn) => {
+                Some(Arc::clone(map))
+            }
             Resolved::Table { .. } | Resolved::Ignored => None,
         })
     }
 
     /// Whether a transaction that changes these relations, and commits after `lsn`, may be prepared
-    /// on the target: all its tables are copied, and no rule may decide about its conflicts, which
+    /// on the subscriber: all its tables are copied, and no rule may decide about its conflicts, which
     /// would have to be undone one by one.
     pub(crate) fn may_be_prepared(
         &mut self,
@@ -266,7 +269,7 @@ impl Tables {
             if remote.schema == OWN_SCHEMA {
                 continue;
             }
-            if !self.gates.contains_key(&(remote.schema.clone(), remote.name.clone())) {
+            if !self.sync_lsns.contains_key(&(remote.schema.clone(), remote.name.clone())) {
                 return Ok(false);
             }
             match self.resolve(session, remote, lsn)? {
@@ -281,11 +284,11 @@ impl Tables {
         if remote.schema == OWN_SCHEMA {
             return Ok(Resolved::Ignored);
         }
-        let gate = self
-            .gates
-            .get(&(remote.schema.clone(), remote.name.clone()))
-            .copied()
-            .ok_or_else(|| Failure::internal("a table was resolved before it was copied"))?;
+        let sync_lsn =
+            self.sync_lsns
+                .get(&(remote.schema.clone(), remote.name.clone()))
+                .copied()
+                .ok_or_else(|| Failure::internal("a table was resolved before it was copied"))?;
         let table = catalogue::load(session, &remote.schema, &remote.name)?
             .ok_or_else(|| missing(&remote.schema, &remote.name))?;
         let mut conflicts = self.policy.of(&remote.schema, &remote.name);
@@ -306,7 +309,7 @@ impl Tables {
         if map.table.hooks.rules {
             tracing::warn!(
                 table = map.table.display_name(),
-                "rewrite rules enabled for replica run on the target; a native subscription would \
+                "rewrite rules enabled for replica run on the subscriber; a native subscription would \
                  not run them"
             );
         }
@@ -325,14 +328,14 @@ impl Tables {
             mode: map.mode.name().to_owned(),
             reason: map.mode.reason().map(str::to_owned),
         });
-        Ok(Resolved::Table { gate, map })
+        Ok(Resolved::Table { sync_lsn, map })
     }
 }
 
-/// A published table that the target does not have.
+/// A published table that the subscriber does not have.
 pub(crate) fn missing(schema: &str, name: &str) -> Failure {
-    Failure::new(Class::Mismatch, format!("the target has no table {schema}.{name}")).hint(
-        "Create it on the target (pg_dump --schema-only of the publisher has its definition), or \
+    Failure::new(Class::Mismatch, format!("the subscriber has no table {schema}.{name}")).hint(
+        "Create it on the subscriber (pg_dump --schema-only of the publisher has its definition), or \
          take it out of the publication; then start pgapace again.",
     )
 }

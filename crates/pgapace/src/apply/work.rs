@@ -5,9 +5,9 @@ use engine::net::Fold;
 use engine::work::Table;
 use engine::writeset::LockRules;
 
-use crate::target::conflict::TablePolicy;
-use crate::target::mapping::TableMap;
-use crate::target::state::prepared::PreparedHere;
+use crate::subscriber::conflict::TablePolicy;
+use crate::subscriber::mapping::TableMap;
+use crate::subscriber::state::prepared::PreparedHere;
 
 /// A step of a transaction that is prepared on the subscriber.
 pub(crate) type TwoPhase = engine::work::TwoPhase<PreparedHere>;

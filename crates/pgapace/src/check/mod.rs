@@ -6,8 +6,8 @@
 mod program;
 mod publisher;
 pub(crate) mod report;
+mod subscriber;
 mod tables;
-mod target;
 
 use std::collections::HashMap;
 
@@ -20,18 +20,18 @@ use crate::product::Product;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
-use crate::sync::sequences::{self, Chosen, SetOptions};
-use crate::target::catalogue::field;
-use crate::target::session::{Purpose, Target};
-use crate::target::state::ownership::Owner;
-use crate::target::state::progress::Followed;
-use crate::target::state::{RelationState, Subscription};
+use crate::sequences::{self, Chosen, SetOptions};
+use crate::subscriber::catalogue::field;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::ownership::Owner;
+use crate::subscriber::state::progress::Followed;
+use crate::subscriber::state::{RelationState, Subscription};
 use report::{Report, Reporter, Side};
 
-/// What the target already knows of the subscription.
+/// What the subscriber already knows of the subscription.
 #[derive(Debug, Default)]
 struct Known {
-    /// The database role of the target session, quoted.
+    /// The database role of the subscriber session, quoted.
     role: String,
     row: Option<Subscription>,
     relations: Vec<RelationState>,
@@ -45,7 +45,7 @@ impl Known {
     fn to_copy(&self, config: &Config, table: &PublishedTable) -> bool {
         let copy_data = self.row.as_ref().map_or(config.copy_data, |row| row.copy_data);
         let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
-        copy_data && self.relations.iter().find(same).is_none_or(|r| r.gate.is_none())
+        copy_data && self.relations.iter().find(same).is_none_or(|r| r.sync_lsn.is_none())
     }
 
     /// Whether a run finds rows in this table that an interrupted one left, and empties it first.
@@ -58,21 +58,21 @@ impl Known {
 /// Checks one subscription.
 pub(crate) fn check(config: &Config) -> Report {
     let mut report = Report::new(&config.name);
-    let target = Target::new(config.target.clone(), &config.name);
-    let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
+    let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+    let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let source = reach(&mut report, Side::Publisher, publisher.connect_to_look());
-    let sink = reach(&mut report, Side::Target, target.connect(Purpose::Look));
+    let sink = reach(&mut report, Side::Subscriber, subscriber.connect(Purpose::Look));
 
     program::check(config, &mut Reporter { report: &mut report, side: Side::Program });
-    let mut target_side = None;
+    let mut subscriber_side = None;
     if let Some(mut session) = sink {
-        let mut reporter = Reporter { report: &mut report, side: Side::Target };
-        if let Some(known) = target::check(&mut session, config, &mut reporter) {
-            target_side = Some((session, known));
+        let mut reporter = Reporter { report: &mut report, side: Side::Subscriber };
+        if let Some(known) = subscriber::check(&mut session, config, &mut reporter) {
+            subscriber_side = Some((session, known));
         }
     }
     let nothing = Known::default();
-    let known = target_side.as_ref().map_or(&nothing, |(_, known)| known);
+    let known = subscriber_side.as_ref().map_or(&nothing, |(_, known)| known);
     let mut publisher_side = None;
     if let Some(mut session) = source {
         let mut reporter = Reporter { report: &mut report, side: Side::Publisher };
@@ -83,9 +83,9 @@ pub(crate) fn check(config: &Config) -> Report {
         }
     }
     if let (Some((sink, known)), Some((source, published))) =
-        (&mut target_side, &mut publisher_side)
+        (&mut subscriber_side, &mut publisher_side)
     {
-        let mut reporter = Reporter { report: &mut report, side: Side::Target };
+        let mut reporter = Reporter { report: &mut report, side: Side::Subscriber };
         reporter.group("database", |reporter| not_the_same(source, sink, reporter));
         reporter.group("two_phase", |reporter| two_phase(source, sink, config, reporter));
         tables::check(sink, config, known, published, &mut reporter);
@@ -190,20 +190,20 @@ fn not_the_same(
     };
     let doing = "looking at which database it is";
     let publisher: [_; 3] = who(source, &|e| Failure::publisher(e, doing))?;
-    let target = who(sink, &|e| Failure::target(e, doing))?;
-    if publisher == target {
+    let subscriber = who(sink, &|e| Failure::subscriber(e, doing))?;
+    if publisher == subscriber {
         reporter.block(
             "database",
-            "publisher and target are the same database: its changes would be applied to it again. \
-             Give another database in --target",
+            "publisher and subscriber are the same database: its changes would be applied to it again. \
+             Give another database in --subscriber",
         );
     } else {
-        reporter.ok("database", "publisher and target are different databases");
+        reporter.ok("database", "publisher and subscriber are different databases");
     }
     Ok(())
 }
 
-/// Whether the target can prepare what the publisher prepares.
+/// Whether the subscriber can prepare what the publisher prepares.
 fn two_phase(
     source: &mut Session,
     sink: &mut Session,
@@ -221,8 +221,8 @@ fn two_phase(
     let most = |session: &mut Session, side| -> Result<i64> {
         Ok(Settings::read(session, side, &[NAME])?.number(NAME).unwrap_or(0))
     };
-    let (needed, there) = (most(source, Side::Publisher)?, most(sink, Side::Target)?);
-    let sql = format!("ALTER SYSTEM SET {NAME} = {needed}; -- then restart the target");
+    let (needed, there) = (most(source, Side::Publisher)?, most(sink, Side::Subscriber)?);
+    let sql = format!("ALTER SYSTEM SET {NAME} = {needed}; -- then restart the subscriber");
     if there == 0 && needed > 0 {
         reporter
             .warn(
@@ -276,7 +276,7 @@ fn shown(row: &wire::Row<'_>) -> String {
 fn failed(side: Side, error: &wire::Error, doing: &str) -> Failure {
     match side {
         Side::Publisher => Failure::publisher(error, doing),
-        Side::Target | Side::Program => Failure::target(error, doing),
+        Side::Subscriber | Side::Program => Failure::subscriber(error, doing),
     }
 }
 

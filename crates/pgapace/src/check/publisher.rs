@@ -11,8 +11,8 @@ use crate::publisher::history;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::{OLDEST_MAJOR, Publisher};
 use crate::publisher::slot;
-use crate::target::catalogue::{boolean, field};
-use crate::target::state::Phase;
+use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::Phase;
 
 const SIDE: Side = Side::Publisher;
 
@@ -254,7 +254,7 @@ fn settings(
         reporter.note(
             "encoding",
             "its encoding is SQL_ASCII: bytes are taken as they are, and must be valid in the \
-             target's encoding",
+             subscriber's encoding",
         );
     }
     Ok(())
@@ -282,7 +282,9 @@ fn walsender(
     reporter.ok("replication", format!("role {role} may replicate"));
     if let (Some(row), Some(followed)) = (&known.row, &known.followed) {
         match history::check(&mut walsender, row, followed) {
-            Ok(_) => reporter.ok("history", "it continues the history that the target followed"),
+            Ok(_) => {
+                reporter.ok("history", "it continues the history that the subscriber followed")
+            }
             Err(failure) => {
                 reporter.failure("history", &failure);
             }

@@ -36,7 +36,7 @@ impl fmt::Display for Severity {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Side {
     Publisher,
-    Target,
+    Subscriber,
     /// Where pgapace runs.
     Program,
 }
@@ -45,7 +45,7 @@ impl fmt::Display for Side {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Publisher => "publisher",
-            Self::Target => "target",
+            Self::Subscriber => "subscriber",
             Self::Program => "program",
         })
     }

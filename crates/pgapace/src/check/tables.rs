@@ -1,4 +1,4 @@
-//! Every published table against its target table.
+//! Every published table against its subscriber table.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::check::{Known, failed, shell_quoted, shown_conninfo};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
-use crate::target::catalogue::{self, Identity, Table, field};
-use crate::target::format::PublisherTypes;
-use crate::target::mapping::{Search, TableMap};
-use crate::target::mode::ApplyMode;
-use crate::target::state;
-use crate::target::storage::{self, Storage};
+use crate::subscriber::catalogue::{self, Identity, Table, field};
+use crate::subscriber::format::PublisherTypes;
+use crate::subscriber::mapping::{Search, TableMap};
+use crate::subscriber::mode::ApplyMode;
+use crate::subscriber::state;
+use crate::subscriber::storage::{self, Storage};
 
-const SIDE: Side = Side::Target;
+const SIDE: Side = Side::Subscriber;
 const TOPICS: [&str; 9] = [
     "schema",
     "table",
@@ -155,7 +155,7 @@ impl Checker<'_, '_> {
                     "pg_dump --schema-only --no-owner --no-publications --no-subscriptions \
                      --table={pattern} {} | psql {}",
                     shown_conninfo(&self.config.publisher),
-                    shown_conninfo(&self.config.target),
+                    shown_conninfo(&self.config.subscriber),
                 ),
             );
             return Ok(());
@@ -493,7 +493,7 @@ impl Checker<'_, '_> {
             let states = state::relations_by_name(self.session, row.id)?;
             self.filled.retain(|(key, _)| {
                 states.get(key).is_none_or(|table| {
-                    table.gate.is_none() && table.state != TableSyncState::DataSync
+                    table.sync_lsn.is_none() && table.state != TableSyncState::DataSync
                 })
             });
         }
@@ -516,7 +516,7 @@ impl Checker<'_, '_> {
     }
 }
 
-/// Labels that the publisher's enums have and the target's lack: the first row that has one stops
+/// Labels that the publisher's enums have and the subscriber's lack: the first row that has one stops
 /// the subscription.
 pub(super) fn enums(
     source: &mut Session,

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
     for report in &mut reports {
         report.findings.sort_by_key(|finding| match finding.side {
             Side::Publisher => 0,
-            Side::Target => 1,
+            Side::Subscriber => 1,
             Side::Program => 2,
         });
     }

@@ -21,12 +21,12 @@ const DATABASE: &str = "demo";
 const SUBSCRIPTION: &str = "demo";
 const PUBLICATION: &str = "demo";
 const LOOK: Duration = Duration::from_millis(250);
-/// A target that gets no further for this long is stuck.
+/// A subscriber that gets no further for this long is stuck.
 const STUCK: Duration = Duration::from_secs(60);
 /// Between two lines where the display is not a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Example: pgapace demo --duration 30 --clients 8 --publisher-version 15 --target-version 18
+/// Example: pgapace demo --duration 30 --clients 8 --publisher-version 15 --subscriber-version 18
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// Seconds of load
@@ -45,9 +45,9 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "MAJOR")]
     publisher_version: Option<u16>,
 
-    /// Major version of the target [default: as the publisher]
+    /// Major version of the subscriber [default: as the publisher]
     #[arg(long, value_name = "MAJOR")]
-    target_version: Option<u16>,
+    subscriber_version: Option<u16>,
 
     /// Keep both servers' directories, with the logs
     #[arg(long)]
@@ -58,18 +58,18 @@ pub(crate) struct DemoArgs {
 pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     let shutdown = Shutdown::on_signals()?;
     let publisher = binaries(args.publisher_version)?;
-    let target = match args.target_version {
+    let subscriber = match args.subscriber_version {
         Some(major) => binaries(Some(major))?,
         None => publisher.clone(),
     };
     output::line(&format!(
-        "Starting a publisher (PostgreSQL {}) and a target (PostgreSQL {}) ...",
+        "Starting a publisher (PostgreSQL {}) and a subscriber (PostgreSQL {}) ...",
         publisher.version(),
-        target.version()
+        subscriber.version()
     ));
     let pair = Pair::from_builders(
         Cluster::builder(&publisher).name("publisher").keep(args.keep),
-        Cluster::builder(&target).name("target").keep(args.keep),
+        Cluster::builder(&subscriber).name("subscriber").keep(args.keep),
     )
     .map_err(|e| failed(&e))?;
     let mut demo = Demo::prepare(&pair, args)?;
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     let equal = demo.compare()?;
     demo.stop(args.keep)?;
     if args.keep {
-        for cluster in [&pair.publisher, &pair.target] {
+        for cluster in [&pair.publisher, &pair.subscriber] {
             output::line(&format!("Kept {}", cluster.data_dir().display()));
         }
     }
@@ -99,7 +99,7 @@ fn binaries(major: Option<u16>) -> Result<ServerBinaries> {
 struct Demo<'a> {
     pair: &'a Pair,
     publisher: Client,
-    target: Client,
+    subscriber: Client,
     process: Process,
     _logs: Scratch,
 }
@@ -132,13 +132,13 @@ impl<'a> Demo<'a> {
     /// Tables and publication on one side, empty tables on the other, pgapace in between.
     fn prepare(pair: &'a Pair, args: &DemoArgs) -> Result<Self> {
         output::line(&format!("Filling pgbench's tables, scale {} ...", args.scale));
-        for cluster in [&pair.publisher, &pair.target] {
+        for cluster in [&pair.publisher, &pair.subscriber] {
             cluster.create_database(DATABASE).map_err(|e| failed(&e))?;
         }
         let mut publisher = pair.publisher.connect(DATABASE).map_err(|e| failed(&e))?;
-        let mut target = pair.target.connect(DATABASE).map_err(|e| failed(&e))?;
+        let mut subscriber = pair.subscriber.connect(DATABASE).map_err(|e| failed(&e))?;
         tpcb::create_tables(&mut publisher, args.scale).map_err(|e| failed(&e))?;
-        tpcb::create_schema(&mut target).map_err(|e| failed(&e))?;
+        tpcb::create_schema(&mut subscriber).map_err(|e| failed(&e))?;
         pair.publisher
             .sql(DATABASE, &format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"))
             .map_err(|e| failed(&e))?;
@@ -150,8 +150,8 @@ impl<'a> Demo<'a> {
             "run",
             "--publisher",
             &pair.publisher.conninfo(DATABASE),
-            "--target",
-            &pair.target.conninfo(DATABASE),
+            "--subscriber",
+            &pair.subscriber.conninfo(DATABASE),
             "--publication",
             PUBLICATION,
             "--name",
@@ -164,10 +164,10 @@ impl<'a> Demo<'a> {
         output::line(&format!("Running: pgapace {}", shown.join(" ")));
         let process =
             Program::new(program).args(arguments).spawn_logged(&log).map_err(|e| failed(&e))?;
-        Ok(Self { pair, publisher, target, process, _logs: logs })
+        Ok(Self { pair, publisher, subscriber, process, _logs: logs })
     }
 
-    /// Load, then the wait until the target has all of it.
+    /// Load, then the wait until the subscriber has all of it.
     fn replicate(&mut self, args: &DemoArgs, shutdown: &Shutdown) -> Result<()> {
         let mut display = Display::new();
         self.wait_for_the_stream(&mut display, shutdown)?;
@@ -240,7 +240,7 @@ impl<'a> Demo<'a> {
         }
     }
 
-    /// Waits until everything written so far is durable on the target.
+    /// Waits until everything written so far is durable on the subscriber.
     fn wait_for_the_end(&mut self, display: &mut Display, shutdown: &Shutdown) -> Result<Duration> {
         let started = Instant::now();
         let mut best = (i64::MAX, Instant::now());
@@ -269,7 +269,7 @@ impl<'a> Demo<'a> {
             if left < best.0 {
                 best = (left, Instant::now());
             } else if best.1.elapsed() > STUCK {
-                return Err(Failure::new(Class::Apply, "the target gets no further")
+                return Err(Failure::new(Class::Apply, "the subscriber gets no further")
                     .detail(format!("{left} bytes are missing; the log says:\n{}", self.log())));
             }
             display.show(format!("the load has ended, {} to go", output::size(left)));
@@ -293,11 +293,11 @@ impl<'a> Demo<'a> {
 
     fn compare(&mut self) -> Result<bool> {
         let differences =
-            compare::compare_tables(&mut self.publisher, &mut self.target, &tpcb::tables())
+            compare::compare_tables(&mut self.publisher, &mut self.subscriber, &tpcb::tables())
                 .map_err(|e| failed(&e))?;
         for table in tpcb::tables() {
             let checksum =
-                compare::table_checksum(&mut self.target, &table).map_err(|e| failed(&e))?;
+                compare::table_checksum(&mut self.subscriber, &table).map_err(|e| failed(&e))?;
             let difference = differences.iter().find(|d| d.table == table);
             output::line(&match difference {
                 None => format!("  {table}: equal, {} rows", checksum.rows),
@@ -332,7 +332,7 @@ impl<'a> Demo<'a> {
     }
 }
 
-/// How far the target is behind.
+/// How far the subscriber is behind.
 #[derive(Debug, Clone, Copy, Default)]
 struct Lag {
     bytes: i64,

@@ -7,10 +7,10 @@ use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot::{self, Slot};
-use crate::target::origin;
-use crate::target::session::Target;
-use crate::target::state::prepared::{self, Standing};
-use crate::target::state::{self, Phase, Subscription, ownership};
+use crate::subscriber::origin;
+use crate::subscriber::session::Subscriber;
+use crate::subscriber::state::prepared::{self, Standing};
+use crate::subscriber::state::{self, Phase, Subscription, ownership};
 
 #[derive(Debug, Args)]
 pub(crate) struct DropArgs {
@@ -42,15 +42,15 @@ fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<b
 /// Drops slot, what is prepared, origins and state, in this order: if the slot cannot be dropped, nothing is.
 pub(crate) fn run(args: &DropArgs) -> Result<()> {
     let (name, site) = args.selection.one_by_name()?;
-    let mut target = Target::new(site.target.clone(), &name);
-    let mut control = target.connect_first()?;
+    let mut subscriber = Subscriber::new(site.subscriber.clone(), &name);
+    let mut control = subscriber.connect_first()?;
     let Some(row) = state::find_in_any(&mut control, &name)? else {
         if args.if_exists {
             return Ok(());
         }
         return Err(Failure::new(
             Class::Config,
-            format!("the target has no subscription {name:?}"),
+            format!("the subscriber has no subscription {name:?}"),
         ));
     };
     let nobody = ownership::Former::default();
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
                  --keep-slot to drop the rest without it.",
             )
         })?;
-        let publisher = Publisher::new(info, &name, target.encoding());
+        let publisher = Publisher::new(info, &name, subscriber.encoding());
         let mut source = publisher.connect().map_err(|failure| {
             failure.hint(
                 "If the publisher is gone for good, pass --keep-slot to drop the rest without it.",

@@ -4,7 +4,7 @@ use clap::Args;
 
 use crate::cli::{Selection, output};
 use crate::error::Result;
-use crate::target::state;
+use crate::subscriber::state;
 
 #[derive(Debug, Args)]
 pub(crate) struct EnableArgs {

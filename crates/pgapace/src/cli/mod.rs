@@ -22,8 +22,8 @@ use wire::Session;
 use crate::config::{Settings, Site, Subscription, sites, subscriptions};
 use crate::error::{Class, Failure, Result};
 use crate::observe::logging::{self, LogFormat};
-use crate::target::session::Target;
-use crate::target::state;
+use crate::subscriber::session::Subscriber;
+use crate::subscriber::state;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -32,12 +32,12 @@ Exit codes:
    2  wrong command line
    3  wrong configuration: file, connection string, combination of settings
    4  the publisher cannot be reached, is too old, or refuses
-   5  the target cannot be reached, is too old, or refuses
-   6  publisher and target do not fit together (tables, columns, identities)
-   7  the replication slot is gone, invalidated, or ahead of the target
+   5  the subscriber cannot be reached, is too old, or refuses
+   6  publisher and subscriber do not fit together (tables, columns, identities)
+   7  the replication slot is gone, invalidated, or ahead of the subscriber
    8  the subscription or its slot is used by somebody else
    9  a change could not be applied
-  10  the publisher's history is not the one the target has followed
+  10  the publisher's history is not the one the subscriber has followed
   11  stopped by a signal before the goal of --until was reached
   12  the spool directory is full or cannot be used
   13  the subscription was disabled because of an error (--disable-on-error, pgapace enable)
@@ -45,33 +45,33 @@ Exit codes:
 
 const EXAMPLES: &str = "\
 Examples:
-  pgapace check --publisher 'host=a dbname=shop user=repl' --target 'host=b dbname=shop' \\
+  pgapace check --publisher 'host=a dbname=shop user=repl' --subscriber 'host=b dbname=shop' \\
                 --publication shop --name shop
-  pgapace run   --publisher postgresql://repl@a/shop --target postgresql://b/shop \\
+  pgapace run   --publisher postgresql://repl@a/shop --subscriber postgresql://b/shop \\
                 --publication shop --name shop
   pgapace run   --config /etc/pgapace.toml --until current
-  pgapace status --target postgresql://b/shop
+  pgapace status --subscriber postgresql://b/shop
   pgapace demo";
 
 const RUN_HELP: &str = r#"Example:
-  pgapace run --publisher postgresql://repl@a/shop --target postgresql://b/shop \
+  pgapace run --publisher postgresql://repl@a/shop --subscriber postgresql://b/shop \
               --publication shop --name shop"#;
 
-const CHECK_HELP: &str = r#"Exits with 0 if nothing is in the way, 6 if something is, 4 or 5 if publisher or target cannot be reached.
+const CHECK_HELP: &str = r#"Exits with 0 if nothing is in the way, 6 if something is, 4 or 5 if publisher or subscriber cannot be reached.
 
 Example:
-  pgapace check --publisher postgresql://repl@a/shop --target postgresql://b/shop \
+  pgapace check --publisher postgresql://repl@a/shop --subscriber postgresql://b/shop \
                 --publication shop --name shop"#;
 
-const STATUS_HELP: &str = r#"Needs no more than --target. With --publisher it also shows the lag and what the slot keeps.
+const STATUS_HELP: &str = r#"Needs no more than --subscriber. With --publisher it also shows the lag and what the slot keeps.
 
 Example:
-  pgapace status --target postgresql://b/shop --publisher postgresql://a/shop --json"#;
+  pgapace status --subscriber postgresql://b/shop --publisher postgresql://a/shop --json"#;
 
-const DROP_HELP: &str = r#"Needs --target and --name, and --publisher unless --keep-slot is given.
+const DROP_HELP: &str = r#"Needs --subscriber and --name, and --publisher unless --keep-slot is given.
 
 Example:
-  pgapace drop --target postgresql://b/shop --publisher postgresql://repl@a/shop --name shop"#;
+  pgapace drop --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --name shop"#;
 
 const RESYNC_HELP: &str = r#"Example:
   pgapace resync --config /etc/pgapace.toml --name shop public.orders"#;
@@ -89,24 +89,24 @@ Example:
   pgapace sequences --config /etc/pgapace.toml --name shop
   pgapace sequences --config /etc/pgapace.toml --name shop --margin 10000 --json"#;
 
-const SKIP_HELP: &str = r#"Needs --target and --name. Nothing of the transaction is applied, and it is not known any more afterwards: what it would have changed has to be mended by hand.
+const SKIP_HELP: &str = r#"Needs --subscriber and --name. Nothing of the transaction is applied, and it is not known any more afterwards: what it would have changed has to be mended by hand.
 
 Example:
-  pgapace skip --target postgresql://b/shop --name shop --lsn 16/B374D848"#;
+  pgapace skip --subscriber postgresql://b/shop --name shop --lsn 16/B374D848"#;
 
-const PREPARED_HELP: &str = r#"Needs --target and --name. The publisher resolves them by itself: this is for those that it never will.
-
-Example:
-  pgapace prepared --target postgresql://b/shop --name shop
-  pgapace prepared --target postgresql://b/shop --name shop --rollback order-17"#;
-
-const ENABLE_HELP: &str = r#"Needs --target and --name.
+const PREPARED_HELP: &str = r#"Needs --subscriber and --name. The publisher resolves them by itself: this is for those that it never will.
 
 Example:
-  pgapace enable --target postgresql://b/shop --name shop"#;
+  pgapace prepared --subscriber postgresql://b/shop --name shop
+  pgapace prepared --subscriber postgresql://b/shop --name shop --rollback order-17"#;
+
+const ENABLE_HELP: &str = r#"Needs --subscriber and --name.
+
+Example:
+  pgapace enable --subscriber postgresql://b/shop --name shop"#;
 
 const DEMO_HELP: &str = r#"Example:
-  pgapace demo --duration 30 --clients 8 --publisher-version 15 --target-version 18"#;
+  pgapace demo --duration 30 --clients 8 --publisher-version 15 --subscriber-version 18"#;
 
 const COMPLETIONS_HELP: &str = r#"Example:
   pgapace completions bash > /etc/bash_completion.d/pgapace"#;
@@ -114,7 +114,7 @@ const COMPLETIONS_HELP: &str = r#"Example:
 /// Applies PostgreSQL logical replication from outside the servers.
 ///
 /// pgapace reads publications of a publisher over the replication protocol and applies them to a
-/// target database. Nothing is installed in either server; all state is kept on the target, in
+/// subscriber database. Nothing is installed in either server; all state is kept on the subscriber, in
 /// schema pgapace.
 #[derive(Debug, Parser)]
 #[command(name = "pgapace", version, after_help = EXIT_CODES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
@@ -154,7 +154,7 @@ enum Command {
     /// Leave out one transaction of the publisher that cannot be applied
     #[command(after_help = SKIP_HELP)]
     Skip(skip::SkipArgs),
-    /// List, or resolve by hand, transactions that are prepared on the target
+    /// List, or resolve by hand, transactions that are prepared on the subscriber
     #[command(after_help = PREPARED_HELP)]
     Prepared(prepared::PreparedArgs),
     /// Let a subscription run again that an error has disabled
@@ -187,21 +187,21 @@ impl Selection {
         subscriptions(self.config.as_deref(), &self.settings)
     }
 
-    /// For verbs that need no more than the target.
-    fn target_only(&self) -> Result<Vec<Site>> {
+    /// For verbs that need no more than the subscriber.
+    fn subscriber_only(&self) -> Result<Vec<Site>> {
         sites(self.config.as_deref(), &self.settings)
     }
 
-    /// For verbs that work on one subscription and need no more than the target.
+    /// For verbs that work on one subscription and need no more than the subscriber.
     fn one_by_name(&self) -> Result<(String, Site)> {
-        let mut all = self.target_only()?;
+        let mut all = self.subscriber_only()?;
         let site = all.pop().filter(|_| all.is_empty()).ok_or_else(|| {
             Failure::new(Class::Config, "the configuration file has several subscriptions")
                 .hint("Name one with --name.")
         })?;
         let name = site.name.clone().ok_or_else(|| {
             Failure::new(Class::Config, "--name is not given")
-                .hint("pgapace status lists the subscriptions of a target.")
+                .hint("pgapace status lists the subscriptions of a subscriber.")
         })?;
         Ok((name, site))
     }
@@ -211,9 +211,9 @@ impl Selection {
     /// For verbs that change what is recorded of one subscription.
     fn existing(&self) -> Result<(Session, state::Subscription)> {
         let (name, site) = self.one_by_name()?;
-        let mut control = Target::new(site.target.clone(), &name).connect_first()?;
+        let mut control = Subscriber::new(site.subscriber.clone(), &name).connect_first()?;
         let row = state::find_in_any(&mut control, &name)?.ok_or_else(|| {
-            Failure::new(Class::Config, format!("the target has no subscription {name:?}"))
+            Failure::new(Class::Config, format!("the subscriber has no subscription {name:?}"))
         })?;
         Ok((control, row))
     }

@@ -1,22 +1,22 @@
-//! `pgapace prepared`: transactions that are prepared on the target, listed or resolved by hand.
+//! `pgapace prepared`: transactions that are prepared on the subscriber, listed or resolved by hand.
 
 use clap::Args;
 use serde::Serialize;
 
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
-use crate::target::state::prepared::{self, Known, Standing};
+use crate::subscriber::state::prepared::{self, Known, Standing};
 
 #[derive(Debug, Args)]
 pub(crate) struct PreparedArgs {
     #[command(flatten)]
     selection: Selection,
 
-    /// Commit this one on the target, whatever the publisher does: its name on either side
+    /// Commit this one on the subscriber, whatever the publisher does: its name on either side
     #[arg(long, value_name = "GID", conflicts_with = "rollback")]
     commit: Option<String>,
 
-    /// Roll this one back on the target, and leave it out if the publisher commits it
+    /// Roll this one back on the subscriber, and leave it out if the publisher commits it
     #[arg(long, value_name = "GID")]
     rollback: Option<String>,
 
@@ -30,7 +30,7 @@ pub(crate) struct PreparedArgs {
 pub(crate) struct Shown {
     /// On the publisher; empty if nobody knows any more.
     gid: String,
-    /// On the target.
+    /// On the subscriber.
     name: String,
     xid: u32,
     prepare_lsn: String,
@@ -60,7 +60,7 @@ impl Shown {
 
     pub(crate) fn line(&self) -> String {
         format!(
-            "{:?} for {:.0} s: {} (xid {}, PREPARE at {}, {} on the target)",
+            "{:?} for {:.0} s: {} (xid {}, PREPARE at {}, {} on the subscriber)",
             self.gid, self.age_seconds, self.state, self.xid, self.prepare_lsn, self.name
         )
     }
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &PreparedArgs) -> Result<()> {
                 return output::json(&shown);
             }
             if shown.is_empty() {
-                output::line("nothing of the subscription is prepared on the target");
+                output::line("nothing of the subscription is prepared on the subscriber");
             }
             shown.iter().for_each(|one| output::line(&one.line()));
             return Ok(());
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &PreparedArgs) -> Result<()> {
             Class::Config,
             format!("there is not one transaction {gid:?} of subscription {}", row.name),
         )
-        .hint("Take the name on the target: pgapace prepared lists them."));
+        .hint("Take the name on the subscriber: pgapace prepared lists them."));
     };
     if !commit {
         // Before it is gone, so that it is never gone without a word.
@@ -102,8 +102,8 @@ pub(crate) fn run(args: &PreparedArgs) -> Result<()> {
     let there = one.prepared.resolve(&mut control, commit)?;
     if commit && !there {
         return Err(Failure::new(
-            Class::Target,
-            format!("{} is not prepared on the target", one.prepared.describe()),
+            Class::Subscriber,
+            format!("{} is not prepared on the subscriber", one.prepared.describe()),
         ));
     }
     let verb = if commit { "committed" } else { "rolled back" };

@@ -9,9 +9,10 @@ use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
-use crate::sync::check_targets;
-use crate::target::session::Target;
-use crate::target::state::{self, Phase, Subscription, copies, ownership};
+use crate::subscriber::session::Subscriber;
+use crate::subscriber::state::{self, Phase, Subscription, ownership};
+use crate::tablesync::check_subscribers;
+use crate::tablesync::table_state;
 
 #[derive(Debug, Args)]
 pub(crate) struct ResyncArgs {
@@ -37,12 +38,12 @@ struct Site {
 }
 
 fn open(config: &Config) -> Result<Site> {
-    let mut target = Target::new(config.target.clone(), &config.name);
-    let mut control = target.connect_first()?;
+    let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+    let mut control = subscriber.connect_first()?;
     let row = state::find_in_any(&mut control, &config.name)?.ok_or_else(|| {
-        Failure::new(Class::Config, format!("the target has no subscription {:?}", config.name))
+        Failure::new(Class::Config, format!("the subscriber has no subscription {:?}", config.name))
     })?;
-    let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
+    let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut source = publisher.connect_to_look()?;
     publication::check_exist(&mut source, &config.publications)?;
     let published = publication::tables(&mut source, &config.publications)?;
@@ -75,8 +76,8 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
         })?;
         chosen.push(found.clone());
     }
-    check_targets(&mut site.control, &chosen, false, config.copy.filled)?;
-    copies::request_again(&mut site.control, site.row.id, &chosen)?;
+    check_subscribers(&mut site.control, &chosen, false, config.copy.filled)?;
+    table_state::request_again(&mut site.control, site.row.id, &chosen)?;
     tell(&mut site, &chosen)
 }
 
@@ -91,8 +92,8 @@ pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
             output::line(&format!("{}: no new tables", config.name));
             continue;
         }
-        check_targets(&mut site.control, &new, site.row.copy_data, config.copy.filled)?;
-        copies::request(&mut site.control, site.row.id, &new)?;
+        check_subscribers(&mut site.control, &new, site.row.copy_data, config.copy.filled)?;
+        table_state::request(&mut site.control, site.row.id, &new)?;
         tell(&mut site, &new)?;
     }
     Ok(())

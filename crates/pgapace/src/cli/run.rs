@@ -11,7 +11,7 @@ use crate::cli::Selection;
 use crate::error::{Class, Failure, Result};
 use crate::stopping::shutdown::Shutdown;
 use crate::supervisor::{self, RunOptions, Until};
-use crate::sync::emptying::TruncateDecision;
+use crate::tablesync::emptying::TruncateDecision;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
@@ -19,7 +19,7 @@ pub(crate) struct RunArgs {
     selection: Selection,
 
     /// Stop when the publisher's present end of WAL (current), or this LSN, is durable on the
-    /// target
+    /// subscriber
     #[arg(long, value_name = "current|LSN", value_parser = parse_until)]
     until: Option<Until>,
 

@@ -13,9 +13,9 @@ use crate::error::{Class, Failure, Result};
 use crate::lag::{self, Lag};
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::{Publisher, system_identifier};
-use crate::sync::sequences::{self, Chosen, PublisherSequence, Report, SequenceState, SetOptions};
-use crate::target::session::Target;
-use crate::target::state::{self, Subscription};
+use crate::sequences::{self, Chosen, PublisherSequence, Report, SequenceState, SetOptions};
+use crate::subscriber::session::Subscriber;
+use crate::subscriber::state::{self, Subscription};
 
 /// Values older than this are read again.
 const FRESH: Duration = Duration::from_secs(3);
@@ -99,10 +99,10 @@ pub(crate) fn run(args: &SequencesArgs) -> Result<()> {
 }
 
 fn one(args: &SequencesArgs, config: &Config) -> Result<Outcome> {
-    let mut target = Target::new(config.target.clone(), &config.name);
-    let mut control = target.connect_first()?;
+    let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+    let mut control = subscriber.connect_first()?;
     let row = state::find_in_any(&mut control, &config.name)?;
-    let publisher = Publisher::new(config.publisher.clone(), &config.name, target.encoding());
+    let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut source = publisher.connect_to_look()?;
     publication::check_exist(&mut source, &config.publications)?;
     let mut published = publication::tables(&mut source, &config.publications)?;

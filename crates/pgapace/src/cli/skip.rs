@@ -5,7 +5,7 @@ use pgoutput::Lsn;
 
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
-use crate::target::state::{self, progress};
+use crate::subscriber::state::{self, progress};
 
 #[derive(Debug, Args)]
 pub(crate) struct SkipArgs {

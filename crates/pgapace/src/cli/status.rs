@@ -1,4 +1,4 @@
-//! `pgapace status`: what the target remembers of its subscriptions, and how far the publisher is.
+//! `pgapace status`: what the subscriber remembers of its subscriptions, and how far the publisher is.
 
 use std::collections::HashMap;
 
@@ -13,11 +13,11 @@ use crate::config::Site;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{Publisher, current_lsn, system_identifier};
 use crate::publisher::slot;
-use crate::target::session::{Purpose, Target};
-use crate::target::state::copying::{self, CopyProgress};
-use crate::target::state::ownership::{self, Owner};
-use crate::target::state::statistics::{self, Counters, Spooled, Statistics};
-use crate::target::state::{self, RelationMode, Subscription, prepared, progress, schema};
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::ownership::{self, Owner};
+use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
+use crate::subscriber::state::{self, RelationMode, Subscription, prepared, progress, schema};
+use crate::tablesync::copy_progress::{self, CopyProgress};
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
@@ -66,7 +66,7 @@ struct Status {
     restarts: u64,
     /// How far tables are copied; null while none is.
     copy: Option<CopyProgress>,
-    /// Transactions that are prepared on the target, oldest first.
+    /// Transactions that are prepared on the subscriber, oldest first.
     prepared: Vec<Shown>,
     tables: Vec<Table>,
     /// The error that stands: since something goes on beyond it, there is none.
@@ -103,11 +103,11 @@ struct Table {
     stale_lsn: Option<String>,
     stale_reason: Option<String>,
     /// LSN from which its changes are applied; null until it is copied.
-    gate_lsn: Option<String>,
+    sync_lsn: Option<String>,
     /// So far, while it is copied in parts.
     copied_rows: Option<i64>,
     /// Size on the publisher when it was copied; null if it was not looked at.
-    source_bytes: Option<i64>,
+    publisher_bytes: Option<i64>,
     /// Parts in which it is or was copied, and how many of them are in.
     copy_parts: i32,
     copy_parts_done: i32,
@@ -129,7 +129,7 @@ struct Source {
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let mut all = Vec::new();
     let mut absent = false;
-    for site in args.selection.target_only()? {
+    for site in args.selection.subscriber_only()? {
         match of_site(&site)? {
             Some(statuses) => all.extend(statuses),
             None => absent = true,
@@ -140,9 +140,9 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     }
     if all.is_empty() {
         output::line(if absent {
-            "no subscription: the target has no schema pgapace, so pgapace never ran here"
+            "no subscription: the subscriber has no schema pgapace, so pgapace never ran here"
         } else {
-            "no subscription on the target"
+            "no subscription on the subscriber"
         });
     }
     for (index, status) in all.iter().enumerate() {
@@ -154,16 +154,17 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     Ok(())
 }
 
-/// The subscriptions of a target, or the one that is named; `None` without our schema.
+/// The subscriptions of a subscriber, or the one that is named; `None` without our schema.
 fn of_site(site: &Site) -> Result<Option<Vec<Status>>> {
-    let target = Target::new(site.target.clone(), site.name.as_deref().unwrap_or("status"));
-    let mut session = target.connect(Purpose::Look)?;
+    let subscriber =
+        Subscriber::new(site.subscriber.clone(), site.name.as_deref().unwrap_or("status"));
+    let mut session = subscriber.connect(Purpose::Look)?;
     match schema::version(&mut session)? {
         0 => return Ok(None),
         version if version < schema::newest() => {
             return Err(Failure::new(
-                Class::Target,
-                format!("schema pgapace of the target is of version {version}, an older one"),
+                Class::Subscriber,
+                format!("schema pgapace of the subscriber is of version {version}, an older one"),
             )
             .hint("The next pgapace run of this version upgrades it."));
         }
@@ -173,7 +174,7 @@ fn of_site(site: &Site) -> Result<Option<Vec<Status>>> {
         None => state::all(&mut session)?,
         Some(name) => state::find(&mut session, name)?.into_iter().collect(),
     };
-    let mut source = connect_source(site, target.encoding());
+    let mut source = connect_source(site, subscriber.encoding());
     rows.iter().map(|row| of(&mut session, row, &mut source)).collect::<Result<_>>().map(Some)
 }
 
@@ -225,7 +226,7 @@ fn of(
         .into_iter()
         .map(|mode| ((mode.schema.clone(), mode.name.clone()), mode))
         .collect();
-    let copy = copying::read(session, row.id)?;
+    let copy = copy_progress::read(session, row.id)?;
     let (format, format_reason) = state::format(session, row.id)?;
     let (streaming, streaming_reason) = state::streaming_mode(session, row.id)?;
     Ok(Status {
@@ -271,9 +272,9 @@ fn of(
                     blocked_since: table.blocked_since,
                     stale_lsn: text(table.stale_from),
                     stale_reason: table.stale_reason,
-                    gate_lsn: text(table.gate.map(|gate| gate.0)),
+                    sync_lsn: text(table.sync_lsn.map(|sync_lsn| sync_lsn.0)),
                     copied_rows: table.copied_rows,
-                    source_bytes: table.source_bytes,
+                    publisher_bytes: table.publisher_bytes,
                     copy_parts: table.parts,
                     copy_parts_done: table.parts_done,
                     joins: table.joins,
@@ -391,8 +392,11 @@ fn print(status: &Status) {
             c.fallbacks, c.retries, c.victims
         ),
     );
-    if c.demotions > 0 {
-        item("stream order", &format!("tables were put into it for a while {} times", c.demotions));
+    if c.tables_serialized > 0 {
+        item(
+            "stream order",
+            &format!("tables were put into it for a while {} times", c.tables_serialized),
+        );
     }
     let waits: Vec<_> = c
         .waits
@@ -411,10 +415,10 @@ fn print(status: &Status) {
     let waiting: Vec<_> = status
         .tables
         .iter()
-        .filter(|table| table.gate_lsn.is_none() && table.reason.is_none())
+        .filter(|table| table.sync_lsn.is_none() && table.reason.is_none())
         .map(|table| {
             let name = format!("{}.{}", table.schema, table.name);
-            match table.source_bytes {
+            match table.publisher_bytes {
                 Some(bytes) => format!(
                     "{name} ({}, {} of {} parts)",
                     output::size(bytes),
@@ -436,7 +440,7 @@ fn print(status: &Status) {
         item("copied", &lines.next().unwrap_or_default());
         lines.for_each(|line| output::line(&format!("    {line}")));
     }
-    let joins = |table: &&Table| table.joins && table.gate_lsn.is_some();
+    let joins = |table: &&Table| table.joins && table.sync_lsn.is_some();
     for table in status.tables.iter().filter(joins) {
         output::line(&format!("    {}.{}: catches up", table.schema, table.name));
     }

@@ -7,14 +7,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::target::state::statistics::Waits;
+use crate::subscriber::state::statistics::Waits;
 
 /// What a thread waits for. See [`Waits`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     Dependency,
     CommitOrder,
-    TargetLock,
+    SubscriberLock,
     Worker,
     Memory,
     Source,
@@ -70,7 +70,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::{Reason, State};
-    use crate::target::state::statistics::Waits;
+    use crate::subscriber::state::statistics::Waits;
 
     #[test]
     fn a_wait_is_collected_in_pieces_and_never_twice() {

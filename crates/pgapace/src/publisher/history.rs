@@ -9,9 +9,9 @@ use wire::Session;
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{CURRENT_LSN, SystemIdentity, identify};
-use crate::target::catalogue::{boolean, field, first_row};
-use crate::target::state::Subscription;
-use crate::target::state::progress::Followed;
+use crate::subscriber::catalogue::{boolean, field, first_row};
+use crate::subscriber::state::Subscription;
+use crate::subscriber::state::progress::Followed;
 
 /// Checks that the publisher has the history that the subscription has followed so far. Returns who
 /// it is.
@@ -41,7 +41,7 @@ fn check_identity(
             Class::History,
             format!(
                 "the publisher is another database system: its identifier is {}, the progress on \
-                 the target belongs to {recorded_identifier}",
+                 the subscriber belongs to {recorded_identifier}",
                 now.system_identifier
             ),
         )
@@ -61,9 +61,9 @@ fn check_identity(
     check_history(Timeline(recorded_timeline), progress, Timeline(now.timeline), &content).map_err(
         |error| {
             Failure::new(Class::History, error.to_string()).hint(
-                "Transactions that the target has are missing on this server. Use failover slots \
+                "Transactions that the subscriber has are missing on this server. Use failover slots \
                  with synchronized_standby_slots so that a standby is never behind, or build the \
-                 target anew.",
+                 subscriber anew.",
             )
         },
     )

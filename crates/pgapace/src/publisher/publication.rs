@@ -8,7 +8,7 @@ use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::current_lsn;
-use crate::target::catalogue::{boolean, field};
+use crate::subscriber::catalogue::{boolean, field};
 
 /// A published table, under the name by which its changes arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub(crate) struct PublishedColumn {
 }
 
 impl PublishedTable {
-    /// Schema and name, as the state of tables on the target is found.
+    /// Schema and name, as the state of tables on the subscriber is found.
     pub(crate) fn key(&self) -> (String, String) {
         (self.schema.clone(), self.name.clone())
     }

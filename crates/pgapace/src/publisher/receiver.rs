@@ -1,7 +1,7 @@
 //! The receiver: one thread that owns the replication connection.
 //!
 //! It never waits for apply: it hands chunks over, answers keepalives and sends status on time
-//! whatever the target does. When memory is full it stops reading, and still sends status.
+//! whatever the subscriber does. When memory is full it stops reading, and still sends status.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -298,7 +298,7 @@ impl State {
         {
             Haste::None
         } else if self.flow.company.load(Ordering::Relaxed) {
-            Haste::Company
+            Haste::ConcurrentCommitters
         } else {
             Haste::Prompt
         }

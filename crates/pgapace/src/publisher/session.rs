@@ -7,7 +7,7 @@ use crate::connecting;
 use crate::error::{Class, Failure, Result};
 use crate::pooler::{self, Asked, BACKEND_SQL};
 use crate::product;
-use crate::target::catalogue::{field, first_row};
+use crate::subscriber::catalogue::{field, first_row};
 
 /// Oldest publisher: the first with binary transfer, logical messages and streaming options.
 pub(crate) const OLDEST_MAJOR: u32 = 14;
@@ -29,7 +29,7 @@ pub(crate) struct SystemIdentity {
 }
 
 impl Publisher {
-    /// `encoding`: what values are to be sent in, the one that target sessions declare.
+    /// `encoding`: what values are to be sent in, the one that subscriber sessions declare.
     pub(crate) fn new(info: ConnInfo, subscription: &str, encoding: &'static str) -> Self {
         Self { info, application_name: subscription.to_owned(), encoding }
     }

@@ -1,9 +1,9 @@
 //! The replication slot: create, look at, refuse, drop.
 //!
-//! A slot has nothing by which its maker could be told, and another subscription, of another target,
+//! A slot has nothing by which its maker could be told, and another subscription, of another subscriber,
 //! may have the same name. So that one whose making was interrupted can be told from somebody else's,
 //! it is made in two steps: a temporary slot has the snapshot, and its position is recorded on the
-//! target; then [`copy`] makes the slot with that very position. Every slot that the server makes
+//! subscriber; then [`copy`] makes the slot with that very position. Every slot that the server makes
 //! anew writes WAL, so no other begins there ([`is_ours`]).
 
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::backend_pid;
-use crate::target::catalogue::{boolean, field, first_row};
-use crate::target::state::SubscriptionId;
+use crate::subscriber::catalogue::{boolean, field, first_row};
+use crate::subscriber::state::SubscriptionId;
 
 /// A slot that was just created, and the name of the snapshot that goes with it.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ fn explain_refusal(session: &mut Session, failure: Failure) -> Failure {
 
 /// A name for a temporary slot of this session.
 pub(crate) fn temporary_name(session: &mut Session, id: SubscriptionId) -> Result<String> {
-    // Two subscriptions may have one id, on two targets, and one process: not one session.
+    // Two subscriptions may have one id, on two subscribers, and one process: not one session.
     Ok(format!("pgapace_sync_{}_{}", id.0, backend_pid(session)?))
 }
 
@@ -269,12 +269,12 @@ pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
 /// position to start at: always the slot's own, what was applied beyond it is skipped by LSN.
 pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Result<Lsn> {
     let refuse = |what: String| Failure::new(Class::Slot, what);
-    let rebuild = "What it had not sent is lost for the target: drop the subscription (pgapace \
+    let rebuild = "What it had not sent is lost for the subscriber: drop the subscription (pgapace \
                    drop) and start it anew with empty tables.";
     let Some(slot) = slot else {
         return Err(refuse(format!("slot \"{name}\" does not exist on the publisher")).hint(
             "If the publisher is a promoted standby, its slots were not synchronised. \
-             What was not sent is lost for the target: drop the subscription (pgapace drop) and \
+             What was not sent is lost for the subscriber: drop the subscription (pgapace drop) and \
              start it anew with empty tables.",
         ));
     };
@@ -292,11 +292,11 @@ pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Re
         .ok_or_else(|| refuse(format!("slot \"{name}\" has no confirmed position")))?;
     if confirmed > progress {
         return Err(refuse(format!(
-            "slot \"{name}\" has moved to {confirmed}, but the target is applied only up to \
+            "slot \"{name}\" has moved to {confirmed}, but the subscriber is applied only up to \
              {progress}: changes in between were skipped"
         ))
         .hint(
-            "Something else consumed or advanced the slot, or the target was restored from a \
+            "Something else consumed or advanced the slot, or the subscriber was restored from a \
                backup. Drop the subscription (pgapace drop) and start it anew with empty tables.",
         ));
     }

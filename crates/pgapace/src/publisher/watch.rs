@@ -9,7 +9,7 @@ use wire::Session;
 
 use crate::error::{Failure, Result};
 use crate::publisher::session::Publisher;
-use crate::target::catalogue::{field, first_row};
+use crate::subscriber::catalogue::{field, first_row};
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_secs(3);

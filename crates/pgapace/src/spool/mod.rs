@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 
 use crate::error::{Class, Failure, Result};
 use crate::spool::file::{ReadError, SpoolFile};
-use crate::target::state::statistics::Spooled;
+use crate::subscriber::state::statistics::Spooled;
 
 /// Where the spool is if the user does not say: /tmp is memory on many systems.
 pub(crate) fn default_directory() -> PathBuf {

@@ -17,7 +17,7 @@ pub(super) fn with_grants(config: &Config, failure: Failure) -> Failure {
     if failure.sqlstate.as_deref() != Some(INSUFFICIENT_PRIVILEGE) || complete {
         return failure;
     }
-    let side = if failure.class == Class::Publisher { Side::Publisher } else { Side::Target };
+    let side = if failure.class == Class::Publisher { Side::Publisher } else { Side::Subscriber };
     let findings = check::check(config).findings;
     let mut grants: Vec<String> = findings
         .into_iter()

@@ -8,8 +8,8 @@ use wire::Session;
 
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
-use crate::target::session::{Purpose, Target};
-use crate::target::state::{self, Subscription, schema, statistics};
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::{self, Subscription, schema, statistics};
 
 /// How often the same reason to wait is written.
 const WRITE_AGAIN: Duration = Duration::from_secs(5);
@@ -81,7 +81,7 @@ impl<'a> Notes<'a> {
         failure: &Failure,
         what: impl Fn(&mut Session, state::SubscriptionId) -> Result<()>,
     ) {
-        if failure.class == Class::Target && failure.connection_lost {
+        if failure.class == Class::Subscriber && failure.connection_lost {
             self.session = None;
             return;
         }
@@ -89,8 +89,8 @@ impl<'a> Notes<'a> {
         let written = match kept {
             Some(Ok(())) => Ok(()),
             _ => {
-                let target = Target::new(self.config.target.clone(), &self.config.name);
-                target.connect(Purpose::Look).and_then(|session| self.with(session, &what))
+                let subscriber = Subscriber::new(self.config.subscriber.clone(), &self.config.name);
+                subscriber.connect(Purpose::Look).and_then(|session| self.with(session, &what))
             }
         };
         if let Err(error) = written {

@@ -140,7 +140,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     fn failure(transient: bool, connection_lost: bool, away: bool) -> Failure {
-        let failure = Failure::new(Class::Target, "x").transient(transient);
+        let failure = Failure::new(Class::Subscriber, "x").transient(transient);
         Failure { connection_lost, away, ..failure }
     }
 

@@ -31,7 +31,7 @@ fn transactions(case: &Case, statements: &[&str]) {
 }
 
 fn conflicts(case: &Case) -> Vec<String> {
-    case.target.rows(
+    case.subscriber.rows(
         "SELECT concat_ws(' ', c.conflict, c.action, c.applied, c.operation, c.table_name, c.key, c.sqlstate) \
          FROM pgapace.conflict c JOIN pgapace.subscription s ON s.id = c.subscription ORDER BY c.id",
     )
@@ -39,7 +39,7 @@ fn conflicts(case: &Case) -> Vec<String> {
 
 /// The counters that are not 0, by name.
 fn counted(case: &Case) -> String {
-    case.target.value(
+    case.subscriber.value(
         "SELECT string_agg(key || '=' || value, ' ' ORDER BY key) \
          FROM pgapace.stat_subscription t, jsonb_each_text(to_jsonb(t)) \
          WHERE value <> '0' AND key ~ '_(exists|missing|differs|conflicts|violation)$'",
@@ -48,7 +48,7 @@ fn counted(case: &Case) -> String {
 
 /// The transaction that stopped is left out.
 fn skip(case: &Case) {
-    let lsn = case.target.value("SELECT max(commit_lsn) FROM pgapace.conflict");
+    let lsn = case.subscriber.value("SELECT max(commit_lsn) FROM pgapace.conflict");
     let tool = Tool { args: Vec::new(), ..case.tool.clone() };
     tool.finish("skip", &["--lsn", &lsn]).expect(0, &[]);
 }
@@ -61,7 +61,7 @@ fn what_stops() {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE)");
         case.publisher.sql("INSERT INTO t VALUES (1, 1), (2, 2)");
         case.run_until_current();
-        case.target.sql("INSERT INTO t VALUES (8, 8), (9, 9)");
+        case.subscriber.sql("INSERT INTO t VALUES (8, 8), (9, 9)");
         transactions(
             &case,
             &[
@@ -83,7 +83,7 @@ fn what_stops() {
         let existing = "insert_exists error f INSERT t (id)=(9) 23505";
         assert_eq!(conflicts(&case), [existing]);
         let rows = "SELECT string_agg(id::text, ',' ORDER BY id) FROM t";
-        let applied = case.target.value(rows);
+        let applied = case.subscriber.value(rows);
         // Out of order, a transaction may be committed while one before it stops.
         let ahead = applied == "1,2,3,6,8,9" && !is_ordered(&case);
         assert!(applied == "1,2,3,8,9" || ahead, "{applied}");
@@ -95,7 +95,7 @@ fn what_stops() {
         case.run_until_current();
         assert_eq!(counted(&case), "insert_exists=1 update_exists=1");
         assert_eq!(conflicts(&case), [existing, "update_exists error f UPDATE t (id)=(2) 23505"]);
-        assert_eq!(case.target.value(rows), "1,2,3,6,8,9");
+        assert_eq!(case.subscriber.value(rows), "1,2,3,6,8,9");
     });
 }
 
@@ -104,7 +104,7 @@ fn what_stops() {
 fn other_errors_are_not_counted() {
     on_versions(&BOTH, |case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
-        case.target.sql(
+        case.subscriber.sql(
             "ALTER TABLE t ADD CHECK (v <> 'bad'); CREATE TABLE log (id int PRIMARY KEY); \
              INSERT INTO log VALUES (2); \
              CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS \
@@ -114,18 +114,18 @@ fn other_errors_are_not_counted() {
         );
         transactions(&case, &["INSERT INTO t VALUES (1, 'bad')"]);
         case.run().expect(9, &["23514", "(id)=(1)"]);
-        case.target.sql("ALTER TABLE t DROP CONSTRAINT t_v_check");
+        case.subscriber.sql("ALTER TABLE t DROP CONSTRAINT t_v_check");
         // Of another table, which a trigger changed.
         transactions(&case, &["INSERT INTO t VALUES (2, 'p')"]);
         case.run().expect(9, &["23505", "(id)=(2)"]);
         assert_eq!(counted(&case), "∅");
         assert_eq!(conflicts(&case).len(), 0);
-        case.target.sql("DELETE FROM log WHERE id = 2");
+        case.subscriber.sql("DELETE FROM log WHERE id = 2");
         case.run_until_current();
     });
 }
 
-/// Several unique indexes, of every kind, in the way of one row: of the same row of the target or of
+/// Several unique indexes, of every kind, in the way of one row: of the same row of the subscriber or of
 /// several, plain and partitioned.
 #[test]
 fn several_unique_indexes() {
@@ -136,7 +136,7 @@ fn several_unique_indexes() {
              CREATE TABLE part1 PARTITION OF part FOR VALUES FROM (0) TO (100)",
         );
         case.publish("FOR ALL TABLES WITH (publish_via_partition_root)");
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE UNIQUE INDEX ON t (lower(b)); CREATE UNIQUE INDEX ON t (a) WHERE c > 0; \
              CREATE UNIQUE INDEX ON part (id, a); \
              ALTER TABLE t ADD UNIQUE (c) DEFERRABLE INITIALLY DEFERRED",
@@ -149,7 +149,7 @@ fn several_unique_indexes() {
             ],
         );
         case.run_until_current();
-        case.target.sql(
+        case.subscriber.sql(
             "INSERT INTO t SELECT g, g, 'b' || g, g FROM generate_series(10, 25) g; \
              UPDATE t SET c = -1 WHERE id = 15; INSERT INTO part VALUES (10, 10), (11, 11)",
         );
@@ -163,7 +163,7 @@ fn several_unique_indexes() {
         };
         let several = "multiple_unique_conflicts";
         let insert = |id| format!("INSERT t (id)=({id})");
-        // One row of the target, and several.
+        // One row of the subscriber, and several.
         stops("INSERT INTO t VALUES (10, 50, 'B10', 50)", several, &insert(10));
         stops("INSERT INTO t VALUES (11, 12, 'x', 51)", several, &insert(11));
         stops("INSERT INTO t VALUES (52, 13, 'B14', 52)", several, &insert(52));
@@ -197,7 +197,7 @@ fn a_rule_for_several_unique_indexes() {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE)");
         case.publisher.sql("INSERT INTO t VALUES (1, 1)");
         case.run_until_current();
-        case.target.sql("INSERT INTO t SELECT g, g FROM generate_series(10, 16) g");
+        case.subscriber.sql("INSERT INTO t SELECT g, g FROM generate_series(10, 16) g");
         transactions(
             &case,
             &[
@@ -219,7 +219,7 @@ fn a_rule_for_several_unique_indexes() {
         );
         assert_eq!(counted(&case), "insert_exists=1 multiple_unique_conflicts=3");
         let rows = "SELECT string_agg(id || ':' || u, ' ' ORDER BY id) FROM t WHERE id < 12";
-        assert_eq!(case.target.value(rows), "1:1 2:2 3:3 10:10 11:11");
+        assert_eq!(case.subscriber.value(rows), "1:1 2:2 3:3 10:10 11:11");
     });
 }
 
@@ -231,7 +231,7 @@ fn missing_rows() {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int)");
         case.publisher.sql("INSERT INTO t SELECT g, 0 FROM generate_series(1, 500) g");
         case.run_until_current();
-        case.target.sql("DELETE FROM t WHERE id <= 400");
+        case.subscriber.sql("DELETE FROM t WHERE id <= 400");
         transactions(
             &case,
             &["UPDATE t SET v = 1 WHERE id IN (1, 401)", "DELETE FROM t WHERE id IN (2, 402)"],

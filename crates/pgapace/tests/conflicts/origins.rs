@@ -10,7 +10,7 @@ fn with_rules(case: &mut Case, rules: &[&str]) {
     }
 }
 
-/// Rows 1 and 2 were copied, 3 and 4 were applied; 2 and 4 were changed on the target since.
+/// Rows 1 and 2 were copied, 3 and 4 were applied; 2 and 4 were changed on the subscriber since.
 fn four_rows(case: &Case) {
     case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
     case.publish("FOR TABLE t");
@@ -18,15 +18,15 @@ fn four_rows(case: &Case) {
     case.run_until_current();
     case.publisher.sql("INSERT INTO t VALUES (3, 'p'), (4, 'p')");
     case.run_until_current();
-    case.target.sql("UPDATE t SET v = 't' WHERE id IN (2, 4)");
+    case.subscriber.sql("UPDATE t SET v = 't' WHERE id IN (2, 4)");
 }
 
 fn rows(case: &Case) -> String {
-    case.target.value("SELECT string_agg(id || v, ' ' ORDER BY id) FROM t")
+    case.subscriber.value("SELECT string_agg(id || v, ' ' ORDER BY id) FROM t")
 }
 
 fn conflicts(case: &Case) -> Vec<String> {
-    case.target.rows(
+    case.subscriber.rows(
         "SELECT concat_ws(' ', conflict, action, applied, key) FROM pgapace.conflict ORDER BY id",
     )
 }
@@ -80,14 +80,15 @@ fn the_later_one_wins() {
             .map(|kind| format!("{kind}=last_update_wins"));
         with_rules(&mut case, &rules.each_ref().map(String::as_str));
         four_rows(&case);
-        case.target.sql("INSERT INTO t VALUES (6, 't')");
-        // Later than the target's.
+        case.subscriber.sql("INSERT INTO t VALUES (6, 't')");
+        // Later than the subscriber's.
         case.publisher.sql("INSERT INTO t VALUES (6, 'p'), (7, 'p')");
         case.publisher.sql("UPDATE t SET v = 'x' WHERE id = 2");
         // Earlier.
         case.publisher.sql("UPDATE t SET v = 'x' WHERE id IN (1, 4)");
         case.publisher.sql("DELETE FROM t WHERE id = 3");
-        case.target.sql("INSERT INTO t VALUES (7, 't'); UPDATE t SET v = 'u' WHERE id IN (3, 4)");
+        case.subscriber
+            .sql("INSERT INTO t VALUES (7, 't'); UPDATE t SET v = 'u' WHERE id IN (3, 4)");
         case.run_until_current();
         assert_eq!(rows(&case), "1x 2x 3u 4u 6p 7t");
         assert_eq!(
@@ -113,10 +114,10 @@ fn servers_without_commit_times_are_refused() {
     on_versions(&BOTH, |mut case| {
         case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY)");
         case.publish("FOR TABLE t");
-        let name = format!("{}_target", case.tool.name);
-        let target = Database::create(case.publisher.cluster, &name, "");
-        target.sql("CREATE TABLE t (id int PRIMARY KEY)");
-        case.tool.target = target.conninfo();
+        let name = format!("{}_subscriber", case.tool.name);
+        let subscriber = Database::create(case.publisher.cluster, &name, "");
+        subscriber.sql("CREATE TABLE t (id int PRIMARY KEY)");
+        case.tool.subscriber = subscriber.conninfo();
         with_rules(&mut case, &["insert_exists=last_update_wins"]);
         case.run().expect(3, &["track_commit_timestamp", "insert_exists=last_update_wins"]);
     });

@@ -30,27 +30,27 @@ fn transactions(case: &Case, statements: &[&str]) {
     case.publisher.sql(&sql);
 }
 
-/// Rows 1 to 20 on both sides; on the target 31 to 33 as well, and not 5 to 8.
+/// Rows 1 to 20 on both sides; on the subscriber 31 to 33 as well, and not 5 to 8.
 fn apart(case: &Case) {
     case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)");
     case.publisher.sql("INSERT INTO t SELECT g, 10 * g, 'p' FROM generate_series(1, 20) g");
     case.run_until_current();
-    case.target.sql(
+    case.subscriber.sql(
         "INSERT INTO t VALUES (31, 310, 't'), (32, 320, 't'), (33, 330, 't'); \
          DELETE FROM t WHERE id BETWEEN 5 AND 8",
     );
 }
 
 fn conflicts(case: &Case) -> Vec<String> {
-    case.target.rows(
+    case.subscriber.rows(
         "SELECT concat_ws(' ', c.conflict, c.action, c.applied, c.operation, c.key, c.sqlstate) \
          FROM pgapace.conflict c JOIN pgapace.subscription s ON s.id = c.subscription \
          WHERE c.schema_name = 'public' AND c.table_name = 't' ORDER BY c.id",
     )
 }
 
-fn target_rows(case: &Case, condition: &str) -> Vec<String> {
-    case.target.rows(&format!("SELECT id, u, v FROM t WHERE {condition} ORDER BY id"))
+fn subscriber_rows(case: &Case, condition: &str) -> Vec<String> {
+    case.subscriber.rows(&format!("SELECT id, u, v FROM t WHERE {condition} ORDER BY id"))
 }
 
 #[test]
@@ -67,9 +67,9 @@ fn skipped_changes_and_no_others() {
                 "UPDATE t SET v = 'x5' WHERE id IN (5, 9)",
                 "DELETE FROM t WHERE id IN (6, 10)",
                 "INSERT INTO t VALUES (40, 400, 'p')",
-                // The value of another row of the target.
+                // The value of another row of the subscriber.
                 "UPDATE t SET u = 320 WHERE id = 3; UPDATE t SET v = 'x4' WHERE id = 4",
-                // Another row of the target has one of its values.
+                // Another row of the subscriber has one of its values.
                 "INSERT INTO t VALUES (41, 330, 'p')",
                 // Of rows whose insert was skipped.
                 "UPDATE t SET v = 'later' WHERE id IN (31, 41)",
@@ -90,7 +90,7 @@ fn skipped_changes_and_no_others() {
             "{log}"
         );
         assert_eq!(
-            target_rows(case, "id < 5 OR id IN (9, 10) OR id > 30"),
+            subscriber_rows(case, "id < 5 OR id IN (9, 10) OR id > 30"),
             [
                 "1|10|x1",
                 "2|20|x2",
@@ -140,7 +140,7 @@ fn applied_changes() {
             ],
             "{log}"
         );
-        case.target.sql("DELETE FROM t WHERE id = 33; INSERT INTO t VALUES (8, 80, 'p')");
+        case.subscriber.sql("DELETE FROM t WHERE id = 33; INSERT INTO t VALUES (8, 80, 'p')");
         case.expect_equal(&["t"]);
         case.publisher.sql("UPDATE t SET v = v || '!'");
         case.run_until_current();
@@ -160,18 +160,21 @@ fn what_cannot_be_applied_stops() {
         );
         case.run()
             .expect(9, &["conflict=insert_exists", "INSERT on public.t", "(id)=(41)", "23505"]);
-        assert_eq!(target_rows(case, "id IN (1, 41)"), ["1|10|x"]);
-        case.target.sql("DELETE FROM t WHERE id = 31");
+        assert_eq!(subscriber_rows(case, "id IN (1, 41)"), ["1|10|x"]);
+        case.subscriber.sql("DELETE FROM t WHERE id = 31");
         transactions(case, &["INSERT INTO t VALUES (32, 330, 'p')"]);
         case.run().expect(9, &["conflict=multiple_unique_conflicts", "(id)=(32)"]);
-        assert_eq!(target_rows(case, "id > 30"), ["32|320|t", "33|330|t", "41|310|p"]);
+        assert_eq!(subscriber_rows(case, "id > 30"), ["32|320|t", "33|330|t", "41|310|p"]);
     });
     in_every_way(&["insert_exists=apply", "multiple_unique_conflicts=skip"], |case| {
         apart(case);
         transactions(case, &["INSERT INTO t VALUES (32, 330, 'p'), (43, 430, 'p')"]);
         case.run_until_current();
         assert_eq!(conflicts(case), ["multiple_unique_conflicts skip f INSERT (id)=(32) 23505"]);
-        assert_eq!(target_rows(case, "id > 30"), ["31|310|t", "32|320|t", "33|330|t", "43|430|p"]);
+        assert_eq!(
+            subscriber_rows(case, "id > 30"),
+            ["31|310|t", "32|320|t", "33|330|t", "43|430|p"]
+        );
     });
 }
 
@@ -181,7 +184,7 @@ fn rules_of_one_table() {
     in_every_way(&["public.t:insert_exists=skip", "public.t:update_missing=error"], |case| {
         case.both("CREATE TABLE other (id int PRIMARY KEY)");
         apart(case);
-        case.target.sql("INSERT INTO other VALUES (1)");
+        case.subscriber.sql("INSERT INTO other VALUES (1)");
         transactions(
             case,
             &["INSERT INTO t VALUES (31, 310, 'p')", "UPDATE t SET v = 'x5' WHERE id = 5"],
@@ -194,15 +197,15 @@ fn rules_of_one_table() {
             "update_missing error f UPDATE (id)=(5)",
         ];
         assert_eq!(conflicts(case), recorded);
-        case.target.sql("INSERT INTO t VALUES (5, 50, 'p')");
+        case.subscriber.sql("INSERT INTO t VALUES (5, 50, 'p')");
         transactions(case, &["INSERT INTO t VALUES (32, 320, 'p'); INSERT INTO other VALUES (1)"]);
         case.run().expect(9, &["INSERT on public.other", "(id)=(1)", "23505"]);
         assert_eq!(conflicts(case), recorded);
-        assert_eq!(target_rows(case, "id = 5"), ["5|50|x5"]);
-        case.target.sql("DELETE FROM other");
+        assert_eq!(subscriber_rows(case, "id = 5"), ["5|50|x5"]);
+        case.subscriber.sql("DELETE FROM other");
         case.run_until_current();
         assert_eq!(conflicts(case).len(), 3);
-        assert_eq!(case.target.value("SELECT count(*) FROM other"), "1");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM other"), "1");
     });
 }
 
@@ -219,7 +222,7 @@ fn other_constraints() {
         case.publish("FOR TABLE parent, t, slot");
         case.publisher.sql("INSERT INTO parent VALUES (1), (2), (3); INSERT INTO t VALUES (1, 1)");
         case.run_until_current();
-        case.target.sql(
+        case.subscriber.sql(
             "DO $$ DECLARE r record; BEGIN FOR r IN SELECT tgrelid::regclass AS rel, tgname FROM pg_trigger \
                WHERE tgisinternal LOOP EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', r.rel, r.tgname); \
              END LOOP; END $$; \
@@ -235,7 +238,7 @@ fn other_constraints() {
             ],
         );
         case.run_until_current();
-        let found = case.target.rows(
+        let found = case.subscriber.rows(
             "SELECT concat_ws(' ', table_name, conflict, operation, key, sqlstate) \
              FROM pgapace.conflict ORDER BY id",
         );
@@ -247,9 +250,12 @@ fn other_constraints() {
                 "slot exclusion_violation INSERT (id)=(2) 23P01",
             ]
         );
-        assert_eq!(case.target.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM t"), "3,9");
         assert_eq!(
-            case.target.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM slot"),
+            case.subscriber.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM t"),
+            "3,9"
+        );
+        assert_eq!(
+            case.subscriber.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM slot"),
             "1,3"
         );
         case.publisher.sql("DELETE FROM t WHERE id = 1");
@@ -262,16 +268,16 @@ fn other_constraints() {
 fn other_errors_stop() {
     in_every_way(&["insert_exists=skip", "update_exists=skip"], |case| {
         apart(case);
-        case.target.sql("ALTER TABLE t ADD CHECK (v <> 'bad')");
+        case.subscriber.sql("ALTER TABLE t ADD CHECK (v <> 'bad')");
         transactions(
             case,
             &["INSERT INTO t VALUES (31, 310, 'p')", "INSERT INTO t VALUES (50, 500, 'bad')"],
         );
         case.run().expect(9, &["23514", "(id)=(50)"]);
         assert_eq!(conflicts(case).len(), 1);
-        case.target.sql("ALTER TABLE t DROP CONSTRAINT t_v_check");
+        case.subscriber.sql("ALTER TABLE t DROP CONSTRAINT t_v_check");
         // Nor is an error of the same class that a trigger met in another table.
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TABLE log (id int PRIMARY KEY); INSERT INTO log VALUES (51); \
              CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS \
                'BEGIN INSERT INTO public.log VALUES (NEW.id); RETURN NEW; END'; \
@@ -280,7 +286,7 @@ fn other_errors_stop() {
         );
         transactions(case, &["INSERT INTO t VALUES (51, 510, 'p')"]);
         case.run().expect(9, &["23505", "(id)=(51)"]);
-        assert_eq!(target_rows(case, "id > 40"), ["50|500|bad"]);
+        assert_eq!(subscriber_rows(case, "id > 40"), ["50|500|bad"]);
     });
 }
 
@@ -293,17 +299,21 @@ fn large_transactions() {
             .map(str::to_owned)
             .to_vec();
         apart(&case);
-        case.target
+        case.subscriber
             .sql("INSERT INTO t SELECT g, 10 * g, 't' FROM generate_series(1000, 9000, 1000) g");
         case.publisher.sql(
             "INSERT INTO t SELECT g, 10 * g, repeat('v', 1000) FROM generate_series(100, 10000) g",
         );
         case.run_until_current();
         assert_eq!(conflicts(&case).len(), 9);
-        assert_eq!(case.target.value("SELECT count(*) FROM t WHERE id >= 100"), "9901");
-        assert_eq!(case.target.value("SELECT count(*) FROM t WHERE id >= 100 AND v = 't'"), "9");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t WHERE id >= 100"), "9901");
+        assert_eq!(
+            case.subscriber.value("SELECT count(*) FROM t WHERE id >= 100 AND v = 't'"),
+            "9"
+        );
         assert_eq!(case.statistic("insert_exists || ',' || t.inserts"), "9,9912");
-        case.target.sql("INSERT INTO t SELECT g, 10 * g, 't' FROM generate_series(20001, 20300) g");
+        case.subscriber
+            .sql("INSERT INTO t SELECT g, 10 * g, 't' FROM generate_series(20001, 20300) g");
         case.publisher
             .sql("INSERT INTO t SELECT g, 10 * g, 'p' FROM generate_series(20001, 20300) g");
         case.run_until_current();
@@ -324,10 +334,10 @@ fn rows_of_every_shape() {
              CREATE TABLE part1 PARTITION OF part FOR VALUES FROM (0) TO (10)",
         );
         case.publisher.sql("CREATE TABLE t (a int, b int, v text, PRIMARY KEY (a, b))");
-        case.target.sql("CREATE TABLE t (v text, b int, a int PRIMARY KEY)");
+        case.subscriber.sql("CREATE TABLE t (v text, b int, a int PRIMARY KEY)");
         case.publish("FOR ALL TABLES");
         case.run_until_current();
-        case.target.sql(
+        case.subscriber.sql(
             "INSERT INTO ident OVERRIDING SYSTEM VALUE VALUES (1, 77, 't'); \
              INSERT INTO number VALUES (1.0, 't'); INSERT INTO only_key VALUES (1); \
              INSERT INTO part VALUES (1, 1, 't'); INSERT INTO t (a, b, v) VALUES (1, 5, 't')",

@@ -7,21 +7,22 @@ use crate::support::{Case, PATIENCE};
 const ROWS: usize = 6000;
 
 /// Every tenth row stands in the way of its insert, while the sessions of the workers are killed.
-fn lost_sessions(publisher: u16, target: u16, args: &[&str]) {
-    let mut case = Case::new(publisher, target);
+fn lost_sessions(publisher: u16, subscriber: u16, args: &[&str]) {
+    let mut case = Case::new(publisher, subscriber);
     case.tool.args = ["--workers", "3", "--on-conflict", "insert_exists=skip"]
         .iter()
         .chain(args)
         .map(|arg| (*arg).to_owned())
         .collect();
     case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
-    case.target.sql(&format!("INSERT INTO t SELECT g, 't' FROM generate_series(0, {ROWS}, 10) g"));
+    case.subscriber
+        .sql(&format!("INSERT INTO t SELECT g, 't' FROM generate_series(0, {ROWS}, 10) g"));
     let mut process = case.start();
     case.publisher.sql(&format!(
         "DO $$ BEGIN FOR i IN 0..{ROWS} LOOP INSERT INTO t VALUES (i, 'p'); COMMIT; END LOOP; END $$"
     ));
     let end = case.publisher.value("SELECT pg_current_wal_lsn()");
-    let mut random = fastrand::Rng::with_seed(u64::from(target));
+    let mut random = fastrand::Rng::with_seed(u64::from(subscriber));
     let mut killed = 0;
     let started = Instant::now();
     let kill = format!(
@@ -39,10 +40,10 @@ fn lost_sessions(publisher: u16, target: u16, args: &[&str]) {
         assert!(started.elapsed() < PATIENCE, "{}", process.log());
         // More and more rarely, so that it comes to an end.
         std::thread::sleep(Duration::from_millis(random.u64(5..50 + 5 * killed)));
-        killed += case.target.value(&kill).parse::<u64>().expect("a number");
+        killed += case.subscriber.value(&kill).parse::<u64>().expect("a number");
     }
     let log = case.stop(process);
-    let row = case.target.value(
+    let row = case.subscriber.value(
         "SELECT count(*) || ' ' || count(*) FILTER (WHERE v = 't') || ' ' \
            || (SELECT count(*) || ' ' || count(DISTINCT key) FROM pgapace.conflict) FROM t",
     );

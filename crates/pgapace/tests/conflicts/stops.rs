@@ -7,12 +7,12 @@ use crate::verbs::json;
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
-/// A row that the target has already stands in the way of the second of three transactions.
+/// A row that the subscriber has already stands in the way of the second of three transactions.
 fn in_the_way(case: &Case) {
     case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
     case.publish("FOR TABLE t");
     case.run_until_current();
-    case.target.sql("INSERT INTO t VALUES (2, 't')");
+    case.subscriber.sql("INSERT INTO t VALUES (2, 't')");
     case.publisher.sql("INSERT INTO t VALUES (1, 'p')");
     case.publisher
         .sql("BEGIN; INSERT INTO t VALUES (12, 'p'); INSERT INTO t VALUES (2, 'p'); COMMIT");
@@ -20,7 +20,7 @@ fn in_the_way(case: &Case) {
 }
 
 fn ids(case: &Case) -> String {
-    case.target.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM t")
+    case.subscriber.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM t")
 }
 
 /// The commit LSN that an error message names.
@@ -29,7 +29,7 @@ fn commit_lsn(failed: &Finished) -> String {
     after.split(',').next().expect("its end").to_owned()
 }
 
-/// A verb that works on what the target has recorded.
+/// A verb that works on what the subscriber has recorded.
 fn tell(case: &Case, verb: &str, args: &[&str]) -> Finished {
     let tool = crate::support::Tool { args: Vec::new(), ..case.tool.clone() };
     tool.finish(verb, args)
@@ -63,13 +63,13 @@ fn a_transaction_is_left_out() {
     });
 }
 
-/// One that is too large for memory, and one that touches a table the target does not have.
+/// One that is too large for memory, and one that touches a table the subscriber does not have.
 #[test]
 fn large_and_hopeless_transactions_are_left_out() {
     on_versions(&BOTH, |mut case| {
         case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
-        case.target.sql("INSERT INTO t VALUES (9999, 't')");
+        case.subscriber.sql("INSERT INTO t VALUES (9999, 't')");
         case.publisher
             .sql("INSERT INTO t SELECT g, repeat('v', 1000) FROM generate_series(1, 10000) g");
         case.publisher.sql("INSERT INTO t VALUES (20000, 'p')");
@@ -88,7 +88,7 @@ fn an_error_disables() {
         in_the_way(&case);
         let failed = case.run();
         failed.expect(9, &["23505", "(id)=(2)", "pgapace enable"]);
-        case.target.sql("DELETE FROM t WHERE id = 2");
+        case.subscriber.sql("DELETE FROM t WHERE id = 2");
         case.run().expect(13, &["disabled", "(id)=(2)", "pgapace enable"]);
         assert_eq!(ids(&case), "1");
         let status = json(&tell(&case, "status", &["--json"]));
@@ -108,7 +108,7 @@ fn an_error_disables() {
     });
 }
 
-/// What may pass does not disable: the target goes away while changes are applied.
+/// What may pass does not disable: the subscriber goes away while changes are applied.
 #[test]
 fn a_lost_session_does_not_disable() {
     let mut case = Case::new(15, 15);
@@ -117,7 +117,7 @@ fn a_lost_session_does_not_disable() {
     let mut process = case.start();
     case.publisher.sql("INSERT INTO t VALUES (1, 'p')");
     case.wait_until_applied(&mut process);
-    case.target.sql(&format!(
+    case.subscriber.sql(&format!(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
          WHERE application_name = 'pgapace {} apply'",
         case.tool.name
@@ -125,5 +125,8 @@ fn a_lost_session_does_not_disable() {
     case.publisher.sql("INSERT INTO t VALUES (2, 'p')");
     must(wait_until(PATIENCE, "the second row", || Ok(ids(&case) == "1,2")));
     case.stop(process);
-    assert_eq!(case.target.value("SELECT count(disabled_reason) FROM pgapace.subscription"), "0");
+    assert_eq!(
+        case.subscriber.value("SELECT count(disabled_reason) FROM pgapace.subscription"),
+        "0"
+    );
 }

@@ -16,7 +16,7 @@ fn kill_9_of_pgapace_under_load() -> Result<()> {
     let load = Load::start(&site.publisher, RATE)?;
     let program = site.program().args(["--memory-limit", "16"]);
     let mut run = site.spawn_streaming(&program)?;
-    let reader = Reader::start(&site.target);
+    let reader = Reader::start(&site.subscriber);
     let mut random = fastrand::Rng::with_seed(20);
     for round in 0..if long() { 200 } else { 20 } {
         sleep(Duration::from_millis(random.u64(20..700)));
@@ -31,19 +31,19 @@ fn kill_9_of_pgapace_under_load() -> Result<()> {
     site.expect_equal_load()
 }
 
-/// Asynchronous commits of the target get lost, and are applied again; the publisher was never
+/// Asynchronous commits of the subscriber get lost, and are applied again; the publisher was never
 /// told that they were safe.
 #[test]
-fn immediate_restarts_of_the_target_under_load() -> Result<()> {
+fn immediate_restarts_of_the_subscriber_under_load() -> Result<()> {
     // A walwriter that hardly works, so that what the program does not make durable is lost.
     let lazy = [("wal_writer_delay", "10s"), ("wal_writer_flush_after", "2GB")];
     let mut site = Site::start(&[], &lazy)?;
     site.load_tables()?;
     let load = Load::start(&site.publisher, RATE)?;
-    let proxy = Proxy::in_front_of(&site.target)?;
+    let proxy = Proxy::in_front_of(&site.subscriber)?;
     let program = site.program_between(&site.publisher.conninfo(DB), &proxy.conninfo(DB));
     let mut run = site.spawn_streaming(&program)?;
-    let reader = Reader::start(&site.target);
+    let reader = Reader::start(&site.subscriber);
     let mut random = fastrand::Rng::with_seed(10);
     let mut lost = 0;
     let rounds = if long() { 100 } else { 10 };
@@ -57,7 +57,7 @@ fn immediate_restarts_of_the_target_under_load() -> Result<()> {
             Ok(site.progress()? > at_start)
         })?;
         sleep(Duration::from_millis(random.u64(50..400)));
-        let mut observer = site.target.connect(DB)?;
+        let mut observer = site.subscriber.connect(DB)?;
         if round % 2 == 0 {
             // Rows that it has locked hold up the durability session, and nothing else.
             observer.batch_execute("BEGIN; SELECT FROM pgapace.progress FOR SHARE")?;
@@ -66,8 +66,8 @@ fn immediate_restarts_of_the_target_under_load() -> Result<()> {
         let sql = "SELECT max(lsn)::text FROM pgapace.progress";
         let visible = lsn(&observer.query_one(sql, &[])?.get::<_, String>(0))?;
         proxy.refuse(true);
-        site.target.stop(Stop::Immediate)?;
-        site.target.start()?;
+        site.subscriber.stop(Stop::Immediate)?;
+        site.subscriber.start()?;
         let survived = site.progress()?;
         let confirmed = site.confirmed()?;
         assert!(
@@ -91,7 +91,7 @@ fn restarts_of_the_publisher_under_load() -> Result<()> {
     site.load_tables()?;
     let load = Load::start(&site.publisher, RATE)?;
     let mut run = site.spawn_streaming(&site.program())?;
-    let reader = Reader::start(&site.target);
+    let reader = Reader::start(&site.subscriber);
     let mut random = fastrand::Rng::with_seed(11);
     for round in 0..if long() { 100 } else { 10 } {
         let before = site.progress()?;

@@ -21,7 +21,7 @@ fn stops(case: &Case, code: i32, sql: &str, named: &[&str]) -> Finished {
     assert!(status.stdout.contains("with commit LSN"), "{}", status.stdout);
     // What was not applied is not behind.
     let sql = format!("SELECT max(lsn) < '{lsn}' FROM pgapace.progress");
-    assert_eq!(case.target.value(&sql), "t");
+    assert_eq!(case.subscriber.value(&sql), "t");
     failed
 }
 
@@ -33,7 +33,7 @@ fn a_column_that_the_subscriber_lacks() {
         let hint = "ALTER TABLE \"public\".\"t\" ADD COLUMN \"w\"";
         stops(&case, 6, "INSERT INTO t VALUES (1, 'x', 2)", &["lacks published columns: w", hint]);
         stops(&case, 6, "UPDATE t SET v = 'y'", &["lacks published columns: w", "INSERT on"]);
-        case.target.sql("ALTER TABLE t ADD w int");
+        case.subscriber.sql("ALTER TABLE t ADD w int");
         case.run_until_current();
         case.expect_equal(&["t"]);
     });
@@ -43,17 +43,17 @@ fn a_column_that_the_subscriber_lacks() {
 fn values_that_do_not_fit() {
     on_versions(&VERSIONS, |case| {
         case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v text, n numeric)");
-        case.target.sql("CREATE TABLE t (id int PRIMARY KEY, v varchar(3), n int)");
+        case.subscriber.sql("CREATE TABLE t (id int PRIMARY KEY, v varchar(3), n int)");
         case.publish("FOR TABLE t");
         case.run_until_current();
         let insert = "INSERT INTO t VALUES (1, 'abcd', 1)";
         let alter = "ALTER TABLE \"public\".\"t\" ALTER COLUMN";
         stops(&case, 9, insert, &["22001", alter, "pgapace skip --lsn"]);
-        case.target.sql("ALTER TABLE t ALTER v TYPE int USING v::int");
+        case.subscriber.sql("ALTER TABLE t ALTER v TYPE int USING v::int");
         stops(&case, 9, "INSERT INTO t VALUES (2, 'x', 1)", &["22P02", alter]);
-        case.target.sql("ALTER TABLE t ALTER v TYPE text");
+        case.subscriber.sql("ALTER TABLE t ALTER v TYPE text");
         stops(&case, 9, "INSERT INTO t VALUES (3, 'x', 5000000000)", &["22003", alter]);
-        case.target.sql("ALTER TABLE t ALTER n TYPE numeric");
+        case.subscriber.sql("ALTER TABLE t ALTER n TYPE numeric");
         case.run_until_current();
         case.expect_equal(&["t"]);
     });
@@ -63,7 +63,7 @@ fn values_that_do_not_fit() {
 fn constraints_that_only_the_subscriber_has() {
     on_versions(&VERSIONS, |case| {
         case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v text)");
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TABLE t (id int PRIMARY KEY, v text NOT NULL CONSTRAINT short \
                CHECK (length(v) < 4))",
         );
@@ -76,7 +76,7 @@ fn constraints_that_only_the_subscriber_has() {
             insert,
             &["23502", "ALTER TABLE \"public\".\"t\" ALTER COLUMN \"v\" DROP NOT NULL"],
         );
-        case.target.sql("ALTER TABLE t ALTER v DROP NOT NULL");
+        case.subscriber.sql("ALTER TABLE t ALTER v DROP NOT NULL");
         let insert = "INSERT INTO t VALUES (2, 'abcd')";
         stops(
             &case,
@@ -84,7 +84,7 @@ fn constraints_that_only_the_subscriber_has() {
             insert,
             &["23514", "ALTER TABLE \"public\".\"t\" DROP CONSTRAINT \"short\""],
         );
-        case.target.sql("ALTER TABLE t DROP CONSTRAINT short");
+        case.subscriber.sql("ALTER TABLE t DROP CONSTRAINT short");
         case.run_until_current();
         case.expect_equal(&["t"]);
     });
@@ -95,20 +95,20 @@ fn roles_and_databases_that_are_not_there() {
     on_versions(&VERSIONS, |case| {
         let nobody = |conninfo: &str| conninfo.replace("user=postgres", "user=nobody_at_all");
         let nowhere = |conninfo: &str| conninfo.replace("dbname='case", "dbname='no_case");
-        let fails = |publisher: String, target: String, code, named: &[&str]| {
+        let fails = |publisher: String, subscriber: String, code, named: &[&str]| {
             let mut tool = case.tool.clone();
-            (tool.publisher, tool.target) = (publisher, target);
+            (tool.publisher, tool.subscriber) = (publisher, subscriber);
             let failed = tool.run();
             failed.expect(code, named);
             assert!(!failed.log.contains("pg_hba"), "{}", failed.log);
         };
-        let (publisher, target) = (&case.tool.publisher, &case.tool.target);
+        let (publisher, subscriber) = (&case.tool.publisher, &case.tool.subscriber);
         let create = "CREATE ROLE \"nobody_at_all\" LOGIN REPLICATION;";
-        fails(nobody(publisher), target.clone(), 4, &["HINT:", create]);
+        fails(nobody(publisher), subscriber.clone(), 4, &["HINT:", create]);
         let create = "CREATE ROLE \"nobody_at_all\" LOGIN;";
-        fails(publisher.clone(), nobody(target), 5, &["HINT:", create]);
-        fails(nowhere(publisher), target.clone(), 4, &["HINT:", "pg_database"]);
-        fails(publisher.clone(), nowhere(target), 5, &["HINT:", "pg_database"]);
+        fails(publisher.clone(), nobody(subscriber), 5, &["HINT:", create]);
+        fails(nowhere(publisher), subscriber.clone(), 4, &["HINT:", "pg_database"]);
+        fails(publisher.clone(), nowhere(subscriber), 5, &["HINT:", "pg_database"]);
     });
 }
 
@@ -116,7 +116,7 @@ fn roles_and_databases_that_are_not_there() {
 fn roles_that_may_not() -> Result<()> {
     for major in MAJORS {
         let site = Site::of(Pair::start(major, major)?)?;
-        for cluster in [&site.publisher, &site.target] {
+        for cluster in [&site.publisher, &site.subscriber] {
             let hba = cluster.data_dir().join("pg_hba.conf");
             let rules = std::fs::read_to_string(&hba)?;
             std::fs::write(&hba, format!("local all turned_away reject\n{rules}"))?;
@@ -131,10 +131,10 @@ fn roles_that_may_not() -> Result<()> {
         let role = |conninfo: String, user: &str| {
             conninfo.replace("user=postgres", &format!("user={user}"))
         };
-        let fails = |publisher: &str, target: &str, code, named: &str| -> Result<()> {
+        let fails = |publisher: &str, subscriber: &str, code, named: &str| -> Result<()> {
             let publisher = role(site.publisher.conninfo("open"), publisher);
-            let target = role(site.target.conninfo("open"), target);
-            let mut run = site.spawn(&site.program_between(&publisher, &target))?;
+            let subscriber = role(site.subscriber.conninfo("open"), subscriber);
+            let mut run = site.spawn(&site.program_between(&publisher, &subscriber))?;
             expect_exit(&mut run, code, &["HINT:", named])
         };
         for (user, named) in [
@@ -173,7 +173,7 @@ fn a_publisher_that_cannot_make_slots() -> Result<()> {
 fn privileges_that_are_taken_away() -> Result<()> {
     for major in MAJORS {
         let site = Site::of(Pair::start(major, major)?)?;
-        for cluster in [&site.publisher, &site.target] {
+        for cluster in [&site.publisher, &site.subscriber] {
             cluster.create_database(SHOP)?;
             cluster.sql(SHOP, "CREATE TABLE t (id int PRIMARY KEY, v text)")?;
         }
@@ -182,7 +182,7 @@ fn privileges_that_are_taken_away() -> Result<()> {
             "INSERT INTO t VALUES (0, 'copied'); CREATE PUBLICATION pub FOR ALL TABLES",
         )?;
         site.publisher.sql(SHOP, part("publisher"))?;
-        site.target.sql(SHOP, part("target"))?;
+        site.subscriber.sql(SHOP, part("subscriber"))?;
         let run =
             || site.spawn(&pgapace("run").args(arguments(&site)).args(["--until", "current"]));
         site.publisher.sql(SHOP, "REVOKE SELECT ON t FROM pgapace_source")?;
@@ -196,23 +196,26 @@ fn privileges_that_are_taken_away() -> Result<()> {
             ("DELETE FROM t WHERE id = 1", "DELETE", 9),
             ("TRUNCATE t", "TRUNCATE", 9),
         ] {
-            site.target.sql(SHOP, &format!("REVOKE {privilege} ON t FROM pgapace_target"))?;
+            site.subscriber
+                .sql(SHOP, &format!("REVOKE {privilege} ON t FROM pgapace_subscriber"))?;
             site.publisher.sql(SHOP, change)?;
-            let grant = format!("GRANT {privilege} ON TABLE \"public\".\"t\" TO pgapace_target;");
+            let grant =
+                format!("GRANT {privilege} ON TABLE \"public\".\"t\" TO pgapace_subscriber;");
             let named = ["permission denied for table t", "with commit LSN", "public.t", "HINT:"];
             let mut failed = run()?;
             expect_exit(&mut failed, code, &named)?;
             assert!(failed.log().contains(&grant), "{}", failed.log());
-            site.target.sql(SHOP, &grant)?;
+            site.subscriber.sql(SHOP, &grant)?;
             expect_exit(&mut run()?, 0, &[])?;
         }
-        site.target.sql(SHOP, "REVOKE USAGE ON SCHEMA public FROM pgapace_target, public")?;
+        site.subscriber
+            .sql(SHOP, "REVOKE USAGE ON SCHEMA public FROM pgapace_subscriber, public")?;
         site.publisher.sql(SHOP, "INSERT INTO t VALUES (3, 'x')")?;
-        let grant = "GRANT USAGE ON SCHEMA \"public\" TO pgapace_target;";
+        let grant = "GRANT USAGE ON SCHEMA \"public\" TO pgapace_subscriber;";
         let mut failed = run()?;
         failed.wait(super::site::PATIENCE)?;
         assert!(failed.log().contains(grant), "{}", failed.log());
-        site.target.sql(SHOP, grant)?;
+        site.subscriber.sql(SHOP, grant)?;
         expect_exit(&mut run()?, 0, &[])?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! A standby of the publisher is promoted: followed only if it has all that the target has.
+//! A standby of the publisher is promoted: followed only if it has all that the subscriber has.
 
 use std::fs;
 use std::process::Command;
@@ -98,14 +98,14 @@ fn a_promoted_standby_that_lacks_applied_transactions_is_refused() -> Result<()>
     let create = format!("SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput')");
     standby.sql(DB, &create)?;
     standby.sql(DB, "INSERT INTO t SELECT i, 'new' FROM generate_series(3, 2000) i")?;
-    let program = site.program_between(&standby.conninfo(DB), &site.target.conninfo(DB));
+    let program = site.program_between(&standby.conninfo(DB), &site.subscriber.conninfo(DB));
     let mut run = site.spawn(&program)?;
     expect_exit(
         &mut run,
         10,
         &["the promoted server lacks what was applied", "synchronized_standby_slots"],
     )?;
-    assert_eq!(site.target.query_one_text(DB, "SELECT count(*) FROM t")?, "2");
+    assert_eq!(site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?, "2");
     Ok(())
 }
 
@@ -123,7 +123,7 @@ fn followed(site: &mut Site, args: &[&str]) -> Result<(Cluster, Program)> {
         site.publisher.port(),
         standby.port()
     );
-    let program = site.program_between(&hosts, &site.target.conninfo(DB)).args(args);
+    let program = site.program_between(&hosts, &site.subscriber.conninfo(DB)).args(args);
     Ok((standby, program))
 }
 
@@ -164,19 +164,19 @@ fn a_promoted_standby_with_a_synchronised_slot_is_followed() -> Result<()> {
 /// The program goes on with the promoted standby until so many rows were logged.
 fn expect_followed(site: &Site, standby: &Cluster, run: &mut Process, rows: u32) -> Result<()> {
     wait_while_running(run, "the program to follow", PATIENCE, || {
-        let there = site.target.query_one_text(DB, "SELECT count(*) FROM log")?;
+        let there = site.subscriber.query_one_text(DB, "SELECT count(*) FROM log")?;
         Ok(there == rows.to_string())
     })?;
     testbed::compare::expect_equal(
         &mut standby.connect(DB)?,
-        &mut site.target.connect(DB)?,
+        &mut site.subscriber.connect(DB)?,
         &[TableName::from("t"), TableName::from("log")],
     )?;
     assert!(run.is_running(), "{}", run.log());
     Ok(())
 }
 
-/// Transactions are prepared when the publisher goes, held in memory or prepared on the target, and
+/// Transactions are prepared when the publisher goes, held in memory or prepared on the subscriber, and
 /// end on the promoted standby.
 #[test]
 fn prepared_transactions_outlive_a_promotion() -> Result<()> {
@@ -204,7 +204,7 @@ fn prepared_transactions_outlive_a_promotion() -> Result<()> {
                       || (SELECT count(*) FROM pgapace.prepared)";
         let expected = if hold == "0" { "2 2" } else { "0 0" };
         wait_while_running(&mut run, "what is prepared to be so here", PATIENCE, || {
-            Ok(site.target.query_one_text(DB, here)? == expected)
+            Ok(site.subscriber.query_one_text(DB, here)? == expected)
         })?;
         // So is one that is prepared, and one that is committed, just before the publisher goes.
         prepare(&site.publisher, "late", "UPDATE t SET v = 'four' WHERE id = 4")?;
@@ -224,9 +224,9 @@ fn prepared_transactions_outlive_a_promotion() -> Result<()> {
         resolve(&standby, "COMMIT", "new")?;
         standby.sql(DB, "DELETE FROM t WHERE id = 3; INSERT INTO log VALUES (4)")?;
         expect_followed(&site, &standby, &mut run, 3)?;
-        assert_eq!(site.target.query_one_text(DB, here)?, "0 0");
+        assert_eq!(site.subscriber.query_one_text(DB, here)?, "0 0");
         let missing = "SELECT update_missing + delete_missing FROM pgapace.stat_subscription";
-        assert_eq!(site.target.query_one_text(DB, missing)?, "0");
+        assert_eq!(site.subscriber.query_one_text(DB, missing)?, "0");
         run.terminate()?;
         expect_exit(&mut run, 0, &[])?;
     }

@@ -15,14 +15,14 @@ const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE oth
 fn site(major: u16, publisher: &[(&str, &str)]) -> Result<Site> {
     let settings = |builder| publisher.iter().fold(builder, add);
     let site = Site::of(Pair::start_with(major, major, settings, |builder| builder)?)?;
-    for cluster in [&site.publisher, &site.target] {
+    for cluster in [&site.publisher, &site.subscriber] {
         cluster.create_database(SHOP)?;
         cluster.sql(SHOP, DDL)?;
     }
     site.publisher
         .sql(SHOP, "CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (0, 'copied')")?;
     site.publisher.sql(SHOP, part("publisher"))?;
-    site.target.sql(SHOP, part("target"))?;
+    site.subscriber.sql(SHOP, part("subscriber"))?;
     Ok(site)
 }
 
@@ -70,7 +70,7 @@ fn write_other(site: &Site, rows: u32) -> Result<()> {
 }
 
 fn rows(site: &Site) -> Result<Vec<Vec<Option<String>>>> {
-    site.target.query_texts(SHOP, "SELECT id, v FROM t ORDER BY id")
+    site.subscriber.query_texts(SHOP, "SELECT id, v FROM t ORDER BY id")
 }
 
 /// Every start ends so, and none changes a row.
@@ -85,8 +85,9 @@ fn expect_refused(site: &Site, messages: &[&str]) -> Result<()> {
 }
 
 fn expect_equal_rows(site: &Site) -> Result<()> {
-    let (mut publisher, mut target) = (site.publisher.connect(SHOP)?, site.target.connect(SHOP)?);
-    expect_equal(&mut publisher, &mut target, &[TableName::from("t")])
+    let (mut publisher, mut subscriber) =
+        (site.publisher.connect(SHOP)?, site.subscriber.connect(SHOP)?);
+    expect_equal(&mut publisher, &mut subscriber, &[TableName::from("t")])
 }
 
 #[test]
@@ -179,7 +180,7 @@ fn commit_timestamps_tell_where_the_slot_was_moved() -> Result<()> {
         }
         follow(&site)?;
         let progress = "SELECT max(lsn) FROM pgapace.progress";
-        let progress = site.target.query_one_text(SHOP, progress)?;
+        let progress = site.subscriber.query_one_text(SHOP, progress)?;
         go_back(&mut site)?;
         for i in 10..20 {
             insert(&site, &format!("{i}, {i}"), "new")?;
@@ -210,8 +211,8 @@ fn streamed_and_prepared_transactions_are_remembered() -> Result<()> {
     for (major, (arguments, last)) in MAJORS.iter().flat_map(|m| kinds.map(|kind| (m, kind))) {
         let settings = [("logical_decoding_work_mem", "64kB"), ("max_prepared_transactions", "10")];
         let mut site = site(*major, &settings)?;
-        site.target.set("max_prepared_transactions", "10")?;
-        site.target.restart(Stop::Fast)?;
+        site.subscriber.set("max_prepared_transactions", "10")?;
+        site.subscriber.restart(Stop::Fast)?;
         let until = |site: &Site, code, messages: &[&str]| {
             let program = program(site).args(arguments).args(["--until", "current"]);
             expect_exit(&mut site.spawn(&program)?, code, messages)
@@ -243,7 +244,7 @@ fn a_running_process_notices_it() -> Result<()> {
         wait_for_log(&mut run, "streaming", PATIENCE)?;
         insert(&site, "10, 19", "lost")?;
         wait_while_running(&mut run, "the rows", PATIENCE, || {
-            Ok(site.target.query_one_text(SHOP, "SELECT count(*) FROM t")? == "20")
+            Ok(site.subscriber.query_one_text(SHOP, "SELECT count(*) FROM t")? == "20")
         })?;
         run.freeze()?;
         site.publisher.stop(Stop::Immediate)?;
@@ -254,7 +255,7 @@ fn a_running_process_notices_it() -> Result<()> {
         run.thaw()?;
         expect_exit(&mut run, 10, &["another history", "HINT:", "pgapace drop"])?;
         assert_eq!(
-            site.target.query_one_text(SHOP, "SELECT count(*) FROM t WHERE v = 'new'")?,
+            site.subscriber.query_one_text(SHOP, "SELECT count(*) FROM t WHERE v = 'new'")?,
             "0"
         );
     }
@@ -301,18 +302,18 @@ fn crashes_and_other_publications_are_no_other_history() -> Result<()> {
 
 /// The other way round the slot is ahead.
 #[test]
-fn a_target_that_went_back_is_refused() -> Result<()> {
+fn a_subscriber_that_went_back_is_refused() -> Result<()> {
     for major in MAJORS {
         let mut site = site(major, &[])?;
         follow(&site)?;
-        site.target.stop(Stop::Fast)?;
-        site.target.save_storage()?;
-        site.target.start()?;
+        site.subscriber.stop(Stop::Fast)?;
+        site.subscriber.save_storage()?;
+        site.subscriber.start()?;
         insert(&site, "10, 19", "lost")?;
         follow(&site)?;
-        site.target.stop(Stop::Fast)?;
-        site.target.restore_storage()?;
-        site.target.start()?;
+        site.subscriber.stop(Stop::Fast)?;
+        site.subscriber.restore_storage()?;
+        site.subscriber.start()?;
         let mut run = site.spawn(&program(&site).args(["--until", "current"]))?;
         expect_exit(&mut run, 7, &["has moved to", "restored from a", "pgapace drop"])?;
     }

@@ -86,11 +86,11 @@ fn killed_inside_a_large_transaction() -> Result<()> {
     for pages in [10, 100] {
         let size = "SELECT pg_relation_size('big') / 8192";
         wait_while_running(&mut run, "the transaction to be under way", PATIENCE, || {
-            let now: i64 = site.target.query_one_text(DB, size)?.parse().unwrap_or(0);
+            let now: i64 = site.subscriber.query_one_text(DB, size)?.parse().unwrap_or(0);
             Ok(now > pages)
         })?;
         run.kill9()?;
-        inside += u32::from(site.target.query_one_text(DB, "SELECT count(*) FROM log")? == "0");
+        inside += u32::from(site.subscriber.query_one_text(DB, "SELECT count(*) FROM log")? == "0");
         run = site.spawn_streaming(&program)?;
     }
     assert!(inside > 0, "the transaction was over each time: the test does not test");

@@ -13,16 +13,16 @@ fn cuts_refusals_and_silence_on_either_side() -> Result<()> {
     let site = Site::start(&[("wal_sender_timeout", "3s")], &[])?;
     site.load_tables()?;
     let publisher = Proxy::in_front_of(&site.publisher)?;
-    let target = Proxy::in_front_of(&site.target)?;
+    let subscriber = Proxy::in_front_of(&site.subscriber)?;
     let program = site
-        .program_between(&publisher.conninfo(DB), &target.conninfo(DB))
+        .program_between(&publisher.conninfo(DB), &subscriber.conninfo(DB))
         .args(["--receive-timeout", "2"]);
     let mut run = site.spawn_streaming(&program)?;
-    let reader = Reader::start(&site.target);
+    let reader = Reader::start(&site.subscriber);
     let load = Load::start(&site.publisher, 100.0)?;
     let mut random = fastrand::Rng::with_seed(8);
     for round in 0..if long() { 40 } else { 4 } {
-        for proxy in [&publisher, &target] {
+        for proxy in [&publisher, &subscriber] {
             sleep(Duration::from_millis(random.u64(50..300)));
             proxy.cut_all();
             sleep(Duration::from_millis(random.u64(50..300)));
@@ -34,7 +34,7 @@ fn cuts_refusals_and_silence_on_either_side() -> Result<()> {
         }
         site.catch_up(&mut run)?;
     }
-    for proxies in [&[&publisher][..], &[&target], &[&publisher, &target]] {
+    for proxies in [&[&publisher][..], &[&subscriber], &[&publisher, &subscriber]] {
         for proxy in proxies {
             proxy.freeze();
         }
@@ -58,7 +58,7 @@ fn a_half_open_connection_does_not_lock_us_out() -> Result<()> {
     let site = Site::start(&[("wal_sender_timeout", "3s")], &[])?;
     site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
     let publisher = [Proxy::in_front_of(&site.publisher)?, Proxy::in_front_of(&site.publisher)?];
-    let target = [Proxy::in_front_of(&site.target)?, Proxy::in_front_of(&site.target)?];
+    let subscriber = [Proxy::in_front_of(&site.subscriber)?, Proxy::in_front_of(&site.subscriber)?];
     let through = |proxies: &[Proxy; 2]| {
         let [first, second] = proxies.each_ref().map(|proxy| proxy.addr().port());
         format!(
@@ -66,7 +66,7 @@ fn a_half_open_connection_does_not_lock_us_out() -> Result<()> {
              connect_timeout=2"
         )
     };
-    let program = site.program_between(&through(&publisher), &through(&target)).args([
+    let program = site.program_between(&through(&publisher), &through(&subscriber)).args([
         "--receive-timeout",
         "2",
         "--busy-timeout",
@@ -76,13 +76,13 @@ fn a_half_open_connection_does_not_lock_us_out() -> Result<()> {
     site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
     site.catch_up(&mut run)?;
     publisher[0].freeze();
-    target[0].freeze();
+    subscriber[0].freeze();
     site.publisher.sql(DB, "INSERT INTO t VALUES (2)")?;
     site.catch_up(&mut run)?;
     site.expect_equal(&[TableName::from("t")])?;
     let owners =
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgapace sub control'";
-    assert_eq!(site.target.query_one_text(DB, owners)?, "1");
+    assert_eq!(site.subscriber.query_one_text(DB, owners)?, "1");
     Ok(())
 }
 
@@ -95,17 +95,17 @@ fn a_session_is_lost_between_parts_under_rules() -> Result<()> {
         site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
         let publisher = Proxy::in_front_of(&site.publisher)?;
         let program = site
-            .program_between(&publisher.conninfo(DB), &site.target.conninfo(DB))
+            .program_between(&publisher.conninfo(DB), &site.subscriber.conninfo(DB))
             .args(["--on-conflict", "insert_exists=skip", "--apply-mode", "row"])
             .args(["--workers", "1", "--streaming", "off", "--memory-limit", "16"]);
         let mut run = site.spawn_streaming(&program)?;
-        site.target.sql(DB, "INSERT INTO t VALUES (1, 'there')")?;
+        site.subscriber.sql(DB, "INSERT INTO t VALUES (1, 'there')")?;
         let rows = "SELECT i, repeat(i::text, 3000) FROM generate_series(1, 5000) i";
         site.publisher.sql(DB, &format!("INSERT INTO t {rows}"))?;
         let session = "FROM pg_stat_activity WHERE application_name = 'pgapace sub apply'";
         let writes = format!("SELECT count(*) {session} AND backend_xid IS NOT NULL");
         wait_while_running(&mut run, "the first part", PATIENCE, || {
-            Ok(site.target.query_one_text(DB, &writes)? == "1")
+            Ok(site.subscriber.query_one_text(DB, &writes)? == "1")
         })?;
         publisher.hold_streams(true);
         let waits = format!(
@@ -113,20 +113,23 @@ fn a_session_is_lost_between_parts_under_rules() -> Result<()> {
              AND state_change < now() - interval '1 s'"
         );
         wait_while_running(&mut run, "all that has come to be applied", PATIENCE, || {
-            Ok(site.target.query_one_text(DB, &waits)? == "1")
+            Ok(site.subscriber.query_one_text(DB, &waits)? == "1")
         })?;
         let lose = format!("SELECT count(pg_terminate_backend(pid)) {session}");
-        assert_eq!(site.target.query_one_text(DB, &lose)?, "1");
+        assert_eq!(site.subscriber.query_one_text(DB, &lose)?, "1");
         wait_while_running(&mut run, "the first parts to be gone", PATIENCE, || {
-            Ok(site.target.query_one_text(DB, &writes)? == "0")
+            Ok(site.subscriber.query_one_text(DB, &writes)? == "0")
         })?;
         publisher.hold_streams(false);
         site.catch_up(&mut run)?;
         let sums = "SELECT count(*) || ' ' || sum(id) || ' ' || sum(length(v)) FROM t WHERE id > 1";
-        assert_eq!(site.target.query_one_text(DB, sums)?, site.publisher.query_one_text(DB, sums)?);
-        assert_eq!(site.target.query_one_text(DB, "SELECT v FROM t WHERE id = 1")?, "there");
+        assert_eq!(
+            site.subscriber.query_one_text(DB, sums)?,
+            site.publisher.query_one_text(DB, sums)?
+        );
+        assert_eq!(site.subscriber.query_one_text(DB, "SELECT v FROM t WHERE id = 1")?, "there");
         let named = "SELECT count(*) FROM pgapace.conflict";
-        assert_eq!(site.target.query_one_text(DB, named)?, "1");
+        assert_eq!(site.subscriber.query_one_text(DB, named)?, "1");
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ fn site() -> Result<Site> {
     let ddl = "CREATE TABLE t (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text); \
                CREATE TABLE parent (id int PRIMARY KEY); \
                CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent)";
-    for cluster in [&site.publisher, &site.target] {
+    for cluster in [&site.publisher, &site.subscriber] {
         cluster.create_database(SHOP)?;
         cluster.sql(SHOP, ddl)?;
     }
@@ -40,8 +40,8 @@ pub(super) fn arguments(site: &Site) -> [String; 8] {
     [
         "--publisher".to_owned(),
         role(site.publisher.conninfo(SHOP), "pgapace_source"),
-        "--target".to_owned(),
-        role(site.target.conninfo(SHOP), "pgapace_target"),
+        "--subscriber".to_owned(),
+        role(site.subscriber.conninfo(SHOP), "pgapace_subscriber"),
         "--publication".to_owned(),
         "pub".to_owned(),
         "--name".to_owned(),
@@ -65,14 +65,15 @@ fn change(site: &Site) -> Result<()> {
 
 fn expect_equal_tables(site: &Site) -> Result<()> {
     let tables = ["t", "parent", "child"].map(TableName::from);
-    let (mut publisher, mut target) = (site.publisher.connect(SHOP)?, site.target.connect(SHOP)?);
-    expect_equal(&mut publisher, &mut target, &tables)
+    let (mut publisher, mut subscriber) =
+        (site.publisher.connect(SHOP)?, site.subscriber.connect(SHOP)?);
+    expect_equal(&mut publisher, &mut subscriber, &tables)
 }
 
 #[test]
 fn the_documented_privileges_are_enough() -> Result<()> {
     let site = site()?;
-    site.target.sql(SHOP, part("target"))?;
+    site.subscriber.sql(SHOP, part("subscriber"))?;
     let untagged = "commits are not tagged with a replication origin";
     let mut run = site.spawn(&program(&site))?;
     expect_exit(&mut run, 0, &[untagged])?;
@@ -84,7 +85,7 @@ fn the_documented_privileges_are_enough() -> Result<()> {
     let mut run = site.spawn(&program(&site).args(["--origin", "none"]))?;
     expect_exit(&mut run, 5, &["cannot tag commits", "--tag-commits=false"])?;
 
-    site.target.sql(SHOP, part("target, optional"))?;
+    site.subscriber.sql(SHOP, part("subscriber, optional"))?;
     change(&site)?;
     let mut run = site.spawn(&program(&site))?;
     expect_exit(&mut run, 0, &[])?;
@@ -92,7 +93,7 @@ fn the_documented_privileges_are_enough() -> Result<()> {
     expect_equal_tables(&site)?;
     let origins = "SELECT count(*) FROM pg_replication_origin WHERE roname LIKE 'pgapace%'";
     // One for each worker.
-    assert_eq!(site.target.query_one_text(SHOP, origins)?, "4");
+    assert_eq!(site.subscriber.query_one_text(SHOP, origins)?, "4");
 
     // Ending the sessions of another process takes no privilege either.
     let endless = pgapace("run").args(arguments(&site));
@@ -108,7 +109,7 @@ fn the_documented_privileges_are_enough() -> Result<()> {
 
     let mut drop = site.spawn(&pgapace("drop").args(arguments(&site)))?;
     expect_exit(&mut drop, 0, &["dropped subscription sub", "dropped replication slot sub"])?;
-    assert_eq!(site.target.query_one_text(SHOP, origins)?, "0");
+    assert_eq!(site.subscriber.query_one_text(SHOP, origins)?, "0");
     Ok(())
 }
 
@@ -116,38 +117,38 @@ fn the_documented_privileges_are_enough() -> Result<()> {
 #[test]
 fn each_missing_privilege_is_named() -> Result<()> {
     let site = site()?;
-    site.target.sql(SHOP, part("target"))?;
+    site.subscriber.sql(SHOP, part("subscriber"))?;
     let missing = [
         (
-            "REVOKE SET ON PARAMETER session_replication_role FROM pgapace_target",
-            "GRANT SET ON PARAMETER session_replication_role TO pgapace_target",
+            "REVOKE SET ON PARAMETER session_replication_role FROM pgapace_subscriber",
+            "GRANT SET ON PARAMETER session_replication_role TO pgapace_subscriber",
             5,
             vec!["session_replication_role", "HINT:", "GRANT SET ON PARAMETER"],
         ),
         (
-            "REVOKE CREATE ON DATABASE shop FROM pgapace_target",
-            "GRANT CREATE ON DATABASE shop TO pgapace_target",
+            "REVOKE CREATE ON DATABASE shop FROM pgapace_subscriber",
+            "GRANT CREATE ON DATABASE shop TO pgapace_subscriber",
             5,
             vec!["permission denied for database shop", "CREATE SCHEMA pgapace AUTHORIZATION"],
         ),
         (
-            "REVOKE SELECT ON t FROM pgapace_target",
-            "GRANT SELECT ON t TO pgapace_target",
+            "REVOKE SELECT ON t FROM pgapace_subscriber",
+            "GRANT SELECT ON t TO pgapace_subscriber",
             5,
             vec!["permission denied for table t"],
         ),
         (
-            "REVOKE INSERT ON t FROM pgapace_target",
-            "GRANT INSERT ON t TO pgapace_target",
+            "REVOKE INSERT ON t FROM pgapace_subscriber",
+            "GRANT INSERT ON t TO pgapace_subscriber",
             5,
             vec!["permission denied for table t"],
         ),
     ];
     for (revoke, grant, code, messages) in &missing {
-        site.target.sql(SHOP, revoke)?;
+        site.subscriber.sql(SHOP, revoke)?;
         let mut run = site.spawn(&program(&site))?;
         expect_exit(&mut run, *code, messages)?;
-        site.target.sql(SHOP, grant)?;
+        site.subscriber.sql(SHOP, grant)?;
     }
     site.publisher.sql(SHOP, "ALTER ROLE pgapace_source NOREPLICATION")?;
     let mut run = site.spawn(&program(&site))?;
@@ -159,10 +160,10 @@ fn each_missing_privilege_is_named() -> Result<()> {
     site.publisher.sql(SHOP, "GRANT SELECT ON t TO pgapace_source")?;
 
     // An administrator may create the schema instead.
-    site.target.sql(
+    site.subscriber.sql(
         SHOP,
-        "TRUNCATE t, parent, child; DROP SCHEMA pgapace CASCADE; CREATE SCHEMA pgapace AUTHORIZATION pgapace_target; \
-         REVOKE CREATE ON DATABASE shop FROM pgapace_target",
+        "TRUNCATE t, parent, child; DROP SCHEMA pgapace CASCADE; CREATE SCHEMA pgapace AUTHORIZATION pgapace_subscriber; \
+         REVOKE CREATE ON DATABASE shop FROM pgapace_subscriber",
     )?;
     site.publisher
         .sql(SHOP, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")?;

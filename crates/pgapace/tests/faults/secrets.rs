@@ -14,7 +14,7 @@ fn site() -> Result<Site> {
     let site = Site::of(Pair::start_with(18, 18, |b| b.hba(hba), |b| b.hba(hba))?)?;
     let role = format!("CREATE ROLE secretive LOGIN SUPERUSER PASSWORD '{SECRET}'");
     site.publisher.sql(DB, &role)?;
-    site.target.sql(DB, &role)?;
+    site.subscriber.sql(DB, &role)?;
     site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
     Ok(site)
@@ -23,16 +23,16 @@ fn site() -> Result<Site> {
 #[test]
 fn no_password_in_any_output() -> Result<()> {
     let site = site()?;
-    let (from, to) = (site.publisher.port(), site.target.port());
+    let (from, to) = (site.publisher.port(), site.subscriber.port());
     let good =
         |port| format!("host=127.0.0.1 port={port} dbname={DB} user=secretive password={SECRET}");
     let wrong = |port| good(port).replace(SECRET, WRONG);
     let uri = |port, password: &str| {
         format!("postgresql://secretive:{password}@127.0.0.1:{port}/{DB}?application_name=x")
     };
-    let run = |publisher: &str, target: &str| -> Program {
+    let run = |publisher: &str, subscriber: &str| -> Program {
         pgapace("run")
-            .args(["--log-level", "trace", "--publisher", publisher, "--target", target])
+            .args(["--log-level", "trace", "--publisher", publisher, "--subscriber", subscriber])
             .args(["--publication", "pub", "--name", NAME, "--until", "current"])
             .args(["--connect-timeout", "1"])
     };
@@ -59,9 +59,9 @@ fn no_password_in_any_output() -> Result<()> {
         (bad_uri, good(to), 3),
         (good(from), bad_option, 3),
     ];
-    for (publisher, target, code) in &runs {
+    for (publisher, subscriber, code) in &runs {
         for format in ["human", "json"] {
-            let mut run = site.spawn(&run(publisher, target).args(["--log-format", format]))?;
+            let mut run = site.spawn(&run(publisher, subscriber).args(["--log-format", format]))?;
             expect_exit(&mut run, *code, &[])?;
             expect_silence(&run.log());
         }
@@ -79,10 +79,10 @@ fn no_password_in_any_output() -> Result<()> {
     let file_run = pgapace("run").arg("--config").arg(&file).output()?;
     assert_eq!(file_run.status.code(), Some(3));
     expect_silence(&String::from_utf8_lossy(&file_run.stderr));
-    // And nothing on the target keeps it.
+    // And nothing on the subscriber keeps it.
     let state = "SELECT string_agg(s::text, ' ') FROM pgapace.subscription s";
-    expect_silence(&site.target.query_one_text(DB, state)?);
-    let logs = Command::new("cat").arg(site.target.log_file()).output()?;
+    expect_silence(&site.subscriber.query_one_text(DB, state)?);
+    let logs = Command::new("cat").arg(site.subscriber.log_file()).output()?;
     assert!(!String::from_utf8_lossy(&logs.stdout).contains(WRONG));
     Ok(())
 }

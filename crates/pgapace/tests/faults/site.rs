@@ -1,4 +1,4 @@
-//! A publisher and a target of a test's own, which may be killed, and pgapace between them.
+//! A publisher and a subscriber of a test's own, which may be killed, and pgapace between them.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -24,19 +24,19 @@ const ENTRY_TABLES: usize = 3;
 /// Two servers, publication `pub`, and a directory for logs.
 pub(crate) struct Site {
     pub(crate) publisher: Cluster,
-    pub(crate) target: Cluster,
+    pub(crate) subscriber: Cluster,
     directory: tempfile::TempDir,
     spawned: Cell<u32>,
 }
 
 impl Site {
     /// Two servers with these settings.
-    pub(crate) fn start(publisher: &[(&str, &str)], target: &[(&str, &str)]) -> Result<Self> {
+    pub(crate) fn start(publisher: &[(&str, &str)], subscriber: &[(&str, &str)]) -> Result<Self> {
         let pair = Pair::start_with(
             18,
             18,
             |builder| publisher.iter().fold(builder, |b, (name, value)| b.setting(*name, *value)),
-            |builder| target.iter().fold(builder, |b, (name, value)| b.setting(*name, *value)),
+            |builder| subscriber.iter().fold(builder, |b, (name, value)| b.setting(*name, *value)),
         )?;
         Self::of(pair)
     }
@@ -44,7 +44,7 @@ impl Site {
     pub(crate) fn of(pair: Pair) -> Result<Self> {
         Ok(Self {
             publisher: pair.publisher,
-            target: pair.target,
+            subscriber: pair.subscriber,
             directory: tempfile::tempdir()?,
             spawned: Cell::new(0),
         })
@@ -53,7 +53,7 @@ impl Site {
     /// Runs DDL on both sides and publishes all tables.
     pub(crate) fn tables(&self, ddl: &str) -> Result<()> {
         self.publisher.sql(DB, ddl)?;
-        self.target.sql(DB, ddl)?;
+        self.subscriber.sql(DB, ddl)?;
         self.publisher.sql(DB, "CREATE PUBLICATION pub FOR ALL TABLES")
     }
 
@@ -62,9 +62,9 @@ impl Site {
         let mut publisher = self.publisher.connect(DB)?;
         ledger::create(&mut publisher, ENTRY_TABLES)?;
         tpcb::create_tables(&mut publisher, 1)?;
-        let mut target = self.target.connect(DB)?;
-        ledger::create_schema(&mut target, ENTRY_TABLES)?;
-        tpcb::create_schema(&mut target)?;
+        let mut subscriber = self.subscriber.connect(DB)?;
+        ledger::create_schema(&mut subscriber, ENTRY_TABLES)?;
+        tpcb::create_schema(&mut subscriber)?;
         // The history has no key, and its duplicates are what would show a double apply.
         let names: Vec<String> = load_tables().iter().map(ToString::to_string).collect();
         publisher
@@ -74,13 +74,13 @@ impl Site {
 
     /// `pgapace run` between the two servers.
     pub(crate) fn program(&self) -> Program {
-        self.program_between(&self.publisher.conninfo(DB), &self.target.conninfo(DB))
+        self.program_between(&self.publisher.conninfo(DB), &self.subscriber.conninfo(DB))
     }
 
     /// `pgapace run` with these connection strings.
-    pub(crate) fn program_between(&self, publisher: &str, target: &str) -> Program {
+    pub(crate) fn program_between(&self, publisher: &str, subscriber: &str) -> Program {
         pgapace("run")
-            .args(["--publisher", publisher, "--target", target])
+            .args(["--publisher", publisher, "--subscriber", subscriber])
             .args(["--publication", "pub", "--name", NAME])
             .env("PGAPACE_STATUS_INTERVAL", "1")
     }
@@ -109,13 +109,13 @@ impl Site {
         let end = self.publisher_lsn()?;
         let sql = format!("SELECT count(*) FROM pgapace.progress WHERE lsn >= '{end}'");
         wait_while_running(run, &format!("progress to reach {end}"), PATIENCE, || {
-            Ok(self.target.query_one_text(DB, &sql)? != "0")
+            Ok(self.subscriber.query_one_text(DB, &sql)? != "0")
         })
     }
 
     /// The same rows in these tables.
     pub(crate) fn expect_equal(&self, tables: &[TableName]) -> Result<()> {
-        expect_equal(&mut self.publisher.connect(DB)?, &mut self.target.connect(DB)?, tables)
+        expect_equal(&mut self.publisher.connect(DB)?, &mut self.subscriber.connect(DB)?, tables)
     }
 
     /// The load's tables are equal, and add up.
@@ -125,9 +125,9 @@ impl Site {
                     (SELECT sum(abalance) FROM pgbench_accounts), \
                     (SELECT sum(tbalance) FROM pgbench_tellers), \
                     (SELECT sum(bbalance) FROM pgbench_branches)])";
-        assert_eq!(self.target.query_one_text(DB, sums)?, "t", "pgbench sums");
-        let mut target = self.target.connect(DB)?;
-        ledger::check(&mut target).map_err(|violation| Error::other(violation.to_string()))?;
+        assert_eq!(self.subscriber.query_one_text(DB, sums)?, "t", "pgbench sums");
+        let mut subscriber = self.subscriber.connect(DB)?;
+        ledger::check(&mut subscriber).map_err(|violation| Error::other(violation.to_string()))?;
         Ok(())
     }
 
@@ -141,9 +141,9 @@ impl Site {
         )?)
     }
 
-    /// The highest progress on the target.
+    /// The highest progress on the subscriber.
     pub(crate) fn progress(&self) -> Result<u64> {
-        lsn(&self.target.query_one_text(DB, "SELECT max(lsn) FROM pgapace.progress")?)
+        lsn(&self.subscriber.query_one_text(DB, "SELECT max(lsn) FROM pgapace.progress")?)
     }
 }
 
@@ -194,15 +194,15 @@ impl Load {
     }
 }
 
-/// Reads the ledger on the target again and again: prefix of the commit order, whole transactions.
+/// Reads the ledger on the subscriber again and again: prefix of the commit order, whole transactions.
 pub(crate) struct Reader {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<std::result::Result<u64, ledger::Violation>>,
 }
 
 impl Reader {
-    pub(crate) fn start(target: &Cluster) -> Self {
-        let conninfo = target.conninfo(DB);
+    pub(crate) fn start(subscriber: &Cluster) -> Self {
+        let conninfo = subscriber.conninfo(DB);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
@@ -215,7 +215,7 @@ impl Reader {
                 while !stopped.load(Ordering::Relaxed) {
                     match ledger::check(&mut client) {
                         Ok(_) => sound += 1,
-                        // The target is away.
+                        // The subscriber is away.
                         Err(ledger::Violation::Unreadable(_)) => break,
                         Err(violation) => return Err(violation),
                     }
@@ -230,10 +230,9 @@ impl Reader {
     /// Ends it; returns how often the ledger was found sound.
     pub(crate) fn stop(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread
-            .join()
-            .map_err(|_| Error::other("the reader panicked"))?
-            .map_err(|violation| Error::other(format!("a reader of the target saw: {violation}")))
+        self.thread.join().map_err(|_| Error::other("the reader panicked"))?.map_err(|violation| {
+            Error::other(format!("a reader of the subscriber saw: {violation}"))
+        })
     }
 }
 

@@ -24,8 +24,8 @@ fn insert(site: &Site, id: i32) -> Result<()> {
     site.publisher.sql(DB, &format!("INSERT INTO t VALUES ({id}, 'x')"))
 }
 
-fn rows_on_target(site: &Site) -> Result<String> {
-    site.target.query_one_text(DB, "SELECT count(*) FROM t")
+fn rows_on_subscriber(site: &Site) -> Result<String> {
+    site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_dropped_slot_is_refused() -> Result<()> {
         7,
         &["slot \"sub\" does not exist on the publisher", "HINT:", "pgapace drop"],
     )?;
-    assert_eq!(rows_on_target(&site)?, "0");
+    assert_eq!(rows_on_subscriber(&site)?, "0");
     // The hint works: drop the subscription, empty the tables, start anew.
     let mut drop = site.spawn(&drop_program(&site))?;
     expect_exit(&mut drop, 0, &["dropped subscription sub"])?;
@@ -69,7 +69,7 @@ fn a_single_free_slot_is_enough() -> Result<()> {
 fn drop_program(site: &Site) -> testbed::Program {
     super::site::pgapace("drop")
         .args(["--publisher", &site.publisher.conninfo(DB)])
-        .args(["--target", &site.target.conninfo(DB)])
+        .args(["--subscriber", &site.subscriber.conninfo(DB)])
         .args(["--publication", "pub", "--name", NAME])
 }
 
@@ -90,7 +90,7 @@ fn a_slot_that_lost_its_wal_is_refused() -> Result<()> {
     })?;
     let mut run = site.spawn(&site.program())?;
     expect_exit(&mut run, 7, &["slot \"sub\" was invalidated: wal_removed", "pgapace drop"])?;
-    assert_eq!(rows_on_target(&site)?, "0");
+    assert_eq!(rows_on_subscriber(&site)?, "0");
     Ok(())
 }
 
@@ -104,7 +104,7 @@ fn a_slot_that_somebody_advanced_is_a_gap() -> Result<()> {
     site.publisher.sql(DB, &advance)?;
     let mut run = site.spawn(&site.program())?;
     expect_exit(&mut run, 7, &["slot \"sub\" has moved to", "changes in between were skipped"])?;
-    assert_eq!(rows_on_target(&site)?, "0");
+    assert_eq!(rows_on_subscriber(&site)?, "0");
     Ok(())
 }
 
@@ -112,11 +112,11 @@ fn a_slot_that_somebody_advanced_is_a_gap() -> Result<()> {
 fn a_slot_in_use_elsewhere_is_waited_for() -> Result<()> {
     let site = site(&[])?;
     follow_and_stop(&site)?;
-    // Another target that was given the same slot.
-    site.target.create_database("other")?;
-    site.target.sql("other", DDL)?;
+    // Another subscriber that was given the same slot.
+    site.subscriber.create_database("other")?;
+    site.subscriber.sql("other", DDL)?;
     let elsewhere = site
-        .program_between(&site.publisher.conninfo(DB), &site.target.conninfo("other"))
+        .program_between(&site.publisher.conninfo(DB), &site.subscriber.conninfo("other"))
         .args(["--slot", NAME, "--create-slot=false"]);
     let mut other: Process = site.spawn_streaming(&elsewhere)?;
     let mut run = site.spawn(&site.program().args(["--busy-timeout", "1"]))?;
@@ -143,9 +143,9 @@ fn another_publisher_is_refused() -> Result<()> {
     let create = format!("SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput')");
     impostor.sql(DB, &create)?;
     impostor.sql(DB, "INSERT INTO t VALUES (2, 'wrong')")?;
-    let program = site.program_between(&impostor.conninfo(DB), &site.target.conninfo(DB));
+    let program = site.program_between(&impostor.conninfo(DB), &site.subscriber.conninfo(DB));
     let mut run = site.spawn(&program)?;
     expect_exit(&mut run, 10, &["the publisher is another database system", "pgapace drop"])?;
-    assert_eq!(rows_on_target(&site)?, "0");
+    assert_eq!(rows_on_subscriber(&site)?, "0");
     Ok(())
 }

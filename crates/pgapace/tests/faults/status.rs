@@ -45,7 +45,7 @@ fn positions_and_keepalives_while_apply_waits_for_a_lock() -> Result<()> {
     wait_until(PATIENCE, "the walsender to appear", || Ok(walsender(&site)?.is_some()))?;
     let (pid, _) = walsender(&site)?.unwrap_or_default();
 
-    let mut holder = site.target.connect(DB)?;
+    let mut holder = site.subscriber.connect(DB)?;
     holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 1 FOR UPDATE")?;
     let before = lsn(&site.publisher_lsn()?)?;
     site.publisher.sql(DB, "UPDATE t SET v = 'blocked' WHERE id = 1")?;
@@ -90,7 +90,7 @@ fn an_idle_slot_advances_while_unpublished_tables_are_written() -> Result<()> {
         assert!(site.progress()? >= site.confirmed()?, "recorded before it is acknowledged");
     }
     // And old progress does not pile up.
-    let left: i64 = site.target.query_one_text(DB, rows)?.parse().unwrap_or(i64::MAX);
+    let left: i64 = site.subscriber.query_one_text(DB, rows)?.parse().unwrap_or(i64::MAX);
     assert!(left < 20, "{left} progress rows");
     Ok(())
 }
@@ -118,7 +118,11 @@ fn a_synchronous_publisher_gets_its_answers_at_once() -> Result<()> {
                 if level == "remote_apply" && what == "published" {
                     let rows = "SELECT count(*) FROM t";
                     let here = site.publisher.query_one_text(DB, rows)?;
-                    assert_eq!(site.target.query_one_text(DB, rows)?, here, "visible at return");
+                    assert_eq!(
+                        site.subscriber.query_one_text(DB, rows)?,
+                        here,
+                        "visible at return"
+                    );
                 }
             }
             let took = started.elapsed();
@@ -143,14 +147,14 @@ fn nothing_is_acknowledged_ahead_of_the_stream() -> Result<()> {
         site.catch_up(&mut run)?;
         // While a table's changes are put off, nothing is acknowledged that comes behind them.
         let late = "CREATE TABLE late (id int PRIMARY KEY)";
-        site.target.sql(DB, late)?;
-        let mut copying = site.target.connect(DB)?;
+        site.subscriber.sql(DB, late)?;
+        let mut copying = site.subscriber.connect(DB)?;
         copying.batch_execute("BEGIN; LOCK TABLE late IN SHARE MODE")?;
         site.publisher.sql(DB, late)?;
         site.publisher.sql(DB, "INSERT INTO late VALUES (1)")?;
         let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted";
         wait_while_running(&mut run, "the copy to wait", PATIENCE, || {
-            Ok(site.target.query_one_text(DB, waits)? != "0")
+            Ok(site.subscriber.query_one_text(DB, waits)? != "0")
         })?;
         for part in 0..20 {
             let rows = "repeat(md5(i::text), 30) FROM generate_series(1, 5000) i";
@@ -179,12 +183,12 @@ fn nothing_beyond_a_gap_is_acknowledged_ahead_of_the_stream() -> Result<()> {
         let program = site.program().args(["--workers", "4", "--preserve-commit-order=false"]);
         let mut run = site.spawn_streaming(&program)?;
         site.catch_up(&mut run)?;
-        let mut holder = site.target.connect(DB)?;
+        let mut holder = site.subscriber.connect(DB)?;
         holder.batch_execute("BEGIN; SELECT FROM t WHERE id = -1 FOR UPDATE")?;
         site.publisher.sql(DB, "UPDATE t SET v = 'blocked' WHERE id = -1")?;
         let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted";
         wait_while_running(&mut run, "the update to wait", PATIENCE, || {
-            Ok(site.target.query_one_text(DB, waits)? != "0")
+            Ok(site.subscriber.query_one_text(DB, waits)? != "0")
         })?;
         for part in 0..40 {
             // Larger ones are applied in parts, and only as the oldest.
@@ -196,10 +200,10 @@ fn nothing_beyond_a_gap_is_acknowledged_ahead_of_the_stream() -> Result<()> {
         // Some wait behind the blocked one on its session.
         let applied = "SELECT count(*) >= 20000 FROM t WHERE id > 0";
         wait_while_running(&mut run, "others to be applied", PATIENCE, || {
-            Ok(site.target.query_one_text(DB, applied)? == "t")
+            Ok(site.subscriber.query_one_text(DB, applied)? == "t")
         })?;
         run.kill9()?;
-        assert_eq!(site.target.query_one_text(DB, "SELECT v FROM t WHERE id = -1")?, "a");
+        assert_eq!(site.subscriber.query_one_text(DB, "SELECT v FROM t WHERE id = -1")?, "a");
         holder.batch_execute("ROLLBACK")?;
         expect_no_acknowledgement_ahead(&site, &program, end)?;
         site.expect_equal(&[TableName::from("t")])?;
@@ -229,7 +233,7 @@ fn expect_no_acknowledgement_ahead(site: &Site, program: &Program, end: u64) -> 
     Ok(())
 }
 
-/// A commit that has returned on the publisher is durable on the target, however that comes about:
+/// A commit that has returned on the publisher is durable on the subscriber, however that comes about:
 /// by a synchronous commit of the worker where a flush is quick, by the durability session where it
 /// is not.
 #[test]
@@ -255,8 +259,8 @@ fn what_a_synchronous_publisher_was_told_survives_a_crash() -> Result<()> {
                 client.batch_execute(&format!("INSERT INTO t VALUES ({told}, 'x')"))?;
             }
             run.kill9()?;
-            site.target.restart(Stop::Immediate)?;
-            let rows = site.target.query_one_text(DB, "SELECT count(*) FROM t")?;
+            site.subscriber.restart(Stop::Immediate)?;
+            let rows = site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?;
             assert_eq!(rows, told.to_string(), "slow: {slow}, workers: {workers}");
         }
         // What lies between goes on.

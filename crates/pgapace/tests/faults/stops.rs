@@ -40,7 +40,7 @@ fn signals_under_load() -> Result<()> {
     let goal = site.publisher_lsn()?;
     let mut run = site.spawn(&site.program().args(["--until", &goal]))?;
     expect_exit(&mut run, 0, &[])?;
-    let applied = number(site.target.query_one_text(DB, last)?);
+    let applied = number(site.subscriber.query_one_text(DB, last)?);
     assert!(applied >= before, "applied up to {applied}, {before} was committed before the goal");
     expect_acknowledged(&site)?;
     let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
@@ -64,7 +64,7 @@ fn a_goal_is_reached_only_when_it_is_durable() -> Result<()> {
             .sql(DB, &format!("INSERT INTO t SELECT generate_series({next}, {next} + 99)"))?;
         let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
         expect_exit(&mut run, 0, &[])?;
-        site.target.restart(Stop::Immediate)?;
+        site.subscriber.restart(Stop::Immediate)?;
         site.expect_equal(&[TableName::from("t")])?;
     }
     // A goal that the publisher has not reached yet is waited for.
@@ -77,7 +77,7 @@ fn a_goal_is_reached_only_when_it_is_durable() -> Result<()> {
     site.publisher.sql(DB, "INSERT INTO t SELECT generate_series(20000, 23000)")?;
     expect_exit(&mut run, 0, &[])?;
     let rows = "SELECT count(*) FROM t WHERE id BETWEEN 10000 AND 10010";
-    assert_eq!(site.target.query_one_text(DB, rows)?, "11");
+    assert_eq!(site.subscriber.query_one_text(DB, rows)?, "11");
     // A goal that was not reached is not a success.
     let mut run = site.spawn_streaming(&site.program().args(["--until", "FF/0"]))?;
     run.terminate()?;
@@ -87,21 +87,21 @@ fn a_goal_is_reached_only_when_it_is_durable() -> Result<()> {
 fn copy_site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
     site.load_tables()?;
-    // A copy that takes a while: rows are slow to arrive on the target.
+    // A copy that takes a while: rows are slow to arrive on the subscriber.
     site.publisher.sql(
         DB,
         "CREATE TABLE wide (id int PRIMARY KEY, v text);
          INSERT INTO wide SELECT i, repeat(md5(i::text), 30) FROM generate_series(1, 100000) i;
          ALTER PUBLICATION pub ADD TABLE wide",
     )?;
-    site.target.sql(DB, "CREATE TABLE wide (id int PRIMARY KEY, v text)")?;
+    site.subscriber.sql(DB, "CREATE TABLE wide (id int PRIMARY KEY, v text)")?;
     Ok(site)
 }
 
-/// The target's sessions in a COPY, as `{pid,…}`.
+/// The subscriber's sessions in a COPY, as `{pid,…}`.
 fn copying(site: &Site) -> Result<String> {
     let sessions = "SELECT coalesce(array_agg(pid), '{}')::text FROM pg_stat_progress_copy";
-    site.target.query_one_text(DB, sessions)
+    site.subscriber.query_one_text(DB, sessions)
 }
 
 /// Starts the program and waits until it copies: a session that a killed process left behind may
@@ -113,7 +113,7 @@ fn spawn_copying(site: &Site) -> Result<Process> {
         "SELECT exists (SELECT FROM pg_stat_progress_copy WHERE pid <> ALL ('{left}'::int[]))::text"
     );
     wait_while_running(&mut run, "the copy to begin", PATIENCE, || {
-        Ok(site.target.query_one_text(DB, &own)? == "true")
+        Ok(site.subscriber.query_one_text(DB, &own)? == "true")
     })?;
     Ok(run)
 }
@@ -147,18 +147,18 @@ fn ends_during_the_first_copy() -> Result<()> {
     Ok(())
 }
 
-/// A lock that somebody holds on the target does not keep a stop from being one.
+/// A lock that somebody holds on the subscriber does not keep a stop from being one.
 #[test]
 fn a_stop_while_everything_waits_for_a_lock() -> Result<()> {
     let site = Site::start(&[], &[])?;
     site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
-    let mut holder = site.target.connect(DB)?;
+    let mut holder = site.subscriber.connect(DB)?;
     let waiting = "SELECT count(*) FROM pg_stat_activity \
                    WHERE application_name LIKE 'pgapace%' AND wait_event_type = 'Lock'";
     let wait_for_lock = |run: &mut Process| {
         wait_while_running(run, "a session to wait for the lock", PATIENCE, || {
-            Ok(site.target.query_one_text(DB, waiting)? == "1")
+            Ok(site.subscriber.query_one_text(DB, waiting)? == "1")
         })
     };
     // During the first copy.

@@ -33,9 +33,9 @@ fn write(site: &Site, count: i32) -> Result<()> {
     Ok(())
 }
 
-/// A session of the target that holds row 1.
+/// A session of the subscriber that holds row 1.
 fn hold(site: &Site) -> Result<Client> {
-    let mut holder = site.target.connect(DB)?;
+    let mut holder = site.subscriber.connect(DB)?;
     holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 1 FOR UPDATE")?;
     Ok(holder)
 }
@@ -43,7 +43,7 @@ fn hold(site: &Site) -> Result<Client> {
 fn waits_for_lock(site: &Site) -> Result<bool> {
     let sql = "SELECT count(*) FROM pg_stat_activity \
                WHERE application_name = 'pgapace sub apply' AND wait_event_type = 'Lock'";
-    Ok(site.target.query_one_text(DB, sql)? == "1")
+    Ok(site.subscriber.query_one_text(DB, sql)? == "1")
 }
 
 fn wait_for_block(site: &Site, run: &mut Process) -> Result<()> {
@@ -133,5 +133,5 @@ fn a_frozen_process_commits_nothing_after_a_take_over() -> Result<()> {
     site.expect_equal(&tables())?;
     assert!(next.is_running());
     let count = "SELECT count(*) FROM log";
-    wait_until(PATIENCE, "all rows", || Ok(site.target.query_one_text(DB, count)? == "20100"))
+    wait_until(PATIENCE, "all rows", || Ok(site.subscriber.query_one_text(DB, count)? == "20100"))
 }

@@ -30,7 +30,7 @@ fn follow(site: &Site) -> Result<()> {
 
 /// What `status --json` says of the subscription.
 fn status(site: &Site) -> Result<serde_json::Value> {
-    let program = pgapace("status").args(["--target", &site.target.conninfo(DB), "--json"]);
+    let program = pgapace("status").args(["--subscriber", &site.subscriber.conninfo(DB), "--json"]);
     let output = program.output()?;
     let all: serde_json::Value = serde_json::from_slice(&output.stdout)
         .map_err(|e| Error::other(format!("{e}: {}", String::from_utf8_lossy(&output.stderr))))?;
@@ -64,7 +64,7 @@ fn servers_that_are_away_are_waited_for() -> Result<()> {
             let mut site = site(major)?;
             follow(&site)?;
             site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'x')")?;
-            let away = if publisher { &mut site.publisher } else { &mut site.target };
+            let away = if publisher { &mut site.publisher } else { &mut site.subscriber };
             away.stop(Stop::Fast)?;
             let mut run = site.spawn(&until_current(&site))?;
             wait_for_log(&mut run, "event=\"waiting_for_server\"", PATIENCE)?;
@@ -77,7 +77,7 @@ fn servers_that_are_away_are_waited_for() -> Result<()> {
                 let error = status["last_error"].as_str().unwrap_or_default();
                 assert!(error.contains("publisher"), "{status:#}");
             }
-            let away = if publisher { &mut site.publisher } else { &mut site.target };
+            let away = if publisher { &mut site.publisher } else { &mut site.subscriber };
             away.start()?;
             expect_exit(&mut run, 0, &[])?;
             site.expect_equal(&[TableName::from("t")])?;
@@ -102,7 +102,7 @@ fn servers_that_recover_are_waited_for() -> Result<()> {
             site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'x')")?;
             let program = until_current(&site).args(["--connect-timeout", "600"]);
             let log = tempfile::NamedTempFile::new()?;
-            let recovers = if publisher { &mut site.publisher } else { &mut site.target };
+            let recovers = if publisher { &mut site.publisher } else { &mut site.subscriber };
             recovers.stop(Stop::Fast)?;
             let go = recovers_slowly(recovers)?;
             let mut run = std::thread::scope(|scope| {
@@ -132,9 +132,9 @@ fn servers_that_recover_are_waited_for() -> Result<()> {
 fn a_first_start_does_not_wait_for_long_or_for_what_does_not_pass() -> Result<()> {
     let site = site(18)?;
     let closed = format!("host=127.0.0.1 port=1 user=postgres dbname={DB}");
-    let target = site.target.conninfo(DB);
+    let subscriber = site.subscriber.conninfo(DB);
     let publisher = site.publisher.conninfo(DB);
-    for (between, code) in [((&closed, &target), 4), ((&publisher, &closed), 5)] {
+    for (between, code) in [((&closed, &subscriber), 4), ((&publisher, &closed), 5)] {
         let program = site.program_between(between.0, between.1).args(["--connect-timeout", "1"]);
         expect_exit(&mut site.spawn(&program)?, code, &["HINT:", "--connect-timeout"])?;
     }
@@ -142,12 +142,12 @@ fn a_first_start_does_not_wait_for_long_or_for_what_does_not_pass() -> Result<()
     let unknown = |conninfo: &str| conninfo.replace("dbname='postgres'", "dbname='nowhere'");
     let nobody = |conninfo: &str| conninfo.replace("user=postgres", "user=nobody_at_all");
     for wrong in [unknown(&publisher), nobody(&publisher)] {
-        for other in [&target, &closed] {
+        for other in [&subscriber, &closed] {
             let program = site.program_between(&wrong, other).args(["--connect-timeout", "3600"]);
             expect_exit(&mut site.spawn(&program)?, 4, &[])?;
         }
     }
-    for wrong in [unknown(&target), nobody(&target)] {
+    for wrong in [unknown(&subscriber), nobody(&subscriber)] {
         let program = site.program_between(&publisher, &wrong).args(["--connect-timeout", "3600"]);
         expect_exit(&mut site.spawn(&program)?, 5, &[])?;
     }
@@ -228,29 +228,29 @@ fn a_supervised_process_counts_a_conflict_once() -> Result<()> {
     for major in MAJORS {
         let site = site(major)?;
         follow(&site)?;
-        site.target.sql(DB, "INSERT INTO t VALUES (1, 'in the way')")?;
+        site.subscriber.sql(DB, "INSERT INTO t VALUES (1, 'in the way')")?;
         site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'x')")?;
         for _ in 0..4 {
             expect_exit(&mut site.spawn(&site.program())?, 9, &["23505"])?;
         }
         let once = "SELECT insert_exists || ' ' || (SELECT count(*) FROM pgapace.conflict) || ' ' \
                       || error_count FROM pgapace.stat_subscription";
-        assert_eq!(site.target.query_one_text(DB, once)?, "1 1 4");
+        assert_eq!(site.subscriber.query_one_text(DB, once)?, "1 1 4");
         let failed = status(&site)?;
         assert_eq!(failed["state"], "failed", "{failed:#}");
         assert_eq!(failed["error_count"], 4, "{failed:#}");
         assert!(failed["error_since"].is_string(), "{failed:#}");
-        site.target.sql(DB, "DELETE FROM t")?;
+        site.subscriber.sql(DB, "DELETE FROM t")?;
         follow(&site)?;
         let status = status(&site)?;
         assert_eq!(status["state"], "stopped", "{status:#}");
         assert!(status["last_error"].is_null(), "{status:#}");
-        assert_eq!(site.target.query_one_text(DB, once)?, "1 1 0");
+        assert_eq!(site.subscriber.query_one_text(DB, once)?, "1 1 0");
         // Another one is another one.
-        site.target.sql(DB, "INSERT INTO t VALUES (2, 'in the way')")?;
+        site.subscriber.sql(DB, "INSERT INTO t VALUES (2, 'in the way')")?;
         site.publisher.sql(DB, "INSERT INTO t VALUES (2, 'x')")?;
         expect_exit(&mut site.spawn(&site.program())?, 9, &["23505"])?;
-        assert_eq!(site.target.query_one_text(DB, once)?, "2 2 1");
+        assert_eq!(site.subscriber.query_one_text(DB, once)?, "2 2 1");
     }
     Ok(())
 }
@@ -261,7 +261,7 @@ fn old_conflicts_are_removed() -> Result<()> {
         let site = site(major)?;
         follow(&site)?;
         let insert = |days: u32, rows: u32, subscription: &str| {
-            site.target.sql(
+            site.subscriber.sql(
                 DB,
                 &format!(
                     "INSERT INTO pgapace.conflict (subscription, recorded_at, schema_name, \
@@ -280,7 +280,7 @@ fn old_conflicts_are_removed() -> Result<()> {
         let mut run = site.spawn_streaming(&site.program())?;
         let count = "SELECT count(*) FROM pgapace.conflict";
         wait_while_running(&mut run, "old conflicts to be removed", PATIENCE, || {
-            Ok(site.target.query_one_text(DB, count)? == "20")
+            Ok(site.subscriber.query_one_text(DB, count)? == "20")
         })?;
         run.terminate()?;
         expect_exit(&mut run, 0, &[])?;
@@ -291,10 +291,10 @@ fn old_conflicts_are_removed() -> Result<()> {
         site.catch_up(&mut run)?;
         run.terminate()?;
         expect_exit(&mut run, 0, &[])?;
-        assert_eq!(site.target.query_one_text(DB, count)?, "21");
+        assert_eq!(site.subscriber.query_one_text(DB, count)?, "21");
         let mut run = site.spawn_streaming(&site.program().args(["--conflict-retention", "7"]))?;
         wait_until(PATIENCE, "more of them to be removed", || {
-            Ok(site.target.query_one_text(DB, count)? == "10")
+            Ok(site.subscriber.query_one_text(DB, count)? == "10")
         })?;
         run.terminate()?;
         expect_exit(&mut run, 0, &[])?;

@@ -9,7 +9,7 @@ use crate::verbs::json;
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
 /// Tables `good` and `bad`, each with a subscription of its own, in one configuration file. A row of
-/// the target is in the way of the second.
+/// the subscriber is in the way of the second.
 struct Two {
     case: Case,
     directory: tempfile::TempDir,
@@ -19,7 +19,7 @@ impl Two {
     fn new(case: Case) -> Self {
         let tool = &case.tool;
         let mut config =
-            format!("publisher = \"{}\"\ntarget = \"{}\"\n", tool.publisher, tool.target);
+            format!("publisher = \"{}\"\ntarget = \"{}\"\n", tool.publisher, tool.subscriber);
         for name in ["good", "bad"] {
             case.both(&format!("CREATE TABLE {name} (id int PRIMARY KEY, v text)"));
             case.publisher.sql(&format!("CREATE PUBLICATION {name} FOR TABLE {name}"));
@@ -33,7 +33,7 @@ impl Two {
         let two = Self { case, directory };
         let mut first = two.start(&["--until", "current"]);
         assert!(must(first.wait(PATIENCE)).success(), "{}", first.log());
-        two.case.target.sql("INSERT INTO bad VALUES (1, 'in the way')");
+        two.case.subscriber.sql("INSERT INTO bad VALUES (1, 'in the way')");
         two
     }
 
@@ -67,7 +67,7 @@ impl Two {
     }
 
     fn rows(&self, table: &str) -> String {
-        self.case.target.value(&format!("SELECT count(*) FROM {table} WHERE v = 'x'"))
+        self.case.subscriber.value(&format!("SELECT count(*) FROM {table} WHERE v = 'x'"))
     }
 }
 
@@ -99,7 +99,7 @@ fn one_that_fails_is_reported_and_tried_again() {
         two.wait_for(&mut process, "the other one to go on", |_| two.rows("good") == "1");
         assert_eq!(two.status("good")["state"], "running");
         // Somebody mends it.
-        two.case.target.sql("DELETE FROM bad");
+        two.case.subscriber.sql("DELETE FROM bad");
         two.wait_for(&mut process, "it to be tried again", |_| two.rows("bad") == "2");
         two.wait_for(&mut process, "the error to be over", |_| {
             let status = two.status("bad");

@@ -1,4 +1,4 @@
-//! A target to which a round trip takes longer than the work: answers are waited for only where that
+//! A subscriber to which a round trip takes longer than the work: answers are waited for only where that
 //! cannot be helped.
 
 use std::time::Duration;
@@ -13,11 +13,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const DELAY: Duration = Duration::from_millis(3);
 const TRANSACTIONS: u32 = 6;
 
-/// A target behind a proxy, and a subscription that streams. `log` shows what is applied twice.
+/// A subscriber behind a proxy, and a subscription that streams. `log` shows what is applied twice.
 fn start(case: &mut Case) -> (Proxy, Process) {
-    let proxy = must(Proxy::in_front_of(case.target.cluster));
+    let proxy = must(Proxy::in_front_of(case.subscriber.cluster));
     proxy.set_delay(DELAY);
-    case.tool.target = proxy.conninfo(&case.tool.name);
+    case.tool.subscriber = proxy.conninfo(&case.tool.name);
     case.tool.args = vec!["--workers=4".to_owned()];
     case.replicate(
         "CREATE TABLE t (id int PRIMARY KEY, v int, u int UNIQUE); CREATE TABLE log (n int)",
@@ -46,7 +46,7 @@ fn write(case: &Case) {
 
 fn wait_until_there(case: &Case, logged: u32) {
     let there = wait_until(PATIENCE, "commits that nobody has heard of", || {
-        Ok(case.target.value("SELECT count(*) FROM log WHERE n > 0") == logged.to_string())
+        Ok(case.subscriber.value("SELECT count(*) FROM log WHERE n > 0") == logged.to_string())
     });
     must(there);
 }
@@ -71,14 +71,14 @@ fn nobody_waits_for_answers() {
 fn a_missing_row_stops_what_was_sent_behind_it() {
     on_versions(&VERSIONS, |mut case| {
         let (proxy, mut process) = start(&mut case);
-        case.target.sql("DELETE FROM t WHERE id = 7");
+        case.subscriber.sql("DELETE FROM t WHERE id = 7");
         proxy.hold_answers(true);
         write(&case);
         proxy.hold_answers(false);
         case.wait_until_applied(&mut process);
         case.stop(process);
         assert_eq!(case.statistic("update_missing"), TRANSACTIONS.to_string());
-        case.target.sql(&format!("INSERT INTO t VALUES (7, {TRANSACTIONS}, 7)"));
+        case.subscriber.sql(&format!("INSERT INTO t VALUES (7, {TRANSACTIONS}, 7)"));
         case.expect_equal(&["t", "log"]);
     });
 }
@@ -88,7 +88,7 @@ fn a_missing_row_stops_what_was_sent_behind_it() {
 fn a_conflict_is_named_and_nothing_after_it_is_applied() {
     on_versions(&VERSIONS, |mut case| {
         let (proxy, mut process) = start(&mut case);
-        case.target.sql("INSERT INTO t VALUES (1000, 0, 1000)");
+        case.subscriber.sql("INSERT INTO t VALUES (1000, 0, 1000)");
         proxy.hold_answers(true);
         write(&case);
         case.publisher.sql("UPDATE t SET u = 1000 + id WHERE id BETWEEN -20 AND 20");
@@ -99,8 +99,8 @@ fn a_conflict_is_named_and_nothing_after_it_is_applied() {
         assert_eq!(ended.code(), Some(9), "{}", process.log());
         assert!(process.log().contains("(id)=(1000)"), "{}", process.log());
         wait_until_there(&case, TRANSACTIONS);
-        assert_eq!(case.target.value("SELECT max(u) FROM t"), "1020");
-        case.target.sql("DELETE FROM t WHERE id = 1000");
+        assert_eq!(case.subscriber.value("SELECT max(u) FROM t"), "1020");
+        case.subscriber.sql("DELETE FROM t WHERE id = 1000");
         case.run_until_current();
         case.expect_equal(&["t", "log"]);
     });

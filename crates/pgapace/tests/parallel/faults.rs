@@ -20,14 +20,14 @@ fn sessions_of_workers_are_terminated_under_load() -> Result<()> {
     let load = Load::start(&site.publisher, RATE)?;
     let program = site.program().args(["--workers", "3", "--group-transactions", "3"]);
     let mut run = site.spawn_streaming(&program)?;
-    let reader = Reader::start(&site.target);
+    let reader = Reader::start(&site.subscriber);
     let mut random = fastrand::Rng::with_seed(5);
     let mut ended = 0;
     for _ in 0..if long() { 300 } else { 30 } {
         sleep(Duration::from_millis(random.u64(20..250)));
         let sql = "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity \
                    WHERE application_name LIKE 'pgapace % apply' ORDER BY random() LIMIT 1) s";
-        ended += site.target.query_one_text(DB, sql)?.parse::<u32>().unwrap_or(0);
+        ended += site.subscriber.query_one_text(DB, sql)?.parse::<u32>().unwrap_or(0);
     }
     load.stop()?;
     site.catch_up(&mut run)?;
@@ -59,7 +59,7 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
     // From here on: tables are copied one by one.
     let stop = Arc::new(AtomicBool::new(false));
     let reader = {
-        let (conninfo, stop) = (site.target.conninfo(DB), Arc::clone(&stop));
+        let (conninfo, stop) = (site.subscriber.conninfo(DB), Arc::clone(&stop));
         // Not in order, but whole transactions at any moment.
         std::thread::spawn(move || -> Result<u64> {
             let mut client =

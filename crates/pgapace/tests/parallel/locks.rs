@@ -1,4 +1,4 @@
-//! Locks on the target, of ours and of others: they delay apply, and never wedge or kill it.
+//! Locks on the subscriber, of ours and of others: they delay apply, and never wedge or kill it.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn start(case: &mut Case) -> testbed::program::Process {
 fn a_lock_of_a_user_between_two_transactions_of_ours() {
     on_versions(&VERSIONS, |mut case| {
         let mut process = start(&mut case);
-        let mut brake = case.target.connect();
+        let mut brake = case.subscriber.connect();
         must(brake.batch_execute("BEGIN; SELECT FROM brake FOR UPDATE"));
         case.publisher
             .sql("BEGIN; UPDATE brake SET v = 1; UPDATE t SET v = 1 WHERE id = 1; COMMIT");
@@ -32,11 +32,12 @@ fn a_lock_of_a_user_between_two_transactions_of_ours() {
                 "SELECT count(*) > 0 FROM pg_locks WHERE relation = 't'::regclass \
                  AND mode = '{mode}' AND granted = {granted}"
             );
-            let seen = testbed::wait_until(PATIENCE, mode, || Ok(case.target.value(&sql) == "t"));
+            let seen =
+                testbed::wait_until(PATIENCE, mode, || Ok(case.subscriber.value(&sql) == "t"));
             must(seen);
         };
         waiting("RowExclusiveLock", true);
-        let mut user = case.target.connect();
+        let mut user = case.subscriber.connect();
         let user = std::thread::spawn(move || {
             must(user.batch_execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE"));
             std::thread::sleep(Duration::from_millis(200));
@@ -52,17 +53,17 @@ fn a_lock_of_a_user_between_two_transactions_of_ours() {
     });
 }
 
-/// Nothing is applied yet, and no session of ours has anything on the target that others could wait
+/// Nothing is applied yet, and no session of ours has anything on the subscriber that others could wait
 /// for: no transaction, and no lock but those that say whose session it is.
 #[test]
 fn an_idle_subscription_holds_nothing() {
-    for (publisher, target) in VERSIONS {
+    for (publisher, subscriber) in VERSIONS {
         for args in [
             &["--workers", "1"][..],
             &["--workers", "4", "--prefetch", "on"],
             &["--workers", "4", "--preserve-commit-order=false"],
         ] {
-            let mut case = Case::new(publisher, target);
+            let mut case = Case::new(publisher, subscriber);
             case.tool.args = args.iter().copied().map(str::to_owned).collect();
             case.both("CREATE TABLE t (id int PRIMARY KEY)");
             case.publish("FOR ALL TABLES");
@@ -77,7 +78,7 @@ fn an_idle_subscription_holds_nothing() {
                          AND (a.state <> 'idle' OR a.xact_start IS NOT NULL OR l.pid IS NOT NULL)";
             let mut seen = Vec::new();
             let idle = testbed::wait_until(PATIENCE, "every session to be idle", || {
-                seen = case.target.rows(sql);
+                seen = case.subscriber.rows(sql);
                 Ok(seen.is_empty())
             });
             idle.unwrap_or_else(|error| panic!("{args:?}: {error}\n{}", seen.join("\n")));
@@ -92,13 +93,13 @@ fn an_idle_subscription_holds_nothing() {
 fn a_row_that_a_user_has_locked() {
     on_versions(&VERSIONS, |mut case| {
         let mut process = start(&mut case);
-        let mut user = case.target.connect();
+        let mut user = case.subscriber.connect();
         must(user.batch_execute("BEGIN; UPDATE t SET v = 77 WHERE id = 1"));
         case.publisher.sql("UPDATE t SET v = 1 WHERE id = 1");
         case.publisher.sql("UPDATE t SET v = 1 WHERE id = 2");
         std::thread::sleep(Duration::from_millis(700));
         // In order: the second does not overtake the first.
-        assert_eq!(case.target.rows("SELECT v FROM t ORDER BY id"), ["0", "0"]);
+        assert_eq!(case.subscriber.rows("SELECT v FROM t ORDER BY id"), ["0", "0"]);
         must(user.batch_execute("ROLLBACK"));
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
@@ -110,57 +111,55 @@ fn a_row_that_a_user_has_locked() {
 
 /// A table whose changes make such circles again and again is applied in stream order for a while.
 #[test]
-fn a_table_that_often_makes_transactions_give_way_is_demoted_for_a_while() {
+fn a_table_that_often_makes_transactions_give_way_is_serialized_for_a_while() {
     on_versions(&VERSIONS, |mut case| {
         let mut process = start(&mut case);
         let began = std::time::Instant::now();
         let mut rounds = 0;
-        while case.statistic("demotions") == "0" {
-            assert!(began.elapsed() < PATIENCE, "not demoted after {rounds} rounds");
+        while case.statistic("tables_serialized") == "0" {
+            assert!(began.elapsed() < PATIENCE, "not serialized after {rounds} rounds");
             rounds += 1;
-            let mut brake = case.target.connect();
+            let mut brake = case.subscriber.connect();
             must(brake.batch_execute("BEGIN; SELECT FROM brake FOR UPDATE"));
             case.publisher.sql(&format!(
                 "BEGIN; UPDATE brake SET v = {rounds}; UPDATE t SET v = {rounds} WHERE id = 1; \
                  COMMIT"
             ));
             case.publisher.sql(&format!("UPDATE t SET v = {rounds} WHERE id = 2"));
-            // Once demoted, which the statistics may not say yet, the second waits for the first.
+            // Once serialized, which the statistics may not say yet, the second waits for the first.
             let second = "SELECT count(*) > 0 FROM pg_locks WHERE relation = 't'::regclass \
                           AND mode = 'RowExclusiveLock' AND granted";
-            let demoted = "SELECT count(*) > 0 FROM pgapace.relation \
+            let serialized = "SELECT count(*) > 0 FROM pgapace.relation \
                            WHERE apply_reason LIKE '%one after the other%'";
             let seen = testbed::wait_until(PATIENCE, "the second transaction", || {
-                Ok(case.target.value(second) == "t" || case.target.value(demoted) == "t")
+                Ok(case.subscriber.value(second) == "t" || case.subscriber.value(serialized) == "t")
             });
             must(seen);
-            let mut user = case.target.connect();
+            let mut user = case.subscriber.connect();
             let user = std::thread::spawn(move || {
                 must(user.batch_execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE; COMMIT"));
             });
             let queued = "SELECT count(*) > 0 FROM pg_locks WHERE relation = 't'::regclass \
                           AND mode = 'AccessExclusiveLock' AND NOT granted";
             let seen = testbed::wait_until(PATIENCE, "the user", || {
-                Ok(user.is_finished() || case.target.value(queued) == "t")
+                Ok(user.is_finished() || case.subscriber.value(queued) == "t")
             });
             must(seen);
             must(brake.batch_execute("COMMIT"));
             case.wait_until_applied(&mut process);
             user.join().expect("the user's session ends");
         }
-        assert!(rounds >= 4, "demoted after {rounds} rounds");
+        assert!(rounds >= 4, "serialized after {rounds} rounds");
         let reasons = "SELECT count(*) FROM pgapace.relation \
                        WHERE table_name = 't' AND apply_reason LIKE '%one after the other%'";
-        let shown =
-            testbed::wait_until(PATIENCE, "the reason", || Ok(case.target.value(reasons) == "1"));
+        let shown = testbed::wait_until(PATIENCE, "the reason", || {
+            Ok(case.subscriber.value(reasons) == "1")
+        });
         must(shown);
         assert!(case.tool.finish("status", &[]).stdout.contains("stream order"));
-        let promoted =
-            testbed::wait_until(
-                PATIENCE,
-                "the end of it",
-                || Ok(case.target.value(reasons) == "0"),
-            );
+        let promoted = testbed::wait_until(PATIENCE, "the end of it", || {
+            Ok(case.subscriber.value(reasons) == "0")
+        });
         must(promoted);
         case.publisher.sql("UPDATE t SET v = 77");
         case.wait_until_applied(&mut process);

@@ -1,4 +1,4 @@
-//! Transactions that depend on each other, with the first of them held up on the target: whoever
+//! Transactions that depend on each other, with the first of them held up on the subscriber: whoever
 //! does not wait for it would be first.
 
 use std::time::Duration;
@@ -103,7 +103,7 @@ const SCENARIOS: &[Scenario] = &[
         ],
     },
     Scenario {
-        name: "parent and child, checked on the target too",
+        name: "parent and child, checked on the subscriber too",
         tables: &["checked_parent", "checked_child"],
         ddl: "CREATE TABLE checked_parent (id int PRIMARY KEY); \
               CREATE TABLE checked_child (id int PRIMARY KEY, p int REFERENCES checked_parent); \
@@ -253,7 +253,7 @@ fn in_every_scenario(args: &[&str]) {
         // Leaves have keys of their own, the root has none.
         case.publish("FOR ALL TABLES");
         let mut process = case.start();
-        let mut brake = case.target.connect();
+        let mut brake = case.subscriber.connect();
         for scenario in SCENARIOS {
             must(brake.batch_execute("BEGIN; SELECT FROM brake FOR UPDATE"));
             for (number, transaction) in scenario.transactions.iter().enumerate() {
@@ -305,24 +305,24 @@ fn out_of_order_free_transactions_are_not_kept() {
         case.publisher.sql("INSERT INTO t VALUES (1, 0), (2, 0)");
         case.publish("FOR ALL TABLES");
         let mut process = case.start();
-        let mut brake = case.target.connect();
+        let mut brake = case.subscriber.connect();
         must(brake.batch_execute("BEGIN; SELECT FROM t WHERE id = 1 FOR UPDATE"));
         case.publisher.sql("UPDATE t SET v = 1 WHERE id = 1");
         case.publisher.sql("UPDATE t SET v = 2 WHERE id = 1");
         case.publisher.sql("UPDATE t SET v = 1 WHERE id = 2");
         let waited =
             testbed::wait_until(crate::support::PATIENCE, "the third to be visible", || {
-                Ok(case.target.value("SELECT v FROM t WHERE id = 2") == "1")
+                Ok(case.subscriber.value("SELECT v FROM t WHERE id = 2") == "1")
             });
         must(waited);
         // It is applied beyond a gap, and that is what a reader can see.
         let applied = "SELECT lowest_lsn < highest_lsn, cardinality(beyond) FROM pgapace.applied";
-        assert_eq!(case.target.rows(applied), ["t|1"]);
+        assert_eq!(case.subscriber.rows(applied), ["t|1"]);
         must(brake.batch_execute("COMMIT"));
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
         let applied = "SELECT lowest_lsn = highest_lsn, cardinality(beyond) FROM pgapace.applied";
-        assert_eq!(case.target.rows(applied), ["t|0"]);
+        assert_eq!(case.subscriber.rows(applied), ["t|0"]);
         case.stop(process);
     });
 }

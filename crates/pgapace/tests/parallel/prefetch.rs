@@ -39,7 +39,7 @@ fn rows_that_are_read_ahead_make_no_difference() {
     on_versions(&VERSIONS, |mut case| {
         backlog(&mut case, &["--workers", "4", "--prefetch", "on", "--log-level", "debug"]);
         let log = case.run_until_current();
-        assert!(log.contains("count(target.ctid)"), "nothing was read ahead:\n{log}");
+        assert!(log.contains("count(subscriber.ctid)"), "nothing was read ahead:\n{log}");
         assert!(!log.contains("retry_in_ms") && !log.contains("read ahead any more"), "{log}");
         case.expect_equal(&["n", "s", "whole"]);
     });
@@ -51,7 +51,7 @@ fn readers_that_are_terminated_or_blocked_stop_nothing() {
         backlog(&mut case, &["--workers", "3", "--prefetch", "on"]);
         let stop = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&stop);
-        let mut other = case.target.connect();
+        let mut other = case.subscriber.connect();
         let ender = std::thread::spawn(move || {
             while !ends.load(Ordering::Relaxed) {
                 must(other.batch_execute(
@@ -63,7 +63,7 @@ fn readers_that_are_terminated_or_blocked_stop_nothing() {
             }
         });
         let mut process = case.start();
-        let mut user = case.target.connect();
+        let mut user = case.subscriber.connect();
         must(user.batch_execute(
             "BEGIN; LOCK TABLE s IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(1.5); COMMIT",
         ));
@@ -89,7 +89,7 @@ fn a_lock_of_a_user_does_not_end_the_reading() {
         // So few that nobody reads ahead.
         case.publisher.sql("INSERT INTO t (v) VALUES (1)");
         case.wait_until_applied(&mut process);
-        let mut user = case.target.connect();
+        let mut user = case.subscriber.connect();
         must(user.batch_execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE"));
         let more = "INSERT INTO t (v) SELECT g FROM generate_series(1, 2000) g";
         case.publisher.sql(more);
@@ -100,16 +100,16 @@ fn a_lock_of_a_user_does_not_end_the_reading() {
         must(given_up);
         must(user.batch_execute("COMMIT"));
         case.wait_until_applied(&mut process);
-        let now = case.target.value("SELECT clock_timestamp()");
+        let now = case.subscriber.value("SELECT clock_timestamp()");
         let reads = format!(
             "SELECT count(*) > 0 FROM pg_stat_activity \
              WHERE application_name LIKE 'pgapace % read ahead' AND datname = current_database() \
-               AND query LIKE '%count(target.ctid)%' AND query_start > '{now}'"
+               AND query LIKE '%count(subscriber.ctid)%' AND query_start > '{now}'"
         );
         let seen = testbed::wait_until(PATIENCE, "another statement", || {
             case.publisher.sql(more);
             case.wait_until_applied(&mut process);
-            Ok(case.target.value(&reads) == "t")
+            Ok(case.subscriber.value(&reads) == "t")
         });
         must(seen);
         case.expect_equal(&["t"]);

@@ -30,7 +30,7 @@ impl Pair {
         let Case { tool, .. } = &case;
         let mut config = format!(
             "publisher = \"{}\"\ntarget = \"{}\"\nworkers = {workers}\ngroup-transactions = 1\n",
-            tool.publisher, tool.target
+            tool.publisher, tool.subscriber
         );
         for name in NAMES {
             case.both(&format!("CREATE TABLE {name} (id int PRIMARY KEY, v int)"));
@@ -72,9 +72,9 @@ impl Pair {
         ));
     }
 
-    /// Commits a transaction that waits for a user of the target, and many more behind it.
+    /// Commits a transaction that waits for a user of the subscriber, and many more behind it.
     fn brake(&self, name: &str) -> Client {
-        let mut user = self.case.target.connect();
+        let mut user = self.case.subscriber.connect();
         must(user.batch_execute(&format!("BEGIN; SELECT FROM {name} WHERE id = 0 FOR UPDATE")));
         self.case.publisher.sql(&format!("UPDATE {name} SET v = 1 WHERE id = 0"));
         self.load(name, 400);
@@ -83,7 +83,7 @@ impl Pair {
 
     fn is_applied(&self, name: &str) -> bool {
         let count = format!("SELECT count(*), sum(v) FROM {name}");
-        self.case.target.value(&count) == self.case.publisher.value(&count)
+        self.case.subscriber.value(&count) == self.case.publisher.value(&count)
     }
 
     /// Sessions that apply for a subscription.
@@ -92,7 +92,7 @@ impl Pair {
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgapace {}_{name} apply'",
             self.case.tool.name
         );
-        must(self.case.target.value(&sql).parse())
+        must(self.case.subscriber.value(&sql).parse())
     }
 
     fn wait_for_sessions(&self, name: &str, count: u32) {
@@ -165,7 +165,7 @@ fn a_long_backlog_keeps_nobody_waiting(version: u16) {
     pair.case.stop(process);
     pair.load("one", 20_000);
 
-    let watch = Watch::start(pair.case.target.connect());
+    let watch = Watch::start(pair.case.subscriber.connect());
     let process = pair.start();
     let mut lags = Vec::new();
     while lags.len() < 30 && !pair.is_applied("one") {
@@ -189,7 +189,7 @@ fn a_long_backlog_keeps_nobody_waiting(version: u16) {
 fn sessions_go_to_whoever_has_work() {
     let pair = Pair::new(18, 4);
     let process = pair.start();
-    let watch = Watch::start(pair.case.target.connect());
+    let watch = Watch::start(pair.case.subscriber.connect());
     assert_eq!(NAMES.map(|name| pair.sessions(name)), [1, 1]);
     let mut first = pair.brake("one");
     pair.wait_for_sessions("one", 3);
@@ -220,19 +220,19 @@ fn sessions_go_to_whoever_has_work() {
 fn a_session_that_cannot_be_opened_is_done_without() {
     let mut case = Case::new(18, 18);
     let role = format!("{}_applier", case.tool.name);
-    case.target.sql(&format!(
+    case.subscriber.sql(&format!(
         "CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE {} TO {role}; \
          GRANT SET ON PARAMETER session_replication_role TO {role}",
-        case.target.name
+        case.subscriber.name
     ));
-    assert!(case.tool.target.contains("user=postgres"), "{}", case.tool.target);
-    case.tool.target = case.tool.target.replace("user=postgres", &format!("user={role}"));
+    assert!(case.tool.subscriber.contains("user=postgres"), "{}", case.tool.subscriber);
+    case.tool.subscriber = case.tool.subscriber.replace("user=postgres", &format!("user={role}"));
     let pair = Pair::of(case, 3);
     for name in NAMES {
-        pair.case.target.sql(&format!("ALTER TABLE {name} OWNER TO {role}"));
+        pair.case.subscriber.sql(&format!("ALTER TABLE {name} OWNER TO {role}"));
     }
     let process = pair.start();
-    pair.case.target.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT 1"));
+    pair.case.subscriber.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT 1"));
     let mut user = pair.brake("one");
     must(wait_until(PATIENCE, "a session to be refused", || {
         Ok(process.log().contains("going on without another session"))
@@ -241,7 +241,7 @@ fn a_session_that_cannot_be_opened_is_done_without() {
     must(user.batch_execute("COMMIT"));
     must(wait_until(PATIENCE, "one", || Ok(pair.is_applied("one"))));
 
-    pair.case.target.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT -1"));
+    pair.case.subscriber.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT -1"));
     let mut user = pair.brake("one");
     pair.wait_for_sessions("one", 2);
     must(user.batch_execute("COMMIT"));

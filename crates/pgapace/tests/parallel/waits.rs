@@ -31,11 +31,11 @@ fn a_lock_of_a_user_makes_everybody_wait() {
         let mut process = case.start();
         case.publisher.sql("UPDATE t SET v = v + 1");
         case.wait_until_applied(&mut process);
-        for reason in ["target_lock", "memory"] {
+        for reason in ["subscriber_lock", "memory"] {
             let seconds = waited(&case, reason);
             assert!(seconds < f64::EPSILON, "{reason}: {seconds} s with nothing in the way");
         }
-        let mut user = case.target.connect();
+        let mut user = case.subscriber.connect();
         must(user.batch_execute("BEGIN; UPDATE t SET v = 77 WHERE id = 1"));
         // The oldest waits for the user, the second for its turn, the third for the first; there are
         // more than workers take, and than memory holds.
@@ -49,18 +49,18 @@ fn a_lock_of_a_user_makes_everybody_wait() {
         for id in 0..40 {
             case.publisher.sql(&format!("INSERT INTO large VALUES ({id}, repeat('x', 1000000))"));
         }
-        for reason in ["target_lock", "commit_order", "dependency", "worker", "memory"] {
+        for reason in ["subscriber_lock", "commit_order", "dependency", "worker", "memory"] {
             must(wait_until(PATIENCE, reason, || Ok(waited(&case, reason) >= SECONDS)));
         }
         let human = case.tool.finish("status", &[]).stdout;
-        assert!(human.contains("waits (s)") && human.contains("target_lock"), "{human}");
+        assert!(human.contains("waits (s)") && human.contains("subscriber_lock"), "{human}");
         must(user.batch_execute("ROLLBACK"));
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t", "large"]);
         let log = case.stop(process);
         assert!(!log.contains("retry_in_ms"), "{log}");
         // In SQL, too.
-        let seconds = case.statistic("wait_target_lock").parse::<f64>();
+        let seconds = case.statistic("wait_subscriber_lock").parse::<f64>();
         assert!(must(seconds) >= SECONDS);
     });
 }
@@ -76,13 +76,13 @@ fn nothing_to_do_is_waiting_for_the_source() {
         case.publisher.sql("INSERT INTO t VALUES (1)");
         case.wait_until_applied(&mut process);
         must(wait_until(PATIENCE, "source", || Ok(waited(&case, "source") >= 1.0)));
-        for reason in ["target_lock", "commit_order", "dependency", "worker", "memory"] {
+        for reason in ["subscriber_lock", "commit_order", "dependency", "worker", "memory"] {
             let seconds = waited(&case, reason);
             assert!(seconds < SECONDS, "{reason}: {seconds} s with one transaction");
         }
         // What was waited in the end is written in the end.
         std::thread::sleep(Duration::from_secs(3));
         case.stop(process);
-        assert!(must(case.statistic("wait_source").parse::<f64>()) >= 3.0);
+        assert!(must(case.statistic("wait_publisher").parse::<f64>()) >= 3.0);
     });
 }

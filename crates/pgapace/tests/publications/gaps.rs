@@ -24,7 +24,7 @@ fn replicate(case: &mut Case) {
 
 /// What is recorded of a table.
 fn state(case: &Case, table: &str) -> String {
-    case.target.value(&format!(
+    case.subscriber.value(&format!(
         "SELECT state || ' ' || (stale_lsn IS NOT NULL) FROM pgapace.relation \
          WHERE table_name = '{table}'"
     ))
@@ -111,7 +111,8 @@ fn a_warning_of_the_walsender_is_heard() {
         assert!(process.log().contains("event=\"table_stale\""), "{}", process.log());
         // The other one goes on.
         case.publisher.sql("INSERT INTO other VALUES (500, 0)");
-        let there = || Ok(case.target.value("SELECT count(*) FROM other WHERE id = 500") == "1");
+        let there =
+            || Ok(case.subscriber.value("SELECT count(*) FROM other WHERE id = 500") == "1");
         must(wait_until(PATIENCE, "the other table to go on", there));
         case.stop(process);
     });
@@ -126,7 +127,7 @@ fn other_decisions() {
         case.publisher.sql("INSERT INTO t VALUES (500, 0)");
         case.run_until_current();
         assert_eq!(state(&case, "t"), "ready true");
-        assert_eq!(case.target.value("SELECT count(*) FROM t WHERE v = 0"), "11");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t WHERE v = 0"), "11");
         case.tool.args = vec!["--on-missed-changes=resync".to_owned()];
         one_by_one(&case, OUT_AND_BACK);
         case.publisher.sql("INSERT INTO t VALUES (501, 0)");
@@ -240,12 +241,12 @@ fn a_table_that_was_unlogged_during_a_run() {
         case.publisher.sql("INSERT INTO t VALUES (1, 1)");
         let seen =
             "SELECT published_by LIKE '%unpublished%' FROM pgapace.relation WHERE table_name = 't'";
-        must(wait_until(PATIENCE, "a look", || Ok(case.target.value(seen) == "t")));
+        must(wait_until(PATIENCE, "a look", || Ok(case.subscriber.value(seen) == "t")));
         case.publisher.sql("ALTER TABLE t SET LOGGED");
         case.publisher.sql("INSERT INTO t VALUES (2, 1); INSERT INTO other VALUES (2, 1)");
         let blocked = || Ok(state(&case, "t") == "blocked true");
         must(wait_until(PATIENCE, "the table to be blocked", blocked));
-        let there = || Ok(case.target.value("SELECT count(*) FROM other") == "1");
+        let there = || Ok(case.subscriber.value("SELECT count(*) FROM other") == "1");
         must(wait_until(PATIENCE, "the other table to go on", there));
         case.stop(process);
         case.tool.finish("resync", &["t"]).expect(0, &[]);
@@ -302,7 +303,7 @@ fn ddl_that_loses_nothing() {
                      CREATE TABLE higher (id int PRIMARY KEY, v int); \
                      ALTER TABLE r ATTACH PARTITION higher FOR VALUES FROM (200) TO (300)";
         one_by_one(&case, added);
-        case.target.sql(added);
+        case.subscriber.sql(added);
         one_by_one(
             &case,
             "VACUUM FULL pg_publication; VACUUM FULL pg_publication_rel; VACUUM FULL pg_type; \
@@ -360,16 +361,16 @@ fn a_gap_during_the_copy() {
         case.publisher.sql("INSERT INTO late SELECT i, 0 FROM generate_series(1, 10) i");
         case.publisher.sql("ALTER PUBLICATION pub ADD TABLE late");
         let mut copying =
-            crate::sync::beside::holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+            crate::tablesync::beside::holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
         let mut process = case.start();
-        crate::sync::beside::wait_for_a_waiter(&case, &mut process, "relation");
+        crate::tablesync::beside::wait_for_a_waiter(&case, &mut process, "relation");
         case.publisher.sql("ALTER PUBLICATION pub DROP TABLE late");
         case.publisher.sql("UPDATE late SET v = 1");
         case.publisher.sql("ALTER PUBLICATION pub ADD TABLE late");
         must(copying.batch_execute("COMMIT"));
         let copied = "SELECT count(*) = 1 FROM pgapace.relation \
                       WHERE table_name = 'late' AND state IN ('catchup', 'ready')";
-        crate::sync::beside::wait_for(&case, &mut process, "the copy", copied);
+        crate::tablesync::beside::wait_for(&case, &mut process, "the copy", copied);
         must(process.kill9());
         case.run().expect(BLOCKED, &["public.late"]);
         assert_eq!(state(&case, "late"), "blocked true");

@@ -1,11 +1,11 @@
-//! Values that do not fit the target: never cut, always named, and the stream goes on afterwards.
+//! Values that do not fit the subscriber: never cut, always named, and the stream goes on afterwards.
 
 use crate::support::{VERSIONS, on_versions};
 
 #[test]
 fn no_silent_truncation() {
     on_versions(&[(15, 18)], |case| {
-        // Publisher's type, target's type, a value that fits, one that does not, the SQLSTATE.
+        // Publisher's type, subscriber's type, a value that fits, one that does not, the SQLSTATE.
         let rounds = [
             ("varchar", "varchar(3)", "abc", "abcd", "22001"),
             ("char(5)", "char(3)", "abc", "abcd", "22001"),
@@ -23,7 +23,7 @@ fn no_silent_truncation() {
             ("text", "mood", "sad", "angry", "22P02"),
             ("text", "uuid", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "x", "22P02"),
         ];
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE DOMAIN narrow AS varchar(3); CREATE DOMAIN narrower AS narrow; \
              CREATE DOMAIN checked AS text CHECK (VALUE <> 'xyz'); CREATE TYPE mood AS ENUM ('sad')",
         );
@@ -31,7 +31,7 @@ fn no_silent_truncation() {
         for (number, (wide, narrow, fits, _, _)) in rounds.iter().enumerate() {
             let table = format!("t{number}");
             case.publisher.sql(&format!("CREATE TABLE {table} (id int PRIMARY KEY, v {wide})"));
-            case.target.sql(&format!("CREATE TABLE {table} (id int PRIMARY KEY, v {narrow})"));
+            case.subscriber.sql(&format!("CREATE TABLE {table} (id int PRIMARY KEY, v {narrow})"));
             case.publisher.sql(&format!("INSERT INTO {table} VALUES (1, '{fits}')"));
             names.push(table);
         }
@@ -60,12 +60,12 @@ fn no_silent_truncation() {
             finished.expect(9, &[&named, "(id)=(7)", sqlstate, operation, "commit LSN"]);
             // The transaction before is there; of it and of those after it, nothing.
             let ids = format!("SELECT string_agg(id::text, ',' ORDER BY id) FROM {table}");
-            assert_eq!(case.target.value(&ids), "1,2", "{what}");
+            assert_eq!(case.subscriber.value(&ids), "1,2", "{what}");
             let after = format!("SELECT count(*) FROM after WHERE id = {number}");
-            assert_eq!(case.target.value(&after), "0", "{what}");
+            assert_eq!(case.subscriber.value(&after), "0", "{what}");
             assert!(case.statistic("last_error").contains(sqlstate), "{what}");
             // Once mended, the stream goes on with that transaction.
-            case.target
+            case.subscriber
                 .sql(&format!("ALTER TABLE {table} ALTER v TYPE {wide} USING v::text::{wide}"));
             case.run_until_current();
             case.expect_equal(&[table, "after"]);
@@ -75,13 +75,13 @@ fn no_silent_truncation() {
 
 /// Assignments that the types' own rules allow: rounding, blanks, wider and foreign types.
 #[test]
-fn values_go_through_the_input_of_the_target_type() {
+fn values_go_through_the_input_of_the_subscriber_type() {
     on_versions(&VERSIONS, |case| {
         case.publisher.sql(
             "CREATE TYPE mood AS ENUM ('a', 'b'); CREATE TABLE t (id int PRIMARY KEY, a int2, b text, c numeric, \
                d timestamp, e char(5), f text, g int4, h text, i float8, j mood, k int4)",
         );
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TYPE mood AS ENUM ('b', 'a', 'c'); CREATE TABLE t (id numeric PRIMARY KEY, a int8, b mood, \
                c numeric(6,2), d timestamp(0), e text, f jsonb, g text, h varchar(3), i numeric, j text, k float4)",
         );
@@ -99,13 +99,13 @@ fn values_go_through_the_input_of_the_target_type() {
             .replace("1.5, 'b', 16777217) WHERE", "1.5, 'b'::mood, 16777217) WHERE"),
         );
         case.run_until_current();
-        let rows = case.target.rows("SELECT DISTINCT a, b, c, d, e, f, g, h, i, j, k FROM t");
+        let rows = case.subscriber.rows("SELECT DISTINCT a, b, c, d, e, f, g, h, i, j, k FROM t");
         assert_eq!(
             rows,
             ["7|a|3.14|2024-01-01 00:00:01|ab   |{\"x\": 1}|5|abc|1.5|b|1.6777216e+07"]
         );
         assert_eq!(
-            case.target.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM t"),
+            case.subscriber.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM t"),
             "1,3,4"
         );
     });
@@ -113,12 +113,12 @@ fn values_go_through_the_input_of_the_target_type() {
 
 /// NOT NULL, CHECK, unique and foreign keys: those that hold in a replica session, hold.
 #[test]
-fn constraints_of_the_target() {
+fn constraints_of_the_subscriber() {
     on_versions(&[(15, 18)], |mut case| {
         // Of a group, only the net changes meet constraints that the publisher does not have.
         case.tool.args = vec!["--group-transactions".to_owned(), "1".to_owned()];
         case.both("CREATE TABLE p (id int PRIMARY KEY); CREATE TABLE t (id int PRIMARY KEY, a int, b int, p int)");
-        case.target.sql(
+        case.subscriber.sql(
             "ALTER TABLE t ALTER a SET NOT NULL, ADD CHECK (b < 10), ADD UNIQUE (a), \
              ADD FOREIGN KEY (p) REFERENCES p",
         );
@@ -152,16 +152,16 @@ fn constraints_of_the_target() {
             case.publisher.sql(change);
             case.publisher.sql(then);
             case.run().expect(9, &[sqlstate, "public.t", "commit LSN"]);
-            case.target.sql(mend);
+            case.subscriber.sql(mend);
             case.run_until_current();
             case.expect_equal(&["t"]);
         }
         // A row that is already there is an error, never overwritten.
-        case.target.sql("INSERT INTO t VALUES (9, 9, 9)");
+        case.subscriber.sql("INSERT INTO t VALUES (9, 9, 9)");
         case.publisher.sql("INSERT INTO t VALUES (9, 0, 0, 0)");
         case.run().expect(9, &["23505", "INSERT", "(id)=(9)"]);
-        assert_eq!(case.target.value("SELECT a FROM t WHERE id = 9"), "9");
-        case.target.sql("DELETE FROM t WHERE id = 9");
+        assert_eq!(case.subscriber.value("SELECT a FROM t WHERE id = 9"), "9");
+        case.subscriber.sql("DELETE FROM t WHERE id = 9");
         case.run_until_current();
         case.expect_equal(&["t"]);
     });

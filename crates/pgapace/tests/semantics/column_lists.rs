@@ -90,7 +90,7 @@ fn lists_in_several_publications() {
 fn combination(version: u16, on_15: On15, publications: &[&str]) {
     let mut case = Case::new(version, version);
     case.publisher.sql(&format!("{BOTH}{PUBLISHER}{}", rows(1)));
-    case.target.sql(&format!("{BOTH}{SUBSCRIBER}"));
+    case.subscriber.sql(&format!("{BOTH}{SUBSCRIBER}"));
     let mut names = Vec::new();
     for (number, publication) in publications.iter().enumerate() {
         let publication = publication.replace("VIA ROOT", "WITH (publish_via_partition_root)");
@@ -118,13 +118,13 @@ fn combination(version: u16, on_15: On15, publications: &[&str]) {
     if let Ok(native) = &native {
         assert_eq!(native.wait(), Ok(()), "{what}");
         assert_eq!(
-            content(&case.target, &compared),
+            content(&case.subscriber, &compared),
             content(&native.database, &compared),
             "{what}"
         );
     } else {
         let all = ["p: [\"1|1|one\", \"1|2|two\", \"11|1|one\", \"11|2|two\"]"];
-        assert_eq!(content(&case.target, &["p"]), all, "{what}");
+        assert_eq!(content(&case.subscriber, &["p"]), all, "{what}");
     }
 }
 
@@ -150,6 +150,6 @@ fn a_partition_beside_its_root() {
         case.run_until_current();
         case.expect_equal(&["p"]);
         let tables = "SELECT string_agg(table_name, ' ') FROM pgapace.relation";
-        assert_eq!(case.target.value(tables), "p");
+        assert_eq!(case.subscriber.value(tables), "p");
     });
 }

@@ -29,7 +29,7 @@ const SETUP: &str = "CREATE TYPE pair AS (n numeric, t text); CREATE DOMAIN amou
 
 /// Whether both sides have this extension, or can make this collation.
 fn offered(case: &Case, type_name: &str) -> bool {
-    let both = [&case.publisher, &case.target];
+    let both = [&case.publisher, &case.subscriber];
     if type_name == "citext" {
         return both.iter().all(|side| side.offers("citext"));
     }
@@ -104,7 +104,7 @@ fn identical_rows(mut case: Case, binary: &str, chosen: impl Fn(&str) -> bool) {
         case.publisher.sql(&format!(
             "CREATE TABLE {table} {columns}; ALTER TABLE {table} REPLICA IDENTITY FULL"
         ));
-        case.target.sql(&match number % 3 {
+        case.subscriber.sql(&match number % 3 {
             0 => format!("CREATE TABLE {table} {columns}; CREATE INDEX ON {table} (v)"),
             1 => format!("CREATE TABLE {table} {columns}"),
             _ => format!(
@@ -130,7 +130,7 @@ fn identical_rows(mut case: Case, binary: &str, chosen: impl Fn(&str) -> bool) {
         // Sets find them as well.
         assert_eq!(case.statistic("fallbacks"), "0");
         let format = if binary == "off" { "text" } else { "binary" };
-        assert_eq!(case.target.value("SELECT format FROM pgapace.subscription"), format);
+        assert_eq!(case.subscriber.value("SELECT format FROM pgapace.subscription"), format);
     }
 }
 
@@ -146,7 +146,7 @@ fn where_no_row_is_identical_an_equal_one_is_changed() {
                 "CREATE TABLE t (v numeric, n int); ALTER TABLE t REPLICA IDENTITY FULL; \
                  INSERT INTO t VALUES ('1', 0), ('1.0', 0), ('1.00', 0), ('1.000', 0), ('2', 0)",
             );
-            case.target.sql(
+            case.subscriber.sql(
                 "CREATE TABLE t (v numeric, n int, own serial); \
                  INSERT INTO t VALUES ('1.0000', 0), ('1.00000', 0), ('1.00', 0), ('1.0', 0), ('2.0', 0)",
             );
@@ -162,7 +162,7 @@ fn where_no_row_is_identical_an_equal_one_is_changed() {
                 case.publisher.sql(sql);
             }
             case.run_until_current();
-            let rows = case.target.rows("SELECT v, n, own FROM t ORDER BY own");
+            let rows = case.subscriber.rows("SELECT v, n, own FROM t ORDER BY own");
             assert_eq!(rows, ["1.000|1|1", "1|0|3", "1.0|0|4", "2|7|5", "1.000|2|6"], "{args:?}");
         });
     }

@@ -45,7 +45,7 @@ fn tables_are_applied_as_their_definition_allows() {
              CREATE TABLE own (id int PRIMARY KEY);
              CREATE TABLE bare (id int); ALTER TABLE bare REPLICA IDENTITY NOTHING;",
         );
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TABLE defaulted (id int PRIMARY KEY, u uuid DEFAULT gen_random_uuid());
              CREATE TABLE stamped (id int PRIMARY KEY, at timestamptz DEFAULT now(), n int DEFAULT -1,
                s text DEFAULT upper('x'));
@@ -156,7 +156,7 @@ fn binary_where_all_types_agree() {
 fn text_where_a_type_differs() {
     on_versions(&SAME, |case| {
         case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v int, w text)");
-        case.target.sql("CREATE TABLE t (id int PRIMARY KEY, v bigint, w varchar(10))");
+        case.subscriber.sql("CREATE TABLE t (id int PRIMARY KEY, v bigint, w varchar(10))");
         case.publish("FOR ALL TABLES");
         case.run_until_current();
         case.publisher.sql("INSERT INTO t VALUES (1, 2, 'x')");
@@ -164,7 +164,7 @@ fn text_where_a_type_differs() {
         case.expect_equal(&["t"]);
         let reason = status(&case)["format_reason"].to_string();
         assert!(
-            reason.contains("public.t.v: publisher type integer, target type bigint"),
+            reason.contains("public.t.v: publisher type integer, subscriber type bigint"),
             "{reason}"
         );
     });
@@ -204,7 +204,7 @@ fn a_type_that_comes_later_switches_to_text() {
         let mut process = case.start();
         assert!(process.log().contains("binary"), "{}", process.log());
         case.both("CREATE TYPE pair AS (a int, b text)");
-        case.target.sql("ALTER TABLE t ADD p pair");
+        case.subscriber.sql("ALTER TABLE t ADD p pair");
         case.publisher.sql(
             "INSERT INTO t VALUES (1); ALTER TABLE t ADD p pair; INSERT INTO t VALUES (2, (1, 'x'))",
         );
@@ -223,7 +223,7 @@ fn a_type_that_comes_later_switches_to_text() {
 fn a_trigger_that_comes_later_is_honoured() {
     on_versions(&SAME, |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY, v int)");
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TABLE note (what text);
              CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
                'BEGIN INSERT INTO public.note VALUES (NEW.id); RETURN NEW; END'",
@@ -233,7 +233,7 @@ fn a_trigger_that_comes_later_is_honoured() {
         let mut process = case.start();
         case.publisher.sql("INSERT INTO t VALUES (1, 1)");
         case.wait_until_applied(&mut process);
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TRIGGER audit AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION note();
              ALTER TABLE t ENABLE ALWAYS TRIGGER audit",
         );
@@ -247,8 +247,8 @@ fn a_trigger_that_comes_later_is_honoured() {
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
         // Looking at it, or counting its rows, does not make a table another one.
-        case.target.sql("ANALYZE t; TRUNCATE note");
-        case.target.sql("VACUUM t");
+        case.subscriber.sql("ANALYZE t; TRUNCATE note");
+        case.subscriber.sql("VACUUM t");
         let changed = |log: &str| log.matches("definition has changed").count();
         assert_eq!(changed(&process.log()), 1, "{}", process.log());
         let since = std::time::Instant::now();
@@ -258,7 +258,7 @@ fn a_trigger_that_comes_later_is_honoured() {
             case.wait_until_applied(&mut process);
         }
         assert_eq!(changed(&case.stop(process)), 1);
-        assert_ne!(case.target.value("SELECT count(*) FROM note"), "0");
+        assert_ne!(case.subscriber.value("SELECT count(*) FROM note"), "0");
     });
 }
 
@@ -273,7 +273,7 @@ fn keys_sent_in_binary_are_readable() {
         );
         case.run_until_current();
         assert_eq!(status(&case)["format"], "binary");
-        case.target.sql("DELETE FROM t");
+        case.subscriber.sql("DELETE FROM t");
         case.publisher.sql("DELETE FROM t");
         let log = case.run_until_current();
         let key = "(n, u, d, t)=(-12.50, 12345678-9abc-def0-1234-56789abcdef0, 2024-02-29, tüx)";

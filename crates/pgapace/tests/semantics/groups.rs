@@ -14,38 +14,38 @@ fn transactions(case: &Case, statements: impl IntoIterator<Item = String>) {
     case.publisher.sql(&sql);
 }
 
-/// A table where row `n` of ten is missing on the target, and a backlog is yet to come.
+/// A table where row `n` of ten is missing on the subscriber, and a backlog is yet to come.
 fn ten_rows(case: &Case, missing: &str) {
     case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int, w text)");
     case.publisher.sql("INSERT INTO t SELECT g, 0, 'w' FROM generate_series(1, 10) g");
     case.run_until_current();
-    case.target.sql(&format!("DELETE FROM t WHERE id IN ({missing})"));
+    case.subscriber.sql(&format!("DELETE FROM t WHERE id IN ({missing})"));
 }
 
-/// Target transactions that a backlog of 200 source transactions became.
-fn target_transactions(case: &mut Case, args: &[&str]) -> u64 {
+/// Subscriber transactions that a backlog of 200 source transactions became.
+fn subscriber_transactions(case: &mut Case, args: &[&str]) -> u64 {
     case.tool.args = args.iter().map(|arg| (*arg).to_owned()).collect();
     transactions(case, (0..200).map(|n| format!("UPDATE t SET v = {n} WHERE id = {}", n % 7)));
     let count = "SELECT count(DISTINCT xmin::text) FROM h";
-    case.target.sql("TRUNCATE h");
+    case.subscriber.sql("TRUNCATE h");
     transactions(case, (0..200).map(|n| format!("INSERT INTO h VALUES ({n})")));
     case.run_until_current();
     case.expect_equal(&["t"]);
     case.publisher.sql("DELETE FROM h");
-    let transactions = case.target.value(count);
+    let transactions = case.subscriber.value(count);
     case.run_until_current();
     transactions.parse().expect("a number")
 }
 
 #[test]
-fn a_backlog_becomes_few_target_transactions() {
+fn a_backlog_becomes_few_subscriber_transactions() {
     on_versions(&VERSIONS, |mut case| {
         case.replicate(
             "CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE h (n int PRIMARY KEY)",
         );
         case.publisher.sql("INSERT INTO t SELECT g, 0 FROM generate_series(0, 6) g");
         case.run_until_current();
-        let mut transactions = |args: &[&str]| target_transactions(&mut case, args);
+        let mut transactions = |args: &[&str]| subscriber_transactions(&mut case, args);
         // Said, because the whole suite may run with PGAPACE_APPLY_MODE=row.
         let auto = ["--apply-mode", "auto"];
         assert!(transactions(&auto) < 100);
@@ -62,17 +62,17 @@ fn a_conflict_inside_a_group() {
         case.replicate(
             "CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE other (id int PRIMARY KEY)",
         );
-        case.target.sql("INSERT INTO t VALUES (30, -1)");
+        case.subscriber.sql("INSERT INTO t VALUES (30, -1)");
         transactions(&case, (1..=50).map(|n| {
             format!("INSERT INTO t VALUES ({n}, 0); UPDATE t SET v = {n}; INSERT INTO other VALUES ({n})")
         }));
         case.run().expect(9, &["23505", "INSERT on public.t", "key (id)=(30)", "commit LSN"]);
         assert_eq!(
-            case.target.value("SELECT count(*) || '|' || max(v) FILTER (WHERE id < 30) FROM t"),
+            case.subscriber.value("SELECT count(*) || '|' || max(v) FILTER (WHERE id < 30) FROM t"),
             "30|29"
         );
-        assert_eq!(case.target.value("SELECT max(id) FROM other"), "29");
-        case.target.sql("DELETE FROM t WHERE id = 30");
+        assert_eq!(case.subscriber.value("SELECT max(id) FROM other"), "29");
+        case.subscriber.sql("DELETE FROM t WHERE id = 30");
         case.run_until_current();
         case.expect_equal(&["t", "other"]);
         let counted = case.statistic("transactions || '|' || inserts || '|' || updates");
@@ -91,13 +91,13 @@ fn a_row_that_was_inserted_and_deleted_again() {
         case.expect_equal(&["t"]);
         transactions(&case, (1..=20).map(|n| format!("INSERT INTO t VALUES ({n}, 0)")));
         transactions(&case, (1..=20).map(|n| format!("DELETE FROM t WHERE id = {n}")));
-        case.target.sql("INSERT INTO t VALUES (7, 7)");
+        case.subscriber.sql("INSERT INTO t VALUES (7, 7)");
         case.run().expect(9, &["23505", "INSERT on public.t", "key (id)=(7)"]);
         assert_eq!(
-            case.target.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM t"),
+            case.subscriber.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM t"),
             "1,2,3,4,5,6,7"
         );
-        case.target.sql("DELETE FROM t WHERE id = 7");
+        case.subscriber.sql("DELETE FROM t WHERE id = 7");
         case.run_until_current();
         case.expect_equal(&["t"]);
     });
@@ -139,7 +139,9 @@ fn missing_rows_are_counted_one_by_one() {
             assert!(log.contains("update_missing") && log.contains("delete_missing"), "{log}");
             assert!(log.contains("(id)=(3)"), "{log}");
             assert_eq!(
-                case.target.rows("SELECT id || ':' || v || ':' || w FROM t ORDER BY id").join(" "),
+                case.subscriber
+                    .rows("SELECT id || ':' || v || ':' || w FROM t ORDER BY id")
+                    .join(" "),
                 "1:5:back 4:2:changed 5:2:changed 6:2:changed 7:2:changed 8:2:changed",
                 "{mode}"
             );
@@ -148,9 +150,9 @@ fn missing_rows_are_counted_one_by_one() {
                 "DELETE FROM t; \
                  INSERT INTO t SELECT g, 0, 'w' FROM generate_series(1, 10) g",
             );
-            case.target.sql("DELETE FROM t");
+            case.subscriber.sql("DELETE FROM t");
             case.run_until_current();
-            case.target.sql("DELETE FROM t WHERE id IN (1, 2, 3, 10)");
+            case.subscriber.sql("DELETE FROM t WHERE id IN (1, 2, 3, 10)");
         }
     });
 }
@@ -207,14 +209,14 @@ fn a_conflict_inside_a_large_transaction() {
     on_versions(&VERSIONS, |mut case| {
         case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
-        case.target.sql("INSERT INTO t VALUES (70000, 'in the way')");
+        case.subscriber.sql("INSERT INTO t VALUES (70000, 'in the way')");
         case.publisher.sql("INSERT INTO t VALUES (0, 'before')");
         case.publisher
             .sql("INSERT INTO t SELECT g, repeat('v', 50) FROM generate_series(1, 90000) g");
         case.publisher.sql("INSERT INTO t VALUES (-1, 'after')");
         case.run().expect(9, &["23505", "INSERT on public.t", "key (id)=(70000)"]);
-        assert_eq!(case.target.rows("SELECT id FROM t ORDER BY id").join(","), "0,70000");
-        case.target.sql("DELETE FROM t WHERE id = 70000");
+        assert_eq!(case.subscriber.rows("SELECT id FROM t ORDER BY id").join(","), "0,70000");
+        case.subscriber.sql("DELETE FROM t WHERE id = 70000");
         case.run_until_current();
         case.expect_equal(&["t"]);
     });
@@ -231,7 +233,7 @@ fn missing_rows_of_large_transactions() {
              CREATE TABLE h (id int PRIMARY KEY); \
              CREATE TABLE f (a int, tags int[]); ALTER TABLE f REPLICA IDENTITY FULL",
         );
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
              CREATE TRIGGER after AFTER INSERT ON h FOR EACH ROW EXECUTE FUNCTION nothing(); \
              ALTER TABLE h ENABLE ALWAYS TRIGGER after",
@@ -241,7 +243,7 @@ fn missing_rows_of_large_transactions() {
              INSERT INTO f SELECT g, ARRAY[g] FROM generate_series(1, 3) g",
         );
         case.run_until_current();
-        case.target.sql("DELETE FROM t WHERE id = 100");
+        case.subscriber.sql("DELETE FROM t WHERE id = 100");
         let missing =
             |case: &Case| -> u64 { case.statistic("update_missing").parse().expect("a number") };
         let transactions = [
@@ -314,7 +316,7 @@ fn one_transaction_that_sets_cannot_apply() {
         case.run_until_current();
         case.expect_equal(&["t"]);
         let groups = must(case.statistic("groups").parse::<u64>()) - before;
-        assert!(groups < 200, "{groups} target transactions for 2001");
+        assert!(groups < 200, "{groups} subscriber transactions for 2001");
         assert_ne!(case.statistic("fallbacks"), "0", "it was possible after all");
     });
 }

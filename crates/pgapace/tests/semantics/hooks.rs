@@ -1,4 +1,4 @@
-//! Triggers and rules of the target.
+//! Triggers and rules of the subscriber.
 
 use crate::support::{Case, VERSIONS, on_versions};
 
@@ -10,8 +10,8 @@ const NOTE: &str = "
     END $$;";
 
 fn noted(case: &Case) -> Vec<String> {
-    let rows = case.target.rows("SELECT what FROM note ORDER BY seq");
-    case.target.sql("TRUNCATE note");
+    let rows = case.subscriber.rows("SELECT what FROM note ORDER BY seq");
+    case.subscriber.sql("TRUNCATE note");
     rows
 }
 
@@ -19,7 +19,7 @@ fn noted(case: &Case) -> Vec<String> {
 fn triggers_fire_by_their_replica_rules() {
     on_versions(&VERSIONS, |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY, v text, w text)");
-        case.target.sql(NOTE);
+        case.subscriber.sql(NOTE);
         for (name, when, enable) in [
             ("origin", "AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW", "TRIGGER"),
             ("disabled", "AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW", ""),
@@ -32,13 +32,13 @@ fn triggers_fire_by_their_replica_rules() {
             ("truncate", "AFTER TRUNCATE ON t", "REPLICA TRIGGER"),
             ("origin_truncate", "AFTER TRUNCATE ON t", "TRIGGER"),
         ] {
-            case.target.sql(&format!("CREATE TRIGGER {name} {when} EXECUTE FUNCTION note()"));
+            case.subscriber.sql(&format!("CREATE TRIGGER {name} {when} EXECUTE FUNCTION note()"));
             let enable = if enable.is_empty() {
                 format!("DISABLE TRIGGER {name}")
             } else {
                 format!("ENABLE {enable} {name}")
             };
-            case.target.sql(&format!("ALTER TABLE t {enable}"));
+            case.subscriber.sql(&format!("ALTER TABLE t {enable}"));
         }
         case.publish("FOR ALL TABLES");
         case.run_until_current();
@@ -81,7 +81,7 @@ fn before_triggers_that_return_null_are_not_missing_rows() {
              CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); \
              CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
         );
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
                IF TG_OP = 'DELETE' THEN RETURN CASE WHEN OLD.id = 1 THEN NULL ELSE OLD END; END IF; \
                IF NEW.id = 1 THEN RETURN NULL; END IF; \
@@ -94,13 +94,13 @@ fn before_triggers_that_return_null_are_not_missing_rows() {
         }
         case.run_until_current();
         for table in ["t", "r", "p1"] {
-            case.target.sql(&format!(
+            case.subscriber.sql(&format!(
                 "CREATE TRIGGER skip BEFORE INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION skip(); \
                  ALTER TABLE {table} ENABLE ALWAYS TRIGGER skip"
             ));
         }
         for table in ["t", "r", "p"] {
-            case.target.sql(&format!("DELETE FROM {table} WHERE id = 5"));
+            case.subscriber.sql(&format!("DELETE FROM {table} WHERE id = 5"));
             case.publisher.sql(&format!(
                 "UPDATE {table} SET v = 'w' WHERE id IN (1, 2); DELETE FROM {table} WHERE id = 1; \
                  DELETE FROM {table} WHERE id = 3; UPDATE {table} SET v = 'missing' WHERE id = 5; \
@@ -112,7 +112,7 @@ fn before_triggers_that_return_null_are_not_missing_rows() {
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "3|1", "{log}");
         for table in ["t", "r", "p"] {
             assert_eq!(
-                case.target.rows(&format!("SELECT id, v FROM {table} ORDER BY id")),
+                case.subscriber.rows(&format!("SELECT id, v FROM {table} ORDER BY id")),
                 ["1|v", "2|w seen", "4|v", "6|new seen"],
                 "{table}"
             );
@@ -126,7 +126,7 @@ fn before_triggers_that_return_null_are_not_missing_rows() {
 fn rules_enabled_always_run_with_a_warning() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)");
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TABLE also (id int); \
              CREATE RULE origin AS ON INSERT TO u DO INSTEAD NOTHING; \
              CREATE RULE origin_update AS ON UPDATE TO u DO INSTEAD NOTHING; \
@@ -137,7 +137,7 @@ fn rules_enabled_always_run_with_a_warning() {
         case.publisher.sql("INSERT INTO t VALUES (1, 'copied')");
         case.run_until_current();
         // COPY knows no rules.
-        assert_eq!(case.target.value("SELECT count(*) FROM also"), "0");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM also"), "0");
         case.publisher.sql(
             "INSERT INTO t VALUES (2, 'v'); INSERT INTO u VALUES (1, 'v'); UPDATE u SET v = 'w'",
         );
@@ -148,6 +148,6 @@ fn rules_enabled_always_run_with_a_warning() {
         );
         assert!(!log.contains("public.u"), "{log}");
         case.expect_equal(&["t", "u"]);
-        assert_eq!(case.target.value("SELECT string_agg(id::text, ',') FROM also"), "2");
+        assert_eq!(case.subscriber.value("SELECT string_agg(id::text, ',') FROM also"), "2");
     });
 }

@@ -1,4 +1,4 @@
-//! GENERATED ALWAYS AS IDENTITY on the target: no UPDATE may set it, and a change may need to.
+//! GENERATED ALWAYS AS IDENTITY on the subscriber: no UPDATE may set it, and a change may need to.
 
 use crate::support::{VERSIONS, on_versions};
 
@@ -25,8 +25,8 @@ fn generated_always_identity() {
             )
         };
         case.publisher.sql(&tables("BY DEFAULT"));
-        case.target.sql(&tables("ALWAYS"));
-        case.target.sql(
+        case.subscriber.sql(&tables("ALWAYS"));
+        case.subscriber.sql(
             "ALTER TABLE inside ADD extra text DEFAULT 'default'; \
              ALTER TABLE outside ADD extra text DEFAULT 'default'",
         );
@@ -43,7 +43,8 @@ fn generated_always_identity() {
         };
         case.publisher.sql(&rows(0));
         case.run_until_current();
-        case.target.sql("UPDATE inside SET extra = 'local'; UPDATE outside SET extra = 'local'");
+        case.subscriber
+            .sql("UPDATE inside SET extra = 'local'; UPDATE outside SET extra = 'local'");
         case.publisher.sql(&rows(100));
         case.publisher.sql("ALTER SEQUENCE inside_id_seq RESTART 900");
         case.publisher.sql(
@@ -76,13 +77,14 @@ fn generated_always_identity() {
         // A replaced row keeps what the publisher knows nothing of.
         for table in ["inside", "outside"] {
             let sql = format!("SELECT string_agg(DISTINCT extra, ',' ORDER BY extra) FROM {table}");
-            assert_eq!(case.target.value(&sql), "default,local", "{table}");
+            assert_eq!(case.subscriber.value(&sql), "default,local", "{table}");
         }
         let kept = "SELECT extra FROM inside WHERE id = 51";
-        assert_eq!(case.target.value(kept), "local");
+        assert_eq!(case.subscriber.value(kept), "local");
 
         // Missing rows are missed once, also where two statements look for them.
-        case.target.sql("DELETE FROM inside WHERE id = 51; DELETE FROM outside WHERE k IN (1, 2)");
+        case.subscriber
+            .sql("DELETE FROM inside WHERE id = 51; DELETE FROM outside WHERE k IN (1, 2)");
         case.publisher.sql(
             "UPDATE inside SET id = 61 WHERE id = 51; UPDATE outside SET v = 'x' WHERE k = 1; \
              UPDATE outside SET id = 2000 WHERE k = 2; DELETE FROM outside WHERE k = 2",

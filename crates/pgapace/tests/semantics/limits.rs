@@ -28,15 +28,15 @@ fn large_values_and_large_transactions() {
         case.expect_equal(&["big", "f"]);
 
         // One transaction in several parts, with a failure in the last: nothing of it stays.
-        case.target.sql("INSERT INTO many VALUES (-1, 'in the way')");
+        case.subscriber.sql("INSERT INTO many VALUES (-1, 'in the way')");
         case.publisher.sql(
             "BEGIN; INSERT INTO many SELECT g, 'v' || g FROM generate_series(1, 20000) g; \
              UPDATE many SET v = v || '!' WHERE id % 3 = 0; DELETE FROM many WHERE id % 5 = 0; \
              INSERT INTO many VALUES (-1, 'collides'); COMMIT",
         );
         case.run().expect(9, &["23505", "public.many", "(id)=(-1)"]);
-        assert_eq!(case.target.rows("SELECT id FROM many"), ["-1"]);
-        case.target.sql("TRUNCATE many");
+        assert_eq!(case.subscriber.rows("SELECT id FROM many"), ["-1"]);
+        case.subscriber.sql("TRUNCATE many");
         case.run_until_current();
         case.expect_equal(&["many"]);
     });
@@ -74,7 +74,7 @@ fn deferred_constraint_triggers() {
              CREATE TABLE p (id int PRIMARY KEY); \
              CREATE TABLE c (id int PRIMARY KEY, p int)",
         );
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE FUNCTION check_sum() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
                IF (SELECT sum(v) FROM public.t) <> 0 THEN RAISE 'not balanced' USING ERRCODE = 'check_violation'; END IF; \
                RETURN NULL; END $$; \
@@ -94,12 +94,12 @@ fn deferred_constraint_triggers() {
         case.publisher.sql("INSERT INTO t VALUES (3, 1)");
         case.publisher.sql("INSERT INTO t VALUES (4, -1)");
         case.run().expect(9, &["23514", "not balanced", "commit LSN"]);
-        assert_eq!(case.target.value("SELECT count(*) FROM t"), "2");
-        case.target.sql("ALTER TABLE t DISABLE TRIGGER balanced");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "2");
+        case.subscriber.sql("ALTER TABLE t DISABLE TRIGGER balanced");
         case.run_until_current();
         case.publisher.sql("INSERT INTO c VALUES (2, 404)");
         case.run().expect(9, &["23503", "commit LSN"]);
-        case.target.sql("ALTER TABLE c DISABLE TRIGGER ALL");
+        case.subscriber.sql("ALTER TABLE c DISABLE TRIGGER ALL");
         case.run_until_current();
         case.expect_equal(&["t", "c", "p"]);
     });

@@ -1,4 +1,4 @@
-//! What a change means: the target ends up with what the publisher has, in every case that SQL
+//! What a change means: the subscriber ends up with what the publisher has, in every case that SQL
 //! and the native apply worker treat differently.
 
 mod coercion;
@@ -16,5 +16,5 @@ mod publication;
 mod random;
 mod rows;
 mod schema;
-mod target;
+mod subscriber;
 mod types;

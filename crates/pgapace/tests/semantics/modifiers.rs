@@ -191,19 +191,19 @@ fn rows_are_found_as_they_are_stored() {
             let Scene { publisher, subscriber, tables, copied, streamed } = scene();
             case.tool.args = vec![format!("--apply-mode={mode}")];
             case.publisher.sql(&publisher);
-            case.target.sql(&subscriber);
+            case.subscriber.sql(&subscriber);
             case.publish("FOR ALL TABLES");
             case.publisher.sql(&copied);
             let native = Native::subscribe(&case, &subscriber, "pub").expect("a subscription");
             case.run_until_current();
             assert_eq!(native.wait(), Ok(()));
-            assert_eq!(contents(&case.target, &tables), contents(&native.database, &tables));
+            assert_eq!(contents(&case.subscriber, &tables), contents(&native.database, &tables));
             case.publisher.sql(&streamed);
             case.run_until_current();
             assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
             assert_eq!(native.wait(), Ok(()));
             for (ours, natives) in
-                contents(&case.target, &tables).iter().zip(contents(&native.database, &tables))
+                contents(&case.subscriber, &tables).iter().zip(contents(&native.database, &tables))
             {
                 assert_eq!(*ours, natives, "{mode}");
             }
@@ -226,7 +226,7 @@ fn keys_that_become_one() {
         for (number, (wide, narrow, ..)) in sides.iter().enumerate() {
             let table = format!("t{number}");
             case.publisher.sql(&format!("CREATE TABLE {table} (k {wide} PRIMARY KEY, v int)"));
-            case.target.sql(&format!("CREATE TABLE {table} (k {narrow} PRIMARY KEY, v int)"));
+            case.subscriber.sql(&format!("CREATE TABLE {table} (k {narrow} PRIMARY KEY, v int)"));
             names.push(table);
         }
         case.publish("FOR ALL TABLES");
@@ -243,7 +243,7 @@ fn keys_that_become_one() {
         }
         case.run_until_current();
         for table in &names {
-            assert_eq!(case.target.rows(&format!("SELECT v FROM {table}")), ["7"]);
+            assert_eq!(case.subscriber.rows(&format!("SELECT v FROM {table}")), ["7"]);
         }
         let conflicts = "update_missing + delete_missing + insert_exists + update_exists";
         assert_eq!(case.statistic(conflicts), "0");
@@ -273,7 +273,7 @@ fn values_to_search_that_do_not_fit() {
                     "CREATE TABLE {table} (k {wide}, v int{key}); INSERT INTO {table} VALUES ('{long}', 1), ('{short}', 2); \
                      ALTER TABLE {table} REPLICA IDENTITY FULL"
                 ));
-                case.target.sql(&format!(
+                case.subscriber.sql(&format!(
                     "CREATE TABLE {table} (k {narrow}, v int{key}); INSERT INTO {table} VALUES ('{short}', 1)"
                 ));
                 names.push(table);
@@ -291,10 +291,10 @@ fn values_to_search_that_do_not_fit() {
             let named = format!("{operation} on public.{table}");
             case.run().expect(9, &[&named, sqlstate, "commit LSN"]);
             let rows = format!("SELECT count(*) FROM {table} WHERE k = '{short}' AND v = 1");
-            assert_eq!(case.target.value(&rows), "1");
-            case.target.sql(&format!("ALTER TABLE {table} ALTER k TYPE {wide}"));
+            assert_eq!(case.subscriber.value(&rows), "1");
+            case.subscriber.sql(&format!("ALTER TABLE {table} ALTER k TYPE {wide}"));
             case.run_until_current();
-            assert_eq!(case.target.value(&rows), "1");
+            assert_eq!(case.subscriber.value(&rows), "1");
         }
     });
 }
@@ -309,7 +309,7 @@ fn rules_for_rows_as_they_are_stored() {
                 case.tool.args.extend(["--on-conflict".to_owned(), rule.to_owned()]);
             }
             case.publisher.sql("CREATE TABLE t (k timestamptz PRIMARY KEY, v int)");
-            case.target.sql("CREATE TABLE t (k timestamptz(0) PRIMARY KEY, v int)");
+            case.subscriber.sql("CREATE TABLE t (k timestamptz(0) PRIMARY KEY, v int)");
             case.publish("FOR ALL TABLES");
             let at = |tenths: u8| format!("'2024-01-01 10:00:00.{tenths}+00'");
             case.publisher.sql(&format!("INSERT INTO t VALUES ({}, 1)", at(1)));
@@ -322,8 +322,8 @@ fn rules_for_rows_as_they_are_stored() {
             }
             case.run_until_current();
             let rows = "SELECT k, v FROM t";
-            case.target.sql("SET TimeZone = 'UTC'");
-            assert_eq!(case.target.rows(rows), ["2024-01-01 10:00:00+00|3"], "{way:?}");
+            case.subscriber.sql("SET TimeZone = 'UTC'");
+            assert_eq!(case.subscriber.rows(rows), ["2024-01-01 10:00:00+00|3"], "{way:?}");
             for sql in [
                 format!("DELETE FROM t WHERE k = {}", at(1)),
                 format!("UPDATE t SET v = 4 WHERE k = {}", at(2)),
@@ -331,7 +331,7 @@ fn rules_for_rows_as_they_are_stored() {
                 case.publisher.sql(&sql);
             }
             case.run_until_current();
-            assert_eq!(case.target.rows(rows), ["2024-01-01 10:00:00+00|4"], "{way:?}");
+            assert_eq!(case.subscriber.rows(rows), ["2024-01-01 10:00:00+00|4"], "{way:?}");
             let counted = "insert_exists || '|' || t.update_missing || '|' || t.delete_missing";
             assert_eq!(case.statistic(counted), "1|1|0", "{way:?}");
         });

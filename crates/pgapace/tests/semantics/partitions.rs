@@ -1,4 +1,4 @@
-//! Partitioned publishers and targets, and TRUNCATE.
+//! Partitioned publishers and subscribers, and TRUNCATE.
 
 use crate::support::{Case, VERSIONS, on_versions};
 
@@ -38,9 +38,9 @@ fn tables() -> [(&'static str, &'static str, &'static str); 8] {
 fn differently_partitioned_through_the_root() {
     on_versions(&VERSIONS, |case| {
         let tables = tables();
-        for (table, publisher, target) in &tables {
+        for (table, publisher, subscriber) in &tables {
             case.publisher.sql(&publisher.replace("{t}", table));
-            case.target.sql(&target.replace("{t}", table));
+            case.subscriber.sql(&subscriber.replace("{t}", table));
             if table.starts_with("full") {
                 case.publisher.sql(&format!(
                     "DO $$ DECLARE r regclass; BEGIN FOR r IN SELECT '{table}'::regclass UNION \
@@ -97,14 +97,14 @@ fn differently_partitioned_through_the_root() {
     });
 }
 
-/// Published by partition: the target has tables of the partitions' names.
+/// Published by partition: the subscriber has tables of the partitions' names.
 #[test]
 fn partitions_published_as_themselves() {
     on_versions(&VERSIONS, |case| {
         let ddl = "CREATE TABLE p (id int, region text, v text, PRIMARY KEY (id, region)) PARTITION BY LIST (region); \
                    CREATE TABLE p_a PARTITION OF p FOR VALUES IN ('a'); CREATE TABLE p_b PARTITION OF p FOR VALUES IN ('b')";
         case.publisher.sql(ddl);
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TABLE p_a (id int, region text, v text, PRIMARY KEY (id, region)); \
              CREATE TABLE p_b (region text, id int, v text, PRIMARY KEY (id, region)) PARTITION BY HASH (id); \
              CREATE TABLE p_b0 PARTITION OF p_b FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
@@ -129,13 +129,13 @@ fn partitions_published_as_themselves() {
         // Partitions that come and go while the stream runs.
         let mut process = case.start();
         case.publisher.sql("INSERT INTO p VALUES (1, 'a', 'z')");
-        case.target.sql("CREATE TABLE p_c (id int PRIMARY KEY, region text, v text)");
+        case.subscriber.sql("CREATE TABLE p_c (id int PRIMARY KEY, region text, v text)");
         case.publisher.sql("CREATE TABLE p_c PARTITION OF p FOR VALUES IN ('c'); INSERT INTO p VALUES (1, 'c', 'z')");
         case.publisher.sql("UPDATE p SET v = 'zz'; ALTER TABLE p DETACH PARTITION p_a; INSERT INTO p_a VALUES (2, 'a', 'not published')");
         case.publisher.sql("INSERT INTO p VALUES (3, 'c', 'z')");
         case.wait_until_applied(&mut process);
         case.expect_equal(&["p_b", "p_c"]);
-        assert_eq!(case.target.rows("SELECT * FROM p_a"), ["1|a|zz"]);
+        assert_eq!(case.subscriber.rows("SELECT * FROM p_a"), ["1|a|zz"]);
         case.stop(process);
     });
 }
@@ -146,7 +146,7 @@ fn partitions_published_as_themselves() {
 fn rows_find_or_miss_a_partition() {
     on_versions(&[(15, 18), (18, 15)], |case| {
         case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v text)");
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); \
              CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (10); \
              CREATE TABLE t_2 PARTITION OF t FOR VALUES FROM (10) TO (20); \
@@ -162,12 +162,12 @@ fn rows_find_or_miss_a_partition() {
             .sql("INSERT INTO t VALUES (1, 'v'); UPDATE t SET v = 'w'; UPDATE t SET id = 11");
         case.run_until_current();
         assert_eq!(
-            case.target.rows("SELECT what FROM note ORDER BY seq"),
+            case.subscriber.rows("SELECT what FROM note ORDER BY seq"),
             ["t_1 INSERT", "t_1 UPDATE", "t_1 DELETE", "t_2 INSERT"]
         );
         case.publisher.sql("UPDATE t SET id = 21 WHERE id = 11");
         case.run().expect(9, &["23514", "no partition", "public.t", "(id)=(11)"]);
-        case.target.sql("CREATE TABLE t_3 PARTITION OF t FOR VALUES FROM (20) TO (30)");
+        case.subscriber.sql("CREATE TABLE t_3 PARTITION OF t FOR VALUES FROM (20) TO (30)");
         case.run_until_current();
         case.expect_equal(&["t"]);
     });
@@ -197,11 +197,11 @@ fn truncate() {
             );
         };
         case.publisher.sql("INSERT INTO kept VALUES (1); INSERT INTO unpublished VALUES (1)");
-        case.target.sql("INSERT INTO unpublished VALUES (1)");
+        case.subscriber.sql("INSERT INTO unpublished VALUES (1)");
         fill(&case);
         case.run_until_current();
         // After the copy, which sets it to the publisher's value.
-        case.target.sql("SELECT setval('counted_id_seq', 1000)");
+        case.subscriber.sql("SELECT setval('counted_id_seq', 1000)");
         let tables = ["parent", "child", "other", "counted"];
         for statement in [
             "TRUNCATE parent, child, other",
@@ -218,20 +218,20 @@ fn truncate() {
             case.run_until_current();
             case.expect_equal(&tables);
         }
-        assert_eq!(case.target.value("SELECT count(*) FROM unpublished"), "1");
-        assert_eq!(case.target.value("SELECT nextval('counted_id_seq')"), "1001");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM unpublished"), "1");
+        assert_eq!(case.subscriber.value("SELECT nextval('counted_id_seq')"), "1001");
         case.publisher
             .sql("TRUNCATE counted RESTART IDENTITY; TRUNCATE kept; INSERT INTO kept VALUES (2)");
         case.run_until_current();
         case.expect_equal(&tables);
-        assert_eq!(case.target.value("SELECT nextval('counted_id_seq')"), "1");
-        assert_eq!(case.target.value("SELECT count(*) FROM kept"), "2");
+        assert_eq!(case.subscriber.value("SELECT nextval('counted_id_seq')"), "1");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM kept"), "2");
 
-        // A table on the target that refers to a truncated one is not emptied behind its back.
-        case.target.sql("CREATE TABLE local (p int REFERENCES parent)");
+        // A table on the subscriber that refers to a truncated one is not emptied behind its back.
+        case.subscriber.sql("CREATE TABLE local (p int REFERENCES parent)");
         case.publisher.sql("TRUNCATE parent, child, other");
         case.run().expect(9, &["0A000", "TRUNCATE", "public.parent"]);
-        case.target.sql("DROP TABLE local");
+        case.subscriber.sql("DROP TABLE local");
         case.run_until_current();
         case.expect_equal(&tables);
     });

@@ -202,14 +202,14 @@ fn travel(case: &mut Case, table: &str, types: &[Values], binary: &str, format: 
     case.publisher.sql(&inserts(0));
     case.publisher.sql(&format!("CREATE PUBLICATION pub_{table} FOR TABLE {table}"));
     case.tool.publications = format!("pub_{table}");
-    case.tool.name = format!("{table}_{}", case.target.name);
+    case.tool.name = format!("{table}_{}", case.subscriber.name);
     case.tool.args = vec![format!("--binary={binary}")];
     case.run_until_current();
     let expect_equal = |case: &Case, doing: &str| {
         let (ours, theirs) =
-            (contents(&case.target, table, types), contents(&case.publisher, table, types));
+            (contents(&case.subscriber, table, types), contents(&case.publisher, table, types));
         for (ours, theirs) in ours.iter().zip(&theirs) {
-            let (from, to) = (case.publisher.major(), case.target.major());
+            let (from, to) = (case.publisher.major(), case.subscriber.major());
             assert_eq!(ours, theirs, "{doing} with --binary={binary}, {from} to {to}");
         }
     };
@@ -225,7 +225,7 @@ fn travel(case: &mut Case, table: &str, types: &[Values], binary: &str, format: 
     case.run_until_current();
     expect_equal(case, "streamed");
     let said = format!("SELECT format FROM pgapace.subscription WHERE name = '{}'", case.tool.name);
-    assert_eq!(case.target.value(&said), format);
+    assert_eq!(case.subscriber.value(&said), format);
     case.tool.finish("drop", &[]).expect(0, &[]);
 }
 
@@ -280,7 +280,7 @@ fn infinite_interval(case: &Case, kind: &str, value: &str, infinite: &str) {
          INSERT INTO t VALUES (7, {value})"
     ));
     case.run().expect(9, &["INSERT on public.t", "(id)=(7)", "commit LSN", infinite]);
-    assert_eq!(case.target.value("SELECT count(*) FROM t"), "1");
+    assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "1");
     // In a copy, of a small table and of a large one.
     case.publisher.sql(&format!(
         "INSERT INTO c VALUES (1, NULL), (2, {days}), (7, {value}); \
@@ -293,7 +293,7 @@ fn infinite_interval(case: &Case, kind: &str, value: &str, infinite: &str) {
         copy.name = format!("{}_{table}", case.tool.name);
         let table = format!("public.{table}");
         copy.run().expect(9, &[&table, "column v"]);
-        assert_eq!(case.target.value(&format!("SELECT count(*) FROM {table}")), "0");
+        assert_eq!(case.subscriber.value(&format!("SELECT count(*) FROM {table}")), "0");
         copy.finish("drop", &[]).expect(0, &[]);
     }
 }
@@ -309,21 +309,21 @@ fn bytes_beyond_ascii() {
         case.run_until_current();
         let values = "SELECT id, v::int4, a[1]::int4, a[2]::int4 FROM t ORDER BY id";
         let expected = ["1|-1|-2|120", "2|-3|-128|92"];
-        assert_eq!(case.target.rows(values), expected[..1]);
+        assert_eq!(case.subscriber.rows(values), expected[..1]);
         let insert = "INSERT INTO t VALUES (2, (-3)::\"char\", ARRAY[(-128)::\"char\", E'\\\\'])";
         case.publisher.sql(insert);
         case.run_until_current();
-        assert_eq!(case.target.rows(values), expected);
+        assert_eq!(case.subscriber.rows(values), expected);
         // As text.
         case.tool.args = vec!["--binary=off".to_owned()];
         case.publisher.sql("INSERT INTO t VALUES (3, 'a', '{b,NULL}'), (4, E'\\\\', NULL)");
         case.run_until_current();
         case.publisher.sql("DELETE FROM t WHERE id < 3; INSERT INTO t VALUES (7, (-3)::\"char\")");
         let finished = case.run();
-        match (case.publisher.major(), case.target.major()) {
+        match (case.publisher.major(), case.subscriber.major()) {
             (15.., 15..) => {
                 finished.expect(0, &[]);
-                assert_eq!(case.target.rows(values), ["3|97|98|∅", "4|92|∅|∅", "7|-3|∅|∅"]);
+                assert_eq!(case.subscriber.rows(values), ["3|97|98|∅", "4|92|∅|∅", "7|-3|∅|∅"]);
             }
             // Refused by us, or as text that is no UTF-8 by the server.
             (15.., _) => {
@@ -333,17 +333,17 @@ fn bytes_beyond_ascii() {
                 finished.expect(9, &["22021", "INSERT on public.t", "commit LSN"]);
             }
         }
-        if case.publisher.major() >= 15 && case.target.major() < 15 {
+        if case.publisher.major() >= 15 && case.subscriber.major() < 15 {
             case.both("CREATE TABLE c (id int PRIMARY KEY, v \"char\", a \"char\"[])");
             case.publisher.sql("ALTER PUBLICATION pub SET TABLE c");
             case.tool.name += "_copy";
             case.publisher
                 .sql("INSERT INTO c VALUES (1, 'a', NULL), (2, NULL, ARRAY[(-1)::\"char\"])");
             case.run().expect(9, &["public.c", "column a"]);
-            assert_eq!(case.target.value("SELECT count(*) FROM c"), "0");
+            assert_eq!(case.subscriber.value("SELECT count(*) FROM c"), "0");
             case.publisher.sql("UPDATE c SET a = NULL");
             case.run_until_current();
-            assert_eq!(case.target.rows("SELECT * FROM c ORDER BY id"), ["1|a|∅", "2|∅|∅"]);
+            assert_eq!(case.subscriber.rows("SELECT * FROM c ORDER BY id"), ["1|a|∅", "2|∅|∅"]);
         }
     });
 }
@@ -352,17 +352,17 @@ fn bytes_beyond_ascii() {
 #[test]
 fn names_in_another_encoding() {
     on_versions(&[(18, 18), (15, 15), (14, 18)], |pair| {
-        let (publisher, target) = (pair.publisher.major(), pair.target.major());
+        let (publisher, subscriber) = (pair.publisher.major(), pair.subscriber.major());
         let mut case = Case::with_databases(
             publisher,
-            target,
+            subscriber,
             "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
             "ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
         );
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v name, c \"char\")");
         let same = |case: &Case| {
             let rows = "SELECT * FROM t ORDER BY id";
-            assert_eq!(case.target.rows(rows), case.publisher.rows(rows));
+            assert_eq!(case.subscriber.rows(rows), case.publisher.rows(rows));
         };
         for binary in ["auto", "off"] {
             case.tool.args = vec![format!("--binary={binary}")];
@@ -372,18 +372,18 @@ fn names_in_another_encoding() {
             case.publisher.sql("INSERT INTO t VALUES (7, repeat('é', 40))");
             let finished = case.run();
             finished.expect(9, &["INSERT on public.t, key (id)=(7)"]);
-            case.target.sql("ALTER TABLE t ALTER v TYPE text");
+            case.subscriber.sql("ALTER TABLE t ALTER v TYPE text");
             case.run_until_current();
             same(&case);
             case.publisher.sql("DELETE FROM t");
             case.run_until_current();
-            case.target.sql("ALTER TABLE t ALTER v TYPE name");
+            case.subscriber.sql("ALTER TABLE t ALTER v TYPE name");
         }
         case.publisher.sql("INSERT INTO t VALUES (3, 'x', 'é')");
         let finished = case.run();
         if publisher >= 15 {
             finished.expect(0, &[]);
-            assert_eq!(case.target.value("SELECT c::int4 FROM t"), "-23");
+            assert_eq!(case.subscriber.value("SELECT c::int4 FROM t"), "-23");
         } else {
             finished.expect(9, &["column \"c\"", "(id)=(3)"]);
         }

@@ -2,7 +2,7 @@
 //! come later.
 
 use crate::support::{VERSIONS, on_versions};
-use crate::sync::beside::wait_for;
+use crate::tablesync::beside::wait_for;
 
 #[test]
 fn row_filters() {
@@ -27,11 +27,11 @@ fn row_filters() {
         ));
         case.run_until_current();
         let ids = "SELECT string_agg(id::text, ',' ORDER BY id) FROM t";
-        assert_eq!(case.target.value(ids), "2,4,6,8");
+        assert_eq!(case.subscriber.value(ids), "2,4,6,8");
         let ors = "SELECT count(*) FILTER (WHERE id < 10 OR id >= 20) || '/' || count(*) FROM ors";
-        assert_eq!(case.target.value(ors), "21/21");
+        assert_eq!(case.subscriber.value(ors), "21/21");
         let odd = "SELECT string_agg(\"Id\"::text, ',' ORDER BY \"Id\") FROM \"odd \"\"name\"";
-        assert_eq!(case.target.value(odd), "1,2,4,5");
+        assert_eq!(case.subscriber.value(odd), "1,2,4,5");
 
         // Updates that leave the filter are deletes; those that enter it are inserts, with the
         // values that were not sent as NULL: natively too.
@@ -42,16 +42,19 @@ fn row_filters() {
              UPDATE ors SET v = 'w'; UPDATE \"odd \"\"name\" SET \"Id\" = \"Id\" + 10"
         ));
         case.run_until_current();
-        assert_eq!(case.target.value(ids), "1,4,8,10");
-        assert_eq!(case.target.value("SELECT big IS NULL AND flag FROM t WHERE id = 1"), "t");
+        assert_eq!(case.subscriber.value(ids), "1,4,8,10");
+        assert_eq!(case.subscriber.value("SELECT big IS NULL AND flag FROM t WHERE id = 1"), "t");
         assert_eq!(
-            case.target.value("SELECT length(big) || '|' || v FROM t WHERE id = 4"),
+            case.subscriber.value("SELECT length(big) || '|' || v FROM t WHERE id = 4"),
             "6000|100"
         );
         let rows = "SELECT * FROM ors WHERE id < 10 OR id >= 20 ORDER BY id";
-        assert_eq!(case.target.rows("SELECT * FROM ors ORDER BY id"), case.publisher.rows(rows));
+        assert_eq!(
+            case.subscriber.rows("SELECT * FROM ors ORDER BY id"),
+            case.publisher.rows(rows)
+        );
         let odd_rows = "SELECT \"Id\", v FROM \"odd \"\"name\" WHERE \"Id\" > 0 ORDER BY 1";
-        assert_eq!(case.target.rows(odd_rows), case.publisher.rows(odd_rows));
+        assert_eq!(case.subscriber.rows(odd_rows), case.publisher.rows(odd_rows));
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
     });
 }
@@ -67,7 +70,7 @@ fn column_lists_and_several_publications() {
              CREATE TABLE key_list (id int PRIMARY KEY, a text); \
              CREATE SCHEMA s; CREATE TABLE s.t1 (id int PRIMARY KEY, v text); CREATE TABLE s.t2 (id int PRIMARY KEY)",
         );
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TABLE listed (b int, own text DEFAULT 'own', id int PRIMARY KEY, a varchar); \
              CREATE TABLE f (id int, a text, secret text DEFAULT 'none'); \
              CREATE TABLE key_list (id int PRIMARY KEY, a text DEFAULT 'default'); \
@@ -98,13 +101,13 @@ fn column_lists_and_several_publications() {
         );
         case.run_until_current();
         case.expect_equal(&["listed", "s.t1", "s.t2"]);
-        assert_eq!(case.target.value("SELECT count(*) FROM listed WHERE own = 'own'"), "9");
-        assert_eq!(case.target.rows("SELECT * FROM f ORDER BY id"), ["1|a|none", "11|a|none"]);
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM listed WHERE own = 'own'"), "9");
+        assert_eq!(case.subscriber.rows("SELECT * FROM f ORDER BY id"), ["1|a|none", "11|a|none"]);
         let keys = "SELECT string_agg(id || a, ' ' ORDER BY id) FROM key_list";
-        assert_eq!(case.target.value(keys), "2default 5default 11default 12default");
+        assert_eq!(case.subscriber.value(keys), "2default 5default 11default 12default");
 
         // A changed list is a changed relation.
-        case.target.sql("ALTER TABLE listed ADD secret text DEFAULT 'unknown'");
+        case.subscriber.sql("ALTER TABLE listed ADD secret text DEFAULT 'unknown'");
         case.publisher.sql(
             "ALTER PUBLICATION pub4 DROP TABLE listed; ALTER PUBLICATION pub SET TABLE listed, key_list (id); \
              UPDATE listed SET b = -1 WHERE id = 1",
@@ -112,7 +115,7 @@ fn column_lists_and_several_publications() {
         case.tool.args = vec!["--on-missed-changes=ignore".to_owned()];
         case.run_until_current();
         case.tool.args.clear();
-        assert_eq!(case.target.value("SELECT secret || b FROM listed WHERE id = 1"), "more-1");
+        assert_eq!(case.subscriber.value("SELECT secret || b FROM listed WHERE id = 1"), "more-1");
 
         // Different lists for one table cannot be sent.
         let mut conflicting = case.tool.clone();
@@ -132,7 +135,7 @@ fn generated_columns() {
              CREATE TABLE f (a int, g int GENERATED ALWAYS AS (a * 2) STORED); \
              CREATE TABLE plain_there ({generated})"
         ));
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TABLE both_sides (id int PRIMARY KEY, a int, g int GENERATED ALWAYS AS (a * 100) STORED); \
              CREATE TABLE plain_here (id int PRIMARY KEY, a int, g int GENERATED ALWAYS AS (a * 3) STORED); \
              CREATE TABLE f (a int, g int GENERATED ALWAYS AS (a * 2) STORED); \
@@ -161,8 +164,9 @@ fn generated_columns() {
             case.publisher.sql("DELETE FROM f WHERE a = 2; UPDATE f SET a = 3 WHERE ctid = (SELECT min(ctid) FROM f)");
         }
         case.run_until_current();
-        let rows =
-            |table: &str| case.target.rows(&format!("SELECT id, a, g FROM {table} ORDER BY id"));
+        let rows = |table: &str| {
+            case.subscriber.rows(&format!("SELECT id, a, g FROM {table} ORDER BY id"))
+        };
         assert_eq!(rows("both_sides"), ["1|5|500", "11|1|100", "12|1|100"]);
         assert_eq!(rows("plain_here"), ["1|5|15", "11|1|3", "12|1|3"]);
         assert_eq!(rows("plain_there"), ["1|5|5", "11|1|5", "12|1|5"]);
@@ -180,7 +184,7 @@ fn published_generated_columns() {
             "CREATE TABLE t ({columns}, n int GENERATED ALWAYS AS (a * 3) VIRTUAL); CREATE TABLE listed ({columns}); CREATE TABLE bad ({columns}); \
              CREATE TABLE f (a int, g int GENERATED ALWAYS AS (a * 2) STORED); ALTER TABLE f REPLICA IDENTITY FULL"
         ));
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TABLE t (id int PRIMARY KEY, a int, g int, n int); CREATE TABLE listed (id int PRIMARY KEY, g int); \
              CREATE TABLE bad (id int PRIMARY KEY, a int, g int GENERATED ALWAYS AS (a * 7) STORED); \
              CREATE TABLE f (a int, g int)",
@@ -200,7 +204,7 @@ fn published_generated_columns() {
              UPDATE f SET a = 9 WHERE ctid = (SELECT min(ctid) FROM f); DELETE FROM f WHERE ctid = (SELECT max(ctid) FROM f)",
         );
         case.run_until_current();
-        assert_eq!(case.target.rows("SELECT * FROM t ORDER BY id"), ["1|4|8|∅", "7|1|2|∅"]);
+        assert_eq!(case.subscriber.rows("SELECT * FROM t ORDER BY id"), ["1|4|8|∅", "7|1|2|∅"]);
         case.expect_equal(&["f"]);
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
 
@@ -211,15 +215,15 @@ fn published_generated_columns() {
         lists.run_until_current();
         case.publisher.sql("UPDATE listed SET a = 2; INSERT INTO listed (id, a) VALUES (2, 2)");
         lists.run_until_current();
-        assert_eq!(case.target.rows("SELECT * FROM listed ORDER BY id"), ["1|4", "2|4"]);
+        assert_eq!(case.subscriber.rows("SELECT * FROM listed ORDER BY id"), ["1|4", "2|4"]);
         case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", lists.name));
 
-        // A published column that the target generates itself cannot be applied; said by name, in
+        // A published column that the subscriber generates itself cannot be applied; said by name, in
         // the copy and in the stream.
         case.publisher.sql("ALTER PUBLICATION pub ADD TABLE bad");
         case.publisher.sql("INSERT INTO bad (id, a) VALUES (1, 1)");
-        case.run().expect(6, &["generated columns of target table public.bad", ": g"]);
-        case.target.sql("ALTER TABLE bad ALTER g DROP EXPRESSION");
+        case.run().expect(6, &["generated columns of subscriber table public.bad", ": g"]);
+        case.subscriber.sql("ALTER TABLE bad ALTER g DROP EXPRESSION");
         case.run_until_current();
         case.expect_equal(&["bad"]);
     });
@@ -255,13 +259,13 @@ fn tables_added_to_the_publication_later() {
         case.publisher.sql("ALTER PUBLICATION pub DROP TABLE later; DELETE FROM later WHERE id = 1; INSERT INTO first VALUES (3)");
         case.wait_until_applied(&mut process);
         case.expect_equal(&["first"]);
-        assert_eq!(case.target.value("SELECT count(*) FROM later WHERE id = 1"), "1");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM later WHERE id = 1"), "1");
         case.stop(process);
-        // A table that the target does not have is asked for by name.
-        case.target.sql("DROP TABLE absent");
+        // A table that the subscriber does not have is asked for by name.
+        case.subscriber.sql("DROP TABLE absent");
         case.publisher.sql("ALTER PUBLICATION pub ADD TABLE absent; INSERT INTO absent VALUES (1)");
         case.run().expect(6, &["public.absent"]);
-        case.target.sql("CREATE TABLE absent (id int PRIMARY KEY)");
+        case.subscriber.sql("CREATE TABLE absent (id int PRIMARY KEY)");
         case.run_until_current();
         case.expect_equal(&["absent", "first"]);
     });
@@ -278,7 +282,7 @@ fn tables_added_later_without_copy() {
         );
         case.publish("FOR TABLE first");
         case.publisher.sql("INSERT INTO first VALUES (1); INSERT INTO later VALUES (1, 'old')");
-        case.target.sql("INSERT INTO first VALUES (1); INSERT INTO later VALUES (1, 'old')");
+        case.subscriber.sql("INSERT INTO first VALUES (1); INSERT INTO later VALUES (1, 'old')");
         case.run_until_current();
         case.publisher.sql("ALTER PUBLICATION pub ADD TABLE later");
         case.publisher.sql("INSERT INTO later VALUES (2, 'new')");
@@ -292,7 +296,7 @@ fn tables_added_later_without_copy() {
     });
 }
 
-/// Tables that come and go under FOR ALL TABLES do not stop the stream, whether the target has
+/// Tables that come and go under FOR ALL TABLES do not stop the stream, whether the subscriber has
 /// them or not; those that come to stay are copied.
 #[test]
 fn tables_that_are_gone_when_their_changes_come() {
@@ -310,7 +314,7 @@ fn tables_that_are_gone_when_their_changes_come() {
         case.tool.args = vec!["--refresh-interval=1".to_owned()];
         let mut process = case.start();
         case.both("CREATE TABLE again (id int PRIMARY KEY)");
-        case.target.sql("CREATE TABLE new_name (id int PRIMARY KEY)");
+        case.subscriber.sql("CREATE TABLE new_name (id int PRIMARY KEY)");
         case.publisher.sql("INSERT INTO again VALUES (7); INSERT INTO new_name VALUES (2); INSERT INTO t VALUES (3)");
         let ready = "SELECT count(*) = 3 FROM pgapace.relation WHERE state = 'ready'";
         wait_for(&case, &mut process, "the tables to be copied", ready);

@@ -12,15 +12,15 @@ use crate::support::{Case, must};
 const SESSIONS: u64 = 3;
 const TRANSACTIONS: u64 = 80;
 
-fn replicates(publisher_major: u16, target_major: u16, seed: u64) {
-    let case = Case::new(publisher_major, target_major);
+fn replicates(publisher_major: u16, subscriber_major: u16, seed: u64) {
+    let case = Case::new(publisher_major, subscriber_major);
     // A table that is truncated between the snapshot and its copy is copied empty, and changes before
     // the TRUNCATE find their rows missing: TRUNCATE heeds no snapshot, natively neither.
     let truncate = seed.is_multiple_of(2);
     let options = Options { two_phase: seed.is_multiple_of(3), truncate, ..Options::default() };
     let schema = RandomSchema::generate(seed, &options);
     case.publisher.sql(&schema.publisher_ddl);
-    case.target.sql(&schema.target_ddl);
+    case.subscriber.sql(&schema.subscriber_ddl);
     case.publisher.sql(&schema.publication_ddl("pub"));
     must(RandomDml::new(&schema, seed).run(&mut case.publisher.connect(), 40));
     let conninfo = case.publisher.conninfo();
@@ -41,9 +41,10 @@ fn replicates(publisher_major: u16, target_major: u16, seed: u64) {
     assert!(more.rows > 0, "seed {seed}: {more:?}");
     let log = case.run_until_current();
     let tables: Vec<TableName> = schema.tables.clone();
-    let equal = expect_equal(&mut case.publisher.connect(), &mut case.target.connect(), &tables);
+    let equal =
+        expect_equal(&mut case.publisher.connect(), &mut case.subscriber.connect(), &tables);
     equal.unwrap_or_else(|error| {
-        panic!("seed {seed}, {publisher_major} to {target_major}: {error}\n{log}")
+        panic!("seed {seed}, {publisher_major} to {subscriber_major}: {error}\n{log}")
     });
     if truncate {
         return;
@@ -71,7 +72,7 @@ fn random_changes_15_to_18() {
 /// the publisher's: what is there at the end, and no row was missing.
 fn streamed(case: &Case, schema: &RandomSchema, seed: u64, wait: impl Fn()) {
     case.publisher.sql(&schema.publisher_ddl);
-    case.target.sql(&schema.target_ddl);
+    case.subscriber.sql(&schema.subscriber_ddl);
     case.publisher.sql(&schema.publication_ddl("pub"));
     must(RandomDml::new(schema, seed).run(&mut case.publisher.connect(), 40));
     case.run_until_current();
@@ -89,8 +90,8 @@ fn streamed(case: &Case, schema: &RandomSchema, seed: u64, wait: impl Fn()) {
 }
 
 /// Rows that are equal and not identical: each side has the same ones.
-fn spelled(publisher_major: u16, target_major: u16, seed: u64) {
-    let case = Case::new(publisher_major, target_major);
+fn spelled(publisher_major: u16, subscriber_major: u16, seed: u64) {
+    let case = Case::new(publisher_major, subscriber_major);
     let options = Options {
         equal_spellings: true,
         tables: 12,
@@ -100,19 +101,19 @@ fn spelled(publisher_major: u16, target_major: u16, seed: u64) {
     let schema = RandomSchema::generate(seed, &options);
     streamed(&case, &schema, seed, || ());
     let equal =
-        expect_equal(&mut case.publisher.connect(), &mut case.target.connect(), &schema.tables);
+        expect_equal(&mut case.publisher.connect(), &mut case.subscriber.connect(), &schema.tables);
     equal.unwrap_or_else(|error| {
-        panic!("seed {seed}, {publisher_major} to {target_major}: {error}")
+        panic!("seed {seed}, {publisher_major} to {subscriber_major}: {error}")
     });
 }
 
 /// Columns of smaller precision and length on the subscriber, and of other types: what a native
 /// subscription makes of the same changes.
-fn narrow(publisher_major: u16, target_major: u16, seed: u64) {
-    let case = Case::new(publisher_major, target_major);
+fn narrow(publisher_major: u16, subscriber_major: u16, seed: u64) {
+    let case = Case::new(publisher_major, subscriber_major);
     // Which of two tables a TRUNCATE finds copied is another thing for each.
     let options = Options {
-        narrow_target: true,
+        narrow_subscriber: true,
         tables: 12,
         truncate: false,
         two_phase: seed.is_multiple_of(3),
@@ -121,15 +122,15 @@ fn narrow(publisher_major: u16, target_major: u16, seed: u64) {
     let schema = RandomSchema::generate(seed, &options);
     let native = std::cell::OnceCell::new();
     streamed(&case, &schema, seed, || {
-        let subscribed = Native::subscribe(&case, &schema.target_ddl, "pub").expect("accepted");
+        let subscribed = Native::subscribe(&case, &schema.subscriber_ddl, "pub").expect("accepted");
         assert_eq!(subscribed.wait(), Ok(()), "seed {seed}");
         let _ = native.set(subscribed);
     });
     let native = native.get().expect("a native subscription");
     assert_eq!(native.wait(), Ok(()), "seed {seed}");
-    let (mut theirs, mut ours) = (native.database.connect(), case.target.connect());
+    let (mut theirs, mut ours) = (native.database.connect(), case.subscriber.connect());
     expect_equal(&mut theirs, &mut ours, &schema.tables).unwrap_or_else(|error| {
-        panic!("seed {seed}, {publisher_major} to {target_major}, native beside ours: {error}")
+        panic!("seed {seed}, {publisher_major} to {subscriber_major}, native beside ours: {error}")
     });
 }
 
@@ -141,14 +142,14 @@ fn seeds(first: u64) -> std::ops::Range<u64> {
 
 #[test]
 fn equal_spellings() {
-    for (publisher, target) in [(18, 18), (15, 18), (18, 15)] {
-        seeds(u64::from(publisher)).for_each(|seed| spelled(publisher, target, seed));
+    for (publisher, subscriber) in [(18, 18), (15, 18), (18, 15)] {
+        seeds(u64::from(publisher)).for_each(|seed| spelled(publisher, subscriber, seed));
     }
 }
 
 #[test]
 fn narrow_columns() {
-    for (publisher, target) in [(18, 18), (15, 18), (18, 15)] {
-        seeds(u64::from(target)).for_each(|seed| narrow(publisher, target, seed));
+    for (publisher, subscriber) in [(18, 18), (15, 18), (18, 15)] {
+        seeds(u64::from(subscriber)).for_each(|seed| narrow(publisher, subscriber, seed));
     }
 }

@@ -83,7 +83,7 @@ fn missing_rows_are_counted_and_logged_with_their_key() {
              INSERT INTO f SELECT 'v', g FROM generate_series(1, 9) g",
         );
         case.run_until_current();
-        case.target.sql("DELETE FROM t WHERE a IN (2, 3, 4); DELETE FROM f WHERE n = 5");
+        case.subscriber.sql("DELETE FROM t WHERE a IN (2, 3, 4); DELETE FROM f WHERE n = 5");
         case.publisher.sql(
             "BEGIN; UPDATE t SET v = 'new' WHERE a < 3; DELETE FROM t WHERE a = 3; COMMIT; \
              UPDATE t SET a = 44 WHERE a = 4; DELETE FROM f WHERE n = 5; UPDATE f SET n = 66 WHERE n = 6",
@@ -103,11 +103,11 @@ fn missing_rows_are_counted_and_logged_with_their_key() {
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "2|2");
         // What could be done was done.
         let rows = "SELECT count(*) FILTER (WHERE v = 'new') || '|' || count(*) FROM t";
-        assert_eq!(case.target.value(rows), "1|6");
+        assert_eq!(case.subscriber.value(rows), "1|6");
     });
 }
 
-/// REPLICA IDENTITY FULL against every kind of target: a primary key, a unique index, an index
+/// REPLICA IDENTITY FULL against every kind of subscriber: a primary key, a unique index, an index
 /// with NULLs, nothing, columns of its own.
 #[test]
 fn replica_identity_full_finds_exactly_one_row() {
@@ -117,7 +117,7 @@ fn replica_identity_full_finds_exactly_one_row() {
             case.both(&format!("CREATE TABLE {table} (a int, b text, c float8)"));
             case.publisher.sql(&format!("ALTER TABLE {table} REPLICA IDENTITY FULL"));
         }
-        case.target.sql(
+        case.subscriber.sql(
             "ALTER TABLE pk ADD PRIMARY KEY (a); \
              ALTER TABLE uniq ALTER a SET NOT NULL, ALTER b SET NOT NULL; CREATE UNIQUE INDEX ON uniq (a, b); \
              CREATE UNIQUE INDEX ON nullable (a); \
@@ -177,13 +177,13 @@ fn replica_identity_full_finds_exactly_one_row() {
         case.run_until_current();
         case.expect_equal(&tables);
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
-        assert_eq!(case.target.value("SELECT count(*) FROM extra WHERE own IS NULL"), "0");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM extra WHERE own IS NULL"), "0");
     });
 }
 
 /// Keys that the two sides choose differently.
 #[test]
-fn keys_of_publisher_and_target_may_differ() {
+fn keys_of_publisher_and_subscriber_may_differ() {
     on_versions(&[(15, 18)], |case| {
         case.publisher.sql(
             "CREATE TABLE wider (a int, b int, v text, PRIMARY KEY (a, b)); \
@@ -194,7 +194,7 @@ fn keys_of_publisher_and_target_may_differ() {
              CREATE TABLE other (id int PRIMARY KEY, code text); \
              CREATE TABLE none (id int PRIMARY KEY, v text)",
         );
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TABLE wider (b int, a int PRIMARY KEY, v text); \
              CREATE TABLE by_index (id int, code text PRIMARY KEY, v text); \
              CREATE TABLE inserts (id int, v text, own int GENERATED ALWAYS AS IDENTITY PRIMARY KEY); \
@@ -233,12 +233,15 @@ fn keys_of_publisher_and_target_may_differ() {
         );
         inserts.run_until_current();
         case.expect_equal(&["other", "none"]);
-        assert_eq!(case.target.value("SELECT string_agg(v, ',' ORDER BY id) FROM inserts"), "x,y");
+        assert_eq!(
+            case.subscriber.value("SELECT string_agg(v, ',' ORDER BY id) FROM inserts"),
+            "x,y"
+        );
         case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", inserts.name));
 
         // Updates without a way to find the row are refused, and say what to do.
         case.publisher.sql("ALTER PUBLICATION pub ADD TABLE none");
-        case.target.sql("TRUNCATE none");
+        case.subscriber.sql("TRUNCATE none");
         case.publisher.sql("INSERT INTO none VALUES (4, 'x')");
         case.run_until_current();
         case.publisher.sql("UPDATE none SET v = 'y' WHERE id = 1");
@@ -247,7 +250,7 @@ fn keys_of_publisher_and_target_may_differ() {
             6,
             &["public.none", "neither a replica identity index nor a primary key", "UPDATE"],
         );
-        case.target.sql("ALTER TABLE none ADD PRIMARY KEY (id)");
+        case.subscriber.sql("ALTER TABLE none ADD PRIMARY KEY (id)");
         case.run_until_current();
         case.expect_equal(&["none"]);
     });
@@ -267,7 +270,7 @@ fn equal_keys_of_other_bytes_find_their_row() {
              CREATE TABLE ch (k char(5) PRIMARY KEY, n int)",
         );
         let icu = "SELECT count(*) FROM pg_collation WHERE collprovider = 'i'";
-        let has_icu = case.publisher.value(icu) != "0" && case.target.value(icu) != "0";
+        let has_icu = case.publisher.value(icu) != "0" && case.subscriber.value(icu) != "0";
         assert!(case.publisher.major() == 15 || has_icu, "the fetched build has lost ICU");
         if has_icu {
             case.both(
@@ -288,13 +291,13 @@ fn equal_keys_of_other_bytes_find_their_row() {
             );
         }
         case.run_until_current();
-        // The target spells its keys differently from now on.
-        case.target.sql(
+        // The subscriber spells its keys differently from now on.
+        case.subscriber.sql(
             "UPDATE c SET k = upper(k::text)::public.citext; UPDATE cf SET k = upper(k::text)::public.citext; \
              UPDATE num SET k = k::numeric(10,5); UPDATE fl SET k = 0 WHERE n = 1",
         );
         if has_icu {
-            case.target.sql(
+            case.subscriber.sql(
                 "UPDATE ic SET k = 'ABC' WHERE n = 1; UPDATE ic SET k = U&'a\\0308' WHERE n = 2; \
                  UPDATE icf SET k = 'ABC' WHERE n = 1; UPDATE icf SET k = U&'a\\0308' WHERE n = 2",
             );
@@ -314,7 +317,7 @@ fn equal_keys_of_other_bytes_find_their_row() {
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
         for table in &tables {
             let rows = format!("SELECT string_agg(n::text, ',') FROM {table}");
-            assert_eq!(case.target.value(&rows), "10", "{table}");
+            assert_eq!(case.subscriber.value(&rows), "10", "{table}");
         }
         case.expect_equal(&["c", "num", "fl", "ch"]);
     });
@@ -404,7 +407,7 @@ fn inheritance_children_are_not_touched() {
 #[test]
 fn temporal_primary_key() {
     on_versions(&[(18, 18)], |case| {
-        if !(case.publisher.offers("btree_gist") && case.target.offers("btree_gist")) {
+        if !(case.publisher.offers("btree_gist") && case.subscriber.offers("btree_gist")) {
             return;
         }
         case.both("CREATE EXTENSION btree_gist SCHEMA public");

@@ -10,7 +10,7 @@ fn columns_are_mapped_by_name() {
              ALTER TABLE t DROP gone1, DROP gone2; ALTER TABLE t ADD late bool DEFAULT true; \
              CREATE TABLE f (a int, gone text, b text); ALTER TABLE f DROP gone; ALTER TABLE f REPLICA IDENTITY FULL",
         );
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE SEQUENCE volatile; \
              CREATE TABLE t (b bigint, away xid, late bool, own text DEFAULT 'own', serial serial, a text, \
                stamp timestamptz NOT NULL DEFAULT now(), c date, id numeric PRIMARY KEY, \
@@ -30,9 +30,9 @@ fn columns_are_mapped_by_name() {
         case.publisher.sql(&rows(11));
         case.run_until_current();
         let own = "SELECT string_agg(concat_ws('|', id, own, serial, stamp, ident, next), ' ' ORDER BY ident) FROM t WHERE id NOT IN (2, 99)";
-        let before = case.target.value(own);
+        let before = case.subscriber.value(own);
         assert_eq!(
-            case.target
+            case.subscriber
                 .value("SELECT count(DISTINCT (serial, ident, next)) FROM t WHERE own = 'own'"),
             "8"
         );
@@ -42,9 +42,9 @@ fn columns_are_mapped_by_name() {
         );
         case.run_until_current();
         case.expect_equal(&["t", "f"]);
-        // What the target has for itself stays.
-        assert_eq!(case.target.value(own), before);
-        assert_eq!(case.target.value("SELECT bool_and(twice = b * 2) FROM t"), "t");
+        // What the subscriber has for itself stays.
+        assert_eq!(case.subscriber.value(own), before);
+        assert_eq!(case.subscriber.value("SELECT bool_and(twice = b * 2) FROM t"), "t");
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
     });
 }
@@ -54,18 +54,18 @@ fn missing_columns_are_named_all() {
     on_versions(&VERSIONS, |case| {
         case.both("CREATE TABLE streamed (id int PRIMARY KEY)");
         case.publisher.sql("CREATE TABLE copied (id int PRIMARY KEY, \"B b\" text, c int, d int)");
-        case.target.sql("CREATE TABLE copied (id int PRIMARY KEY, c int)");
+        case.subscriber.sql("CREATE TABLE copied (id int PRIMARY KEY, c int)");
         case.publish("FOR TABLE copied, streamed");
         case.publisher.sql("INSERT INTO copied VALUES (1, 'b', 2, 3)");
         case.run().expect(6, &["public.copied", "B b", "d"]);
-        case.target.sql("ALTER TABLE copied ADD \"B b\" text, ADD d int");
+        case.subscriber.sql("ALTER TABLE copied ADD \"B b\" text, ADD d int");
         case.run_until_current();
         case.expect_equal(&["copied"]);
         case.publisher.sql(
             "ALTER TABLE streamed ADD x int, ADD \"Y\" int; INSERT INTO streamed VALUES (1, 2, 3)",
         );
         case.run().expect(6, &["public.streamed", "x, Y"]);
-        case.target.sql("ALTER TABLE streamed ADD x int, ADD \"Y\" int");
+        case.subscriber.sql("ALTER TABLE streamed ADD x int, ADD \"Y\" int");
         case.run_until_current();
         case.expect_equal(&["streamed"]);
     });
@@ -128,7 +128,7 @@ fn names_of_every_kind() {
 fn tables_without_columns() {
     on_versions(&VERSIONS, |case| {
         case.both("CREATE TABLE zero (); ALTER TABLE zero REPLICA IDENTITY FULL; CREATE TABLE was (a int); ALTER TABLE was DROP a");
-        case.target.sql("CREATE TABLE more (own int DEFAULT 3)");
+        case.subscriber.sql("CREATE TABLE more (own int DEFAULT 3)");
         case.publisher.sql("CREATE TABLE more ()");
         case.publish("FOR ALL TABLES");
         for _ in 0..2 {
@@ -136,7 +136,7 @@ fn tables_without_columns() {
                 INSERT INTO was DEFAULT VALUES; INSERT INTO more DEFAULT VALUES");
             case.run_until_current();
         }
-        let count = |table: &str| case.target.value(&format!("SELECT count(*) FROM {table}"));
+        let count = |table: &str| case.subscriber.value(&format!("SELECT count(*) FROM {table}"));
         assert_eq!(
             (count("zero"), count("was"), count("more WHERE own = 3")),
             ("8".into(), "2".into(), "2".into())
@@ -151,7 +151,7 @@ fn tables_without_columns() {
     });
 }
 
-/// Changes of the publisher's schema between and inside transactions, the target's first.
+/// Changes of the publisher's schema between and inside transactions, the subscriber's first.
 #[test]
 fn publisher_ddl_while_streaming() {
     on_versions(&VERSIONS, |case| {
@@ -159,13 +159,13 @@ fn publisher_ddl_while_streaming() {
         let mut process = case.start();
         case.publisher.sql("INSERT INTO t VALUES (1, 'a')");
         case.wait_until_applied(&mut process);
-        case.target.sql("ALTER TABLE t ADD b int NOT NULL DEFAULT 7");
+        case.subscriber.sql("ALTER TABLE t ADD b int NOT NULL DEFAULT 7");
         case.publisher.sql("INSERT INTO t VALUES (2, 'a')");
         case.publisher.sql("ALTER TABLE t ADD b int NOT NULL DEFAULT 7; INSERT INTO t VALUES (3, 'a', 3); UPDATE t SET b = 8 WHERE id = 1");
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
         // Two shapes in one transaction; one that is undone.
-        case.target.sql("ALTER TABLE t ADD c text, ADD d text");
+        case.subscriber.sql("ALTER TABLE t ADD c text, ADD d text");
         case.publisher.sql(
             "BEGIN; INSERT INTO t VALUES (4, 'a', 4); ALTER TABLE t ADD c text; INSERT INTO t VALUES (5, 'a', 5, 'c'); \
              SAVEPOINT s; ALTER TABLE t ADD d text; INSERT INTO t VALUES (6, 'a', 6, 'c', 'd'); ROLLBACK TO s; \
@@ -174,13 +174,13 @@ fn publisher_ddl_while_streaming() {
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
         // Types, identities, names.
-        case.target.sql("ALTER TABLE t ALTER a TYPE varchar(10), ALTER b TYPE bigint");
+        case.subscriber.sql("ALTER TABLE t ALTER a TYPE varchar(10), ALTER b TYPE bigint");
         case.publisher.sql(
             "ALTER TABLE t ALTER b TYPE bigint; INSERT INTO t VALUES (8, 'a', 3000000000, 'c')",
         );
         case.publisher.sql("ALTER TABLE t DROP c; INSERT INTO t VALUES (9, 'a', 9); UPDATE t SET a = 'y' WHERE id = 8");
         case.publisher.sql("ALTER TABLE t REPLICA IDENTITY FULL; UPDATE t SET a = 'z' WHERE id = 9; DELETE FROM t WHERE id = 4");
-        case.target.sql("ALTER TABLE r RENAME TO renamed; ALTER TABLE renamed RENAME a TO aa");
+        case.subscriber.sql("ALTER TABLE r RENAME TO renamed; ALTER TABLE renamed RENAME a TO aa");
         case.publisher.sql("ALTER TABLE r RENAME TO renamed; ALTER TABLE renamed RENAME a TO aa");
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
@@ -188,15 +188,15 @@ fn publisher_ddl_while_streaming() {
     });
 }
 
-/// Changes of the target's schema, of which nobody tells us: found out and read again.
+/// Changes of the subscriber's schema, of which nobody tells us: found out and read again.
 #[test]
-fn target_ddl_while_streaming() {
+fn subscriber_ddl_while_streaming() {
     on_versions(&VERSIONS, |case| {
         case.both(
             "CREATE TABLE t (id int PRIMARY KEY, a text, n bigint, w text); \
              CREATE TABLE k (id int PRIMARY KEY, code int NOT NULL, v text)",
         );
-        case.target.sql("ALTER TABLE t ALTER n TYPE int");
+        case.subscriber.sql("ALTER TABLE t ALTER n TYPE int");
         case.publish("FOR ALL TABLES");
         case.publisher.sql("INSERT INTO t SELECT g, 'a', g, 'w' FROM generate_series(1, 5) g; INSERT INTO k SELECT g, g, 'v' FROM generate_series(1, 5) g");
         case.run_until_current();
@@ -228,30 +228,30 @@ fn target_ddl_while_streaming() {
             }
             for statement in step.split("; ") {
                 if !step.contains("k_old") {
-                    case.target.sql(statement);
+                    case.subscriber.sql(statement);
                 }
             }
             if step.contains("k_old") {
-                case.target.sql(&format!("BEGIN; {step}; COMMIT"));
+                case.subscriber.sql(&format!("BEGIN; {step}; COMMIT"));
             }
             round(i32::try_from(number).expect("few"));
             case.wait_until_applied(&mut process);
             case.expect_equal(&["t", "k"]);
         }
         // A column that has become wider takes what did not fit before.
-        case.target.sql("ALTER TABLE t ALTER n TYPE bigint");
+        case.subscriber.sql("ALTER TABLE t ALTER n TYPE bigint");
         case.publisher.sql("INSERT INTO t VALUES (50, 'a', 3000000000, 'w'); UPDATE t SET n = 4000000000 WHERE id = 2");
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
         // A column that is gone is an error, and names what is missing.
-        case.target.sql("ALTER TABLE t DROP w");
+        case.subscriber.sql("ALTER TABLE t DROP w");
         case.publisher.sql("INSERT INTO t VALUES (51, 'a', 1, 'w')");
         let status = process.wait(crate::support::PATIENCE).expect("it ends");
         assert_eq!(status.code(), Some(6), "{}", process.log());
         assert!(process.log().contains("public.t lacks published columns: w"), "{}", process.log());
-        case.target.sql("ALTER TABLE t ADD w text");
+        case.subscriber.sql("ALTER TABLE t ADD w text");
         case.run_until_current();
-        case.target.sql("UPDATE t SET w = 'w' WHERE w IS NULL");
+        case.subscriber.sql("UPDATE t SET w = 'w' WHERE w IS NULL");
         case.expect_equal(&["t"]);
     });
 }

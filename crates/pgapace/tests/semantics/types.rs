@@ -188,10 +188,10 @@ fn available(case: &Case) -> Vec<&'static Type> {
                 database.value(probe) == "1"
                     && database.connect().batch_execute("SELECT '<a/>'::xml").is_ok()
             };
-            if built(&case.publisher) && built(&case.target) {
+            if built(&case.publisher) && built(&case.subscriber) {
                 types.push(optional);
             }
-        } else if case.publisher.offers(extension) && case.target.offers(extension) {
+        } else if case.publisher.offers(extension) && case.subscriber.offers(extension) {
             case.both(&format!("CREATE EXTENSION IF NOT EXISTS {extension} SCHEMA public"));
             types.push(optional);
         }

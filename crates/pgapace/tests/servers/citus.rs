@@ -50,7 +50,7 @@ fn distributed_tables_are_refused() -> Result<()> {
         "SELECT create_distributed_table('dist', 'id'); SELECT create_reference_table('ref'); \
          INSERT INTO dist VALUES (7, 'kept')",
     )?;
-    let tool = Tool { target: coordinator.conninfo(DB), ..case.tool.clone() };
+    let tool = Tool { subscriber: coordinator.conninfo(DB), ..case.tool.clone() };
     let refused = |finished: &Finished| {
         finished.expect(6, &["public.dist is managed by Citus", "public.ref is managed by Citus"]);
     };

@@ -14,7 +14,7 @@ fn disguise(database: &crate::support::Database<'_>, version: &str) {
 /// Nothing of ours is there.
 fn expect_untouched(case: &Case) {
     let schema = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'";
-    assert_eq!(case.target.value(schema), "0");
+    assert_eq!(case.subscriber.value(schema), "0");
     let slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()";
     assert_eq!(case.publisher.value(slots), "0");
 }
@@ -25,11 +25,14 @@ fn what_is_not_postgresql_is_refused() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
         case.publish("FOR TABLE t");
-        disguise(&case.target, YUGABYTE);
+        disguise(&case.subscriber, YUGABYTE);
         case.run().expect(5, &["YugabyteDB"]);
         case.tool.finish("check", &[]).expect(5, &[]);
         expect_untouched(&case);
-        disguise(&case.target, "PostgreSQL 16.3 (EnterpriseDB Advanced Server 16.3.0) on x86_64");
+        disguise(
+            &case.subscriber,
+            "PostgreSQL 16.3 (EnterpriseDB Advanced Server 16.3.0) on x86_64",
+        );
         let checked = case.tool.finish("check", &[]);
         checked.expect(0, &[]);
         assert!(checked.stdout.contains("EDB Postgres"), "{}", checked.stdout);
@@ -50,7 +53,7 @@ fn functions_that_are_missing_are_named() {
                  RESET allow_system_table_mods"
             )
         };
-        case.target.sql(&rename("pg_blocking_pids(int)"));
+        case.subscriber.sql(&rename("pg_blocking_pids(int)"));
         case.publisher.sql(&rename("pg_export_snapshot()"));
         let checked = case.tool.finish("check", &[]);
         checked.expect(6, &[]);
@@ -92,11 +95,11 @@ fn relations_that_keep_their_rows_elsewhere_are_refused() {
     on_versions(&VERSIONS, |case| {
         case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)");
         case.publish("FOR TABLE t");
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE FOREIGN DATA WRAPPER nowhere; CREATE SERVER far FOREIGN DATA WRAPPER nowhere",
         );
         for (ddl, said) in INSTEAD {
-            case.target.sql(ddl);
+            case.subscriber.sql(ddl);
             let refused = case.run();
             refused.expect(6, &["public.t", said]);
             let checked = case.tool.finish("check", &[]);
@@ -111,7 +114,7 @@ fn relations_that_keep_their_rows_elsewhere_are_refused() {
                 "a foreign table" => "FOREIGN TABLE",
                 _ => "TABLE",
             };
-            case.target.sql(&format!("DROP {kind} t CASCADE"));
+            case.subscriber.sql(&format!("DROP {kind} t CASCADE"));
         }
     });
 }
@@ -121,7 +124,7 @@ fn relations_that_keep_their_rows_elsewhere_are_refused() {
 fn a_member_whose_rows_go_elsewhere_stops() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
-        case.target.sql(&INSTEAD[4].0.replace("CREATE TABLE t (id int PRIMARY KEY);", ""));
+        case.subscriber.sql(&INSTEAD[4].0.replace("CREATE TABLE t (id int PRIMARY KEY);", ""));
         case.publisher.sql("INSERT INTO t VALUES (1)");
         case.run().expect(6, &["public.t", "TimescaleDB"]);
     });
@@ -132,7 +135,7 @@ fn check_names_storage_that_surprises() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.publisher
             .sql("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE p (id int PRIMARY KEY)");
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE UNLOGGED TABLE t (id int PRIMARY KEY); \
              CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler; \
              CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id); \

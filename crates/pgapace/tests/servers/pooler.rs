@@ -23,7 +23,7 @@ fn with_pgbouncer(body: impl Fn(Case)) {
 
 /// What an application would find that gets a server connection of the pooler after us.
 fn expect_nothing_left(pooler: &Pooler, case: &Case) {
-    let conninfo = pooler.conninfo(&case.target.name);
+    let conninfo = pooler.conninfo(&case.subscriber.name);
     let mut application =
         must(testbed::postgres::Client::connect(&conninfo, testbed::postgres::NoTls));
     for (setting, value) in [
@@ -40,7 +40,7 @@ fn expect_nothing_left(pooler: &Pooler, case: &Case) {
         assert_eq!(found.as_deref(), Some(value), "{setting}");
     }
     let ours = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'";
-    assert_eq!(case.target.value(ours), "0");
+    assert_eq!(case.subscriber.value(ours), "0");
     assert_eq!(
         case.publisher
             .value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"),
@@ -54,8 +54,9 @@ fn as_subscriber_it_is_refused() {
         for mode in BOTH {
             // Without the query that would put settings right for the next client.
             let settings = [("server_reset_query", ""), ("ignore_startup_parameters", "options")];
-            let pooler = must(Pooler::start(case.target.cluster, mode, &settings));
-            let tool = Tool { target: pooler.conninfo(&case.target.name), ..case.tool.clone() };
+            let pooler = must(Pooler::start(case.subscriber.cluster, mode, &settings));
+            let tool =
+                Tool { subscriber: pooler.conninfo(&case.subscriber.name), ..case.tool.clone() };
             for verb in ["run", "status", "sequences", "drop", "skip", "enable", "prepared"] {
                 let more: &[&str] = if verb == "skip" { &["--lsn", "0/1"] } else { &[] };
                 tool.finish(verb, more).expect(5, &["connection pooler", "PgBouncer"]);
@@ -91,7 +92,7 @@ fn as_publisher_it_is_refused() {
                 checked.expect(4, &[]);
                 assert!(checked.stdout.contains("connection pooler"), "{}", checked.stdout);
                 let ours = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'";
-                assert_eq!(case.target.value(ours), "0");
+                assert_eq!(case.subscriber.value(ours), "0");
             }
         }
     });

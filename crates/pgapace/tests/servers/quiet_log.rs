@@ -19,7 +19,7 @@ const PUBLISHER_ROLE: &str = "CREATE ROLE source LOGIN REPLICATION; \
     ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT ON TABLES TO source";
 
 /// What README asks for, without the privileges for replication origins.
-const TARGET_ROLE: &str = "CREATE ROLE sink LOGIN; GRANT CREATE ON DATABASE postgres TO sink; \
+const SUBSCRIBER_ROLE: &str = "CREATE ROLE sink LOGIN; GRANT CREATE ON DATABASE postgres TO sink; \
     GRANT SET ON PARAMETER session_replication_role TO sink; \
     GRANT USAGE ON SCHEMA public TO sink; \
     GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA public TO sink; \
@@ -31,7 +31,7 @@ const TARGET_ROLE: &str = "CREATE ROLE sink LOGIN; GRANT CREATE ON DATABASE post
 struct Watched {
     site: Site,
     publisher: String,
-    target: String,
+    subscriber: String,
     read: [usize; 2],
     /// Lines of level WARNING and above, with what had been done before.
     found: Vec<String>,
@@ -43,8 +43,8 @@ impl Watched {
         let publisher = |b: testbed::ClusterBuilder| {
             b.setting("autovacuum", "off").setting("logical_decoding_work_mem", "64kB")
         };
-        let target = |b: testbed::ClusterBuilder| b.setting("autovacuum", "off");
-        let site = Site::of(Pair::start_with(major, major, publisher, target)?)?;
+        let subscriber = |b: testbed::ClusterBuilder| b.setting("autovacuum", "off");
+        let site = Site::of(Pair::start_with(major, major, publisher, subscriber)?)?;
         site.tables(DDL)?;
         site.publisher.sql(
             DB,
@@ -53,24 +53,22 @@ impl Watched {
              INSERT INTO parted SELECT i, 'p' FROM generate_series(1, 1000) i; \
              INSERT INTO wide (id) SELECT generate_series(1, 1000)",
         )?;
-        let (mut publisher, mut target) = (site.publisher.conninfo(DB), site.target.conninfo(DB));
+        let (mut publisher, mut subscriber) =
+            (site.publisher.conninfo(DB), site.subscriber.conninfo(DB));
         if plain_roles {
             site.publisher.sql(DB, PUBLISHER_ROLE)?;
-            site.target.sql(DB, TARGET_ROLE)?;
+            site.subscriber.sql(DB, SUBSCRIBER_ROLE)?;
             publisher = publisher.replace("user=postgres", "user=source");
-            target = target.replace("user=postgres", "user=sink");
+            subscriber = subscriber.replace("user=postgres", "user=sink");
         }
-        let read = [log(&site.publisher).len(), log(&site.target).len()];
-        Ok(Self { site, publisher, target, read, found: Vec::new() })
+        let read = [log(&site.publisher).len(), log(&site.subscriber).len()];
+        Ok(Self { site, publisher, subscriber, read, found: Vec::new() })
     }
 
     fn verb(&self, verb: &str) -> Program {
-        pgapace(verb).args(["--publisher", &self.publisher, "--target", &self.target]).args([
-            "--publication",
-            "pub",
-            "--name",
-            "sub",
-        ])
+        pgapace(verb)
+            .args(["--publisher", &self.publisher, "--subscriber", &self.subscriber])
+            .args(["--publication", "pub", "--name", "sub"])
     }
 
     /// Runs a verb to its end, and looks at the logs of the servers.
@@ -83,7 +81,7 @@ impl Watched {
 
     /// Looks at what either server has logged since the last look.
     fn look(&mut self, after: &str) {
-        let logs = [log(&self.site.publisher), log(&self.site.target)];
+        let logs = [log(&self.site.publisher), log(&self.site.subscriber)];
         for (log, read) in logs.iter().zip(&mut self.read) {
             let loud = |line: &&str| {
                 ["WARNING:  ", "ERROR:  ", "FATAL:  ", "PANIC:  "]
@@ -102,7 +100,7 @@ impl Watched {
              AND state = 'ready' AND requested IS NULL"
         );
         wait_while_running(run, &format!("{table} to join"), PATIENCE, || {
-            Ok(self.site.target.query_one_text(DB, &sql)? == "1")
+            Ok(self.site.subscriber.query_one_text(DB, &sql)? == "1")
         })
     }
 
@@ -138,7 +136,7 @@ fn normal_operation(major: u16, plain_roles: bool) -> Result<()> {
     watched.change()?;
     watched.site.catch_up(&mut run)?;
     watched.look("changes");
-    watched.site.target.sql(DB, "CREATE TABLE later (id int PRIMARY KEY)")?;
+    watched.site.subscriber.sql(DB, "CREATE TABLE later (id int PRIMARY KEY)")?;
     watched.site.publisher.sql(DB, "CREATE TABLE later (id int PRIMARY KEY)")?;
     watched.site.publisher.sql(DB, "INSERT INTO later SELECT generate_series(1, 100)")?;
     watched.wait_until_ready(&mut run, "later")?;
@@ -161,7 +159,7 @@ fn normal_operation(major: u16, plain_roles: bool) -> Result<()> {
     watched.finish("drop", &["--if-exists"], 0)?;
 
     // A slot that is gone is not asked for.
-    watched.site.target.sql(DB, "TRUNCATE t, keyless, parted, wide, later")?;
+    watched.site.subscriber.sql(DB, "TRUNCATE t, keyless, parted, wide, later")?;
     watched.finish("run", &["--until", "current"], 0)?;
     watched.site.publisher.sql(DB, "SELECT pg_drop_replication_slot('sub')")?;
     watched.finish("drop", &[], 0)?;

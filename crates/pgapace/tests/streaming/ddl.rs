@@ -23,7 +23,7 @@ fn wait_until_queued(case: &Case, statement: &str) {
          AND wait_event_type = 'Lock' AND query LIKE '{statement}%'"
     );
     must(wait_until(PATIENCE, format!("{statement} to wait"), || {
-        Ok(case.target.value(&sql) == "t")
+        Ok(case.subscriber.value(&sql) == "t")
     }));
 }
 
@@ -32,7 +32,7 @@ struct User(std::thread::JoinHandle<()>);
 
 impl User {
     fn runs(case: &Case, statement: &str) -> Self {
-        let mut session = case.target.connect();
+        let mut session = case.subscriber.connect();
         let sql = statement.to_owned();
         let user = Self(std::thread::spawn(move || must(session.batch_execute(&sql))));
         wait_until_queued(case, statement);
@@ -45,13 +45,13 @@ impl User {
     }
 }
 
-/// An open transaction that holds the target's table, which changes so that it is read again, and an
+/// An open transaction that holds the subscriber's table, which changes so that it is read again, and an
 /// ALTER of a user behind it.
 fn hold(case: &Case, process: &mut Process, change: &str) -> (Client, User) {
     let before = pages(case);
     let open = begin(case, process, &[&rows(1, 3000)]);
     wait_for_rows(case, process, before + 1);
-    case.target.sql(change);
+    case.subscriber.sql(change);
     let alter = User::runs(case, "ALTER TABLE t ADD COLUMN more int");
     (open, alter)
 }
@@ -73,7 +73,7 @@ fn settle(case: &Case, mut process: Process, mut open: Client) {
     case.wait_until_applied(&mut process);
     case.expect_equal(&["small"]);
     let sums = "SELECT count(*), sum(id), md5(string_agg(v, ',' ORDER BY id)) FROM t";
-    assert_eq!(case.publisher.value(sums), case.target.value(sums));
+    assert_eq!(case.publisher.value(sums), case.subscriber.value(sums));
     case.stop(process);
 }
 
@@ -103,7 +103,7 @@ fn an_alter_behind_an_open_transaction() {
             case.publisher.sql("UPDATE t SET v = 'behind' WHERE id = -1");
             case.wait_until_applied(&mut process);
             alter.ends();
-            assert_eq!(case.target.value("SELECT v FROM t WHERE id = -1"), "behind");
+            assert_eq!(case.subscriber.value("SELECT v FROM t WHERE id = -1"), "behind");
             settle(&case, process, open);
         });
     }
@@ -115,28 +115,28 @@ fn an_alter_behind_an_open_transaction() {
 fn an_alter_behind_small_transactions() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         let mut process = start(&mut case, &["--preserve-commit-order=false"]);
-        case.target.sql(CHANGES[0]);
+        case.subscriber.sql(CHANGES[0]);
         let mut last = 0;
         wait_until_seen(&case, &mut process, &mut last);
         case.wait_until_applied(&mut process);
-        let mut user = case.target.connect();
+        let mut user = case.subscriber.connect();
         must(user.batch_execute("BEGIN; SELECT FROM t WHERE id = -1 FOR UPDATE"));
         case.publisher.sql("UPDATE t SET v = 'one' WHERE id = -1");
         let held = "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass \
                     AND mode = 'RowExclusiveLock' AND granted";
-        must(wait_until(PATIENCE, "the first to wait", || Ok(case.target.value(held) == "1")));
+        must(wait_until(PATIENCE, "the first to wait", || Ok(case.subscriber.value(held) == "1")));
         let alter = User::runs(&case, "ALTER TABLE t ADD COLUMN more int");
         case.publisher.sql("UPDATE t SET v = 'two' WHERE id = -2");
         let queued = "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND NOT granted";
-        must(wait_until(PATIENCE, "both to wait", || Ok(case.target.value(queued) == "2")));
+        must(wait_until(PATIENCE, "both to wait", || Ok(case.subscriber.value(queued) == "2")));
         case.publisher.sql("INSERT INTO other VALUES (77)");
         must(wait_until(PATIENCE, "the other table's row", || {
-            Ok(case.target.value("SELECT count(*) FROM other") == "1")
+            Ok(case.subscriber.value("SELECT count(*) FROM other") == "1")
         }));
         must(user.batch_execute("COMMIT"));
         alter.ends();
         case.wait_until_applied(&mut process);
-        assert_eq!(case.target.rows("SELECT v FROM t ORDER BY id DESC"), ["one", "two"]);
+        assert_eq!(case.subscriber.rows("SELECT v FROM t ORDER BY id DESC"), ["one", "two"]);
         case.stop(process);
     });
 }
@@ -146,11 +146,11 @@ fn an_alter_behind_small_transactions() {
 fn a_wait_for_a_table_is_counted() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         let mut process = start(&mut case, &[]);
-        let mut user = case.target.connect();
+        let mut user = case.subscriber.connect();
         must(user.batch_execute("BEGIN; LOCK TABLE other IN ACCESS EXCLUSIVE MODE"));
         case.publisher.sql("INSERT INTO other VALUES (1)");
         must(wait_until(PATIENCE, "the wait to be counted", || {
-            Ok(must(case.statistic("wait_target_lock").parse::<f64>()) > 0.5)
+            Ok(must(case.statistic("wait_subscriber_lock").parse::<f64>()) > 0.5)
         }));
         assert!(process.log().contains("lock_wait"), "{}", process.log());
         must(user.batch_execute("COMMIT"));
@@ -167,8 +167,8 @@ fn a_wait_of_the_control_session_is_seen_and_ends() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         let process = start(&mut case, &[]);
         let noted = "SELECT count(*) FROM pgapace.relation WHERE apply_mode IS NOT NULL";
-        must(wait_until(PATIENCE, "modes", || Ok(case.target.value(noted) == "2")));
-        let mut user = case.target.connect();
+        must(wait_until(PATIENCE, "modes", || Ok(case.subscriber.value(noted) == "2")));
+        let mut user = case.subscriber.connect();
         must(user.batch_execute("BEGIN; LOCK TABLE pgapace.relation IN ACCESS EXCLUSIVE MODE"));
         for seen in ["waiting=\"control session\"", "retry_in_ms"] {
             must(wait_until(PATIENCE, seen, || Ok(process.log().contains(seen))));
@@ -182,7 +182,7 @@ fn a_wait_of_the_control_session_is_seen_and_ends() {
         case.wait_until_applied(&mut process);
         case.expect_equal(&["other"]);
         case.stop(process);
-        let waited = case.statistic("wait_target_lock");
+        let waited = case.statistic("wait_subscriber_lock");
         assert!(must(waited.parse::<f64>()) > 0.5, "{waited} s");
     });
 }

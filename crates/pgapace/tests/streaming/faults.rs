@@ -12,7 +12,7 @@ use crate::faults::site::{
 
 const WORK_MEM: (&str, &str) = ("logical_decoding_work_mem", "64kB");
 
-/// Readers of the target see whole transactions in commit order, whatever is killed.
+/// Readers of the subscriber see whole transactions in commit order, whatever is killed.
 #[test]
 fn kill_9_under_load() -> Result<()> {
     let site = Site::start(&[WORK_MEM], &[])?;
@@ -20,7 +20,7 @@ fn kill_9_under_load() -> Result<()> {
     let load = Load::start(&site.publisher, 150.0)?;
     let program = site.program().args(["--memory-limit", "16"]);
     let mut run = site.spawn_streaming(&program)?;
-    let reader = Reader::start(&site.target);
+    let reader = Reader::start(&site.subscriber);
     let mut random = fastrand::Rng::with_seed(31);
     for _ in 0..if long() { 100 } else { 12 } {
         sleep(Duration::from_millis(random.u64(50..900)));
@@ -49,7 +49,7 @@ fn kill_9_under_load_when_all_is_streamed() -> Result<()> {
     site.load_tables()?;
     let load = Load::start(&site.publisher, 60.0)?;
     let mut run = site.spawn_streaming(&site.program())?;
-    let reader = Reader::start(&site.target);
+    let reader = Reader::start(&site.subscriber);
     let mut random = fastrand::Rng::with_seed(32);
     for _ in 0..if long() { 60 } else { 6 } {
         sleep(Duration::from_millis(random.u64(50..900)));
@@ -120,18 +120,18 @@ fn killed_inside_a_streamed_transaction() -> Result<()> {
         // What was rolled back stays in the file until it is vacuumed.
         let size = "SELECT pg_relation_size('big') / 8192";
         let pages = |site: &Site| -> Result<i64> {
-            Ok(site.target.query_one_text(DB, size)?.parse().unwrap_or(0))
+            Ok(site.subscriber.query_one_text(DB, size)?.parse().unwrap_or(0))
         };
         let before = pages(&site)?;
         wait_while_running(&mut run, "the transaction to be under way", PATIENCE, || {
             Ok(pages(&site)? > before + 200)
         })?;
         if round == 1 {
-            site.target.restart(Stop::Immediate)?;
+            site.subscriber.restart(Stop::Immediate)?;
         } else {
             run.kill9()?;
         }
-        let applied = site.target.query_one_text(DB, "SELECT count(*) FROM log WHERE v = 1")?;
+        let applied = site.subscriber.query_one_text(DB, "SELECT count(*) FROM log WHERE v = 1")?;
         inside += u32::from(applied == "0");
         if round != 1 {
             run = site.spawn_streaming(&program)?;
@@ -140,7 +140,7 @@ fn killed_inside_a_streamed_transaction() -> Result<()> {
     assert!(inside > 0, "the transaction was over each time: the test does not test");
     site.publisher.restart(Stop::Fast)?;
     wait_while_running(&mut run, "all of it", PATIENCE, || {
-        Ok(site.target.query_one_text(DB, "SELECT count(*) FROM log")? == "2")
+        Ok(site.subscriber.query_one_text(DB, "SELECT count(*) FROM log")? == "2")
     })?;
     site.expect_equal(&["big", "log"].map(TableName::from))
 }

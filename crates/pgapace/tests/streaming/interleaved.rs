@@ -39,7 +39,7 @@ fn large_and_small_transactions() {
             case.publisher.sql(&format!("UPDATE t SET b = 'again' WHERE a = -{round} - 1"));
             case.wait_until_applied(&mut process);
             let small = "SELECT count(*), min(b), max(b) FROM t";
-            assert_eq!(case.target.value(small), format!("{}|again|again", round + 1));
+            assert_eq!(case.subscriber.value(small), format!("{}|again|again", round + 1));
         }
         // Not in the order in which they began.
         for (number, end) in [(2, "COMMIT"), (0, "COMMIT"), (3, "ROLLBACK"), (1, "COMMIT")] {
@@ -68,7 +68,7 @@ fn runs_end_while_transactions_are_open() {
         );
         case.publisher.sql("INSERT INTO t VALUES (-1, 'small')");
         case.run_until_current();
-        assert_eq!(case.target.value("SELECT count(*) FROM t"), "1");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "1");
         let process = case.start();
         each(
             &mut open,
@@ -80,7 +80,7 @@ fn runs_end_while_transactions_are_open() {
         let goal = case.publisher.value("SELECT pg_current_wal_insert_lsn()");
         each(&mut open, &["COMMIT"]);
         case.tool.finish("run", &["--until", &goal]).expect(0, &[]);
-        assert_eq!(case.target.value("SELECT count(*) FROM t"), "2");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "2");
         case.run_until_current();
         case.expect_equal(&["t"]);
         expect_streamed(&case);

@@ -39,8 +39,8 @@ fn spooled(run: &Process) -> Result<(usize, u64)> {
     for entry in fs::read_dir(format!("/proc/{}/fd", run.pid()))? {
         let path = entry?.path();
         // One that was closed meanwhile is no file any more.
-        let Ok(target) = fs::read_link(&path) else { continue };
-        if target.to_string_lossy().ends_with(" (deleted)") {
+        let Ok(subscriber) = fs::read_link(&path) else { continue };
+        if subscriber.to_string_lossy().ends_with(" (deleted)") {
             count += 1;
             bytes += fs::metadata(&path).map_or(0, |metadata| metadata.len());
         }
@@ -131,7 +131,7 @@ fn the_publisher_stays_connected(streaming: &str) -> Result<()> {
     let program = program.args(["--streaming", streaming]);
     let mut run = site.spawn_streaming(&program)?;
     site.catch_up(&mut run)?;
-    let mut holder = site.target.connect(DB)?;
+    let mut holder = site.subscriber.connect(DB)?;
     holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 0 FOR UPDATE")?;
     site.publisher.sql(DB, "UPDATE t SET v = 'blocked' WHERE id = 0")?;
     // An open transaction, and more of complete ones than memory takes.
@@ -166,7 +166,7 @@ fn the_publisher_stays_connected_while_memory_is_full_and_streams_are_applied() 
     the_publisher_stays_connected("parallel")
 }
 
-/// An open transaction waits for a lock on the target for ten seconds: the publisher hears of us, and
+/// An open transaction waits for a lock on the subscriber for ten seconds: the publisher hears of us, and
 /// what others commit is applied.
 #[test]
 fn a_stream_that_waits_for_a_lock_holds_nobody_up() -> Result<()> {
@@ -174,14 +174,14 @@ fn a_stream_that_waits_for_a_lock_holds_nobody_up() -> Result<()> {
     site.publisher.sql(DB, "INSERT INTO t VALUES (0, 'locked')")?;
     let mut run = site.spawn_streaming(&site.program().args(["--status-interval", "10"]))?;
     site.catch_up(&mut run)?;
-    let mut holder = site.target.connect(DB)?;
+    let mut holder = site.subscriber.connect(DB)?;
     holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 0 FOR UPDATE")?;
     let mut open = site.publisher.connect(DB)?;
     let blocked = format!("BEGIN; UPDATE t SET v = 'blocked' WHERE id = 0; {}", rows(1, 3000));
     open.batch_execute(&blocked)?;
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
     wait_while_running(&mut run, "the stream to wait for the lock", PATIENCE, || {
-        Ok(site.target.query_one_text(DB, waits)? == "1")
+        Ok(site.subscriber.query_one_text(DB, waits)? == "1")
     })?;
     let pid = "SELECT pid FROM pg_stat_replication WHERE state = 'streaming'";
     let walsender = site.publisher.query_one_text(DB, pid)?;
@@ -195,7 +195,7 @@ fn a_stream_that_waits_for_a_lock_holds_nobody_up() -> Result<()> {
         assert_eq!(site.publisher.query_one_text(DB, pid)?, walsender, "{}", run.log());
         sleep(Duration::from_millis(100));
     }
-    assert_eq!(site.target.query_one_text(DB, waits)?, "1", "it still waits");
+    assert_eq!(site.subscriber.query_one_text(DB, waits)?, "1", "it still waits");
     open.batch_execute("COMMIT")?;
     holder.batch_execute("COMMIT")?;
     site.catch_up(&mut run)?;

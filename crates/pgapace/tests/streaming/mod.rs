@@ -1,10 +1,10 @@
 //! Large transactions that are sent while they run: what PostgreSQL's own tests 015 to 019, 022 and
 //! 023 do with them, mixed with small ones; crashes, memory, and a spool that is full.
 
+mod added_tables;
 mod ddl;
 mod faults;
 mod interleaved;
-mod joining;
 mod limits;
 mod memory;
 mod parallel;
@@ -36,16 +36,16 @@ const TRIGGERS: [(u16, u16, Trigger); 4] = [
 /// Runs a test's body on each pair of versions and with each trigger: streams are applied as they
 /// come, and once after they have committed.
 fn on_triggers(body: impl Fn(Case)) {
-    for (publisher, target, trigger) in TRIGGERS {
-        body(streaming_case(publisher, target, trigger));
+    for (publisher, subscriber, trigger) in TRIGGERS {
+        body(streaming_case(publisher, subscriber, trigger));
     }
     let mut case = streaming_case(18, 18, Trigger::Immediate);
     case.tool.args.extend(["--streaming", "on"].map(str::to_owned));
     body(case);
 }
 
-fn streaming_case(publisher: u16, target: u16, trigger: Trigger) -> Case {
-    let mut case = Case::new(publisher, target);
+fn streaming_case(publisher: u16, subscriber: u16, trigger: Trigger) -> Case {
+    let mut case = Case::new(publisher, subscriber);
     stream(&mut case.tool, trigger);
     case
 }

@@ -24,7 +24,7 @@ pub(super) fn rows(from: u32, count: u32) -> String {
     )
 }
 
-/// Begins a transaction on the publisher, and waits until rows of it are on the target, where nobody
+/// Begins a transaction on the publisher, and waits until rows of it are on the subscriber, where nobody
 /// sees them.
 pub(super) fn begin(case: &Case, process: &mut Process, statements: &[&str]) -> Client {
     let mut open = case.publisher.connect();
@@ -34,29 +34,29 @@ pub(super) fn begin(case: &Case, process: &mut Process, statements: &[&str]) -> 
     open
 }
 
-/// Waits until the target's table has so many pages.
+/// Waits until the subscriber's table has so many pages.
 pub(super) fn wait_for_rows(case: &Case, process: &mut Process, pages: u32) {
     let size = format!("SELECT pg_relation_size('t') / 8192 >= {pages}");
     let applied = wait_until(PATIENCE, "rows of the open transaction", || {
         assert!(process.is_running(), "{}", process.log());
-        Ok(case.target.value(&size) == "t")
+        Ok(case.subscriber.value(&size) == "t")
     });
     applied.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
 }
 
 pub(super) fn pages(case: &Case) -> u32 {
-    must(case.target.value("SELECT pg_relation_size('t') / 8192").parse())
+    must(case.subscriber.value("SELECT pg_relation_size('t') / 8192").parse())
 }
 
-/// The session that has a stream of this subscription on the target.
+/// The session that has a stream of this subscription on the subscriber.
 pub(super) fn stream_session(case: &Case) -> String {
     let sql = format!(
         "SELECT a.pid FROM pg_stat_activity a JOIN pg_locks l USING (pid) \
          WHERE a.datname = '{}' AND l.relation = 't'::regclass AND l.mode = 'RowExclusiveLock' \
            AND a.application_name LIKE '%apply%'",
-        case.target.name
+        case.subscriber.name
     );
-    case.target.rows(&sql).first().cloned().unwrap_or_else(|| "0".to_owned())
+    case.subscriber.rows(&sql).first().cloned().unwrap_or_else(|| "0".to_owned())
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn rows_are_there_before_the_commit() {
         case.publisher.sql("INSERT INTO t VALUES (0, 'small')");
         case.publisher.sql("UPDATE t SET v = 'again' WHERE id = 0");
         case.wait_until_applied(&mut process);
-        assert_eq!(case.target.rows("SELECT * FROM t"), ["0|again"]);
+        assert_eq!(case.subscriber.rows("SELECT * FROM t"), ["0|again"]);
         // What came between is changed by the stream as well.
         each(&mut open, &[&rows(5000, 2000), "UPDATE t SET v = v || 'x' WHERE id % 3 = 0"]);
         wait_for_rows(&case, &mut process, pages(&case) + 10);
@@ -86,7 +86,7 @@ fn rows_are_there_before_the_commit() {
     });
 }
 
-/// What the target has of a subtransaction is undone with it, and what others do with its rows then
+/// What the subscriber has of a subtransaction is undone with it, and what others do with its rows then
 /// is not lost.
 #[test]
 fn subtransactions_are_undone() {
@@ -113,7 +113,7 @@ fn subtransactions_are_undone() {
             each(&mut open, &[&format!("ROLLBACK TO b{round}")]);
             case.publisher.sql(&format!("UPDATE t SET v = v || '{round}' WHERE id = 0"));
             case.wait_until_applied(&mut process);
-            assert_eq!(case.target.rows("SELECT id FROM t"), ["0"]);
+            assert_eq!(case.subscriber.rows("SELECT id FROM t"), ["0"]);
             each(&mut open, &[&rows(from + 3000, 600)]);
             if round == 2 {
                 each(&mut open, &[&format!("ROLLBACK TO a{round}")]);
@@ -123,7 +123,7 @@ fn subtransactions_are_undone() {
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
         case.stop(process);
-        assert_eq!(case.target.value("SELECT v FROM t WHERE id = 0"), "zero123");
+        assert_eq!(case.subscriber.value("SELECT v FROM t WHERE id = 0"), "zero123");
         assert_eq!(case.statistic("update_missing + delete_missing"), "0");
         assert_eq!(case.statistic("inserts"), "3401");
         expect_streamed(&case);
@@ -145,7 +145,7 @@ fn a_stream_gives_way() {
             begin(&case, &mut process, &["DELETE FROM n WHERE ctid = '(0,1)'", &rows(1, 1000)]);
         case.publisher.sql("DELETE FROM n WHERE ctid = '(0,2)'");
         case.wait_until_applied(&mut process);
-        assert_eq!(case.target.value("SELECT count(*) FROM n"), "2");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM n"), "2");
         each(&mut open, &[&rows(5000, 1000), "COMMIT"]);
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t", "n"]);
@@ -163,7 +163,7 @@ fn a_stream_loses_its_session() {
         let mut process = case.start();
         let mut open = begin(&case, &mut process, &[&rows(1, 2000)]);
         let session = stream_session(&case);
-        assert_eq!(case.target.value(&format!("SELECT pg_terminate_backend({session})")), "t");
+        assert_eq!(case.subscriber.value(&format!("SELECT pg_terminate_backend({session})")), "t");
         case.publisher.sql("INSERT INTO t VALUES (0, 'small')");
         each(&mut open, &[&rows(5000, 1000), "COMMIT"]);
         case.wait_until_applied(&mut process);
@@ -188,7 +188,7 @@ fn errors_wait_for_the_commit() {
     on_publishers(|mut case| {
         case.tool.args.push("--disable-on-error".to_owned());
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
-        case.target.sql("INSERT INTO t VALUES (1500, 'in the way')");
+        case.subscriber.sql("INSERT INTO t VALUES (1500, 'in the way')");
         let mut process = case.start();
         let mut open = begin(&case, &mut process, &[&rows(1, 2000)]);
         case.publisher.sql("INSERT INTO t VALUES (0, 'small')");
@@ -212,7 +212,7 @@ fn errors_wait_for_the_commit() {
         case.tool.finish("enable", &[]).expect(0, &[]);
         case.publisher.sql("INSERT INTO t VALUES (9000, 'behind')");
         case.run_until_current();
-        let seen = case.target.rows("SELECT id, v FROM t ORDER BY id");
+        let seen = case.subscriber.rows("SELECT id, v FROM t ORDER BY id");
         assert_eq!(seen, ["0|again", "1500|in the way", "9000|behind"]);
         expect_streamed(&case);
     });

@@ -19,7 +19,7 @@ fn replicates(major: u16, trigger: Trigger, seed: u64) -> bool {
     let options = Options { two_phase: true, truncate: false, ..Options::default() };
     let schema = RandomSchema::generate(seed, &options);
     case.publisher.sql(&schema.publisher_ddl);
-    case.target.sql(&schema.target_ddl);
+    case.subscriber.sql(&schema.subscriber_ddl);
     case.publisher.sql(&schema.publication_ddl("pub"));
     let conninfo = case.publisher.conninfo();
     let mut process = case.start();
@@ -35,7 +35,7 @@ fn replicates(major: u16, trigger: Trigger, seed: u64) -> bool {
     case.wait_until_applied(&mut process);
     let log = case.stop(process);
     let equal =
-        expect_equal(&mut case.publisher.connect(), &mut case.target.connect(), &schema.tables);
+        expect_equal(&mut case.publisher.connect(), &mut case.subscriber.connect(), &schema.tables);
     equal.unwrap_or_else(|error| panic!("seed {seed}, {major}, {trigger:?}: {error}\n{log}"));
     let missing = case.statistic("update_missing || '|' || delete_missing");
     assert_eq!(missing, "0|0", "seed {seed}, {major}, {trigger:?}:\n{log}");

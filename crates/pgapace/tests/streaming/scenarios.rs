@@ -124,7 +124,7 @@ fn savepoints_in_a_loop() {
 fn ddl_inside() {
     on_triggers(|case| {
         case.both(TABLE);
-        case.target.sql(
+        case.subscriber.sql(
             "ALTER TABLE test_tab ADD COLUMN c int, ADD COLUMN d int, ADD COLUMN e int, \
              ADD COLUMN f int",
         );
@@ -178,12 +178,12 @@ fn ddl_inside() {
     });
 }
 
-/// 015: the target's own columns, and values that were not sent.
+/// 015: the subscriber's own columns, and values that were not sent.
 #[test]
 fn all_kinds_of_changes() {
     on_triggers(|case| {
         case.publisher.sql("CREATE TABLE test_tab (a int PRIMARY KEY, b text, w bytea)");
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE TABLE test_tab (w bytea, c timestamptz DEFAULT now(), a int PRIMARY KEY, \
              b text, d bigint DEFAULT 999)",
         );
@@ -203,9 +203,9 @@ fn all_kinds_of_changes() {
         case.wait_until_applied(&mut process);
         let sum =
             "SELECT count(*), md5(string_agg(a || b || md5(w), ',' ORDER BY a)) FROM test_tab";
-        assert_eq!(case.target.rows(sum), case.publisher.rows(sum));
+        assert_eq!(case.subscriber.rows(sum), case.publisher.rows(sum));
         assert_eq!(
-            case.target.value("SELECT count(*) FROM test_tab WHERE c IS NULL OR d <> 999"),
+            case.subscriber.value("SELECT count(*) FROM test_tab WHERE c IS NULL OR d <> 999"),
             "0"
         );
         case.stop(process);
@@ -216,8 +216,8 @@ fn all_kinds_of_changes() {
 /// `--streaming off`: the publisher keeps large transactions until they have committed.
 #[test]
 fn off_is_off() {
-    for (publisher, target, trigger) in TRIGGERS {
-        let mut case = streaming_case(publisher, target, trigger);
+    for (publisher, subscriber, trigger) in TRIGGERS {
+        let mut case = streaming_case(publisher, subscriber, trigger);
         case.tool.args.extend(["--streaming", "off"].map(str::to_owned));
         case.replicate(TABLE);
         case.publisher.sql(&format!("BEGIN; SAVEPOINT s; {} COMMIT", changes(1, 3000)));

@@ -12,7 +12,7 @@ fn rows(from: u32, count: u32) -> String {
     )
 }
 
-/// What was streamed is durable on the target when its COMMIT returns, however that comes about: by
+/// What was streamed is durable on the subscriber when its COMMIT returns, however that comes about: by
 /// a synchronous commit of the stream's session where a flush is quick, by the durability session
 /// where it is not. Others commit beside it, and wait for no more than themselves.
 #[test]
@@ -46,7 +46,7 @@ fn a_streamed_commit_that_has_returned_survives_a_crash() -> Result<()> {
                          WHERE l.relation = 't'::regclass AND l.mode = 'RowExclusiveLock' \
                            AND a.application_name LIKE 'pgapace%apply%'";
             wait_while_running(&mut run, "the stream to be applied", PATIENCE, || {
-                Ok(site.target.query_one_text(DB, early)? == "1")
+                Ok(site.subscriber.query_one_text(DB, early)? == "1")
             })?;
             for id in 0..5 {
                 other.batch_execute(&format!("INSERT INTO t VALUES (-{round}{id}, 'small')"))?;
@@ -55,8 +55,8 @@ fn a_streamed_commit_that_has_returned_survives_a_crash() -> Result<()> {
             open.batch_execute("COMMIT")?;
             told += 2005;
             run.kill9()?;
-            site.target.restart(Stop::Immediate)?;
-            let there = site.target.query_one_text(DB, "SELECT count(*) FROM t")?;
+            site.subscriber.restart(Stop::Immediate)?;
+            let there = site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?;
             assert_eq!(there, told.to_string(), "{major}, slow: {slow}, round {round}");
         }
         let streamed = "SELECT sum(stream_count) > 0 FROM pg_stat_replication_slots";

@@ -8,7 +8,7 @@ use crate::support::{Case, PATIENCE, must};
 const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
 
 fn replicate(case: &mut Case) {
-    // Prepared on the target in half of the cases.
+    // Prepared on the subscriber in half of the cases.
     let hold = if case.publisher.major() >= 18 { "0" } else { "3600" };
     case.tool.args.extend(["--two-phase", "--two-phase-hold", hold].map(str::to_owned));
     case.replicate(TABLE);
@@ -51,7 +51,7 @@ fn streamed_transactions_are_prepared_and_resolved() {
         }
         case.publisher.sql("INSERT INTO t VALUES (1, 'between')");
         case.wait_until_applied(&mut process);
-        assert_eq!(case.target.value("SELECT string_agg(v, ',') FROM t"), "between");
+        assert_eq!(case.subscriber.value("SELECT string_agg(v, ',') FROM t"), "between");
         resolve(&case, "COMMIT", "two");
         resolve(&case, "ROLLBACK", "one");
         case.publisher.sql("UPDATE t SET v = 'changed' WHERE id % 2 = 0");
@@ -88,16 +88,16 @@ fn a_crash_while_commit_prepared_is_applied() {
         // What lies between is applied, and durable.
         case.publisher.sql("INSERT INTO t VALUES (1, 'blocked')");
         case.wait_until_applied(&mut process);
-        let mut holder = case.target.connect();
+        let mut holder = case.subscriber.connect();
         each(&mut holder, &["BEGIN", "SELECT FROM t WHERE id = 1 FOR UPDATE"]);
         case.publisher.sql("UPDATE t SET v = 'waits' WHERE id = 1");
         resolve(&case, "COMMIT", "one");
         resolve(&case, "COMMIT", "small");
         let waits = format!(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND wait_event_type = 'Lock'",
-            case.target.name
+            case.subscriber.name
         );
-        must(wait_until(PATIENCE, "apply to wait", || Ok(case.target.value(&waits) == "1")));
+        must(wait_until(PATIENCE, "apply to wait", || Ok(case.subscriber.value(&waits) == "1")));
         // Long enough for the positions to be acknowledged.
         std::thread::sleep(std::time::Duration::from_secs(3));
         must(process.kill9());

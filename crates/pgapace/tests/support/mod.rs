@@ -26,26 +26,26 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The versions that differ most: oldest and newest, alone and together.
 pub(crate) const VERSIONS: [(u16, u16); 3] = [(15, 15), (18, 18), (15, 18)];
 
-/// Runs a test's body on each of these pairs of versions (publisher, target).
+/// Runs a test's body on each of these pairs of versions (publisher, subscriber).
 pub(crate) fn on_versions(versions: &[(u16, u16)], body: impl Fn(Case)) {
-    for (publisher, target) in versions {
-        body(Case::new(*publisher, *target));
+    for (publisher, subscriber) in versions {
+        body(Case::new(*publisher, *subscriber));
     }
 }
 
-/// A publisher and a target that the tests of this process share, each with databases of its own.
+/// A publisher and a subscriber that the tests of this process share, each with databases of its own.
 /// They end with the process: their guardians see to that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedPair {
     pub(crate) publisher: &'static Cluster,
-    pub(crate) target: &'static Cluster,
+    pub(crate) subscriber: &'static Cluster,
 }
 
 /// The shared servers of these versions, started when they are first asked for.
-pub(crate) fn servers(publisher_major: u16, target_major: u16) -> SharedPair {
+pub(crate) fn servers(publisher_major: u16, subscriber_major: u16) -> SharedPair {
     SharedPair {
         publisher: cluster("publisher", publisher_major),
-        target: cluster("target", target_major),
+        subscriber: cluster("subscriber", subscriber_major),
     }
 }
 
@@ -63,7 +63,7 @@ fn cluster(role: &'static str, major: u16) -> &'static Cluster {
     started.get_or_insert_with(|| {
         let binaries = find_or_fetch(major).unwrap_or_else(|error| panic!("{error}"));
         let mut builder = Cluster::builder(&binaries).name(format!("{role} {major}"));
-        if role == "target" {
+        if role == "subscriber" {
             builder = builder.setting("track_commit_timestamp", "on");
         }
         let cluster = builder
@@ -175,7 +175,7 @@ impl Finished {
 #[derive(Clone, Debug)]
 pub(crate) struct Tool {
     pub(crate) publisher: String,
-    pub(crate) target: String,
+    pub(crate) subscriber: String,
     /// Name of the subscription and its slot.
     pub(crate) name: String,
     /// Separated by commas.
@@ -186,9 +186,9 @@ pub(crate) struct Tool {
 
 impl Tool {
     /// Of publication `pub`.
-    pub(crate) fn new(publisher: String, target: String, name: &str) -> Self {
+    pub(crate) fn new(publisher: String, subscriber: String, name: &str) -> Self {
         let (name, publications) = (name.to_owned(), "pub".to_owned());
-        Self { publisher, target, name, publications, args: Vec::new() }
+        Self { publisher, subscriber, name, publications, args: Vec::new() }
     }
 
     /// A verb with the subscription as its arguments.
@@ -196,7 +196,7 @@ impl Tool {
         Program::new(env!("CARGO_BIN_EXE_pgapace"))
             .arg(verb)
             .args(["--publisher", &self.publisher])
-            .args(["--target", &self.target])
+            .args(["--subscriber", &self.subscriber])
             .args(["--name", &self.name])
             .args(["--publication", &self.publications])
             .args(&self.args)
@@ -234,38 +234,38 @@ impl Tool {
 /// One test on one pair of versions: a new database on each side and a subscription between them.
 pub(crate) struct Case {
     pub(crate) publisher: Database<'static>,
-    pub(crate) target: Database<'static>,
+    pub(crate) subscriber: Database<'static>,
     pub(crate) tool: Tool,
     directory: TempDir,
 }
 
 impl Case {
-    pub(crate) fn new(publisher_major: u16, target_major: u16) -> Self {
-        Self::with_databases(publisher_major, target_major, "", "")
+    pub(crate) fn new(publisher_major: u16, subscriber_major: u16) -> Self {
+        Self::with_databases(publisher_major, subscriber_major, "", "")
     }
 
     /// With options for CREATE DATABASE on either side.
     pub(crate) fn with_databases(
         publisher_major: u16,
-        target_major: u16,
+        subscriber_major: u16,
         publisher_options: &str,
-        target_options: &str,
+        subscriber_options: &str,
     ) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
         let name = format!("case{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let pair = servers(publisher_major, target_major);
+        let pair = servers(publisher_major, subscriber_major);
         let publisher = Database::create(pair.publisher, &name, publisher_options);
-        let target = Database::create(pair.target, &name, target_options);
-        let tool = Tool::new(publisher.conninfo(), target.conninfo(), &name);
+        let subscriber = Database::create(pair.subscriber, &name, subscriber_options);
+        let tool = Tool::new(publisher.conninfo(), subscriber.conninfo(), &name);
         let directory = TempDir::new().expect("a temporary directory");
-        Self { publisher, target, tool, directory }
+        Self { publisher, subscriber, tool, directory }
     }
 
     /// Runs SQL on both sides, the publisher first.
     #[track_caller]
     pub(crate) fn both(&self, sql: &str) {
         self.publisher.sql(sql);
-        self.target.sql(sql);
+        self.subscriber.sql(sql);
     }
 
     /// Creates publication `pub`.
@@ -348,18 +348,22 @@ impl Case {
         let names: Vec<TableName> = tables.iter().map(|name| TableName::from(*name)).collect();
         let equal = compare::expect_equal(
             &mut self.publisher.client.borrow_mut(),
-            &mut self.target.client.borrow_mut(),
+            &mut self.subscriber.client.borrow_mut(),
             &names,
         );
         if let Err(error) = equal {
-            panic!("{} to {}: {error}", self.publisher.cluster.name(), self.target.cluster.name());
+            panic!(
+                "{} to {}: {error}",
+                self.publisher.cluster.name(),
+                self.subscriber.cluster.name()
+            );
         }
     }
 
-    /// A column of `pgapace.stat_subscription` on the target.
+    /// A column of `pgapace.stat_subscription` on the subscriber.
     #[track_caller]
     pub(crate) fn statistic(&self, column: &str) -> String {
-        self.target.value(&format!(
+        self.subscriber.value(&format!(
             "SELECT t.{column} FROM pgapace.stat_subscription t JOIN pgapace.subscription s \
              ON s.id = t.subscription WHERE s.name = '{}'",
             self.tool.name
@@ -380,16 +384,16 @@ impl Drop for Case {
         let origins = format!(
             "SELECT o.roname FROM pg_replication_origin o, pg_database d \
              WHERE d.datname = '{}' AND starts_with(o.roname, 'pgapace_' || d.oid || '_')",
-            self.target.name
+            self.subscriber.name
         );
-        let origins = self.target.cluster.query_texts("postgres", &origins).unwrap_or_default();
-        for database in [&self.publisher, &self.target] {
+        let origins = self.subscriber.cluster.query_texts("postgres", &origins).unwrap_or_default();
+        for database in [&self.publisher, &self.subscriber] {
             let sql = format!("DROP DATABASE {} WITH (FORCE)", database.name);
             let _ = database.cluster.sql("postgres", &sql);
         }
         for origin in origins.into_iter().flatten().flatten() {
             let sql = format!("SELECT pg_replication_origin_drop('{origin}')");
-            let _ = self.target.cluster.sql("postgres", &sql);
+            let _ = self.subscriber.cluster.sql("postgres", &sql);
         }
     }
 }

@@ -15,7 +15,7 @@ impl<'c> Native<'c> {
     /// Subscribes; the server's message if it refuses.
     pub(crate) fn subscribe(case: &'c Case, ddl: &str, publications: &str) -> Result<Self, String> {
         let name = format!("{}_native", case.tool.name);
-        let database = Database::create(case.target.cluster, &name, "");
+        let database = Database::create(case.subscriber.cluster, &name, "");
         database.sql(ddl);
         let created = database.client.borrow_mut().batch_execute(&format!(
             "CREATE SUBSCRIPTION {name} CONNECTION '{}' PUBLICATION {publications}",

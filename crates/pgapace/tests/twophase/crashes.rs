@@ -1,4 +1,4 @@
-//! A crash between any two steps of a transaction that is prepared on the target: what is found
+//! A crash between any two steps of a transaction that is prepared on the subscriber: what is found
 //! afterwards tells how far it had come.
 
 use testbed::workload::ledger;
@@ -119,8 +119,8 @@ fn lost_by_other_hands() {
         prepare(&case, "one", "UPDATE t SET v = v || ' one' WHERE id <= 2");
         case.run_until_current();
         let sql = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()";
-        let name = case.target.value(sql);
-        case.target.sql(&format!("ROLLBACK PREPARED '{name}'"));
+        let name = case.subscriber.value(sql);
+        case.subscriber.sql(&format!("ROLLBACK PREPARED '{name}'"));
         resolve(&case, "COMMIT", "one");
         case.run().expect(4, &["rolled it back", "_one"]);
         let gid = format!("{}_one", case.tool.name);
@@ -129,7 +129,7 @@ fn lost_by_other_hands() {
         case.tool.finish("prepared", &["--rollback", &gid]).expect(0, &[]);
         let log = case.run_until_current();
         assert!(log.contains("is left out") && log.contains(&gid), "{log}");
-        assert_eq!(case.target.value("SELECT v FROM t WHERE id = 1"), "before");
+        assert_eq!(case.subscriber.value("SELECT v FROM t WHERE id = 1"), "before");
         expect_nothing_left(&case);
     });
 }
@@ -152,7 +152,7 @@ fn of_every_party_under_load() -> Result<()> {
         let program = site.program().args(["--two-phase", "--two-phase-hold", "0"]);
         let mut run = site.spawn_streaming(&program)?;
         let writer = ledger::Writer::start_with(&site.publisher.conninfo(DB), 4, options)?;
-        let reader = Reader::start(&site.target);
+        let reader = Reader::start(&site.subscriber);
         let mut random = fastrand::Rng::with_seed(u64::from(major));
         for round in 0..9 {
             std::thread::sleep(std::time::Duration::from_millis(random.u64(200..1200)));
@@ -161,7 +161,7 @@ fn of_every_party_under_load() -> Result<()> {
                     run.kill9()?;
                     run = site.spawn_streaming(&program)?;
                 }
-                1 => site.target.restart(Stop::Immediate)?,
+                1 => site.subscriber.restart(Stop::Immediate)?,
                 _ => site.publisher.restart(Stop::Immediate)?,
             }
             assert!(run.is_running(), "pgapace ended:\n{}", run.log());
@@ -179,7 +179,7 @@ fn of_every_party_under_load() -> Result<()> {
         site.expect_equal_load()?;
         let rows = "SELECT (SELECT count(*) FROM pg_prepared_xacts) \
                     + (SELECT count(*) FROM pgapace.prepared)";
-        assert_eq!(site.target.query_one_text(DB, rows)?, "0");
+        assert_eq!(site.subscriber.query_one_text(DB, rows)?, "0");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What is prepared on the target: acknowledged there, and ended there.
+//! What is prepared on the subscriber: acknowledged there, and ended there.
 
 use super::{
     TABLE, expect_nothing_left, here, is_acknowledged, notes, prepare, prepared, release, resolve,
@@ -29,7 +29,7 @@ fn they_are_acknowledged_and_resolved_in_any_order() {
         case.run_until_current();
         assert_eq!((here(&case), notes(&case)), ("3".to_owned(), "3".to_owned()));
         assert!(is_acknowledged(&case, &end), "the slot moves on");
-        assert_eq!(case.target.value("SELECT count(*) FROM t WHERE v = 'before'"), "3");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t WHERE v = 'before'"), "3");
         resolve(&case, "COMMIT", "two");
         // Behind it, on the same rows.
         case.publisher.sql("UPDATE t SET v = v || '!' WHERE id IN (2, 20)");
@@ -124,7 +124,7 @@ fn two_phase_is_switched_while_one_is_pending() {
         prepare(&case, "four", "INSERT INTO t VALUES (4, 'four')");
         case.run_until_current();
         assert_eq!(
-            (here(&case).as_str(), case.target.value("SELECT count(*) FROM t").as_str()),
+            (here(&case).as_str(), case.subscriber.value("SELECT count(*) FROM t").as_str()),
             ("2", "1")
         );
         case.tool.args = off;
@@ -154,7 +154,7 @@ fn two_phase_is_switched_while_one_is_pending() {
     });
 }
 
-/// Where the target cannot prepare, or rules have to decide when the transaction is known to have
+/// Where the subscriber cannot prepare, or rules have to decide when the transaction is known to have
 /// committed, it is held.
 #[test]
 fn rules_keep_transactions_held() {
@@ -165,10 +165,10 @@ fn rules_keep_transactions_held() {
         prepare(&case, "one", "INSERT INTO t VALUES (1, 'one')");
         case.run_until_current();
         assert_eq!(here(&case), "0");
-        case.target.sql("INSERT INTO t VALUES (1, 'mine')");
+        case.subscriber.sql("INSERT INTO t VALUES (1, 'mine')");
         resolve(&case, "COMMIT", "one");
         case.run_until_current();
-        assert_eq!(case.target.value("SELECT v FROM t"), "mine");
+        assert_eq!(case.subscriber.value("SELECT v FROM t"), "mine");
     });
 }
 
@@ -182,8 +182,8 @@ fn cascade() {
         let name = format!("{}_c", case.tool.name);
         let last = Database::create(case.publisher.cluster, &name, "");
         last.sql(TABLE);
-        case.target.sql("CREATE PUBLICATION pub FOR TABLE t");
-        let mut next = Tool::new(case.target.conninfo(), last.conninfo(), &name);
+        case.subscriber.sql("CREATE PUBLICATION pub FOR TABLE t");
+        let mut next = Tool::new(case.subscriber.conninfo(), last.conninfo(), &name);
         next.args = case.tool.args.clone();
         next.run_until_current();
         for end in ["COMMIT", "ROLLBACK"] {
@@ -201,11 +201,11 @@ fn cascade() {
         }
         case.expect_equal(&["t"]);
         let drop = format!("SELECT pg_drop_replication_slot('{name}')");
-        case.target.sql(&drop);
+        case.subscriber.sql(&drop);
     }
 }
 
-/// Somebody waits for a lock of it on the target, and others behind that; what ends it does not.
+/// Somebody waits for a lock of it on the subscriber, and others behind that; what ends it does not.
 #[test]
 fn waits_behind_a_prepared_transaction_end_with_it() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
@@ -245,7 +245,7 @@ fn resolved_by_hand() {
         case.tool.finish("prepared", &["--commit", &gid("one")]).expect(0, &[]);
         case.tool.finish("prepared", &["--rollback", &gid("two")]).expect(0, &[]);
         case.tool.finish("prepared", &["--commit", &gid("nobody")]).expect(3, &["nobody"]);
-        assert_eq!(case.target.value("SELECT string_agg(v, ',') FROM t"), "one");
+        assert_eq!(case.subscriber.value("SELECT string_agg(v, ',') FROM t"), "one");
         let listed = case.tool.finish("prepared", &[]).expect(0, &[]).stdout.clone();
         for state in ["_one\" for ", ": committed", ": rolled back", ": prepared"] {
             assert!(listed.contains(state), "{listed}");

@@ -2,8 +2,8 @@
 
 use super::{expect_nothing_left, here, prepare, prepared, resolve, wait_until_here};
 use crate::support::{VERSIONS, on_versions};
-use crate::sync::beside::{late_tables, wait_for};
-use crate::sync::catching_up::{expect_all, start_behind};
+use crate::tablesync::beside::{late_tables, wait_for};
+use crate::tablesync::catching_up::{expect_all, start_behind};
 
 /// It deletes a row that only a deferred change inserts: prepared before that change, it finds
 /// nothing, and the row stays.
@@ -19,7 +19,7 @@ fn a_table_that_catches_up_keeps_its_transactions_held() {
         prepare(&case, "other", "DELETE FROM other WHERE id = 0");
         wait_until_here(&case, 1);
         let names = "SELECT string_agg(gid, ' ') FROM pgapace.prepared";
-        assert_eq!(case.target.value(names), format!("{}_other", case.tool.name));
+        assert_eq!(case.subscriber.value(names), format!("{}_other", case.tool.name));
 
         drop(applying);
         let joined = "SELECT count(*) = 0 FROM pgapace.relation WHERE catch_up IS NOT NULL";

@@ -1,5 +1,5 @@
 //! Prepared transactions: held at their PREPARE, applied at COMMIT PREPARED; or prepared on the
-//! target as well.
+//! subscriber as well.
 
 mod crashes;
 mod durable;
@@ -24,18 +24,19 @@ fn prepared(case: &mut Case) {
     case.tool.args.extend(["--two-phase", "--two-phase-hold", "0"].map(str::to_owned));
 }
 
-/// What is prepared on the target.
+/// What is prepared on the subscriber.
 fn here(case: &Case) -> String {
-    case.target.value("SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()")
+    case.subscriber
+        .value("SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()")
 }
 
 fn wait_until_here(case: &Case, number: u32) {
     let there = || Ok(here(case) == number.to_string());
-    must(wait_until(PATIENCE, "transactions to be prepared on the target", there));
+    must(wait_until(PATIENCE, "transactions to be prepared on the subscriber", there));
 }
 
 fn wait_until_value(case: &Case, sql: &str, value: &str) {
-    must(wait_until(PATIENCE, sql, || Ok(case.target.value(sql) == value)));
+    must(wait_until(PATIENCE, sql, || Ok(case.subscriber.value(sql) == value)));
 }
 
 /// Nothing is left of prepared transactions.
@@ -45,7 +46,7 @@ fn expect_nothing_left(case: &Case) {
 }
 
 fn notes(case: &Case) -> String {
-    case.target.value("SELECT count(*) FROM pgapace.prepared")
+    case.subscriber.value("SELECT count(*) FROM pgapace.prepared")
 }
 
 fn resolve(case: &Case, what: &str, name: &str) {
@@ -58,9 +59,9 @@ fn is_acknowledged(case: &Case, lsn: &str) -> bool {
     case.publisher.value(&sql) == "t"
 }
 
-/// Another session of the target in a transaction that has done this.
+/// Another session of the subscriber in a transaction that has done this.
 fn holder(case: &Case, sql: &str) -> Client {
-    let mut client = case.target.connect();
+    let mut client = case.subscriber.connect();
     must(client.batch_execute("BEGIN").map_err(|e| e.to_string()));
     must(client.batch_execute(sql).map_err(|e| e.to_string()));
     client
@@ -98,7 +99,7 @@ fn prepared_transactions_are_applied_when_they_are_committed() {
         }
         case.publisher.sql("INSERT INTO t VALUES (1, 'ordinary')");
         case.run_until_current();
-        assert_eq!(case.target.value("SELECT string_agg(v, ',') FROM t"), "ordinary");
+        assert_eq!(case.subscriber.value("SELECT string_agg(v, ',') FROM t"), "ordinary");
         let confirmed_before = |lsn: &str| {
             case.publisher.value(&format!("SELECT ({CONFIRMED}{slot}) < '{lsn}'::pg_lsn"))
         };
@@ -106,7 +107,7 @@ fn prepared_transactions_are_applied_when_they_are_committed() {
 
         case.publisher.sql(&format!("COMMIT PREPARED '{}_two'", case.tool.name));
         case.run_until_current();
-        assert_eq!(case.target.value("SELECT count(*) FROM t WHERE v = 'two'"), "100");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t WHERE v = 'two'"), "100");
         // Sent again, and known to be applied.
         case.publisher.sql("UPDATE t SET v = 'changed' WHERE v = 'two' AND id % 2 = 0");
         case.run_until_current();
@@ -167,7 +168,7 @@ fn a_goal_before_commit_prepared_keeps_it_held() {
         case.publisher.sql(&format!("COMMIT PREPARED '{}_one'", case.tool.name));
         case.publisher.sql("INSERT INTO t VALUES (3, 'after')");
         case.tool.finish("run", &["--until", &goal]).expect(0, &[]);
-        assert_eq!(case.target.value("SELECT string_agg(v, ',') FROM t"), "before");
+        assert_eq!(case.subscriber.value("SELECT string_agg(v, ',') FROM t"), "before");
         case.run_until_current();
         case.expect_equal(&["t"]);
     });
@@ -200,7 +201,7 @@ fn held_transactions_beyond_memory_are_spooled() {
             .finish("run", &["--until", "current", "--spool-limit", "1"])
             .expect(12, &["--spool-limit", "Nothing is lost"]);
         case.run_until_current();
-        assert_eq!(case.target.value("SELECT count(*) FROM t"), "0");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "0");
         case.publisher.sql(&format!("COMMIT PREPARED '{}'", case.tool.name));
         case.run_until_current();
         case.expect_equal(&["t"]);

@@ -6,10 +6,10 @@ use testbed::{Pair, Result, TableName};
 
 use crate::faults::site::{DB, NAME, Site};
 
-/// PREPARE returns when it is prepared on the target, COMMIT PREPARED when it is committed there;
+/// PREPARE returns when it is prepared on the subscriber, COMMIT PREPARED when it is committed there;
 /// many at once, of several connections.
 #[test]
-fn prepare_returns_when_it_is_prepared_on_the_target() -> Result<()> {
+fn prepare_returns_when_it_is_prepared_on_the_subscriber() -> Result<()> {
     for major in [15, 18] {
         let mut site = Site::of(Pair::start(major, major)?)?;
         site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
@@ -23,7 +23,7 @@ fn prepare_returns_when_it_is_prepared_on_the_target() -> Result<()> {
         let clients: Vec<_> = (0..8)
             .map(|number| {
                 let mut client = site.publisher.connect(DB)?;
-                let mut target = site.target.connect(DB)?;
+                let mut subscriber = site.subscriber.connect(DB)?;
                 Ok(std::thread::spawn(move || -> std::result::Result<(), String> {
                     let text = |e: testbed::postgres::Error| e.to_string();
                     client.batch_execute("SET statement_timeout = '60s'").map_err(text)?;
@@ -40,9 +40,9 @@ fn prepare_returns_when_it_is_prepared_on_the_target() -> Result<()> {
                             "SELECT count(*) FROM pgapace.prepared p \
                              JOIN pg_prepared_xacts x ON x.gid = p.name WHERE p.gid = '{gid}'"
                         );
-                        let here: i64 = target.query_one(&sql, &[]).map_err(text)?.get(0);
+                        let here: i64 = subscriber.query_one(&sql, &[]).map_err(text)?.get(0);
                         if here != 1 {
-                            return Err(format!("{gid} is not prepared on the target"));
+                            return Err(format!("{gid} is not prepared on the subscriber"));
                         }
                         let end = if round % 4 == 3 { "ROLLBACK" } else { "COMMIT" };
                         client.batch_execute(&format!("{end} PREPARED '{gid}'")).map_err(text)?;

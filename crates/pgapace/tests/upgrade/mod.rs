@@ -1,31 +1,31 @@
 //! A subscriber whose state an earlier version has written goes on where that stood.
 
 use crate::support::{Case, VERSIONS, must, on_versions};
-use crate::sync::beside::{holder, wait_for, wait_for_a_waiter};
-use crate::sync::requests::{CHANGE, COPY, wait_for_part, wide};
+use crate::tablesync::beside::{holder, wait_for, wait_for_a_waiter};
+use crate::tablesync::requests::{CHANGE, COPY, wait_for_part, wide};
 
 const VERSION_0_1: &str = include_str!("version_0_1.sql");
 
 /// Makes the state what version 0.1 would have written: its schema, and of every row what it knew.
 fn as_of_0_1(case: &Case) {
     let tables = ["subscription", "relation", "progress", "stat_subscription", "prepared"];
-    let number = case.target.value("SELECT nextval('pgapace.catch_up')");
+    let number = case.subscriber.value("SELECT nextval('pgapace.catch_up')");
     for table in tables {
-        case.target.sql(&format!("CREATE TABLE saved_{table} AS TABLE pgapace.{table}"));
+        case.subscriber.sql(&format!("CREATE TABLE saved_{table} AS TABLE pgapace.{table}"));
     }
-    case.target.sql("DROP SCHEMA pgapace CASCADE");
-    case.target.sql(VERSION_0_1);
+    case.subscriber.sql("DROP SCHEMA pgapace CASCADE");
+    case.subscriber.sql(VERSION_0_1);
     for table in tables {
-        let columns = case.target.value(&format!(
+        let columns = case.subscriber.value(&format!(
             "SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute \
              WHERE attrelid = 'pgapace.{table}'::regclass AND attnum > 0 AND NOT attisdropped"
         ));
-        case.target.sql(&format!(
+        case.subscriber.sql(&format!(
             "INSERT INTO pgapace.{table} ({columns}) SELECT {columns} FROM saved_{table}; \
              DROP TABLE saved_{table}"
         ));
     }
-    case.target.sql(&format!(
+    case.subscriber.sql(&format!(
         "SELECT setval('pgapace.catch_up', {number}); \
          SELECT setval(pg_get_serial_sequence('pgapace.subscription', 'id'), \
            (SELECT max(id) FROM pgapace.subscription))"

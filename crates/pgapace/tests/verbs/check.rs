@@ -76,26 +76,26 @@ const FOUND: &[(&str, &str, &str, &str)] = &[
     ("warning", "publisher", "wal_sender_timeout", "*"),
     ("note", "publisher", "logical_decoding_work_mem", "*"),
     ("note", "publisher", "unlogged", "public.unlogged"),
-    ("blocker", "target", "session_replication_role", "*"),
-    ("blocker", "target", "state", "*"),
-    ("note", "target", "origin", "*"),
-    ("blocker", "target", "schema", "odd schema"),
-    ("blocker", "target", "table", "odd schema.odd table"),
-    ("blocker", "target", "table", "public.missing"),
-    ("blocker", "target", "columns", "public.lacking"),
-    ("blocker", "target", "columns", "public.generated"),
-    ("blocker", "target", "columns", "public.required"),
-    ("blocker", "target", "search", "public.no_key"),
-    ("blocker", "target", "search", "public.other_key"),
-    ("blocker", "target", "rows", "public.filled"),
-    ("blocker", "target", "rows", "public.filled_too"),
-    ("blocker", "target", "row_security", "public.secured"),
-    ("blocker", "target", "privileges", "public.good"),
-    ("warning", "target", "types", "public.types"),
-    ("warning", "target", "types", "public.mood"),
-    ("warning", "target", "rules", "public.ruled"),
-    ("note", "target", "replica_triggers", "public.ruled"),
-    ("note", "target", "apply_mode", "public.ruled"),
+    ("blocker", "subscriber", "session_replication_role", "*"),
+    ("blocker", "subscriber", "state", "*"),
+    ("note", "subscriber", "origin", "*"),
+    ("blocker", "subscriber", "schema", "odd schema"),
+    ("blocker", "subscriber", "table", "odd schema.odd table"),
+    ("blocker", "subscriber", "table", "public.missing"),
+    ("blocker", "subscriber", "columns", "public.lacking"),
+    ("blocker", "subscriber", "columns", "public.generated"),
+    ("blocker", "subscriber", "columns", "public.required"),
+    ("blocker", "subscriber", "search", "public.no_key"),
+    ("blocker", "subscriber", "search", "public.other_key"),
+    ("blocker", "subscriber", "rows", "public.filled"),
+    ("blocker", "subscriber", "rows", "public.filled_too"),
+    ("blocker", "subscriber", "row_security", "public.secured"),
+    ("blocker", "subscriber", "privileges", "public.good"),
+    ("warning", "subscriber", "types", "public.types"),
+    ("warning", "subscriber", "types", "public.mood"),
+    ("warning", "subscriber", "rules", "public.ruled"),
+    ("note", "subscriber", "replica_triggers", "public.ruled"),
+    ("note", "subscriber", "apply_mode", "public.ruled"),
 ];
 
 #[test]
@@ -120,17 +120,17 @@ fn names_everything_at_once_and_mends_it(major: u16) {
                 .setting("logical_decoding_work_mem", "1MB")
                 .setting("wal_sender_timeout", "0")
         },
-        |target| target,
+        |subscriber| subscriber,
     ));
     must(pair.publisher.create_database("shop"));
-    must(pair.target.create_database("shop"));
+    must(pair.subscriber.create_database("shop"));
     must(pair.publisher.sql("shop", PUBLISHED));
-    must(pair.target.sql("shop", TARGETED));
+    must(pair.subscriber.sql("shop", TARGETED));
     let as_user = |cluster: &Cluster, user| {
         cluster.conninfo("shop").replace("user=postgres", &format!("user={user}"))
     };
     let mut tool =
-        Tool::new(as_user(&pair.publisher, "repl"), as_user(&pair.target, "app"), "broken");
+        Tool::new(as_user(&pair.publisher, "repl"), as_user(&pair.subscriber, "app"), "broken");
     tool.publications = "pub,other".to_owned();
 
     let human = tool.finish("check", &[]);
@@ -155,7 +155,8 @@ fn names_everything_at_once_and_mends_it(major: u16) {
         let mut restart = false;
         for line in &found {
             let Some(fix) = line["fix"].as_str() else { continue };
-            let cluster = if line["side"] == "publisher" { &pair.publisher } else { &pair.target };
+            let cluster =
+                if line["side"] == "publisher" { &pair.publisher } else { &pair.subscriber };
             mend(cluster, fix);
             restart |= fix.contains("restart");
         }
@@ -173,7 +174,7 @@ fn names_everything_at_once_and_mends_it(major: u16) {
     let mended = tool.finish("check", &[]);
     assert_eq!(mended.code, Some(0), "{}{}", mended.stdout, mended.log);
     tool.run_until_current();
-    let rows = must(pair.target.query_one_text(
+    let rows = must(pair.subscriber.query_one_text(
         "shop",
         "SELECT (SELECT count(*) FROM good) + (SELECT count(*) FROM missing) \
            + (SELECT count(*) FROM \"odd schema\".\"odd table\") \
@@ -230,7 +231,7 @@ fn a_good_set_up_has_no_blocker() {
     let lines = json(&machine);
     let lines = lines.as_array().expect("an array");
     assert!(lines.iter().all(|line| line["severity"] == "note"), "{}", machine.stdout);
-    assert_eq!(case.target.value("SELECT to_regnamespace('pgapace') IS NULL"), "t");
+    assert_eq!(case.subscriber.value("SELECT to_regnamespace('pgapace') IS NULL"), "t");
 
     let process = case.start();
     let running = case.tool.finish("check", &[]);
@@ -262,7 +263,7 @@ fn unusual_tables_are_fine() {
              CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10);
              CREATE TABLE parted_2 PARTITION OF parted DEFAULT;",
         );
-        case.target.sql(
+        case.subscriber.sql(
             "ALTER TABLE whole ADD COLUMN extra int NOT NULL DEFAULT 1;
              ALTER TABLE parted ADD COLUMN extra int;
              CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
@@ -290,11 +291,11 @@ fn a_slot_that_is_gone_blocks() {
 }
 
 #[test]
-fn a_database_is_not_its_own_target() {
+fn a_database_is_not_its_own_subscriber() {
     let case = Case::new(15, 15);
     case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY)");
     case.publish("FOR ALL TABLES");
-    let tool = Tool { target: case.publisher.conninfo(), ..case.tool.clone() };
+    let tool = Tool { subscriber: case.publisher.conninfo(), ..case.tool.clone() };
     let finished = tool.finish("check", &[]);
     finished.expect(6, &[]);
     assert!(finished.stdout.contains("are the same database"), "{}", finished.stdout);
@@ -306,7 +307,7 @@ fn a_locked_table_does_not_hold_it_up() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
         case.publish("FOR ALL TABLES");
-        let mut holder = case.target.connect();
+        let mut holder = case.subscriber.connect();
         must(holder.batch_execute("BEGIN; LOCK TABLE t"));
         let finished = case.tool.finish("check", &[]);
         assert_eq!(finished.code, Some(6), "{}", finished.stdout);
@@ -327,9 +328,9 @@ fn a_side_that_is_away_does_not_hide_the_other() {
     let finished = tool.finish("check", &[]);
     finished.expect(4, &["publisher"]);
     assert!(finished.stdout.contains("schema pgapace can be created"), "{}", finished.stdout);
-    let tool = Tool { target: away.to_owned(), ..case.tool.clone() };
+    let tool = Tool { subscriber: away.to_owned(), ..case.tool.clone() };
     let finished = tool.finish("check", &[]);
-    finished.expect(5, &["target"]);
+    finished.expect(5, &["subscriber"]);
     assert!(finished.stdout.contains("publication pub does not exist"), "{}", finished.stdout);
 }
 
@@ -348,38 +349,38 @@ fn the_spool_is_looked_at() {
     assert_eq!((&found[0]["severity"], &found[0]["side"]), (&"blocker".into(), &"program".into()));
 }
 
-/// Whether the target can prepare as much as the publisher: asked only where transactions are sent
+/// Whether the subscriber can prepare as much as the publisher: asked only where transactions are sent
 /// at their PREPARE, which the command line says, or else the slot.
 #[test]
-fn prepared_transactions_need_room_on_the_target() {
+fn prepared_transactions_need_room_on_the_subscriber() {
     const NAME: &str = "max_prepared_transactions";
     for major in [15, 18] {
         let mut pair = must(Pair::start_with(
             major,
             major,
             |publisher| publisher.setting(NAME, "7"),
-            |target| target.setting(NAME, "0"),
+            |subscriber| subscriber.setting(NAME, "0"),
         ));
         must(pair.publisher.sql("postgres", "CREATE TABLE t (id int PRIMARY KEY)"));
         must(pair.publisher.sql("postgres", "CREATE PUBLICATION pub FOR TABLE t"));
-        must(pair.target.sql("postgres", "CREATE TABLE t (id int PRIMARY KEY)"));
+        must(pair.subscriber.sql("postgres", "CREATE TABLE t (id int PRIMARY KEY)"));
         let conninfo = |cluster: &Cluster| cluster.conninfo("postgres");
         let asked = |tool: &Tool| {
             let checked = tool.finish("check", &["--json"]);
             checked.expect(0, &[]);
             let lines = json(&checked).as_array().cloned().expect("an array");
-            let is = |line: &Value| line["topic"] == NAME && line["side"] == "target";
+            let is = |line: &Value| line["topic"] == NAME && line["side"] == "subscriber";
             let human = tool.finish("check", &[]).stdout;
             (lines.into_iter().find(is), human)
         };
-        let tool = Tool::new(conninfo(&pair.publisher), conninfo(&pair.target), "held");
+        let tool = Tool::new(conninfo(&pair.publisher), conninfo(&pair.subscriber), "held");
         let (none, human) = asked(&tool);
         assert!(none.is_none() && !human.contains(NAME), "{human}");
 
         let two_phase = Tool { args: vec!["--two-phase".to_owned()], ..tool.clone() };
         let mut restart_with = |sql: &str| {
-            must(pair.target.sql("postgres", sql));
-            must(pair.target.restart(Stop::Fast));
+            must(pair.subscriber.sql("postgres", sql));
+            must(pair.subscriber.restart(Stop::Fast));
         };
         for (there, said) in [(0, "is 0: a transaction that stays prepared"), (6, "is 6, and 7 on")]
         {

@@ -57,7 +57,7 @@ fn mistakes_have_their_exit_codes() {
         assert_eq!(code, Some(3), "{verb}");
     }
     let (code, _, errors) =
-        finish(&program().args(["status", "--target", "host=h no_such_option=1"]));
+        finish(&program().args(["status", "--subscriber", "host=h no_such_option=1"]));
     assert_eq!(code, Some(3), "{errors}");
 }
 
@@ -98,7 +98,7 @@ fn one_process_runs_two_subscriptions_of_a_file() {
          [[subscription]]\nname = \"{name}a\"\npublication = [\"pa\"]\n\
          [[subscription]]\nname = \"{name}b\"\npublication = [\"pb\"]\n",
         case.publisher.conninfo(),
-        case.target.conninfo()
+        case.subscriber.conninfo()
     ));
     let config = config.path().display().to_string();
     let with = |verb| program().args([verb, "--config", &config]);
@@ -132,7 +132,7 @@ fn the_environment_is_enough() {
         program()
             .arg(verb)
             .env("PGAPACE_PUBLISHER", case.publisher.conninfo())
-            .env("PGAPACE_TARGET", case.target.conninfo())
+            .env("PGAPACE_SUBSCRIBER", case.subscriber.conninfo())
             .env("PGAPACE_PUBLICATION", "pub")
             .env("PGAPACE_NAME", &case.tool.name)
             .env("PGAPACE_LOG_FORMAT", "json")
@@ -158,12 +158,12 @@ fn no_password_is_shown() {
     case.publish("FOR ALL TABLES");
     let secret = "s3cr3t";
     let away = "host=127.0.0.1 port=1 user=u dbname=d";
-    let here = [case.publisher.conninfo(), case.target.conninfo()];
-    for [publisher, target] in [here, [away.to_owned(), away.to_owned()]] {
+    let here = [case.publisher.conninfo(), case.subscriber.conninfo()];
+    for [publisher, subscriber] in [here, [away.to_owned(), away.to_owned()]] {
         let with = |program: Program| {
             program
                 .env("PGAPACE_PUBLISHER", format!("{publisher} password={secret}"))
-                .env("PGAPACE_TARGET", format!("{target} password={secret}"))
+                .env("PGAPACE_SUBSCRIBER", format!("{subscriber} password={secret}"))
                 .env("PGAPACE_PUBLICATION", "pub")
                 .env("PGAPACE_NAME", &case.tool.name)
                 .env("PGPASSWORD", secret)
@@ -186,7 +186,7 @@ fn no_password_is_shown() {
         }
     }
     for bad in ["postgresql://u:s3cr3t@h:port/d", "host=h password=s3cr3t nonsense"] {
-        let (code, output, errors) = finish(&program().args(["status", "--target", bad]));
+        let (code, output, errors) = finish(&program().args(["status", "--subscriber", bad]));
         assert_eq!(code, Some(3), "{errors}");
         assert!(!output.contains(secret) && !errors.contains(secret), "{output}{errors}");
     }

@@ -19,7 +19,7 @@ fn removes_slot_origins_and_state() {
         case.publisher.sql("INSERT INTO t VALUES (1)");
         case.publish("FOR TABLE t");
         case.run_until_current();
-        let ids = case.target.value(
+        let ids = case.subscriber.value(
             "SELECT d.oid || '_' || s.id FROM pgapace.subscription s, pg_database d \
              WHERE d.datname = current_database()",
         );
@@ -27,13 +27,13 @@ fn removes_slot_origins_and_state() {
             "SELECT count(*) FROM pg_replication_origin \
              WHERE starts_with(roname, 'pgapace_{ids}_')"
         );
-        assert_eq!((slots(&case).as_str(), case.target.value(&origins).as_str()), ("1", "4"));
+        assert_eq!((slots(&case).as_str(), case.subscriber.value(&origins).as_str()), ("1", "4"));
         let finished = case.tool.finish("drop", &[]);
         finished.expect(0, &[]);
         assert!(finished.stdout.contains("dropped replication slot"), "{}", finished.stdout);
-        assert_eq!((slots(&case).as_str(), case.target.value(&origins).as_str()), ("0", "0"));
-        assert_eq!(case.target.value(STATE), "0");
-        assert_eq!(case.target.value("SELECT count(*) FROM t"), "1");
+        assert_eq!((slots(&case).as_str(), case.subscriber.value(&origins).as_str()), ("0", "0"));
+        assert_eq!(case.subscriber.value(STATE), "0");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "1");
         case.tool.finish("drop", &[]).expect(3, &["has no subscription"]);
         case.tool.finish("drop", &["--if-exists"]).expect(0, &[]);
     });
@@ -58,9 +58,9 @@ fn keeps_the_slot_without_the_publisher() {
     let away = Tool { publisher: "host=/nonexistent user=x dbname=x".into(), ..case.tool.clone() };
     away.finish("drop", &[]).expect(4, &["--keep-slot"]);
     let program = testbed::Program::new(env!("CARGO_BIN_EXE_pgapace"))
-        .args(["drop", "--keep-slot", "--target", &case.tool.target])
+        .args(["drop", "--keep-slot", "--subscriber", &case.tool.subscriber])
         .args(["--name", &case.tool.name]);
     let output = must(program.output());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!((slots(&case).as_str(), case.target.value(STATE).as_str()), ("1", "0"));
+    assert_eq!((slots(&case).as_str(), case.subscriber.value(STATE).as_str()), ("1", "0"));
 }

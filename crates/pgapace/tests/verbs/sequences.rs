@@ -43,7 +43,7 @@ impl Said {
 
 /// `last_value` and `is_called` on the subscriber.
 fn at(case: &Case, name: &str) -> String {
-    case.target.value(&format!("SELECT last_value, is_called FROM {name}"))
+    case.subscriber.value(&format!("SELECT last_value, is_called FROM {name}"))
 }
 
 #[test]
@@ -68,16 +68,16 @@ fn the_copy_sets_all_of_the_published_schemas() {
         let next = "SELECT nextval('serial_id_seq'), nextval('\"odd Schema\".ident_id_seq'), \
                     nextval('shared'), nextval('not_called_id_seq'), nextval('invoice'), \
                     nextval('lonely.free')";
-        assert_eq!(case.target.value(next), "11|2|-16|100|3|78");
+        assert_eq!(case.subscriber.value(next), "11|2|-16|100|3|78");
         case.publisher.sql("SELECT setval('serial_id_seq', 5000)");
         Said::run(&case, 0, &[])
             .expect(&[("public.serial_id_seq", "set"), ("public.shared", "ahead")])
             .expect(&[("public.invoice", "ahead"), ("lonely.free", "ahead")]);
-        assert_eq!(case.target.value("SELECT nextval('serial_id_seq')"), "5001");
+        assert_eq!(case.subscriber.value("SELECT nextval('serial_id_seq')"), "5001");
         // Statistics for the planner.
         let analyzed = "SELECT reltuples FROM pg_class WHERE relname = 'serial'";
-        assert_eq!(case.target.value(analyzed), "10");
-        case.target
+        assert_eq!(case.subscriber.value(analyzed), "10");
+        case.subscriber
             .sql("ALTER TABLE uses ALTER id DROP DEFAULT; DROP SEQUENCE shared, lonely.free");
         let finished = case.tool.finish("sequences", &[]);
         finished.expect(6, &["public.shared: the subscriber does not have it", "lonely.free"]);
@@ -112,7 +112,7 @@ fn schemas_follow_from_what_is_published() {
             assert_eq!(at(&case, name), "1|f", "{name}");
         }
         // Of a table that is nobody's business here, the sequence may be missing.
-        case.target.sql("DROP TABLE s.unpublished");
+        case.subscriber.sql("DROP TABLE s.unpublished");
         Said::run(&case, 0, &[]).expect(&[("s.unpublished_id_seq", "left_out")]);
         case.publisher.sql("SELECT setval('s.t_id_seq', 60), setval('s.free', 60)");
         let said = Said::run(&case, 0, &["--table", "s.t"]);
@@ -131,7 +131,7 @@ fn schemas_follow_from_what_is_published() {
 fn the_sequence_of_a_column_may_have_another_name() {
     let case = Case::new(18, 18);
     case.publisher.sql("CREATE TABLE t (id serial PRIMARY KEY); SELECT setval('t_id_seq', 9)");
-    case.target.sql(
+    case.subscriber.sql(
         "CREATE TABLE t (id int PRIMARY KEY); CREATE SEQUENCE by_hand AS int OWNED BY t.id; \
          ALTER TABLE t ALTER id SET DEFAULT nextval('by_hand')",
     );
@@ -153,7 +153,7 @@ fn nothing_goes_back_unless_asked() {
         case.publisher.sql(
             "SELECT setval('up', 100), setval('down', -11), setval('ring', 2), setval('near', 998)",
         );
-        case.target.sql("SELECT setval('up', 101), setval('down', -13), setval('ring', 9)");
+        case.subscriber.sql("SELECT setval('up', 101), setval('down', -13), setval('ring', 9)");
         let all = ["public.up", "public.down", "public.ring"];
         Said::run(&case, 0, &[]).expect(&all.map(|name| (name, "ahead")));
         assert_eq!(at(&case, "up"), "101|t");
@@ -167,7 +167,7 @@ fn nothing_goes_back_unless_asked() {
         Said::run(&case, 0, &["--margin", "10"]).expect(&all.map(|name| (name, "unchanged")));
         Said::run(&case, 0, &["--allow-backwards"]).expect(&all.map(|name| (name, "set")));
         assert_eq!(at(&case, "up"), "100|t");
-        assert_eq!(case.target.value("SELECT nextval('down'), nextval('ring')"), "-13|3");
+        assert_eq!(case.subscriber.value("SELECT nextval('down'), nextval('ring')"), "-13|3");
     });
 }
 
@@ -181,7 +181,7 @@ fn what_cannot_be_set_is_listed_with_its_reason() {
             "CREATE SEQUENCE big; CREATE SEQUENCE hidden; CREATE SEQUENCE kept; CREATE SEQUENCE view; \
              SELECT setval('big', 3000000000), setval('hidden', 5), setval('kept', 5), setval('good', 5)",
         );
-        case.target.sql(
+        case.subscriber.sql(
             "CREATE SEQUENCE big AS int; CREATE SEQUENCE hidden; CREATE SEQUENCE kept; CREATE VIEW view AS SELECT 1 AS a; \
              ALTER SEQUENCE turned INCREMENT -1 MINVALUE -100",
         );
@@ -194,14 +194,15 @@ fn what_cannot_be_set_is_listed_with_its_reason() {
             "CREATE ROLE {source} LOGIN REPLICATION; GRANT USAGE ON SCHEMA public TO {source}; \
              GRANT SELECT ON good, big, kept, turned, view TO {source}"
         ));
-        case.target.sql(&format!(
+        case.subscriber.sql(&format!(
             "CREATE ROLE {sink} LOGIN; GRANT SET ON PARAMETER session_replication_role TO {sink}; \
              GRANT ALL ON SCHEMA pgapace TO {sink}; GRANT ALL ON ALL TABLES IN SCHEMA pgapace TO {sink}; \
              GRANT SELECT, UPDATE ON good, big, turned TO {sink}; GRANT SELECT ON kept TO {sink}"
         ));
         case.tool.publisher =
             case.tool.publisher.replace("user=postgres", &format!("user={source}"));
-        case.tool.target = case.tool.target.replace("user=postgres", &format!("user={sink}"));
+        case.tool.subscriber =
+            case.tool.subscriber.replace("user=postgres", &format!("user={sink}"));
         let said = Said::run(&case, 6, &["--dry-run"]);
         said.expect(&[("public.good", "set"), ("public.big", "left_out")]);
         assert_eq!(at(&case, "good"), "5|t");
@@ -217,7 +218,7 @@ fn what_cannot_be_set_is_listed_with_its_reason() {
             .expect_reason("public.turned", "increment")
             .expect_reason("public.view", "a view");
         assert_eq!(at(&case, "good"), "7|t");
-        case.target.sql(&format!("DROP OWNED BY {sink}; DROP ROLE {sink}"));
+        case.subscriber.sql(&format!("DROP OWNED BY {sink}; DROP ROLE {sink}"));
         case.publisher.sql(&format!("DROP OWNED BY {source}; DROP ROLE {source}"));
     });
 }
@@ -229,7 +230,7 @@ fn blocked(case: &Case) -> (Process, testbed::postgres::Client) {
          CREATE SEQUENCE free",
     );
     let process = case.start();
-    let mut holder = case.target.connect();
+    let mut holder = case.subscriber.connect();
     must(holder.batch_execute("BEGIN; LOCK TABLE t"));
     case.publisher.sql(
         "INSERT INTO t (v) SELECT 'x' FROM generate_series(1, 50); TRUNCATE t RESTART IDENTITY; \
@@ -250,7 +251,7 @@ fn a_lagging_truncate_cannot_set_them_back() {
         let waits = "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() \
                      AND application_name LIKE 'pgapace % control' AND query LIKE '%applied_lsn%'";
         must(testbed::wait_until(crate::support::PATIENCE, "the verb to wait", || {
-            Ok(case.target.value(waits) == "t")
+            Ok(case.subscriber.value(waits) == "t")
         }));
         assert!(waiting.is_running());
         must(holder.batch_execute("COMMIT"));

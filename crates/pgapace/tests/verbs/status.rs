@@ -15,8 +15,8 @@ fn before_during_and_after_a_run_18() {
     before_during_and_after_a_run(18, 18);
 }
 
-fn before_during_and_after_a_run(publisher: u16, target: u16) {
-    let case = Case::new(publisher, target);
+fn before_during_and_after_a_run(publisher: u16, subscriber: u16) {
+    let case = Case::new(publisher, subscriber);
     let before = case.tool.finish("status", &[]);
     before.expect(0, &[]);
     assert!(before.stdout.contains("no schema pgapace"), "{}", before.stdout);
@@ -72,7 +72,7 @@ fn before_during_and_after_a_run(publisher: u16, target: u16) {
 }
 
 #[test]
-fn needs_no_more_than_the_target() {
+fn needs_no_more_than_the_subscriber() {
     let case = Case::new(15, 15);
     case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
     let other = Tool { name: format!("{}b", case.tool.name), ..case.tool.clone() };
@@ -81,8 +81,8 @@ fn needs_no_more_than_the_target() {
     let program = || {
         testbed::Program::new(env!("CARGO_BIN_EXE_pgapace")).args([
             "status",
-            "--target",
-            &case.tool.target,
+            "--subscriber",
+            &case.tool.subscriber,
         ])
     };
     let output = must(program().arg("--json").output());
@@ -105,7 +105,7 @@ fn needs_no_more_than_the_target() {
 fn keeps_the_last_error() {
     let case = Case::new(18, 18);
     case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
-    case.target.sql("INSERT INTO t VALUES (1)");
+    case.subscriber.sql("INSERT INTO t VALUES (1)");
     case.publisher.sql("INSERT INTO t VALUES (1)");
     case.run().expect(9, &[]);
     let status = json(&case.tool.finish("status", &["--json"]));

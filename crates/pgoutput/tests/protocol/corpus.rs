@@ -1,4 +1,4 @@
-//! The seeds of the fuzz target, so that they are tried without a fuzzer too.
+//! The seeds of the fuzz subscriber, so that they are tried without a fuzzer too.
 
 use std::fs;
 use std::path::Path;

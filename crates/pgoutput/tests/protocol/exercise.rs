@@ -1,4 +1,4 @@
-//! What must hold for any bytes whatever. The fuzz target `fuzz/fuzz_targets/decode.rs` runs this
+//! What must hold for any bytes whatever. The fuzz subscriber `fuzz/fuzz_targets/decode.rs` runs this
 //! very file.
 
 use pgoutput::{

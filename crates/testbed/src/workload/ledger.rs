@@ -1,4 +1,4 @@
-//! Transactions that say what they consist of, so that a reader of the target can tell a torn
+//! Transactions that say what they consist of, so that a reader of the subscriber can tell a torn
 //! transaction, a missing one and a wrong order.
 //!
 //! A writer spreads a known number of rows over several tables, moves money between two accounts,
@@ -7,7 +7,7 @@
 //! commits. The counter is an unlogged table and not replicated: the transactions share no
 //! replicated row but the accounts, and may be applied in parallel.
 //!
-//! [`check`] on the target, at any moment: the numbers are 1 to n without a gap (a prefix of the
+//! [`check`] on the subscriber, at any moment: the numbers are 1 to n without a gap (a prefix of the
 //! commit order), each transaction has all its rows, and no money is made or lost.
 
 use std::fmt;
@@ -34,7 +34,7 @@ pub fn tables(entry_tables: usize) -> Vec<TableName> {
     fixed.into_iter().chain(entries).collect()
 }
 
-/// Creates the empty tables, as on a target that starts with a copy of the data.
+/// Creates the empty tables, as on a subscriber that starts with a copy of the data.
 pub fn create_schema(client: &mut Client, entry_tables: usize) -> Result<()> {
     let mut sql = String::from(
         "BEGIN;
@@ -403,7 +403,7 @@ pub fn check(client: &mut Client) -> std::result::Result<LedgerReport, Violation
 }
 
 /// Checks in one snapshot that each transaction is whole, whatever the order; for an unordered
-/// writer, or a target that does not keep commit order.
+/// writer, or a subscriber that does not keep commit order.
 pub fn check_atomicity(client: &mut Client) -> std::result::Result<LedgerReport, Violation> {
     check_ledger(client, false)
 }

@@ -45,7 +45,7 @@ pub fn tables() -> Vec<TableName> {
         .to_vec()
 }
 
-/// Creates the empty tables, as on a target. Tables of these names are dropped.
+/// Creates the empty tables, as on a subscriber. Tables of these names are dropped.
 pub fn create_schema(client: &mut Client) -> Result<()> {
     client
         .batch_execute(&format!("BEGIN; {DROP_TABLES} {TABLES} {KEYS} COMMIT"))

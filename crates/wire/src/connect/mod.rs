@@ -92,10 +92,10 @@ fn connect_host(
             return Search::GoOn;
         }
     };
-    let mut target = Target { info, host, address: addresses[0].clone() };
+    let mut subscriber = Subscriber { info, host, address: addresses[0].clone() };
     for address in addresses {
-        target.address = address;
-        let result = target.connect(startup, failures).and_then(|mut session| {
+        subscriber.address = address;
+        let result = subscriber.connect(startup, failures).and_then(|mut session| {
             session_attrs::check(&mut session, wanted)?;
             Ok(session)
         });
@@ -109,7 +109,7 @@ fn connect_host(
                     _ => false,
                 };
                 let wrong_kind = matches!(error, Error::UnexpectedResult(_));
-                failures.add(&format!("connection to server {target} failed"), error);
+                failures.add(&format!("connection to server {subscriber} failed"), error);
                 if refused {
                     return Search::Stop;
                 }
@@ -156,7 +156,7 @@ impl Failures {
 }
 
 /// One address of one host.
-struct Target<'t> {
+struct Subscriber<'t> {
     info: &'t ConnInfo,
     host: &'t Host,
     address: Address,
@@ -169,7 +169,7 @@ enum Encryption {
     Tls,
 }
 
-impl Target<'_> {
+impl Subscriber<'_> {
     /// A session, by the encryption methods `sslmode` allows in their order. When both fail the
     /// first failure is kept with the others, the second returned.
     fn connect(&self, startup: &Startup, failures: &mut Failures) -> Result<Session> {
@@ -275,7 +275,7 @@ fn open(
     }
 }
 
-impl std::fmt::Display for Target<'_> {
+impl std::fmt::Display for Subscriber<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (&self.address, &self.host.place) {
             (Address::Tcp(address), Place::Name) if address.ip().to_string() != self.host.name => {

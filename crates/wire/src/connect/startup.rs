@@ -8,7 +8,7 @@ use postgres_protocol::message::frontend;
 
 use super::auth::{self, Credentials};
 use super::cancel::CancelHandle;
-use super::{Startup, Target};
+use super::{Startup, Subscriber};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Result, ServerError};
 use crate::session::{Session, unexpected};
@@ -22,19 +22,19 @@ pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
 /// Sends the startup message, authenticates, and waits until the server is ready.
 pub(super) fn start(
     stream: Stream,
-    target: &Target<'_>,
+    subscriber: &Subscriber<'_>,
     startup: &Startup,
     encrypted: bool,
     deadline: Option<Instant>,
 ) -> Result<Session> {
     let mut channel = Buffered::new(stream);
-    let parameters = parameters(target.info, startup);
+    let parameters = parameters(subscriber.info, startup);
     let pairs = parameters.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     frontend::startup_message(pairs, &mut channel.out)
         .map_err(|error| Error::Protocol(error.to_string()))?;
     channel.flush(left(deadline))?;
 
-    let credentials = Credentials::new(target.info, target.host);
+    let credentials = Credentials::new(subscriber.info, subscriber.host);
     auth::authenticate(&mut channel, &credentials, deadline)
         .map_err(|error| credentials.explain(error))?;
 
@@ -51,10 +51,16 @@ pub(super) fn start(
     }
     channel.stream_mut().say_goodbye_on_drop();
     let (pid, secret) = key.unwrap_or_default();
-    let cancel =
-        CancelHandle::new(target.info, target.host, &target.address, encrypted, pid, secret);
-    let local = matches!(target.address, Address::Unix(_));
-    Session::started(channel, cancel, target.to_string(), local)
+    let cancel = CancelHandle::new(
+        subscriber.info,
+        subscriber.host,
+        &subscriber.address,
+        encrypted,
+        pid,
+        secret,
+    );
+    let local = matches!(subscriber.address, Address::Unix(_));
+    Session::started(channel, cancel, subscriber.to_string(), local)
 }
 
 /// BackendKeyData; the key has four bytes in protocol 3.0.

@@ -38,7 +38,7 @@ const MUCH: usize = BUFFER_SIZE / 2;
 /// How long the sender is left alone after a read.
 const NAP: Duration = Duration::from_micros(200);
 /// The same where many sessions of the publisher commit side by side.
-const COMPANY_NAP: Duration = Duration::from_micros(800);
+const COMMITTERS_NAP: Duration = Duration::from_micros(800);
 /// How long at most, when the reader is in no hurry.
 const LONGEST_NAP: Duration = Duration::from_micros(9600);
 /// Data that came so many naps ago does not make a flow.
@@ -57,7 +57,7 @@ pub enum Haste {
     #[default]
     Prompt,
     /// For 800 µs: many sessions of the publisher commit side by side, and are answered together.
-    Company,
+    ConcurrentCommitters,
     /// For up to 9.6 ms while much comes: a backlog is sent, or there is enough to do with what was
     /// received.
     None,
@@ -266,7 +266,7 @@ impl ReplicationStream {
         let much = count as u128 >= FLOW_RATE * self.nap.as_micros();
         self.nap = match (self.haste, much) {
             (Haste::Prompt, _) => NAP,
-            (Haste::Company, _) => COMPANY_NAP,
+            (Haste::ConcurrentCommitters, _) => COMMITTERS_NAP,
             (Haste::None, true) => (2 * self.nap).min(LONGEST_NAP),
             (Haste::None, false) => (self.nap / 2).max(NAP),
         };

@@ -229,9 +229,9 @@ fn naps_grow_in_a_backlog() {
     assert_eq!(stream.nap, NAP);
     stream.adapt(BUFFER_SIZE);
     assert_eq!(stream.nap, 2 * NAP);
-    stream.set_haste(Haste::Company);
+    stream.set_haste(Haste::ConcurrentCommitters);
     stream.adapt(0);
-    assert_eq!(stream.nap, COMPANY_NAP);
+    assert_eq!(stream.nap, COMMITTERS_NAP);
     stream.set_haste(Haste::Prompt);
     stream.adapt(BUFFER_SIZE);
     assert_eq!(stream.nap, NAP);

@@ -20,7 +20,7 @@ const MAX_RECEIVED_MESSAGE: usize = MAX_MESSAGE + 64 * 1024;
 
 const INPUT_SIZE: usize = 64 * 1024;
 /// A buffer that has grown beyond this for one large message is given back afterwards.
-const KEPT_SIZE: usize = 4 * 1024 * 1024;
+const SPOOLED_SIZE: usize = 4 * 1024 * 1024;
 /// Replies that may pile up while a pipeline is written. Replies are tiny (about 50 bytes a
 /// statement), so this is a guard against a caller who queues millions of SELECTs.
 const MAX_UNREAD: usize = 1 << 30;
@@ -176,7 +176,7 @@ impl Buffered {
         if self.start == self.end {
             self.start = 0;
             self.end = 0;
-            if self.input.len() > KEPT_SIZE {
+            if self.input.len() > SPOOLED_SIZE {
                 self.input = vec![0; INPUT_SIZE];
             }
             return Ok(());
@@ -224,7 +224,7 @@ impl Buffered {
             }
         }
         self.written = 0;
-        if self.out.capacity() > KEPT_SIZE {
+        if self.out.capacity() > SPOOLED_SIZE {
             self.out = BytesMut::with_capacity(INPUT_SIZE);
         } else {
             self.out.clear();

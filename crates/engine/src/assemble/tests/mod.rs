@@ -247,7 +247,7 @@ fn a_prepared_transaction_can_be_given_away() {
     assert_eq!(ids(&parts[0]), ["one"]);
     assert_eq!((parts[0].head.commit_lsn, parts[0].end_lsn), (Lsn(100), Some(Lsn(108))));
     assert_eq!(assembler.oldest_held(), Some(Lsn(200)));
-    // Sent again, and known to be prepared on the target.
+    // Sent again, and known to be prepared on the subscriber.
     prepare(&mut assembler, 100, 1, "one").expect("held");
     assembler.forget_prepared(Xid(1));
     assert_eq!((assembler.oldest_held(), assembler.held(Xid(1))), (Some(Lsn(200)), None));

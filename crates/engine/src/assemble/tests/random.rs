@@ -127,7 +127,7 @@ struct World {
     lsn: u64,
     version: u32,
     counter: u32,
-    kept_bytes: usize,
+    spooled_bytes: usize,
 }
 
 impl World {
@@ -143,7 +143,7 @@ impl World {
             lsn: 1000,
             version: 1,
             counter: 0,
-            kept_bytes: limits.kept_bytes,
+            spooled_bytes: limits.spooled_bytes,
         };
         world.announce();
         world
@@ -158,7 +158,7 @@ impl World {
     fn check(&mut self) {
         self.spool.obey(&mut self.assembler);
         let subtransactions = (self.next_xid - 100) as usize;
-        assert!(self.assembler.kept_bytes() <= self.kept_bytes + subtransactions * 48);
+        assert!(self.assembler.spooled_bytes() <= self.spooled_bytes + subtransactions * 48);
         let held = self.prepared.iter().map(|(_, lsn)| Lsn(*lsn)).min();
         assert_eq!(self.assembler.oldest_held(), held);
     }
@@ -348,12 +348,12 @@ proptest! {
     fn what_is_read_is_what_finally_happened(
         steps in prop::collection::vec((0usize..5, step()), 1..300),
         transactions in 1usize..5,
-        kept_bytes in 0usize..3000,
+        spooled_bytes in 0usize..3000,
         block_bytes in 1usize..400,
         bytes in 1usize..400,
         changes in 1usize..10,
     ) {
-        let limits = PartLimits { bytes, changes, kept_bytes, block_bytes };
+        let limits = PartLimits { bytes, changes, spooled_bytes, block_bytes };
         let mut world = World::new(limits, transactions);
         for (which, step) in steps {
             world.step(which, step);
@@ -364,7 +364,7 @@ proptest! {
         while !world.prepared.is_empty() {
             world.resolve(0, true);
         }
-        prop_assert_eq!(world.assembler.kept_bytes(), 0);
+        prop_assert_eq!(world.assembler.spooled_bytes(), 0);
         prop_assert!(world.spool.is_empty());
     }
 }

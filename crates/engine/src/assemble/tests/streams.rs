@@ -82,7 +82,7 @@ fn blocks_of_several_transactions_interleave() {
     assert!(part.first && part.end_lsn == Some(Lsn(308)));
     assert_eq!((part.head.commit_lsn, part.head.xid), (Lsn(300), Xid(10)));
     assert_eq!(part.head.commit_time, Timestamp(9));
-    assert_eq!(assembler.kept_bytes(), 0);
+    assert_eq!(assembler.spooled_bytes(), 0);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn subtransactions_that_did_not_happen_are_cut_off() {
 
 #[test]
 fn an_abort_forgets_the_transaction() {
-    let mut assembler = announced(PartLimits { kept_bytes: 0, ..PartLimits::default() });
+    let mut assembler = announced(PartLimits { spooled_bytes: 0, ..PartLimits::default() });
     let mut spool = Spool::default();
     block(&mut assembler, 10, true, &[(10, "a")]);
     spool.obey(&mut assembler);
@@ -120,7 +120,7 @@ fn an_abort_forgets_the_transaction() {
 
 #[test]
 fn what_does_not_fit_into_memory_is_spooled() {
-    let limits = PartLimits { kept_bytes: 4096, block_bytes: 256, changes: 7, bytes: 1 << 20 };
+    let limits = PartLimits { spooled_bytes: 4096, block_bytes: 256, changes: 7, bytes: 1 << 20 };
     let mut assembler = announced(limits);
     let mut spool = Spool::default();
     let rows: Vec<String> = (0..500).map(|n| format!("row {n}")).collect();
@@ -129,7 +129,7 @@ fn what_does_not_fit_into_memory_is_spooled() {
         block(&mut assembler, 20, number == 0, &[(20, "other"), (21, row)]);
         push(&mut assembler, &abort(20, 21)).expect("known");
         spool.obey(&mut assembler);
-        assert!(assembler.kept_bytes() <= limits.kept_bytes);
+        assert!(assembler.spooled_bytes() <= limits.spooled_bytes);
     }
     assert!(spool.appended > 10_000, "{}", spool.appended);
     let parts = spool.read(committed(&mut assembler, &stream_commit(10, 300)));
@@ -141,7 +141,7 @@ fn what_does_not_fit_into_memory_is_spooled() {
     assert!(parts[0].first && parts[1..].iter().all(|part| !part.first));
     let parts = spool.read(committed(&mut assembler, &stream_commit(20, 400)));
     assert_eq!(parts.iter().map(TransactionPart::len).sum::<usize>(), 500);
-    assert_eq!(assembler.kept_bytes(), 0);
+    assert_eq!(assembler.spooled_bytes(), 0);
 }
 
 #[test]

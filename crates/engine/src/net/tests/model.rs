@@ -1,4 +1,4 @@
-//! Tables of a target that executes changes one by one, or steps as sets.
+//! Tables of a subscriber that executes changes one by one, or steps as sets.
 
 use pgoutput::{Column, Message, Tuple};
 
@@ -8,7 +8,7 @@ use crate::net::{Fold, Row, Segment, Step, TableRules};
 
 type Values = Vec<Option<String>>;
 
-/// The rows of each lane. A key says which are equal, as the target's operators would.
+/// The rows of each lane. A key says which are equal, as the subscriber's operators would.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Model {
     pub(super) rows: Vec<Vec<Values>>,

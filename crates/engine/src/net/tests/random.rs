@@ -1,5 +1,5 @@
 //! Random histories: net changes give what the changes give one by one, and they conflict with
-//! what the target has if and only if those do.
+//! what the subscriber has if and only if those do.
 
 use proptest::prelude::*;
 
@@ -150,10 +150,10 @@ fn run(model: &mut Model, candidates: &[Candidate]) -> History {
 }
 
 /// Compares the two ways; `exact` if not even the spelling of a key may differ.
-fn compare(target: &Model, history: &History, exact: bool) -> Result<bool, TestCaseError> {
+fn compare(subscriber: &Model, history: &History, exact: bool) -> Result<bool, TestCaseError> {
     let tables = tables();
-    let mut expected = target.clone().one_by_one(&tables, history);
-    let mut found = target.clone().in_steps(&tables, history);
+    let mut expected = subscriber.clone().one_by_one(&tables, history);
+    let mut found = subscriber.clone().in_steps(&tables, history);
     if !exact {
         for model in expected.iter_mut().chain(&mut found) {
             model.forget_spelling(&tables);
@@ -173,9 +173,9 @@ proptest! {
     ) {
         let mut publisher = Model { rows: vec![Vec::new(); LANES] };
         run(&mut publisher, &before);
-        let target = publisher.clone();
+        let subscriber = publisher.clone();
         let history = run(&mut publisher, &history);
-        prop_assert!(compare(&target, &history, true)?, "the publisher could do it");
+        prop_assert!(compare(&subscriber, &history, true)?, "the publisher could do it");
     }
 
     #[test]
@@ -186,10 +186,10 @@ proptest! {
     ) {
         let mut publisher = Model { rows: vec![Vec::new(); LANES] };
         run(&mut publisher, &before);
-        let mut target = publisher.clone();
-        run(&mut target, &deviation);
+        let mut subscriber = publisher.clone();
+        run(&mut subscriber, &deviation);
         let history = run(&mut publisher, &history);
-        compare(&target, &history, false)?;
+        compare(&subscriber, &history, false)?;
     }
 
     #[test]
@@ -199,8 +199,8 @@ proptest! {
     ) {
         let mut publisher = Model { rows: vec![Vec::new(); LANES] };
         run(&mut publisher, &before);
-        let target = publisher.clone();
+        let subscriber = publisher.clone();
         let history = run(&mut publisher, &history);
-        compare(&target, &history, false)?;
+        compare(&subscriber, &history, false)?;
     }
 }

@@ -6,7 +6,7 @@ use pgoutput::{
 
 use crate::group::GroupSeq;
 use crate::key::KeyForm;
-use crate::writeset::Verdict::{Contended, Free};
+use crate::writeset::Verdict::{Dependent, Free};
 use crate::writeset::{
     LockColumn, LockRules, RowLock, UniqueLock, Verdict, Waits, Writeset, WritesetLimits,
 };
@@ -96,7 +96,7 @@ impl Bed {
         Self { set: Writeset::new(limits, ordered), next: 1 }
     }
 
-    /// The verdicts of the next group, `.` for free and `x` for contended, and what it waits for.
+    /// The verdicts of the next group, `.` for free and `x` for dependent, and what it waits for.
     pub(super) fn group(
         &mut self,
         ahead: Option<u64>,
@@ -128,7 +128,7 @@ impl Bed {
 pub(super) fn letter(verdict: Verdict) -> char {
     match verdict {
         Free => '.',
-        Contended => 'x',
+        Dependent => 'x',
     }
 }
 

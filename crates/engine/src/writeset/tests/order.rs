@@ -99,14 +99,14 @@ fn out_of_order_each_group_is_waited_for_alone() {
 }
 
 #[test]
-fn groups_of_a_demoted_table_follow_each_other_until_it_is_promoted() {
+fn groups_of_a_serialized_table_follow_each_other_until_it_is_promoted() {
     let (one, other) = (&table(1), &table(2));
     for mut bed in [Bed::ordered(), Bed::unordered()] {
         assert_eq!(bed.group(None, &[(one, "U 1 a")]).0, ".");
-        bed.set.demote(1, true);
+        bed.set.serialize(1, true);
         assert_eq!(bed.group(None, &[(other, "U 1 a"), (one, "U 2 a")]).0, ".x");
         assert_eq!(bed.group(None, &[(one, "U 3 a"), (other, "U 2 a")]).0, "x.");
-        bed.set.demote(1, false);
+        bed.set.serialize(1, false);
         // Still behind who has it whole.
         assert_eq!(bed.group(None, &[(one, "U 4 a")]).0, "x");
         (1..=3).for_each(|group| bed.committed(group));
@@ -146,7 +146,7 @@ fn out_of_order_a_table_waits_for_all_who_have_rows() {
     assert_eq!(bed.group(None, &[(other, "T")]), ("x".into(), waits(5, &[])));
 }
 
-/// The end of a transaction that is prepared on the target: what it changed is not at hand.
+/// The end of a transaction that is prepared on the subscriber: what it changed is not at hand.
 #[test]
 fn all_wait_for_a_barrier_and_it_for_all() {
     let rules = &table(1);

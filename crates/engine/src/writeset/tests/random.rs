@@ -21,7 +21,7 @@ struct Spec {
 struct Done {
     ops: Vec<(Vec<Lock>, bool)>,
     ahead: Option<u64>,
-    /// Who has committed when it begins, and when its contended changes run, of those in flight.
+    /// Who has committed when it begins, and when its dependent changes run, of those in flight.
     begins_after: BTreeSet<u64>,
     ends_after: BTreeSet<u64>,
     committed: bool,
@@ -113,8 +113,8 @@ fn run(specs: &[Spec], limits: WritesetLimits, ordered: bool) -> Result<(), Test
         let mut ops = Vec::new();
         for op in &spec.ops {
             let (rules, full) = &tables[op.table];
-            let contended = bed.change(rules, &words(op, *full)) == 'x';
-            ops.push((locks(op, rules, *full, &mut identities), contended));
+            let dependent = bed.change(rules, &words(op, *full)) == 'x';
+            ops.push((locks(op, rules, *full, &mut identities), dependent));
         }
         let waits = bed.set.close();
         let begins_after = ahead.map(|ahead| history.and_before(ahead)).unwrap_or_default();
@@ -135,13 +135,13 @@ fn run(specs: &[Spec], limits: WritesetLimits, ordered: bool) -> Result<(), Test
 /// Whatever conflicts runs in stream order.
 fn check(history: &History, number: u64, waits: &Waits) -> Result<(), TestCaseError> {
     let group = history.group(number);
-    prop_assert_eq!(waits.is_none(), group.ops.iter().all(|(_, contended)| !contended));
+    prop_assert_eq!(waits.is_none(), group.ops.iter().all(|(_, dependent)| !dependent));
     prop_assert!(waits.through.0 < number && waits.groups.iter().all(|group| group.0 < number));
-    for (at, (locks, contended)) in group.ops.iter().enumerate() {
+    for (at, (locks, dependent)) in group.ops.iter().enumerate() {
         for earlier in history.in_flight().filter(|earlier| *earlier < number) {
             let conflicts =
                 history.group(earlier).ops.iter().any(|(other, _)| conflict(other, locks));
-            let after = if *contended { &group.ends_after } else { &group.begins_after };
+            let after = if *dependent { &group.ends_after } else { &group.begins_after };
             prop_assert!(
                 !conflicts || after.contains(&earlier),
                 "change {at} of group {number} conflicts with group {earlier}"
@@ -149,34 +149,34 @@ fn check(history: &History, number: u64, waits: &Waits) -> Result<(), TestCaseEr
         }
         let overtakes = |(other, waits): &(Vec<Lock>, bool)| *waits && conflict(other, locks);
         prop_assert!(
-            *contended || !group.ops[..at].iter().any(overtakes),
+            *dependent || !group.ops[..at].iter().any(overtakes),
             "change {at} of group {number} overtakes another"
         );
     }
     Ok(())
 }
 
-/// In order, a change is contended only if another group holds what it needs, or if it comes after
-/// a contended one of the same table.
+/// In order, a change is dependent only if another group holds what it needs, or if it comes after
+/// a dependent one of the same table.
 fn check_that_nothing_waits_without_need(
     history: &History,
     number: u64,
 ) -> Result<(), TestCaseError> {
     let group = history.group(number);
     let ahead = group.ahead.unwrap_or(0);
-    for (at, (locks, contended)) in group.ops.iter().enumerate() {
+    for (at, (locks, dependent)) in group.ops.iter().enumerate() {
         let mut others = history.in_flight().filter(|other| *other > ahead && *other < number);
         let alone = locks.iter().any(|lock| matches!(lock, Lock::Everything))
             || matches!(locks[..], [Lock::Table(_), ..]);
         let needed = others
             .any(|other| alone || history.group(other).ops.iter().any(|(o, _)| conflict(o, locks)));
-        let follows = group.ops[..at].iter().any(|(other, contended)| {
-            *contended
+        let follows = group.ops[..at].iter().any(|(other, dependent)| {
+            *dependent
                 && (other.contains(&Lock::Everything)
                     || other.iter().any(|one| locks.iter().any(|lock| lock.root() == one.root())))
         });
         prop_assert!(
-            !contended || needed || follows,
+            !dependent || needed || follows,
             "change {at} of group {number} waits for nothing"
         );
     }

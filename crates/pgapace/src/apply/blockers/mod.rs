@@ -1,4 +1,4 @@
-//! The monitor of hidden waits: looks on the target who keeps the oldest group from going on.
+//! The monitor of hidden waits: looks on the subscriber who keeps the oldest group from going on.
 //!
 //! A thread with a session of its own, asked by the leader when the oldest group has not moved for
 //! a while. It decides nothing: it names the later groups that must give way, and says in the log,
@@ -7,7 +7,7 @@
 //! It also looks by itself when a thread that has a session shows no sign of life: a leader that waits
 //! for a lock cannot ask. Such waits are counted and named like those of groups.
 
-mod probe;
+mod detection;
 mod pulse;
 #[cfg(test)]
 mod tests;
@@ -19,13 +19,13 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use engine::group::GroupSeq;
 use wire::{CancelHandle, Session};
 
-use crate::apply::blockers::probe::{Blocker, look};
+use crate::apply::blockers::detection::{Blocker, look};
 pub(crate) use crate::apply::blockers::pulse::Pulse;
 use crate::apply::thread::{LITTLE_PATIENCE, join_or_cancel};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
-use crate::target::state::SubscriptionId;
-use crate::target::state::statistics::Waits;
+use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::statistics::Waits;
 
 /// How often it looks for threads that are stuck.
 const WATCH: Duration = Duration::from_millis(250);
@@ -73,7 +73,7 @@ pub(crate) struct Blockers {
 }
 
 impl Blockers {
-    /// `session`: one for [`crate::target::session::Purpose::Monitor`].
+    /// `session`: one for [`crate::subscriber::session::Purpose::Monitor`].
     pub(crate) fn spawn(
         session: Session,
         id: SubscriptionId,
@@ -158,7 +158,7 @@ impl Monitor {
             waits = true;
             log.name(one.name, &seen.iter().collect::<Vec<_>>());
         }
-        self.waits.set(waits.then_some(Reason::TargetLock));
+        self.waits.set(waits.then_some(Reason::SubscriberLock));
         Ok(())
     }
 
@@ -225,7 +225,7 @@ impl WaitLog {
                     event = "lock_wait",
                     subscription = self.subscription,
                     waiting,
-                    "applying waits for a lock of a prepared transaction on the target; whoever \
+                    "applying waits for a lock of a prepared transaction on the subscriber; whoever \
                      prepared it must COMMIT PREPARED or ROLLBACK PREPARED (see pg_prepared_xacts, and \
                      pgapace prepared for those of a subscription)"
                 );
@@ -241,7 +241,7 @@ impl WaitLog {
                 application_name = shown(&blocker.application_name),
                 state = shown(&blocker.state),
                 query_start = shown(&blocker.query_start),
-                "applying waits for a lock of another session on the target"
+                "applying waits for a lock of another session on the subscriber"
             );
         }
     }

@@ -9,8 +9,8 @@ use testbed::{Cluster, servers};
 use wire::{CancelHandle, ConnInfo, Session};
 
 use super::{Blockers, Found, FromBlockers, Probe};
-use crate::target::session::{Purpose, Target};
-use crate::target::state::{SubscriptionId, ownership};
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::{SubscriptionId, ownership};
 
 const MAJORS: [u16; 2] = [15, 18];
 const OURS: SubscriptionId = SubscriptionId(1);
@@ -30,7 +30,7 @@ fn cluster(major: u16) -> &'static Cluster {
 }
 
 struct Bed {
-    target: Target,
+    subscriber: Subscriber,
     monitor: Blockers,
     groups: Vec<(i32, GroupSeq)>,
 }
@@ -66,15 +66,15 @@ impl Bed {
                       CREATE TABLE u (id int PRIMARY KEY, v int); INSERT INTO u VALUES (1, 0)";
         cluster.sql(name, tables).unwrap();
         let info = ConnInfo::parse_with_env(&cluster.conninfo(name), &|_| None, None).unwrap();
-        let target = Target::new(info, "bed");
-        let session = target.connect(Purpose::Monitor).unwrap();
+        let subscriber = Subscriber::new(info, "bed");
+        let session = subscriber.connect(Purpose::Monitor).unwrap();
         let monitor = Blockers::spawn(session, OURS, "bed", Vec::new()).unwrap();
-        Self { target, monitor, groups: Vec::new() }
+        Self { subscriber, monitor, groups: Vec::new() }
     }
 
     /// A session of a subscription, in a transaction.
     fn session(&self, id: SubscriptionId) -> Session {
-        let mut session = self.target.connect(Purpose::Apply).unwrap();
+        let mut session = self.subscriber.connect(Purpose::Apply).unwrap();
         ownership::join(&mut session, id).unwrap();
         session.simple("BEGIN").unwrap();
         session
@@ -90,7 +90,7 @@ impl Bed {
 
     /// A session of a user, in a transaction.
     fn user(&self) -> Session {
-        let mut session = self.target.connect(Purpose::Look).unwrap();
+        let mut session = self.subscriber.connect(Purpose::Look).unwrap();
         session.simple("BEGIN").unwrap();
         session
     }
@@ -102,7 +102,7 @@ impl Bed {
             let _ = session.simple(sql);
             session
         });
-        let mut look = self.target.connect(Purpose::Look).unwrap();
+        let mut look = self.subscriber.connect(Purpose::Look).unwrap();
         let started = Instant::now();
         let waits = format!("SELECT count(*) FROM pg_locks WHERE pid = {pid} AND NOT granted");
         while look.query(&waits, &[]).unwrap().first().unwrap().get(0) == Some("0") {
@@ -195,8 +195,8 @@ fn others_are_waited_for_and_left_alone() {
         user.simple("PREPARE TRANSACTION 'stays'").unwrap();
         bed.expect(true, &[]);
         let seen = {
-            let mut look = bed.target.connect(Purpose::Monitor).unwrap();
-            super::probe::look(&mut look, OURS, busy.pid).unwrap()
+            let mut look = bed.subscriber.connect(Purpose::Monitor).unwrap();
+            super::detection::look(&mut look, OURS, busy.pid).unwrap()
         };
         assert_eq!(seen.iter().map(|b| b.pid).collect::<Vec<_>>(), [engine::blockers::PREPARED]);
         user.simple("ROLLBACK PREPARED 'stays'").unwrap();

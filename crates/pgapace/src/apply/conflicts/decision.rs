@@ -9,8 +9,8 @@ use crate::apply::conflicts::judge::Judge;
 use crate::apply::context::not_one_row;
 use crate::apply::encoder::resolution::How;
 use crate::error::Result;
-use crate::target::conflict::{Action, ConflictType, TablePolicy, action};
-use crate::target::origin;
+use crate::subscriber::conflict::{Action, ConflictType, TablePolicy, action};
+use crate::subscriber::origin;
 
 /// Why a change did not do what it must.
 enum Trouble {
@@ -20,7 +20,7 @@ enum Trouble {
 
 /// Who made the row that is about to be changed.
 struct Made {
-    /// Microseconds since 1970, as the commit timestamp on the target; `None` if it is not known,
+    /// Microseconds since 1970, as the commit timestamp on the subscriber; `None` if it is not known,
     /// or not committed.
     at: Option<i64>,
     /// Whether this subscription did, when it applied changes or when it copied the table.
@@ -101,7 +101,7 @@ impl<'a> Judge<'a> {
                 action = self.action(at, kind);
             }
         }
-        let refused = error.ok_or("the row to be changed is not on the target");
+        let refused = error.ok_or("the row to be changed is not on the subscriber");
         let apply = match action {
             Action::Error => return Err(self.context.stop(at, kind, refused)),
             Action::Skip => false,

@@ -7,7 +7,7 @@ use wire::{Reply, Session, affected_rows};
 use crate::apply::answers::Pending;
 use crate::apply::encoder::resolution::How;
 use crate::error::{Failure, Result};
-use crate::target::statement::row::Expect;
+use crate::subscriber::statement::row::Expect;
 
 /// A statement that was queued.
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +69,7 @@ impl Seen {
 
 /// Sends what is queued and takes all answers, up to the last Sync.
 pub(super) fn exchange(session: &mut Session, awaited: &mut VecDeque<Awaited>) -> Result<Seen> {
-    let failed = |e: &wire::Error| Failure::target(e, "applying changes");
+    let failed = |e: &wire::Error| Failure::subscriber(e, "applying changes");
     session.flush().map_err(|e| failed(&e))?;
     let mut seen = Seen::default();
     let mut row = None;
@@ -98,5 +98,5 @@ pub(super) fn exchange(session: &mut Session, awaited: &mut VecDeque<Awaited>) -
 }
 
 fn unasked() -> Failure {
-    Failure::internal("the target answered a statement nobody sent")
+    Failure::internal("the subscriber answered a statement nobody sent")
 }

@@ -12,10 +12,10 @@ use crate::apply::encoder::Encoder;
 use crate::apply::encoder::resolution::How;
 use crate::apply::work::{Group, Work};
 use crate::error::{Failure, Result};
-use crate::target::conflict::{Action, ConflictType};
-use crate::target::state::SubscriptionId;
-use crate::target::state::conflicts::{self, Conflict};
-use crate::target::state::statistics::{Changes, Counters};
+use crate::subscriber::conflict::{Action, ConflictType};
+use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::conflicts::{self, Conflict};
+use crate::subscriber::state::statistics::{Changes, Counters};
 
 /// Conflicts of one part that are kept to be named in the log; all are in `pgapace.conflict`.
 const KEPT: usize = 100;
@@ -32,7 +32,7 @@ pub(super) struct Judge<'a> {
     pending: &'a mut VecDeque<Pending>,
     /// Whether there is a savepoint, the change after which stays.
     savepoint: bool,
-    /// Of the target transaction so far.
+    /// Of the subscriber transaction so far.
     pub(super) changes: Changes,
     pub(super) counters: Counters,
     pub(super) conflicts: Vec<Conflict>,
@@ -83,7 +83,7 @@ impl<'a> Judge<'a> {
     ) -> Result<()> {
         let conflict = self.context.conflict(at, kind, done, error)?;
         conflicts::queue(self.session, self.id, &conflict)
-            .map_err(|e| Failure::target(&e, "recording a conflict"))?;
+            .map_err(|e| Failure::subscriber(&e, "recording a conflict"))?;
         self.awaited.push_back(Awaited { pending: Pending::Begin, how: How::AsSent });
         self.counters.count_conflict(kind);
         if self.conflicts.len() < KEPT {
@@ -124,7 +124,7 @@ impl<'a> Judge<'a> {
         self.session.queue_parse("", sql, types);
         self.session
             .queue_bind("", params)
-            .map_err(|e| Failure::target(&e, "queueing a statement"))?;
+            .map_err(|e| Failure::subscriber(&e, "queueing a statement"))?;
         self.session.queue_execute();
         self.awaited.push_back(Awaited { pending: Pending::Begin, how: How::AsSent });
         Ok(())
@@ -198,11 +198,11 @@ impl<'a> Judge<'a> {
         for statement in seen.statements {
             match statement.awaited.pending {
                 Pending::Progress { .. } if statement.rows != 1 => {
-                    return Err(Failure::internal("the target recorded no progress"));
+                    return Err(Failure::internal("the subscriber recorded no progress"));
                 }
                 Pending::Commit { .. } if statement.rolled_back => {
                     return Err(Failure::internal(
-                        "the target rolled a transaction back at COMMIT",
+                        "the subscriber rolled a transaction back at COMMIT",
                     ));
                 }
                 _ => {}

@@ -5,7 +5,7 @@
 //! first, in one round trip. If every change did what it must, it is committed. If not, it is rolled
 //! back and carried out again with a savepoint before each change, and each is judged before the
 //! next is sent: the rule acts on that change alone. What was decided is written to
-//! `pgapace.conflict` in the same target transaction, as progress is: so it is there exactly if the
+//! `pgapace.conflict` in the same subscriber transaction, as progress is: so it is there exactly if the
 //! transaction is, and the same at every group size.
 //!
 //! A conflict that stops the subscription, with a rule or without one, is counted and recorded when
@@ -27,8 +27,8 @@ use crate::apply::conflicts::judge::Judge;
 use crate::apply::encoder::Encoder;
 use crate::apply::work::Group;
 use crate::error::Result;
-use crate::target::state::conflicts::Conflict;
-use crate::target::state::statistics::Counters;
+use crate::subscriber::state::conflicts::Conflict;
+use crate::subscriber::state::statistics::Counters;
 pub(crate) use uniqueness::violates_several;
 
 /// What has become of a transaction, or of a part of it.
@@ -47,7 +47,7 @@ pub(crate) struct Judged {
 /// earlier parts were carried out here. `pending` is empty, unless the session was lost at a commit.
 ///
 /// # Errors
-/// What stops the subscription: a conflict whose rule is `error`, and every other error. The target
+/// What stops the subscription: a conflict whose rule is `error`, and every other error. The subscriber
 /// transaction is then open, and the session of no more use.
 pub(crate) fn carry_out(
     session: &mut Session,

@@ -17,10 +17,10 @@ use crate::apply::encoder::Encoder;
 use crate::apply::encoder::resolution::How;
 use crate::apply::work::Group;
 use crate::error::{Failure, Result};
-use crate::target::conflict::ConflictType;
-use crate::target::mapping::TableMap;
-use crate::target::statement::column_set::ColumnSet;
-use crate::target::statement::row::{
+use crate::subscriber::conflict::ConflictType;
+use crate::subscriber::mapping::TableMap;
+use crate::subscriber::statement::column_set::ColumnSet;
+use crate::subscriber::statement::row::{
     Operation, PlanError, Source, Statement, Values, param, plan_search, statement, values,
 };
 
@@ -164,6 +164,6 @@ fn arbiters(session: &mut Session, said: &ServerError) -> Result<Vec<String>> {
     };
     let rows = session
         .query(ARBITERS, &[Some(schema), Some(table), Some(constraint)])
-        .map_err(|e| Failure::target(&e, "reading the unique indexes of a table"))?;
+        .map_err(|e| Failure::subscriber(&e, "reading the unique indexes of a table"))?;
     Ok(rows.iter().filter_map(|row| row.get(0).map(str::to_owned)).collect())
 }

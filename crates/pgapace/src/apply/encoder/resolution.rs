@@ -11,10 +11,10 @@ use crate::apply::answers::Pending;
 use crate::apply::encoder::{ChangeError, Encoder, Ending, queue_control};
 use crate::apply::work::Work;
 use crate::error::Result;
-use crate::target::mapping::TableMap;
-use crate::target::state::SubscriptionId;
-use crate::target::state::statistics::Changes;
-use crate::target::statement::row::{
+use crate::subscriber::mapping::TableMap;
+use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::statistics::Changes;
+use crate::subscriber::statement::row::{
     Expect, Operation, PlanError, plan_insert_as_update, plan_search, values,
 };
 
@@ -37,7 +37,7 @@ impl Encoder {
         self.identity.id
     }
 
-    /// Queues the begin of a target transaction.
+    /// Queues the begin of a subscriber transaction.
     pub(crate) fn begin(
         &self,
         session: &mut Session,
@@ -67,12 +67,12 @@ impl Encoder {
         std::mem::take(&mut self.changes)
     }
 
-    /// Of the target transaction whose changes were answered.
+    /// Of the subscriber transaction whose changes were answered.
     pub(crate) fn put_changes(&mut self, changes: Changes) {
         self.changes = changes;
     }
 
-    /// What ends the target transaction of one source transaction, `None` in the middle of it.
+    /// What ends the subscriber transaction of one source transaction, `None` in the middle of it.
     pub(crate) fn end(&mut self, work: &Work, part: u32) -> Option<Ending> {
         self.end_of(work, work, work.predecessor, part, 1)
     }

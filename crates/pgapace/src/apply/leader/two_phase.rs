@@ -1,4 +1,4 @@
-//! Transactions that are prepared on the target: when, and what becomes of their end.
+//! Transactions that are prepared on the subscriber: when, and what becomes of their end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::apply::offender::of_relation;
 use crate::apply::work::{TwoPhase, Work};
 use crate::error::{Failure, Result};
 use crate::publisher::history::another_history;
-use crate::target::state::prepared::{self, PreparedHere};
+use crate::subscriber::state::prepared::{self, PreparedHere};
 
 /// When a transaction that is prepared and not resolved is worth a word.
 const OVERDUE: Duration = Duration::from_secs(60);
 
 impl Leader<'_> {
-    /// Takes the end of a transaction that is prepared on the target.
+    /// Takes the end of a transaction that is prepared on the subscriber.
     pub(super) fn take_step(&mut self, part: TransactionPart, step: TwoPhase) -> Result<()> {
         let Some(end) = part.end_lsn else { return Err(Failure::internal("a step has no end")) };
         let lsn = part.head.commit_lsn;
@@ -48,7 +48,7 @@ impl Leader<'_> {
         Ok(())
     }
 
-    /// Takes a part of a transaction that is to be prepared on the target. It has no place in the
+    /// Takes a part of a transaction that is to be prepared on the subscriber. It has no place in the
     /// order of commits, and no progress.
     pub(super) fn take_prepared_part(
         &mut self,
@@ -76,7 +76,7 @@ impl Leader<'_> {
         Ok(())
     }
 
-    /// Has transactions prepared on the target that have been held for too long.
+    /// Has transactions prepared on the subscriber that have been held for too long.
     ///
     /// That is right wherever the stream stands by then: on the publisher they have held the locks of
     /// their rows since their PREPARE, so nothing that was sent since touches them. Not while what
@@ -137,7 +137,7 @@ impl Leader<'_> {
             tracing::warn!(
                 gid,
                 "a transaction is prepared on the publisher and not resolved: until it is, it keeps \
-                 the slot from moving on, or the locks of its rows on the target (pgapace prepared)"
+                 the slot from moving on, or the locks of its rows on the subscriber (pgapace prepared)"
             );
         }
     }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, unbounded};
 
-use crate::apply::sessions::{Permit, Share};
+use crate::apply::sessions::{SessionLease, Share};
 use crate::apply::turns::Turns;
 use crate::apply::worker::{Connect, FromWorker, Office, Worker};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::Stopwatch;
-use crate::target::state::statistics::Waits;
+use crate::subscriber::state::statistics::Waits;
 
 /// How worker number so-and-so opens its session.
 pub(crate) type Connector = Box<dyn Fn(usize) -> Connect + Send + Sync>;
@@ -22,7 +22,7 @@ pub(crate) type Connector = Box<dyn Fn(usize) -> Connect + Send + Sync>;
 struct WorkerSlot {
     worker: Option<Worker>,
     /// None for the first, and for those that are not there.
-    permit: Option<Arc<Permit>>,
+    lease: Option<Arc<SessionLease>>,
     waits: Stopwatch,
 }
 
@@ -47,13 +47,13 @@ impl Slots {
         let office = Office { turns, sender, subscription: subscription.to_owned() };
         let mut slots: Vec<_> = (0..share.most()).map(|_| WorkerSlot::default()).collect();
         for slot in &mut slots[1..] {
-            slot.permit = if share.is_alone() { share.ask() } else { None };
+            slot.lease = if share.is_alone() { share.ask() } else { None };
         }
         // All at once: each connects first.
         std::thread::scope(|scope| {
             let (connector, office) = (&connector, &office);
             let here = slots.iter_mut().enumerate();
-            let here = here.filter(|(number, slot)| *number == 0 || slot.permit.is_some());
+            let here = here.filter(|(number, slot)| *number == 0 || slot.lease.is_some());
             let starting: Vec<_> = here
                 .map(|(number, slot)| {
                     let waits = slot.waits.clone();
@@ -92,7 +92,7 @@ impl Slots {
     }
 
     /// Asks for a lease of another session; it is kept for the next worker that comes.
-    pub(super) fn ask(&self) -> Option<Arc<Permit>> {
+    pub(super) fn ask(&self) -> Option<Arc<SessionLease>> {
         self.share.ask()
     }
 
@@ -107,18 +107,18 @@ impl Slots {
     }
 
     /// Has a worker come under this lease.
-    pub(super) fn open(&mut self, number: usize, permit: Arc<Permit>) -> Result<()> {
+    pub(super) fn open(&mut self, number: usize, lease: Arc<SessionLease>) -> Result<()> {
         let slot = &mut self.slots[number];
         let (connect, waits) = ((self.connector)(number), slot.waits.clone());
-        let worker = Worker::spawn_unopened(number, connect, &self.office, waits, &permit)?;
-        (slot.worker, slot.permit) = (Some(worker), Some(permit));
+        let worker = Worker::spawn_unopened(number, connect, &self.office, waits, &lease)?;
+        (slot.worker, slot.lease) = (Some(worker), Some(lease));
         Ok(())
     }
 
     /// The session of a worker is another subscription's when it is closed.
     pub(super) fn give(&self, number: usize) {
-        if let Some(permit) = &self.slots[number].permit {
-            permit.give();
+        if let Some(lease) = &self.slots[number].lease {
+            lease.give();
         }
     }
 
@@ -132,7 +132,7 @@ impl Slots {
     /// A worker is gone.
     pub(super) fn vacate(&mut self, number: usize) {
         let slot = &mut self.slots[number];
-        (slot.worker, slot.permit) = (None, None);
+        (slot.worker, slot.lease) = (None, None);
     }
 
     /// How long workers have waited since the last call.
@@ -154,7 +154,7 @@ impl Slots {
                 scope.spawn(move || drop(worker));
             }
         });
-        self.slots.iter_mut().for_each(|slot| slot.permit = None);
+        self.slots.iter_mut().for_each(|slot| slot.lease = None);
         self.content();
     }
 }

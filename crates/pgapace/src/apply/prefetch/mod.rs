@@ -23,9 +23,9 @@ use crate::apply::prefetch::queue::{Job, Queue};
 use crate::apply::work::Work;
 use crate::config::Prefetch as Mode;
 use crate::error::{Failure, Result};
-use crate::target::mapping::Search;
-use crate::target::session::Target;
-use crate::target::statement::set::ahead::{Ahead, searched};
+use crate::subscriber::mapping::Search;
+use crate::subscriber::session::Subscriber;
+use crate::subscriber::statement::set::ahead::{Ahead, searched};
 
 /// Sessions that read.
 pub(crate) const READERS: usize = 4;
@@ -47,16 +47,16 @@ pub(crate) struct Prefetch {
 
 impl Prefetch {
     /// Starts the readers; none of them connects before there is something to read.
-    pub(crate) fn spawn(mode: Mode, target: &Target, subscription: &str) -> Result<Self> {
+    pub(crate) fn spawn(mode: Mode, subscriber: &Subscriber, subscription: &str) -> Result<Self> {
         let queue = Arc::new(Queue::default());
         let readers = if mode == Mode::Off { 0 } else { READERS };
         for number in 0..readers {
-            let (queue, target) = (Arc::clone(&queue), target.clone());
+            let (queue, subscriber) = (Arc::clone(&queue), subscriber.clone());
             let subscription = subscription.to_owned();
             // Not joined in the end: it holds nothing but a session that reads.
             std::thread::Builder::new()
                 .name(format!("read ahead {number}"))
-                .spawn(move || reader::run(&queue, &target, &subscription))
+                .spawn(move || reader::run(&queue, &subscriber, &subscription))
                 .map_err(|e| Failure::internal(format!("cannot start a reading thread: {e}")))?;
         }
         let decision = ReadAhead::default();

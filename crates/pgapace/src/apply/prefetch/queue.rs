@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use engine::group::GroupSeq;
 
-use crate::target::statement::set::ahead::Ahead;
+use crate::subscriber::statement::set::ahead::Ahead;
 
 /// Statements that wait, above which no more groups are taken.
 const FULL: usize = 256;

@@ -7,20 +7,20 @@ use wire::Session;
 
 use crate::apply::prefetch::queue::{Job, Queue};
 use crate::apply::worker::passes_soon;
-use crate::target::session::{Purpose, Target};
-use crate::target::statement::cache::StatementCache;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::statement::cache::StatementCache;
 
 /// The pause after a session was lost or could not be opened; it doubles.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Reads until the queue is closed.
-pub(super) fn run(queue: &Queue, target: &Target, subscription: &str) {
+pub(super) fn run(queue: &Queue, subscriber: &Subscriber, subscription: &str) {
     let mut pause = PAUSE;
     let mut left_out = FxHashSet::default();
     let mut first = queue.next();
     while first.is_some() {
-        match target.connect(Purpose::ReadAhead) {
+        match subscriber.connect(Purpose::ReadAhead) {
             Ok(session) => {
                 let mut reader = Reader {
                     session,

@@ -1,5 +1,5 @@
 //! Streamed transactions that are applied while they are still open (`--streaming parallel`): the
-//! sessions of [`engine::streams`].
+//! sessions of [`engine::streaming`].
 
 mod worker;
 
@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::assemble::Subtransactions;
 use engine::dispatch::Pacing;
 use engine::group::GroupSeq;
-use engine::streams::{self, NextPart, Said, Ticket};
+use engine::streaming::{self, NextPart, Said, Ticket};
 use engine::worker::Mode;
 use pgoutput::{Lsn, Message, Xid};
 
@@ -25,7 +25,7 @@ pub(crate) type Event = (usize, Ticket, Report);
 
 /// The streams that are open, and the sessions for some of them.
 pub(crate) struct Streams {
-    streams: streams::Streams<Box<Work>>,
+    streams: streaming::Streams<Box<Work>>,
     workers: Vec<StreamWorker>,
     connects: Vec<Option<Connect>>,
     reports: Sender<Event>,
@@ -39,7 +39,7 @@ impl Streams {
     pub(crate) fn new(connects: Vec<Connect>, from: Lsn) -> Self {
         let (reports, events) = unbounded();
         Self {
-            streams: streams::Streams::new(connects.len(), from, Pacing::MEASURED),
+            streams: streaming::Streams::new(connects.len(), from, Pacing::MEASURED),
             workers: Vec::new(),
             connects: connects.into_iter().map(Some).collect(),
             reports,
@@ -62,7 +62,7 @@ impl Streams {
         self.streams.passed(position);
     }
 
-    /// See [`streams::Streams::saw`].
+    /// See [`streaming::Streams::saw`].
     pub(crate) fn saw(
         &mut self,
         message: &Message<'_>,
@@ -74,7 +74,7 @@ impl Streams {
         self.send_orders();
     }
 
-    /// See [`streams::Streams::received`].
+    /// See [`streaming::Streams::received`].
     pub(crate) fn received(&mut self, length: impl Fn(Xid) -> Option<u64>, dispatched: Lsn) {
         self.streams.received(length, dispatched);
     }
@@ -97,7 +97,7 @@ impl Streams {
         self.send_orders();
     }
 
-    /// See [`streams::Streams::begin_commit`].
+    /// See [`streaming::Streams::begin_commit`].
     pub(crate) fn begin_commit(&mut self, xid: Xid) -> bool {
         let begun = self.streams.begin_commit(xid);
         self.send_orders();
@@ -187,8 +187,8 @@ impl Streams {
 
     /// Those among the victims that are streams are abandoned: they hold what a transaction needs that
     /// has committed. Returns how many that were.
-    pub(crate) fn make_way(&mut self, victims: &[GroupSeq]) -> u64 {
-        let (workers, abandoned) = self.streams.make_way(victims);
+    pub(crate) fn resolve_deadlock(&mut self, victims: &[GroupSeq]) -> u64 {
+        let (workers, abandoned) = self.streams.resolve_deadlock(victims);
         workers.iter().for_each(|worker| self.workers[*worker].cancel());
         self.send_orders();
         abandoned as u64

@@ -13,8 +13,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use engine::group::GroupSeq;
 use engine::progress::Range;
-use engine::streams::Ticket;
-use engine::worker::{Contended, Mode};
+use engine::streaming::Ticket;
+use engine::worker::{Dependent, Mode};
 use wire::{CancelHandle, Reply, Session, TransactionStatus, Waker, affected_rows};
 
 use crate::apply::answers::Pending;
@@ -24,8 +24,8 @@ use crate::apply::work::{Group, Work};
 use crate::apply::worker::{Connect, Lost, owns};
 use crate::error::{Failure, Result};
 use crate::stopping::interrupt::cancel;
-use crate::target::state::statistics::{Changes, Counters};
-use crate::target::statement::row::Expect;
+use crate::subscriber::state::statistics::{Changes, Counters};
+use crate::subscriber::statement::row::Expect;
 
 /// The longest sleep; whoever has news wakes the thread.
 const SLEEP: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ const CANCEL_AGAIN: Duration = Duration::from_millis(50);
 const CANCEL_AT_LEAST: Duration = Duration::from_secs(1);
 
 /// What is to be done for a stream.
-pub(super) type Order = engine::streams::Order<Box<Work>>;
+pub(super) type Order = engine::streaming::Order<Box<Work>>;
 
 /// What became of it.
 #[derive(Debug)]
@@ -135,7 +135,7 @@ impl Drop for StreamWorker {
     }
 }
 
-/// What the target works on.
+/// What the subscriber works on.
 struct Running {
     session: Session,
     encoder: Encoder,
@@ -254,7 +254,7 @@ impl State {
                 .session
                 .wait_readable(Some(self.waker.descriptor()), SLEEP)
                 .map(drop)
-                .map_err(|e| Stop::Session(Failure::target(&e, "applying a stream"))),
+                .map_err(|e| Stop::Session(Failure::subscriber(&e, "applying a stream"))),
             None => {
                 // The waker is of no use without a session: an order, or the end, is awaited.
                 let mut select = crossbeam_channel::Select::new();
@@ -391,7 +391,7 @@ impl Running {
             Order::Abandon => {}
         }
         self.awaited.push_back(self.pending.len() - before);
-        self.session.flush().map_err(|e| Failure::target(&e, "sending changes"))
+        self.session.flush().map_err(|e| Failure::subscriber(&e, "sending changes"))
     }
 
     fn part(&mut self, work: Work, mode: Mode, savepoint: Option<usize>) -> Result<()> {
@@ -422,7 +422,7 @@ impl Running {
         self.session.queue_parse("", sql, &[]);
         self.session
             .queue_bind("", std::iter::empty())
-            .map_err(|e| Failure::target(&e, "queueing a statement"))?;
+            .map_err(|e| Failure::subscriber(&e, "queueing a statement"))?;
         self.session.queue_execute();
         self.pending.push_back(Pending::Begin);
         Ok(())
@@ -430,7 +430,7 @@ impl Running {
 
     /// The next answer, if there is one: what it means for an order, if it is the last of it.
     fn answer(&mut self) -> Result<Option<Option<Report>>> {
-        let failed = |e: &wire::Error| Failure::target(e, "applying a stream");
+        let failed = |e: &wire::Error| Failure::subscriber(e, "applying a stream");
         let report = match self.session.try_reply().map_err(|e| failed(&e))? {
             None => return Ok(None),
             Some(Reply::CommandComplete(tag)) => {
@@ -497,7 +497,7 @@ impl Running {
 
     /// Rolls everything back, whatever the session is doing.
     fn go_back(&mut self) -> Result<()> {
-        let failed = |e: &wire::Error| Failure::target(e, "rolling a stream back");
+        let failed = |e: &wire::Error| Failure::subscriber(e, "rolling a stream back");
         let busy = !self.pending.is_empty();
         if !matches!(self.pending.back(), Some(Pending::Sync { .. })) {
             // After an error the server skips everything up to here.
@@ -544,7 +544,7 @@ fn group_of(work: Work, mode: Mode) -> Group {
         seq: GroupSeq::NONE,
         works: vec![work],
         mode,
-        contended: Contended::default(),
+        dependent: Dependent::default(),
         attempts: 0,
         more: false,
     }

@@ -15,7 +15,7 @@ use crate::apply::encoder::Encoder;
 use crate::apply::worker::state::State;
 use crate::apply::worker::{Connect, Handle, Identity, Lost, set_handle};
 use crate::error::{Failure, Result};
-use crate::target::state::{ownership, progress};
+use crate::subscriber::state::{ownership, progress};
 
 /// How often a session is opened before the run ends and another begins.
 const ATTEMPTS: u32 = 8;

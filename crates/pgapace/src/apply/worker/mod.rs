@@ -1,4 +1,4 @@
-//! The apply workers: each one thread, one target session, groups to pipelined statements.
+//! The apply workers: each one thread, one subscriber session, groups to pipelined statements.
 
 mod lost;
 mod rules;
@@ -16,16 +16,16 @@ use engine::progress::Range;
 use pgoutput::Xid;
 use wire::{CancelHandle, Session};
 
-use crate::apply::missing::MissingLog;
-use crate::apply::sessions::Permit;
+use crate::apply::conflict_log::MissingLog;
+use crate::apply::sessions::SessionLease;
 use crate::apply::thread::{LITTLE_PATIENCE, join_or_cancel};
 use crate::apply::turns::Turns;
 use crate::apply::work::Group;
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::Stopwatch;
-use crate::target::state::SubscriptionId;
-use crate::target::state::conflicts::Conflict;
-use crate::target::state::statistics::Counters;
+use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::conflicts::Conflict;
+use crate::subscriber::state::statistics::Counters;
 pub(crate) use lost::owns;
 use state::State;
 pub(crate) use state::passes_soon;
@@ -53,12 +53,12 @@ pub(crate) enum Moved {
     Left,
 }
 
-/// What the target has answered since the last report.
+/// What the subscriber has answered since the last report.
 #[derive(Debug, Default)]
 pub(crate) struct Answered {
     /// What is committed.
     pub(crate) committed: Vec<Range>,
-    /// Transactions of the publisher that are prepared on the target, durably.
+    /// Transactions of the publisher that are prepared on the subscriber, durably.
     pub(crate) prepared: Vec<Xid>,
     /// Of what was committed.
     pub(crate) counters: Counters,
@@ -81,18 +81,18 @@ pub(crate) struct Identity {
     pub(crate) epoch: i64,
     /// Whether the session has a replication origin.
     pub(crate) tagged: bool,
-    /// Whether the target refuses a commit before its predecessor's.
+    /// Whether the subscriber refuses a commit before its predecessor's.
     pub(crate) ordered: bool,
-    /// The oid of the target database.
+    /// The oid of the subscriber database.
     pub(crate) database: u32,
     /// The backend of the control session, which owns the subscription.
     pub(crate) owner: i32,
-    /// What a round trip to the target takes at most.
+    /// What a round trip to the subscriber takes at most.
     pub(crate) round_trip: Duration,
 }
 
 impl Identity {
-    /// Whether answers of the target take long, whatever it does: longer than the work of a small group.
+    /// Whether answers of the subscriber take long, whatever it does: longer than the work of a small group.
     /// Then nobody waits for one who need not.
     pub(crate) fn is_far(&self) -> bool {
         Pacing::MEASURED.is_far(self.round_trip)
@@ -158,16 +158,16 @@ impl Worker {
         Self::start(number, connect, Some(opened), office, waits, None)
     }
 
-    /// Starts the thread, which opens the session and says so. The permit is kept until the session
+    /// Starts the thread, which opens the session and says so. The lease is kept until the session
     /// is closed, and that is when the server has ended it.
     pub(crate) fn spawn_unopened(
         number: usize,
         connect: Connect,
         office: &Office,
         waits: Stopwatch,
-        permit: &Arc<Permit>,
+        lease: &Arc<SessionLease>,
     ) -> Result<Self> {
-        Self::start(number, connect, None, office, waits, Some(Arc::clone(permit)))
+        Self::start(number, connect, None, office, waits, Some(Arc::clone(lease)))
     }
 
     fn start(
@@ -176,7 +176,7 @@ impl Worker {
         opened: Option<(Session, Identity)>,
         office: &Office,
         waits: Stopwatch,
-        permit: Option<Arc<Permit>>,
+        lease: Option<Arc<SessionLease>>,
     ) -> Result<Self> {
         let (mail, inbox) = unbounded();
         let handle: Arc<Handle> = Arc::default();
@@ -191,11 +191,11 @@ impl Worker {
             let (session, identity) = match opened.map_or_else(|| open(&connect), Ok) {
                 Ok(opened) => opened,
                 Err(failure) => {
-                    drop(permit);
+                    drop(lease);
                     return report(FromWorker::Moved(Moved::NotOpened(failure)));
                 }
             };
-            if permit.is_some() {
+            if lease.is_some() {
                 set_handle(&handle_of_thread, &session);
                 report(FromWorker::Moved(Moved::Came));
             }
@@ -203,9 +203,9 @@ impl Worker {
             if let Err(failure) = state.run(&inbox, &connect, &handle_of_thread, &report) {
                 return report(FromWorker::Failed(failure));
             }
-            if let Some(permit) = permit {
+            if let Some(lease) = lease {
                 state.close(CLOSE_PATIENCE);
-                drop(permit);
+                drop(lease);
                 report(FromWorker::Moved(Moved::Left));
             }
         };

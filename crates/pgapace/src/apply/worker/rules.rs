@@ -12,7 +12,7 @@ use crate::apply::context::Context;
 use crate::apply::work::Group;
 use crate::apply::worker::state::{InFlight, State, kind};
 use crate::error::{Failure, Result};
-use crate::target::conflict::ConflictType;
+use crate::subscriber::conflict::ConflictType;
 
 impl State {
     /// Carries a group out, transaction after transaction. It is in flight meanwhile, so that a
@@ -49,7 +49,7 @@ impl State {
     /// Everything of it is rolled back.
     pub(super) fn name_conflict(&mut self, at: ChangeAt, error: &wire::Error) -> Result<Failure> {
         let Some(InFlight { group, .. }) = self.desk.first() else {
-            return Err(Failure::target(error, "applying changes"));
+            return Err(Failure::subscriber(error, "applying changes"));
         };
         let (session, encoder) = (&mut self.session, &mut self.encoder);
         let several = conflicts::violates_several(session, encoder, group, at, error)?;
@@ -57,7 +57,7 @@ impl State {
         let kind = match context.kind(error, at) {
             Some(_) if several => ConflictType::MultipleUniqueConflicts,
             Some(kind) => kind,
-            None => return Err(Failure::target(error, "applying changes")),
+            None => return Err(Failure::subscriber(error, "applying changes")),
         };
         Ok(context.stop(at, kind, Ok(error)))
     }

@@ -1,16 +1,16 @@
 //! What a worker does with its groups: as `engine::worker` decides.
 //!
 //! A group is sent as BEGIN and the statements of its net changes: those that no group in flight
-//! can be in the way of at once, the contended ones when the groups they wait for have ended. When
+//! can be in the way of at once, the dependent ones when the groups they wait for have ended. When
 //! every statement is known to have affected as many rows as it must, and it is the group's turn,
 //! its progress row, COMMIT and Sync follow, and with them the next group, which was put together
 //! meanwhile. So a group either does exactly what its transactions would have done one by one, or
 //! it is rolled back. If others were in flight before it, that may be why: it is carried out again
-//! when it is the oldest. If not, it is carried out as the publisher sent it: one target transaction
+//! when it is the oldest. If not, it is carried out as the publisher sent it: one subscriber transaction
 //! for each source transaction, one statement for each change in stream order, all in one pipeline.
 //! Then everything before the offender is committed, and the offender is named. A lone small
 //! transaction with nothing in flight before it is sent so from the start: that is one round trip.
-//! Where the target is far away, the statements of a small group count themselves what they find and
+//! Where the subscriber is far away, the statements of a small group count themselves what they find and
 //! fail if it is not what it must be, so that its progress row and COMMIT go with them, and the next
 //! small group behind them.
 //!
@@ -34,9 +34,9 @@ use engine::worker::{
 use wire::{Queued, Reply, Session, TransactionStatus, affected_rows};
 
 use crate::apply::answers::{Answers, Pending};
+use crate::apply::conflict_log::MissingLog;
 use crate::apply::context::Context;
 use crate::apply::encoder::{Encoder, Ending, Which};
-use crate::apply::missing::MissingLog;
 use crate::apply::turns::Turns;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::{Answered, Connect, FromWorker, Handle, Identity, ToWorker};
@@ -64,7 +64,7 @@ impl Craft for Encoded {
 pub(super) type InFlight = engine::worker::InFlight<Encoded>;
 
 /// What a group becomes: the statements that are sent first, if they were set aside; those of the
-/// contended changes, if they are apart; and the end.
+/// dependent changes, if they are apart; and the end.
 type Parts = (Option<Queued>, Option<(Queued, VecDeque<Pending>)>, Option<Ending>);
 
 pub(super) struct State {
@@ -199,7 +199,7 @@ impl State {
         if reason.is_some() {
             self.waits.set(None);
         }
-        let readable = readable.map_err(|e| Failure::target(&e, "applying changes"))?;
+        let readable = readable.map_err(|e| Failure::subscriber(&e, "applying changes"))?;
         if readable { self.take_replies(report) } else { Ok(()) }
     }
 
@@ -231,7 +231,7 @@ impl State {
         } else {
             self.encode(&group, early, counted, &mut pending).map(|ending| (None, None, ending))
         };
-        let (first, contended, ending) = match encoded {
+        let (first, dependent, ending) = match encoded {
             Ok(encoded) => encoded,
             Err(failure) => {
                 if behind || early {
@@ -249,7 +249,7 @@ impl State {
             self.encoder.nothing(&mut self.session, &mut pending)?;
         }
         let in_flight =
-            InFlight::new(group, parsed, early, pending.len()).with_rest(contended, ending);
+            InFlight::new(group, parsed, early, pending.len()).with_rest(dependent, ending);
         if behind {
             let statements = first.unwrap_or_else(|| self.session.set_aside(before));
             self.desk.set_aside(in_flight, statements, pending);
@@ -296,7 +296,7 @@ impl State {
         }
     }
 
-    /// The statements of the free changes, those of the contended ones, and the ending.
+    /// The statements of the free changes, those of the dependent ones, and the ending.
     fn encode_split(
         &mut self,
         group: &Group,
@@ -306,13 +306,13 @@ impl State {
         self.encoder.net(&mut self.session, group, Which::Free, false, pending)?;
         let free = self.session.set_aside(before);
         let mut behind = VecDeque::new();
-        self.encoder.net(&mut self.session, group, Which::Contended, false, &mut behind)?;
+        self.encoder.net(&mut self.session, group, Which::Dependent, false, &mut behind)?;
         if behind.is_empty() {
             // Folded to nothing; they wait all the same, for what they read.
             self.encoder.nothing(&mut self.session, &mut behind)?;
         }
-        let contended = self.session.set_aside(before);
-        Ok((Some(free), Some((contended, behind)), self.encoder.ending(group)?))
+        let dependent = self.session.set_aside(before);
+        Ok((Some(free), Some((dependent, behind)), self.encoder.ending(group)?))
     }
 
     /// Sends what the group in flight may send now, and then those behind it.
@@ -348,7 +348,7 @@ impl State {
             let readable = self
                 .session
                 .wait_readable(None, SLEEP)
-                .map_err(|e| Failure::target(&e, "applying changes"))?;
+                .map_err(|e| Failure::subscriber(&e, "applying changes"))?;
             if readable {
                 self.take_replies(report)?;
             }
@@ -412,20 +412,24 @@ impl State {
                 Ok(_) => return Ok(()),
                 // A cancel that was meant for what went before.
                 Err(error) if error.sqlstate() == Some("57014") => {}
-                Err(error) => return Err(Failure::target(&error, "going back to before a group")),
+                Err(error) => {
+                    return Err(Failure::subscriber(&error, "going back to before a group"));
+                }
             }
         }
     }
 
     pub(super) fn send(&mut self) -> Result<()> {
-        self.session.flush().map_err(|e| Failure::target(&e, "sending changes"))
+        self.session.flush().map_err(|e| Failure::subscriber(&e, "sending changes"))
     }
 
     /// Takes every answer that is there, then reports what it committed.
     fn take_replies(&mut self, report: Report<'_>) -> Result<()> {
         loop {
-            let reply =
-                self.session.try_reply().map_err(|e| Failure::target(&e, "applying changes"))?;
+            let reply = self
+                .session
+                .try_reply()
+                .map_err(|e| Failure::subscriber(&e, "applying changes"))?;
             match reply {
                 None => break,
                 Some(Reply::CommandComplete(tag)) => {
@@ -442,7 +446,9 @@ impl State {
                 }
                 Some(Reply::Ready(status)) => {
                     let Some(Pending::Sync { commits }) = self.desk.take_awaited() else {
-                        return Err(Failure::internal("the target answered a Sync nobody sent"));
+                        return Err(Failure::internal(
+                            "the subscriber answered a Sync nobody sent",
+                        ));
                     };
                     if self.desk.is_recovering() {
                         continue;
@@ -529,7 +535,7 @@ impl State {
             }
             Accounted::Through(group) => {
                 if group.is_committed() {
-                    let (parallel, dependent) = (group.early, !group.group.contended.is_empty());
+                    let (parallel, dependent) = (group.early, !group.group.dependent.is_empty());
                     self.answers.count(|counters| {
                         counters.groups_parallel += u64::from(parallel);
                         counters.groups_dependent += u64::from(dependent);
@@ -550,7 +556,7 @@ impl State {
         let pending = self.desk.take_awaited();
         if !self.desk.is_recovering() {
             let Some(first) = self.desk.first() else {
-                return Err(Failure::target(&error, "waiting for changes"));
+                return Err(Failure::subscriber(&error, "waiting for changes"));
             };
             let (seq, early) = (first.group.seq.0, first.early);
             match self.desk.judge_error(kind(error.sqlstate())) {
@@ -558,7 +564,7 @@ impl State {
                 verdict => {
                     tracing::debug!(%error, group = seq, early, ?verdict, "a group failed");
                     self.carry_on(verdict, || {
-                        Failure::target(&error, "applying a large transaction as sets")
+                        Failure::subscriber(&error, "applying a large transaction as sets")
                     })?;
                 }
             }

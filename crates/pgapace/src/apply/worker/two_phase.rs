@@ -1,14 +1,14 @@
-//! COMMIT PREPARED and ROLLBACK PREPARED on the target.
+//! COMMIT PREPARED and ROLLBACK PREPARED on the subscriber.
 //!
 //! Neither can be part of a transaction, so the progress of what they do is recorded in another one
 //! behind it. After a crash between the two, the publisher sends the step again, and what is found
-//! tells that it is done: see `target/state/prepared`. It is carried out with nothing before it in
+//! tells that it is done: see `subscriber/state/prepared`. It is carried out with nothing before it in
 //! flight anywhere, which is the turn of its commit.
 
 use crate::apply::work::{Group, TwoPhase};
 use crate::apply::worker::state::State;
 use crate::error::{Class, Failure, Result};
-use crate::target::state::prepared::PreparedHere;
+use crate::subscriber::state::prepared::PreparedHere;
 
 impl State {
     /// Does what a group does before its progress can be recorded: nothing, unless it is such a step
@@ -39,7 +39,7 @@ impl State {
             tracing::warn!(
                 xid = %prepared.xid,
                 gid = prepared.gid,
-                "the publisher has committed a transaction that was rolled back on the target by \
+                "the publisher has committed a transaction that was rolled back on the subscriber by \
                  pgapace prepared: it is left out"
             );
             return Ok(());
@@ -47,13 +47,13 @@ impl State {
         Err(Failure::new(
             Class::Apply,
             format!(
-                "{} was committed on the publisher, and is not prepared on the target any more: \
+                "{} was committed on the publisher, and is not prepared on the subscriber any more: \
                  somebody has rolled it back",
                 prepared.describe()
             ),
         )
         .hint(
-            "Its changes are lost for the target. Make them by hand, or copy the tables again \
+            "Its changes are lost for the subscriber. Make them by hand, or copy the tables again \
              (pgapace resync) afterwards; pgapace prepared --rollback GID then has it left out.",
         ))
     }
@@ -67,7 +67,7 @@ impl State {
                 Class::Apply,
                 format!(
                     "{} was rolled back on the publisher, but somebody has committed it on the \
-                     target",
+                     subscriber",
                     prepared.describe()
                 ),
             )

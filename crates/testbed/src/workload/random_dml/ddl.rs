@@ -17,22 +17,22 @@ pub(super) fn publisher(options: &Options, tables: &[Table]) -> String {
     sql
 }
 
-/// Creates the schema on the target, where columns may be in another order.
-pub(super) fn target(options: &Options, tables: &[Table], rng: &mut Rng) -> String {
+/// Creates the schema on the subscriber, where columns may be in another order.
+pub(super) fn subscriber(options: &Options, tables: &[Table], rng: &mut Rng) -> String {
     let mut sql = preamble(options);
     for table in tables {
         let mut columns: Vec<String> = table
             .columns
             .iter()
             .map(|column| {
-                column_ddl(options, column, !options.target_differs, options.narrow_target)
+                column_ddl(options, column, !options.subscriber_differs, options.narrow_subscriber)
             })
             .collect();
         let mut partitions = table.partitions;
-        if options.target_differs {
+        if options.subscriber_differs {
             let more = table.key != Key::Full || options.full_identity_extra_columns;
             if rng.bool() && more {
-                columns.push("only_here text DEFAULT 'target'".into());
+                columns.push("only_here text DEFAULT 'subscriber'".into());
             }
             rng.shuffle(&mut columns);
             if partitions > 0 {

@@ -15,7 +15,7 @@ pub struct Options {
     pub schema: String,
     /// Tables with REPLICA IDENTITY FULL and no key.
     pub identity_full: bool,
-    /// Partitioned tables, which the target partitions otherwise or not at all.
+    /// Partitioned tables, which the subscriber partitions otherwise or not at all.
     pub partitioned: bool,
     /// Stored generated columns.
     pub generated_columns: bool,
@@ -24,9 +24,9 @@ pub struct Options {
     pub unique_indexes: bool,
     /// Foreign keys with their cascades.
     pub foreign_keys: bool,
-    /// The target has its columns in another order, other defaults, and more columns.
-    pub target_differs: bool,
-    /// Tables without a key may have more columns on the target, too. Off by default: the native
+    /// The subscriber has its columns in another order, other defaults, and more columns.
+    pub subscriber_differs: bool,
+    /// Tables without a key may have more columns on the subscriber, too. Off by default: the native
     /// apply worker, which compares the whole row, does not find such a row.
     pub full_identity_extra_columns: bool,
     /// Names that need quotes.
@@ -40,9 +40,9 @@ pub struct Options {
     /// Values that are equal and not identical (`1.0` and `1.00`), in keys and in tables without one.
     /// Off by default: of rows that are equal the native apply worker changes any.
     pub equal_spellings: bool,
-    /// Columns of the target have a smaller precision or length, or are of another type. What
+    /// Columns of the subscriber have a smaller precision or length, or are of another type. What
     /// arrives is then not what the publisher has.
-    pub narrow_target: bool,
+    pub narrow_subscriber: bool,
 }
 
 impl Default for Options {
@@ -55,14 +55,14 @@ impl Default for Options {
             generated_columns: true,
             unique_indexes: true,
             foreign_keys: true,
-            target_differs: true,
+            subscriber_differs: true,
             full_identity_extra_columns: false,
             odd_names: true,
             key_changes: true,
             truncate: true,
             two_phase: false,
             equal_spellings: false,
-            narrow_target: false,
+            narrow_subscriber: false,
         }
     }
 }
@@ -72,8 +72,8 @@ impl Default for Options {
 pub struct RandomSchema {
     /// For the publisher.
     pub publisher_ddl: String,
-    /// For the target.
-    pub target_ddl: String,
+    /// For the subscriber.
+    pub subscriber_ddl: String,
     /// The tables to publish, roots rather than partitions.
     pub tables: Vec<TableName>,
     pub(super) options: Options,
@@ -90,9 +90,9 @@ impl RandomSchema {
             models.push(table);
         }
         let publisher_ddl = ddl::publisher(options, &models);
-        let target_ddl = ddl::target(options, &models, &mut rng);
+        let subscriber_ddl = ddl::subscriber(options, &models, &mut rng);
         let tables = models.iter().map(|table| table.name.clone()).collect();
-        Self { publisher_ddl, target_ddl, tables, options: options.clone(), models }
+        Self { publisher_ddl, subscriber_ddl, tables, options: options.clone(), models }
     }
 
     /// A publication of all the tables, through the roots of the partitioned ones.

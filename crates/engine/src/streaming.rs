@@ -1,0 +1,498 @@
+//! Streamed transactions that are applied while they are still open: which of them has a session, and
+//! what that is told.
+//!
+//! What is kept of a stream is also applied, from its first block on, on a session of its own: see
+//! [`crate::streaming::executable`] for what may be executed when. All of it can be undone, because all of it is kept: a
+//! stream is *abandoned*, rolled back and applied from what is kept when it has committed, whenever
+//! anything is not as it should be, or when it holds a lock that a committed transaction needs. So
+//! nothing is decided here that matters to the result.
+//!
+//! ```text
+//!  first block ──► Behind ──► Waiting ──► Active ──► committing ──► committed
+//!                    │           │          │            │
+//!                    └───────────┴──────────┴────────────┴──► Kept: applied from what is kept
+//! ```
+//!
+//! The sessions are beside those of the workers: a committed transaction never waits for one.
+
+pub mod executable;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use pgoutput::{Lsn, Message, StreamAbort, Xid};
+use rustc_hash::FxHashMap;
+
+use crate::assemble::Subtransactions;
+use crate::dispatch::Pacing;
+use crate::group::GroupSeq;
+use crate::streaming::executable::{Executable, Pressure, Step, Undo};
+use crate::worker::Mode;
+
+/// What the number of a group would be, for those who look who waits for whom: after all others.
+const NUMBERS: u64 = u64::MAX - (1 << 20);
+
+/// Numbers streams, so that what is said of one is not taken for another.
+pub type Ticket = u64;
+
+/// What a session is told to do for a stream.
+#[derive(Debug)]
+pub enum Order<W> {
+    /// Its next changes, after this savepoint.
+    Part {
+        /// The changes.
+        work: W,
+        /// How they are applied.
+        mode: Mode,
+        /// The savepoint, by number.
+        savepoint: Option<usize>,
+    },
+    /// What was done after this savepoint is undone.
+    RollBackTo(usize),
+    /// All of it is undone; it begins again.
+    RollBack,
+    /// Everything before it is committed; the work says where it ends.
+    Commit(W),
+    /// It is not applied here: it is rolled back, unless its COMMIT is on its way.
+    Abandon,
+}
+
+/// What a session says of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Said {
+    /// An order is carried out: all but the last two are answered so.
+    Done,
+    /// It is committed.
+    Committed,
+    /// It is rolled back, and the session is free.
+    Abandoned,
+    /// Whether it is committed is not known: the run must end.
+    Failed,
+}
+
+/// A session, and the stream that has it.
+#[derive(Debug)]
+struct StreamSlot {
+    ticket: Ticket,
+    /// None while one that ended is rolled back, too.
+    stream: Option<Xid>,
+    busy: bool,
+    /// Orders that are not answered.
+    unanswered: usize,
+}
+
+#[derive(Debug)]
+struct Stream {
+    early: Executable,
+    state: StreamState,
+    /// When changes were last handed over, or it began.
+    fed: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StreamState {
+    /// It waits for the publisher to come beyond what was applied before.
+    Behind,
+    /// It waits for a session.
+    Waiting,
+    /// It has this one.
+    Active(usize),
+    /// It is applied when it has committed.
+    Kept,
+}
+
+/// Changes that are to be read and handed over with [`Streams::hand_over`].
+#[derive(Debug)]
+pub struct NextPart {
+    /// Of this stream.
+    pub xid: Xid,
+    /// Which.
+    pub step: Step,
+    slot: usize,
+}
+
+/// The streams that are open, and the sessions for some of them.
+#[derive(Debug)]
+pub struct Streams<W> {
+    slots: Vec<StreamSlot>,
+    /// The most sessions that there can be.
+    most: usize,
+    pacing: Pacing,
+    open: FxHashMap<Xid, Stream>,
+    /// The transaction whose block is being received.
+    block: Option<Xid>,
+    /// How far the publisher has come, and what must lie before it: what was applied, or is to be
+    /// applied otherwise, comes again after a start.
+    position: Lsn,
+    from: Lsn,
+    tickets: Ticket,
+    /// The stream that has committed, and is next; whether its COMMIT is on its way.
+    committing: Option<Xid>,
+    commit_sent: bool,
+    orders: VecDeque<(usize, Ticket, Order<W>)>,
+}
+
+impl<W> Streams<W> {
+    /// Streams may use `most` sessions. Nothing is applied early before the publisher has come beyond
+    /// `from`.
+    #[must_use]
+    pub fn new(most: usize, from: Lsn, pacing: Pacing) -> Self {
+        Self {
+            slots: Vec::new(),
+            most,
+            pacing,
+            open: FxHashMap::default(),
+            block: None,
+            position: Lsn::INVALID,
+            from,
+            tickets: 0,
+            committing: None,
+            commit_sent: false,
+            orders: VecDeque::new(),
+        }
+    }
+
+    /// The next order: to which session, and for which stream.
+    pub fn next_order(&mut self) -> Option<(usize, Ticket, Order<W>)> {
+        self.orders.pop_front()
+    }
+
+    fn order(&mut self, slot: usize, order: Order<W>) {
+        let number = slot;
+        let slot = &mut self.slots[slot];
+        slot.unanswered += 1;
+        self.orders.push_back((number, slot.ticket, order));
+    }
+
+    /// Whether no stream can ever be applied early.
+    fn is_off(&self) -> bool {
+        self.most == 0
+    }
+
+    /// How many sessions streams have had so far: they are numbered from 0.
+    #[must_use]
+    pub fn sessions_in_use(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether nothing is on its way to the subscriber.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.slots.iter().all(|slot| !slot.busy)
+    }
+
+    /// How many streams are known.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// The publisher has sent something that stands here.
+    pub fn passed(&mut self, position: Lsn) {
+        self.position = self.position.max(position);
+    }
+
+    /// Takes note of a message, which the assembler has taken. `length` says how much is kept of a
+    /// transaction; `dispatched` is the end of the last transaction that was received.
+    pub fn saw(
+        &mut self,
+        message: &Message<'_>,
+        length: impl Fn(Xid) -> Option<u64>,
+        dispatched: Lsn,
+        now: Duration,
+    ) {
+        if self.is_off() {
+            return;
+        }
+        match message {
+            Message::StreamStart(start) => {
+                self.block = Some(start.xid);
+                if start.first_segment {
+                    let (early, state) = (Executable::new(self.pacing), StreamState::Behind);
+                    self.open.insert(start.xid, Stream { early, state, fed: now });
+                }
+            }
+            Message::StreamStop => {
+                self.received(length, dispatched);
+                self.block = None;
+            }
+            Message::StreamAbort(StreamAbort { xid, subxid, .. }) if xid == subxid => {
+                self.forget(*xid);
+            }
+            Message::StreamAbort(StreamAbort { xid, .. }) => {
+                if let Some(length) = length(*xid) {
+                    self.cut(*xid, length);
+                }
+            }
+            Message::StreamPrepare(prepare) => self.forget(prepare.xid),
+            _ => {}
+        }
+    }
+
+    /// Takes note of what came of the block that is being received: a block may be large, and no
+    /// transaction ends inside of one.
+    pub fn received(&mut self, length: impl Fn(Xid) -> Option<u64>, dispatched: Lsn) {
+        if let Some(xid) = self.block
+            && let (Some(stream), Some(length)) = (self.open.get_mut(&xid), length(xid))
+        {
+            stream.early.received(length, dispatched);
+            if stream.state == StreamState::Behind && self.position > self.from {
+                stream.state = StreamState::Waiting;
+            }
+        }
+    }
+
+    /// Only so much is left of a stream.
+    fn cut(&mut self, xid: Xid, length: u64) {
+        let Some(stream) = self.open.get_mut(&xid) else { return };
+        let order = match stream.early.cut(length) {
+            Undo::Nothing => return,
+            Undo::To(savepoint) => Order::RollBackTo(savepoint),
+            Undo::All => Order::RollBack,
+        };
+        let StreamState::Active(slot) = stream.state else { return };
+        if stream.early.is_in_vain() {
+            return self.abandon(xid);
+        }
+        self.order(slot, order);
+    }
+
+    /// It is not applied early any more; what is kept of it is.
+    pub fn abandon(&mut self, xid: Xid) {
+        if self.commit_sent && self.committing == Some(xid) {
+            // It waits for nothing any more.
+            return;
+        }
+        let Some(stream) = self.open.get_mut(&xid) else { return };
+        let state = std::mem::replace(&mut stream.state, StreamState::Kept);
+        if let StreamState::Active(slot) = state {
+            self.order(slot, Order::Abandon);
+            self.slots[slot].stream = None;
+        }
+        if self.committing == Some(xid) {
+            self.forget(xid);
+        }
+    }
+
+    /// None of them is applied early any more.
+    pub fn abandon_all(&mut self) {
+        let mut open: Vec<_> = self.open.keys().copied().collect();
+        open.sort_unstable();
+        open.into_iter().for_each(|xid| self.abandon(xid));
+    }
+
+    /// It has ended, or is somebody else's now.
+    pub fn forget(&mut self, xid: Xid) {
+        if self.committing == Some(xid) {
+            (self.committing, self.commit_sent) = (None, false);
+        }
+        self.abandon(xid);
+        self.open.remove(&xid);
+    }
+
+    /// It has committed: whether all of it is to be applied here, which [`Self::committing`] tells
+    /// until it is done.
+    pub fn begin_commit(&mut self, xid: Xid) -> bool {
+        // What came to nothing, or was not begun, needs no session of its own.
+        let begun = self.open.get(&xid).is_some_and(|stream| {
+            matches!(stream.state, StreamState::Active(_)) && stream.early.taken() > 0
+        });
+        if !begun {
+            self.forget(xid);
+            return false;
+        }
+        self.committing = Some(xid);
+        true
+    }
+
+    /// The stream that has committed and is being ended.
+    #[must_use]
+    pub fn committing(&self) -> Option<Xid> {
+        self.committing
+    }
+
+    /// Whether all of a stream, which is `length` long, is on the subscriber, and not yet committed.
+    #[must_use]
+    pub fn is_through(&self, xid: Xid, length: u64) -> bool {
+        !self.commit_sent
+            && self.open.get(&xid).is_some_and(|stream| match stream.state {
+                StreamState::Active(slot) => {
+                    stream.early.taken() == length && self.slots[slot].unanswered == 0
+                }
+                _ => false,
+            })
+    }
+
+    /// Has it committed; `end` says where it ends.
+    pub fn commit(&mut self, xid: Xid, end: W) {
+        if let Some(Stream { state: StreamState::Active(slot), .. }) = self.open.get(&xid) {
+            let slot = *slot;
+            self.commit_sent = true;
+            self.order(slot, Order::Commit(end));
+        }
+    }
+
+    /// What is to be handed over now, when all that ends up to here is `committed`.
+    pub fn next<'a>(
+        &mut self,
+        committed: Lsn,
+        subtransactions: impl Fn(Xid) -> Option<&'a Subtransactions>,
+        now: Duration,
+    ) -> Option<NextPart> {
+        if self.open.is_empty() {
+            return None;
+        }
+        self.fill_slots();
+        for (slot, has) in self.slots.iter().enumerate() {
+            let room = has.unanswered < self.pacing.depth;
+            let Some(xid) = has.stream.filter(|_| room) else { continue };
+            let Some(stream) = self.open.get_mut(&xid) else { continue };
+            stream.early.committed(committed);
+            let ended = self.committing == Some(xid);
+            let pressure = stream.pressure(ended, now, self.pacing.stream_gathering);
+            if let Some(step) = stream.early.step(&subtransactions(xid), pressure) {
+                return Some(NextPart { xid, step, slot });
+            }
+        }
+        None
+    }
+
+    /// When to look again whether something is to be handed over, if nothing happens.
+    #[must_use]
+    pub fn look_again(&self, now: Duration) -> Option<Duration> {
+        let free = self.slots.iter().filter(|slot| slot.unanswered < self.pacing.depth);
+        let streams = free.filter_map(|slot| self.open.get(&slot.stream?));
+        let waiting = streams.filter(|stream| stream.early.has_more());
+        let gathering = self.pacing.stream_gathering;
+        waiting.map(|stream| gathering.saturating_sub(now.saturating_sub(stream.fed))).min()
+    }
+
+    /// Hands changes over that were read, up to this place.
+    pub fn hand_over(&mut self, next: &NextPart, through: u64, work: W, mode: Mode, now: Duration) {
+        let Some(stream) = self.open.get_mut(&next.xid) else { return };
+        stream.early.take(&next.step, through);
+        stream.fed = now;
+        let savepoint = next.step.savepoint;
+        self.order(next.slot, Order::Part { work, mode, savepoint });
+    }
+
+    /// Gives streams that wait a session, as far as there are any.
+    fn fill_slots(&mut self) {
+        while let Some(xid) = self.longest_waiting() {
+            let free = self.slots.iter().position(|slot| !slot.busy);
+            let slot = match free {
+                Some(slot) => slot,
+                None if self.slots.len() < self.most => {
+                    let (ticket, stream, busy) = (0, None, false);
+                    self.slots.push(StreamSlot { ticket, stream, busy, unanswered: 0 });
+                    self.slots.len() - 1
+                }
+                None => return,
+            };
+            self.tickets += 1;
+            let taken = &mut self.slots[slot];
+            (taken.ticket, taken.stream, taken.busy) = (self.tickets, Some(xid), true);
+            taken.unanswered = 0;
+            if let Some(stream) = self.open.get_mut(&xid) {
+                stream.state = StreamState::Active(slot);
+            }
+        }
+    }
+
+    /// The stream that gains the most.
+    fn longest_waiting(&self) -> Option<Xid> {
+        let waiting = self.open.iter().filter(|(_, stream)| stream.state == StreamState::Waiting);
+        waiting.max_by_key(|(xid, stream)| (stream.early.received_length(), **xid)).map(|(x, _)| *x)
+    }
+
+    /// Takes note of what a session said. Of which stream, if what it said has come to something.
+    pub fn said(&mut self, slot: usize, ticket: Ticket, said: Said) -> Option<Xid> {
+        let slot = &mut self.slots[slot];
+        if slot.ticket != ticket {
+            return None;
+        }
+        slot.unanswered = slot.unanswered.saturating_sub(1);
+        if said == Said::Done {
+            return None;
+        }
+        slot.busy = false;
+        // One that was forgotten before needs nothing.
+        let xid = slot.stream.take();
+        if let Some(xid) = xid
+            && let Some(stream) = self.open.get_mut(&xid)
+        {
+            stream.state = StreamState::Kept;
+        }
+        match (xid, said) {
+            (None, Said::Failed) => Some(Xid(0)),
+            (xid, _) => xid,
+        }
+    }
+
+    /// The sessions in which something is being applied, with numbers behind those of all groups; the
+    /// stream that has committed comes first.
+    #[must_use]
+    pub fn sessions(&self) -> Vec<(usize, GroupSeq)> {
+        let slots = self.slots.iter().enumerate().filter(|(_, slot)| slot.busy);
+        let numbered = slots.map(|(number, slot)| {
+            let committing = slot.stream.is_some() && slot.stream == self.committing;
+            let place = if committing { 0 } else { 1 + number as u64 };
+            (number, GroupSeq(NUMBERS + place))
+        });
+        let mut sessions: Vec<_> = numbered.collect();
+        sessions.sort_unstable_by_key(|(_, number)| *number);
+        sessions
+    }
+
+    /// The number of the stream that has committed.
+    #[must_use]
+    pub fn first(&self) -> Option<GroupSeq> {
+        self.committing.map(|_| GroupSeq(NUMBERS))
+    }
+
+    /// Those among the victims that are streams are abandoned: they hold what a transaction needs that
+    /// has committed. Returns the sessions whose statements are to be cancelled, and how many streams
+    /// that were.
+    pub fn resolve_deadlock(&mut self, victims: &[GroupSeq]) -> (Vec<usize>, usize) {
+        let (mut sessions, mut abandoned) = (Vec::new(), 0);
+        for victim in victims.iter().filter(|victim| victim.0 >= NUMBERS) {
+            let committing = self
+                .slots
+                .iter()
+                .position(|slot| slot.stream.is_some() && slot.stream == self.committing);
+            let place = usize::try_from(victim.0 - NUMBERS).unwrap_or_default();
+            let Some(number) = place.checked_sub(1).or(committing) else { continue };
+            let Some(slot) = self.slots.get(number).filter(|slot| slot.busy) else { continue };
+            if self.commit_sent && Some(number) == committing {
+                continue;
+            }
+            // It may be sending to a server that waits; or it rolls back already, and a statement that
+            // was sent before waits.
+            sessions.push(number);
+            if let Some(xid) = slot.stream {
+                self.abandon(xid);
+                abandoned += 1;
+            }
+        }
+        (sessions, abandoned)
+    }
+}
+
+impl Stream {
+    fn pressure(&self, ended: bool, now: Duration, gathering: Duration) -> Pressure {
+        if ended {
+            Pressure::Ended
+        } else if self.early.taken() == 0 || now.saturating_sub(self.fed) >= gathering {
+            // Its session may have to be opened first.
+            Pressure::Waited
+        } else {
+            Pressure::Gathering
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Conflicts in the log: rows that an update or delete did not find, named by their keys as
+//! natively, and what rules have decided.
+
+use std::time::{Duration, Instant};
+
+use crate::subscriber::conflict::ConflictType;
+use crate::subscriber::state::conflicts::Conflict;
+
+/// Lines per second that are written in full; the rest are counted in one line.
+const LINES_PER_SECOND: u32 = 20;
+
+/// Writes conflicts to the log without drowning it.
+#[derive(Debug)]
+pub(crate) struct MissingLog {
+    subscription: String,
+    second: Instant,
+    lines: u32,
+    suppressed: u64,
+}
+
+impl MissingLog {
+    pub(crate) fn new(subscription: &str) -> Self {
+        Self {
+            subscription: subscription.to_owned(),
+            second: Instant::now(),
+            lines: 0,
+            suppressed: 0,
+        }
+    }
+
+    /// Logs a conflict of a transaction that has committed. Returns whether it was named.
+    pub(crate) fn log(&mut self, conflict: &Conflict) -> bool {
+        let Conflict { kind, applied, offender, .. } = conflict;
+        if self.second.elapsed() >= Duration::from_secs(1) {
+            self.flush();
+            self.second = Instant::now();
+            self.lines = 0;
+        }
+        if self.lines == LINES_PER_SECOND {
+            self.suppressed += 1;
+            return false;
+        }
+        self.lines += 1;
+        let missing = matches!(kind, ConflictType::UpdateMissing | ConflictType::DeleteMissing);
+        tracing::warn!(
+            subscription = self.subscription,
+            conflict = kind.name(),
+            table = offender.table.as_deref().unwrap_or_default(),
+            key = offender.key.as_deref().unwrap_or_default(),
+            lsn = %offender.commit_lsn,
+            xid = %offender.xid,
+            "conflict: {}",
+            match (missing, *applied) {
+                (true, false) =>
+                    "the row to be changed is not on the subscriber, the change is skipped",
+                (true, true) => "the row to be changed is not on the subscriber, it is inserted",
+                (false, false) => "the change is skipped",
+                (false, true) => "the row of the publisher replaces that of the subscriber",
+            }
+        );
+        true
+    }
+
+    /// Counts conflicts that are not named.
+    pub(crate) fn suppress(&mut self, rows: u64) {
+        self.suppressed += rows;
+    }
+
+    /// Says how many lines were left out.
+    pub(crate) fn flush(&mut self) {
+        if self.suppressed > 0 {
+            tracing::warn!(
+                subscription = self.subscription,
+                count = self.suppressed,
+                "more conflicts in the last second; all are counted in status"
+            );
+            self.suppressed = 0;
+        }
+    }
+}
+
+impl Drop for MissingLog {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}

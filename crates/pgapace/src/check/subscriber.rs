@@ -1,0 +1,384 @@
+//! The subscriber's side: what sessions, state and tagged commits need.
+
+use std::fmt::Write as _;
+
+use wire::Session;
+
+use crate::apply::prefetch::READERS;
+use crate::check::report::{Reporter, Side};
+use crate::check::{Known, Settings, failed, genuine, one};
+use crate::config::{Prefetch, Subscription as Config};
+use crate::error::{Failure, Result};
+use crate::subscriber::catalogue::boolean;
+use crate::subscriber::origin;
+use crate::subscriber::session::OLDEST_MAJOR;
+use crate::subscriber::state::{self, ownership, progress, schema};
+
+const SIDE: Side = Side::Subscriber;
+/// Sessions of a subscription beside its workers: control, durability, monitor.
+const SESSIONS: i64 = 3;
+/// Sessions that copy tables beside `--copy-workers`: their control, and who catches up.
+const COPY_SESSIONS: i64 = 2;
+
+/// What our sessions call, beside what only some of them need.
+const FUNCTIONS: [&str; 12] = [
+    "hashtextextended",
+    "pg_advisory_lock_shared",
+    "pg_advisory_xact_lock",
+    "pg_backend_pid",
+    "pg_blocking_pids",
+    "pg_partition_root",
+    "pg_relation_size",
+    "pg_stat_get_activity",
+    "pg_terminate_backend",
+    "pg_try_advisory_lock",
+    "row_security_active",
+    "set_config",
+];
+
+/// Checks the subscriber; what it knows of the subscription, `None` if it cannot be looked at.
+pub(super) fn check(
+    session: &mut Session,
+    config: &Config,
+    reporter: &mut Reporter<'_>,
+) -> Option<Known> {
+    let version = session.server_version();
+    if !reporter.supports(version, OLDEST_MAJOR) {
+        return None;
+    }
+    reporter.group("product", |reporter| genuine(session, SIDE, &FUNCTIONS, reporter));
+    let role = reporter.group("role", |_| {
+        let sql = "SELECT pg_catalog.quote_ident(current_user::pg_catalog.text)";
+        one(session, SIDE, sql, "reading its role")
+    })?;
+    let mut known = Known { role, ..Known::default() };
+    let sql = "SELECT pg_catalog.pg_is_in_recovery()";
+    let standby =
+        reporter.group("standby", |_| one(session, SIDE, sql, "looking at the server"))?;
+    if standby == "t" {
+        reporter.block(
+            "standby",
+            "it is a standby, which cannot be written. Connect to its primary, or list both hosts \
+             with target_session_attrs=primary",
+        );
+    }
+    reporter
+        .group("session_replication_role", |reporter| replica_role(session, &known.role, reporter));
+    reporter.group("state", |reporter| own_schema(session, config, &mut known, reporter));
+    reporter.group("settings", |reporter| settings(session, config, &known, reporter));
+    if config.tag_commits {
+        reporter.group("origin", |reporter| check_origin(session, config, &known, reporter));
+    } else if config.origin_none {
+        reporter.warn(
+            "origin",
+            "commits are not tagged (--tag-commits=false): a subscription in the other direction \
+             would send them back",
+        );
+    }
+    Some(known)
+}
+
+fn replica_role(session: &mut Session, role: &str, reporter: &mut Reporter<'_>) -> Result<()> {
+    const TOPIC: &str = "session_replication_role";
+    let major = session.server_version().major();
+    // Asked, not tried: what is refused leaves an error in the server's log.
+    let sql = if major >= 15 {
+        "SELECT pg_catalog.has_parameter_privilege('session_replication_role', 'SET')"
+    } else {
+        "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
+    };
+    if one(session, SIDE, sql, "reading privileges")? == "t" {
+        reporter.ok(TOPIC, format!("role {role} may set session_replication_role"));
+        return Ok(());
+    }
+    reporter
+        .block(
+            TOPIC,
+            format!(
+                "role {role} may not set session_replication_role, without which triggers and \
+                 foreign keys of the subscriber would run again"
+            ),
+        )
+        .sql(if major >= 15 {
+            format!("GRANT SET ON PARAMETER session_replication_role TO {role};")
+        } else {
+            format!("ALTER ROLE {role} SUPERUSER; -- version {major} has no smaller privilege")
+        });
+    Ok(())
+}
+
+fn own_schema(
+    session: &mut Session,
+    config: &Config,
+    known: &mut Known,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let role = known.role.clone();
+    let rows = session
+        .query(
+            "SELECT pg_catalog.has_schema_privilege(n.oid, 'USAGE'), \
+                    pg_catalog.has_schema_privilege(n.oid, 'CREATE') \
+             FROM pg_catalog.pg_namespace n WHERE n.nspname = 'pgapace'",
+            &[],
+        )
+        .map_err(|e| failed(SIDE, &e, "looking for schema pgapace"))?;
+    let Some(row) = rows.first() else {
+        let sql =
+            "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')";
+        if one(session, SIDE, sql, "reading privileges")? == "t" {
+            reporter.ok("state", "schema pgapace can be created for the state");
+        } else {
+            reporter
+                .block("state", format!("role {role} may not create schema pgapace for the state"))
+                .sql(format!("CREATE SCHEMA pgapace AUTHORIZATION {role};"));
+        }
+        return Ok(());
+    };
+    if !boolean(&row, 0)? {
+        reporter
+            .block("state", format!("role {role} may not use schema pgapace"))
+            .sql(format!("GRANT USAGE, CREATE ON SCHEMA pgapace TO {role};"));
+        return Ok(());
+    }
+    let may_create = boolean(&row, 1)?;
+    let refused = session
+        .query(
+            "SELECT coalesce(pg_catalog.string_agg(c.oid::pg_catalog.regclass::pg_catalog.text, \
+               ', ' ORDER BY c.relname), '') FROM pg_catalog.pg_class c \
+             WHERE c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n \
+                                     WHERE n.nspname = 'pgapace') \
+               AND c.relkind = 'r' AND NOT ( \
+                 pg_catalog.has_table_privilege(c.oid, 'SELECT') \
+                 AND pg_catalog.has_table_privilege(c.oid, 'INSERT') \
+                 AND pg_catalog.has_table_privilege(c.oid, 'UPDATE') \
+                 AND pg_catalog.has_table_privilege(c.oid, 'DELETE'))",
+            &[],
+        )
+        .map_err(|e| failed(SIDE, &e, "reading privileges"))?;
+    if let Some(tables) = refused.first().and_then(|row| row.get(0)).filter(|t| !t.is_empty()) {
+        reporter.block("state", format!("role {role} may not use the state in {tables}")).sql(
+            format!(
+                "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgapace TO {role};"
+            ),
+        );
+        return Ok(());
+    }
+    let version = schema::version(session)?;
+    let newest = schema::newest();
+    if version > newest {
+        reporter.block(
+            "state",
+            format!(
+                "schema pgapace is of version {version}, this program knows up to {newest}. Run \
+                 the pgapace that last ran here, or a newer one"
+            ),
+        );
+        return Ok(());
+    }
+    if version < newest && !may_create {
+        reporter
+            .block("state", format!("role {role} may not create tables in schema pgapace"))
+            .sql(format!("GRANT CREATE ON SCHEMA pgapace TO {role};"));
+    } else {
+        reporter.ok("state", format!("schema pgapace is there, version {version} of {newest}"));
+    }
+    // Columns of older versions may be missing, and a run adds them first.
+    if version < newest {
+        return Ok(());
+    }
+    known.row = state::find(session, &config.name)?;
+    let Some(row) = known.row.clone() else { return Ok(()) };
+    known.relations = state::relations(session, row.id)?;
+    if let Some(applied) = progress::read(session, row.id)? {
+        known.applied = Some(applied.through);
+        known.followed = Some(progress::followed(session, row.id, &applied)?);
+    }
+    known.owner = ownership::owner(session, row.id)?;
+    let phase = row.phase.name();
+    reporter.note("subscription", format!("subscription {} exists: {phase}", row.name));
+    if let Some(owner) = &known.owner {
+        reporter.note(
+            "running",
+            format!(
+                "it is run by another process now: backend {} from {}",
+                owner.pid,
+                owner.client.as_deref().unwrap_or("a local socket")
+            ),
+        );
+    }
+    if row.slot_name != config.slot {
+        reporter.block(
+            "slot",
+            format!(
+                "subscription {} uses slot {}, not {}. Start it with the settings it was created \
+                 with, or drop it (pgapace drop)",
+                row.name, row.slot_name, config.slot
+            ),
+        );
+    }
+    if row.publications != config.publications {
+        reporter.note(
+            "publication",
+            format!("it has read other publications so far: {}", row.publications.join(", ")),
+        );
+    }
+    Ok(())
+}
+
+fn settings(
+    session: &mut Session,
+    config: &Config,
+    known: &Known,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let settings = Settings::read(
+        session,
+        SIDE,
+        &[
+            "max_connections",
+            "superuser_reserved_connections",
+            "reserved_connections",
+            "server_encoding",
+        ],
+    )?;
+    let sql = "SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity \
+               WHERE backend_type = 'client backend'";
+    let used: i64 = one(session, SIDE, sql, "counting its sessions")?.parse().unwrap_or(0);
+    let number = |name| settings.number(name).unwrap_or(0);
+    let reserved = number("superuser_reserved_connections") + number("reserved_connections");
+    let most = number("max_connections") - reserved;
+    // Our own session ends before a run begins.
+    let used = used - 1;
+    let what = format!("{used} of {most} connections are in use");
+    let needed = SESSIONS + count(config.workers);
+    // With fewer of these it takes longer.
+    let copying = if config.copy_data { COPY_SESSIONS + count(config.copy.workers) } else { 0 };
+    let streams = count(config.stream_sessions());
+    let reading = if config.prefetch == Prefetch::Off { 0 } else { count(READERS) };
+    let all = needed + copying + streams + reading;
+    let fix = format!(
+        "ALTER SYSTEM SET max_connections = {}; -- then restart the subscriber",
+        used + all + reserved + 20
+    );
+    if known.owner.is_some() {
+        reporter.ok("max_connections", what);
+    } else if most - used < needed {
+        let message = format!("{what}, and a run needs {needed}");
+        reporter.block("max_connections", message).sql(fix);
+    } else if most - used < all {
+        let mut message = format!("{what}, and a run needs {needed}");
+        if copying > 0 {
+            let _ = write!(message, ", and {copying} more to copy tables meanwhile");
+        }
+        if streams > 0 {
+            let _ = write!(message, ", and {streams} more for large transactions that are open");
+        }
+        if reading > 0 {
+            let _ = write!(message, ", and {reading} more to read ahead");
+        }
+        reporter.warn("max_connections", message).sql(fix);
+    } else {
+        reporter.ok("max_connections", format!("{what}, a run needs up to {all}"));
+    }
+    let encoding = settings.text("server_encoding");
+    if encoding == "SQL_ASCII" {
+        reporter.note(
+            "encoding",
+            "its encoding is SQL_ASCII: text is stored in the publisher's encoding as it comes",
+        );
+    } else {
+        reporter.ok("encoding", format!("encoding {encoding}"));
+    }
+    Ok(())
+}
+
+/// Tagged commits need the origin functions, and a free place for an origin in use.
+fn check_origin(
+    session: &mut Session,
+    config: &Config,
+    known: &Known,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let role = &known.role;
+    let rows = session
+        .query(
+            "SELECT coalesce(pg_catalog.string_agg( \
+               p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ' ORDER BY p.proname), '') \
+             FROM pg_catalog.pg_proc p \
+             WHERE p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace \
+               AND p.proname IN ('pg_replication_origin_create', 'pg_replication_origin_drop', \
+                 'pg_replication_origin_oid', 'pg_replication_origin_session_setup', \
+                 'pg_replication_origin_xact_reset', 'pg_replication_origin_xact_setup') \
+               AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')",
+            &[],
+        )
+        .map_err(|e| failed(SIDE, &e, "reading privileges"))?;
+    let refused = rows.first().and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default();
+    let name = if session.server_version().major() >= 18 {
+        "max_active_replication_origins"
+    } else {
+        "max_replication_slots"
+    };
+    let settings = Settings::read(session, SIDE, &[name])?;
+    // An origin that was ever used keeps its place until it is dropped; ours has one already.
+    let own = known.row.as_ref().map(|row| origin::prefix(session, row.id)).transpose()?;
+    let sql = format!(
+        "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin \
+         WHERE NOT pg_catalog.starts_with(roname, {})",
+        wire::quote_literal(own.as_deref().unwrap_or("-"))
+    );
+    let used: i64 = one(session, SIDE, &sql, "counting replication origins")?
+        .parse()
+        .map_err(|_| Failure::internal("a count is no number"))?;
+    let most = settings.number(name).unwrap_or(0);
+    // One for each worker, one for tables that are copied while others stream, and one for each
+    // session for transactions that are open.
+    let needed =
+        count(config.workers) + i64::from(config.copy_data) + count(config.stream_sessions());
+    let (problem, fix) = if !refused.is_empty() {
+        (
+            format!("role {role} may not use replication origins"),
+            format!("GRANT EXECUTE ON FUNCTION {refused} TO {role};"),
+        )
+    } else if used + needed > most {
+        (
+            format!(
+                "{name} is {most}, {used} replication origins of others exist, and a run needs \
+                 {needed} more"
+            ),
+            format!(
+                "ALTER SYSTEM SET {name} = {}; -- then restart the subscriber",
+                used + needed + 8
+            ),
+        )
+    } else {
+        reporter.ok("origin", "commits can be tagged with a replication origin");
+        return Ok(());
+    };
+    if config.origin_none {
+        reporter
+            .block(
+                "origin",
+                format!(
+                    "{problem}: with --origin none, untagged commits would be sent back by the \
+                     other direction. If there is none, pass --tag-commits=false"
+                ),
+            )
+            .sql(fix);
+    } else {
+        reporter
+            .note(
+                "origin",
+                format!(
+                    "{problem}: commits will not be tagged, so that subscriptions to this server \
+                     cannot tell them from its own"
+                ),
+            )
+            .sql(fix);
+    }
+    Ok(())
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,221 @@
+//! Which sequences the publications are about, and where they stand.
+
+use engine::sequence::{Definition, Position, Sequence};
+use wire::{Row, Session, quote_ident, quote_literal};
+
+use crate::error::{Class, Failure, Result};
+use crate::publisher::publication::PublishedTable;
+use crate::subscriber::catalogue::{boolean, field};
+
+/// Sequences in one statement.
+pub(super) const AT_ONCE: usize = 200;
+
+/// Which of them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Chosen<'a> {
+    /// Those of the published schemas, and those that the tables own or use.
+    All,
+    /// Those that the tables own or use.
+    OfTables,
+    /// These, by schema and name; each must be among all.
+    Named(&'a [(String, String)]),
+}
+
+/// A sequence of the publisher.
+#[derive(Debug, Clone)]
+pub(crate) struct PublisherSequence {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    /// The column that owns it: schema, table, column.
+    pub(super) owner: Option<[String; 3]>,
+    /// Whether a published table owns or uses it, or nothing owns it.
+    pub(super) wanted: bool,
+    /// Where it stands; an error says why that cannot be read.
+    pub(super) found: std::result::Result<Sequence, &'static str>,
+}
+
+impl PublisherSequence {
+    fn sql_name(&self) -> String {
+        format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
+    }
+
+    fn is(&self, (schema, name): &(String, String)) -> bool {
+        self.schema == *schema && self.name == *name
+    }
+}
+
+/// Published tables with their partitions; sequences that a column of them owns (an identity column
+/// among them), or that are part of a default of theirs; and which sequences that makes.
+///
+/// From 19 on a publication may be of all sequences.
+const SEQUENCES_SQL: &str = "\
+WITH RECURSIVE published AS (
+  SELECT c.oid, c.relkind, c.relnamespace FROM pg_catalog.pg_class c
+  WHERE c.oid = ANY ('{OIDS}'::pg_catalog.oid[])
+  UNION
+  SELECT c.oid, c.relkind, c.relnamespace FROM published p
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid AND p.relkind = 'p'
+  JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+), publication AS (
+  SELECT p.oid, p.puballtables
+    OR coalesce((pg_catalog.to_jsonb(p) ->> 'puballsequences')::pg_catalog.bool, false) AS whole
+  FROM pg_catalog.pg_publication p WHERE p.pubname IN ({PUBLICATIONS})
+), in_schema AS (
+  SELECT relnamespace AS oid FROM published {SCHEMAS}
+), owner AS (
+  SELECT d.objid AS sequence, d.refobjid AS relation, d.refobjsubid AS attnum
+  FROM pg_catalog.pg_depend d
+  WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+    AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+    AND d.deptype IN ('a', 'i') AND d.refobjsubid > 0
+), used AS (
+  SELECT o.sequence FROM owner o WHERE o.relation IN (SELECT oid FROM published)
+  UNION
+  SELECT d.refobjid FROM pg_catalog.pg_depend d
+  JOIN pg_catalog.pg_attrdef a ON a.oid = d.objid
+  WHERE d.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass
+    AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+    AND a.adrelid IN (SELECT oid FROM published)
+)
+SELECT n.nspname, s.relname,
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+       pg_catalog.has_sequence_privilege(s.oid, 'SELECT'),
+       q.seqincrement, q.seqmin, q.seqmax, q.seqcycle,
+       ton.nspname, t.relname, a.attname,
+       u.sequence IS NOT NULL OR t.oid IS NULL
+FROM pg_catalog.pg_class s
+JOIN pg_catalog.pg_namespace n ON n.oid = s.relnamespace
+JOIN pg_catalog.pg_sequence q ON q.seqrelid = s.oid
+LEFT JOIN used u ON u.sequence = s.oid
+LEFT JOIN owner o ON o.sequence = s.oid
+LEFT JOIN pg_catalog.pg_class t ON t.oid = o.relation
+LEFT JOIN pg_catalog.pg_namespace ton ON ton.oid = t.relnamespace
+LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = t.oid AND a.attnum = o.attnum
+WHERE s.relkind = 'S' AND s.relpersistence <> 't'
+  AND n.nspname NOT IN ('pgapace', 'information_schema') AND n.nspname !~ '^pg_'
+  AND (u.sequence IS NOT NULL {MORE})
+ORDER BY n.nspname, s.relname";
+
+/// The sequences of these publications with the values that they have now; `tables` are all that is
+/// published, or those that matter.
+pub(crate) fn read(
+    source: &mut Session,
+    publications: &[String],
+    tables: &[PublishedTable],
+    chosen: Chosen<'_>,
+) -> Result<Vec<PublisherSequence>> {
+    let mut sequences = list(source, publications, tables, chosen)?;
+    if let Chosen::Named(names) = chosen {
+        let missing = names.iter().find(|name| !sequences.iter().any(|one| one.is(name)));
+        if let Some((schema, name)) = missing {
+            return Err(Failure::new(
+                Class::Mismatch,
+                format!("the published schemas have no sequence {schema}.{name}"),
+            )
+            .hint("Give sequences with their schema unless it is public."));
+        }
+        sequences.retain(|one| names.iter().any(|name| one.is(name)));
+    }
+    let mut readable: Vec<_> = sequences.iter_mut().filter(|one| one.found.is_ok()).collect();
+    for some in readable.chunks_mut(AT_ONCE) {
+        read_positions(source, some)?;
+    }
+    Ok(sequences)
+}
+
+fn list(
+    source: &mut Session,
+    publications: &[String],
+    tables: &[PublishedTable],
+    chosen: Chosen<'_>,
+) -> Result<Vec<PublisherSequence>> {
+    let oids: Vec<_> = tables.iter().map(|table| table.oid.to_string()).collect();
+    let names: Vec<_> = publications.iter().map(|name| quote_literal(name)).collect();
+    let more = match chosen {
+        Chosen::OfTables => "",
+        Chosen::All | Chosen::Named(_) => {
+            "OR n.oid IN (SELECT oid FROM in_schema) OR EXISTS (SELECT 1 FROM publication WHERE whole)"
+        }
+    };
+    let schemas = if source.server_version().major() >= 15 {
+        "UNION SELECT s.pnnspid FROM pg_catalog.pg_publication_namespace s \
+         JOIN publication p ON p.oid = s.pnpubid"
+    } else {
+        ""
+    };
+    let sql = SEQUENCES_SQL
+        .replace("{OIDS}", &format!("{{{}}}", oids.join(",")))
+        .replace("{PUBLICATIONS}", &names.join(", "))
+        .replace("{SCHEMAS}", schemas)
+        .replace("{MORE}", more);
+    let results = source
+        .simple(&sql)
+        .map_err(|e| Failure::publisher(&e, "looking for the sequences that are published"))?;
+    let rows = results.first().ok_or_else(|| Failure::internal("a query returned nothing"))?;
+    rows.iter().map(|row| sequence(&row)).collect()
+}
+
+fn sequence(row: &Row<'_>) -> Result<PublisherSequence> {
+    let owner = match (row.get(8), row.get(9), row.get(10)) {
+        (Some(schema), Some(table), Some(column)) => {
+            Some([schema, table, column].map(str::to_owned))
+        }
+        _ => None,
+    };
+    let definition = definition(row, 4)?;
+    let found = match (boolean(row, 2)?, boolean(row, 3)?) {
+        (false, _) => Err("USAGE is not granted on its schema on the publisher"),
+        (_, false) => Err("SELECT is not granted on it on the publisher"),
+        // Its position is read next.
+        (true, true) => {
+            Ok(Sequence { definition, position: Position { last_value: 0, is_called: false } })
+        }
+    };
+    Ok(PublisherSequence {
+        schema: field(row, 0)?,
+        name: field(row, 1)?,
+        owner,
+        wanted: boolean(row, 11)?,
+        found,
+    })
+}
+
+/// Increment, bounds and CYCLE, from this column on.
+pub(super) fn definition(row: &Row<'_>, column: usize) -> Result<Definition> {
+    Ok(Definition {
+        increment: field(row, column)?,
+        min: field(row, column + 1)?,
+        max: field(row, column + 2)?,
+        cycle: boolean(row, column + 3)?,
+    })
+}
+
+fn read_positions(source: &mut Session, some: &mut [&mut PublisherSequence]) -> Result<()> {
+    let names: Vec<_> = some.iter().map(|one| one.sql_name()).collect();
+    let results = source
+        .simple(&positions_sql(&names))
+        .map_err(|e| Failure::publisher(&e, "reading its sequences"))?;
+    let rows = results.first().ok_or_else(|| Failure::internal("a query returned nothing"))?;
+    for row in rows.iter() {
+        let index: usize = field(&row, 0)?;
+        if let Ok(sequence) = &mut some[index].found {
+            sequence.position = position(&row)?;
+        }
+    }
+    Ok(())
+}
+
+/// Index, last_value and is_called of each.
+pub(super) fn positions_sql(names: &[String]) -> String {
+    let parts: Vec<_> = names
+        .iter()
+        .enumerate()
+        .map(|(index, name)| format!("SELECT {index}, last_value, is_called FROM {name}"))
+        .collect();
+    parts.join(" UNION ALL ")
+}
+
+/// From a row of [`positions_sql`].
+pub(super) fn position(row: &Row<'_>) -> Result<Position> {
+    Ok(Position { last_value: field(row, 1)?, is_called: boolean(row, 2)? })
+}

@@ -1,0 +1,302 @@
+//! Sets the sequences of the subscriber.
+
+use engine::sequence::{Decision, Position, Rules, Sequence, decide};
+use rustc_hash::FxHashMap;
+use wire::{Session, quote_ident};
+
+use crate::error::{Failure, LOCK_NOT_AVAILABLE, Result};
+use crate::sequences::publisher::{
+    AT_ONCE, PublisherSequence, definition, position, positions_sql,
+};
+use crate::sequences::report::{self, Report, SequenceState};
+use crate::subscriber::catalogue::{boolean, describe_kind, field};
+use crate::subscriber::state::name_array;
+
+/// How often a sequence is looked at again that others use meanwhile.
+const ATTEMPTS: usize = 5;
+/// How long a sequence may be locked that is to be set.
+const LOCK_TIMEOUT: &str = "5s";
+
+/// How the sequences are set.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SetOptions {
+    pub(crate) rules: Rules,
+    /// Sequences that are left as they are, by schema and name on the publisher.
+    pub(crate) excluded: Vec<(String, String)>,
+    /// Only says what would become of them.
+    pub(crate) dry_run: bool,
+}
+
+/// A sequence of the subscriber that is to be set.
+struct Settable {
+    /// In the report.
+    index: usize,
+    oid: u32,
+    sql_name: String,
+    publisher: Sequence,
+    value_type: String,
+    subscriber: Sequence,
+}
+
+/// Relations of these names, or else the sequence that the same column owns: a table that was made by
+/// hand may have given it another name.
+const FIND_SQL: &str = "\
+WITH wanted AS (
+  SELECT * FROM ROWS FROM (
+    pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]),
+    pg_catalog.unnest($3::pg_catalog.text[]), pg_catalog.unnest($4::pg_catalog.text[]),
+    pg_catalog.unnest($5::pg_catalog.text[]))
+    WITH ORDINALITY AS w (schema_name, name, table_schema, table_name, column_name, ord)
+), candidate AS (
+  SELECT w.ord, 1 AS rank, c.oid
+  FROM wanted w
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.name
+  UNION ALL
+  SELECT w.ord, 2, d.objid
+  FROM wanted w
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.table_schema
+  JOIN pg_catalog.pg_class t ON t.relnamespace = n.oid AND t.relname = w.table_name
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = t.oid AND a.attname = w.column_name
+  JOIN pg_catalog.pg_depend d ON d.refobjid = t.oid AND d.refobjsubid = a.attnum
+    AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+    AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype IN ('a', 'i')
+  JOIN pg_catalog.pg_class s ON s.oid = d.objid AND s.relkind = 'S'
+)
+SELECT DISTINCT ON (k.ord) k.ord, c.oid, c.relkind, n.nspname, c.relname,
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+       CASE WHEN c.relkind = 'S' THEN pg_catalog.has_sequence_privilege(c.oid, 'SELECT') END,
+       CASE WHEN c.relkind = 'S' THEN pg_catalog.has_sequence_privilege(c.oid, 'UPDATE') END,
+       pg_catalog.format_type(q.seqtypid, NULL),
+       q.seqincrement, q.seqmin, q.seqmax, q.seqcycle
+FROM candidate k
+JOIN pg_catalog.pg_class c ON c.oid = k.oid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_catalog.pg_sequence q ON q.seqrelid = c.oid
+ORDER BY k.ord, k.rank, c.oid";
+
+/// Gives the subscriber's sequences the values that these have on the publisher, and says what became
+/// of each. Values that others take meanwhile are heeded.
+pub(crate) fn set(
+    control: &mut Session,
+    sequences: &[PublisherSequence],
+    options: &SetOptions,
+) -> Result<Report> {
+    let mut report = Report::default();
+    for one in sequences {
+        let excluded = options.excluded.iter().any(|(s, n)| *s == one.schema && *n == one.name);
+        let state = match one.found {
+            _ if excluded => SequenceState::LeftOut { reason: "excluded".into(), failed: false },
+            // Replaced below.
+            Ok(sequence) => SequenceState::Unchanged { at: sequence.position.into() },
+            Err(reason) => SequenceState::LeftOut { reason: reason.to_owned(), failed: one.wanted },
+        };
+        let (schema, name) = (one.schema.clone(), one.name.clone());
+        report.sequences.push(report::Sequence { schema, name, state });
+    }
+    let to_find: Vec<usize> = (0..sequences.len())
+        .filter(|index| matches!(report.sequences[*index].state, SequenceState::Unchanged { .. }))
+        .collect();
+    let failed = |e: &wire::Error| Failure::subscriber(e, "setting sequences");
+    control.simple(&format!("SET lock_timeout = '{LOCK_TIMEOUT}'")).map_err(|e| failed(&e))?;
+    for some in to_find.chunks(AT_ONCE) {
+        let found = find(control, sequences, some, &mut report)?;
+        set_found(control, found, options, &mut report)?;
+    }
+    control.simple("SET lock_timeout = 0").map_err(|e| failed(&e))?;
+    Ok(report)
+}
+
+/// The subscriber's sequences for these; those that cannot be set are told in the report.
+fn find(
+    control: &mut Session,
+    sequences: &[PublisherSequence],
+    which: &[usize],
+    report: &mut Report,
+) -> Result<Vec<Settable>> {
+    let column = |value: &dyn Fn(&PublisherSequence) -> String| {
+        let values: Vec<_> = which.iter().map(|index| value(&sequences[*index])).collect();
+        name_array(&values)
+    };
+    let owner = |one: &PublisherSequence, part: usize| {
+        one.owner.as_ref().map(|owner| owner[part].clone()).unwrap_or_default()
+    };
+    let arguments = [
+        column(&|one| one.schema.clone()),
+        column(&|one| one.name.clone()),
+        column(&|one| owner(one, 0)),
+        column(&|one| owner(one, 1)),
+        column(&|one| owner(one, 2)),
+    ];
+    let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
+    let rows = control
+        .query(FIND_SQL, &arguments)
+        .map_err(|e| Failure::subscriber(&e, "looking for sequences"))?;
+    let mut found = FxHashMap::default();
+    for row in rows.iter() {
+        found.insert(field::<usize>(&row, 0)? - 1, row);
+    }
+    let mut settable = Vec::with_capacity(which.len());
+    for (ordinal, &index) in which.iter().enumerate() {
+        let one = &sequences[index];
+        let Ok(publisher) = one.found else { continue };
+        let reason = match found.get(&ordinal) {
+            None => "the subscriber does not have it".to_owned(),
+            Some(row) if row.get(2) != Some("S") => {
+                let kind = describe_kind(row.get(2).unwrap_or_default());
+                format!("on the subscriber it is {kind}")
+            }
+            Some(row) => {
+                let (schema, name): (String, String) = (field(row, 3)?, field(row, 4)?);
+                let sql_name = format!("{}.{}", quote_ident(&schema), quote_ident(&name));
+                if !boolean(row, 5)? {
+                    format!("USAGE is not granted on schema {schema} on the subscriber")
+                } else if !boolean(row, 6)? || !boolean(row, 7)? {
+                    format!(
+                        "SELECT and UPDATE are not both granted on it on the subscriber: GRANT SELECT, UPDATE ON SEQUENCE {sql_name} TO …"
+                    )
+                } else {
+                    let position = Position { last_value: 0, is_called: false };
+                    settable.push(Settable {
+                        index,
+                        oid: field(row, 1)?,
+                        sql_name,
+                        publisher,
+                        value_type: field(row, 8)?,
+                        subscriber: Sequence { definition: definition(row, 9)?, position },
+                    });
+                    continue;
+                }
+            }
+        };
+        leave_out(report, index, reason, one.wanted);
+    }
+    Ok(settable)
+}
+
+fn leave_out(report: &mut Report, index: usize, reason: String, failed: bool) {
+    report.sequences[index].state = SequenceState::LeftOut { reason, failed };
+}
+
+/// Sets what is found, each to the value that it is to have by what it has at that moment.
+fn set_found(
+    control: &mut Session,
+    mut left: Vec<Settable>,
+    options: &SetOptions,
+    report: &mut Report,
+) -> Result<()> {
+    for _ in 0..ATTEMPTS {
+        read_positions(control, &mut left)?;
+        let mut to_set = Vec::with_capacity(left.len());
+        for one in left {
+            match judge(&one, options.rules) {
+                Ok((to, margin_cut)) if options.dry_run => {
+                    let (from, to) = (one.subscriber.position.into(), to.into());
+                    report.sequences[one.index].state = SequenceState::Set { from, to, margin_cut };
+                }
+                Ok((to, margin_cut)) => to_set.push((one, to, margin_cut)),
+                Err(state) => report.sequences[one.index].state = state,
+            }
+        }
+        if to_set.is_empty() {
+            return Ok(());
+        }
+        left = set_positions(control, to_set, report)?;
+    }
+    for one in left {
+        let reason = "others take values from it all the time";
+        leave_out(report, one.index, reason.to_owned(), true);
+    }
+    Ok(())
+}
+
+fn read_positions(control: &mut Session, some: &mut [Settable]) -> Result<()> {
+    if some.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<_> = some.iter().map(|one| one.sql_name.clone()).collect();
+    let rows = control
+        .query(&positions_sql(&names), &[])
+        .map_err(|e| Failure::subscriber(&e, "reading sequences"))?;
+    for row in rows.iter() {
+        some[field::<usize>(&row, 0)?].subscriber.position = position(&row)?;
+    }
+    Ok(())
+}
+
+/// The position that a sequence is to have, and whether the margin was cut; or what becomes of it
+/// otherwise.
+fn judge(one: &Settable, rules: Rules) -> std::result::Result<(Position, bool), SequenceState> {
+    let at = one.subscriber.position.into();
+    let left_out = |reason: String| SequenceState::LeftOut { reason, failed: true };
+    Err(match decide(one.publisher, one.subscriber, rules) {
+        Decision::Set { to, margin_cut } => return Ok((to, margin_cut)),
+        Decision::Same => SequenceState::Unchanged { at },
+        Decision::Ahead { cycles } => {
+            SequenceState::Ahead { at, publisher: one.publisher.position.into(), cycles }
+        }
+        Decision::OutOfBounds { bound } => left_out(format!(
+            "the publisher's value {} is beyond its bound {bound} on the subscriber, where it is of \
+             type {}: ALTER SEQUENCE {} AS bigint NO MAXVALUE NO MINVALUE, or give it the bounds of \
+             the publisher",
+            one.publisher.position.last_value, one.value_type, one.sql_name
+        )),
+        Decision::OppositeDirections => left_out(format!(
+            "its increment is {} on the publisher and {} on the subscriber",
+            one.publisher.definition.increment, one.subscriber.definition.increment
+        )),
+    })
+}
+
+/// Sets sequences that still are where they were seen. Returns those that are not.
+fn set_positions(
+    control: &mut Session,
+    mut some: Vec<(Settable, Position, bool)>,
+    report: &mut Report,
+) -> Result<Vec<Settable>> {
+    let calls: Vec<_> = some
+        .iter()
+        .enumerate()
+        .map(|(number, (one, to, _))| {
+            let seen = one.subscriber.position;
+            format!(
+                "SELECT {number} AS number, \
+                   pg_catalog.setval({}::pg_catalog.oid::pg_catalog.regclass, {}, {}) \
+                 FROM {} WHERE last_value = ({}) AND is_called = {}",
+                one.oid, to.last_value, to.is_called, one.sql_name, seen.last_value, seen.is_called
+            )
+        })
+        .collect();
+    let rows = match control.query(&calls.join(" UNION ALL "), &[]) {
+        Ok(rows) => rows,
+        Err(error) if error.sqlstate() == Some(LOCK_NOT_AVAILABLE) => {
+            // One by one, to tell which.
+            if some.len() > 1 {
+                let half = some.split_off(some.len() / 2);
+                let mut left = set_positions(control, some, report)?;
+                left.extend(set_positions(control, half, report)?);
+                return Ok(left);
+            }
+            for (one, ..) in some {
+                let reason = "another session holds a lock on it, see pg_locks";
+                leave_out(report, one.index, reason.to_owned(), true);
+            }
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(Failure::subscriber(&error, "setting sequences")),
+    };
+    let mut done = vec![false; some.len()];
+    for row in rows.iter() {
+        done[field::<usize>(&row, 0)?] = true;
+    }
+    let mut left = Vec::new();
+    for ((one, to, margin_cut), done) in some.into_iter().zip(done) {
+        if done {
+            let (from, to) = (one.subscriber.position.into(), to.into());
+            report.sequences[one.index].state = SequenceState::Set { from, to, margin_cut };
+        } else {
+            left.push(one);
+        }
+    }
+    Ok(left)
+}

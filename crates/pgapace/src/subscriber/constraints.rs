@@ -1,0 +1,133 @@
+//! What makes rows of a subscriber table exclude or need each other, over the whole partition tree that
+//! the table belongs to: a leaf's own index excludes rows that come through the root, and the
+//! root's those that come through the leaf.
+
+use wire::Session;
+
+use crate::error::{Failure, Result};
+use crate::subscriber::catalogue::{boolean, field, parse_name_array};
+
+/// The constraints of the topmost partitioned table, or of the table itself. Columns have the same
+/// names in the whole tree.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Constraints {
+    pub(crate) unique: Vec<Unique>,
+    /// Foreign keys of the tables of the tree.
+    pub(crate) foreign: Vec<ForeignKey>,
+    /// Foreign keys that refer to tables of the tree.
+    pub(crate) referenced: Vec<ForeignKey>,
+}
+
+/// Unique indexes over the same columns, or exclusion constraints.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unique {
+    /// Of one of the indexes, always the same while there are no others.
+    pub(crate) index: u32,
+    /// Sorted by name; none for exclusion constraints and indexes over expressions.
+    pub(crate) columns: Vec<String>,
+    /// Whether values are equal if they are by the default of their types, and strings only if
+    /// their bytes are.
+    pub(crate) plain: bool,
+    pub(crate) nulls_not_distinct: bool,
+}
+
+/// A foreign key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ForeignKey {
+    pub(crate) constraint: u32,
+    /// The topmost partitioned table that it refers to, or that table itself.
+    pub(crate) parent: u32,
+    /// Columns on this side, in the order of the constraint.
+    pub(crate) columns: Vec<String>,
+    /// Whether each has the type of the one on the other side, or one with the same forms.
+    pub(crate) same_types: bool,
+}
+
+/// One row for each index that is not part of a larger one (a partial index counts as if it were
+/// not), and for each foreign key that is not. Indexes over the same columns, as leaves have them,
+/// are one.
+///
+/// Foreign keys that refer to a table are found by what they depend on: `pg_constraint` has no
+/// index over it. PostgreSQL 14 has no `indnullsnotdistinct`.
+const SQL: &str = "\
+WITH RECURSIVE tree AS (
+  SELECT $1::pg_catalog.oid AS relid
+  UNION ALL
+  SELECT p.oid FROM tree t
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
+  JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid AND p.relispartition
+), foreign_key AS (
+  SELECT 'foreign' AS kind, k.oid, k.conrelid AS relid, k.conkey AS own, k.confrelid AS other,
+         k.confkey AS others, k.confrelid
+  FROM tree JOIN pg_catalog.pg_constraint k
+    ON k.conrelid = tree.relid AND k.contype = 'f' AND k.conparentid = 0
+  UNION ALL
+  SELECT DISTINCT 'referenced', k.oid, k.confrelid, k.confkey, k.conrelid, k.conkey, k.confrelid
+  FROM tree
+  JOIN pg_catalog.pg_depend d ON d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+    AND d.refobjid = tree.relid AND d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass
+  JOIN pg_catalog.pg_constraint k ON k.oid = d.objid AND k.confrelid = tree.relid
+    AND k.contype = 'f' AND k.conparentid = 0
+)
+SELECT 'unique', pg_catalog.min(u.indexrelid)::pg_catalog.text, '0', u.columns, u.plain,
+       u.nulls_not_distinct
+FROM (
+  SELECT i.indexrelid,
+         coalesce((pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct')::pg_catalog.bool, false)
+           AS nulls_not_distinct,
+         CASE WHEN key.named AND NOT i.indisexclusion THEN key.columns
+              ELSE '{}'::pg_catalog.text[] END AS columns,
+         key.named AND NOT i.indisexclusion AND key.plain AS plain
+  FROM tree JOIN pg_catalog.pg_index i ON i.indrelid = tree.relid
+    AND (i.indisunique OR i.indisexclusion)
+  CROSS JOIN LATERAL (
+    SELECT pg_catalog.array_agg(a.attname ORDER BY a.attname)::pg_catalog.text[] AS columns,
+           pg_catalog.bool_and(a.attname IS NOT NULL) AS named,
+           pg_catalog.bool_and(oc.opcdefault AND coalesce(co.collisdeterministic, true)) AS plain
+    FROM pg_catalog.generate_series(0, i.indnkeyatts - 1) AS k(ord)
+    JOIN pg_catalog.pg_opclass oc ON oc.oid = i.indclass[k.ord]
+    LEFT JOIN pg_catalog.pg_attribute a
+      ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.ord] AND a.attnum <> 0
+    LEFT JOIN pg_catalog.pg_collation co ON co.oid = i.indcollation[k.ord]
+  ) key
+  WHERE NOT EXISTS (SELECT 1 FROM pg_catalog.pg_inherits p WHERE p.inhrelid = i.indexrelid)
+) u
+GROUP BY u.columns, u.plain, u.nulls_not_distinct
+UNION ALL
+SELECT f.kind, f.oid::pg_catalog.text,
+       coalesce(pg_catalog.pg_partition_root(f.confrelid)::pg_catalog.oid,
+                f.confrelid)::pg_catalog.text,
+       key.columns, key.same, false
+FROM foreign_key f
+CROSS JOIN LATERAL (
+  SELECT pg_catalog.array_agg(a.attname ORDER BY k.ord)::pg_catalog.text[] AS columns,
+         pg_catalog.bool_and(
+           a.atttypid = b.atttypid OR a.atttypid IN (20, 21, 23) AND b.atttypid IN (20, 21, 23)
+           OR a.atttypid IN (25, 1043) AND b.atttypid IN (25, 1043)) AS same
+  FROM pg_catalog.generate_subscripts(f.own, 1) AS k(ord)
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = f.relid AND a.attnum = f.own[k.ord]
+  JOIN pg_catalog.pg_attribute b ON b.attrelid = f.other AND b.attnum = f.others[k.ord]
+) key
+ORDER BY 1, 2";
+
+/// Reads the constraints of a topmost table.
+pub(crate) fn load(session: &mut Session, root: u32) -> Result<Constraints> {
+    let rows = session
+        .query(SQL, &[Some(&root.to_string())])
+        .map_err(|e| Failure::subscriber(&e, "reading the constraints of a table"))?;
+    let mut found = Constraints::default();
+    for row in rows.iter() {
+        let (kind, oid, parent): (String, u32, u32) =
+            (field(&row, 0)?, field(&row, 1)?, field(&row, 2)?);
+        let columns = parse_name_array(&field::<String>(&row, 3)?)?;
+        let certain = boolean(&row, 4)?;
+        if kind == "unique" {
+            let nulls_not_distinct = boolean(&row, 5)?;
+            found.unique.push(Unique { index: oid, columns, plain: certain, nulls_not_distinct });
+            continue;
+        }
+        let key = ForeignKey { constraint: oid, parent, columns, same_types: certain };
+        if kind == "foreign" { &mut found.foreign } else { &mut found.referenced }.push(key);
+    }
+    Ok(found)
+}

@@ -1,0 +1,428 @@
+//! In which form the publisher sends values: in binary if every published column has the same type
+//! on both sides, and one whose binary form both servers, whatever their settings, read the same way.
+//!
+//! Which built-in types that are, in the versions 14 to 19, with arrays of them, domains over them, and
+//! enums (whose binary form is the label):
+//!
+//! | types | form |
+//! |---|---|
+//! | bool, bytea, integers, oid, xid, xid8, floats, numeric, uuid, pg_lsn, dates and times without interval, geometric types, network addresses, bit strings | the same bytes in all versions |
+//! | text, varchar, char(n), name, json, jsonb, enums | text in the encoding of the session, which both sessions of ours share; jsonb with a version, 1 in all |
+//! | "char" | its byte; as text it is not always read as the same one, see [`Misread`] |
+//! | interval | since 17 the largest and the smallest are infinity and -infinity: between servers on two sides of it, the values are looked at, see [`Misread`] |
+//! | money | hangs on lc_monetary: text, in which both sessions of ours agree |
+//! | oid aliases (regclass, …), composites, ranges, multiranges, arrays of user-defined types, extension types | hold oids of one database, or are not known here: text |
+//! | tsvector, tsquery, jsonpath, xml, tid, snapshots and all others | text |
+
+use memchr::memmem;
+use rustc_hash::FxHashMap;
+use wire::{Session, quote_ident};
+
+use engine::relation::RemoteColumn;
+use pgoutput::Column;
+
+use crate::config::Binary;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::publication::{PublishedColumn, PublishedTable};
+use crate::subscriber::catalogue::{Column as LocalColumn, field};
+use crate::subscriber::mapping::TableMap;
+use crate::subscriber::state::name_array;
+
+/// Type of values, under all domains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ValueType {
+    pub(crate) oid: u32,
+    /// `pg_type.typtype`.
+    pub(crate) kind: char,
+    /// `atttypmod`, -1 for none.
+    pub(crate) modifier: i32,
+}
+
+/// What two servers tell each other's values apart by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Servers {
+    /// Major versions.
+    publisher: u32,
+    subscriber: u32,
+    /// Whether text of the publisher is encoded anew on its way: for the stream, and for the
+    /// subscriber.
+    encoded_anew: (bool, bool),
+}
+
+impl Servers {
+    pub(crate) fn of(publisher: &Session, subscriber: &Session) -> Self {
+        let encoding =
+            |session: &Session, name| session.parameter(name).unwrap_or_default().to_owned();
+        let (from, sent) =
+            (encoding(publisher, "server_encoding"), encoding(publisher, "client_encoding"));
+        let bytes = [from.as_str(), sent.as_str()].contains(&"SQL_ASCII");
+        let anew = !bytes && from != sent;
+        Self {
+            publisher: publisher.server_version().major(),
+            subscriber: subscriber.server_version().major(),
+            encoded_anew: (anew, anew && from != encoding(subscriber, "server_encoding")),
+        }
+    }
+}
+
+/// A type of which the subscriber may read a value as another one, without an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Misread {
+    /// `"char"`: a byte beyond ASCII is written as `\ooo` from 15 on, of which older servers read the
+    /// backslash. Older servers write it as it is; where that is encoded anew it is several bytes, of
+    /// which the first is read.
+    Char,
+    /// The same in an array.
+    Chars,
+    /// name: 63 bytes on the publisher may be more in another encoding, and are cut.
+    Name,
+    /// interval, and arrays of it: infinity, as which 17 and later read the largest one of older
+    /// servers, and the other way round; in text only the former (older servers refuse infinity, and
+    /// none reads the text of the smallest one).
+    Interval,
+}
+
+/// The largest interval before 17.
+const LARGEST_INTERVAL: &str = "178956970 years 7 mons 2147483647 days 2562047788:00:54.775807";
+
+/// infinity and -infinity in binary, as elements of an array or of a row, after their length.
+const INFINITE_INTERVALS: [&[u8; 20]; 2] = [
+    b"\0\0\0\x10\x7f\xff\xff\xff\xff\xff\xff\xff\x7f\xff\xff\xff\x7f\xff\xff\xff",
+    b"\0\0\0\x10\x80\0\0\0\0\0\0\0\x80\0\0\0\x80\0\0\0",
+];
+
+/// What to do about a value that would be misread.
+pub(crate) const MISREAD_HINT: &str = "Change the value, or take its column out of the publication. \
+    Bytes of \"char\" and names are read exactly in binary: leave --binary at auto, and give all \
+    published columns the same types on both sides.";
+
+impl Misread {
+    fn of(sent: ValueType, local: ValueType, servers: Servers, binary: bool) -> Option<Self> {
+        const CHAR: u32 = 18;
+        const NAME: u32 = 19;
+        const CHAR_ARRAY: u32 = 1002;
+        const INTERVAL: u32 = 1186;
+        const INTERVAL_ARRAY: u32 = 1187;
+        let Servers { publisher, subscriber, encoded_anew } = servers;
+        let chars = !binary && if publisher >= 15 { subscriber < 15 } else { encoded_anew.0 };
+        let intervals =
+            publisher < 17 && subscriber >= 17 || binary && publisher >= 17 && subscriber < 17;
+        match (sent.oid, local.oid) {
+            (CHAR, CHAR) if chars => Some(Self::Char),
+            (CHAR_ARRAY, CHAR_ARRAY) if chars => Some(Self::Chars),
+            (NAME, NAME) if !binary && encoded_anew.1 => Some(Self::Name),
+            (INTERVAL, INTERVAL) | (INTERVAL_ARRAY, INTERVAL_ARRAY) if intervals => {
+                Some(Self::Interval)
+            }
+            _ => None,
+        }
+    }
+
+    /// What is to be said of a value that is read as another one; `None` if this one is not.
+    pub(crate) fn misread(self, value: Column<'_>) -> Option<String> {
+        match value {
+            Column::Text(text) => {
+                self.is_misread(text).then(|| String::from_utf8_lossy(text).into_owned())
+            }
+            Column::Binary(bytes) => {
+                let infinite = |after_length: &&[u8; 20]| {
+                    bytes == &after_length[4..] || memmem::find(bytes, *after_length).is_some()
+                };
+                let sign = INFINITE_INTERVALS.iter().position(infinite)?;
+                let sign = if sign == 0 { "" } else { "-" };
+                Some(format!("{sign}infinity (before 17: {sign}178956970 years and more)"))
+            }
+            Column::Null | Column::Unchanged => None,
+        }
+    }
+
+    fn is_misread(self, text: &[u8]) -> bool {
+        match self {
+            Self::Char => text.len() > 1,
+            // The text of an array doubles the backslash.
+            Self::Chars => {
+                let octal = |bytes: &[u8]| {
+                    bytes.starts_with(br"\\") && bytes[2..].iter().all(u8::is_ascii_digit)
+                };
+                !text.is_ascii() || text.windows(5).any(octal)
+            }
+            Self::Name => text.len() > 63,
+            Self::Interval => memmem::find(text, LARGEST_INTERVAL.as_bytes()).is_some(),
+        }
+    }
+}
+
+/// Whether a row of COPY holds an interval that is infinite to one of the servers only.
+pub(crate) fn has_infinite_interval(row: &[u8], binary: bool) -> bool {
+    let holds = |bytes: &[u8]| memmem::find(row, bytes).is_some();
+    if !binary {
+        return holds(LARGEST_INTERVAL.as_bytes());
+    }
+    INFINITE_INTERVALS.into_iter().any(|bytes| holds(bytes))
+}
+
+/// What the stream does not say of the publisher's types: what is under domains, what is an enum; and
+/// between which servers values travel.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PublisherTypes {
+    unlike: FxHashMap<u32, ValueType>,
+    servers: Servers,
+    /// Whether values come in binary.
+    binary: bool,
+}
+
+impl PublisherTypes {
+    /// Of no table yet.
+    pub(crate) fn new(servers: Servers, binary: bool) -> Self {
+        Self { unlike: FxHashMap::default(), servers, binary }
+    }
+
+    pub(crate) fn binary(&self) -> bool {
+        self.binary
+    }
+
+    /// Whether values of a column may be read as other values.
+    pub(crate) fn misread(&self, column: &RemoteColumn, local: &LocalColumn) -> Option<Misread> {
+        let local = ValueType {
+            oid: local.base_type,
+            kind: local.type_kind,
+            modifier: local.type_modifier,
+        };
+        Misread::of(self.sent(column), local, self.servers, self.binary)
+    }
+
+    /// Takes the types of a published table.
+    pub(crate) fn add(&mut self, table: &PublishedTable) {
+        for column in &table.columns {
+            if column.declared_type != column.base_type || column.type_kind != 'b' {
+                self.unlike.insert(column.declared_type, value_type(column));
+            }
+        }
+    }
+
+    /// The type that values of a column are sent as; a type that is not known is itself.
+    pub(crate) fn sent(&self, column: &RemoteColumn) -> ValueType {
+        let declared = column.type_oid.0;
+        let itself = ValueType { oid: declared, kind: 'b', modifier: column.type_modifier };
+        self.unlike.get(&declared).copied().unwrap_or(itself)
+    }
+}
+
+fn value_type(column: &PublishedColumn) -> ValueType {
+    ValueType { oid: column.base_type, kind: column.type_kind, modifier: column.base_type_modifier }
+}
+
+/// The form of one run, and why, as a sentence for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Format {
+    pub(crate) binary: bool,
+    pub(crate) reason: String,
+}
+
+impl Format {
+    /// As `status` shows it.
+    pub(crate) fn name(&self) -> &'static str {
+        if self.binary { "binary" } else { "text" }
+    }
+
+    pub(crate) fn text(reason: impl Into<String>) -> Self {
+        Self { binary: false, reason: reason.into() }
+    }
+}
+
+/// Types of which both servers understand the binary form (see above), and arrays of them.
+const PORTABLE: &[u32] = &[
+    16, 17, 18, 19, 20, 21, 23, 25,
+    26, // bool, bytea, "char", name, int8, int2, int4, text, oid
+    28, 5069, 114, 3802, 2950, 3220, // xid, xid8, json, jsonb, uuid, pg_lsn
+    600, 601, 602, 603, 604, 628, 718, // point, lseg, path, box, polygon, line, circle
+    700, 701, 1700, // float4, float8, numeric
+    829, 774, 869, 650, // macaddr, macaddr8, inet, cidr
+    1042, 1043, 1560, 1562, // bpchar, varchar, bit, varbit
+    1082, 1083, 1266, 1114, 1184,
+    1186, // date, time, timetz, timestamp, timestamptz, interval
+    1000, 1001, 1002, 1003, 1016, 1005, 1007, 1009, 1028, // arrays, in the same order
+    1011, 271, 199, 3807, 2951, 3221, //
+    1017, 1018, 1019, 1020, 1027, 629, 719, //
+    1021, 1022, 1231, //
+    1040, 775, 1041, 651, //
+    1014, 1015, 1561, 1563, //
+    1182, 1183, 1270, 1115, 1185, 1187, //
+];
+
+/// text, varchar, bpchar: one binary form.
+const TEXTS: [u32; 3] = [25, 1043, 1042];
+
+/// Whether a value in the binary form of one type is read as the same value of the other, but for
+/// what [`Misread`] finds.
+pub(crate) fn agree((from, from_kind): (u32, char), (to, to_kind): (u32, char)) -> bool {
+    // The binary form of an enum is its label.
+    from_kind == 'e' && to_kind == 'e'
+        || from == to && PORTABLE.contains(&from)
+        || TEXTS.contains(&from) && TEXTS.contains(&to)
+}
+
+/// Of published tables, by their place; plain columns only, which is all that most have.
+const COLUMNS_SQL: &str = "\
+SELECT w.ord, a.attname, a.atttypid
+FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
+  WITH ORDINALITY AS w (schema_name, table_name, ord)
+JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
+JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name
+JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped";
+
+const BASE_TYPES_SQL: &str = "\
+WITH RECURSIVE chain AS (
+  SELECT declared, declared AS typ FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS d (declared)
+  UNION ALL
+  SELECT c.declared, t.typbasetype
+  FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype = 'd'
+)
+SELECT c.declared, t.oid, t.typtype
+FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype <> 'd'";
+
+fn failed(error: &wire::Error) -> Failure {
+    Failure::subscriber(error, "reading the types of the subscriber's columns")
+}
+
+/// Declared types of the subscriber's columns, by the place of their table and by name.
+fn declared_types(
+    session: &mut Session,
+    published: &[PublishedTable],
+) -> Result<FxHashMap<(usize, String), u32>> {
+    let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
+    let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
+    let rows = session
+        .query(COLUMNS_SQL, &[Some(&name_array(&schemas)), Some(&name_array(&names))])
+        .map_err(|e| failed(&e))?;
+    rows.iter()
+        .map(|row| {
+            let ordinal: usize = field(&row, 0)?;
+            Ok(((ordinal - 1, field(&row, 1)?), field(&row, 2)?))
+        })
+        .collect()
+}
+
+/// What is under these types, with its kind; those that are base types of every server are left out.
+fn base_types(
+    session: &mut Session,
+    declared: impl Iterator<Item = u32>,
+) -> Result<FxHashMap<u32, (u32, char)>> {
+    let mut unknown: Vec<_> = declared.filter(|oid| !PORTABLE.contains(oid)).collect();
+    unknown.sort_unstable();
+    unknown.dedup();
+    if unknown.is_empty() {
+        return Ok(FxHashMap::default());
+    }
+    let oids: Vec<_> = unknown.iter().map(u32::to_string).collect();
+    let rows = session
+        .query(BASE_TYPES_SQL, &[Some(&format!("{{{}}}", oids.join(",")))])
+        .map_err(|e| failed(&e))?;
+    rows.iter().map(|row| Ok((field(&row, 0)?, (field(&row, 1)?, field(&row, 2)?)))).collect()
+}
+
+fn type_name(session: &mut Session, oid: u32) -> Result<String> {
+    let sql = format!("SELECT pg_catalog.format_type({oid}, NULL)");
+    let rows = session.query(&sql, &[]).map_err(|e| failed(&e))?;
+    Ok(rows.first().and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default())
+}
+
+/// Chooses the form of a run. What the subscriber lacks is somebody else's to report.
+pub(crate) fn choose(
+    control: &mut Session,
+    published: &[PublishedTable],
+    wanted: Binary,
+) -> Result<Format> {
+    if wanted == Binary::Off {
+        return Ok(Format::text("--binary is off"));
+    }
+    let declared = declared_types(control, published)?;
+    let under = base_types(control, declared.values().copied())?;
+    for (number, table) in published.iter().enumerate() {
+        for column in &table.columns {
+            let Some(declared) = declared.get(&(number, column.name.clone())) else { continue };
+            let local = under.get(declared).copied().unwrap_or((*declared, 'b'));
+            let name = || format!("{}.{}", table.display_name(), column.name);
+            if !agree((column.base_type, column.type_kind), local) {
+                return Ok(Format::text(format!(
+                    "{}: publisher type {}, subscriber type {}",
+                    name(),
+                    column.base_type_name,
+                    type_name(control, local.0)?
+                )));
+            }
+        }
+    }
+    Ok(Format { binary: true, reason: "all types agree".to_owned() })
+}
+
+/// Checks that a table that came up in a run may be read in binary; if not, the run ends, and the
+/// next one has values sent as text.
+pub(crate) fn check_binary(map: &TableMap, types: &PublisherTypes) -> Result<()> {
+    let name =
+        |index: usize| format!("{}.{}", map.remote.display_name(), map.remote.columns[index].name);
+    for (index, column) in map.remote.columns.iter().enumerate() {
+        let (sent, local) = (types.sent(column), map.local(index));
+        if !agree((sent.oid, sent.kind), (local.base_type, local.type_kind)) {
+            return Err(needs_text(format!(
+                "{}: publisher type {}, subscriber type {}",
+                name(index),
+                column.type_oid.0,
+                local.type_name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// How it is found out that a value which is copied would be read as another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Search {
+    /// By a condition that is true of its row on the publisher.
+    Condition(String),
+    /// By [`has_infinite_interval`], in each row that is copied.
+    Row,
+}
+
+/// A column whose values may be read as other values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MisreadColumn {
+    pub(crate) name: String,
+    pub(crate) search: Search,
+}
+
+/// The columns whose values may be read as other values. `local` gives a column's type.
+pub(crate) fn misread_columns(
+    published: &PublishedTable,
+    servers: Servers,
+    binary: bool,
+    local: impl Fn(&str) -> Option<(u32, char)>,
+) -> Vec<MisreadColumn> {
+    let misread = |column: &PublishedColumn| {
+        let (oid, kind) = local(&column.name)?;
+        let local = ValueType { oid, kind, modifier: -1 };
+        let quoted = quote_ident(&column.name);
+        let beyond_ascii =
+            |value: &str| format!("{value}::\"char\"::pg_catalog.int4 OPERATOR(pg_catalog.<) 0");
+        let search = match Misread::of(value_type(column), local, servers, binary)? {
+            Misread::Interval => Search::Row,
+            Misread::Char => Search::Condition(beyond_ascii(&quoted)),
+            Misread::Chars => Search::Condition(format!(
+                "EXISTS (SELECT FROM pg_catalog.unnest({quoted}) AS e WHERE {})",
+                beyond_ascii("e")
+            )),
+            Misread::Name => Search::Condition(format!(
+                "pg_catalog.octet_length(pg_catalog.convert_to({quoted}::pg_catalog.text, 'UTF8')) \
+                 OPERATOR(pg_catalog.>) 63"
+            )),
+        };
+        Some(MisreadColumn { name: column.name.clone(), search })
+    };
+    published.columns.iter().filter_map(misread).collect()
+}
+
+fn needs_text(reason: String) -> Failure {
+    let mut failure = Failure::new(Class::Mismatch, reason).transient(true);
+    failure.needs_text = true;
+    failure
+}

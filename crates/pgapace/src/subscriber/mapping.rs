@@ -1,0 +1,298 @@
+//! A published table onto a subscriber table: by name, column by column.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use engine::net::TableRules;
+use engine::relation::RemoteRelation;
+use engine::writeset::LockRules;
+use pgoutput::ReplicaIdentity;
+
+use crate::error::{Class, Failure, Result};
+use crate::subscriber::catalogue::{Equality, Identity, Key, Table};
+use crate::subscriber::conflict::TablePolicy;
+use crate::subscriber::constraints::Constraints;
+use crate::subscriber::format::{Misread, PublisherTypes};
+use crate::subscriber::locks::{self, Sides};
+use crate::subscriber::mode::{self, ApplyMode};
+
+/// A column that takes part in finding a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SearchColumn {
+    /// Index among the published columns.
+    pub(crate) remote: usize,
+    /// How the subscriber compares it.
+    pub(crate) equality: Equality,
+    /// Whether values are to be compared as the column would store them, because that may be
+    /// otherwise than they are sent. Natively, they go through the input of the column.
+    pub(crate) coerced: bool,
+}
+
+/// How the subscriber finds the row of an update or delete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Search {
+    /// By columns that identify at most one row.
+    Key(Vec<SearchColumn>),
+    /// By all published columns: exactly one of several equal rows is taken.
+    WholeRow(Vec<SearchColumn>),
+    /// Not at all: why, shown when an update or delete comes.
+    Impossible { reason: String, hint: String },
+}
+
+/// One version of a published table on one version of its subscriber table.
+#[derive(Debug)]
+pub(crate) struct TableMap {
+    /// Never reused in this process: statements prepared for a map are found by it.
+    pub(crate) id: u64,
+    pub(crate) remote: Arc<RemoteRelation>,
+    pub(crate) table: Table,
+    /// For each published column its index in `table.columns`.
+    pub(crate) columns: Vec<usize>,
+    pub(crate) search: Search,
+    /// Published columns of which values may be read as other ones: each has to be looked at.
+    pub(crate) misread: Vec<(usize, Misread)>,
+    /// How its changes are applied.
+    pub(crate) mode: ApplyMode,
+    /// How its changes may be folded, which follows from the mode.
+    pub(crate) rules: TableRules,
+    /// What its changes lock, so that other workers stay away.
+    pub(crate) locks: Option<LockRules>,
+    /// What is done about its conflicts, where that is not what is always done.
+    pub(crate) conflicts: Option<TablePolicy>,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl TableMap {
+    /// Maps a published table, with every reason why it cannot be done at once.
+    pub(crate) fn new(
+        remote: Arc<RemoteRelation>,
+        table: Table,
+        types: &PublisherTypes,
+    ) -> Result<Self> {
+        let columns = map_columns(remote.columns.iter().map(|c| c.name.as_str()), &table)?;
+        let mut search = search(&remote, &table, &columns);
+        if let Search::Key(found) | Search::WholeRow(found) = &mut search {
+            for column in found {
+                let sent = types.sent(&remote.columns[column.remote]);
+                column.coerced = mode::is_coerced(sent, &table.columns[columns[column.remote]]);
+            }
+        }
+        let misread: Vec<_> = (0..columns.len())
+            .filter_map(|remote_index| {
+                let local = &table.columns[columns[remote_index]];
+                Some((remote_index, types.misread(&remote.columns[remote_index], local)?))
+            })
+            .collect();
+        let (mode, rules) = mode::decide(&remote, &table, &columns, &search, types);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Ok(Self {
+            id,
+            remote,
+            table,
+            columns,
+            search,
+            misread,
+            mode,
+            rules,
+            locks: None,
+            conflicts: None,
+        })
+    }
+
+    /// With what its changes lock, for more workers than one. `ordered` is whether commits keep the
+    /// publisher's order.
+    pub(crate) fn with_locks(
+        self,
+        constraints: &Constraints,
+        types: &PublisherTypes,
+        ordered: bool,
+    ) -> Self {
+        let sides =
+            Sides { remote: &self.remote, table: &self.table, columns: &self.columns, types };
+        let locks = locks::rules(&sides, constraints, &self.rules, ordered);
+        Self { locks: Some(locks), ..self }
+    }
+
+    /// The subscriber's column under a published one.
+    pub(crate) fn local(&self, remote: usize) -> &crate::subscriber::catalogue::Column {
+        &self.table.columns[self.columns[remote]]
+    }
+
+    /// Whether the subscriber refuses to UPDATE this column (GENERATED ALWAYS AS IDENTITY).
+    pub(crate) fn is_identity_always(&self, remote: usize) -> bool {
+        self.local(remote).identity == Identity::Always
+    }
+
+    /// Whether any published column is GENERATED ALWAYS AS IDENTITY on the subscriber.
+    pub(crate) fn has_identity_always(&self) -> bool {
+        (0..self.columns.len()).any(|remote| self.is_identity_always(remote))
+    }
+
+    /// The columns that find a row, none where that is impossible.
+    pub(crate) fn search_columns(&self) -> &[SearchColumn] {
+        match &self.search {
+            Search::Key(columns) | Search::WholeRow(columns) => columns,
+            Search::Impossible { .. } => &[],
+        }
+    }
+}
+
+/// For each published column its index in the subscriber table, or every reason at once why there is
+/// no such table.
+pub(crate) fn map_columns<'a>(
+    published: impl Iterator<Item = &'a str>,
+    table: &Table,
+) -> Result<Vec<usize>> {
+    let find = |column: &str| table.column(column).map(|(index, local)| (index, local.generated));
+    let names = (table.display_name(), table.sql_name());
+    place_columns(published, (&names.0, &names.1), table.row_security, find)
+}
+
+/// The same for whoever knows less of the table, its names for people and for SQL: `find` gives a column's index, and whether it is
+/// generated.
+pub(crate) fn place_columns<'a>(
+    published: impl Iterator<Item = &'a str>,
+    (name, sql_name): (&str, &str),
+    row_security: bool,
+    find: impl Fn(&str) -> Option<(usize, bool)>,
+) -> Result<Vec<usize>> {
+    let mut columns = Vec::new();
+    let (mut missing, mut generated) = (Vec::new(), Vec::new());
+    for column in published {
+        match find(column) {
+            Some((_, true)) => generated.push(column),
+            Some((index, false)) => columns.push(index),
+            None => missing.push(column),
+        }
+    }
+    if !missing.is_empty() {
+        return Err(mismatch(format!(
+            "subscriber table {name} lacks published columns: {}",
+            missing.join(", ")
+        ))
+        .hint(format!(
+            "Add them on the subscriber: {} …; or publish the table with a column list.",
+            missing
+                .iter()
+                .map(|column| format!(
+                    "ALTER TABLE {sql_name} ADD COLUMN {}",
+                    wire::quote_ident(column)
+                ))
+                .collect::<Vec<_>>()
+                .join(" …; ")
+        )));
+    }
+    if !generated.is_empty() {
+        return Err(mismatch(format!(
+            "published columns are generated columns of subscriber table {name}: {}",
+            generated.join(", ")
+        ))
+        .hint("Leave them out with a column list, or make them plain columns on the subscriber."));
+    }
+    if row_security {
+        return Err(mismatch(format!(
+            "row-level security is active for this role on subscriber table {name}"
+        ))
+        .hint("Use a role with BYPASSRLS, or the table's owner without FORCE."));
+    }
+    Ok(columns)
+}
+
+fn mismatch(message: String) -> Failure {
+    Failure::new(Class::Mismatch, message)
+}
+
+fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
+    let full = remote.replica_identity == ReplicaIdentity::Full;
+    let name = table.display_name();
+    if let Some(key) = &table.identity_key {
+        return match key_columns(remote, table, columns, key, full) {
+            Ok(found) => Search::Key(found),
+            Err(column) => Search::Impossible {
+                reason: format!(
+                    "the publisher does not send column {column:?} of the key {:?} by which \
+                     subscriber table {name} finds rows",
+                    key.index
+                ),
+                hint: format!(
+                    "Make the replica identity of {} on the publisher cover the column, or set \
+                     another one on the subscriber: ALTER TABLE {} REPLICA IDENTITY USING INDEX …",
+                    remote.display_name(),
+                    table.sql_name()
+                ),
+            },
+        };
+    }
+    if full {
+        let unique = table
+            .unique_keys
+            .iter()
+            .find_map(|key| key_columns(remote, table, columns, key, true).ok());
+        if let Some(found) = unique {
+            return Search::Key(found);
+        }
+        let all = (0..remote.columns.len()).map(|index| by_default_equality(table, columns, index));
+        return Search::WholeRow(all.collect());
+    }
+    let remote_key: Vec<usize> =
+        (0..remote.columns.len()).filter(|index| remote.columns[*index].key).collect();
+    if !table.leaf_keys.is_empty() && !remote_key.is_empty() {
+        // The root has no key, but every leaf finds its rows by columns that the publisher sends.
+        let covered = table.leaf_keys.iter().all(|(_, key)| {
+            key.as_ref().is_some_and(|key| {
+                key.iter().all(|name| remote.columns.iter().any(|c| c.key && c.name == *name))
+            })
+        });
+        if covered {
+            let key = remote_key.iter().map(|index| by_default_equality(table, columns, *index));
+            return Search::Key(key.collect());
+        }
+    }
+    Search::Impossible {
+        reason: format!(
+            "subscriber table {name} has neither a replica identity index nor a primary key, and the \
+             publisher's replica identity is not FULL"
+        ),
+        hint: format!(
+            "On the subscriber: ALTER TABLE {} ADD PRIMARY KEY (…); or on the publisher: \
+             ALTER TABLE {} REPLICA IDENTITY FULL.",
+            table.sql_name(),
+            remote.display_name()
+        ),
+    }
+}
+
+fn by_default_equality(table: &Table, columns: &[usize], remote: usize) -> SearchColumn {
+    let equality = table.columns[columns[remote]].equality.clone();
+    SearchColumn { remote, equality, coerced: false }
+}
+
+/// The published columns of a subscriber key; `Err` names the first one that is not sent.
+fn key_columns(
+    remote: &RemoteRelation,
+    table: &Table,
+    columns: &[usize],
+    key: &Key,
+    full: bool,
+) -> std::result::Result<Vec<SearchColumn>, String> {
+    key.columns
+        .iter()
+        .map(|(attnum, equality)| {
+            let index = columns
+                .iter()
+                .position(|local| table.columns[*local].attnum == *attnum)
+                .filter(|index| full || remote.columns[*index].key);
+            match index {
+                Some(remote) => {
+                    Ok(SearchColumn { remote, equality: equality.clone(), coerced: false })
+                }
+                None => Err(table
+                    .columns
+                    .iter()
+                    .find(|column| column.attnum == *attnum)
+                    .map_or_else(String::new, |column| column.name.clone())),
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,15 @@
+//! The subscriber: its sessions, its tables, the statements that change them, and our state there.
+
+pub(crate) mod catalogue;
+pub(crate) mod conflict;
+pub(crate) mod constraints;
+pub(crate) mod elsewhere;
+pub(crate) mod format;
+pub(crate) mod locks;
+pub(crate) mod mapping;
+pub(crate) mod mode;
+pub(crate) mod origin;
+pub(crate) mod session;
+pub(crate) mod state;
+pub(crate) mod statement;
+pub(crate) mod storage;

@@ -1,0 +1,389 @@
+//! How the changes of a table are applied: as sets of net changes, or one by one.
+//!
+//! A set of net changes leaves steps out and executes the others in another order. That is right
+//! only where nothing but the rows can tell: no code of users runs, no default gives another value
+//! each time, and the program knows as exactly as the subscriber when two keys are equal.
+
+use engine::key::KeyForm;
+use engine::net::{Fold, TableRules};
+use engine::relation::RemoteRelation;
+use pgoutput::ReplicaIdentity;
+
+use crate::subscriber::catalogue::{Column, Identity, Table};
+use crate::subscriber::format::{PublisherTypes, ValueType};
+use crate::subscriber::mapping::{Search, SearchColumn};
+
+/// How the changes of a table are applied; each reason is a sentence for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ApplyMode {
+    /// As sets of net changes.
+    Set,
+    /// Inserts as sets; updates and deletes one by one.
+    Append { reason: String },
+    /// One by one.
+    Row { reason: String },
+}
+
+impl ApplyMode {
+    /// As `status` shows it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Set => "set",
+            Self::Append { .. } => "append",
+            Self::Row { .. } => "row",
+        }
+    }
+
+    /// Why it is not [`Self::Set`].
+    pub(crate) fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Set => None,
+            Self::Append { reason } | Self::Row { reason } => Some(reason),
+        }
+    }
+}
+
+/// Decides for one version of a published table on one version of its subscriber table. `columns` holds
+/// for each published column its index in `table.columns`.
+pub(crate) fn decide(
+    remote: &RemoteRelation,
+    table: &Table,
+    columns: &[usize],
+    search: &Search,
+    types: &PublisherTypes,
+) -> (ApplyMode, TableRules) {
+    let (mode, fold) = fold(remote, table, columns, search, types);
+    let rules = TableRules {
+        lane: table.root,
+        columns: columns.len(),
+        updates_alone: updates_alone(table, columns, &fold),
+        fold,
+    };
+    (mode, rules)
+}
+
+fn fold(
+    remote: &RemoteRelation,
+    table: &Table,
+    columns: &[usize],
+    search: &Search,
+    types: &PublisherTypes,
+) -> (ApplyMode, Fold) {
+    if let Some((reason, barrier)) = side_effect(table, columns) {
+        return (ApplyMode::Row { reason }, Fold::Never { barrier });
+    }
+    if let Some(reason) = cast_from_text(table, columns) {
+        return (ApplyMode::Append { reason }, Fold::Append);
+    }
+    let folded = match search {
+        Search::Key(_) if keys_are_of_leaves(remote, table) => {
+            Err(format!("keys are unique only within each partition of {}", table.display_name()))
+        }
+        Search::Key(key) => key_forms(remote, table, columns, key, types).map(Fold::Key),
+        Search::WholeRow(_) => {
+            stored_as_sent(remote, table, columns, types).map(|()| Fold::WholeRow)
+        }
+        Search::Impossible { reason, .. } => Err(reason.clone()),
+    };
+    match folded {
+        Ok(fold) => (ApplyMode::Set, fold),
+        Err(reason) => (ApplyMode::Append { reason }, Fold::Append),
+    }
+}
+
+/// Whether rows are found by keys that each partition has, and the root has not: there may be two of
+/// one key, which only a statement of one row notices.
+fn keys_are_of_leaves(remote: &RemoteRelation, table: &Table) -> bool {
+    table.identity_key.is_none() && remote.replica_identity != ReplicaIdentity::Full
+}
+
+/// What happens beside the change itself, and whether that may be code of users, which may look at
+/// any table.
+fn side_effect(table: &Table, columns: &[usize]) -> Option<(String, bool)> {
+    if let Some(reason) = &table.hooks.code {
+        return Some((reason.clone(), true));
+    }
+    let name = table.display_name();
+    for column in &table.columns {
+        if let Some(function) = &column.domain_code {
+            return Some((
+                format!(
+                    "type {} of column {} of {name} calls function {function}, which is not \
+                     IMMUTABLE",
+                    column.type_name, column.name
+                ),
+                true,
+            ));
+        }
+    }
+    let unpublished = table.columns.iter().enumerate().filter(|(i, _)| !columns.contains(i));
+    let mut found = None;
+    for (_, column) in unpublished.filter(|(_, column)| !column.generated) {
+        if let Some(default) = &column.volatile_default {
+            let reason = format!(
+                "column {} of {name} is not published, and its default is volatile: {}",
+                column.name, default.calls
+            );
+            if default.user_code {
+                return Some((reason, true));
+            }
+            found.get_or_insert((reason, false));
+        } else if column.identity != Identity::None {
+            let reason = format!("identity column {} of {name} is not published", column.name);
+            found.get_or_insert((reason, false));
+        }
+    }
+    found
+}
+
+/// Set statements cast values in text to the column's type, which must be what its input function
+/// does. COPY and single statements cast nothing.
+fn cast_from_text(table: &Table, columns: &[usize]) -> Option<String> {
+    let column = columns.iter().map(|at| &table.columns[*at]).find(|c| c.cast_from_text)?;
+    Some(format!(
+        "a user-defined cast from text stands in for the input function of type {} of column {} \
+         of {}",
+        column.type_name,
+        column.name,
+        table.display_name()
+    ))
+}
+
+/// The form of each key column, or why one has none.
+fn key_forms(
+    remote: &RemoteRelation,
+    table: &Table,
+    columns: &[usize],
+    key: &[SearchColumn],
+    types: &PublisherTypes,
+) -> Result<Vec<(usize, KeyForm)>, String> {
+    let form = |column: &SearchColumn| {
+        let sent = types.sent(&remote.columns[column.remote]);
+        let local = &table.columns[columns[column.remote]];
+        let name = format!("key column {} of {}", local.name, table.display_name());
+        if column.equality != local.equality {
+            return Err(format!("{name} has an equality of its own in the index"));
+        }
+        stored_form(sent, local)
+            .map(|form| (column.remote, form))
+            .map_err(|why| format!("{name} {why}"))
+    };
+    key.iter().map(form).collect()
+}
+
+/// When two values of a column that were stored as they were sent are equal by the default of the
+/// subscriber's type; or why that is not certain.
+pub(crate) fn stored_form(sent: ValueType, local: &Column) -> Result<KeyForm, String> {
+    if !local.deterministic {
+        return Err("has a nondeterministic collation".to_owned());
+    }
+    kept(sent, local)?;
+    key_form(sent, local)
+}
+
+/// Without a key, a row that was stored otherwise than it was sent is not found again: then the
+/// changes of one row are not one history.
+fn stored_as_sent(
+    remote: &RemoteRelation,
+    table: &Table,
+    columns: &[usize],
+    types: &PublisherTypes,
+) -> Result<(), String> {
+    remote.columns.iter().zip(columns).try_for_each(|(sent, local)| {
+        let local = &table.columns[*local];
+        kept(types.sent(sent), local)
+            .map_err(|why| format!("column {} of {} {why}", local.name, table.display_name()))
+    })
+}
+
+// Oids of built-in types.
+const INT8: u32 = 20;
+const INT2: u32 = 21;
+const INT4: u32 = 23;
+const TEXT: u32 = 25;
+const FLOAT4: u32 = 700;
+const FLOAT8: u32 = 701;
+const BPCHAR: u32 = 1042;
+const VARCHAR: u32 = 1043;
+const TIME: u32 = 1083;
+const TIMESTAMP: u32 = 1114;
+const TIMESTAMPTZ: u32 = 1184;
+const TIMETZ: u32 = 1266;
+const BIT: u32 = 1560;
+const VARBIT: u32 = 1562;
+const NUMERIC: u32 = 1700;
+
+/// The modifier of times that rounds nothing, because they have no more digits.
+const MICROSECONDS: i32 = 6;
+
+/// Whether the subscriber may store values otherwise than they are sent, or refuse them: an assignment
+/// to a column with a length or precision rounds, and cuts trailing blanks.
+pub(crate) fn is_coerced(sent: ValueType, local: &Column) -> bool {
+    let (from, to) = (sent.modifier, local.type_modifier);
+    if local.coercion.is_none() || sent.oid == local.base_type && from == to {
+        return false;
+    }
+    let wider = match local.base_type {
+        VARCHAR => matches!(sent.oid, VARCHAR | BPCHAR) && (0..=to).contains(&from),
+        NUMERIC if sent.oid == NUMERIC && from != -1 => {
+            scale(from) == scale(to) && precision(from) <= precision(to)
+        }
+        TIME | TIMETZ | TIMESTAMP | TIMESTAMPTZ if sent.oid == local.base_type => {
+            to == MICROSECONDS || (0..=to).contains(&from)
+        }
+        _ => false,
+    };
+    !wider
+}
+
+/// Whether the subscriber stores values as they are sent, or refuses them.
+fn kept(sent: ValueType, local: &Column) -> Result<(), String> {
+    let same = match local.base_type {
+        // Blanks at the end are no part of the value; of bits, none are cut.
+        BPCHAR | BIT | VARBIT => true,
+        NUMERIC => is_integer(sent.oid) && scale(local.type_modifier) >= 0,
+        _ => false,
+    };
+    if same || !is_coerced(sent, local) {
+        return Ok(());
+    }
+    Err(format!("is {} here, which may round what the publisher sends", local.type_name))
+}
+
+/// The precision in a modifier of numeric.
+fn precision(modifier: i32) -> i32 {
+    (modifier - 4) >> 16
+}
+
+/// The scale in a modifier of numeric, below zero where it rounds integers (server rule
+/// `numeric_typmod_scale`).
+fn scale(modifier: i32) -> i32 {
+    (((modifier - 4) & 0x7ff) ^ 1024) - 1024
+}
+
+pub(crate) fn is_integer(oid: u32) -> bool {
+    matches!(oid, INT2 | INT4 | INT8)
+}
+
+/// When two values of a key column are equal on the subscriber, by the type that they are sent as.
+fn key_form(sent: ValueType, local: &Column) -> Result<KeyForm, String> {
+    let (from, to) = (sent.oid, local.base_type);
+    // Labels are matched exactly, whatever sends them.
+    if local.type_kind == 'e' {
+        return Ok(KeyForm::Bytes);
+    }
+    let form = match to {
+        // Stored as it is sent, whatever the publisher's type.
+        TEXT | VARCHAR => return Ok(KeyForm::Bytes),
+        INT2 | INT4 | INT8 => KeyForm::Bytes,
+        NUMERIC => KeyForm::Numeric,
+        FLOAT4 => KeyForm::Float4,
+        FLOAT8 => KeyForm::Float8,
+        BPCHAR => KeyForm::Blanks,
+        // bool, bytea, "char", name, oid, xid, cid, cidr, inet, macaddr8, macaddr, date, time,
+        // timestamp, timestamptz, uuid, pg_lsn, xid8
+        16 | 17 | 18 | 19 | 26 | 28 | 29 | 650 | 869 | 774 | 829 | 1082 | TIME | TIMESTAMP
+        | TIMESTAMPTZ | 2950 | 3220 | 5069 => KeyForm::Bytes,
+        _ => return Err(format!("is of type {}, whose equality is not plain", local.type_name)),
+    };
+    let same = from == to
+        || is_integer(from) && (is_integer(to) || to == NUMERIC)
+        || matches!(from, TEXT | VARCHAR) && to == BPCHAR;
+    if same {
+        return Ok(form);
+    }
+    Err(format!("is of type {}, and of another on the publisher", local.type_name))
+}
+
+/// A column that UPDATE cannot set, and that a set would have to.
+fn updates_alone(table: &Table, columns: &[usize], fold: &Fold) -> bool {
+    let in_key = |remote: usize| match fold {
+        Fold::Key(key) => key.iter().any(|(column, _)| *column == remote),
+        _ => false,
+    };
+    columns.iter().enumerate().any(|(remote, local)| {
+        table.columns[*local].identity == Identity::Always && !in_key(remote)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subscriber::catalogue::{Coercion, Equality};
+
+    const INTERVAL: u32 = 1186;
+
+    fn sent(oid: u32, modifier: i32) -> ValueType {
+        ValueType { oid, kind: 'b', modifier }
+    }
+
+    fn local(base_type: u32, type_modifier: i32) -> Column {
+        Column {
+            name: "c".to_owned(),
+            attnum: 1,
+            base_type,
+            type_name: "declared".to_owned(),
+            base_type_sql: String::new(),
+            array_type: 0,
+            is_array: false,
+            type_kind: 'b',
+            deterministic: true,
+            identity: Identity::None,
+            generated: false,
+            not_null: true,
+            equality: Equality::Text,
+            type_modifier,
+            coercion: (type_modifier != -1).then(Coercion::default),
+            volatile_default: None,
+            domain_code: None,
+            cast_from_text: false,
+        }
+    }
+
+    #[test]
+    fn forms_of_key_columns() {
+        let form = |from, to| key_form(sent(from, -1), &local(to, -1)).ok();
+        assert_eq!(form(INT4, INT8), Some(KeyForm::Bytes));
+        assert_eq!(form(INT4, NUMERIC), Some(KeyForm::Numeric));
+        assert_eq!(form(NUMERIC, INT4), None);
+        assert_eq!(form(VARCHAR, BPCHAR), Some(KeyForm::Blanks));
+        assert_eq!(form(BPCHAR, TEXT), Some(KeyForm::Bytes));
+        assert_eq!(form(FLOAT4, FLOAT4), Some(KeyForm::Float4));
+        assert_eq!(form(FLOAT4, FLOAT8), None);
+        assert_eq!(form(INTERVAL, INTERVAL), None);
+        assert_eq!(form(20_000, INT4), None);
+        let label = Column { type_kind: 'e', ..local(30_000, -1) };
+        assert_eq!(key_form(sent(20_000, -1), &label), Ok(KeyForm::Bytes));
+    }
+
+    #[test]
+    fn modifiers_that_change_values() {
+        let keeps = |from, from_modifier, to, to_modifier| {
+            kept(sent(from, from_modifier), &local(to, to_modifier)).is_ok()
+        };
+        assert!(keeps(TEXT, -1, VARCHAR, -1));
+        assert!(keeps(VARCHAR, 14, VARCHAR, 14));
+        assert!(keeps(VARCHAR, 14, VARCHAR, 24));
+        assert!(!keeps(VARCHAR, 14, VARCHAR, 9));
+        assert!(!keeps(TEXT, -1, VARCHAR, 14));
+        let numeric = |precision: i32, scale: i32| ((precision << 16) | (scale & 0x7ff)) + 4;
+        assert!(keeps(NUMERIC, numeric(10, 2), NUMERIC, numeric(10, 2)));
+        assert!(!keeps(NUMERIC, numeric(10, 3), NUMERIC, numeric(10, 2)));
+        assert!(keeps(INT4, -1, NUMERIC, numeric(10, 0)));
+        assert!(!keeps(INT4, -1, NUMERIC, numeric(10, -2)));
+        assert!(keeps(NUMERIC, numeric(10, 2), NUMERIC, numeric(12, 2)));
+        assert!(!keeps(NUMERIC, numeric(10, 2), NUMERIC, numeric(9, 2)));
+        assert!(!keeps(NUMERIC, numeric(10, 2), NUMERIC, numeric(12, 3)));
+        assert!(!keeps(NUMERIC, -1, NUMERIC, numeric(12, 2)));
+        assert!(!keeps(FLOAT8, -1, NUMERIC, numeric(12, 2)));
+        assert!(!keeps(TIMESTAMP, -1, TIMESTAMP, 0));
+        assert!(keeps(TIMESTAMP, -1, TIMESTAMP, 6));
+        assert!(keeps(TIMESTAMP, 2, TIMESTAMP, 3));
+        assert!(!keeps(TIMESTAMP, 3, TIMESTAMP, 2));
+        assert!(!keeps(TEXT, -1, TIMESTAMP, 6));
+        assert!(!keeps(INTERVAL, -1, INTERVAL, 6));
+        assert!(keeps(BPCHAR, 9, BPCHAR, 7));
+        assert!(keeps(VARBIT, -1, BIT, 7));
+        assert!(!keeps(1231, -1, 1231, numeric(5, 2)), "elements of an array");
+    }
+}

@@ -1,0 +1,204 @@
+//! What is recorded of how tables are published, so that changes which were never sent are noticed
+//! (`engine/published.rs`).
+//!
+//! Each look compares what is published with what the look before it has found; of a table that is to
+//! be copied, with what was published as of the snapshot. The position of the last look without a
+//! difference is recorded: a table may lack changes from there on.
+
+use engine::published::{Gap, PublishedBy};
+use engine::table_sync::TableSyncState;
+use pgoutput::Lsn;
+use rustc_hash::FxHashMap;
+use wire::{Session, quote_literal};
+
+use crate::config::OnMissedChanges;
+use crate::error::{Failure, Result};
+use crate::publisher::publication::Look;
+use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::{SubscriptionId, name_array};
+use crate::tablesync::table_state::{self, Owner};
+
+/// A table that may lack changes.
+#[derive(Debug)]
+struct Stale {
+    schema: String,
+    name: String,
+    gap: Gap,
+    from: Lsn,
+    state: TableSyncState,
+}
+
+struct Recorded {
+    schema: String,
+    name: String,
+    state: TableSyncState,
+    sync_lsn: Option<Lsn>,
+    /// It is known already to lack changes.
+    stale: bool,
+    by: Option<PublishedBy>,
+}
+
+/// Compares a look with the one before it, and records it. Tables that may lack changes are marked,
+/// and what becomes of them is decided as the user wants. Returns whether any was found.
+///
+/// Of tables that are not published now that is recorded: if they are put back, they may lack changes.
+pub(crate) fn compare(
+    control: &mut Session,
+    owner: Owner,
+    look: &Look,
+    decision: OnMissedChanges,
+) -> Result<bool> {
+    let (looked_at, recorded) = read(control, owner.id)?;
+    let mut stale = Vec::new();
+    let (mut schemas, mut names, mut seen) = (Vec::new(), Vec::new(), Vec::new());
+    let published: FxHashMap<_, _> = look.tables.iter().map(|table| (table.key(), table)).collect();
+    for Recorded { schema, name, state, sync_lsn, stale: known, by } in recorded {
+        let key = (schema, name);
+        let Some(published) = published.get(&key) else {
+            if let Some(by) = by.filter(|by| by.unpublished_since().is_none()) {
+                schemas.push(key.0);
+                names.push(key.1);
+                seen.push(by.unpublished(looked_at.unwrap_or(look.lsn)).to_string());
+            }
+            continue;
+        };
+        let (schema, name) = key;
+        if by.as_ref() != Some(&published.published_by) {
+            schemas.push(schema.clone());
+            names.push(name.clone());
+            seen.push(published.published_by.to_string());
+        }
+        // Of a table that has never been copied nothing is missing.
+        let holds_rows = match state {
+            TableSyncState::Init => false,
+            TableSyncState::Blocked => known,
+            TableSyncState::DataSync | TableSyncState::CatchUp | TableSyncState::Ready => true,
+        };
+        if let Some(by) = by
+            && let Some(gap) = by.gap_until(&published.published_by)
+            && holds_rows
+        {
+            let seen = by.unpublished_since().or(looked_at);
+            let from = sync_lsn.into_iter().chain(seen).max().unwrap_or(look.lsn);
+            stale.push(Stale { schema, name, gap, from, state });
+        }
+    }
+    let decided: String = stale.iter().map(|table| table.decide(owner, decision)).collect();
+    let sql = format!(
+        "UPDATE pgapace.relation r SET published_by = c.published_by \
+         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                         pg_catalog.unnest($2::pg_catalog.text[]), \
+                         pg_catalog.unnest($3::pg_catalog.text[])) \
+           AS c (schema_name, table_name, published_by) \
+         WHERE r.subscription = {} AND r.schema_name = c.schema_name \
+           AND r.table_name = c.table_name",
+        owner.sql()
+    );
+    let looked = format!(
+        "UPDATE pgapace.subscription SET published_lsn = '{}' WHERE id = {}",
+        look.lsn,
+        owner.sql()
+    );
+    let arguments = [name_array(&schemas), name_array(&names), name_array(&seen)];
+    let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
+    // One transaction: what was compared is not compared again.
+    control.simple(&format!("BEGIN; {decided}{looked}")).map_err(|e| writing(&e))?;
+    if decision == OnMissedChanges::Stop {
+        for table in stale.iter().filter(|table| table.state.is_copied()) {
+            let reason = format!("it may lack changes since {}: {}", table.from, table.gap);
+            table_state::block_member(
+                control,
+                owner,
+                (&table.schema, &table.name),
+                &reason,
+                table.from,
+            )?;
+        }
+    }
+    if !names.is_empty() {
+        control.execute(&sql, &arguments).map_err(|e| writing(&e))?;
+    }
+    control.simple("COMMIT").map_err(|e| writing(&e))?;
+    stale.iter().for_each(|table| table.log(decision));
+    Ok(!stale.is_empty())
+}
+
+impl Stale {
+    /// The statement that marks it.
+    fn decide(&self, owner: Owner, decision: OnMissedChanges) -> String {
+        use TableSyncState as State;
+        let Self { schema, name, gap, from, state } = self;
+        let requested = ", requested = pg_catalog.now()";
+        let then = match (state, decision) {
+            // The copy that goes on may lack changes too: another one follows it.
+            (_, OnMissedChanges::Resync) | (State::DataSync, OnMissedChanges::Stop) => requested,
+            // A copied table is blocked beside that.
+            (_, OnMissedChanges::Stop | OnMissedChanges::Ignore) => "",
+        };
+        format!(
+            "UPDATE pgapace.relation r SET stale_lsn = coalesce(r.stale_lsn, '{from}'), \
+               stale_reason = {reason}{then} \
+             WHERE r.subscription = {owner} AND r.schema_name = {schema} AND r.table_name = {name}; ",
+            reason = quote_literal(&gap.to_string()),
+            owner = owner.sql(),
+            schema = quote_literal(schema),
+            name = quote_literal(name)
+        )
+    }
+
+    fn log(&self, decision: OnMissedChanges) {
+        let Self { schema, name, gap, from, state } = self;
+        let decision = match (state, decision) {
+            (_, OnMissedChanges::Resync) | (TableSyncState::DataSync, OnMissedChanges::Stop) => {
+                "it is copied again"
+            }
+            (_, OnMissedChanges::Stop) => {
+                "it is not applied until it is copied again: pgapace resync"
+            }
+            (_, OnMissedChanges::Ignore) => "it is applied all the same",
+        };
+        tracing::warn!(
+            event = "table_stale",
+            table = format!("{schema}.{name}"),
+            since = %from,
+            reason = %gap,
+            decision,
+            "the table may lack changes that were not published"
+        );
+    }
+}
+
+/// Where the last look was, and what is recorded of each table.
+fn read(control: &mut Session, id: SubscriptionId) -> Result<(Option<Lsn>, Vec<Recorded>)> {
+    let rows = control
+        .query(
+            "SELECT s.published_lsn, r.schema_name, r.table_name, r.state, r.sync_lsn, \
+               r.published_by, r.stale_lsn IS NOT NULL \
+             FROM pgapace.subscription s JOIN pgapace.relation r ON r.subscription = s.id \
+             WHERE s.id = $1::pg_catalog.int4 ORDER BY r.schema_name, r.table_name",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| Failure::subscriber(&e, "reading how tables were published"))?;
+    let mut looked_at = None;
+    let mut tables = Vec::with_capacity(rows.len());
+    for row in rows.iter() {
+        looked_at = row.get(0).map(|_| field(&row, 0)).transpose()?;
+        let by = row.get(5).map(|text| {
+            text.parse()
+                .map_err(|e: engine::published::Unreadable| Failure::internal(e.to_string()))
+        });
+        tables.push(Recorded {
+            schema: field(&row, 1)?,
+            name: field(&row, 2)?,
+            state: super::state_of(&row, 3)?,
+            sync_lsn: row.get(4).map(|_| field(&row, 4)).transpose()?,
+            stale: boolean(&row, 6)?,
+            by: by.transpose()?,
+        });
+    }
+    Ok((looked_at, tables))
+}
+
+fn writing(error: &wire::Error) -> Failure {
+    Failure::subscriber(error, "recording how tables are published in schema pgapace")
+}

@@ -1,0 +1,547 @@
+//! Row mode: which statements a change becomes, one prepared statement per shape.
+//!
+//! A shape is the table, the operation, the set of columns written, and which search values are
+//! NULL. Parameters are declared with the base type of the subscriber's column, never cast: INSERT and
+//! UPDATE then coerce by assignment, so that lengths and domains are checked as natively, where an
+//! explicit cast would truncate silently (reference 7.3).
+
+use pgoutput::{Column, ReplicaIdentity};
+use wire::{Param, quote_ident};
+
+use crate::subscriber::mapping::{Search, TableMap};
+use crate::subscriber::statement::column_set::ColumnSet;
+use crate::subscriber::statement::search::{self, Identical};
+
+/// PostgreSQL's oid of type int8.
+const INT8: u32 = 20;
+
+/// One statement that a change needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Insert,
+    Update,
+    Delete,
+    /// Deletes the row and inserts it changed, for columns that UPDATE cannot set.
+    Replace,
+    /// The update of a table with an identity column outside the key: if that is unchanged …
+    UpdateSameIdentity,
+    /// … and the replacement if it did change. At most one of the two finds the row.
+    ReplaceChangedIdentity,
+    /// Looks whether the row is there, where a trigger may swallow the change itself.
+    Probe,
+    /// Locks the row and tells which commit made it: see [`Builder::look`].
+    Look,
+}
+
+/// What a statement's affected rows must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// One row; none is a missing row.
+    One,
+    /// This statement and the one after it together affect one row.
+    OneWithNext,
+    /// Any number.
+    Any,
+}
+
+/// Where a parameter's value comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A published column of the new row.
+    New(usize),
+    /// A published column of the row to find.
+    Search(usize),
+}
+
+/// The text of a statement and what its parameters are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Statement {
+    pub(crate) sql: String,
+    pub(crate) types: Vec<u32>,
+    pub(crate) sources: Vec<Source>,
+}
+
+impl Statement {
+    /// The same of an UPDATE, DELETE or SELECT that fails unless it finds as many rows as one more
+    /// parameter says, so that a COMMIT can be sent behind it before it is answered. Whatever it found
+    /// is a result of one row.
+    ///
+    /// An ERROR needs a function that raises one, and the subscriber has none of ours: a text that is no
+    /// number does it, and says in the server's log what it is about.
+    pub(crate) fn counted(mut self) -> Self {
+        self.types.push(INT8);
+        let returning = if self.sql.starts_with("SELECT ") { "" } else { " RETURNING 1" };
+        self.sql = format!(
+            "WITH found AS ({}{returning}) SELECT CASE WHEN pg_catalog.count(*) \
+             OPERATOR(pg_catalog.=) ${count} THEN 1 ELSE pg_catalog.concat('pgapace found ', \
+             pg_catalog.count(*), ' of ', ${count}, ' rows')::pg_catalog.int4 END FROM found",
+            self.sql,
+            count = self.types.len(),
+        );
+        self
+    }
+}
+
+/// The statements of an update, and the column sets of their shape.
+#[derive(Debug, Default)]
+pub(crate) struct UpdatePlan {
+    /// Published columns that are written (for a replacement: that have a new value).
+    pub(crate) set: ColumnSet,
+    /// Search columns whose value is NULL.
+    pub(crate) nulls: ColumnSet,
+}
+
+/// A change that cannot be carried out; completes "cannot apply …: ".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PlanError {
+    /// The subscriber cannot find rows of this table.
+    NoSearch { reason: String, hint: String },
+    /// A search value was not sent.
+    UnchangedSearchValue { column: String },
+    /// A large value did not change and was not sent, but the row to take it from is not there.
+    UnchangedValue { column: String },
+    /// The tuple has another number of columns than its relation.
+    ColumnCount { expected: usize, found: usize },
+    /// The subscriber would read the value as another one.
+    Misread { column: String, type_name: String, value: String },
+}
+
+impl std::fmt::Display for PlanError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoSearch { reason, .. } => f.write_str(reason),
+            Self::UnchangedSearchValue { column } => {
+                write!(f, "the publisher did not send the key column {column:?}")
+            }
+            Self::UnchangedValue { column } => {
+                write!(
+                    f,
+                    "the row is not on the subscriber, and its column {column:?} was not sent"
+                )
+            }
+            Self::Misread { column, type_name, value } => write!(
+                f,
+                "the value {value:?} of column {column:?} would be read as another value of type \
+                 {type_name}"
+            ),
+            Self::ColumnCount { expected, found } => {
+                write!(f, "the tuple has {found} columns, its relation {expected}")
+            }
+        }
+    }
+}
+
+/// The values of one tuple, by published column.
+pub(crate) type Values<'a> = smallvec::SmallVec<[Column<'a>; 32]>;
+
+/// Collects a tuple's columns for access by index.
+pub(crate) fn values<'a>(
+    map: &TableMap,
+    tuple: &pgoutput::Tuple<'a>,
+) -> Result<Values<'a>, PlanError> {
+    let expected = map.remote.columns.len();
+    if tuple.len() != expected {
+        return Err(PlanError::ColumnCount { expected, found: tuple.len() });
+    }
+    let values: Values<'a> = tuple.columns().collect();
+    refuse_misread(map, values.iter().copied())?;
+    Ok(values)
+}
+
+/// Refuses a row with a value that the subscriber would read as another one.
+pub(crate) fn refuse_misread<'a>(
+    map: &TableMap,
+    row: impl Iterator<Item = Column<'a>>,
+) -> Result<(), PlanError> {
+    if map.misread.is_empty() {
+        return Ok(());
+    }
+    for (index, value) in row.enumerate() {
+        let misread = map.misread.iter().find(|(column, _)| *column == index);
+        if let Some(value) = misread.and_then(|(_, misread)| misread.misread(value)) {
+            return Err(PlanError::Misread {
+                column: map.remote.columns[index].name.clone(),
+                type_name: map.local(index).type_name.clone(),
+                value,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Decides how an update is carried out and fills the sets of its shape.
+///
+/// `old` is the K or O tuple. Without one the replica identity did not change, so its columns are
+/// not written, unless an UPDATE trigger would miss them.
+pub(crate) fn plan_update(
+    map: &TableMap,
+    old: Option<&[Column<'_>]>,
+    new: &[Column<'_>],
+    plan: &mut UpdatePlan,
+) -> Result<&'static [(Operation, Expect)], PlanError> {
+    plan_search(map, old.unwrap_or(new), &mut plan.nulls)?;
+    plan.set.reset(new.len());
+    let full = map.remote.replica_identity == ReplicaIdentity::Full;
+    let (mut replace, mut identity_unknown) = (false, false);
+    for (index, value) in new.iter().enumerate() {
+        if matches!(value, Column::Unchanged) {
+            continue;
+        }
+        let in_identity = map.remote.columns[index].key;
+        let known_unchanged = match old {
+            None => in_identity && !full,
+            Some(old) => in_identity && old[index] == *value,
+        };
+        if map.is_identity_always(index) {
+            match (known_unchanged, in_identity && old.is_some()) {
+                (true, _) => continue,
+                (false, true) => replace = true,
+                (false, false) => identity_unknown = true,
+            }
+        } else if known_unchanged && old.is_none() && !map.table.hooks.on_update {
+            continue;
+        }
+        plan.set.insert(index);
+    }
+    if replace {
+        // A replacement writes the whole row: what is left out of `set` comes from the old row,
+        // so values known to be unchanged may stay out.
+        return Ok(&[(Operation::Replace, Expect::One)]);
+    }
+    if identity_unknown {
+        return Ok(&[
+            (Operation::UpdateSameIdentity, Expect::OneWithNext),
+            (Operation::ReplaceChangedIdentity, Expect::One),
+        ]);
+    }
+    if plan.set.is_empty() {
+        // Nothing to write: all columns are an unchanged key or unchanged TOAST. Native makes a new
+        // row version; we need to know only whether the row is there.
+        return Ok(&[(Operation::Probe, Expect::One)]);
+    }
+    if map.table.hooks.may_swallow_rows {
+        return Ok(&[(Operation::Probe, Expect::One), (Operation::Update, Expect::Any)]);
+    }
+    Ok(&[(Operation::Update, Expect::One)])
+}
+
+/// Decides how an insert is carried out on the row that has its key already: every column is
+/// written, since nothing is known of what the row has.
+pub(crate) fn plan_insert_as_update(
+    map: &TableMap,
+    new: &[Column<'_>],
+    plan: &mut UpdatePlan,
+) -> Result<&'static [(Operation, Expect)], PlanError> {
+    plan_search(map, new, &mut plan.nulls)?;
+    plan.set.reset(new.len());
+    let in_search = |index: usize| map.search_columns().iter().any(|c| c.remote == index);
+    let mut replace = false;
+    for index in 0..new.len() {
+        if map.is_identity_always(index) {
+            replace |= !in_search(index);
+        } else {
+            plan.set.insert(index);
+        }
+    }
+    if replace {
+        (0..new.len()).for_each(|index| plan.set.insert(index));
+        return Ok(&[(Operation::Replace, Expect::One)]);
+    }
+    if plan.set.is_empty() {
+        return Ok(&[(Operation::Probe, Expect::One)]);
+    }
+    if map.table.hooks.may_swallow_rows {
+        return Ok(&[(Operation::Probe, Expect::One), (Operation::Update, Expect::Any)]);
+    }
+    Ok(&[(Operation::Update, Expect::One)])
+}
+
+/// Decides how a delete is carried out and which search values are NULL.
+pub(crate) fn plan_delete(
+    map: &TableMap,
+    old: &[Column<'_>],
+    plan: &mut UpdatePlan,
+) -> Result<&'static [(Operation, Expect)], PlanError> {
+    plan_search(map, old, &mut plan.nulls)?;
+    plan.set.reset(0);
+    if map.table.hooks.may_swallow_rows {
+        return Ok(&[(Operation::Probe, Expect::One), (Operation::Delete, Expect::Any)]);
+    }
+    Ok(&[(Operation::Delete, Expect::One)])
+}
+
+/// Checks that the row can be found, and notes which search values are NULL.
+pub(crate) fn plan_search(
+    map: &TableMap,
+    values: &[Column<'_>],
+    nulls: &mut ColumnSet,
+) -> Result<(), PlanError> {
+    if let Search::Impossible { reason, hint } = &map.search {
+        return Err(PlanError::NoSearch { reason: reason.clone(), hint: hint.clone() });
+    }
+    nulls.reset(values.len());
+    for column in map.search_columns() {
+        match values[column.remote] {
+            Column::Null => nulls.insert(column.remote),
+            Column::Unchanged => {
+                let column = map.remote.columns[column.remote].name.clone();
+                return Err(PlanError::UnchangedSearchValue { column });
+            }
+            Column::Text(_) | Column::Binary(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// A value as a statement parameter. An unchanged TOAST value has none; it is left out of every
+/// SET, and in an insert it is NULL as natively (reference 3.3).
+pub(crate) fn param<'a>(value: &Column<'a>) -> Param<'a> {
+    match value {
+        Column::Null | Column::Unchanged => Param::Null,
+        Column::Text(bytes) => Param::Text(bytes),
+        Column::Binary(bytes) => Param::Binary(bytes),
+    }
+}
+
+/// The statement of a shape.
+pub(crate) fn statement(
+    map: &TableMap,
+    operation: Operation,
+    set: &ColumnSet,
+    nulls: &ColumnSet,
+) -> Statement {
+    let mut builder = Builder { map, nulls, types: Vec::new(), sources: Vec::new() };
+    let sql = match operation {
+        Operation::Insert => builder.insert(),
+        Operation::Update => builder.update(set, None),
+        Operation::UpdateSameIdentity => builder.update(set, Some("=")),
+        Operation::Delete => builder.delete(),
+        Operation::Replace => builder.replace(set, None),
+        Operation::ReplaceChangedIdentity => builder.replace(set, Some("<>")),
+        Operation::Probe => builder.probe(),
+        Operation::Look => builder.look(),
+    };
+    Statement { sql, types: builder.types, sources: builder.sources }
+}
+
+/// A row's address is unique only together with its partition.
+const BY_ADDRESS: &str = "subscriber.ctid OPERATOR(pg_catalog.=) found.address \
+    AND subscriber.tableoid OPERATOR(pg_catalog.=) found.relation";
+
+/// What a row must meet to be found.
+struct Condition {
+    equal: String,
+    /// What an equal row meets as well if it is identical to what is searched; `None` if every one
+    /// does.
+    identical: Option<String>,
+}
+
+struct Builder<'a> {
+    map: &'a TableMap,
+    nulls: &'a ColumnSet,
+    types: Vec<u32>,
+    sources: Vec<Source>,
+}
+
+impl Builder<'_> {
+    fn parameter(&mut self, source: Source, type_oid: u32) -> String {
+        self.types.push(type_oid);
+        self.sources.push(source);
+        format!("${}", self.types.len())
+    }
+
+    fn new_value(&mut self, remote: usize) -> String {
+        self.parameter(Source::New(remote), self.map.local(remote).base_type)
+    }
+
+    fn column(&self, remote: usize) -> String {
+        quote_ident(&self.map.remote.columns[remote].name)
+    }
+
+    fn insert(&mut self) -> String {
+        let table = self.map.table.sql_name();
+        let count = self.map.remote.columns.len();
+        if count == 0 {
+            return format!("INSERT INTO {table} DEFAULT VALUES");
+        }
+        let columns: Vec<_> = (0..count).map(|index| self.column(index)).collect();
+        let values: Vec<_> = (0..count).map(|index| self.new_value(index)).collect();
+        let overriding =
+            if self.map.has_identity_always() { " OVERRIDING SYSTEM VALUE" } else { "" };
+        format!(
+            "INSERT INTO {table} ({}){overriding} VALUES ({})",
+            columns.join(", "),
+            values.join(", ")
+        )
+    }
+
+    /// `identity`: the operator by which identity columns are compared with their new value.
+    fn update(&mut self, set: &ColumnSet, identity: Option<&str>) -> String {
+        let mut assignments = Vec::new();
+        for index in (0..self.map.remote.columns.len()).filter(|index| set.contains(*index)) {
+            if !self.map.is_identity_always(index) {
+                assignments.push(format!("{} = {}", self.column(index), self.new_value(index)));
+            }
+        }
+        let table = self.map.table.sql_only();
+        if assignments.is_empty() {
+            // Only the identity was sent: a statement is still needed to see whether it changed.
+            let Condition { equal, .. } = self.condition(identity, set);
+            return format!("SELECT 1 FROM {table} WHERE {equal} LIMIT 1 FOR NO KEY UPDATE");
+        }
+        let (with, from, condition) = self.found(identity, set);
+        format!(
+            "{with}UPDATE {table} AS subscriber SET {}{from}{condition}",
+            assignments.join(", ")
+        )
+    }
+
+    fn delete(&mut self) -> String {
+        let (with, from, condition) = self.found(None, &ColumnSet::default());
+        let using = from.replacen(" FROM ", " USING ", 1);
+        format!("{with}DELETE FROM {} AS subscriber{using}{condition}", self.map.table.sql_only())
+    }
+
+    /// One statement: the old row gives every column that has no new value.
+    fn replace(&mut self, set: &ColumnSet, identity: Option<&str>) -> String {
+        let map = self.map;
+        let (mut columns, mut values) = (Vec::new(), Vec::new());
+        for (local, column) in map.table.columns.iter().enumerate() {
+            if column.generated {
+                continue;
+            }
+            let name = quote_ident(&column.name);
+            let remote = map.columns.iter().position(|index| *index == local);
+            values.push(match remote.filter(|remote| set.contains(*remote)) {
+                Some(remote) => self.new_value(remote),
+                None => format!("old.{name}"),
+            });
+            columns.push(name);
+        }
+        let (with, from, condition) = self.found(identity, set);
+        let using = from.replacen(" FROM ", " USING ", 1);
+        let found = with
+            .strip_prefix("WITH ")
+            .map_or(String::new(), |found| format!("{}, ", found.trim_end()));
+        format!(
+            "WITH {found}old AS (DELETE FROM {only} AS subscriber{using}{condition} RETURNING subscriber.*) \
+             INSERT INTO {table} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM old",
+            columns.join(", "),
+            values.join(", "),
+            only = map.table.sql_only(),
+            table = map.table.sql_name(),
+        )
+    }
+
+    fn probe(&mut self) -> String {
+        if let Search::WholeRow(_) = self.map.search {
+            let condition = self.condition(None, &ColumnSet::default());
+            return format!("{}SELECT 1 FROM found", self.found_row(&condition));
+        }
+        let Condition { equal, .. } = self.condition(None, &ColumnSet::default());
+        format!(
+            "SELECT 1 FROM {} WHERE {equal} LIMIT 1 FOR NO KEY UPDATE",
+            self.map.table.sql_only()
+        )
+    }
+
+    /// When the row was committed, in microseconds since 1970; by which replication origin; and the
+    /// oid of this database. NULL where nothing is known: the row is as old as what the server has
+    /// forgotten, or of our own transaction. Of a local commit only the name is NULL.
+    fn look(&mut self) -> String {
+        let table = self.map.table.sql_only();
+        let condition = self.condition(None, &ColumnSet::default());
+        let (with, row) = match self.map.search {
+            Search::WholeRow(_) => (
+                self.found_row(&condition),
+                format!(
+                    "SELECT subscriber.xmin FROM {table} AS subscriber, found WHERE {BY_ADDRESS}"
+                ),
+            ),
+            _ => {
+                let Condition { equal, .. } = condition;
+                let row = format!("SELECT xmin FROM {table} WHERE {equal} LIMIT 1 FOR UPDATE");
+                (String::new(), row)
+            }
+        };
+        format!(
+            "{with}SELECT (EXTRACT(epoch FROM made.timestamp) * 1000000)::pg_catalog.int8, \
+               o.roname, d.oid \
+             FROM ({row}) seen \
+             CROSS JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(seen.xmin) made \
+             JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database() \
+             LEFT JOIN pg_catalog.pg_replication_origin o ON o.roident = made.roident"
+        )
+    }
+
+    /// The parts of a statement that select its row: a WITH clause, a FROM clause, a WHERE clause.
+    fn found(&mut self, identity: Option<&str>, set: &ColumnSet) -> (String, &'static str, String) {
+        let condition = self.condition(identity, set);
+        match self.map.search {
+            Search::WholeRow(_) => {
+                (self.found_row(&condition), " FROM found", format!(" WHERE {BY_ADDRESS}"))
+            }
+            _ => (String::new(), "", format!(" WHERE {}", condition.equal)),
+        }
+    }
+
+    /// A WITH clause whose `found` is the address of one row.
+    ///
+    /// Without a key, one of several equal rows is chosen and locked first, as natively, and then
+    /// found by its address. One that is identical to what is searched goes before those that are
+    /// only equal, which are looked for if there is none.
+    fn found_row(&self, condition: &Condition) -> String {
+        let Condition { equal, identical } = condition;
+        let first = |also: &str| {
+            format!(
+                "AS MATERIALIZED (SELECT tableoid AS relation, ctid AS address FROM {} \
+                 WHERE {equal}{also} LIMIT 1 FOR UPDATE)",
+                self.map.table.sql_only()
+            )
+        };
+        match identical {
+            None => format!("WITH found {} ", first("")),
+            Some(identical) => format!(
+                "WITH identical {}, equal {}, \
+                 found AS (SELECT * FROM identical UNION ALL SELECT * FROM equal) ",
+                first(&format!(" AND {identical}")),
+                first(" AND NOT EXISTS (SELECT FROM identical)")
+            ),
+        }
+    }
+
+    fn condition(&mut self, identity: Option<&str>, set: &ColumnSet) -> Condition {
+        let map = self.map;
+        let mut conditions = Vec::new();
+        let mut identical = Identical::default();
+        for column in map.search_columns() {
+            if self.nulls.contains(column.remote) {
+                // Unlike IS NULL, this is not true of a composite whose fields are all NULL.
+                conditions
+                    .push(format!("{} IS NOT DISTINCT FROM NULL", self.column(column.remote)));
+                continue;
+            }
+            let source = Source::Search(column.remote);
+            let value = self.parameter(source, map.local(column.remote).base_type);
+            let comparand = search::comparand(map, column, &value);
+            conditions.push(search::equal(map, column, "", &comparand));
+            identical.add(map, column, "", &comparand);
+        }
+        if let Some(operator) = identity {
+            let always = (0..map.columns.len())
+                .filter(|index| set.contains(*index) && map.is_identity_always(*index));
+            let compared: Vec<_> = always
+                .map(|index| {
+                    let value = self.new_value(index);
+                    format!("{} OPERATOR(pg_catalog.{operator}) {value}", self.column(index))
+                })
+                .collect();
+            // All the same, or any different: the two statements exclude each other.
+            let joined = compared.join(if operator == "=" { " AND " } else { " OR " });
+            conditions.push(format!("({joined})"));
+        }
+        let equal =
+            if conditions.is_empty() { "true".to_owned() } else { conditions.join(" AND ") };
+        Condition { equal, identical: identical.condition() }
+    }
+}

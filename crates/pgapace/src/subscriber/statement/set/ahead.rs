@@ -1,0 +1,86 @@
+//! Keys of rows that are only read, so that they are in memory when they are changed.
+
+use std::sync::Arc;
+
+use engine::net::Row;
+use pgoutput::{Delete, Insert, Message, OldTuple, Tuple, Update};
+use wire::Session;
+
+use super::columns::{Columns, Use, params};
+use super::sql::{SetOperation, text_of_new, text_of_search};
+use crate::subscriber::mapping::{Search, TableMap};
+use crate::subscriber::statement::bind;
+use crate::subscriber::statement::cache::{Kind, Shape, StatementCache};
+use crate::subscriber::statement::column_set::ColumnSet;
+
+/// The row that a change looks for, or that must not be there yet.
+pub(crate) fn searched<'a>(message: &Message<'a>) -> Option<Tuple<'a>> {
+    match *message {
+        Message::Insert(Insert { new, .. }) | Message::Update(Update { old: None, new, .. }) => {
+            Some(new)
+        }
+        Message::Update(Update { old: Some(old), .. }) | Message::Delete(Delete { old, .. }) => {
+            match old {
+                OldTuple::Key(row) | OldTuple::Full(row) => Some(row),
+            }
+        }
+        _ => None,
+    }
+}
+
+/// The keys of one statement.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    map: Arc<TableMap>,
+    columns: Columns,
+}
+
+impl Ahead {
+    /// None yet. `None` if rows of this table are not found by a key.
+    pub(crate) fn new(map: &Arc<TableMap>) -> Option<Self> {
+        let Search::Key(key) = &map.search else { return None };
+        if key.is_empty() {
+            return None;
+        }
+        let mut columns = Columns::default();
+        columns.begin(map, Use::Keys);
+        Some(Self { map: Arc::clone(map), columns })
+    }
+
+    pub(crate) fn map(&self) -> &TableMap {
+        &self.map
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.columns.rows()
+    }
+
+    /// Adds the key of a row; false if it does not fit in.
+    pub(crate) fn push(&mut self, row: Tuple<'_>) -> bool {
+        self.columns.push(&Row::Sent(row))
+    }
+
+    /// Queues the statement, without a Sync. It returns one row: how many were found.
+    pub(crate) fn queue(
+        &mut self,
+        session: &mut Session,
+        statements: &mut StatementCache,
+    ) -> wire::Result<()> {
+        let Self { map, columns } = self;
+        let (none, mut text) = (ColumnSet::default(), ColumnSet::default());
+        let count = map.columns.len();
+        text.reset(2 * count);
+        let binary = columns.any_binary();
+        columns.note_text(binary, &mut text, |column, is_search| {
+            if is_search { text_of_search(column) } else { text_of_new(count, column) }
+        });
+        columns.finish(binary);
+        let kind = Kind::Set(SetOperation::ReadAhead);
+        let shape = Shape { kind, set: &none, nulls: &none, text: &text, counted: false };
+        let prepared = bind::prepare(session, statements, map, &shape);
+        let params = params(&prepared.sources, columns, columns);
+        session.queue_bind(&prepared.name, params.iter().copied())?;
+        session.queue_execute();
+        Ok(())
+    }
+}

@@ -1,0 +1,157 @@
+//! One column of a batch: the elements of a one-dimensional array in PostgreSQL's binary form.
+//!
+//! Values in text travel as elements of `text[]`, whose binary form is the text itself: nothing
+//! is quoted or escaped.
+
+use pgoutput::Column;
+
+use crate::subscriber::statement::copy::Format;
+
+/// Dimensions, flags, element type, length, lower bound.
+const HEADER: usize = 20;
+/// In the place of an element's length.
+const NULL: [u8; 4] = (-1_i32).to_be_bytes();
+
+/// An array that grows by one element per row.
+#[derive(Debug, Default)]
+pub(crate) struct Array {
+    bytes: Vec<u8>,
+    /// Where the newest element starts, and the format before it.
+    newest: usize,
+    format_before: Option<Format>,
+    /// Unknown as long as all elements are NULL.
+    format: Option<Format>,
+    nulls: usize,
+}
+
+impl Array {
+    pub(crate) fn clear(&mut self) {
+        self.bytes.clear();
+        self.bytes.resize(HEADER, 0);
+        self.newest = HEADER;
+        self.format = None;
+        self.format_before = None;
+        self.nulls = 0;
+    }
+
+    pub(crate) fn format(&self) -> Option<Format> {
+        self.format
+    }
+
+    pub(crate) fn has_nulls(&self) -> bool {
+        self.nulls != 0
+    }
+
+    /// Appends a value; false, with nothing appended, if it is of another format than the others
+    /// or has no value.
+    #[inline]
+    pub(crate) fn push(&mut self, value: Column<'_>) -> bool {
+        let (bytes, format) = match value {
+            Column::Null => {
+                self.begin();
+                self.nulls += 1;
+                self.bytes.extend_from_slice(&NULL);
+                return true;
+            }
+            Column::Text(bytes) => (bytes, Format::Text),
+            Column::Binary(bytes) => (bytes, Format::Binary),
+            Column::Unchanged => return false,
+        };
+        let Ok(length) = i32::try_from(bytes.len()) else { return false };
+        if self.format.is_some_and(|known| known != format) {
+            return false;
+        }
+        self.begin();
+        self.format = Some(format);
+        self.bytes.extend_from_slice(&length.to_be_bytes());
+        self.bytes.extend_from_slice(bytes);
+        true
+    }
+
+    /// Appends a number to an array of `int4`.
+    pub(crate) fn push_number(&mut self, number: i32) {
+        self.push(Column::Binary(&number.to_be_bytes()));
+    }
+
+    fn begin(&mut self) {
+        self.newest = self.bytes.len();
+        self.format_before = self.format;
+    }
+
+    /// Takes the newest element back; once only.
+    pub(crate) fn undo(&mut self) {
+        if self.bytes.get(self.newest..) == Some(&NULL) {
+            self.nulls -= 1;
+        }
+        self.bytes.truncate(self.newest);
+        self.format = self.format_before;
+    }
+
+    /// Completes the array.
+    pub(crate) fn finish(&mut self, element_type: u32, length: usize) {
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        for (at, word) in
+            [1, u32::from(self.has_nulls()), element_type, length, 1].into_iter().enumerate()
+        {
+            self.bytes[at * 4..at * 4 + 4].copy_from_slice(&word.to_be_bytes());
+        }
+    }
+
+    /// The array, once it is complete.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Array, Format};
+    use pgoutput::Column;
+
+    #[test]
+    fn binary_form() {
+        let mut array = Array::default();
+        array.clear();
+        array.push_number(7);
+        assert!(!array.push(Column::Text(b"x")));
+        assert!(!array.push(Column::Unchanged));
+        assert!(array.push(Column::Null));
+        assert!(array.push(Column::Binary(b"")));
+        array.undo();
+        array.finish(23, 2);
+        assert_eq!(
+            array.bytes(),
+            b"\0\0\0\x01\0\0\0\x01\0\0\0\x17\0\0\0\x02\0\0\0\x01\0\0\0\x04\0\0\0\x07\xff\xff\xff\xff"
+        );
+    }
+
+    #[test]
+    fn a_null_taken_back() {
+        let mut array = Array::default();
+        array.clear();
+        assert!(array.push(Column::Text(b"")));
+        assert!(array.push(Column::Null));
+        assert!(array.has_nulls());
+        array.undo();
+        assert!(!array.has_nulls());
+        assert!(array.push(Column::Text(b"")));
+        array.undo();
+        assert!(!array.has_nulls());
+    }
+
+    #[test]
+    fn the_first_value_decides_the_format() {
+        let mut array = Array::default();
+        array.clear();
+        assert!(array.push(Column::Null));
+        assert_eq!(array.format(), None);
+        assert!(array.has_nulls());
+        assert!(array.push(Column::Text(b"a")));
+        array.undo();
+        assert_eq!(array.format(), None);
+        assert!(array.push(Column::Binary(b"a")));
+        assert_eq!(array.format(), Some(Format::Binary));
+        array.finish(17, 2);
+        assert_eq!(array.bytes()[20..], *b"\xff\xff\xff\xff\0\0\0\x01a");
+    }
+}

@@ -1,0 +1,248 @@
+//! The columns of a batch: rows are taken apart into one array per column.
+
+use engine::net::Row;
+use pgoutput::Column;
+use wire::Param;
+
+use crate::subscriber::mapping::TableMap;
+use crate::subscriber::statement::bind::Params;
+use crate::subscriber::statement::column_set::ColumnSet;
+use crate::subscriber::statement::copy::Format;
+use crate::subscriber::statement::row::Source;
+use crate::subscriber::statement::set::array::Array;
+use crate::subscriber::statement::set::sql::{all_null, has_binary_elements, some_null};
+
+/// PostgreSQL's oid of type text.
+const TEXT: u32 = 25;
+/// A row with more bytes than this in one statement's arrays is left to a statement of its own.
+pub(crate) const ROW_BYTES: usize = 4 << 20;
+
+/// What a batch does with a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// It is not looked at.
+    Skipped,
+    /// It finds the row by an equality that NULL never satisfies.
+    Key,
+    /// It finds the row by an equality of which NULL is a value too.
+    Old,
+    /// A new value; whether there is one, the first row decides.
+    New,
+    Set,
+    Kept,
+}
+
+/// What the arrays are filled with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Keys of rows to delete.
+    Keys,
+    /// Keys of rows to update, and their new values.
+    KeysAndNew,
+    /// Whole rows to find.
+    Old,
+    /// New values alone.
+    New,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    array: Array,
+    role: Option<Role>,
+    element_type: u32,
+    /// Whether values in binary can be elements.
+    binary: bool,
+}
+
+/// One array per published column, kept from batch to batch.
+#[derive(Debug, Default)]
+pub(crate) struct Columns {
+    slots: Vec<Slot>,
+    used: usize,
+    rows: usize,
+    bytes: usize,
+}
+
+impl Columns {
+    /// Starts a batch.
+    pub(crate) fn begin(&mut self, map: &TableMap, purpose: Use) {
+        self.used = map.columns.len();
+        if self.slots.len() < self.used {
+            self.slots.resize_with(self.used, Slot::default);
+        }
+        (self.rows, self.bytes) = (0, 0);
+        let other = match purpose {
+            Use::Keys | Use::Old => Role::Skipped,
+            Use::KeysAndNew | Use::New => Role::New,
+        };
+        for (remote, slot) in self.slots[..self.used].iter_mut().enumerate() {
+            let local = map.local(remote);
+            slot.array.clear();
+            slot.role = Some(other);
+            slot.element_type = local.base_type;
+            slot.binary = has_binary_elements(local);
+        }
+        let key = match purpose {
+            Use::Keys | Use::KeysAndNew => Role::Key,
+            Use::Old => Role::Old,
+            Use::New => return,
+        };
+        for column in map.search_columns() {
+            self.slots[column.remote].role = Some(key);
+        }
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Appends a row; false, with nothing appended, if it does not fit in with the others.
+    #[inline]
+    pub(crate) fn push(&mut self, row: &Row<'_>) -> bool {
+        let mut bytes = 0;
+        let mut taken = 0;
+        let mut fits = true;
+        for value in row.columns() {
+            let Some(slot) = self.slots[..self.used].get_mut(taken) else {
+                fits = false;
+                break;
+            };
+            let Some(added) = slot.push(value) else {
+                fits = false;
+                break;
+            };
+            bytes += added;
+            taken += 1;
+        }
+        if fits && taken == self.used && bytes <= ROW_BYTES {
+            self.rows += 1;
+            self.bytes += bytes;
+            return true;
+        }
+        self.slots[..taken].iter_mut().for_each(Slot::undo);
+        false
+    }
+
+    /// Notes the columns that are set.
+    pub(crate) fn note_set(&self, set: &mut ColumnSet) {
+        set.reset(self.used);
+        for (column, slot) in self.slots[..self.used].iter().enumerate() {
+            if slot.role == Some(Role::Set) {
+                set.insert(column);
+            }
+        }
+    }
+
+    /// Notes the columns of rows to find that are NULL, in some rows or in all.
+    pub(crate) fn note_nulls(&self, nulls: &mut ColumnSet) {
+        nulls.reset(2 * self.used);
+        for (column, slot) in self.slots[..self.used].iter().enumerate() {
+            if slot.is_all_null() {
+                nulls.insert(all_null(self.used, column));
+            } else if slot.role == Some(Role::Old) && slot.array.has_nulls() {
+                nulls.insert(some_null(column));
+            }
+        }
+    }
+
+    /// Whether any value came in binary.
+    pub(crate) fn any_binary(&self) -> bool {
+        self.slots[..self.used].iter().any(|slot| slot.array.format() == Some(Format::Binary))
+    }
+
+    /// Notes the columns whose array is one of text. `member` gives the number of a search column
+    /// or of a new one. Columns that are NULL everywhere go with the others, so that a session
+    /// needs one statement and not one for each pattern of them.
+    pub(crate) fn note_text(
+        &self,
+        others_binary: bool,
+        text: &mut ColumnSet,
+        member: impl Fn(usize, bool) -> usize,
+    ) {
+        for (column, slot) in self.slots[..self.used].iter().enumerate() {
+            let is_search = match slot.role {
+                Some(Role::Key) => true,
+                Some(Role::Old) if !slot.is_all_null() => true,
+                Some(Role::Set) => false,
+                _ => continue,
+            };
+            if slot.is_text(others_binary) {
+                text.insert(member(column, is_search));
+            }
+        }
+    }
+
+    /// Completes the arrays that a statement takes.
+    pub(crate) fn finish(&mut self, others_binary: bool) {
+        for slot in &mut self.slots[..self.used] {
+            let element_type = if slot.is_text(others_binary) { TEXT } else { slot.element_type };
+            slot.array.finish(element_type, self.rows);
+        }
+    }
+
+    /// The array of a column as a parameter, after [`Self::finish`].
+    pub(crate) fn param(&self, column: usize) -> Param<'_> {
+        Param::Binary(self.slots[column].array.bytes())
+    }
+}
+
+impl Slot {
+    /// Appends a value; how many bytes, `None` if it does not fit in.
+    #[inline]
+    fn push(&mut self, value: Column<'_>) -> Option<usize> {
+        let role = match (self.role?, value) {
+            (Role::Skipped, _) => return Some(0),
+            (Role::Kept, Column::Unchanged) => return Some(0),
+            (Role::New, Column::Unchanged) => {
+                self.role = Some(Role::Kept);
+                return Some(0);
+            }
+            (Role::New, _) => Role::Set,
+            (Role::Kept, _) => return None,
+            (role, _) => role,
+        };
+        let bytes = match value {
+            Column::Binary(_) if !self.binary => return None,
+            Column::Binary(bytes) | Column::Text(bytes) => bytes.len(),
+            Column::Null | Column::Unchanged => 0,
+        };
+        if !self.array.push(value) {
+            return None;
+        }
+        self.role = Some(role);
+        Some(bytes + 4)
+    }
+
+    fn undo(&mut self) {
+        if let Some(Role::Key | Role::Old | Role::Set) = self.role {
+            self.array.undo();
+        }
+    }
+
+    /// Whether no row to find has a value here.
+    fn is_all_null(&self) -> bool {
+        self.role == Some(Role::Old) && self.array.format().is_none()
+    }
+
+    fn is_text(&self, others_binary: bool) -> bool {
+        match self.array.format() {
+            Some(format) => format == Format::Text,
+            None => !(others_binary && self.binary),
+        }
+    }
+}
+
+/// The parameters for these sources.
+pub(crate) fn params<'a>(sources: &[Source], search: &'a Columns, new: &'a Columns) -> Params<'a> {
+    sources
+        .iter()
+        .map(|source| match source {
+            Source::Search(column) => search.param(*column),
+            Source::New(column) => new.param(*column),
+        })
+        .collect()
+}

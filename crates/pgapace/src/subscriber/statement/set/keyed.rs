@@ -1,0 +1,114 @@
+//! Deletes and updates of a table whose rows are found by a key: one join with the keys, by index.
+
+use engine::net::{Old, Row, Segment, Update};
+use wire::Param;
+
+use super::columns::{Use, params};
+use super::rows::Rows;
+use super::sql::{SetOperation, text_of_new, text_of_search};
+use super::{Batch, Expected, FEW, SetBuffers, SetError, Subscriber, queue_batches};
+use crate::subscriber::statement::bind;
+use crate::subscriber::statement::cache::{Kind, Shape};
+
+/// Queues everything of a segment but its inserts.
+pub(super) fn queue<E: FnMut(Expected)>(
+    subscriber: &mut Subscriber<'_, E>,
+    buffers: &mut SetBuffers,
+    segment: &Segment<'_>,
+) -> Result<(), SetError> {
+    let Segment { absent, deletes, updates, .. } = segment;
+    let mut batch = Keyed { subscriber, buffers, changes: Changes::Absent(absent) };
+    queue_batches(&mut batch, absent.len())?;
+    batch.changes = Changes::Deletes(deletes);
+    queue_batches(&mut batch, deletes.len())?;
+    batch.changes = Changes::Updates(updates);
+    queue_batches(&mut batch, updates.len())
+}
+
+#[derive(Clone, Copy)]
+enum Changes<'s, 'a> {
+    Absent(&'s [Row<'a>]),
+    Deletes(&'s [Old<'a>]),
+    Updates(&'s [Update<'a>]),
+}
+
+struct Keyed<'b, 't, 's, 'a, E> {
+    subscriber: &'b mut Subscriber<'t, E>,
+    buffers: &'b mut SetBuffers,
+    changes: Changes<'s, 'a>,
+}
+
+impl<E: FnMut(Expected)> Batch for Keyed<'_, '_, '_, '_, E> {
+    const FEW: usize = FEW;
+
+    fn begin(&mut self) {
+        let purpose = match self.changes {
+            Changes::Absent(_) | Changes::Deletes(_) => Use::Keys,
+            Changes::Updates(_) => Use::KeysAndNew,
+        };
+        self.buffers.search.begin(self.subscriber.map, purpose);
+    }
+
+    fn push(&mut self, index: usize) -> bool {
+        self.buffers.search.push(match self.changes {
+            Changes::Absent(rows) => &rows[index],
+            Changes::Deletes(deletes) => &deletes[index].row,
+            Changes::Updates(updates) => &updates[index].new,
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        self.buffers.search.bytes()
+    }
+
+    fn queue(&mut self) -> Result<bool, SetError> {
+        let map = self.subscriber.map;
+        if map.search_columns().is_empty() {
+            return Ok(false);
+        }
+        let SetBuffers { search: columns, set, nulls, text, .. } = &mut *self.buffers;
+        columns.note_set(set);
+        nulls.reset(0);
+        let count = map.columns.len();
+        text.reset(2 * count);
+        let binary = columns.any_binary();
+        columns.note_text(binary, text, |column, is_search| {
+            if is_search { text_of_search(column) } else { text_of_new(count, column) }
+        });
+        columns.finish(binary);
+        let operation = match self.changes {
+            Changes::Absent(_) | Changes::Deletes(_) => SetOperation::Delete,
+            Changes::Updates(_) if set.is_empty() => SetOperation::Probe,
+            Changes::Updates(_) => SetOperation::Update,
+        };
+        let expected = match self.changes {
+            Changes::Absent(_) => 0,
+            Changes::Deletes(_) | Changes::Updates(_) => columns.rows(),
+        };
+        let counted = self.subscriber.counted;
+        let shape = Shape { kind: Kind::Set(operation), set, nulls, text, counted };
+        let Subscriber { session, statements, .. } = &mut *self.subscriber;
+        let prepared = bind::prepare(session, statements, map, &shape);
+        let count = bind::count(expected);
+        let mut params = params(&prepared.sources, columns, columns);
+        if counted {
+            params.push(Param::Binary(&count));
+        }
+        session.queue_bind(&prepared.name, params.iter().copied())?;
+        session.queue_execute();
+        self.subscriber.expect(expected, counted);
+        Ok(true)
+    }
+
+    fn queue_alone(&mut self, index: usize) -> Result<(), SetError> {
+        let rows: &mut Rows = &mut self.buffers.rows;
+        match self.changes {
+            Changes::Absent(absent) => rows.delete(self.subscriber, &absent[index], 0),
+            Changes::Deletes(deletes) => rows.delete(self.subscriber, &deletes[index].row, 1),
+            Changes::Updates(updates) => {
+                let Update { old, new } = &updates[index];
+                rows.update(self.subscriber, old.as_ref().map(|old| &old.row), new)
+            }
+        }
+    }
+}

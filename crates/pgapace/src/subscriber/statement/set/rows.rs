@@ -1,0 +1,100 @@
+//! Changes that are too few, too large or too different for a set statement: one statement each.
+
+use engine::net::Row;
+use pgoutput::Column;
+
+use super::{Expected, SetError, Subscriber};
+use crate::subscriber::mapping::{Search, TableMap};
+use crate::subscriber::statement::bind::{self, RowChange};
+use crate::subscriber::statement::row::{Operation, PlanError, UpdatePlan, Values, plan_search};
+
+/// Memory for the shape of a statement.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    plan: UpdatePlan,
+}
+
+impl Rows {
+    pub(super) fn insert<E: FnMut(Expected)>(
+        &mut self,
+        subscriber: &mut Subscriber<'_, E>,
+        row: &Row<'_>,
+    ) -> Result<(), SetError> {
+        let new = values(subscriber.map, row)?;
+        let Subscriber { session, statements, map, .. } = subscriber;
+        let (operation, plan) = (Operation::Insert, &self.plan);
+        let change = RowChange { operation, plan, new: &new, search: &new, counted: None };
+        bind::queue_row(session, statements, map, &change)?;
+        subscriber.expect_all(1);
+        Ok(())
+    }
+
+    /// Deletes a row, of which so many must be there.
+    pub(super) fn delete<E: FnMut(Expected)>(
+        &mut self,
+        subscriber: &mut Subscriber<'_, E>,
+        row: &Row<'_>,
+        expected: usize,
+    ) -> Result<(), SetError> {
+        let old = values(subscriber.map, row)?;
+        plan_search(subscriber.map, &old, &mut self.plan.nulls)?;
+        self.queue(subscriber, Operation::Delete, &old, &old, expected)
+    }
+
+    /// Updates a row: every column that has a value, but not those by which a key finds it.
+    pub(super) fn update<E: FnMut(Expected)>(
+        &mut self,
+        subscriber: &mut Subscriber<'_, E>,
+        old: Option<&Row<'_>>,
+        row: &Row<'_>,
+    ) -> Result<(), SetError> {
+        let map = subscriber.map;
+        let new = values(map, row)?;
+        let old = old.map(|old| values(map, old)).transpose()?;
+        let search = old.as_ref().unwrap_or(&new);
+        plan_search(map, search, &mut self.plan.nulls)?;
+        self.plan.set.reset(new.len());
+        let mut identity = false;
+        for (index, value) in new.iter().enumerate() {
+            let finds = old.is_none() && map.search_columns().iter().any(|c| c.remote == index);
+            if !finds && !matches!(value, Column::Unchanged) {
+                self.plan.set.insert(index);
+                identity |= map.is_identity_always(index);
+            }
+        }
+        let operation = if self.plan.set.is_empty() {
+            Operation::Probe
+        } else if identity {
+            // UPDATE cannot set it: no row is found if it changed.
+            Operation::UpdateSameIdentity
+        } else {
+            Operation::Update
+        };
+        self.queue(subscriber, operation, &new, search, 1)
+    }
+
+    fn queue<E: FnMut(Expected)>(
+        &mut self,
+        subscriber: &mut Subscriber<'_, E>,
+        operation: Operation,
+        new: &[Column<'_>],
+        search: &[Column<'_>],
+        expected: usize,
+    ) -> Result<(), SetError> {
+        // The others have a WITH clause, or look like a SELECT for some tables.
+        let can_count = matches!(subscriber.map.search, Search::Key(_))
+            && matches!(operation, Operation::Update | Operation::Delete | Operation::Probe);
+        let counted = (subscriber.counted && can_count).then_some(expected);
+        let Subscriber { session, statements, map, .. } = subscriber;
+        let change = RowChange { operation, plan: &self.plan, new, search, counted };
+        bind::queue_row(session, statements, map, &change)?;
+        subscriber.expect(expected, counted.is_some());
+        Ok(())
+    }
+}
+
+fn values<'a>(map: &TableMap, row: &Row<'a>) -> Result<Values<'a>, PlanError> {
+    let values: Values<'a> = row.columns().collect();
+    let (expected, found) = (map.remote.columns.len(), values.len());
+    if found == expected { Ok(values) } else { Err(PlanError::ColumnCount { expected, found }) }
+}

@@ -1,0 +1,73 @@
+//! How the subscriber stores tables, where that surprises.
+
+use wire::Session;
+
+use crate::error::Failure;
+use crate::error::Result;
+use crate::publisher::publication::PublishedTable;
+use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::name_array;
+
+/// A table, or any partition of it, that is not an ordinary heap.
+#[derive(Debug)]
+pub(crate) struct Storage<'p> {
+    pub(crate) table: &'p PublishedTable,
+    /// After a crash of the server, and on its standbys, it is empty. Progress is not.
+    pub(crate) unlogged: bool,
+    /// The access methods that are not heap.
+    pub(crate) access_method: Option<String>,
+}
+
+/// Reads how the published tables are stored; one query for all of them, and no lock.
+pub(crate) fn read<'p>(
+    session: &mut Session,
+    published: &'p [PublishedTable],
+) -> Result<Vec<Storage<'p>>> {
+    let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
+    let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
+    let rows = session
+        .query(
+            "WITH RECURSIVE tree AS ( \
+               SELECT w.ord, c.oid, c.relkind, c.relpersistence, c.relam \
+               FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                 pg_catalog.unnest($2::pg_catalog.text[])) \
+                 WITH ORDINALITY AS w (schema_name, table_name, ord) \
+               JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
+               JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name \
+               UNION ALL \
+               SELECT t.ord, p.oid, p.relkind, p.relpersistence, p.relam FROM tree t \
+               JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p' \
+               JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid \
+             ) \
+             SELECT t.ord, pg_catalog.bool_or(t.relpersistence = 'u'), \
+               pg_catalog.string_agg(DISTINCT a.amname::pg_catalog.text, ', ') \
+             FROM tree t LEFT JOIN pg_catalog.pg_am a ON a.oid = t.relam AND a.amname <> 'heap' \
+             WHERE t.relkind = 'r' AND (t.relpersistence = 'u' OR a.oid IS NOT NULL) \
+             GROUP BY t.ord ORDER BY t.ord",
+            &[Some(&name_array(&schemas)), Some(&name_array(&names))],
+        )
+        .map_err(|e| Failure::subscriber(&e, "looking at how tables are stored"))?;
+    rows.iter()
+        .map(|row| {
+            let ordinal: usize = field(&row, 0)?;
+            let table = published
+                .get(ordinal.wrapping_sub(1))
+                .ok_or_else(|| Failure::internal("a table that nobody asked for"))?;
+            let (unlogged, access_method) = (boolean(&row, 1)?, row.get(2).map(str::to_owned));
+            Ok(Storage { table, unlogged, access_method })
+        })
+        .collect()
+}
+
+/// Warns of unlogged tables.
+pub(crate) fn warn_of_unlogged(session: &mut Session, published: &[PublishedTable]) -> Result<()> {
+    for storage in read(session, published)?.iter().filter(|storage| storage.unlogged) {
+        tracing::warn!(
+            event = "unlogged_table",
+            table = storage.table.display_name(),
+            "table is unlogged on the subscriber: after a crash of the server it is empty, and is not \
+             copied again by itself (ALTER TABLE … SET LOGGED; pgapace resync)"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,474 @@
+//! The workers of a copy: each has one pair of sessions, and takes one job after the other.
+
+use std::cmp::Ordering as CmpOrdering;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use rustc_hash::FxHashSet;
+use wire::{CancelHandle, Session};
+
+use crate::cli::output::size;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::slot;
+use crate::stopping::interrupt::cancel;
+use crate::tablesync::SyncContext;
+use crate::tablesync::copy_worker::{Lane, Moved, Trouble, lock, rewritten};
+use crate::tablesync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
+use crate::tablesync::progress::{Copied, Display, Progress, table};
+use crate::tablesync::queue::Queue;
+use crate::tablesync::scaling::CopyScaling;
+use crate::tablesync::snapshot::Snapshot;
+use crate::tablesync::table_state::{Begun, Complete, Owner};
+
+const TICK: Duration = Duration::from_millis(100);
+const SLOT_LOOK: Duration = Duration::from_secs(10);
+
+/// What is left of a copy that has ended.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    /// Why tables have to be copied again under another snapshot.
+    pub(super) again: Vec<Failure>,
+    /// Tables that cannot be copied, of those that join: of the first ones that is an error.
+    pub(super) failed: Vec<((String, String), Failure)>,
+}
+
+impl Ended {
+    fn again(again: Vec<Failure>) -> Self {
+        Self { again, failed: Vec::new() }
+    }
+}
+
+/// Copies all of this.
+pub(super) fn copy(
+    context: SyncContext<'_>,
+    control: &mut Session,
+    source: &mut Session,
+    snapshot: &Snapshot,
+    mut items: Vec<Item>,
+) -> Result<Ended> {
+    let owner = context.owner();
+    begin(control, owner, snapshot, &mut items)?;
+    let items = &items;
+    let (empty, jobs) = jobs(items);
+    for some in empty.chunks(EMPTY_AT_ONCE) {
+        let mut complete = Complete::default();
+        let tables = some.iter().map(|index| &items[*index]);
+        tables.for_each(|item| complete.push(&item.published, 0, item.generation));
+        complete.record(control, owner, snapshot.lsn)?;
+    }
+    if !empty.is_empty() {
+        tracing::info!(tables = empty.len(), "empty tables are done");
+    }
+    if jobs.is_empty() {
+        return Ok(Ended::default());
+    }
+    let mut changed = Vec::new();
+    let split: Vec<&Item> = items.iter().filter(|item| item.is_split()).collect();
+    if !split.is_empty() {
+        let flags = lock(source, &split)?;
+        let names = split.iter().zip(flags).filter(|(_, rewritten)| *rewritten);
+        changed.extend(names.map(|(item, _)| rewritten(&item.published.display_name())));
+        if !changed.is_empty() {
+            // The whole plan was made with other files: make it again.
+            return Ok(Ended::again(changed));
+        }
+    }
+    let workers = context.options.workers.clamp(1, jobs.len());
+    let tables = items.len() - empty.len();
+    let scaling = CopyScaling::new(workers);
+    let bytes = items.iter().map(|item| item.bytes).sum();
+    let pool = Pool {
+        context,
+        snapshot,
+        items,
+        queue: Mutex::new(Queue::new(jobs, workers)),
+        allowed: AtomicUsize::new(scaling.now()),
+        news: Condvar::new(),
+        stop: AtomicBool::new(false),
+        handles: Mutex::new(vec![None; workers]),
+        parts_left: items.iter().map(|item| AtomicUsize::new(item.parts.len())).collect(),
+        rows: items.iter().map(|_| Mutex::new(Moved::default())).collect(),
+        progress: Progress::new(tables, bytes, workers),
+        findings: Mutex::default(),
+    };
+    pool.run(workers, scaling, source);
+    pool.conclude()
+}
+
+/// Records that the copies are begun, which gives each its generation.
+fn begin(
+    control: &mut Session,
+    owner: Owner,
+    snapshot: &Snapshot,
+    items: &mut [Item],
+) -> Result<()> {
+    for some in items.chunks_mut(EMPTY_AT_ONCE) {
+        let mut begun = Begun::default();
+        for item in some.iter() {
+            begun.push(&item.published, item.bytes, item.parts.len());
+        }
+        let generations = begun.record(control, owner, snapshot.lsn)?;
+        for item in some {
+            let generation = generations.get(&item.published.key()).copied();
+            item.generation = generation
+                .ok_or_else(|| Failure::internal("a copy was begun and has no generation"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What went wrong.
+#[derive(Debug, Default)]
+struct Findings {
+    /// Ends the copy.
+    run: Option<Failure>,
+    /// Why a worker could not open its sessions.
+    open: Option<Failure>,
+    /// One a table, with its index.
+    tables: Vec<(usize, Failure)>,
+    changed: Vec<Failure>,
+    /// Tables of which nothing more is copied.
+    given_up: FxHashSet<usize>,
+    /// Tables whose indexes stay in place while they are copied.
+    in_place: FxHashSet<usize>,
+}
+
+struct Pool<'a> {
+    context: SyncContext<'a>,
+    snapshot: &'a Snapshot,
+    items: &'a [Item],
+    queue: Mutex<Queue>,
+    /// Workers up to this number may take jobs; the others wait.
+    allowed: AtomicUsize,
+    /// For those that wait: more of them may, or there is nothing left.
+    news: Condvar,
+    stop: AtomicBool,
+    handles: Mutex<Vec<Option<[CancelHandle; 2]>>>,
+    parts_left: Vec<AtomicUsize>,
+    rows: Vec<Mutex<Moved>>,
+    progress: Progress,
+    findings: Mutex<Findings>,
+}
+
+impl Pool<'_> {
+    fn run(&self, workers: usize, mut scaling: CopyScaling, source: &mut Session) {
+        std::thread::scope(|scope| {
+            let (sender, ended) = bounded::<()>(0);
+            for lane in 0..workers {
+                let alive = sender.clone();
+                let spawned = std::thread::Builder::new()
+                    .name(format!("copy {lane}"))
+                    .spawn_scoped(scope, move || self.work(lane, &alive));
+                if let Err(error) = spawned {
+                    let failure = Failure::internal(format!("cannot start a thread: {error}"));
+                    lock_of(&self.findings).open.get_or_insert(failure);
+                }
+            }
+            drop(sender);
+            let mut display = Display::new(&self.progress);
+            let started = Instant::now();
+            let mut looked = started;
+            while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                display.update(&self.progress);
+                self.adjust(&mut scaling, started.elapsed());
+                if self.context.shutdown.requested() {
+                    self.stop.store(true, Ordering::Release);
+                }
+                if self.stop.load(Ordering::Acquire) {
+                    self.news.notify_all();
+                    self.cancel();
+                }
+                if looked.elapsed() >= SLOT_LOOK {
+                    looked = Instant::now();
+                    self.look_at_the_slot(source);
+                }
+            }
+        });
+    }
+
+    fn adjust(&self, scaling: &mut CopyScaling, at: Duration) {
+        let before = scaling.now();
+        scaling.look(at, self.progress.moved(), self.progress.building());
+        match scaling.now().cmp(&before) {
+            CmpOrdering::Equal => {}
+            CmpOrdering::Greater => self.allow(scaling.now() - before),
+            // When its job is done.
+            CmpOrdering::Less => {
+                self.allowed.fetch_sub(before - scaling.now(), Ordering::AcqRel);
+            }
+        }
+    }
+
+    fn allow(&self, more: usize) {
+        self.allowed.fetch_add(more, Ordering::AcqRel);
+        self.news.notify_all();
+    }
+
+    fn conclude(self) -> Result<Ended> {
+        let findings = self.findings.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if self.context.shutdown.requested() {
+            return Err(Failure::new(Class::Stopped, "stopped during table sync"));
+        }
+        if let Some(failure) = findings.run {
+            return Err(failure);
+        }
+        let left = self.queue.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let (false, Some(failure)) = (left.is_empty(), findings.open) {
+            return Err(failure);
+        }
+        let (failed, errors): (Vec<_>, Vec<_>) =
+            findings.tables.into_iter().partition(|(_, f)| self.context.joins && !f.transient);
+        let others = errors.len().saturating_sub(1);
+        // What does not pass by itself comes first.
+        let first = errors.into_iter().map(|(_, failure)| failure).min_by_key(|f| f.transient);
+        if let Some(mut first) = first {
+            if others > 0 {
+                first.message = format!("{} (and {others} more tables failed)", first.message);
+            }
+            let hint = if first.transient {
+                "The other tables are copied."
+            } else {
+                "The other tables are copied. Mend it, and start pgapace again: it copies what is \
+                 left."
+            };
+            first.hint = Some(match first.hint {
+                Some(said) => format!("{said} {hint}"),
+                None => hint.to_owned(),
+            });
+            return Err(first);
+        }
+        self.progress.summarize();
+        let moved = self.items.iter().zip(&self.rows).map(|(item, moved)| {
+            let Moved { rows, bytes } = *lock_of(moved);
+            Copied { name: item.published.display_name(), rows, bytes }
+        });
+        table(moved.collect());
+        let key = |table: usize| self.items[table].published.key();
+        let failed = failed.into_iter().map(|(table, failure)| (key(table), failure)).collect();
+        Ok(Ended { again: findings.changed, failed })
+    }
+
+    /// One worker, to the end of the queue. `_alive` says to the coordinator that it works.
+    fn work(&self, number: usize, _alive: &Sender<()>) {
+        let mut lane: Option<Lane> = None;
+        while !self.stop.load(Ordering::Acquire) {
+            let Some(job) = self.take(number) else { break };
+            let opened = match lane.as_mut() {
+                Some(lane) => lane,
+                None => match Lane::open(self.context, self.snapshot) {
+                    Ok(opened) => {
+                        lock_of(&self.handles)[number] = Some(opened.cancel_handles());
+                        lane.insert(opened)
+                    }
+                    Err(failure) => {
+                        return self.cannot_open(number, job, failure);
+                    }
+                },
+            };
+            if !self.carry_out(number, opened, &job) {
+                // What the sessions were in the middle of ends with them.
+                lock_of(&self.handles)[number] = None;
+                lane = None;
+            }
+        }
+    }
+
+    /// Fewer workers will do. If nobody is left, neither is the queue empty.
+    fn cannot_open(&self, number: usize, job: Job, failure: Failure) {
+        tracing::warn!("one worker less copies tables: {failure}");
+        lock_of(&self.findings).open.get_or_insert(failure);
+        let mut queue = lock_of(&self.queue);
+        queue.leave(number);
+        queue.push_front(job);
+        drop(queue);
+        // Another one in its place.
+        self.allow(1);
+    }
+
+    /// The next job of a worker. It waits for as long as it is one too many.
+    fn take(&self, number: usize) -> Option<Job> {
+        let mut queue = lock_of(&self.queue);
+        loop {
+            if queue.is_empty() || self.stop.load(Ordering::Acquire) {
+                return None;
+            }
+            if number >= self.allowed.load(Ordering::Acquire) {
+                queue.leave(number);
+                let waited = self.news.wait_timeout(queue, TICK);
+                queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            let job = queue.take(number)?;
+            if queue.is_empty() {
+                self.news.notify_all();
+            }
+            let (Job::Table(table) | Job::Part(table, _)) = &job else { return Some(job) };
+            if !lock_of(&self.findings).given_up.contains(table) {
+                return Some(job);
+            }
+        }
+    }
+
+    /// Returns whether the sessions can be used again.
+    fn carry_out(&self, number: usize, lane: &mut Lane, job: &Job) -> bool {
+        let (owner, snapshot, progress) = (self.context.owner(), self.snapshot, &self.progress);
+        let (result, bytes) = match job {
+            Job::Batch(tables) => {
+                let items: Vec<_> = tables.iter().map(|index| &self.items[*index]).collect();
+                let bytes = items.iter().map(|item| item.bytes).sum();
+                let name = match items.as_slice() {
+                    [one] => one.published.display_name(),
+                    _ => format!("{} small tables", items.len()),
+                };
+                let meter = progress.begin(number, name, bytes);
+                let moved = lane.batch(&items, owner, snapshot, &meter);
+                (moved.map(|moved| tables.iter().copied().zip(moved).collect::<Vec<_>>()), bytes)
+            }
+            Job::Analyze(tables) => {
+                let items: Vec<_> = tables.iter().map(|index| &self.items[*index]).collect();
+                return lane.analyze(&items);
+            }
+            Job::Table(table) | Job::Part(table, _) => {
+                let item = &self.items[*table];
+                let part = match job {
+                    Job::Part(_, part) => &item.parts[*part],
+                    _ => &item.parts[0],
+                };
+                let name = item.published.display_name();
+                let meter = progress.begin(number, name, part.bytes);
+                let after = item.indexes_after && !lock_of(&self.findings).in_place.contains(table);
+                let moved = lane.part(item, part, after, owner, snapshot, &meter);
+                (moved.map(|moved| vec![(*table, moved)]), part.bytes)
+            }
+        };
+        match result {
+            Ok(moved) => {
+                progress.end(number, bytes, moved.iter().map(|(_, moved)| moved.rows).sum());
+                let mut complete = moved;
+                complete.retain(|(table, moved)| self.moved(*table, *moved));
+                if self.context.options.analyze && !complete.is_empty() {
+                    let tables = complete.into_iter().map(|(table, _)| table).collect();
+                    lock_of(&self.queue).push_back(Job::Analyze(tables));
+                }
+                true
+            }
+            Err(trouble) => {
+                progress.end(number, 0, 0);
+                self.note(job, trouble);
+                false
+            }
+        }
+    }
+
+    /// Returns whether the table is complete.
+    fn moved(&self, table: usize, moved: Moved) -> bool {
+        let item = &self.items[table];
+        let total = {
+            let mut total = lock_of(&self.rows[table]);
+            total.rows += moved.rows;
+            total.bytes += moved.bytes;
+            *total
+        };
+        if self.parts_left[table].fetch_sub(1, Ordering::AcqRel) > 1 {
+            return false;
+        }
+        tracing::info!(
+            table = item.published.display_name(),
+            number = self.progress.table_done(),
+            rows = total.rows,
+            bytes = total.bytes,
+            parts = item.parts.len(),
+            format = if item.binary { "binary" } else { "text" },
+            "copied"
+        );
+        true
+    }
+
+    fn note(&self, job: &Job, trouble: Trouble) {
+        match (job, trouble) {
+            (_, Trouble::Run(failure)) => {
+                lock_of(&self.findings).run.get_or_insert(failure);
+                self.stop.store(true, Ordering::Release);
+            }
+            (Job::Batch(tables), trouble) if tables.len() > 1 => {
+                // One of them; alone, each says for itself.
+                tracing::debug!(?trouble, "copying the tables of a batch one by one");
+                let mut queue = lock_of(&self.queue);
+                for table in tables {
+                    queue.push_front(Job::Batch(vec![*table]));
+                }
+            }
+            (Job::Table(table), Trouble::Indexes(failure)) => {
+                tracing::info!("copying the table with its indexes in place: {failure}");
+                lock_of(&self.findings).in_place.insert(*table);
+                lock_of(&self.queue).push_front(job.clone());
+            }
+            (job, trouble) => {
+                let table = match job {
+                    Job::Batch(tables) | Job::Analyze(tables) => tables.first().copied(),
+                    Job::Table(table) | Job::Part(table, _) => Some(*table),
+                };
+                let Some(table) = table else { return };
+                let mut findings = lock_of(&self.findings);
+                let known = !findings.given_up.insert(table);
+                match trouble {
+                    _ if known => {}
+                    Trouble::Changed(failure) => findings.changed.push(failure),
+                    Trouble::Table(failure) | Trouble::Indexes(failure) | Trouble::Run(failure) => {
+                        if !self.context.joins {
+                            tracing::error!("{failure}");
+                        }
+                        findings.tables.push((table, failure));
+                    }
+                }
+            }
+        }
+    }
+
+    fn cancel(&self) {
+        for handle in lock_of(&self.handles).iter().flatten().flatten() {
+            cancel(handle);
+        }
+    }
+
+    /// The subscription's slot keeps WAL while tables are copied, and the publisher may have a limit.
+    fn look_at_the_slot(&self, source: &mut Session) {
+        let slot = match slot::find(source, self.context.slot) {
+            Ok(slot) => slot,
+            Err(failure) => return tracing::debug!("{failure}"),
+        };
+        let Some(slot) = slot else { return };
+        if let Some(reason) = slot.invalid {
+            let failure = Failure::new(
+                Class::Slot,
+                format!(
+                    "slot \"{}\" was invalidated during table sync: {reason}",
+                    self.context.slot
+                ),
+            )
+            .hint(
+                "Raise max_slot_wal_keep_size on the publisher, drop the subscription (pgapace \
+                 drop) and start it anew.",
+            );
+            lock_of(&self.findings).run.get_or_insert(failure);
+            return self.stop.store(true, Ordering::Release);
+        }
+        if let (Some(safe), Some(kept)) = (slot.safe_wal_size, slot.retained_bytes)
+            && safe < (safe.saturating_add(kept)) / 4
+        {
+            tracing::warn!(
+                slot = self.context.slot,
+                keeps = size(kept),
+                lost_after = size(safe),
+                "the slot comes near max_slot_wal_keep_size while tables are copied: raise it on \
+                 the publisher, or the copy is lost"
+            );
+        }
+    }
+}
+
+fn lock_of<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,231 @@
+//! Tables of the subscriber that hold rows, and how they are emptied before they are copied.
+//!
+//! `--truncate` is a decision about the rows that somebody has looked at: it names the table, and the
+//! snapshot of the subscriber under which it was found not to be empty. Rows that were written since
+//! are not part of the decision, so the table is not emptied if there are any. That also makes the
+//! decision one for a single start: afterwards the rows of the copy are younger than it.
+
+use std::str::FromStr;
+
+use wire::{Session, quote_literal};
+
+use crate::error::{Class, Failure, Result};
+use crate::publisher::publication::PublishedTable;
+use crate::subscriber::catalogue::{boolean, first_row};
+use crate::subscriber::state::RelationState;
+use crate::tablesync::subscriber_tables::{self, SubscriberTable};
+use crate::tablesync::table_state::{Owner, reset_sql};
+
+/// Up to so many tables are named one by one in the hint.
+const NAMED: usize = 20;
+
+/// One value of `--truncate`: `schema.table@snapshot`, or `schema.*@snapshot`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TruncateDecision {
+    schema: String,
+    /// `None` for all published tables of the schema.
+    table: Option<String>,
+    /// As text of `pg_snapshot`, of the subscriber.
+    snapshot: String,
+}
+
+impl FromStr for TruncateDecision {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let explained = || {
+            format!(
+                "\"{text}\" is not schema.table@snapshot: start without --truncate, and the error about \
+                 tables that are not empty prints what to give"
+            )
+        };
+        let (name, snapshot) = text.rsplit_once('@').ok_or_else(explained)?;
+        let is_snapshot = snapshot.split(':').count() == 3
+            && snapshot.bytes().all(|b| b.is_ascii_digit() || b":,".contains(&b));
+        let (schema, table) = name.split_once('.').unwrap_or(("public", name));
+        if !is_snapshot || schema.is_empty() || table.is_empty() {
+            return Err(explained());
+        }
+        Ok(Self {
+            schema: schema.to_owned(),
+            table: (table != "*").then(|| table.to_owned()),
+            snapshot: snapshot.to_owned(),
+        })
+    }
+}
+
+/// A table that may be emptied, and under which snapshot of the subscriber that was decided.
+pub(crate) type Emptied = (PublishedTable, String);
+
+/// Checks that the tables to be copied are empty, but for those about which it is decided. Returns
+/// those that hold rows.
+pub(crate) fn decide(
+    session: &mut Session,
+    published: &[PublishedTable],
+    subscribers: &[SubscriberTable],
+    decisions: &[TruncateDecision],
+) -> Result<Vec<Emptied>> {
+    let decision_about = |table: &PublishedTable| {
+        decisions.iter().find(|decision| {
+            decision.schema == table.schema
+                && decision.table.as_ref().is_none_or(|name| *name == table.name)
+        })
+    };
+    for decision in decisions {
+        let is_published = |table: &PublishedTable| decision_about(table) == Some(decision);
+        if !published.iter().any(is_published) {
+            let table = decision.table.as_deref().unwrap_or("*");
+            return Err(Failure::new(
+                Class::Mismatch,
+                format!("--truncate names {}.{table}, which is not published", decision.schema),
+            )
+            .hint("A table is published under its own name, or under that of its root."));
+        }
+    }
+    let filled = subscriber_tables::filled(session, subscribers)?;
+    let (mut emptied, mut undecided, mut checks) = (Vec::new(), Vec::new(), Vec::new());
+    for index in filled {
+        match decision_about(&published[index]) {
+            Some(decision) => {
+                checks.push((&subscribers[index], decision.snapshot.as_str()));
+                emptied.push((published[index].clone(), decision.snapshot.clone()));
+            }
+            None => undecided.push(&subscribers[index]),
+        }
+    }
+    refuse(session, &undecided)?;
+    expect_unwritten(session, &checks)?;
+    Ok(emptied)
+}
+
+/// Says what can be done about tables that hold rows, if there are any.
+pub(crate) fn refuse(session: &mut Session, filled: &[&SubscriberTable]) -> Result<()> {
+    if filled.is_empty() {
+        return Ok(());
+    }
+    let results = session
+        .simple("SELECT pg_catalog.pg_current_snapshot()")
+        .map_err(|e| Failure::subscriber(&e, "looking whether tables are empty"))?;
+    let snapshot =
+        first_row(&results, "pg_current_snapshot")?.get(0).unwrap_or_default().to_owned();
+    let mut options: Vec<_> = if filled.len() <= NAMED {
+        filled.iter().map(|table| table.display_name()).collect()
+    } else {
+        filled.iter().map(|table| format!("{}.*", table.names().0)).collect()
+    };
+    options.dedup();
+    let options: Vec<_> =
+        options.iter().map(|name| format!("--truncate '{name}@{snapshot}'")).collect();
+    let names: Vec<_> = filled.iter().map(|table| table.display_name()).collect();
+    Err(Failure::new(Class::Mismatch, format!("subscriber tables are not empty: {}", names.join(", ")))
+        .hint(format!(
+            "Empty them (TRUNCATE); have them emptied once, unless somebody writes to them before, \
+             with {}; keep their rows beside the copied ones with --keep; or pass --copy-data=false \
+             if they already hold the publisher's rows as of the slot.",
+            options.join(" ")
+        )))
+}
+
+/// Checks that no row of these tables was written since the snapshot of each.
+fn expect_unwritten(session: &mut Session, tables: &[(&SubscriberTable, &str)]) -> Result<()> {
+    // Rows have the lower half of the transaction id that wrote them: it is the latest one of these
+    // that was assigned. Rows of the bootstrap are older than any snapshot.
+    for (table, snapshot) in tables {
+        let sql = format!(
+            "SELECT EXISTS (SELECT FROM {table} t CROSS JOIN ( \
+               SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()) \
+                 ::pg_catalog.text::pg_catalog.int8 AS next) n \
+             WHERE NOT pg_catalog.pg_visible_in_snapshot(greatest(3, n.next \
+               - ((n.next - t.xmin::pg_catalog.text::pg_catalog.int8) & 4294967295)) \
+               ::pg_catalog.text::pg_catalog.xid8, {snapshot}::pg_catalog.pg_snapshot))",
+            table = table.sql_only(),
+            snapshot = quote_literal(snapshot)
+        );
+        let results = session
+            .simple(&sql)
+            .map_err(|e| Failure::subscriber(&e, "looking for rows that were written meanwhile"))?;
+        if boolean(&first_row(&results, "rows written meanwhile")?, 0)? {
+            return Err(Failure::new(
+                Class::Mismatch,
+                format!(
+                    "rows of {} were written since it was decided to empty the table",
+                    table.display_name()
+                ),
+            )
+            .hint(
+                "Look who writes to it. If the rows are not needed, empty it yourself (TRUNCATE), or \
+                 start without --truncate: the error then prints what to give now.",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Empties tables, with what was recorded of their copy: those of which earlier copies have left rows,
+/// and those about which it was decided.
+pub(crate) fn empty(
+    control: &mut Session,
+    owner: Owner,
+    tables: &[(&SubscriberTable, Option<&RelationState>)],
+) -> Result<()> {
+    let shown: Vec<_> = tables.iter().map(|(table, _)| table.display_name()).collect();
+    tracing::info!(
+        event = "tables_emptied",
+        tables = shown.join(", "),
+        "emptying tables before their copy"
+    );
+    let names: Vec<_> = tables.iter().map(|(table, _)| table.names()).collect();
+    let reset = reset_sql(owner, &names);
+    let subscribers: Vec<_> = tables.iter().map(|(table, _)| table.sql_only()).collect();
+    let decided: Vec<_> = tables
+        .iter()
+        .filter_map(|(table, state)| Some((*table, (*state)?.empty_snapshot.as_deref()?)))
+        .collect();
+    let failed = |e: &wire::Error| Failure::subscriber(e, "emptying tables that are to be copied");
+    if !decided.is_empty() {
+        // Nobody writes between the look and the end.
+        let names: Vec<_> = decided.iter().map(|(table, _)| table.sql_only()).collect();
+        control
+            .simple(&format!("BEGIN; LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", names.join(", ")))
+            .map_err(|e| failed(&e))?;
+        if let Err(failure) = expect_unwritten(control, &decided) {
+            control.simple("ROLLBACK").map_err(|e| failed(&e))?;
+            return Err(failure);
+        }
+        control.simple("SAVEPOINT locked").map_err(|e| failed(&e))?;
+    }
+    let (undo, end) =
+        if decided.is_empty() { ("", "") } else { ("ROLLBACK TO locked; ", "; COMMIT") };
+    match control.simple(&format!("TRUNCATE TABLE {}; {reset}{end}", subscribers.join(", "))) {
+        Ok(_) => Ok(()),
+        // Referenced by a foreign key of a table that is not ours to truncate.
+        Err(error) if error.sqlstate() == Some("0A000") => {
+            let deletes: Vec<_> =
+                subscribers.iter().map(|name| format!("DELETE FROM {name}; ")).collect();
+            let sql = format!("{undo}{}{reset}{end}", deletes.concat());
+            control.simple(&sql).map(|_| ()).map_err(|e| failed(&e))
+        }
+        Err(error) => Err(failed(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TruncateDecision;
+
+    #[test]
+    fn decisions_name_a_table_and_a_snapshot() {
+        let of =
+            |text: &str| text.parse::<TruncateDecision>().map(|d| (d.schema, d.table, d.snapshot));
+        let found = |schema: &str, table: Option<&str>, snapshot: &str| {
+            Ok((schema.to_owned(), table.map(str::to_owned), snapshot.to_owned()))
+        };
+        assert_eq!(of("public.t@753:753:"), found("public", Some("t"), "753:753:"));
+        assert_eq!(of("t@7:9:7,8"), found("public", Some("t"), "7:9:7,8"));
+        assert_eq!(of("a b.c@d.e@7:9:"), found("a b", Some("c@d.e"), "7:9:"));
+        assert_eq!(of("s.*@7:9:"), found("s", None, "7:9:"));
+        for wrong in ["", "true", "public.t", "public.t@", "public.t@now", "@7:9:", "t@7:9"] {
+            assert!(of(wrong).is_err(), "{wrong}");
+        }
+    }
+}

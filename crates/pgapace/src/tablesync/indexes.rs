@@ -1,0 +1,276 @@
+//! Indexes of an empty table that are built after its rows, in the transaction that copies them.
+//!
+//! A row of a COPY costs a descent and a WAL record for each index; an index that is built over all
+//! rows costs a sort. So those that can be made again exactly are dropped before the copy and built
+//! behind it. Everything is one transaction: nobody sees the table without its indexes, and if the
+//! copy ends early they have never been gone. The table is locked for as long; only an empty one is.
+//!
+//! What can be made again exactly is what pg_dump would make from pg_get_indexdef() and
+//! pg_get_constraintdef(), and of which nothing else is recorded: nothing that depends on it, no
+//! comment, no statistics subscriber, no place in a partitioned index, not the replica identity, no
+//! tablespace of its own, no storage parameters of a constraint (its definition does not have them).
+//! All others stay where they are. That the new ones are as the old ones were is looked at before
+//! the COMMIT.
+
+use wire::{Session, quote_ident};
+
+use crate::error::{Failure, LOCK_NOT_AVAILABLE, Result};
+use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::{SubscriptionId, name_array};
+use crate::tablesync::copy_worker::{Trouble, subscriber_trouble};
+use crate::tablesync::plan::Item;
+use crate::tablesync::subscriber_tables::SubscriberTable;
+
+/// Smaller tables gain less than the statements cost.
+const FEWEST_BYTES: u64 = 4 << 20;
+/// A larger table would lose too much if the copy has to begin again; it is copied in parts.
+const MOST_BYTES: u64 = 32 << 30;
+/// Bytes of a row for each such index, at most: with wider rows it is the rows that cost, and several
+/// workers can share those.
+const WIDEST_ROW: f64 = 512.0;
+
+/// The indexes that can be dropped and made again.
+///
+/// The order is that of the OIDs. Functions of indexes run with other settings when an index is built
+/// than when a row is inserted, so indexes on expressions and partial ones stay; event triggers may
+/// do anything, and triggers that fire for a row may look for others by an index. Who reads or writes
+/// a parent of the table, or applies another subscription to the table, would wait for the lock. To
+/// who decodes the subscriber's WAL, rows that came without a primary key are rows without a key.
+const REMOVABLE_SQL: &str = "\
+SELECT w.ord, c.relname, pg_catalog.pg_get_indexdef(c.oid), pg_catalog.pg_get_constraintdef(k.oid),
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_index o WHERE o.indrelid = t.oid)
+FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
+  WITH ORDINALITY AS w (schema_name, table_name, ord)
+JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
+JOIN pg_catalog.pg_class t ON t.relnamespace = n.oid AND t.relname = w.table_name
+JOIN pg_catalog.pg_index i ON i.indrelid = t.oid
+JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+JOIN pg_catalog.pg_am a ON a.oid = c.relam
+LEFT JOIN pg_catalog.pg_constraint k
+  ON k.conrelid = t.oid AND k.conindid = c.oid AND k.contype IN ('p', 'u', 'x')
+WHERE t.relkind = 'r' AND c.relkind = 'i' AND c.reltablespace = 0
+AND i.indisvalid AND i.indisready AND i.indislive
+AND NOT i.indisclustered AND NOT i.indisreplident AND NOT i.indcheckxmin
+AND i.indexprs IS NULL AND i.indpred IS NULL
+AND a.amname IN ('btree', 'hash', 'gin', 'gist', 'spgist', 'brin')
+AND (k.oid IS NULL OR k.conname = c.relname AND c.reloptions IS NULL)
+AND NOT (i.indisprimary AND EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
+  WHERE s.slot_type = 'logical' AND s.database = pg_catalog.current_database()))
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits h
+  WHERE h.inhrelid = c.oid OR h.inhparent = c.oid)
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d
+  WHERE d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = c.oid)
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d
+  WHERE d.refclassid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.refobjid = k.oid
+  AND d.objid <> c.oid)
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.deptype IN ('e', 'x')
+  AND (d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid
+    OR d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objid = k.oid))
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_description d
+  WHERE d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objoid = c.oid
+  OR d.classoid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objoid = k.oid)
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_seclabel s
+  WHERE s.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND s.objoid = c.oid)
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
+  AND (a.attstattarget >= 0 OR a.attoptions IS NOT NULL))
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits h
+  WHERE h.inhrelid = t.oid OR h.inhparent = t.oid)
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger g
+  WHERE g.tgrelid = t.oid AND g.tgenabled IN ('A', 'R') AND g.tgtype & 4 <> 0)
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_subscription_rel r WHERE r.srrelid = t.oid)
+AND NOT EXISTS (SELECT FROM pgapace.subscription s
+  JOIN pgapace.relation r ON r.subscription = s.id
+  WHERE s.id <> $3::pg_catalog.int4 AND r.schema_name = w.schema_name AND r.table_name = w.table_name)
+AND pg_catalog.pg_has_role(t.relowner, 'USAGE')
+AND pg_catalog.has_schema_privilege(n.oid, 'CREATE')
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_event_trigger e
+  WHERE e.evtenabled IN ('A', 'R') OR e.evtenabled = 'O'
+  AND pg_catalog.current_setting('session_replication_role') <> 'replica')
+ORDER BY w.ord, c.oid";
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Index {
+    name: String,
+    /// What makes it, unless it belongs to a constraint.
+    definition: String,
+    /// Its constraint: primary key, unique, exclusion.
+    constraint: Option<String>,
+}
+
+/// Of a table.
+#[derive(Debug, Clone, Default)]
+struct Indexes {
+    /// Those that can be made again.
+    removable: Vec<Index>,
+    /// How many there are with the others, if any is removable.
+    all: usize,
+}
+
+impl Indexes {
+    /// Whether a copy without them takes less than one by several workers, with them: rows are not so
+    /// wide, and indexes that stay not so many, that these are what costs.
+    fn are_worth_it(&self, row: f64) -> bool {
+        let removable = self.removable.len();
+        removable > 0 && 2 * removable >= self.all && row <= WIDEST_ROW * removable as f64
+    }
+}
+
+/// The indexes of each table.
+fn removable(
+    session: &mut Session,
+    id: SubscriptionId,
+    tables: &[&SubscriberTable],
+) -> Result<Vec<Indexes>> {
+    let names = tables.iter().map(|table| table.names());
+    let (schemas, names): (Vec<_>, Vec<_>) =
+        names.map(|(schema, name)| (schema.to_owned(), name.to_owned())).unzip();
+    let (schemas, names, id) = (name_array(&schemas), name_array(&names), id.0.to_string());
+    let rows = session
+        .query(REMOVABLE_SQL, &[Some(&schemas), Some(&names), Some(&id)])
+        .map_err(|e| Failure::subscriber(&e, "reading the indexes of the tables"))?;
+    let mut found = vec![Indexes::default(); tables.len()];
+    for row in rows.iter() {
+        let ordinal: usize = field(&row, 0)?;
+        let of_table = &mut found[ordinal - 1];
+        of_table.all = field(&row, 4)?;
+        of_table.removable.push(Index {
+            name: field(&row, 1)?,
+            definition: field(&row, 2)?,
+            constraint: row.get(3).map(str::to_owned),
+        });
+    }
+    Ok(found)
+}
+
+/// Marks the items whose indexes are to be built after their rows. `empty` says which tables are.
+pub(super) fn choose(
+    control: &mut Session,
+    id: SubscriptionId,
+    items: &mut [Item],
+    empty: impl Fn(usize) -> bool,
+) -> Result<()> {
+    let fits = |index: usize, item: &Item| {
+        (FEWEST_BYTES..=MOST_BYTES).contains(&item.bytes)
+            && empty(index)
+            && !item.published.columns.is_empty()
+    };
+    let candidates = items.iter_mut().enumerate().filter(|(index, item)| fits(*index, item));
+    let candidates: Vec<_> = candidates.map(|(_, item)| item).collect();
+    if candidates.is_empty() {
+        return Ok(());
+    }
+    let tables: Vec<_> = candidates.iter().map(|item| &item.subscriber).collect();
+    let found = removable(control, id, &tables)?;
+    for (item, indexes) in candidates.into_iter().zip(found) {
+        item.indexes_after = indexes.are_worth_it(item.bytes as f64 / item.rows);
+    }
+    Ok(())
+}
+
+/// Indexes that the session's transaction has dropped.
+#[derive(Debug)]
+pub(super) struct Removed<'a> {
+    id: SubscriptionId,
+    table: &'a SubscriberTable,
+    indexes: Vec<Index>,
+}
+
+/// Begins a transaction, and drops in it what can be made again. `None`: nothing is dropped, since
+/// somebody uses the table or it is not empty; the transaction has begun all the same.
+pub(super) fn begin_without<'a>(
+    session: &mut Session,
+    id: SubscriptionId,
+    table: &'a SubscriberTable,
+) -> std::result::Result<Option<Removed<'a>>, Trouble> {
+    // Owners may have revoked their own privileges, and who copies needs fewer than who locks.
+    let trouble = |e: &wire::Error| of_indexes(e, &format!("locking {}", table.display_name()));
+    let only = table.sql_only();
+    let sql = format!(
+        "BEGIN; SET LOCAL default_tablespace = ''; \
+         LOCK TABLE {only} IN ACCESS EXCLUSIVE MODE NOWAIT; SELECT EXISTS (SELECT FROM {only})"
+    );
+    let looked = match session.simple(&sql) {
+        Ok(results) => results,
+        Err(error) if error.sqlstate() == Some(LOCK_NOT_AVAILABLE) => {
+            tracing::info!(
+                table = table.display_name(),
+                "somebody uses the table: it is copied with its indexes in place"
+            );
+            session.simple("ROLLBACK; BEGIN").map_err(|e| trouble(&e))?;
+            return Ok(None);
+        }
+        Err(error) => return Err(trouble(&error)),
+    };
+    let is_empty = looked
+        .last()
+        .and_then(wire::Rows::first)
+        .is_some_and(|row| boolean(&row, 0).is_ok_and(|filled| !filled));
+    // As they are now, when nobody can change them.
+    let mut found = removable(session, id, &[table]).map_err(Trouble::Run)?;
+    let indexes = found.pop().unwrap_or_default().removable;
+    if !is_empty || indexes.is_empty() {
+        session.simple("ROLLBACK; BEGIN").map_err(|e| trouble(&e))?;
+        return Ok(None);
+    }
+    let removed = Removed { id, table, indexes };
+    let drops =
+        |e: &wire::Error| of_indexes(e, &format!("dropping indexes of {}", table.display_name()));
+    session.simple(&removed.drop_sql()).map_err(|e| drops(&e))?;
+    tracing::debug!(
+        table = table.display_name(),
+        indexes = removed.indexes.len(),
+        "indexes are built after the rows"
+    );
+    Ok(Some(removed))
+}
+
+impl Removed<'_> {
+    fn drop_sql(&self) -> String {
+        let statements = self.indexes.iter().map(|index| {
+            let name = quote_ident(&index.name);
+            match &index.constraint {
+                Some(_) => format!("ALTER TABLE {} DROP CONSTRAINT {name}", self.table.sql_only()),
+                None => format!("DROP INDEX {}.{name}", quote_ident(self.table.names().0)),
+            }
+        });
+        statements.collect::<Vec<_>>().join("; ")
+    }
+
+    fn build_sql(&self) -> String {
+        let statements = self.indexes.iter().map(|index| match &index.constraint {
+            Some(definition) => format!(
+                "ALTER TABLE {} ADD CONSTRAINT {} {definition}",
+                self.table.sql_only(),
+                quote_ident(&index.name)
+            ),
+            None => index.definition.clone(),
+        });
+        statements.collect::<Vec<_>>().join("; ")
+    }
+
+    /// Builds them again, in the same transaction.
+    pub(super) fn build(self, session: &mut Session) -> std::result::Result<(), Trouble> {
+        let name = self.table.display_name();
+        let doing = format!("building indexes of {name}");
+        session.simple(&self.build_sql()).map_err(|e| of_indexes(&e, &doing))?;
+        let built = removable(session, self.id, &[self.table]).map_err(Trouble::Run)?;
+        let built = built.into_iter().next().unwrap_or_default().removable;
+        if let Some(other) = self.indexes.iter().find(|index| !built.contains(index)) {
+            let failure = format!("index {} of {name} cannot be made as it was", other.name);
+            return Err(Trouble::Indexes(Failure::internal(failure)));
+        }
+        Ok(())
+    }
+}
+
+/// What fails with the indexes may be said better, or succeed, when they are in place: a row that
+/// is twice there, then, is named with its line; and a sort needs memory, temporary files (on disk,
+/// and up to temp_file_limit) and shared memory that rows one by one do not.
+fn of_indexes(error: &wire::Error, doing: &str) -> Trouble {
+    let is_of_sort = error.sqlstate().is_some_and(|code| code.starts_with("53"));
+    match subscriber_trouble(error, doing) {
+        Trouble::Table(failure) if !failure.transient => Trouble::Indexes(failure),
+        Trouble::Table(failure) | Trouble::Run(failure) if is_of_sort => Trouble::Indexes(failure),
+        trouble => trouble,
+    }
+}

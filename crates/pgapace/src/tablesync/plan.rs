@@ -1,0 +1,260 @@
+//! What is to be copied, and in which pieces: the sizes of the published tables under the snapshot,
+//! and the jobs that follow from them.
+
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
+use wire::{Session, quote_ident};
+
+use crate::error::{Failure, Result};
+use crate::publisher::publication::PublishedTable;
+use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::format::{MisreadColumn, Servers};
+use crate::tablesync::subscriber_tables::SubscriberTable;
+
+/// Tables up to this size share a round trip; all of a batch is in memory at once.
+const SMALL_BYTES: u64 = 128 << 10;
+const BATCH_BYTES: u64 = 1 << 20;
+const BATCH_TABLES: usize = 100;
+/// Bytes of a row in a table that has no statistics, without TOAST.
+const USUAL_ROW: f64 = 128.0;
+/// Empty tables that are recorded by one statement.
+pub(super) const EMPTY_AT_ONCE: usize = 500;
+
+/// A relation with storage that holds rows of a published table: itself, or a partition.
+#[derive(Debug, Clone)]
+pub(super) struct Relation {
+    pub(super) oid: u32,
+    schema: String,
+    name: String,
+    /// `pg_class.relfilenode` as of the snapshot. Another one now: the table was truncated or
+    /// rewritten since, and may look empty under the snapshot, whatever was in it.
+    pub(super) filenode: u32,
+    /// Whether it still was the same when the size was read.
+    same_file: bool,
+    /// A plain table that can be read directly as well as through its root.
+    direct: bool,
+    blocks: u64,
+    bytes: u64,
+    /// As many as there probably are.
+    rows: f64,
+}
+
+impl Relation {
+    pub(super) fn sql_name(&self) -> String {
+        format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
+    }
+}
+
+/// A table that is to be copied.
+#[derive(Debug)]
+pub(super) struct Item {
+    pub(super) published: PublishedTable,
+    pub(super) subscriber: SubscriberTable,
+    pub(super) binary: bool,
+    /// Columns of which the subscriber may read values as other values.
+    pub(super) misread: Vec<MisreadColumn>,
+    pub(super) relations: Vec<Relation>,
+    /// On the publisher, with TOAST.
+    pub(super) bytes: u64,
+    /// As many as there probably are.
+    pub(super) rows: f64,
+    /// Whether indexes of the subscriber are built after the rows.
+    pub(super) indexes_after: bool,
+    /// What each part reads; one part is the whole table.
+    pub(super) parts: Vec<Part>,
+    /// Of its copy, once that is begun.
+    pub(super) generation: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Part {
+    /// What COPY … TO STDOUT takes.
+    pub(super) source: String,
+    pub(super) bytes: u64,
+}
+
+impl Item {
+    pub(super) fn is_split(&self) -> bool {
+        self.parts.len() > 1
+    }
+
+    fn is_empty(&self) -> bool {
+        self.relations.iter().all(|relation| relation.direct && relation.bytes == 0)
+    }
+
+    /// Makes parts of a large table, so that several workers copy it. Where its indexes are built
+    /// after the rows, one transaction has them all.
+    pub(super) fn split(&mut self, size: u64) {
+        let splittable = self.relations.iter().all(|relation| relation.direct)
+            && !self.published.columns.is_empty()
+            && !self.indexes_after
+            && self.bytes > size;
+        if !splittable {
+            return;
+        }
+        let mut parts = Vec::new();
+        for relation in &self.relations {
+            split(&self.published, relation, size, &mut parts);
+        }
+        if parts.len() > 1 {
+            self.parts = parts;
+        }
+    }
+
+    /// Whether the files are those of the snapshot.
+    pub(super) fn has_same_files(&self) -> bool {
+        self.relations.iter().all(|relation| relation.same_file)
+    }
+
+    /// What LOCK TABLE takes.
+    pub(super) fn lock_name(&self) -> String {
+        let only = if self.published.partitioned { "" } else { "ONLY " };
+        format!("{only}{}", self.published.sql_name())
+    }
+}
+
+/// The size is read before the file node: what rewrites a table holds a lock that reading its size
+/// waits for, so if the file node is still the same then, the size was that of the same file.
+const SIZES_SQL: &str = "\
+WITH RECURSIVE tree AS (
+  SELECT c.oid AS root, c.oid, c.relkind FROM pg_catalog.pg_class c
+  WHERE c.oid = ANY ('{OIDS}'::pg_catalog.oid[])
+  UNION ALL
+  SELECT t.root, p.oid, p.relkind FROM tree t
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p'
+  JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid
+)
+SELECT t.root, c.oid, n.nspname, c.relname, c.relkind = 'r', c.relfilenode,
+       coalesce(pg_catalog.pg_relation_size(c.oid), 0),
+       coalesce(pg_catalog.pg_relation_size(nullif(c.reltoastrelid, 0)), 0),
+       coalesce(pg_catalog.pg_relation_filenode(c.oid), 0),
+       c.oid = t.root OR (pg_catalog.has_table_privilege(c.oid, 'SELECT')
+                          AND NOT pg_catalog.row_security_active(c.oid)),
+       pg_catalog.current_setting('block_size'), c.reltuples
+FROM tree t
+JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.relkind <> 'p'
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ORDER BY t.root, n.nspname, c.relname";
+
+/// Reads the sizes under the session's snapshot. Each table is one part.
+pub(super) fn items(
+    source: &mut Session,
+    tables: Vec<(PublishedTable, SubscriberTable)>,
+    allow_binary: bool,
+    servers: Servers,
+) -> Result<Vec<Item>> {
+    let oids: Vec<_> = tables.iter().map(|(published, _)| published.oid.to_string()).collect();
+    let failed = |e: &wire::Error| Failure::publisher(e, "reading the sizes of its tables");
+    let results =
+        source.simple(&SIZES_SQL.replace("OIDS", &oids.join(","))).map_err(|e| failed(&e))?;
+    let rows = results.first().ok_or_else(|| Failure::internal("a query returned nothing"))?;
+    let mut relations = FxHashMap::<u32, Vec<Relation>>::default();
+    for row in rows.iter() {
+        let (filenode, now): (u32, u32) = (field(&row, 5)?, field(&row, 8)?);
+        let (main_bytes, toast_bytes): (u64, u64) = (field(&row, 6)?, field(&row, 7)?);
+        let (block_size, tuples): (u64, f64) = (field(&row, 10)?, field(&row, 11)?);
+        relations.entry(field(&row, 0)?).or_default().push(Relation {
+            oid: field(&row, 1)?,
+            schema: field(&row, 2)?,
+            name: field(&row, 3)?,
+            filenode,
+            same_file: filenode == now,
+            direct: boolean(&row, 4)? && boolean(&row, 9)?,
+            blocks: main_bytes.div_ceil(block_size),
+            bytes: main_bytes + toast_bytes,
+            // Before the first ANALYZE or VACUUM it is -1, or 0.
+            rows: if tuples > 0.0 { tuples } else { main_bytes as f64 / USUAL_ROW },
+        });
+    }
+    let items = tables.into_iter().map(|(published, subscriber)| {
+        let relations = relations.remove(&published.oid).unwrap_or_default();
+        let bytes = relations.iter().map(|relation| relation.bytes).sum();
+        let rows = relations.iter().map(|relation| relation.rows).sum();
+        let parts = vec![Part { source: published.copy_source(), bytes }];
+        let binary = allow_binary && subscriber.takes_binary(&published);
+        let misread = subscriber.misread_columns(&published, servers, binary);
+        Item {
+            published,
+            subscriber,
+            binary,
+            misread,
+            relations,
+            bytes,
+            rows,
+            indexes_after: false,
+            parts,
+            generation: 0,
+        }
+    });
+    Ok(items.collect())
+}
+
+/// Ranges of blocks, each of about `split_size` bytes. The last one has no end.
+fn split(published: &PublishedTable, relation: &Relation, split_size: u64, parts: &mut Vec<Part>) {
+    let blocks = relation.blocks;
+    let ranges = relation.bytes.div_ceil(split_size.max(1)).clamp(1, blocks.max(1));
+    let name = relation.sql_name();
+    for range in 0..ranges {
+        let (from, to) = (blocks * range / ranges, blocks * (range + 1) / ranges);
+        let mut conditions = Vec::new();
+        if range > 0 {
+            conditions.push(format!("ctid >= '({from},0)'"));
+        }
+        if range + 1 < ranges {
+            conditions.push(format!("ctid < '({to},0)'"));
+        }
+        parts.push(Part {
+            source: published.copy_source_of(&name, &conditions),
+            bytes: relation.bytes / ranges,
+        });
+    }
+}
+
+/// A piece of work for one pair of sessions; tables by their index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Job {
+    /// Small tables, one after the other without waiting.
+    Batch(Vec<usize>),
+    /// All of a table.
+    Table(usize),
+    /// One part of a table.
+    Part(usize, usize),
+    /// Statistics of tables that are copied.
+    Analyze(Vec<usize>),
+}
+
+/// Tables without rows, and the jobs that the others make: largest first, so that none is left
+/// over at the end.
+pub(super) fn jobs(items: &[Item]) -> (Vec<usize>, VecDeque<Job>) {
+    let (mut empty, mut small, mut large) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, item) in items.iter().enumerate() {
+        if item.is_empty() && item.has_same_files() {
+            empty.push(index);
+        } else if item.is_split() {
+            let parts = 0..item.parts.len();
+            large.extend(parts.map(|number| (item.bytes, Job::Part(index, number))));
+        } else if item.bytes <= SMALL_BYTES && !item.published.columns.is_empty() {
+            small.push(index);
+        } else {
+            large.push((item.bytes, Job::Table(index)));
+        }
+    }
+    // Stable: the parts of a table stay together, in the order of its blocks.
+    large.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    let mut jobs: VecDeque<_> = large.into_iter().map(|(_, job)| job).collect();
+    let mut batch = Vec::new();
+    let mut bytes = 0;
+    for index in small {
+        if batch.len() >= BATCH_TABLES || bytes + items[index].bytes > BATCH_BYTES {
+            jobs.push_back(Job::Batch(std::mem::take(&mut batch)));
+            bytes = 0;
+        }
+        bytes += items[index].bytes;
+        batch.push(index);
+    }
+    if !batch.is_empty() {
+        jobs.push_back(Job::Batch(batch));
+    }
+    (empty, jobs)
+}

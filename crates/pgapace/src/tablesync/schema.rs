@@ -1,0 +1,226 @@
+//! The publisher's schema on the subscriber, by `pg_dump`, `psql` and `pg_restore` of the PATH: tables
+//! and what they need before they are copied, indexes, constraints and triggers after it.
+//!
+//! How far it has come is recorded with it: what comes before the copy, in one transaction with
+//! the record; what comes after it cannot be one transaction, and is ended item by item if it was
+//! interrupted.
+
+use std::fs::DirBuilder;
+use std::io::Read;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use wire::{ConnInfo, Session};
+
+use crate::error::{Class, Failure, Result};
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::state::{self, SchemaCopy, SubscriptionId};
+
+const POLL: Duration = Duration::from_millis(20);
+/// What the tools of any version take in a connection string. Passwords go by the environment.
+const KEYS: &[&str] = &[
+    "host",
+    "hostaddr",
+    "port",
+    "user",
+    "dbname",
+    "connect_timeout",
+    "options",
+    "passfile",
+    "sslmode",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
+    "sslcrl",
+    "ssl_min_protocol_version",
+    "ssl_max_protocol_version",
+    "gssencmode",
+    "krbsrvname",
+    "target_session_attrs",
+];
+/// SQLSTATEs of items that are there already: relation, object, second primary key.
+const THERE_ALREADY: [&str; 3] = ["42P07", "42710", "42P16"];
+
+/// What the schema is copied between.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SchemaCopier<'a> {
+    pub(crate) publisher: &'a ConnInfo,
+    pub(crate) subscriber: &'a ConnInfo,
+    pub(crate) id: SubscriptionId,
+    /// Indexes that are built at once.
+    pub(crate) jobs: usize,
+    pub(crate) shutdown: &'a Shutdown,
+}
+
+impl SchemaCopier<'_> {
+    /// Makes the tables, in one transaction with the record that they are there.
+    pub(crate) fn before(&self) -> Result<()> {
+        let directory = Directory::create()?;
+        let file = directory.0.join("pre-data.sql");
+        tracing::info!("copying the schema: tables, types, functions");
+        self.dump("pre-data", "plain", &file)?;
+        let record = format!(
+            "UPDATE pgapace.subscription SET schema_copy = '{}' WHERE id = {}",
+            SchemaCopy::After.name(),
+            self.id.0
+        );
+        let mut psql = tool("psql", self.subscriber);
+        psql.args(["--no-psqlrc", "--quiet", "--single-transaction", "-v", "ON_ERROR_STOP=1"])
+            .arg("-f")
+            .arg(&file)
+            .args(["-c", &record]);
+        let (succeeded, said) = self.run(psql, "psql")?;
+        if succeeded {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Class::Subscriber,
+            "the publisher's schema cannot be made on the subscriber",
+        )
+        .detail(said)
+        .hint("Nothing of it was made. Create the tables yourself, and leave out --schema."))
+    }
+
+    /// Makes what was left out for the copy to be fast.
+    pub(crate) fn after(&self, control: &mut Session, begun: bool) -> Result<()> {
+        let directory = Directory::create()?;
+        let failed = |said: String| {
+            Failure::new(
+                Class::Subscriber,
+                "an index or constraint cannot be made on the subscriber",
+            )
+            .detail(said)
+            .hint("The tables are copied. Mend it, and start pgapace again: it makes the rest.")
+        };
+        tracing::info!("copying the schema: indexes, constraints, triggers");
+        if begun {
+            let file = directory.0.join("post-data.sql");
+            self.dump("post-data", "plain", &file)?;
+            let mut psql = tool("psql", self.subscriber);
+            psql.args(["--no-psqlrc", "--quiet", "-v", "VERBOSITY=sqlstate", "-f"]).arg(&file);
+            let (_, said) = self.run(psql, "psql")?;
+            let unexpected: Vec<_> = said
+                .lines()
+                .filter(|line| line.contains("ERROR:") || line.contains("FATAL:"))
+                .filter(|line| !THERE_ALREADY.iter().any(|code| line.contains(code)))
+                .collect();
+            if !unexpected.is_empty() {
+                return Err(failed(unexpected.join("; ")));
+            }
+        } else {
+            state::set_schema_copy(control, self.id, Some(SchemaCopy::Begun))?;
+            let file = directory.0.join("post-data.dump");
+            self.dump("post-data", "custom", &file)?;
+            let mut restore = tool("pg_restore", self.subscriber);
+            restore
+                .args(["--no-owner", "--no-privileges", "--exit-on-error"])
+                .arg(format!("--jobs={}", self.jobs))
+                .arg(&file);
+            let (succeeded, said) = self.run(restore, "pg_restore")?;
+            if !succeeded {
+                return Err(failed(said));
+            }
+        }
+        state::set_schema_copy(control, self.id, None)
+    }
+
+    fn dump(&self, section: &str, format: &str, file: &Path) -> Result<()> {
+        let mut dump = tool("pg_dump", self.publisher);
+        dump.args(["--no-owner", "--no-privileges", "--no-publications", "--no-subscriptions"])
+            .args(["--exclude-schema=pgapace"])
+            .arg(format!("--section={section}"))
+            .arg(format!("--format={format}"))
+            .arg("--file")
+            .arg(file);
+        let (succeeded, said) = self.run(dump, "pg_dump")?;
+        if succeeded {
+            return Ok(());
+        }
+        Err(Failure::new(Class::Publisher, "the publisher's schema cannot be read")
+            .detail(said)
+            .hint("pg_dump must be of the publisher's version or a newer one."))
+    }
+
+    /// Runs a tool to its end. Returns whether it succeeded, and what it said.
+    fn run(&self, mut command: Command, name: &str) -> Result<(bool, String)> {
+        let mut child = command.spawn().map_err(|error| {
+            Failure::new(Class::Config, format!("cannot run {name}: {error}"))
+                .hint("--schema needs pg_dump, psql and pg_restore in the PATH.")
+        })?;
+        let mut errors = child.stderr.take();
+        let reader = std::thread::spawn(move || {
+            let mut said = Vec::new();
+            if let Some(errors) = &mut errors {
+                // What cannot be read is not shown.
+                let _ = errors.read_to_end(&mut said);
+            }
+            String::from_utf8_lossy(&said).trim().to_owned()
+        });
+        let ended = self.wait(&mut child, name);
+        let said = reader.join().unwrap_or_default();
+        Ok((ended?, said))
+    }
+
+    fn wait(&self, child: &mut Child, name: &str) -> Result<bool> {
+        let failed = |error| Failure::internal(format!("waiting for {name}: {error}"));
+        loop {
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                return Ok(status.success());
+            }
+            if self.shutdown.requested() {
+                child.kill().map_err(failed)?;
+                child.wait().map_err(failed)?;
+                return Err(Failure::new(Class::Stopped, "stopped while the schema was copied"));
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+fn tool(name: &str, info: &ConnInfo) -> Command {
+    let parts: Vec<_> = KEYS
+        .iter()
+        .filter_map(|key| info.get(key).map(|value| (key, value)))
+        .map(|(key, value)| format!("{key}='{}'", value.replace('\\', "\\\\").replace('\'', "\\'")))
+        .collect();
+    let mut command = Command::new(name);
+    command
+        .arg(format!("--dbname={}", parts.join(" ")))
+        .arg("--no-password")
+        .env("PGAPPNAME", "pgapace schema")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    match info.get("password") {
+        Some(password) => command.env("PGPASSWORD", password),
+        None => command.env_remove("PGPASSWORD"),
+    };
+    command
+}
+
+/// A directory of our own, gone with its value.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn create() -> Result<Self> {
+        let nanos = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |since| since.as_nanos());
+        let path =
+            std::env::temp_dir().join(format!("pgapace-schema-{}-{nanos}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
+            Failure::internal(format!("cannot create directory {}: {error}", path.display()))
+        })?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            tracing::warn!(%error, "cannot remove {}", self.0.display());
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! What copying needs to know of the subscriber's tables: much less than applying changes does, read
+//! for all of them in a constant number of queries.
+
+use wire::{Session, quote_ident};
+
+use crate::error::{Class, Failure, Result};
+use crate::publisher::publication::PublishedTable;
+use crate::subscriber::catalogue::{boolean, field, not_a_table};
+use crate::subscriber::elsewhere::{self, elsewhere};
+use crate::subscriber::format::{MisreadColumn, Servers, agree, misread_columns};
+use crate::subscriber::mapping::place_columns;
+use crate::subscriber::state::name_array;
+
+/// Tables in one statement where each of them adds to its text.
+const TABLES_AT_ONCE: usize = 200;
+
+/// A subscriber table that something is to be copied into.
+#[derive(Debug, Clone)]
+pub(crate) struct SubscriberTable {
+    schema: String,
+    name: String,
+    kind: String,
+    row_security: bool,
+    /// Whether the role may look into the table and copy into it.
+    permitted: bool,
+    /// Why its rows are not in it, if they are elsewhere.
+    elsewhere: Option<String>,
+    /// Whether there may be rows: its files, or those of its partitions, are not empty.
+    has_storage: bool,
+    columns: Vec<SubscriberColumn>,
+}
+
+#[derive(Debug, Clone)]
+struct SubscriberColumn {
+    name: String,
+    generated: bool,
+    base_type: u32,
+    type_kind: char,
+}
+
+impl SubscriberTable {
+    fn partitioned(&self) -> bool {
+        self.kind == "p"
+    }
+
+    /// The quoted, schema-qualified name.
+    pub(crate) fn sql_name(&self) -> String {
+        format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
+    }
+
+    /// The name as the source of a search or DML.
+    pub(crate) fn sql_only(&self) -> String {
+        if self.partitioned() { self.sql_name() } else { format!("ONLY {}", self.sql_name()) }
+    }
+
+    /// Schema and name.
+    pub(crate) fn names(&self) -> (&str, &str) {
+        (&self.schema, &self.name)
+    }
+
+    pub(crate) fn display_name(&self) -> String {
+        format!("{}.{}", self.schema, self.name)
+    }
+
+    /// Base type and kind of a column.
+    fn type_of(&self, column: &str) -> Option<(u32, char)> {
+        let local = self.columns.iter().find(|local| local.name == column)?;
+        Some((local.base_type, local.type_kind))
+    }
+
+    /// Whether the binary form of every published column is read as the same value.
+    pub(crate) fn takes_binary(&self, published: &PublishedTable) -> bool {
+        published.columns.iter().all(|column| {
+            self.type_of(&column.name)
+                .is_some_and(|local| agree((column.base_type, column.type_kind), local))
+        })
+    }
+
+    /// The columns whose values may be read as other values.
+    pub(super) fn misread_columns(
+        &self,
+        published: &PublishedTable,
+        servers: Servers,
+        binary: bool,
+    ) -> Vec<MisreadColumn> {
+        misread_columns(published, servers, binary, |column| self.type_of(column))
+    }
+
+    /// Checks that the published columns can be filled.
+    pub(super) fn check(&self, published: &PublishedTable) -> Result<()> {
+        if !matches!(self.kind.as_str(), "r" | "p") {
+            return Err(not_a_table(&self.schema, &self.name, &self.kind));
+        }
+        if let Some(found) = &self.elsewhere {
+            return Err(elsewhere::refused(&self.schema, &self.name, found));
+        }
+        if !self.permitted {
+            let (table, sql) = (&self.name, self.sql_name());
+            let mut failure = Failure::new(
+                Class::Subscriber,
+                format!("subscriber: permission denied for table {table}"),
+            )
+            .hint(format!("GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {sql} TO …;"));
+            failure.sqlstate = Some("42501".to_owned());
+            return Err(failure);
+        }
+        let names = published.columns.iter().map(|column| column.name.as_str());
+        let find = |name: &str| {
+            let index = self.columns.iter().position(|column| column.name == name)?;
+            Some((index, self.columns[index].generated))
+        };
+        place_columns(names, (&self.display_name(), &self.sql_name()), self.row_security, find)
+            .map(|_| ())
+    }
+}
+
+/// Privileges may also be granted by column.
+macro_rules! permitted {
+    ($table:literal) => {
+        concat!(
+            "(pg_catalog.has_table_privilege(",
+            $table,
+            ".oid, 'SELECT') OR pg_catalog.has_any_column_privilege(",
+            $table,
+            ".oid, 'SELECT')) AND (pg_catalog.has_table_privilege(",
+            $table,
+            ".oid, 'INSERT') OR pg_catalog.has_any_column_privilege(",
+            $table,
+            ".oid, 'INSERT'))"
+        )
+    };
+}
+
+/// Partitions that are no plain tables have no files: whether they hold rows is then to be asked.
+const TABLES_SQL: &str = concat!(
+    "\
+WITH RECURSIVE wanted AS (
+  SELECT w.ord, c.oid, c.relkind
+  FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
+    WITH ORDINALITY AS w (schema_name, table_name, ord)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name
+), tree AS (
+  SELECT w.ord, w.oid, w.relkind FROM wanted w
+  UNION ALL
+  SELECT t.ord, p.oid, p.relkind FROM tree t
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p'
+  JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid
+)
+SELECT w.ord, w.relkind, pg_catalog.row_security_active(w.oid),
+       ",
+    permitted!("w"),
+    ",
+       (SELECT pg_catalog.bool_or(CASE t.relkind WHEN 'r' THEN pg_catalog.pg_relation_size(t.oid) > 0
+                                                 ELSE t.relkind <> 'p' END)
+        FROM tree t WHERE t.ord = w.ord),
+       ",
+    elsewhere!("(SELECT t.oid AS relid FROM tree t WHERE t.ord = w.ord)"),
+    "
+FROM wanted w"
+);
+
+/// As [`TABLES_SQL`], where no table is partitioned: a join of the tree with itself costs more
+/// than everything else.
+const PLAIN_TABLES_SQL: &str = concat!(
+    "\
+SELECT w.ord, c.relkind, pg_catalog.row_security_active(c.oid),
+       ",
+    permitted!("c"),
+    ",
+       pg_catalog.pg_relation_size(c.oid) > 0,
+       ",
+    elsewhere!("(SELECT c.oid AS relid)"),
+    "
+FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
+  WITH ORDINALITY AS w (schema_name, table_name, ord)
+JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
+JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name"
+);
+
+const COLUMNS_SQL: &str = "\
+WITH RECURSIVE chain AS (
+  SELECT w.ord, a.attnum, a.attname, a.attgenerated <> '' AS generated, a.atttypid AS typ
+  FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
+    WITH ORDINALITY AS w (schema_name, table_name, ord)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+  UNION ALL
+  SELECT c.ord, c.attnum, c.attname, c.generated, t.typbasetype
+  FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype = 'd'
+)
+SELECT c.ord, c.attname, c.generated, t.oid, t.typtype
+FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ
+WHERE t.typtype <> 'd'
+ORDER BY c.ord, c.attnum";
+
+/// The subscriber's tables of these names, in the same order; `None` where there is none.
+pub(crate) fn read(
+    session: &mut Session,
+    published: &[PublishedTable],
+) -> Result<Vec<Option<SubscriberTable>>> {
+    let failed = |e: &wire::Error| Failure::subscriber(e, "reading the catalogue of the tables");
+    let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
+    let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
+    let (schemas, names) = (name_array(&schemas), name_array(&names));
+    let arguments = [Some(schemas.as_str()), Some(names.as_str())];
+    let mut rows = session.query(PLAIN_TABLES_SQL, &arguments).map_err(|e| failed(&e))?;
+    if rows.iter().any(|row| row.get(1) == Some("p")) {
+        rows = session.query(TABLES_SQL, &arguments).map_err(|e| failed(&e))?;
+    }
+    let mut tables: Vec<Option<SubscriberTable>> = vec![None; published.len()];
+    for row in rows.iter() {
+        let ordinal: usize = field(&row, 0)?;
+        let named = &published[ordinal - 1];
+        tables[ordinal - 1] = Some(SubscriberTable {
+            schema: named.schema.clone(),
+            name: named.name.clone(),
+            kind: field(&row, 1)?,
+            row_security: boolean(&row, 2)?,
+            permitted: boolean(&row, 3)?,
+            elsewhere: row.get(5).map(str::to_owned),
+            has_storage: row.get(4) == Some("t"),
+            columns: Vec::new(),
+        });
+    }
+    for row in session.query(COLUMNS_SQL, &arguments).map_err(|e| failed(&e))?.iter() {
+        let ordinal: usize = field(&row, 0)?;
+        if let Some(table) = &mut tables[ordinal - 1] {
+            table.columns.push(SubscriberColumn {
+                name: field(&row, 1)?,
+                generated: boolean(&row, 2)?,
+                base_type: field(&row, 3)?,
+                type_kind: field(&row, 4)?,
+            });
+        }
+    }
+    Ok(tables)
+}
+
+/// What keeps a table from being copied.
+#[derive(Debug)]
+pub(crate) enum Obstacle {
+    /// The subscriber has none of this name.
+    Absent,
+    /// It has other columns, is no table, or the role lacks a privilege.
+    Unfit(Failure),
+    /// It holds rows.
+    NotEmpty,
+}
+
+impl Obstacle {
+    /// What is said of one table.
+    pub(crate) fn failure(self, table: &PublishedTable) -> Failure {
+        match self {
+            Self::Absent => absent(&[table.display_name()]),
+            Self::Unfit(failure) => failure,
+            Self::NotEmpty => not_empty(&table.display_name()),
+        }
+    }
+}
+
+fn absent(names: &[String]) -> Failure {
+    let message = format!("the subscriber lacks published tables: {}", names.join(", "));
+    Failure::new(Class::Mismatch, message).hint(
+        "Create them: pg_dump --schema-only PUBLISHER | psql SUBSCRIBER, or pass --schema on the first \
+         run; or take them out of the publication.",
+    )
+}
+
+fn not_empty(name: &str) -> Failure {
+    let message = format!("subscriber table {name} is not empty");
+    Failure::new(Class::Mismatch, message).hint(
+        "Empty it (TRUNCATE): it is then copied by itself. Or have it emptied and copied: pgapace \
+         resync. Or keep its rows beside the copied ones with --keep.",
+    )
+}
+
+/// The subscriber's tables, or what is wrong with each; `must_be_empty` says which may not hold rows.
+pub(crate) fn fit(
+    session: &mut Session,
+    published: &[PublishedTable],
+    must_be_empty: impl Fn(&PublishedTable) -> bool,
+) -> Result<Vec<std::result::Result<SubscriberTable, Obstacle>>> {
+    let judge = |(table, found): (&PublishedTable, Option<SubscriberTable>)| match found {
+        None => Err(Obstacle::Absent),
+        Some(found) => match found.check(table) {
+            Ok(()) => Ok(found),
+            Err(failure) => Err(Obstacle::Unfit(failure)),
+        },
+    };
+    let mut judged: Vec<_> = published.iter().zip(read(session, published)?).map(judge).collect();
+    let (mut asked, mut subscribers) = (Vec::new(), Vec::new());
+    for (index, found) in judged.iter().enumerate() {
+        if let Ok(subscriber) = found
+            && must_be_empty(&published[index])
+        {
+            asked.push(index);
+            subscribers.push(subscriber.clone());
+        }
+    }
+    for index in filled(session, &subscribers)? {
+        judged[asked[index]] = Err(Obstacle::NotEmpty);
+    }
+    Ok(judged)
+}
+
+/// Checks that the published tables are there and fit; every reason at once.
+pub(crate) fn fitting(
+    session: &mut Session,
+    published: &[PublishedTable],
+) -> Result<Vec<SubscriberTable>> {
+    let (mut missing, mut unfit, mut fits) = (Vec::new(), Vec::new(), Vec::new());
+    for (table, found) in published.iter().zip(fit(session, published, |_| false)?) {
+        match found {
+            Ok(found) => fits.push(found),
+            Err(Obstacle::Absent) => missing.push(table.display_name()),
+            Err(obstacle) => unfit.push(obstacle.failure(table)),
+        }
+    }
+    if !missing.is_empty() {
+        return Err(absent(&missing));
+    }
+    let reasons: Vec<_> = unfit.iter().map(|failure| failure.message.clone()).collect();
+    match unfit.into_iter().next() {
+        Some(first) => Err(Failure { message: reasons.join("; "), ..first }),
+        None => Ok(fits),
+    }
+}
+
+/// Which of the tables hold rows, as indexes.
+pub(crate) fn filled(session: &mut Session, tables: &[SubscriberTable]) -> Result<Vec<usize>> {
+    let mut found = Vec::new();
+    let asked: Vec<usize> = (0..tables.len()).filter(|index| tables[*index].has_storage).collect();
+    for some in asked.chunks(TABLES_AT_ONCE) {
+        let questions: Vec<_> = some
+            .iter()
+            .map(|index| {
+                format!("SELECT {index} WHERE EXISTS (SELECT 1 FROM {})", tables[*index].sql_only())
+            })
+            .collect();
+        let names = || match some {
+            [one] => tables[*one].display_name(),
+            _ => "tables".to_owned(),
+        };
+        let rows = session.query(&questions.join(" UNION ALL "), &[]).map_err(|e| {
+            Failure::subscriber(&e, &format!("looking whether {} are empty", names()))
+        })?;
+        for row in rows.iter() {
+            found.push(field(&row, 0)?);
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,602 @@
+//! What is recorded of table sync, in the transaction of the data, so that a crash leaves a table
+//! either copied or one that is known to be incomplete.
+//!
+//! Every statement fails, or affects no row, under an older epoch than the subscription's, and for
+//! a table in a state in which it cannot be: the next state is computed by [`after`].
+
+use engine::sync_lsn::SyncLsn;
+use engine::table_sync::{TableSyncEvent as Event, TableSyncState};
+use pgoutput::Lsn;
+use rustc_hash::FxHashMap;
+use wire::{Param, Session, quote_literal};
+
+use crate::error::{Failure, Result};
+use crate::publisher::publication::PublishedTable;
+use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::{SubscriptionId, name_array};
+
+/// Who copies: a later run has another epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) id: SubscriptionId,
+    pub(crate) epoch: i64,
+}
+
+impl Owner {
+    /// NULL, which the tables do not take, if a later run has raised the epoch.
+    pub(crate) fn sql(self) -> String {
+        format!(
+            "(SELECT s.id FROM pgapace.subscription s WHERE s.id = {} AND s.epoch = {})",
+            self.id.0, self.epoch
+        )
+    }
+}
+
+/// The state of relation `r` after an event, as SQL: NULL, which the column does not take, where
+/// [`TableSyncState`] has no such arrow.
+fn after(event: Event) -> String {
+    let arrow = |state: TableSyncState| {
+        let next = state.after(event).ok()?;
+        Some(format!("WHEN '{}' THEN '{}' ", state.name(), next.name()))
+    };
+    let arrows: String = TableSyncState::ALL.into_iter().filter_map(arrow).collect();
+    format!("CASE r.state {arrows}END")
+}
+
+/// The same for the end of a copy: a table that was copied beside the stream has a number.
+fn after_copy() -> String {
+    format!(
+        "CASE WHEN r.catch_up IS NULL THEN {} ELSE {} END",
+        after(Event::CopyDone { beside: false }),
+        after(Event::CopyDone { beside: true })
+    )
+}
+
+/// A complete copy has everything.
+const NOT_STALE: &str = "stale_lsn = NULL, stale_reason = NULL";
+
+/// Tables whose copy is complete, by the generation that was begun.
+#[derive(Debug, Default)]
+pub(crate) struct Complete {
+    schemas: Vec<String>,
+    names: Vec<String>,
+    rows: Vec<u64>,
+    generations: Vec<u64>,
+}
+
+impl Complete {
+    /// `rows` were copied of a table.
+    pub(crate) fn push(&mut self, table: &PublishedTable, rows: u64, generation: u32) {
+        self.schemas.push(table.schema.clone());
+        self.names.push(table.name.clone());
+        self.rows.push(rows);
+        self.generations.push(generation.into());
+    }
+
+    /// Records them with their sync LSN, as a part of the session's transaction.
+    pub(crate) fn record(&self, session: &mut Session, owner: Owner, sync_lsn: Lsn) -> Result<()> {
+        let arguments = self.arguments();
+        let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
+        session.execute(&record_sql(owner, sync_lsn), &arguments).map_err(|e| writing(&e))?;
+        Ok(())
+    }
+
+    /// Queues the same.
+    pub(crate) fn queue(
+        &self,
+        session: &mut Session,
+        owner: Owner,
+        sync_lsn: Lsn,
+    ) -> wire::Result<()> {
+        session.queue_parse("", &record_sql(owner, sync_lsn), &[]);
+        let arguments = self.arguments();
+        session.queue_bind("", arguments.iter().map(|text| Param::Text(text.as_bytes())))?;
+        session.queue_execute();
+        Ok(())
+    }
+
+    fn arguments(&self) -> [String; 4] {
+        [
+            name_array(&self.schemas),
+            name_array(&self.names),
+            number_array(&self.rows),
+            number_array(&self.generations),
+        ]
+    }
+}
+
+/// Another generation than the one that was begun has no next state.
+fn record_sql(owner: Owner, sync_lsn: Lsn) -> String {
+    format!(
+        "INSERT INTO pgapace.relation AS r \
+           (subscription, schema_name, table_name, state, generation, sync_lsn, snapshot_lsn, \
+            copied_rows, copied_at, copied_xid, parts, parts_done) \
+         SELECT {owner}, c.schema_name, c.table_name, 'ready', c.generation, '{sync_lsn}', '{sync_lsn}', \
+           c.rows, pg_catalog.now(), pg_catalog.pg_current_xact_id(), 1, 1 \
+         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                         pg_catalog.unnest($2::pg_catalog.text[]), \
+                         pg_catalog.unnest($3::pg_catalog.int8[]), \
+                         pg_catalog.unnest($4::pg_catalog.int4[])) \
+           AS c (schema_name, table_name, rows, generation) \
+         ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
+         SET state = CASE WHEN r.generation = excluded.generation THEN {state} END, \
+             sync_lsn = excluded.sync_lsn, snapshot_lsn = excluded.snapshot_lsn, \
+             copied_rows = excluded.copied_rows, copied_at = excluded.copied_at, \
+             copied_xid = excluded.copied_xid, parts = 1, parts_done = 1, {NOT_STALE}",
+        owner = owner.sql(),
+        state = after_copy()
+    )
+}
+
+/// Records the sync LSN of tables that are not copied.
+pub(crate) fn set_sync_lsns(
+    session: &mut Session,
+    owner: Owner,
+    tables: &[PublishedTable],
+    sync_lsn: Lsn,
+) -> Result<()> {
+    let schemas: Vec<_> = tables.iter().map(|table| table.schema.clone()).collect();
+    let names: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
+    let sql = format!(
+        "INSERT INTO pgapace.relation AS r \
+           (subscription, schema_name, table_name, state, sync_lsn, copied_xid, published_by) \
+         SELECT {owner}, c.schema_name, c.table_name, 'ready', '{sync_lsn}', \
+           pg_catalog.pg_current_xact_id(), c.published_by \
+         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                         pg_catalog.unnest($2::pg_catalog.text[]), \
+                         pg_catalog.unnest($3::pg_catalog.text[])) \
+           AS c (schema_name, table_name, published_by) \
+         ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
+         SET state = {state}, sync_lsn = excluded.sync_lsn, copied_xid = excluded.copied_xid, \
+             catch_up = NULL, published_by = excluded.published_by",
+        owner = owner.sql(),
+        state = after(Event::NoCopyWanted)
+    );
+    let by: Vec<_> = tables.iter().map(|table| table.published_by.to_string()).collect();
+    session
+        .execute(
+            &sql,
+            &[Some(&name_array(&schemas)), Some(&name_array(&names)), Some(&name_array(&by))],
+        )
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Tables that are about to be copied: bytes on the publisher, and parts.
+#[derive(Debug, Default)]
+pub(crate) struct Begun {
+    schemas: Vec<String>,
+    names: Vec<String>,
+    bytes: Vec<u64>,
+    parts: Vec<u64>,
+    published_by: Vec<String>,
+}
+
+impl Begun {
+    pub(crate) fn push(&mut self, table: &PublishedTable, bytes: u64, parts: usize) {
+        self.schemas.push(table.schema.clone());
+        self.names.push(table.name.clone());
+        self.bytes.push(bytes);
+        self.parts.push(parts as u64);
+        self.published_by.push(table.published_by.to_string());
+    }
+
+    /// Records them, each with a new generation, which is returned by schema and name. No part of a
+    /// table may be in the subscriber yet.
+    pub(crate) fn record(
+        &self,
+        session: &mut Session,
+        owner: Owner,
+        lsn: Lsn,
+    ) -> Result<FxHashMap<(String, String), u32>> {
+        let sql = format!(
+            "INSERT INTO pgapace.relation AS r \
+               (subscription, schema_name, table_name, state, generation, snapshot_lsn, \
+                publisher_bytes, parts, published_by) \
+             SELECT {owner}, c.schema_name, c.table_name, 'datasync', 1, '{lsn}', c.bytes, c.parts, \
+               c.published_by \
+             FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                             pg_catalog.unnest($2::pg_catalog.text[]), \
+                             pg_catalog.unnest($3::pg_catalog.int8[]), \
+                             pg_catalog.unnest($4::pg_catalog.int8[]), \
+                             pg_catalog.unnest($5::pg_catalog.text[])) \
+               AS c (schema_name, table_name, bytes, parts, published_by) \
+             ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
+             SET state = {state}, generation = r.generation + 1, sync_lsn = NULL, \
+                 snapshot_lsn = excluded.snapshot_lsn, copied_rows = NULL, \
+                 publisher_bytes = excluded.publisher_bytes, parts = excluded.parts, parts_done = 0, \
+                 published_by = excluded.published_by \
+             RETURNING r.schema_name, r.table_name, r.generation",
+            owner = owner.sql(),
+            state = after(Event::CopyBegun)
+        );
+        let (schemas, names) = (name_array(&self.schemas), name_array(&self.names));
+        let (bytes, parts) = (number_array(&self.bytes), number_array(&self.parts));
+        let by = name_array(&self.published_by);
+        let rows = session
+            .query(&sql, &[Some(&schemas), Some(&names), Some(&bytes), Some(&parts), Some(&by)])
+            .map_err(|e| writing(&e))?;
+        rows.iter().map(|row| Ok(((field(&row, 0)?, field(&row, 1)?), field(&row, 2)?))).collect()
+    }
+}
+
+/// Records one part of a table, as the last statement of the transaction that copies it; with the
+/// last part the table has its sync LSN. Returns whether it was the last one.
+///
+/// The row of the table is locked from here to the COMMIT, so parts are counted exactly.
+pub(crate) fn part_done(
+    session: &mut Session,
+    owner: Owner,
+    table: &PublishedTable,
+    generation: u32,
+    rows: u64,
+) -> Result<bool> {
+    let sql = format!(
+        "UPDATE pgapace.relation r SET parts_done = parts_done + 1, \
+           state = CASE WHEN parts_done + 1 = parts THEN {done} ELSE {part} END, \
+           copied_rows = coalesce(copied_rows, 0) + {rows}, copied_at = pg_catalog.now(), \
+           copied_xid = pg_catalog.pg_current_xact_id(), \
+           sync_lsn = CASE WHEN parts_done + 1 = parts THEN snapshot_lsn END, {NOT_STALE} \
+         WHERE subscription = {owner} AND schema_name = {} AND table_name = {} \
+           AND generation = {generation} AND parts_done < parts \
+         RETURNING sync_lsn IS NOT NULL",
+        quote_literal(&table.schema),
+        quote_literal(&table.name),
+        owner = owner.sql(),
+        done = after_copy(),
+        part = after(Event::PartDone)
+    );
+    let rows = session.query(&sql, &[]).map_err(|e| writing(&e))?;
+    match rows.first().and_then(|row| row.get(0)) {
+        Some(last) => Ok(last == "t"),
+        None => Err(Failure::internal(format!(
+            "the copy of {} was begun by another run",
+            table.display_name()
+        ))
+        .transient(true)),
+    }
+}
+
+/// Takes back what is recorded of tables that are emptied: to be sent with what empties them.
+pub(crate) fn reset_sql(owner: Owner, tables: &[(&str, &str)]) -> String {
+    let names: Vec<_> = tables
+        .iter()
+        .map(|(schema, name)| format!("({}, {})", quote_literal(schema), quote_literal(name)))
+        .collect();
+    format!(
+        "UPDATE pgapace.relation SET copied_rows = NULL, parts_done = 0, empty_first = false, \
+           empty_snapshot = NULL \
+         WHERE subscription = {} AND (schema_name, table_name) IN ({})",
+        owner.sql(),
+        names.join(", ")
+    )
+}
+
+/// A table that is copied while others stream, from then until it has caught up with them.
+#[derive(Debug, Clone)]
+pub(crate) struct CatchUp {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    /// Under which its own progress is recorded.
+    pub(crate) number: SubscriptionId,
+    /// The LSN of its snapshot.
+    pub(crate) sync_lsn: SyncLsn,
+    /// Its changes up to here are in it.
+    pub(crate) through: Lsn,
+}
+
+/// What a table is that is blocked, after its state: nothing of a copy counts any more.
+const BLOCKED: &str = "sync_lsn = NULL, catch_up = NULL, \
+                       empty_first = r.empty_first OR r.parts_done > 0, \
+                       blocked_since = coalesce(r.blocked_since, pg_catalog.now())";
+
+/// Why a table is stale that no copy follows.
+const NOT_COPIED: &str = "its changes were not applied while it was blocked, and tables that join are \
+                          not copied (--copy-data=false)";
+
+/// Blocks a table that cannot be copied, or renews the reason. `lacks_from`: no copy follows, so it
+/// lacks what commits from there on.
+pub(crate) fn block(
+    session: &mut Session,
+    owner: Owner,
+    (schema, name): (&str, &str),
+    reason: &str,
+    lacks_from: Option<Lsn>,
+) -> Result<()> {
+    let (lsn, why) = match lacks_from {
+        Some(lsn) => (quote_literal(&lsn.to_string()), quote_literal(NOT_COPIED)),
+        None => ("NULL".to_owned(), "NULL".to_owned()),
+    };
+    let sql = format!(
+        "WITH blocked AS ( \
+           INSERT INTO pgapace.relation AS r \
+             (subscription, schema_name, table_name, state, reason, blocked_since, stale_lsn, \
+              stale_reason) \
+           VALUES ({owner}, $1, $2, 'blocked', $3, pg_catalog.now(), {lsn}, {why}) \
+           ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
+           SET state = {state}, reason = excluded.reason, \
+             stale_lsn = coalesce(r.stale_lsn, excluded.stale_lsn), \
+             stale_reason = coalesce(r.stale_reason, excluded.stale_reason), {BLOCKED} \
+           RETURNING r.subscription) \
+         UPDATE pgapace.stat_subscription SET tables_blocked = tables_blocked + 1 \
+         WHERE subscription = (SELECT b.subscription FROM blocked b)",
+        owner = owner.sql(),
+        state = after(Event::CannotCopy)
+    );
+    let arguments = [Some(schema), Some(name), Some(reason)];
+    session.execute(&sql, &arguments).map(|_| ()).map_err(|e| writing(&e))
+}
+
+/// Blocks a table of which a change could not be applied: it lacks what commits from there on, until
+/// it is copied again. Returns whether it was one like the others.
+pub(crate) fn block_member(
+    session: &mut Session,
+    owner: Owner,
+    (schema, name): (&str, &str),
+    reason: &str,
+    from: Lsn,
+) -> Result<bool> {
+    let sql = format!(
+        "WITH before AS ( \
+           SELECT catch_up FROM pgapace.relation \
+           WHERE subscription = {owner} AND schema_name = $1 AND table_name = $2), \
+         blocked AS ( \
+           UPDATE pgapace.relation r SET state = {state}, reason = $3, \
+             stale_lsn = least(r.stale_lsn, '{from}'), stale_reason = $3, {BLOCKED} \
+           WHERE subscription = {owner} AND schema_name = $1 AND table_name = $2 \
+             AND sync_lsn IS NOT NULL RETURNING r.subscription), \
+         forgotten AS ( \
+           DELETE FROM pgapace.progress WHERE subscription IN (SELECT b.catch_up FROM before b)) \
+         UPDATE pgapace.stat_subscription SET tables_blocked = tables_blocked + 1 \
+         WHERE subscription = (SELECT b.subscription FROM blocked b)",
+        owner = owner.sql(),
+        state = after(Event::CannotApply)
+    );
+    let arguments = [Some(schema), Some(name), Some(reason)];
+    let changed = session.execute(&sql, &arguments).map_err(|e| writing(&e))?;
+    Ok(changed > 0)
+}
+
+/// What keeps a table from being copied is gone: it is to be copied.
+pub(crate) fn unblock(
+    session: &mut Session,
+    owner: Owner,
+    (schema, name): (&str, &str),
+) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.relation r SET state = {state}, {WANTED} \
+         WHERE subscription = {owner} AND schema_name = $1 AND table_name = $2 \
+           AND state = 'blocked'",
+        state = after(Event::CopyWanted),
+        owner = owner.sql()
+    );
+    session.execute(&sql, &[Some(schema), Some(name)]).map(|_| ()).map_err(|e| writing(&e))
+}
+
+/// What is left of a table that is to be copied, after its state.
+const WANTED: &str = "sync_lsn = NULL, empty_first = r.empty_first OR r.requested IS NOT NULL, \
+                      requested = NULL, reason = NULL, blocked_since = NULL";
+
+/// Takes up all requests but those for tables that catch up, before anything is applied.
+pub(crate) fn accept_requests(session: &mut Session, owner: Owner) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.relation r SET state = {state}, {WANTED} \
+         WHERE subscription = {owner} AND requested IS NOT NULL AND state <> '{catchup}'",
+        state = after(Event::CopyWanted),
+        owner = owner.sql(),
+        catchup = TableSyncState::CatchUp.name()
+    );
+    session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
+}
+
+/// Records that tables are going to be copied while others stream; that takes up requests for them.
+pub(crate) fn begin_catch_up(
+    session: &mut Session,
+    owner: Owner,
+    names: &[(String, String)],
+) -> Result<()> {
+    let (schemas, tables): (Vec<_>, Vec<_>) = names.iter().cloned().unzip();
+    // Of copies that were given up.
+    let sql = format!(
+        "DELETE FROM pgapace.progress WHERE subscription IN \
+           (SELECT r.catch_up FROM pgapace.relation r \
+            WHERE r.subscription = {} AND r.sync_lsn IS NULL)",
+        owner.sql()
+    );
+    session.simple(&sql).map_err(|e| writing(&e))?;
+    let sql = format!(
+        "INSERT INTO pgapace.relation AS r (subscription, schema_name, table_name, catch_up) \
+         SELECT {owner}, c.schema_name, c.table_name, - pg_catalog.nextval('pgapace.catch_up') \
+         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                         pg_catalog.unnest($2::pg_catalog.text[])) \
+           AS c (schema_name, table_name) \
+         ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
+         SET state = {state}, catch_up = excluded.catch_up, {WANTED}",
+        owner = owner.sql(),
+        state = after(Event::CopyWanted)
+    );
+    session
+        .execute(&sql, &[Some(&name_array(&schemas)), Some(&name_array(&tables))])
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Tables that are copied and have not caught up.
+pub(crate) fn catching_up(session: &mut Session, id: SubscriptionId) -> Result<Vec<CatchUp>> {
+    let sql = "SELECT r.schema_name, r.table_name, r.catch_up, r.sync_lsn, \
+                 coalesce((SELECT p.lsn FROM pgapace.progress p \
+                   WHERE p.subscription = r.catch_up ORDER BY p.lsn DESC LIMIT 1), r.sync_lsn) \
+               FROM pgapace.relation r WHERE r.subscription = $1::pg_catalog.int4 \
+                 AND r.state = 'catchup' \
+               ORDER BY r.schema_name, r.table_name";
+    let rows = session
+        .query(sql, &[Some(&id.0.to_string())])
+        .map_err(|e| Failure::subscriber(&e, "looking for tables that catch up"))?;
+    let table = |row: wire::Row<'_>| {
+        Ok(CatchUp {
+            schema: field(&row, 0)?,
+            name: field(&row, 1)?,
+            number: SubscriptionId(field(&row, 2)?),
+            sync_lsn: SyncLsn(field(&row, 3)?),
+            through: field(&row, 4)?,
+        })
+    };
+    rows.iter().map(table).collect()
+}
+
+/// Gives a table that was copied a progress of its own, which begins with its sync LSN, unless it has
+/// one.
+pub(crate) fn start_catch_up(session: &mut Session, owner: Owner, table: &CatchUp) -> Result<()> {
+    let sql = format!(
+        "INSERT INTO pgapace.progress (subscription, lsn, predecessor, epoch) \
+         SELECT {number}, '{sync_lsn}', '0/0', \
+           (SELECT s.epoch FROM pgapace.subscription s WHERE s.id = {id} AND s.epoch = {epoch}) \
+         WHERE NOT EXISTS (SELECT 1 FROM pgapace.progress p WHERE p.subscription = {number})",
+        number = table.number.0,
+        sync_lsn = table.sync_lsn.0,
+        id = owner.id.0,
+        epoch = owner.epoch
+    );
+    session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
+}
+
+/// Tables have caught up: from here on the subscription's progress is theirs. Everything that was
+/// committed before is durable with it.
+pub(crate) fn end_catch_up(
+    session: &mut Session,
+    owner: Owner,
+    numbers: &[SubscriptionId],
+) -> Result<()> {
+    let numbers: Vec<_> = numbers.iter().map(|number| number.0.to_string()).collect();
+    let numbers = numbers.join(", ");
+    let sql = format!(
+        "UPDATE pgapace.relation r SET state = {state}, catch_up = NULL \
+           WHERE subscription = {owner} AND catch_up IN ({numbers}); \
+         DELETE FROM pgapace.progress WHERE subscription IN ({numbers}) \
+           AND {owner} IS NOT NULL",
+        owner = owner.sql(),
+        state = after(Event::CaughtUp)
+    );
+    session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
+}
+
+/// The changes that a table lacks are not sent any more: it is emptied and copied again.
+pub(crate) fn copy_again(session: &mut Session, owner: Owner, table: &CatchUp) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.relation r SET state = {state}, sync_lsn = NULL, catch_up = NULL, \
+           empty_first = true, publisher_bytes = NULL \
+           WHERE subscription = {owner} AND catch_up = {number}; \
+         DELETE FROM pgapace.progress WHERE subscription = {number} AND {owner} IS NOT NULL",
+        owner = owner.sql(),
+        number = table.number.0,
+        state = after(Event::ChangesLost)
+    );
+    session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
+}
+
+/// Asks for copies of tables that are not part of the subscription yet.
+pub(crate) fn request(
+    session: &mut Session,
+    id: SubscriptionId,
+    tables: &[PublishedTable],
+) -> Result<()> {
+    upsert_request(session, id, tables, "NULL", "NOTHING")
+}
+
+/// Records which tables hold rows that are to be removed before their copy, and under which snapshot of
+/// the subscriber that was decided.
+pub(crate) fn decide_to_empty(
+    session: &mut Session,
+    id: SubscriptionId,
+    tables: &[(PublishedTable, String)],
+) -> Result<()> {
+    let schemas: Vec<_> = tables.iter().map(|(table, _)| table.schema.clone()).collect();
+    let names: Vec<_> = tables.iter().map(|(table, _)| table.name.clone()).collect();
+    let snapshots: Vec<_> = tables.iter().map(|(_, snapshot)| snapshot.clone()).collect();
+    let sql = format!(
+        "INSERT INTO pgapace.relation \
+           (subscription, schema_name, table_name, empty_first, empty_snapshot) \
+         SELECT {}, c.schema_name, c.table_name, true, c.snapshot \
+         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                         pg_catalog.unnest($2::pg_catalog.text[]), \
+                         pg_catalog.unnest($3::pg_catalog.text[])) \
+           AS c (schema_name, table_name, snapshot) \
+         ON CONFLICT (subscription, schema_name, table_name) DO NOTHING",
+        id.0
+    );
+    let arguments = [name_array(&schemas), name_array(&names), name_array(&snapshots)];
+    let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
+    session.execute(&sql, &arguments).map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Asks for tables to be emptied and copied again. That is all that a verb says about a table: a
+/// copy may be going on.
+pub(crate) fn request_again(
+    session: &mut Session,
+    id: SubscriptionId,
+    tables: &[PublishedTable],
+) -> Result<()> {
+    let update = "UPDATE SET requested = excluded.requested";
+    upsert_request(session, id, tables, "pg_catalog.now()", update)
+}
+
+fn upsert_request(
+    session: &mut Session,
+    id: SubscriptionId,
+    tables: &[PublishedTable],
+    requested: &str,
+    otherwise: &str,
+) -> Result<()> {
+    let schemas: Vec<_> = tables.iter().map(|table| table.schema.clone()).collect();
+    let names: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
+    let sql = format!(
+        "INSERT INTO pgapace.relation (subscription, schema_name, table_name, requested) \
+         SELECT {}, c.schema_name, c.table_name, {requested} \
+         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                         pg_catalog.unnest($2::pg_catalog.text[])) \
+           AS c (schema_name, table_name) \
+         ON CONFLICT (subscription, schema_name, table_name) DO {otherwise}",
+        id.0
+    );
+    session
+        .execute(&sql, &[Some(&name_array(&schemas)), Some(&name_array(&names))])
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// A table that is to be copied.
+#[derive(Debug)]
+pub(crate) struct Requested {
+    /// Schema and name.
+    pub(crate) name: (String, String),
+    /// A copy was asked for, or begun: it is made even if tables that join are not copied.
+    pub(crate) explicitly: bool,
+}
+
+/// Tables that are to be copied. Among them are those that somebody copies now.
+pub(crate) fn requested(session: &mut Session, id: SubscriptionId) -> Result<Vec<Requested>> {
+    let sql = "SELECT schema_name, table_name, \
+                 requested IS NOT NULL OR empty_first OR state = 'datasync' \
+               FROM pgapace.relation \
+               WHERE subscription = $1::pg_catalog.int4 AND (state IN ('init', 'datasync') \
+                 OR requested IS NOT NULL AND state <> 'catchup')";
+    let rows = session
+        .query(sql, &[Some(&id.0.to_string())])
+        .map_err(|e| Failure::subscriber(&e, "looking for tables that are to be copied"))?;
+    rows.iter()
+        .map(|row| {
+            let name = (field(&row, 0)?, field(&row, 1)?);
+            Ok(Requested { name, explicitly: boolean(&row, 2)? })
+        })
+        .collect()
+}
+
+fn number_array(numbers: &[u64]) -> String {
+    let texts: Vec<_> = numbers.iter().map(u64::to_string).collect();
+    format!("{{{}}}", texts.join(","))
+}
+
+fn writing(error: &wire::Error) -> Failure {
+    Failure::subscriber(error, "recording the state of table sync in schema pgapace")
+}

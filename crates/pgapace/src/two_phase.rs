@@ -1,0 +1,137 @@
+//! What is settled about prepared transactions before a stream is started.
+
+use std::time::Duration;
+
+use wire::Session;
+
+use crate::config::Subscription as Config;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::slot;
+use crate::subscriber::state::prepared::{self, Known, Standing};
+use crate::subscriber::state::{Subscription, SubscriptionId};
+
+/// Decides whether prepared transactions are sent at their PREPARE, and has the slot agree as far as
+/// that is not done by the start of the stream: it is never begun before all tables are copied.
+///
+/// Where they are sent only when they are committed, none can stay prepared on the subscriber: all of
+/// it would come once more, and wait for its own locks.
+pub(crate) fn settle(
+    config: &Config,
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+    slot_is_two_phase: bool,
+) -> Result<bool> {
+    let version = source.server_version();
+    match config.two_phase {
+        Some(true) if version.major() < 15 => {
+            return Err(Failure::new(
+                Class::Publisher,
+                "the publisher decodes two-phase transactions only from PostgreSQL 15 on",
+            )
+            .hint("Leave --two-phase off: they are then applied when they are committed."));
+        }
+        Some(true) => return Ok(true),
+        None if slot_is_two_phase => return Ok(true),
+        Some(false) if slot_is_two_phase && version.major() < 18 => {
+            tracing::warn!(
+                subscription = config.name,
+                slot = row.slot_name,
+                "the slot sends transactions at their PREPARE, and PostgreSQL before 18 cannot take \
+                 that back: it stays so"
+            );
+            return Ok(true);
+        }
+        Some(false) | None => {}
+    }
+    let known = prepared::read(control, row.id)?;
+    if let Some(done) = known.iter().find(|one| one.standing == Standing::Committed) {
+        // Its COMMIT PREPARED was not acknowledged.
+        return Err(Failure::new(
+            Class::Apply,
+            format!(
+                "{} is committed on the subscriber, and its progress is not recorded: the slot must \
+                 not send it again as an ordinary transaction",
+                done.prepared.describe()
+            ),
+        )
+        .hint("Start pgapace with --two-phase once, so that it goes on behind that transaction."));
+    }
+    if slot_is_two_phase {
+        slot::end_two_phase(source, &row.slot_name)?;
+        tracing::info!(
+            subscription = config.name,
+            slot = row.slot_name,
+            "prepared transactions are sent when they are committed from now on"
+        );
+    }
+    for one in known {
+        if one.standing == Standing::Prepared {
+            one.prepared.resolve(control, false)?;
+            tracing::info!(
+                xid = %one.prepared.xid,
+                gid = one.prepared.gid,
+                "rolled a prepared transaction back: the publisher sends it when it is committed"
+            );
+        }
+        one.prepared.forget(control)?;
+    }
+    Ok(false)
+}
+
+/// What of the subscription is prepared on the subscriber.
+pub(crate) fn known(
+    control: &mut Session,
+    id: SubscriptionId,
+    two_phase: bool,
+) -> Result<Vec<Known>> {
+    if !two_phase {
+        return Ok(Vec::new());
+    }
+    let known = prepared::read(control, id)?;
+    for one in known.iter().filter(|one| !one.noted) {
+        tracing::warn!(
+            xid = %one.prepared.xid,
+            name = one.prepared.name,
+            "a transaction of this subscription is prepared on the subscriber, and its row of \
+             pgapace.prepared is missing: it ends when the publisher says so"
+        );
+    }
+    Ok(known)
+}
+
+/// How long transactions are held before they are prepared on the subscriber, `None` for ever; `limit` is
+/// how many the subscriber can have. `waits`: the publisher waits for us, also with PREPARE.
+pub(crate) fn hold(config: &Config, limit: usize, waits: bool) -> Result<Option<Duration>> {
+    if limit > 0 {
+        if waits && config.on_conflict.has_rules() {
+            return Err(Failure::new(
+                Class::Config,
+                "rules for conflicts do not go together with two-phase transactions of a publisher \
+                 that waits for this subscription",
+            )
+            .hint(
+                "Rules decide when a transaction has committed, and PREPARE waits for less. Take \
+                 the subscription out of synchronous_standby_names, or leave out --on-conflict.",
+            ));
+        }
+        return Ok(Some(if waits { Duration::ZERO } else { config.two_phase_hold }));
+    }
+    if waits {
+        return Err(Failure::new(
+            Class::Subscriber,
+            "the publisher waits for this subscription, and the subscriber cannot prepare transactions: \
+             its max_prepared_transactions is 0",
+        )
+        .hint(
+            "Set it to that of the publisher, and restart the subscriber; or take the subscription out \
+             of synchronous_standby_names.",
+        ));
+    }
+    tracing::warn!(
+        subscription = config.name,
+        "max_prepared_transactions of the subscriber is 0: prepared transactions are held in memory and \
+         spool, and keep the slot from moving on until they are resolved"
+    );
+    Ok(None)
+}

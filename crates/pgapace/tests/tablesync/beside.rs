@@ -1,0 +1,343 @@
+//! Tables that are copied while others stream: nobody else waits, and whatever ends in the middle,
+//! each change is in the table once.
+
+use std::time::Duration;
+
+use testbed::compare::TableName;
+use testbed::postgres::Client;
+use testbed::program::Process;
+use testbed::{Pair, Result, wait_until};
+
+use crate::faults::site::{
+    DB, Load, PATIENCE as LONG, Reader, Site, wait_for_log, wait_while_running,
+};
+use crate::support::{Case, PATIENCE, must, on_versions};
+
+/// Number of the advisory lock that the trigger on the subscriber waits for.
+pub(super) const LOCK: u32 = 4711;
+
+/// A change of each table in one transaction, several times.
+pub(super) fn changes(case: &Case, numbers: std::ops::Range<u32>) {
+    let mut client = case.publisher.connect();
+    for number in numbers {
+        must(client.batch_execute(&format!(
+            "BEGIN; INSERT INTO other VALUES ({number}, {number}); UPDATE late SET v = v + 1 WHERE id <= 5; \
+             INSERT INTO late_log VALUES ({number}); COMMIT"
+        )));
+    }
+}
+
+/// Tables that are not part of the subscription yet. On the subscriber, updates of the first wait for the
+/// advisory lock.
+pub(crate) fn late_tables(case: &Case) {
+    case.both("CREATE TABLE late (id int PRIMARY KEY, v int); CREATE TABLE late_log (id int)");
+    case.subscriber.sql(&format!(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+           PERFORM pg_advisory_xact_lock_shared({LOCK}); RETURN NEW; END $$; \
+         CREATE TRIGGER wait BEFORE UPDATE ON late FOR EACH ROW EXECUTE FUNCTION wait(); \
+         ALTER TABLE late ENABLE ALWAYS TRIGGER wait"
+    ));
+    case.publisher.sql(
+        "INSERT INTO late SELECT i, 0 FROM generate_series(1, 1000) i; INSERT INTO late_log SELECT 0",
+    );
+}
+
+pub(crate) fn wait_for(case: &Case, process: &mut Process, what: &str, sql: &str) {
+    let waited = wait_until(PATIENCE, what, || {
+        assert!(process.is_running(), "pgapace ended:\n{}", process.log());
+        Ok(case.subscriber.value(sql) == "t")
+    });
+    waited.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+}
+
+/// Of this case's sessions, by the state of this run: none that a killed process left behind.
+pub(crate) fn wait_for_a_waiter(case: &Case, process: &mut Process, lock: &str) {
+    let sql = format!(
+        "SELECT count(*) > 0 FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
+         WHERE NOT l.granted AND l.locktype = '{lock}' AND a.datname = current_database() \
+           AND a.application_name LIKE 'pgapace%' AND a.backend_start > \
+             (SELECT max(started_at) FROM pgapace.stat_subscription)"
+    );
+    wait_for(case, process, "a session to wait for the lock", &sql);
+}
+
+pub(super) fn other_has(case: &Case, process: &mut Process, rows: u32) {
+    let sql = format!("SELECT count(*) = {rows} FROM other");
+    wait_for(case, process, "the other table to go on", &sql);
+}
+
+fn acknowledged(case: &Case) -> String {
+    case.publisher.value(&format!(
+        "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{}'",
+        case.tool.name
+    ))
+}
+
+pub(crate) fn holder(case: &Case, sql: &str) -> Client {
+    let mut holder = case.subscriber.connect();
+    must(holder.batch_execute(sql));
+    holder
+}
+
+#[test]
+fn others_go_on_while_tables_are_copied() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
+        late_tables(&case);
+        let applying = holder(&case, &format!("SELECT pg_advisory_lock({LOCK})"));
+        let mut copying = holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+
+        // Its copy waits, nothing else does.
+        let mut process = case.start();
+        changes(&case, 0..20);
+        wait_for_a_waiter(&case, &mut process, "relation");
+        changes(&case, 20..40);
+        other_has(&case, &mut process, 40);
+        must(process.kill9());
+
+        // What was put off is sent again; the copy begins anew.
+        let mut process = case.start();
+        wait_for_a_waiter(&case, &mut process, "relation");
+        changes(&case, 40..60);
+        other_has(&case, &mut process, 60);
+        let held = acknowledged(&case);
+        changes(&case, 60..80);
+        other_has(&case, &mut process, 80);
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(acknowledged(&case), held, "acknowledged beyond what is put off");
+
+        // The copy ends, and what was put off waits.
+        must(copying.batch_execute("COMMIT"));
+        wait_for_a_waiter(&case, &mut process, "advisory");
+        let copies = "SELECT string_agg(table_name || ' ' || sync_lsn || ' ' || copied_at, ', ' ORDER BY table_name) \
+                      FROM pgapace.relation WHERE table_name LIKE 'late%'";
+        let copied = case.subscriber.value(copies);
+        assert!(copied.contains("late ") && copied.contains("late_log "), "{copied}");
+        changes(&case, 80..100);
+        other_has(&case, &mut process, 100);
+        must(process.kill9());
+
+        // It goes on without another copy.
+        let mut process = case.start();
+        wait_for_a_waiter(&case, &mut process, "advisory");
+        changes(&case, 100..120);
+        other_has(&case, &mut process, 120);
+        assert_eq!(case.subscriber.value(copies), copied, "copied again");
+        drop(applying);
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["other", "late", "late_log"]);
+        assert_eq!(case.subscriber.value(copies), copied, "copied again");
+        let left = "SELECT (SELECT count(*) FROM pgapace.relation WHERE catch_up IS NOT NULL) \
+                      || ' ' || (SELECT count(*) FROM pgapace.progress WHERE subscription < 0)";
+        assert_eq!(case.subscriber.value(left), "0 0");
+        changes(&case, 120..130);
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["other", "late", "late_log"]);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        case.stop(process);
+    });
+}
+
+/// The goal is that of all tables, and a stop does not wait for them.
+#[test]
+fn goals_and_stops_while_a_table_is_copied() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
+        case.both("CREATE TABLE late (id int PRIMARY KEY, v int); CREATE TABLE late_log (id int)");
+        case.publisher.sql("INSERT INTO late SELECT i, 0 FROM generate_series(1, 10) i");
+        let mut copying = holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+        let mut process = case.start();
+        changes(&case, 0..10);
+        wait_for_a_waiter(&case, &mut process, "relation");
+        case.stop(process);
+        changes(&case, 10..20);
+        // What is put off goes to files as small as its place is.
+        case.tool.args = vec!["--spool-limit=1".to_owned()];
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| case.tool.run());
+            let mut look = case.subscriber.connect();
+            must(wait_until(PATIENCE, "the other table to go on", || {
+                Ok(look.query_one("SELECT count(*) FROM other", &[])?.get::<_, i64>(0) == 20)
+            }));
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(!run.is_finished(), "the goal was reached without a table");
+            must(copying.batch_execute("COMMIT"));
+            run.join().unwrap_or_else(|_| panic!("the run panicked")).expect(0, &[]);
+        });
+        case.expect_equal(&["other", "late", "late_log"]);
+    });
+}
+
+/// More is put off than the spool may hold: the others wait for as long as they must. A transaction
+/// that is larger than its parts, streamed or not, is put off like any other.
+#[test]
+fn much_is_put_off() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
+        case.both("CREATE TABLE late (id int PRIMARY KEY, v text)");
+        case.publisher.sql("INSERT INTO late SELECT i, 'old' FROM generate_series(1, 1000) i");
+        case.tool.args = vec!["--spool-limit=2".to_owned()];
+        let mut copying = holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO late VALUES (2000, 'first')");
+        wait_for_a_waiter(&case, &mut process, "relation");
+        let mut client = case.publisher.connect();
+        for number in 0..300 {
+            must(client.batch_execute(&format!(
+                "BEGIN; INSERT INTO late SELECT 10000 + {number} * 10 + i, repeat('x', 1000) FROM generate_series(0, 9) i; \
+                 UPDATE late SET v = v || '.' WHERE id = {number}; INSERT INTO other VALUES ({number}, 0); COMMIT"
+            )));
+        }
+        must(wait_until(PATIENCE, "the spool to fill", || {
+            Ok(process.log().contains("fill half of --spool-limit"))
+        }));
+        must(copying.batch_execute("COMMIT"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["other", "late"]);
+        case.stop(process);
+
+        case.both("CREATE TABLE later (id int PRIMARY KEY, v text)");
+        case.tool.args = vec!["--memory-limit=16".to_owned()];
+        let mut copying = holder(&case, "BEGIN; LOCK TABLE later IN SHARE MODE");
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO later VALUES (-1, 'first')");
+        wait_for_a_waiter(&case, &mut process, "relation");
+        must(client.batch_execute(
+            "BEGIN; INSERT INTO other VALUES (1000, 0); INSERT INTO later SELECT i, repeat('x', 200) FROM generate_series(1, 60000) i; \
+             INSERT INTO other VALUES (1001, 0); COMMIT; DELETE FROM later WHERE id % 2 = 0",
+        ));
+        other_has(&case, &mut process, 302);
+        must(copying.batch_execute("COMMIT"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["other", "late", "later"]);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        case.stop(process);
+    });
+}
+
+/// Where the publisher waits for us, what is put off is acknowledged; after a crash the table is
+/// copied again.
+#[test]
+fn a_publisher_that_waits_is_not_held_up() -> Result<()> {
+    for major in [15, 18] {
+        let site = Site::of(Pair::start(major, major)?)?;
+        site.tables("CREATE TABLE other (id int PRIMARY KEY)")?;
+        site.publisher.sql(DB, "ALTER SYSTEM SET synchronous_standby_names = 'sub'")?;
+        site.publisher.sql(DB, "SELECT pg_reload_conf()")?;
+        let mut writer = site.publisher.connect(DB)?;
+        writer.batch_execute("SET synchronous_commit = local")?;
+        let mut run = site.spawn_streaming(&site.program())?;
+        let ddl = "CREATE TABLE late (id int PRIMARY KEY, v int)";
+        site.subscriber.sql(
+            DB,
+            &format!(
+                "{ddl}; CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+               PERFORM pg_advisory_xact_lock_shared({LOCK}); RETURN NEW; END $$; \
+             CREATE TRIGGER wait BEFORE UPDATE ON late FOR EACH ROW EXECUTE FUNCTION wait(); \
+             ALTER TABLE late ENABLE ALWAYS TRIGGER wait"
+            ),
+        )?;
+        let mut holder = site.subscriber.connect(DB)?;
+        holder.batch_execute(&format!(
+            "SELECT pg_advisory_lock({LOCK}); BEGIN; LOCK TABLE late IN SHARE MODE"
+        ))?;
+        writer.batch_execute(&format!(
+            "{ddl}; INSERT INTO late SELECT i, 0 FROM generate_series(1, 100) i"
+        ))?;
+        // From here on every commit waits.
+        writer.batch_execute("SET synchronous_commit = on")?;
+        for number in 0..10 {
+            writer.batch_execute(&format!(
+                "BEGIN; INSERT INTO other VALUES ({number}); UPDATE late SET v = v + 1 WHERE id <= 3; COMMIT"
+            ))?;
+        }
+        holder.batch_execute("COMMIT")?;
+        let mut look = site.subscriber.connect(DB)?;
+        let advisory =
+            "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND locktype = 'advisory'";
+        for number in 10..20 {
+            writer.batch_execute(&format!(
+                "BEGIN; INSERT INTO other VALUES ({number}); UPDATE late SET v = v + 1 WHERE id <= 3; COMMIT"
+            ))?;
+        }
+        wait_while_running(&mut run, "the table to catch up", LONG, || {
+            Ok(look.query_one(advisory, &[])?.get(0))
+        })?;
+        run.kill9()?;
+        let mut run = site.spawn(&site.program())?;
+        wait_for_log(&mut run, "copied again", LONG)?;
+        drop(holder);
+        writer.batch_execute(
+            "UPDATE late SET v = v + 1 WHERE id = 4; INSERT INTO other VALUES (100)",
+        )?;
+        let joined = "SELECT count(*) = 1 FROM pgapace.relation WHERE table_name = 'late' AND sync_lsn IS NOT NULL AND catch_up IS NULL";
+        wait_while_running(&mut run, "the table to join", LONG, || {
+            Ok(look.query_one(joined, &[])?.get(0))
+        })?;
+        site.catch_up(&mut run)?;
+        site.expect_equal(&[TableName::from("other"), TableName::from("late")])?;
+        run.terminate()?;
+        crate::faults::site::expect_exit(&mut run, 0, &[])?;
+    }
+    Ok(())
+}
+
+/// A load on others, read all the time, while tables join under a load of their own and the process
+/// is killed again and again.
+#[test]
+fn tables_join_under_load() -> Result<()> {
+    for major in [15, 18] {
+        let site = Site::of(Pair::start(major, major)?)?;
+        site.load_tables()?;
+        let program = site.program().args(["--copy-workers", "2", "--refresh-interval", "1"]);
+        let mut run = site.spawn_streaming(&program)?;
+        let reader = Reader::start(&site.subscriber);
+        let load = Load::start(&site.publisher, 50.0)?;
+        let ddl =
+            "CREATE TABLE late (id int PRIMARY KEY, v int, t text); CREATE TABLE late_log (n int)";
+        site.subscriber.sql(DB, ddl)?;
+        site.publisher.sql(DB, &format!("{ddl}; INSERT INTO late SELECT i, 0, repeat('x', 200) FROM generate_series(1, 100000) i; \
+             ALTER PUBLICATION pub ADD TABLE late, late_log"))?;
+        let mut writer = site.publisher.connect(DB)?;
+        let mut random = fastrand::Rng::with_seed(u64::from(major));
+        let mut number = 0;
+        let mut write = |transactions: u32, random: &mut fastrand::Rng| -> Result<()> {
+            for _ in 0..transactions {
+                number += 1;
+                let (row, gone) = (random.u32(1..90_000), random.u32(1..90_000));
+                writer.batch_execute(&format!(
+                    "BEGIN; UPDATE late SET v = v + 1, t = md5(t) WHERE id BETWEEN {row} AND {row} + 9; \
+                     DELETE FROM late WHERE id = {gone}; INSERT INTO late VALUES (1000000 + {number}, 0, 'new'); \
+                     INSERT INTO late_log VALUES ({number}); COMMIT"
+                ))?;
+            }
+            Ok(())
+        };
+        let joined = "SELECT count(*) = 2 FROM pgapace.relation WHERE table_name LIKE 'late%' \
+                      AND sync_lsn IS NOT NULL AND catch_up IS NULL";
+        let mut early = 0;
+        for round in 0..6 {
+            write(random.u32(20..100), &mut random)?;
+            std::thread::sleep(Duration::from_millis(random.u64(0..300) * round));
+            run.kill9()?;
+            early += u32::from(site.subscriber.query_one_text(DB, joined)? == "f");
+            write(random.u32(1..50), &mut random)?;
+            run = site.spawn_streaming(&program)?;
+        }
+        assert!(early > 0, "no attempt ended before the tables joined");
+        write(200, &mut random)?;
+        let mut subscriber = site.subscriber.connect(DB)?;
+        wait_while_running(&mut run, "the tables to join", LONG, || {
+            Ok(subscriber.query_one(joined, &[])?.get(0))
+        })?;
+        write(100, &mut random)?;
+        load.stop()?;
+        site.catch_up(&mut run)?;
+        assert!(reader.stop()? > 10, "the reader saw too little");
+        site.expect_equal(&[TableName::from("late"), TableName::from("late_log")])?;
+        site.expect_equal_load()?;
+        run.terminate()?;
+        crate::faults::site::expect_exit(&mut run, 0, &[])?;
+    }
+    Ok(())
+}

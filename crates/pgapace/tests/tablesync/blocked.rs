@@ -1,0 +1,279 @@
+//! Tables that cannot be copied, or of which a change cannot be applied: the others go on.
+
+use serde_json::Value;
+
+use crate::support::{Case, must, on_versions};
+use crate::tablesync::beside::{holder, wait_for, wait_for_a_waiter};
+
+const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
+
+fn with_state(state: &str, names: &str) -> String {
+    format!(
+        "SELECT coalesce(string_agg(table_name, ' ' ORDER BY table_name), '') = '{names}' \
+         FROM pgapace.relation WHERE state = '{state}'"
+    )
+}
+
+/// A table, as `status` shows it.
+fn shown(case: &Case, name: &str) -> Value {
+    let status = case.tool.finish("status", &["--json"]);
+    let statuses: Value = serde_json::from_str(&status.stdout).unwrap_or_default();
+    let tables = statuses[0]["tables"].as_array().cloned().unwrap_or_default();
+    tables.into_iter().find(|table| table["name"] == name).unwrap_or_default()
+}
+
+fn reason(case: &Case, name: &str) -> String {
+    let shown = shown(case, name);
+    assert_eq!(shown["state"], "blocked", "{shown:#}");
+    assert!(shown["blocked_since"].is_string(), "{shown:#}");
+    shown["reason"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn tables_that_cannot_be_copied_stop_themselves() {
+    on_versions(&BOTH, |mut case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        case.tool.args = vec!["--refresh-interval=1".to_owned()];
+        let mut process = case.start();
+        case.subscriber.sql(
+            "CREATE TABLE filled (id int PRIMARY KEY); INSERT INTO filled VALUES (7); \
+             CREATE TABLE unfit (other int PRIMARY KEY); \
+             CREATE TABLE wrong (id int PRIMARY KEY CHECK (id <> 42))",
+        );
+        case.publisher.sql(
+            "CREATE TABLE absent (id int PRIMARY KEY); CREATE TABLE filled (id int PRIMARY KEY); \
+             CREATE TABLE unfit (id int PRIMARY KEY); CREATE TABLE wrong (id int PRIMARY KEY); \
+             INSERT INTO wrong SELECT generate_series(1, 100)",
+        );
+        let blocked = with_state("blocked", "absent filled unfit wrong");
+        wait_for(&case, &mut process, "the tables to be blocked", &blocked);
+        for (table, named) in
+            [("absent", "lacks"), ("filled", "not empty"), ("unfit", "lacks"), ("wrong", "line 42")]
+        {
+            let reason = reason(&case, table);
+            assert!(reason.contains(named), "{table}: {reason}");
+        }
+        assert!(process.log().contains("event=\"table_blocked\""), "{}", process.log());
+        assert!(case.tool.finish("status", &[]).stdout.contains("public.filled: blocked since"));
+
+        // The others go on, and nothing of these is kept.
+        let changes = "INSERT INTO first SELECT count(*) FROM first; \
+             INSERT INTO absent SELECT count(*) FROM absent; \
+             INSERT INTO filled SELECT count(*) FROM filled; \
+             INSERT INTO unfit SELECT count(*) FROM unfit; UPDATE wrong SET id = id + 1000 WHERE id = 3";
+        case.publisher.sql(changes);
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["first"]);
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM filled"), "1");
+        let counted: u32 = must(case.statistic("tables_blocked").parse());
+        assert!(counted >= 4, "{counted}");
+
+        // What is mended is found by looking.
+        case.subscriber.sql("DELETE FROM filled; CREATE TABLE absent (id int PRIMARY KEY)");
+        let ready = with_state("ready", "absent filled first");
+        wait_for(&case, &mut process, "the mended tables to be copied", &ready);
+        assert!(process.log().contains("event=\"table_unblocked\""), "{}", process.log());
+        case.publisher.sql(changes);
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["first", "absent", "filled"]);
+        case.stop(process);
+
+        // The goal is not reached by the others.
+        case.run().expect(6, &["public.unfit", "public.wrong"]);
+        case.subscriber.sql(
+            "ALTER TABLE unfit RENAME other TO id; ALTER TABLE wrong DROP CONSTRAINT wrong_id_check",
+        );
+        case.publisher.sql(changes);
+        case.run_until_current();
+        case.expect_equal(&["first", "absent", "filled", "unfit", "wrong"]);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+    });
+}
+
+/// Whoever asks for a copy of a table that is blocked because it holds rows has them removed.
+#[test]
+fn resync_of_a_blocked_table() {
+    on_versions(&BOTH, |case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        case.both("CREATE TABLE filled (id int PRIMARY KEY)");
+        case.subscriber.sql("INSERT INTO filled VALUES (7)");
+        case.publisher.sql("INSERT INTO filled VALUES (1)");
+        case.run().expect(6, &["public.filled"]);
+        assert_eq!(case.subscriber.value("SELECT id FROM filled"), "7");
+        case.tool.finish("resync", &["filled"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["filled"]);
+    });
+}
+
+#[test]
+fn an_error_of_a_member_blocks_it_if_asked_to() {
+    on_versions(&BOTH, |mut case| {
+        case.replicate(
+            "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); \
+             CREATE TABLE c (id int PRIMARY KEY)",
+        );
+        case.subscriber.sql("ALTER TABLE a ADD CHECK (id <> 42); DROP TABLE c");
+        case.publisher.sql("BEGIN; INSERT INTO a VALUES (42); INSERT INTO b VALUES (1); COMMIT");
+        case.run().expect(9, &["public.a"]);
+
+        case.tool.args = vec!["--on-table-error=block".to_owned()];
+        let mut process = case.start();
+        case.publisher
+            .sql("INSERT INTO a VALUES (43); INSERT INTO c VALUES (1); INSERT INTO b VALUES (2)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["b"]);
+        assert!(reason(&case, "a").contains("23514"));
+        assert!(reason(&case, "c").contains("no table public.c"));
+        for table in ["a", "c"] {
+            let shown = shown(&case, table);
+            assert!(shown["stale_lsn"].is_string(), "{shown:#}");
+        }
+
+        // It lacks changes, so it does not come back by itself.
+        case.subscriber
+            .sql("ALTER TABLE a DROP CONSTRAINT a_id_check; CREATE TABLE c (id int PRIMARY KEY)");
+        case.stop(process);
+        case.run().expect(6, &["public.a", "public.c"]);
+        let mut process = case.start();
+        case.tool.finish("resync", &["a", "c"]).expect(0, &[]);
+        wait_for(&case, &mut process, "the tables to return", &with_state("ready", "a b c"));
+        case.publisher
+            .sql("INSERT INTO a VALUES (44); INSERT INTO c VALUES (2); INSERT INTO b VALUES (3)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["a", "b", "c"]);
+        let left = "SELECT count(*) FROM pgapace.relation WHERE stale_lsn IS NOT NULL OR reason IS NOT NULL";
+        assert_eq!(case.subscriber.value(left), "0");
+        case.stop(process);
+    });
+}
+
+/// Somebody has locked a table that joins: neither the others nor other new tables wait for it.
+#[test]
+fn a_locked_table_that_joins_holds_nobody_up() {
+    on_versions(&BOTH, |mut case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        case.tool.args = vec!["--refresh-interval=1".to_owned()];
+        case.subscriber.sql(
+            "CREATE TABLE locked (id int PRIMARY KEY); INSERT INTO locked VALUES (7); DELETE FROM locked",
+        );
+        let mut locking = holder(&case, "BEGIN; LOCK TABLE locked");
+        let mut process = case.start();
+        let restarts = case.statistic("restarts");
+        case.publisher.sql(
+            "CREATE TABLE absent (id int PRIMARY KEY); CREATE TABLE locked (id int PRIMARY KEY)",
+        );
+        wait_for(&case, &mut process, "the other new table", &with_state("blocked", "absent"));
+        // Its first change does not wait for it either.
+        case.publisher.sql("INSERT INTO locked VALUES (1); INSERT INTO first VALUES (1)");
+        let first = "SELECT count(*) = 1 FROM first";
+        wait_for(&case, &mut process, "the other table to go on", first);
+        wait_for_a_waiter(&case, &mut process, "relation");
+        case.publisher.sql("INSERT INTO locked VALUES (2); INSERT INTO first VALUES (2)");
+        let second = "SELECT count(*) = 2 FROM first";
+        wait_for(&case, &mut process, "the other table to go on", second);
+        must(locking.batch_execute("COMMIT"));
+        wait_for(&case, &mut process, "the table to join", &with_state("ready", "first locked"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["first", "locked"]);
+        assert_eq!(case.statistic("restarts"), restarts, "{}", process.log());
+        case.stop(process);
+    });
+}
+
+/// A table that catches up, and one that is truncated with others.
+#[test]
+fn blocked_behind_the_others_and_among_others() {
+    on_versions(&BOTH, |mut case| {
+        case.replicate("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)");
+        case.both("CREATE TABLE late (id int PRIMARY KEY)");
+        case.subscriber.sql("ALTER TABLE late ADD CHECK (id <> 42)");
+        let mut copying = holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+        case.publisher.sql("INSERT INTO late VALUES (1)");
+        case.tool.args = vec!["--on-table-error=block".to_owned()];
+        let mut process = case.start();
+        wait_for_a_waiter(&case, &mut process, "relation");
+        case.publisher.sql(
+            "INSERT INTO late VALUES (42); INSERT INTO a VALUES (1); INSERT INTO b VALUES (1)",
+        );
+        must(copying.batch_execute("COMMIT"));
+        wait_for(&case, &mut process, "the table to be blocked", &with_state("blocked", "late"));
+        assert!(reason(&case, "late").contains("23514"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["a", "b"]);
+        let left = "SELECT count(*) FROM pgapace.progress WHERE subscription < 0";
+        assert_eq!(case.subscriber.value(left), "0");
+        // All of them at once, and one of them is blocked.
+        case.publisher
+            .sql("TRUNCATE a, late, b; INSERT INTO a VALUES (3); INSERT INTO late VALUES (3)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["a", "b"]);
+        case.subscriber.sql("ALTER TABLE late DROP CONSTRAINT late_id_check");
+        case.tool.finish("resync", &["late"]).expect(0, &[]);
+        wait_for(&case, &mut process, "the table to return", &with_state("ready", "a b late"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["a", "b", "late"]);
+        case.stop(process);
+    });
+}
+
+/// No copy brings what was not applied while the table was blocked: somebody has to ask for one.
+#[test]
+fn a_table_that_would_join_without_a_copy() {
+    on_versions(&BOTH, |mut case| {
+        case.tool.args = vec!["--copy-data=false".to_owned()];
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        case.publisher.sql("CREATE TABLE late (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO late VALUES (1)");
+        case.run().expect(6, &["public.late"]);
+        case.subscriber.sql("CREATE TABLE late (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO late VALUES (2); INSERT INTO first VALUES (2)");
+        case.run().expect(6, &["public.late"]);
+        assert!(shown(&case, "late")["stale_lsn"].is_string());
+        case.expect_equal(&["first"]);
+        case.tool.finish("resync", &["late"]).expect(0, &[]);
+        case.run_until_current();
+        case.publisher.sql("INSERT INTO late VALUES (3)");
+        case.run_until_current();
+        case.expect_equal(&["first", "late"]);
+    });
+}
+
+/// Of a TRUNCATE of several tables that is refused whole, and of an error at COMMIT.
+#[test]
+fn errors_of_one_of_several_tables() {
+    on_versions(&BOTH, |mut case| {
+        case.replicate(
+            "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); \
+             CREATE TABLE c (id int PRIMARY KEY)",
+        );
+        case.tool.args = vec!["--on-table-error=block".to_owned()];
+        case.subscriber.sql("CREATE TABLE refers (id int REFERENCES a)");
+        case.publisher.sql("INSERT INTO a VALUES (1); INSERT INTO b VALUES (1)");
+        case.publisher.sql("TRUNCATE a, b; INSERT INTO b VALUES (2); INSERT INTO c VALUES (2)");
+        case.run().expect(6, &["public.a"]);
+        assert!(reason(&case, "a").contains("foreign key"));
+        case.expect_equal(&["b", "c"]);
+        case.subscriber.sql("DROP TABLE refers");
+        case.tool.finish("resync", &["a"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["a", "b", "c"]);
+
+        case.subscriber.sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+               RAISE EXCEPTION 'refused' USING SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME; END $$; \
+             CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON b DEFERRABLE INITIALLY DEFERRED \
+               FOR EACH ROW EXECUTE FUNCTION refuse(); \
+             ALTER TABLE b ENABLE ALWAYS TRIGGER refuse",
+        );
+        case.publisher
+            .sql("INSERT INTO a VALUES (3); INSERT INTO b VALUES (3); INSERT INTO c VALUES (3)");
+        case.run().expect(6, &["public.b"]);
+        assert!(reason(&case, "b").contains("refused"));
+        case.expect_equal(&["a", "c"]);
+        case.subscriber.sql("DROP TRIGGER refuse ON b");
+        case.tool.finish("resync", &["b"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["a", "b", "c"]);
+    });
+}

@@ -1,0 +1,149 @@
+//! Tables that catch up, at the moments at which that goes wrong most easily.
+
+use testbed::Proxy;
+use testbed::postgres::Client;
+use testbed::program::Process;
+
+use crate::support::{Case, must, on_versions};
+use crate::tablesync::beside::{
+    LOCK, changes, holder, late_tables, other_has, wait_for, wait_for_a_waiter,
+};
+
+const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
+
+/// When and under which snapshot a table was copied.
+fn copy_of(case: &Case, table: &str) -> String {
+    case.subscriber.value(&format!(
+        "SELECT sync_lsn || ' ' || copied_at FROM pgapace.relation WHERE table_name = '{table}'"
+    ))
+}
+
+/// Whether a table is copied, and still behind the others.
+fn is_behind(case: &Case, table: &str) -> bool {
+    let sql = format!(
+        "SELECT sync_lsn IS NOT NULL AND catch_up IS NOT NULL FROM pgapace.relation \
+         WHERE table_name = '{table}'"
+    );
+    case.subscriber.value(&sql) == "t"
+}
+
+/// Starts the program with 20 changes. The first table that is late is copied, and waits with the
+/// changes that the copy does not have until the session is gone that is returned.
+pub(crate) fn start_behind(case: &Case) -> (Client, Process) {
+    let applying = holder(case, &format!("SELECT pg_advisory_lock({LOCK})"));
+    let mut copying = holder(case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+    let mut process = case.start();
+    changes(case, 0..10);
+    // The snapshot is made.
+    wait_for_a_waiter(case, &mut process, "relation");
+    changes(case, 10..20);
+    must(copying.batch_execute("COMMIT"));
+    wait_for_a_waiter(case, &mut process, "advisory");
+    (applying, process)
+}
+
+/// Everything ends well: no table was copied twice, and no change got lost or came twice.
+pub(crate) fn expect_all(case: &Case, tables: &[&str]) {
+    case.expect_equal(tables);
+    assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+    let left = "SELECT (SELECT count(*) FROM pgapace.relation WHERE catch_up IS NOT NULL) \
+                  || ' ' || (SELECT count(*) FROM pgapace.progress WHERE subscription < 0)";
+    assert_eq!(case.subscriber.value(left), "0 0");
+}
+
+/// The process is killed while a table lacks what the others have. The next run has received nothing
+/// of that yet when the copy of another table ends: nothing was put off, and nothing is to be done,
+/// but the table has not caught up.
+#[test]
+fn what_was_applied_before_must_be_received_again() {
+    on_versions(&BOTH, |mut case| {
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
+        late_tables(&case);
+        let proxy = must(Proxy::in_front_of(case.publisher.cluster));
+        case.tool.publisher = proxy.conninfo(&case.publisher.name);
+        let (applying, mut process) = start_behind(&case);
+        changes(&case, 20..40);
+        other_has(&case, &mut process, 40);
+        assert!(is_behind(&case, "late"));
+        let copied = copy_of(&case, "late");
+        must(process.kill9());
+
+        case.both("CREATE TABLE third (id int PRIMARY KEY, v int)");
+        case.publisher.sql("INSERT INTO third SELECT i, 0 FROM generate_series(1, 1000) i");
+        case.tool.finish("refresh", &[]).expect(0, &[]);
+        proxy.hold_streams(true);
+        drop(applying);
+        let mut process = case.start();
+        let joined = "SELECT count(*) = 1 FROM pgapace.relation \
+                      WHERE table_name = 'third' AND sync_lsn IS NOT NULL AND catch_up IS NULL";
+        wait_for(&case, &mut process, "the other table to be copied", joined);
+        assert!(is_behind(&case, "late"), "it has joined without what it lacks");
+        proxy.hold_streams(false);
+        changes(&case, 40..60);
+        case.publisher.sql("UPDATE third SET v = 1 WHERE id <= 10");
+        case.wait_until_applied(&mut process);
+        expect_all(&case, &["other", "late", "late_log", "third"]);
+        assert_eq!(copy_of(&case, "late"), copied, "copied again");
+        case.stop(process);
+    });
+}
+
+/// The process is killed when one of two tables that are copied together is complete and the other
+/// is not, again and again.
+#[test]
+fn killed_between_two_copies() {
+    on_versions(&BOTH, |case| {
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
+        late_tables(&case);
+        // Small tables would be copied in one transaction.
+        case.publisher.sql("INSERT INTO late SELECT i, 0 FROM generate_series(1001, 20000) i");
+        let mut copying = holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+        case.tool.finish("refresh", &[]).expect(0, &[]);
+        let mut copied = None;
+        for round in 0..3 {
+            let mut process = case.start();
+            wait_for_a_waiter(&case, &mut process, "relation");
+            let complete = "SELECT count(*) = 1 FROM pgapace.relation \
+                            WHERE table_name = 'late_log' AND sync_lsn IS NOT NULL";
+            wait_for(&case, &mut process, "the smaller copy", complete);
+            changes(&case, round * 20..round * 20 + 20);
+            other_has(&case, &mut process, round * 20 + 20);
+            must(process.kill9());
+            let copy = copy_of(&case, "late_log");
+            assert_eq!(*copied.get_or_insert(copy.clone()), copy, "copied again");
+        }
+        must(copying.batch_execute("COMMIT"));
+        let mut process = case.start();
+        changes(&case, 60..80);
+        case.wait_until_applied(&mut process);
+        expect_all(&case, &["other", "late", "late_log"]);
+        assert_eq!(copied, Some(copy_of(&case, "late_log")), "copied again");
+        case.stop(process);
+    });
+}
+
+/// A session of the subscriber keeps a row locked that a table needs to catch up. There is little to be
+/// done, each time as little as before: the others do not wait for it.
+#[test]
+fn a_locked_row_holds_nobody_else_up() {
+    on_versions(&BOTH, |case| {
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
+        late_tables(&case);
+        let (applying, mut process) = start_behind(&case);
+        let copied = copy_of(&case, "late");
+        let mut locking = holder(&case, "BEGIN; SELECT FROM late WHERE id = 2 FOR UPDATE");
+        drop(applying);
+        wait_for_a_waiter(&case, &mut process, "transactionid");
+        for round in 2..8 {
+            changes(&case, round * 10..round * 10 + 10);
+            other_has(&case, &mut process, round * 10 + 10);
+        }
+        assert!(is_behind(&case, "late"));
+        must(locking.batch_execute("COMMIT"));
+        changes(&case, 80..90);
+        case.wait_until_applied(&mut process);
+        expect_all(&case, &["other", "late", "late_log"]);
+        assert_eq!(copy_of(&case, "late"), copied, "copied again");
+        case.stop(process);
+    });
+}

@@ -1,0 +1,107 @@
+//! `--truncate`: a decision about the rows that somebody has looked at, and for one start.
+
+use testbed::Program;
+
+use crate::support::{Case, Finished, PATIENCE, VERSIONS, must, on_versions};
+use crate::tablesync::beside::{holder, wait_for};
+
+/// What the error about tables that are not empty says to give.
+pub(super) fn decisions(refused: &Finished) -> Vec<String> {
+    let parts = refused.log.split("--truncate '").skip(1);
+    parts
+        .filter_map(|part| part.split_once('\''))
+        .flat_map(|(value, _)| ["--truncate".to_owned(), value.to_owned()])
+        .collect()
+}
+
+fn filled_tables(case: &Case) -> Vec<String> {
+    case.both("CREATE TABLE a (id int PRIMARY KEY, v text); CREATE TABLE b (id int PRIMARY KEY)");
+    case.publisher.sql("INSERT INTO a VALUES (1, 'new'); INSERT INTO b VALUES (1)");
+    case.subscriber.sql("INSERT INTO a VALUES (7, 'old'); INSERT INTO b VALUES (7)");
+    case.publish("FOR ALL TABLES");
+    let refused = case.run();
+    refused.expect(6, &["public.a, public.b", "--truncate 'public.a@", "--truncate 'public.b@"]);
+    decisions(&refused)
+}
+
+fn rows(case: &Case) -> String {
+    case.subscriber.value("SELECT string_agg(id::text, ' ' ORDER BY id) FROM a")
+}
+
+#[test]
+fn rows_written_since_the_decision_stay() {
+    on_versions(&VERSIONS, |mut case| {
+        case.tool.args = filled_tables(&case);
+        // Of one table only.
+        let one = case.tool.args[..2].to_vec();
+        let both = std::mem::replace(&mut case.tool.args, one);
+        case.run().expect(6, &["not empty: public.b"]);
+        case.tool.args = both;
+        case.subscriber.sql("UPDATE a SET v = 'changed'");
+        case.run().expect(6, &["rows of public.a were written since"]);
+        assert_eq!(rows(&case), "7");
+        let state = "SELECT count(*) FROM pgapace.subscription";
+        assert_eq!(case.subscriber.value(state), "0", "refused before anything was recorded");
+        case.tool.args = Vec::new();
+        case.tool.args = decisions(&case.run());
+        case.run_until_current();
+        case.expect_equal(&["a", "b"]);
+    });
+}
+
+/// The subscriber has lost our state, and the service still has the option: nothing is emptied again.
+#[test]
+fn it_is_for_one_start() {
+    on_versions(&VERSIONS, |mut case| {
+        case.tool.args = filled_tables(&case);
+        case.run_until_current();
+        case.expect_equal(&["a", "b"]);
+        case.publisher.sql("INSERT INTO a VALUES (2, 'new')");
+        case.run().expect(0, &["truncate_ignored"]);
+        let mut dropping = case.tool.clone();
+        dropping.args.clear();
+        dropping.finish("drop", &[]).expect(0, &[]);
+        case.subscriber.sql("DROP SCHEMA pgapace CASCADE");
+        case.run().expect(6, &["were written since"]);
+        assert_eq!(rows(&case), "1 2");
+    });
+}
+
+/// It was decided, and somebody writes before the copy has come to the table.
+#[test]
+fn rows_written_before_the_copy_begins_stay() {
+    on_versions(&VERSIONS, |mut case| {
+        case.tool.args = filled_tables(&case);
+        let mut writer = holder(&case, "BEGIN; LOCK TABLE a IN ROW EXCLUSIVE MODE");
+        let mut process = case.tool.start(case.log_file("emptying"));
+        let waits = "SELECT count(*) > 0 FROM pg_locks l WHERE NOT l.granted \
+                     AND l.relation = 'a'::regclass AND l.database = \
+                       (SELECT oid FROM pg_database WHERE datname = current_database())";
+        wait_for(&case, &mut process, "the emptying to wait", waits);
+        must(writer.batch_execute("INSERT INTO a VALUES (8, 'theirs'); COMMIT"));
+        let status = must(process.wait(PATIENCE));
+        assert_eq!(status.code(), Some(6), "{}", process.log());
+        assert_eq!(rows(&case), "7 8");
+        // Decided again, by hand.
+        case.subscriber.sql("TRUNCATE a");
+        case.tool.args = Vec::new();
+        case.run_until_current();
+        case.expect_equal(&["a", "b"]);
+    });
+}
+
+#[test]
+fn it_is_no_setting() {
+    let case = Case::new(18, 18);
+    let directory = must(tempfile::tempdir());
+    let file = directory.path().join("pgapace.toml");
+    must(std::fs::write(&file, "truncate = true\n"));
+    let named = case.tool.program("run").arg("--config").arg(&file);
+    let set = case.tool.program("run").env("PGAPACE_TRUNCATE", "true");
+    for program in [named, set] {
+        let output = must(Program::output(&program));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        assert!(said.contains("a decision for one start"), "{said}");
+    }
+}

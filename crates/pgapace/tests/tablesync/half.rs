@@ -1,0 +1,66 @@
+//! A copy that is half done: `status` says so, and the half that is done stays.
+
+use serde_json::Value;
+use testbed::wait_until;
+
+use crate::support::{PATIENCE, must, on_versions};
+
+/// Number of the advisory lock that the trigger on the subscriber waits for.
+const LOCK: u32 = 4712;
+
+#[test]
+fn half_of_the_tables_stay_when_the_process_is_killed() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        let mut names = Vec::new();
+        for number in 0..10 {
+            let name = format!("t{number}");
+            case.both(&format!("CREATE TABLE {name} (id int PRIMARY KEY, v text)"));
+            // The largest come first: the second half waits, one of them in the middle.
+            let rows = if number < 5 { 3000 } else { 2900 - number * 10 };
+            case.publisher.sql(&format!(
+                "INSERT INTO {name} SELECT i, repeat('x', 800) FROM generate_series(1, {rows}) i"
+            ));
+            names.push(name);
+        }
+        case.subscriber.sql(&format!(
+            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+               PERFORM pg_advisory_xact_lock_shared({LOCK}); RETURN NEW; END $$; \
+             CREATE TRIGGER wait BEFORE INSERT ON t5 FOR EACH ROW WHEN (NEW.id = 2000) EXECUTE FUNCTION wait(); \
+             ALTER TABLE t5 ENABLE ALWAYS TRIGGER wait"
+        ));
+        case.publish("FOR ALL TABLES");
+        case.tool.args = vec!["--copy-workers=1".to_owned()];
+        let mut holder = case.subscriber.connect();
+        must(holder.batch_execute(&format!("SELECT pg_advisory_lock({LOCK})")));
+        let log = tempfile::NamedTempFile::new().unwrap_or_else(|error| panic!("{error}"));
+        let mut process = case.tool.start(log.path().to_owned());
+        let status = |process: &mut testbed::program::Process| -> Value {
+            assert!(process.is_running(), "pgapace ended:\n{}", process.log());
+            let finished = case.tool.finish("status", &["--json"]);
+            serde_json::from_str::<Value>(&finished.stdout).unwrap_or_default()[0]["copy"].clone()
+        };
+        must(wait_until(PATIENCE, "half of the tables to be copied", || {
+            let copy = status(&mut process);
+            Ok(copy["tables_done"] == 5
+                && copy["running"][0]["bytes_done"].as_i64().is_some_and(|bytes| bytes > 0))
+        }));
+        let copy = status(&mut process);
+        let number = |name: &str| copy[name].as_f64().unwrap_or(-1.0);
+        assert_eq!(copy["tables"], 10, "{copy:#}");
+        let share = number("bytes_done") / number("bytes");
+        assert!((0.45..0.7).contains(&share), "{copy:#}");
+        assert!(number("bytes_per_second") > 0.0 && number("seconds_left") > 0.0, "{copy:#}");
+        let running = &copy["running"][0];
+        assert_eq!(running["name"], "t5", "{copy:#}");
+        assert!(running["seconds_left"].as_f64().is_some_and(|left| left > 0.0), "{copy:#}");
+        let human = case.tool.finish("status", &[]).stdout;
+        assert!(human.contains("5 of 10 tables, ") && human.contains("public.t5: "), "{human}");
+        let copied = "SELECT string_agg(table_name || copied_at, ' ' ORDER BY table_name) FROM pgapace.relation WHERE table_name < 't5'";
+        let before = case.subscriber.value(copied);
+        must(process.kill9());
+        drop(holder);
+        case.run_until_current();
+        assert_eq!(case.subscriber.value(copied), before, "the first half was copied again");
+        case.expect_equal(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    });
+}

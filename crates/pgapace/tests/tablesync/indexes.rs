@@ -1,0 +1,354 @@
+//! Indexes of empty tables that are built after their rows.
+
+use std::process::Command;
+
+use testbed::wait_until;
+
+use crate::support::{Database, PATIENCE, VERSIONS, must, on_versions};
+use crate::verbs::json;
+
+/// More than the least that it is done for.
+const ROWS: u32 = 60_000;
+
+fn fill(publisher: &Database<'_>, table: &str) {
+    publisher.sql(&format!(
+        "INSERT INTO {table} SELECT i, i + {ROWS}, md5(i::text) || md5(i::text) \
+         FROM generate_series(1, {ROWS}) i"
+    ));
+}
+
+/// Everything that is known of columns, constraints and indexes, and, where it is installed, what
+/// the servers' own tool makes of it.
+fn schema(database: &Database<'_>) -> Vec<String> {
+    let mut known = database.rows(
+        "SELECT a.attrelid::regclass::text, a.attname, a.attnotnull, a.attstattarget \
+         FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid \
+         WHERE c.relnamespace = 'public'::regnamespace AND c.relkind <> 'i' AND a.attnum > 0 ORDER BY 1, 2",
+    );
+    known.extend(database.rows(
+        "SELECT k.conrelid::regclass::text, k.conname, k.contype, pg_get_constraintdef(k.oid), k.condeferrable, \
+           k.condeferred, k.convalidated, k.conislocal, k.coninhcount, k.connoinherit, k.conindid::regclass, \
+           obj_description(k.oid, 'pg_constraint') \
+         FROM pg_constraint k WHERE k.connamespace = 'public'::regnamespace ORDER BY 1, 2",
+    ));
+    known.extend(database.rows(
+        "SELECT i.indrelid::regclass::text, i.indexrelid::regclass::text, pg_get_indexdef(c.oid), i.indisprimary, \
+           i.indisunique, i.indisexclusion, i.indimmediate, i.indisclustered, i.indisreplident, i.indisvalid, \
+           c.reloptions, c.reltablespace, c.relowner, obj_description(c.oid, 'pg_class') \
+         FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid \
+         WHERE c.relnamespace = 'public'::regnamespace ORDER BY 1, 2",
+    ));
+    let binaries = database.cluster.binaries();
+    if binaries.has("pg_dump") {
+        let output = must(
+            Command::new(binaries.bin("pg_dump"))
+                .args(["--schema-only", "--exclude-schema=pgapace", "--dbname"])
+                .arg(database.conninfo())
+                .output(),
+        );
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // Against tricks with its commands there is a random key.
+        let lines = text.lines().filter(|line| !line.contains("restrict "));
+        known.extend(lines.map(str::to_owned));
+    }
+    known
+}
+
+#[track_caller]
+fn expect_schema(database: &Database<'_>, before: &[String]) {
+    let now = schema(database);
+    let changed: Vec<_> = now.iter().filter(|line| !before.contains(line)).collect();
+    assert!(now == before, "{changed:#?}");
+}
+
+/// Names and OIDs of the indexes of the tables.
+fn oids(database: &Database<'_>) -> Vec<String> {
+    database.rows(
+        "SELECT c.relname, c.oid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid \
+         WHERE i.indrelid::regclass::text LIKE 't%' ORDER BY 1",
+    )
+}
+
+/// Names of the indexes that are other ones than before.
+fn made_anew(before: &[String], after: &[String]) -> Vec<String> {
+    let names = |rows: &[String]| -> Vec<String> {
+        rows.iter().map(|row| row.split('|').next().unwrap_or_default().to_owned()).collect()
+    };
+    assert_eq!(names(before), names(after));
+    let anew: Vec<_> = after.iter().filter(|row| !before.contains(row)).cloned().collect();
+    names(&anew)
+}
+
+/// What can be made again exactly is; everything that more is recorded of, or that others rely on,
+/// stays.
+#[test]
+fn exactly_what_was_there() {
+    on_versions(&VERSIONS, |case| {
+        let columns = "(id int PRIMARY KEY, n int NOT NULL, v text)";
+        for table in ["t_plain", "t_more", "t_referenced", "t_identity", "t_heir"] {
+            case.both(&format!("CREATE TABLE {table} {columns}"));
+            fill(&case.publisher, table);
+        }
+        case.publisher.sql(
+            "CREATE TABLE t_part (id int, n int, v text, PRIMARY KEY (id, n)) PARTITION BY RANGE (id); \
+             CREATE TABLE t_part1 PARTITION OF t_part DEFAULT",
+        );
+        case.subscriber.sql(
+            "CREATE TABLE t_part (id int, n int, v text, PRIMARY KEY (id, n)) PARTITION BY RANGE (id); \
+             CREATE TABLE t_part1 PARTITION OF t_part DEFAULT; CREATE INDEX t_part1_kept ON t_part1 (v); \
+             CREATE TABLE t_inherited (); ALTER TABLE t_heir INHERIT t_inherited",
+        );
+        fill(&case.publisher, "t_part");
+        case.subscriber.sql(
+            "CREATE UNIQUE INDEX t_more_desc ON t_more (n DESC NULLS LAST, id) INCLUDE (v) WITH (fillfactor = 70); \
+             ALTER TABLE t_more ADD CONSTRAINT \"t_more Unique\" UNIQUE NULLS NOT DISTINCT (n) INCLUDE (v); \
+             ALTER TABLE t_more ADD CONSTRAINT t_more_kept_fillfactor UNIQUE (n) WITH (fillfactor = 60); \
+             ALTER TABLE t_more ADD CONSTRAINT t_more_no_overlap EXCLUDE USING btree (n WITH =); \
+             CREATE INDEX t_more_collated ON t_more (v COLLATE \"C\" text_pattern_ops); \
+             CREATE INDEX t_more_hash ON t_more USING hash (v); \
+             CREATE INDEX t_more_brin ON t_more USING brin (n) WITH (pages_per_range = 16); \
+             CREATE INDEX t_more_kept_expression ON t_more (lower(v)); \
+             CREATE INDEX t_more_kept_partial ON t_more (v) WHERE n > 5; \
+             CREATE INDEX t_more_kept_comment ON t_more (n, v); \
+             COMMENT ON INDEX t_more_kept_comment IS 'of the subscriber'; \
+             ALTER TABLE t_more ADD CONSTRAINT t_more_kept_deferrable UNIQUE (id, n) DEFERRABLE; \
+             CREATE TABLE child (id int REFERENCES t_referenced); \
+             CREATE INDEX t_referenced_n ON t_referenced (n); \
+             CREATE UNIQUE INDEX t_identity_n ON t_identity (n); \
+             ALTER TABLE t_identity REPLICA IDENTITY USING INDEX t_identity_n; \
+             CREATE INDEX t_identity_kept_cluster ON t_identity (v); \
+             ALTER TABLE t_identity CLUSTER ON t_identity_kept_cluster; \
+             CREATE VIEW by_key AS SELECT id, n, v FROM t_identity GROUP BY id",
+        );
+        case.publish("FOR TABLE t_plain, t_more, t_referenced, t_identity, t_heir, t_part1");
+        let (schema_before, before) = (schema(&case.subscriber), oids(&case.subscriber));
+        let log = case.run_until_current();
+        assert!(!log.contains("in place"), "{log}");
+        expect_schema(&case.subscriber, &schema_before);
+        assert_eq!(
+            made_anew(&before, &oids(&case.subscriber)),
+            [
+                "t_more Unique",
+                "t_more_brin",
+                "t_more_collated",
+                "t_more_desc",
+                "t_more_hash",
+                "t_more_no_overlap",
+                "t_more_pkey",
+                "t_plain_pkey",
+                "t_referenced_n"
+            ]
+        );
+        case.expect_equal(&[
+            "t_plain",
+            "t_more",
+            "t_referenced",
+            "t_identity",
+            "t_heir",
+            "t_part1",
+        ]);
+        case.publisher.sql("UPDATE t_more SET v = 'new' WHERE id = 7; DELETE FROM t_plain WHERE id = 8; INSERT INTO t_identity VALUES (-1, -1, '')");
+        case.run_until_current();
+        case.expect_equal(&["t_plain", "t_more", "t_identity"]);
+    });
+}
+
+/// Nobody is waited for: a table that is in use, one that is kept as it is, one of somebody else,
+/// and one that event triggers look after are copied with their indexes in place.
+#[test]
+fn in_place_where_it_would_disturb() {
+    on_versions(&VERSIONS, |case| {
+        let columns = "(id int PRIMARY KEY, n int, v text)";
+        for table in ["t_used", "t_kept", "t_free"] {
+            case.both(&format!("CREATE TABLE {table} {columns}"));
+            fill(&case.publisher, table);
+        }
+        case.publish("FOR ALL TABLES");
+        case.subscriber.sql("INSERT INTO t_kept VALUES (-1, -1, 'kept')");
+        let before = oids(&case.subscriber);
+        let mut reader = case.subscriber.connect();
+        must(reader.batch_execute("BEGIN; SELECT FROM t_used"));
+        let finished = case.tool.finish("run", &["--until", "current", "--keep"]);
+        finished.expect(0, &["t_used", "with its indexes in place"]);
+        must(reader.batch_execute("COMMIT"));
+        assert_eq!(made_anew(&before, &oids(&case.subscriber)), ["t_free_pkey"]);
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t_kept"), (ROWS + 1).to_string());
+        case.expect_equal(&["t_used", "t_free"]);
+    });
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE t_watched (id int PRIMARY KEY, n int, v text)");
+        case.subscriber.sql(
+            "CREATE TABLE ddl_seen (tag text); \
+             CREATE FUNCTION see_ddl() RETURNS event_trigger LANGUAGE plpgsql AS \
+             $$BEGIN INSERT INTO public.ddl_seen VALUES (tg_tag); END$$; \
+             CREATE EVENT TRIGGER see_ddl ON ddl_command_end WHEN TAG IN ('ALTER TABLE', 'CREATE INDEX') \
+             EXECUTE FUNCTION see_ddl(); ALTER EVENT TRIGGER see_ddl ENABLE ALWAYS",
+        );
+        fill(&case.publisher, "t_watched");
+        let before = oids(&case.subscriber);
+        case.tool.finish("resync", &["t_watched"]).expect(0, &[]);
+        case.run_until_current();
+        case.subscriber.sql("DROP EVENT TRIGGER see_ddl");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM ddl_seen"), "0");
+        assert_eq!(made_anew(&before, &oids(&case.subscriber)), [""; 0]);
+        case.expect_equal(&["t_watched"]);
+    });
+}
+
+/// Triggers may look for rows by an index, another subscription applies to the table, and rows
+/// without a key are of no use to who decodes them.
+#[test]
+fn in_place_for_those_who_rely_on_it() {
+    on_versions(&VERSIONS, |case| {
+        for table in ["t_decoded", "t_shared", "t_triggered"] {
+            case.both(&format!("CREATE TABLE {table} (id int PRIMARY KEY, n int, v text)"));
+            fill(&case.publisher, table);
+        }
+        case.publish("FOR ALL TABLES");
+        case.publisher.sql("CREATE PUBLICATION shared FOR TABLE t_shared");
+        let slot = format!("{}_decoder", case.subscriber.name);
+        case.subscriber.sql(
+            "CREATE INDEX t_decoded_n ON t_decoded (n); \
+             CREATE FUNCTION counts() RETURNS trigger LANGUAGE plpgsql AS \
+             $$BEGIN INSERT INTO public.t_triggered VALUES (-1, 0, '') ON CONFLICT (id) DO NOTHING; RETURN NULL; END$$; \
+             CREATE TRIGGER counts AFTER INSERT ON t_triggered FOR EACH ROW WHEN (NEW.id = 1) \
+               EXECUTE FUNCTION counts(); \
+             ALTER TABLE t_triggered ENABLE ALWAYS TRIGGER counts",
+        );
+        must(
+            case.subscriber
+                .connect()
+                .query("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", &[&slot]),
+        );
+        let mut other = case.tool.clone();
+        other.name.push_str("_other");
+        other.publications = "shared".to_owned();
+        other.finish("run", &["--until", "current", "--copy-data=false"]).expect(0, &[]);
+        let before = oids(&case.subscriber);
+        let log = case.run_until_current();
+        assert!(!log.contains("in place"), "{log}");
+        case.subscriber.rows(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+        assert_eq!(made_anew(&before, &oids(&case.subscriber)), ["t_decoded_n"]);
+        assert_eq!(
+            case.subscriber.value("DELETE FROM t_triggered WHERE id = -1 RETURNING id"),
+            "-1"
+        );
+        case.expect_equal(&["t_decoded", "t_shared", "t_triggered"]);
+        other.finish("drop", &[]).expect(0, &[]);
+    });
+}
+
+/// A lock takes privileges, and a sort takes room, that rows do not.
+#[test]
+fn what_only_indexes_need_is_done_without() {
+    let ddl = "CREATE TABLE t (id int PRIMARY KEY, n int, v text); CREATE INDEX t_v ON t (v)";
+    on_versions(&VERSIONS, |mut case| {
+        let role = format!("{}_owner", case.tool.name);
+        case.both(ddl);
+        case.subscriber.sql(&format!(
+            "CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE {} TO {role}; \
+             GRANT CREATE, USAGE ON SCHEMA public TO {role}; \
+             GRANT SET ON PARAMETER session_replication_role TO {role}; \
+             ALTER TABLE t OWNER TO {role}; REVOKE ALL ON t FROM {role}; \
+             GRANT SELECT, INSERT ON t TO {role}",
+            case.subscriber.name
+        ));
+        assert!(case.tool.subscriber.contains("user=postgres"), "{}", case.tool.subscriber);
+        case.tool.subscriber =
+            case.tool.subscriber.replace("user=postgres", &format!("user={role}"));
+        fill(&case.publisher, "t");
+        case.publish("FOR TABLE t");
+        case.run().expect(0, &["its indexes in place", "permission denied"]);
+        case.expect_equal(&["t"]);
+    });
+    on_versions(&VERSIONS, |case| {
+        case.both(ddl);
+        fill(&case.publisher, "t");
+        case.publish("FOR TABLE t");
+        case.subscriber.sql(&format!(
+            "ALTER DATABASE {0} SET temp_file_limit = 64; \
+             ALTER DATABASE {0} SET maintenance_work_mem = '1MB'",
+            case.subscriber.name
+        ));
+        let schema_before = schema(&case.subscriber);
+        case.run().expect(0, &["its indexes in place", "temp_file_limit"]);
+        expect_schema(&case.subscriber, &schema_before);
+        case.expect_equal(&["t"]);
+    });
+}
+
+/// What only an index of the subscriber refuses is named with its line, and the indexes are all there.
+#[test]
+fn a_row_that_an_index_refuses() {
+    on_versions(&VERSIONS, |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, n int, v text)");
+        fill(&case.publisher, "t");
+        case.publisher.sql("UPDATE t SET n = (SELECT n FROM t WHERE id = 5) WHERE id = 41005");
+        case.publisher.sql("VACUUM FULL t");
+        case.subscriber.sql("CREATE UNIQUE INDEX t_n ON t (n)");
+        case.publish("FOR ALL TABLES");
+        let schema_before = schema(&case.subscriber);
+        case.run().expect(9, &["t_n", "public.t", "line "]);
+        expect_schema(&case.subscriber, &schema_before);
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "0");
+        case.subscriber.sql("DROP INDEX t_n");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+/// A process that is killed while the rows are copied, or while the indexes are built, has taken
+/// nothing from the table. While they are built, `status` says so, and it waits for nobody.
+#[test]
+fn killed_before_the_indexes_are_there() {
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                 AND wait_event_type = 'Lock' AND application_name LIKE 'pgapace%copy'";
+    on_versions(&VERSIONS, |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, n int, v text)");
+        fill(&case.publisher, "t");
+        // The first row, and the first comparison of it, wait for whoever holds the locks.
+        case.subscriber.sql(
+            "CREATE FUNCTION row_waits(id int) RETURNS bool LANGUAGE plpgsql AS \
+               $$BEGIN IF id = 1 THEN PERFORM pg_catalog.pg_advisory_xact_lock_shared(1); END IF; \
+                 RETURN true; END$$; \
+             ALTER TABLE t ADD CHECK (row_waits(id)); \
+             CREATE FUNCTION build_waits(a int, b int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS \
+               $$BEGIN IF a = 1 OR b = 1 THEN PERFORM pg_catalog.pg_advisory_xact_lock_shared(2); END IF; \
+                 RETURN pg_catalog.btint4cmp(a, b); END$$; \
+             CREATE OPERATOR CLASS slow_ops FOR TYPE int USING btree AS OPERATOR 1 <, OPERATOR 2 <=, \
+               OPERATOR 3 =, OPERATOR 4 >=, OPERATOR 5 >, FUNCTION 1 build_waits(int, int); \
+             CREATE INDEX t_slow ON t (id slow_ops)",
+        );
+        case.publish("FOR TABLE t");
+        let schema_before = schema(&case.subscriber);
+        let mut holder = case.subscriber.connect();
+        let directory = must(tempfile::tempdir());
+        for lock in [1, 2] {
+            must(holder.batch_execute(&format!("SELECT pg_advisory_lock({lock})")));
+            let mut process = case.tool.start(directory.path().join(lock.to_string()));
+            let waiting = wait_until(PATIENCE, "the copy to wait", || {
+                Ok(process.is_running() && case.subscriber.value(waits) != "0")
+            });
+            waiting.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+            let status = json(&case.tool.finish("status", &["--json"]));
+            let running = &status[0]["copy"]["running"][0];
+            assert_eq!(running["building_indexes"], lock == 2, "{status:#}");
+            if lock == 2 {
+                assert_eq!(running["bytes_done"], running["bytes"], "{status:#}");
+            }
+            must(process.kill9());
+            must(holder.batch_execute("SELECT pg_advisory_unlock_all()"));
+            let mut look = case.subscriber.connect();
+            must(wait_until(PATIENCE, "the session to end", || {
+                Ok(look.query_one(waits, &[])?.get::<_, i64>(0) == 0)
+            }));
+            assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "0");
+            expect_schema(&case.subscriber, &schema_before);
+        }
+        let log = case.run_until_current();
+        assert!(!log.contains("in place"), "{log}");
+        expect_schema(&case.subscriber, &schema_before);
+        case.expect_equal(&["t"]);
+    });
+}

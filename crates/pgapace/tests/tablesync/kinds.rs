@@ -1,0 +1,159 @@
+//! What is copied, and how.
+
+use crate::support::{Case, VERSIONS, on_versions};
+use crate::tablesync::emptying::decisions;
+
+/// Empty, small, large and very large tables, several workers, ranges of blocks, or all of a table
+/// before its index.
+#[test]
+fn tables_of_all_sizes() {
+    let (in_place, after) = ("--indexes-after=false", "--indexes-after");
+    on_versions(&VERSIONS, |case| all_sizes(case, in_place, ["t", "t", "t"]));
+    on_versions(&VERSIONS, |case| all_sizes(case, after, ["t", "f", "t"]));
+}
+
+/// `split`: which of the tables holes, long (whose rows are short) and wide are copied in parts.
+fn all_sizes(mut case: Case, indexes: &str, split: [&str; 3]) {
+    let args = ["--copy-split-size=1", "--copy-workers=3", indexes];
+    case.tool.args = args.map(str::to_owned).into();
+    let mut names = Vec::new();
+    for number in 0..40 {
+        let name = format!("t{number}");
+        case.both(&format!("CREATE TABLE {name} (id int PRIMARY KEY, v text)"));
+        if number % 2 == 0 {
+            case.publisher.sql(&format!(
+                "INSERT INTO {name} SELECT i, 'row ' || i FROM generate_series(1, {}) i",
+                number * 10
+            ));
+        }
+        names.push(name);
+    }
+    case.both(
+            "CREATE TABLE wide (id int PRIMARY KEY, v text); ALTER TABLE wide ALTER v SET STORAGE EXTERNAL; \
+             CREATE TABLE long (id bigint PRIMARY KEY, v numeric, w text); \
+             CREATE TABLE holes (id int PRIMARY KEY, v text)",
+        );
+    case.publisher.sql(
+        "INSERT INTO wide SELECT i, repeat(md5(i::text), 500) FROM generate_series(1, 300) i; \
+             INSERT INTO long SELECT i, i / 7.0, md5(i::text) FROM generate_series(1, 60000) i; \
+             INSERT INTO holes SELECT i, md5(i::text) FROM generate_series(1, 60000) i; \
+             DELETE FROM holes WHERE id % 3 = 0 OR id BETWEEN 5000 AND 30000",
+    );
+    // Rows that are not where they were.
+    case.publisher.sql("UPDATE long SET v = v + 1 WHERE id % 5 = 0");
+    names.extend(["wide", "long", "holes"].map(str::to_owned));
+    case.publish("FOR ALL TABLES");
+    case.run_until_current();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    case.expect_equal(&names);
+    let parts = "SELECT table_name, parts > 1, parts_done = parts, sync_lsn = snapshot_lsn, copied_rows \
+                     FROM pgapace.relation WHERE table_name IN ('wide', 'long', 'holes') ORDER BY 1";
+    assert_eq!(
+        case.subscriber.rows(parts),
+        [
+            format!("holes|{}|t|t|23333", split[0]),
+            format!("long|{}|t|t|60000", split[1]),
+            format!("wide|{}|t|t|300", split[2])
+        ]
+    );
+    // The sync LSNs hold: what came before is in the copy, what comes after is applied.
+    case.publisher.sql("UPDATE long SET v = 0 WHERE id < 100; DELETE FROM t2 WHERE id = 3; INSERT INTO t1 VALUES (1, 'x')");
+    case.run_until_current();
+    case.expect_equal(&names);
+    assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+}
+
+/// Partitions are copied by themselves, into the root if that is what is published.
+#[test]
+fn partitioned_tables_in_parts() {
+    on_versions(&VERSIONS, |mut case| {
+        case.tool.args = vec!["--copy-split-size=1".to_owned()];
+        case.both(
+            "CREATE TABLE p (id int, kind int, v text, PRIMARY KEY (id, kind)) PARTITION BY LIST (kind)",
+        );
+        // Another order of columns in a partition, and partitions of partitions.
+        case.publisher.sql(
+            "CREATE TABLE p1 (v text, kind int NOT NULL, id int NOT NULL); ALTER TABLE p ATTACH PARTITION p1 FOR VALUES IN (1); \
+             CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2, 3) PARTITION BY LIST (kind); \
+             CREATE TABLE p22 PARTITION OF p2 FOR VALUES IN (2); CREATE TABLE p23 PARTITION OF p2 FOR VALUES IN (3); \
+             INSERT INTO p SELECT i, i % 3 + 1, md5(i::text) FROM generate_series(1, 60000) i",
+        );
+        case.subscriber.sql("CREATE TABLE p_all PARTITION OF p DEFAULT");
+        case.publish("FOR TABLE p WHERE (id <> 7) WITH (publish_via_partition_root)");
+        case.run_until_current();
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM p"), "59999");
+        assert_eq!(case.subscriber.value("SELECT parts > 2 FROM pgapace.relation"), "t");
+        let sums = "SELECT sum(hashtext(id || v || kind)) FROM p WHERE id <> 7";
+        assert_eq!(case.subscriber.value(sums), case.publisher.value(sums));
+        case.publisher.sql("UPDATE p SET v = 'new' WHERE id < 50");
+        case.run_until_current();
+        assert_eq!(case.subscriber.value(sums), case.publisher.value(sums));
+    });
+}
+
+/// Filters, column lists and generated columns hold for each part.
+#[test]
+fn parts_of_filtered_tables() {
+    on_versions(&VERSIONS, |mut case| {
+        case.tool.args = vec!["--copy-split-size=1".to_owned()];
+        case.publisher.sql(
+            "CREATE TABLE f (id int PRIMARY KEY, v text, secret text, g int GENERATED ALWAYS AS (id * 2) STORED); \
+             INSERT INTO f SELECT i, md5(i::text), 'secret' FROM generate_series(1, 50000) i",
+        );
+        case.subscriber.sql("CREATE TABLE f (id int PRIMARY KEY, v varchar(40))");
+        case.publish("FOR TABLE f (id, v) WHERE (id % 10 = 1)");
+        case.publisher.sql("CREATE PUBLICATION more FOR TABLE f (id, v) WHERE (id < 100)");
+        case.tool.publications = "pub,more".to_owned();
+        case.run_until_current();
+        let rows = |condition: &str| {
+            format!("SELECT count(*), sum(id), sum(hashtext(v)) FROM f {condition}")
+        };
+        assert_eq!(
+            case.subscriber.value(&rows("")),
+            case.publisher.value(&rows("WHERE id % 10 = 1 OR id < 100"))
+        );
+        assert_eq!(case.subscriber.value("SELECT parts > 1 FROM pgapace.relation"), "t");
+    });
+}
+
+/// Tables of the subscriber that are not empty are refused, emptied or kept, as asked.
+#[test]
+fn tables_that_hold_rows() {
+    on_versions(&VERSIONS, |mut case| {
+        case.both(
+            "CREATE TABLE a (id int PRIMARY KEY, v text); CREATE TABLE b (id int PRIMARY KEY); \
+             CREATE TABLE part (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE part1 PARTITION OF part DEFAULT",
+        );
+        case.publisher.sql("INSERT INTO a SELECT i, 'new' FROM generate_series(1, 100) i; INSERT INTO part1 VALUES (1)");
+        case.subscriber
+            .sql("INSERT INTO a VALUES (1, 'old'), (1000, 'old'); INSERT INTO part1 VALUES (7)");
+        // The subscriber refers to a table that is to be emptied.
+        case.subscriber.sql("CREATE TABLE child (a int REFERENCES a); ");
+        case.publish("FOR TABLE a, b, part1");
+        let refused = case.run();
+        refused
+            .expect(6, &["subscriber tables are not empty: public.a, public.part1", "--truncate"]);
+        let slots = format!(
+            "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{}'",
+            case.tool.name
+        );
+        assert_eq!(case.publisher.value(&slots), "0");
+        case.tool.args = decisions(&refused);
+        case.run_until_current();
+        case.expect_equal(&["a", "b", "part"]);
+
+        let mut kept = case.tool.clone();
+        kept.name = format!("{}_kept", case.tool.name);
+        kept.publications = "kept".to_owned();
+        kept.args = vec!["--keep".to_owned(), "--copy-split-size=1".to_owned()];
+        case.both("CREATE TABLE k (id int PRIMARY KEY, v text)");
+        case.publisher.sql("INSERT INTO k SELECT i, md5(i::text) FROM generate_series(1, 30000) i; CREATE PUBLICATION kept FOR TABLE k");
+        case.subscriber.sql("INSERT INTO k VALUES (-1, 'kept')");
+        kept.run_until_current();
+        assert_eq!(
+            case.subscriber.value("SELECT count(*), min(id), max(id) FROM k"),
+            "30001|-1|30000"
+        );
+        case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", kept.name));
+    });
+}

@@ -1,0 +1,261 @@
+//! What is asked for: tables copied again, tables that joined the publication.
+
+use serde_json::Value;
+use testbed::program::Process;
+use testbed::wait_until;
+
+use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions};
+use crate::tablesync::beside::{holder, wait_for, wait_for_a_waiter};
+
+/// The arguments of verbs that need no more than to find the subscription.
+fn finish(case: &Case, verb: &str, more: &[&str]) -> String {
+    let finished = case.tool.finish(verb, more);
+    finished.expect(0, &[]);
+    finished.stdout
+}
+
+#[test]
+fn resync_of_a_stopped_and_of_a_running_subscription() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE a (id int PRIMARY KEY, v text); CREATE TABLE b (id int PRIMARY KEY, v text)",
+        );
+        case.publisher.sql("INSERT INTO a SELECT i, 'a' FROM generate_series(1, 1000) i; INSERT INTO b SELECT * FROM a");
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        case.subscriber.sql("DELETE FROM a WHERE id % 2 = 0; UPDATE a SET v = 'damaged'");
+        case.publisher
+            .sql("INSERT INTO a VALUES (2000, 'new'); INSERT INTO b VALUES (2000, 'new')");
+        assert!(finish(&case, "resync", &["a"]).contains("the next run copies them"));
+        case.run_until_current();
+        case.expect_equal(&["a"]);
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM b"), "1001");
+
+        let mut process = case.start();
+        let mut writer = case.publisher.connect();
+        let changes = "UPDATE b SET v = v || '.' WHERE id % 7 = 0; INSERT INTO a SELECT max(id) + 1, 'more' FROM a; DELETE FROM b WHERE id = (SELECT min(id) FROM b)";
+        must(writer.batch_execute(changes));
+        case.subscriber.sql("UPDATE b SET v = 'damaged'");
+        assert!(finish(&case, "resync", &["public.b"]).contains("within seconds"));
+        let mut look = case.subscriber.connect();
+        must(wait_until(PATIENCE, "the table to be copied", || {
+            must(writer.batch_execute(changes));
+            let copied = "SELECT count(*) FROM pgapace.relation WHERE table_name = 'b' AND sync_lsn IS NOT NULL AND requested IS NULL";
+            Ok(look.query_one(copied, &[])?.get::<_, i64>(0) == 1)
+        }));
+        must(writer.batch_execute(changes));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["a", "b"]);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        case.stop(process);
+        case.tool.finish("resync", &["nosuch"]).expect(6, &["no table nosuch"]);
+    });
+}
+
+#[test]
+fn refresh_copies_new_tables_before_their_first_change() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        assert!(finish(&case, "refresh", &[]).contains("no new tables"));
+        case.publisher.sql("CREATE TABLE later (id int PRIMARY KEY); INSERT INTO later SELECT generate_series(1, 100)");
+        case.tool.finish("refresh", &[]).expect(6, &["public.later"]);
+        case.subscriber.sql("CREATE TABLE later (id int PRIMARY KEY)");
+        let mut process = case.start();
+        finish(&case, "refresh", &[]);
+        let mut look = case.subscriber.connect();
+        must(wait_until(PATIENCE, "the table to be copied", || {
+            Ok(look.query_one("SELECT count(*) FROM later", &[])?.get::<_, i64>(0) == 100)
+        }));
+        case.publisher.sql("INSERT INTO later VALUES (101); DELETE FROM later WHERE id < 10; INSERT INTO first VALUES (1)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["first", "later"]);
+        case.stop(process);
+    });
+}
+
+#[test]
+fn new_tables_are_found_by_looking() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        case.tool.args = vec!["--refresh-interval=1".to_owned()];
+        let mut process = case.start();
+        case.subscriber.sql(
+            "CREATE TABLE later (id int PRIMARY KEY); CREATE TABLE filled (id int PRIMARY KEY); INSERT INTO filled VALUES (7); \
+             CREATE TABLE unfit (other int PRIMARY KEY)",
+        );
+        case.publisher.sql(
+            "CREATE TABLE later (id int PRIMARY KEY); INSERT INTO later SELECT generate_series(1, 100); \
+             CREATE TABLE absent (id int PRIMARY KEY); CREATE TABLE filled (id int PRIMARY KEY); CREATE TABLE unfit (id int PRIMARY KEY)",
+        );
+        let mut look = case.subscriber.connect();
+        must(wait_until(PATIENCE, "the table to be copied", || {
+            Ok(look.query_one("SELECT count(*) FROM later", &[])?.get::<_, i64>(0) == 100)
+        }));
+        case.publisher.sql("UPDATE later SET id = 1000 WHERE id = 1; INSERT INTO first VALUES (1)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["first", "later"]);
+        let found = "SELECT string_agg(table_name || ' ' || state, ', ' ORDER BY table_name) = \
+            'absent blocked, filled blocked, first ready, later ready, unfit blocked' FROM pgapace.relation";
+        wait_for(&case, &mut process, "the other tables to be found", found);
+        case.stop(process);
+    });
+}
+
+/// The goal is that of every table that is published at the start.
+#[test]
+fn tables_published_before_the_start_are_part_of_the_goal() {
+    on_versions(&VERSIONS, |mut case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        case.both(
+            "CREATE TABLE later (id int PRIMARY KEY); CREATE TABLE empty (id int PRIMARY KEY)",
+        );
+        case.publisher.sql("INSERT INTO later SELECT generate_series(1, 100)");
+        case.run_until_current();
+        case.expect_equal(&["first", "later", "empty"]);
+        let ready = "SELECT string_agg(table_name, ' ' ORDER BY table_name) FROM pgapace.relation WHERE state = 'ready'";
+        assert_eq!(case.subscriber.value(ready), "empty first later");
+
+        // Rows that are there already: no copy, and all changes from now on.
+        case.both("CREATE TABLE kept (id int PRIMARY KEY)");
+        case.subscriber.sql("INSERT INTO kept VALUES (-1)");
+        case.publisher.sql("INSERT INTO kept VALUES (1), (2)");
+        case.tool.args = vec!["--copy-data=false".to_owned()];
+        case.run_until_current();
+        assert_eq!(case.subscriber.value(ready), "empty first kept later");
+        case.publisher.sql("INSERT INTO kept VALUES (3); DELETE FROM kept WHERE id = 1");
+        case.tool.args.clear();
+        case.run_until_current();
+        assert_eq!(
+            case.subscriber.value("SELECT string_agg(id::text, ' ' ORDER BY id) FROM kept"),
+            "-1 2 3"
+        );
+        // A copy that is asked for is made.
+        finish(&case, "resync", &["kept"]);
+        case.tool.args = vec!["--copy-data=false".to_owned()];
+        case.run_until_current();
+        case.expect_equal(&["first", "later", "kept"]);
+    });
+}
+
+/// Locks that a copy waits for in the middle, and a change.
+pub(crate) const COPY: u32 = 4713;
+pub(crate) const CHANGE: u32 = 4714;
+
+/// A table of twenty parts. Its copy waits for one lock in the fourth part, and each UPDATE for
+/// another one.
+pub(crate) fn wide(case: &mut Case) {
+    case.tool.args = vec!["--copy-split-size=1".to_owned(), "--copy-workers=1".to_owned()];
+    case.both("CREATE TABLE wide (id int PRIMARY KEY, v text)");
+    for (name, when, lock) in [
+        ("copied", "INSERT ON wide FOR EACH ROW WHEN (NEW.id = 4000)", COPY),
+        ("changed", "UPDATE ON wide FOR EACH ROW", CHANGE),
+    ] {
+        case.subscriber.sql(&format!(
+            "CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+               PERFORM pg_advisory_xact_lock_shared({lock}); RETURN NEW; END $$; \
+             CREATE TRIGGER {name} BEFORE {when} EXECUTE FUNCTION {name}(); \
+             ALTER TABLE wide ENABLE ALWAYS TRIGGER {name}"
+        ));
+    }
+    case.publisher
+        .sql("INSERT INTO wide SELECT i, repeat('x', 1000) FROM generate_series(1, 20000) i");
+}
+
+pub(crate) fn wait_for_part(case: &Case, process: &mut Process) {
+    let some = "SELECT count(*) = 1 FROM pgapace.relation WHERE table_name = 'wide' \
+                AND sync_lsn IS NULL AND parts > 15 AND parts_done BETWEEN 2 AND 4";
+    wait_for(case, process, "some parts to be copied", some);
+    wait_for_a_waiter(case, process, "advisory");
+}
+
+/// The row of the table, as `status` shows it.
+fn shown(case: &Case) -> Value {
+    let status = case.tool.finish("status", &["--json"]);
+    let tables: Value = serde_json::from_str(&status.stdout).unwrap_or_default();
+    let tables = tables[0]["tables"].as_array().cloned().unwrap_or_default();
+    tables.into_iter().find(|table| table["name"] == "wide").unwrap_or_default()
+}
+
+/// Every request for a table is followed by a copy, and never changes the copy that goes on.
+#[test]
+fn resync_during_the_first_copy() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        wide(&mut case);
+        case.publish("FOR ALL TABLES");
+        let copying = holder(&case, &format!("SELECT pg_advisory_lock({COPY})"));
+        let mut process = case.tool.start(case.log_file("first"));
+        must(wait_until(PATIENCE, "the slot", || Ok(process.log().contains("slot_created"))));
+        wait_for_part(&case, &mut process);
+        finish(&case, "resync", &["wide"]);
+        finish(&case, "resync", &["wide"]);
+        finish(&case, "refresh", &[]);
+        assert_eq!(shown(&case)["state"], "datasync");
+        assert!(shown(&case)["requested_at"].is_string());
+        drop(copying);
+        let joined = "SELECT count(*) = 1 FROM pgapace.relation WHERE sync_lsn IS NOT NULL \
+                      AND requested IS NULL AND state = 'ready' AND generation = 2";
+        wait_for(&case, &mut process, "the second copy", joined);
+        case.publisher.sql("UPDATE wide SET v = 'new' WHERE id % 1000 = 0");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["wide"]);
+        case.stop(process);
+    });
+}
+
+#[test]
+fn verbs_while_a_table_joins() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY)");
+        wide(&mut case);
+        let update = "UPDATE wide SET v = v || '.' WHERE id < 4";
+        let copying = holder(&case, &format!("SELECT pg_advisory_lock({COPY})"));
+        let changing = holder(&case, &format!("SELECT pg_advisory_lock({CHANGE})"));
+        let mut process = case.start();
+        case.publisher.sql(update);
+        wait_for_part(&case, &mut process);
+        finish(&case, "resync", &["wide"]);
+        must(process.kill9());
+
+        // A copy that was interrupted begins anew, and then again.
+        finish(&case, "resync", &["wide"]);
+        finish(&case, "refresh", &[]);
+        let mut process = case.start();
+        wait_for_part(&case, &mut process);
+        finish(&case, "resync", &["wide"]);
+        case.publisher.sql(&format!("{update}; INSERT INTO other VALUES (0)"));
+        let received = "SELECT count(*) = 1 FROM other";
+        wait_for(&case, &mut process, "the changes of that transaction", received);
+        drop(copying);
+
+        // Between the end of the copy and the hand-over.
+        let behind = "SELECT count(*) = 1 FROM pgapace.relation WHERE table_name = 'wide' \
+                      AND state = 'catchup'";
+        wait_for(&case, &mut process, "the table to be behind", behind);
+        wait_for_a_waiter(&case, &mut process, "advisory");
+        finish(&case, "resync", &["wide"]);
+        finish(&case, "refresh", &[]);
+        assert_eq!(shown(&case)["state"], "catchup");
+        must(process.kill9());
+        case.subscriber.sql("DELETE FROM wide WHERE id > 10000");
+        finish(&case, "resync", &["wide"]);
+        let mut process = case.start();
+        wait_for_a_waiter(&case, &mut process, "advisory");
+        case.publisher.sql(update);
+        drop(changing);
+        let joined = "SELECT count(*) = 1 FROM pgapace.relation WHERE table_name = 'wide' \
+                      AND requested IS NULL AND state = 'ready'";
+        wait_for(&case, &mut process, "the table to join", joined);
+        case.publisher.sql(&format!("{update}; INSERT INTO other VALUES (1)"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["wide", "other"]);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+
+        // A request is forgotten with the subscription.
+        finish(&case, "resync", &["wide"]);
+        must(process.kill9());
+        case.tool.finish("drop", &["--busy-timeout=60"]).expect(0, &[]);
+        case.subscriber.sql("TRUNCATE wide, other");
+        case.run_until_current();
+        case.expect_equal(&["wide", "other"]);
+    });
+}

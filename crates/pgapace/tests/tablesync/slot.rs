@@ -1,0 +1,135 @@
+//! The slot of a set-up that was interrupted: gone on with if it is ours, never touched if it may be
+//! somebody else's.
+
+use std::path::PathBuf;
+
+use testbed::wait_until;
+
+use crate::support::{Case, PATIENCE, Tool, must, on_versions};
+
+const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
+
+/// A case with another subscription beside the first one, so that the subscriber has our schema.
+fn second(case: &Case) -> Tool {
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+    case.both("CREATE TABLE u (id int PRIMARY KEY, v text)");
+    case.publisher.sql(
+        "INSERT INTO u SELECT i, 'copied' FROM generate_series(1, 100) i; \
+         CREATE PUBLICATION second FOR TABLE u",
+    );
+    let mut tool = case.tool.clone();
+    tool.name = format!("{}_second", tool.name);
+    tool.publications = "second".to_owned();
+    tool
+}
+
+fn slots(case: &Case, columns: &str, tool: &Tool) -> Vec<String> {
+    case.publisher.rows(&format!(
+        "SELECT {columns} FROM pg_replication_slots WHERE slot_name LIKE '{}%' \
+           OR slot_name LIKE 'pgapace_sync%' AND database = current_database()",
+        tool.name
+    ))
+}
+
+/// The tables of the first are not asked about.
+fn drop_slot(case: &Case, tool: &Tool) {
+    case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", tool.name));
+}
+
+#[test]
+fn a_kill_between_making_the_slot_and_recording_it() {
+    on_versions(&VERSIONS, |case| {
+        let tool = second(&case);
+        // What is recorded of the slot waits, and the process does not live to see it.
+        let mut locker = case.subscriber.connect();
+        must(locker.batch_execute("BEGIN; LOCK TABLE pgapace.progress IN SHARE MODE"));
+        let log = std::env::temp_dir().join(format!("{}-{}.log", tool.name, std::process::id()));
+        let mut process = tool.start(PathBuf::from(&log));
+        must(wait_until(PATIENCE, "the slot to be made", || {
+            Ok(slots(&case, "temporary", &tool) == ["f"])
+        }));
+        must(process.kill9());
+        must(std::fs::remove_file(&log));
+        // The server would go on with what it was sent.
+        let sessions = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgapace {}%'",
+            tool.name
+        );
+        must(wait_until(PATIENCE, "its sessions to end", || {
+            Ok(case.subscriber.value(&sessions) == "0")
+        }));
+        must(locker.batch_execute("COMMIT"));
+        let made = slots(&case, "confirmed_flush_lsn", &tool);
+        case.publisher.sql("INSERT INTO u VALUES (101, 'later')");
+        let log = tool.run_until_current();
+        assert!(log.contains("slot_adopted"), "{log}");
+        assert!(!log.contains("slot_created"), "{log}");
+        assert_ne!(slots(&case, "confirmed_flush_lsn", &tool), made, "it has moved on");
+        assert_eq!(slots(&case, "temporary", &tool), ["f"]);
+        case.expect_equal(&["u"]);
+        case.publisher.sql("INSERT INTO u VALUES (102, 'streamed')");
+        tool.run_until_current();
+        case.expect_equal(&["u"]);
+        tool.finish("drop", &[]).expect(0, &[]);
+        assert_eq!(slots(&case, "1", &tool).len(), 0);
+    });
+}
+
+#[test]
+fn a_slot_of_somebody_else_is_never_dropped() {
+    on_versions(&VERSIONS, |case| {
+        let tool = second(&case);
+        // As a process leaves it that is killed before it has made its slot.
+        case.subscriber.sql(&format!(
+            "INSERT INTO pgapace.subscription (name, slot_name, publications, phase, owns_slot, \
+               copy_data) VALUES ('{name}', '{name}', '{{second}}', 'creating', true, true)",
+            name = tool.name
+        ));
+        let make =
+            format!("SELECT pg_create_logical_replication_slot('{}', 'pgoutput')", tool.name);
+        case.publisher.sql(&make);
+        let theirs = slots(&case, "plugin, confirmed_flush_lsn", &tool);
+        for _ in 0..2 {
+            tool.run()
+                .expect(7, &["exists on the publisher", "HINT:", "pg_drop_replication_slot("]);
+            assert_eq!(slots(&case, "plugin, confirmed_flush_lsn", &tool), theirs);
+            assert_eq!(case.subscriber.value("SELECT count(*) FROM u"), "0");
+        }
+        tool.finish("drop", &[]).expect(0, &["slot_left"]);
+        assert_eq!(slots(&case, "plugin, confirmed_flush_lsn", &tool), theirs);
+        // What the hint says works.
+        drop_slot(&case, &tool);
+        tool.run_until_current();
+        case.expect_equal(&["u"]);
+        drop_slot(&case, &tool);
+    });
+}
+
+/// It appears while ours waits for the transactions that run on the publisher.
+#[test]
+fn a_slot_of_somebody_else_that_appears_meanwhile() {
+    on_versions(&VERSIONS, |case| {
+        let tool = second(&case);
+        let mut writer = case.publisher.connect();
+        must(writer.batch_execute("BEGIN; INSERT INTO t VALUES (1, 'open')"));
+        let log = std::env::temp_dir().join(format!("{}-{}.log", tool.name, std::process::id()));
+        let mut process = tool.start(PathBuf::from(&log));
+        must(wait_until(
+            PATIENCE,
+            "a slot to be made",
+            || Ok(!slots(&case, "1", &tool).is_empty()),
+        ));
+        // A physical one waits for nobody.
+        let make = format!("SELECT pg_create_physical_replication_slot('{}')", tool.name);
+        case.publisher.sql(&make);
+        must(writer.batch_execute("COMMIT"));
+        must(process.wait(PATIENCE));
+        assert_eq!(process.exit_code(), Some(7), "{}", process.log());
+        must(std::fs::remove_file(&log));
+        assert_eq!(slots(&case, "slot_type", &tool), ["physical"]);
+        drop_slot(&case, &tool);
+        tool.run_until_current();
+        case.expect_equal(&["u"]);
+        drop_slot(&case, &tool);
+    });
+}

@@ -1,0 +1,245 @@
+//! Tables that cannot be copied, or that change while others are.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use testbed::compare::TableName;
+use testbed::{Pair, Result, wait_until};
+
+use crate::faults::site::{
+    DB, PATIENCE as LONG, Site, expect_exit, wait_for_log, wait_while_running,
+};
+use crate::support::{PATIENCE, VERSIONS, must, on_versions};
+
+/// A row that the subscriber does not take: its table and line are named, the other tables are copied.
+#[test]
+fn a_row_that_the_subscriber_rejects() {
+    on_versions(&VERSIONS, |case| {
+        case.publisher.sql(
+            "CREATE TABLE good (id int PRIMARY KEY); INSERT INTO good SELECT generate_series(1, 100); \
+             CREATE TABLE also_good (id int PRIMARY KEY, v text); INSERT INTO also_good SELECT i, repeat('x', 500) FROM generate_series(1, 5000) i; \
+             CREATE TABLE bad (id int PRIMARY KEY); INSERT INTO bad SELECT generate_series(1, 100); \
+             CREATE TABLE empty (id int PRIMARY KEY)",
+        );
+        case.subscriber.sql(
+            "CREATE TABLE good (id int PRIMARY KEY); CREATE TABLE also_good (id int PRIMARY KEY, v text); \
+             CREATE TABLE bad (id int PRIMARY KEY CHECK (id <> 42)); CREATE TABLE empty (id int PRIMARY KEY)",
+        );
+        case.publish("FOR ALL TABLES");
+        case.run().expect(9, &["public.bad", "line 42", "The other tables are copied"]);
+        let copied = "SELECT string_agg(table_name, ' ' ORDER BY table_name) FROM pgapace.relation WHERE sync_lsn IS NOT NULL";
+        assert_eq!(case.subscriber.value(copied), "also_good empty good");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM bad"), "0");
+        // What is published meanwhile is there in the end, once.
+        case.publisher.sql("INSERT INTO good VALUES (1000); UPDATE bad SET id = 43000 WHERE id = 43; INSERT INTO empty VALUES (1)");
+        case.subscriber.sql("ALTER TABLE bad DROP CONSTRAINT bad_id_check");
+        case.run_until_current();
+        case.expect_equal(&["good", "also_good", "bad", "empty"]);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+    });
+}
+
+/// A statistics expression that fails for a copied row: that table has no statistics, the others
+/// have theirs, and nothing else fails.
+#[test]
+fn a_table_that_cannot_be_analyzed() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE a (v int); CREATE TABLE b (v int); CREATE TABLE c (v int PRIMARY KEY)",
+        );
+        case.subscriber.sql("CREATE STATISTICS inverse ON (10 / v), (v + 1) FROM b");
+        case.publisher.sql(
+            "INSERT INTO a VALUES (1); INSERT INTO b VALUES (0); INSERT INTO c VALUES (1), (2)",
+        );
+        case.publish("FOR ALL TABLES WITH (publish = 'insert')");
+        let log = case.run_until_current();
+        let failures: Vec<_> = log.lines().filter(|line| line.contains("analyze_failed")).collect();
+        let [failure] = failures[..] else { panic!("{log}") };
+        assert!(failure.contains("public.b") && failure.contains("22012"), "{failure}");
+        let analyzed = "SELECT relname || ' ' || reltuples FROM pg_class \
+                        WHERE relname IN ('a', 'b', 'c') AND reltuples >= 0 ORDER BY 1";
+        assert_eq!(case.subscriber.rows(analyzed), ["a 1", "c 2"]);
+        case.expect_equal(&["a", "b", "c"]);
+    });
+}
+
+/// A table that is rewritten, and one that is dropped, between the snapshot and their turn. To the
+/// snapshot the rewritten one looks empty.
+#[test]
+fn tables_that_change_while_others_are_copied() {
+    on_versions(&VERSIONS, |mut case| {
+        case.tool.args = vec!["--copy-workers=1".to_owned()];
+        case.both(
+            "CREATE TABLE first (id int PRIMARY KEY, v text); CREATE TABLE rewritten (id int PRIMARY KEY, v text); \
+             CREATE TABLE split (id int PRIMARY KEY, v text); \
+             CREATE TABLE dropped (id int PRIMARY KEY, v text); CREATE TABLE truncated (id int PRIMARY KEY, v text); \
+             CREATE TABLE last (id int PRIMARY KEY, v text)",
+        );
+        for (table, rows) in [
+            ("first", 20_000),
+            ("rewritten", 5_000),
+            ("split", 9_000),
+            ("dropped", 5_000),
+            ("truncated", 5_000),
+            ("last", 10),
+        ] {
+            case.publisher.sql(&format!(
+                "INSERT INTO {table} SELECT i, md5(i::text) FROM generate_series(1, {rows}) i"
+            ));
+        }
+        case.publish("FOR ALL TABLES");
+        // The largest table comes first, and waits.
+        let mut holder = case.subscriber.connect();
+        must(holder.batch_execute("BEGIN; LOCK TABLE first IN SHARE MODE"));
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| case.tool.run());
+            let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'pgapace%' \
+                           AND datname = current_database()";
+            let mut look = case.subscriber.connect();
+            must(wait_until(PATIENCE, "the copy to wait", || {
+                Ok(look.query_one(waiting, &[])?.get::<_, i64>(0) > 0)
+            }));
+            let mut publisher = case.publisher.connect();
+            must(publisher.batch_execute(
+                "ALTER TABLE rewritten ALTER v TYPE varchar(50) USING v || '!'; DROP TABLE dropped; TRUNCATE truncated",
+            ));
+            must(publisher.batch_execute("VACUUM FULL split"));
+            must(publisher.batch_execute("INSERT INTO truncated VALUES (1, 'after')"));
+            std::thread::sleep(Duration::from_millis(100));
+            must(holder.batch_execute("COMMIT"));
+            let finished = run.join().unwrap_or_else(|_| panic!("the run panicked"));
+            finished.expect(0, &["copied under another snapshot"]);
+        });
+        case.expect_equal(&["first", "rewritten", "split", "truncated", "last"]);
+        assert_eq!(
+            case.subscriber.value("SELECT count(*) FROM rewritten WHERE v LIKE '%!'"),
+            "5000"
+        );
+    });
+}
+
+/// A file system of some megabytes, for a tablespace; root alone can make one.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount(owner_of: &str) -> Option<Self> {
+        let directory = tempfile::tempdir().ok()?;
+        let path = directory.path();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).ok()?;
+        let disk = Self(directory);
+        if !disk.run(&["-t", "tmpfs", "-o", "size=8m,mode=0700", "tmpfs"]) {
+            return None;
+        }
+        let owner = std::fs::metadata(owner_of).ok()?;
+        std::os::unix::fs::chown(disk.0.path(), Some(owner.uid()), Some(owner.gid())).ok()?;
+        Some(disk)
+    }
+
+    fn run(&self, options: &[&str]) -> bool {
+        let status =
+            Command::new("mount").args(options).arg(self.0.path()).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    }
+
+    /// Makes room.
+    fn grow(&self) {
+        assert!(self.run(&["-o", "remount,size=256m"]), "the file system does not grow");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Before its directory is removed.
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+/// The subscriber's disk is full: the table is named, the others are copied, and it is tried again until
+/// there is room.
+#[test]
+fn a_disk_of_the_subscriber_that_is_full() -> Result<()> {
+    for major in [15, 18] {
+        let site = Site::of(Pair::start(major, major)?)?;
+        let data = site.subscriber.query_one_text(DB, "SHOW data_directory")?;
+        let Some(disk) = SmallDisk::mount(&data) else {
+            eprintln!("skipped: no file system can be mounted here");
+            return Ok(());
+        };
+        let ddl = "CREATE TABLE large (id int PRIMARY KEY, v text); CREATE TABLE small (id int PRIMARY KEY, v text)";
+        site.tables(ddl)?;
+        site.publisher.sql(
+            DB,
+            "INSERT INTO large SELECT i, repeat('x', 500) FROM generate_series(1, 40000) i; \
+             INSERT INTO small SELECT i, repeat('x', 500) FROM generate_series(1, 1000) i",
+        )?;
+        let place = format!("CREATE TABLESPACE tight LOCATION '{}'", disk.0.path().display());
+        site.subscriber.sql(DB, &place)?;
+        site.subscriber.sql(DB, "ALTER TABLE large SET TABLESPACE tight")?;
+        // One worker: the large table comes first.
+        let mut run = site.spawn(&site.program().args(["--copy-workers", "1"]))?;
+        wait_for_log(&mut run, "53100", LONG)?;
+        let copied =
+            "SELECT string_agg(table_name, ' ') FROM pgapace.relation WHERE sync_lsn IS NOT NULL";
+        let mut look = site.subscriber.connect(DB)?;
+        wait_until(LONG, "the other table to be copied", || {
+            let copied: Option<String> = look.query_one(copied, &[])?.get(0);
+            Ok(copied.as_deref() == Some("small"))
+        })?;
+        assert!(run.log().contains("public.large"), "{}", run.log());
+        assert!(run.log().contains("Make room"), "{}", run.log());
+        disk.grow();
+        wait_for_log(&mut run, "streaming subscription=", LONG)?;
+        site.publisher.sql(DB, "UPDATE large SET v = 'y' WHERE id < 100")?;
+        site.catch_up(&mut run)?;
+        site.expect_equal(&[TableName::from("large"), TableName::from("small")])?;
+        run.terminate()?;
+        expect_exit(&mut run, 0, &[])?;
+        // Before its file system goes.
+        site.subscriber.sql(DB, "DROP TABLE large")?;
+        site.subscriber.sql(DB, "DROP TABLESPACE tight")?;
+    }
+    Ok(())
+}
+
+/// The slot keeps WAL while tables are copied, and the publisher has a limit: a warning says how much
+/// is left; beyond it the copy is in vain, and ends.
+#[test]
+fn a_slot_that_comes_near_its_limit() -> Result<()> {
+    for major in [15, 18] {
+        let limit = |builder: testbed::ClusterBuilder| {
+            builder.setting("max_slot_wal_keep_size", "96MB").setting("max_wal_size", "64MB")
+        };
+        let site = Site::of(Pair::start_with(major, major, limit, |subscriber| subscriber)?)?;
+        site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+        site.publisher.sql(DB, "INSERT INTO t SELECT generate_series(1, 1000)")?;
+        let mut holder = site.subscriber.connect(DB)?;
+        holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
+        let mut run = site.spawn(&site.program())?;
+        let mut look = site.subscriber.connect(DB)?;
+        let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'";
+        wait_while_running(&mut run, "the copy to wait", LONG, || {
+            Ok(look.query_one(waiting, &[])?.get::<_, i64>(0) > 0)
+        })?;
+        let wal = |megabytes: u32| {
+            site.publisher.sql(
+                DB,
+                &format!(
+                    "SELECT count(pg_logical_emit_message(false, 'fill', repeat('x', 1 << 20))) \
+                     FROM generate_series(1, {megabytes})"
+                ),
+            )
+        };
+        wal(84)?;
+        wait_for_log(&mut run, "comes near max_slot_wal_keep_size", LONG)?;
+        assert!(run.log().contains("lost_after="), "{}", run.log());
+        wal(80)?;
+        site.publisher.sql(DB, "CHECKPOINT")?;
+        expect_exit(
+            &mut run,
+            7,
+            &["was invalidated during table sync", "Raise max_slot_wal_keep_size"],
+        )?;
+    }
+    Ok(())
+}
