@@ -159,7 +159,14 @@ pub(crate) struct Settings {
     pub(crate) publisher: Option<String>,
 
     /// Connection string of the subscriber
-    #[arg(long, value_name = "CONNINFO", env = "PGAPACE_SUBSCRIBER", hide_env_values = true)]
+    #[arg(
+        long,
+        alias = "target",
+        value_name = "CONNINFO",
+        env = "PGAPACE_SUBSCRIBER",
+        hide_env_values = true
+    )]
+    #[serde(alias = "target")]
     pub(crate) subscriber: Option<String>,
 
     /// Publication to apply; repeat it, or separate several by commas
@@ -367,8 +374,13 @@ pub(crate) struct Settings {
 
     /// Time after which it is looked which locks on the subscriber keep the oldest transaction, in
     /// milliseconds [default: 50]
-    #[arg(long, value_name = "MS", env = "PGAPACE_DEADLOCK_TIMEOUT")]
-    #[serde(rename = "deadlock-timeout", alias = "deadlock_timeout")]
+    #[arg(long, value_name = "MS", env = "PGAPACE_DEADLOCK_TIMEOUT", alias = "lock-probe")]
+    #[serde(
+        rename = "deadlock-timeout",
+        alias = "deadlock_timeout",
+        alias = "lock-probe",
+        alias = "lock_probe"
+    )]
     pub(crate) deadlock_timeout: Option<u64>,
 
     /// Read rows of transactions that are still to be applied with sessions of their own: auto

@@ -283,7 +283,7 @@ fn walsender(
     if let (Some(row), Some(followed)) = (&known.row, &known.followed) {
         match history::check(&mut walsender, row, followed) {
             Ok(_) => {
-                reporter.ok("history", "it continues the history that the subscriber followed")
+                reporter.ok("history", "it continues the history that the subscriber followed");
             }
             Err(failure) => {
                 reporter.failure("history", &failure);

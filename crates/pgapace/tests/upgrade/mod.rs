@@ -6,6 +6,15 @@ use crate::tablesync::requests::{CHANGE, COPY, wait_for_part, wide};
 
 const VERSION_0_1: &str = include_str!("version_0_1.sql");
 
+/// Columns that were renamed since, so that their names are those of version 0.1 again.
+const RENAMED_BACK: &str = "
+ALTER TABLE saved_relation RENAME sync_lsn TO gate_lsn;
+ALTER TABLE saved_relation RENAME snapshot_lsn TO sync_lsn;
+ALTER TABLE saved_relation RENAME publisher_bytes TO source_bytes;
+ALTER TABLE saved_stat_subscription RENAME wait_subscriber_lock TO wait_target_lock;
+ALTER TABLE saved_stat_subscription RENAME wait_publisher TO wait_source;
+ALTER TABLE saved_stat_subscription RENAME tables_serialized TO demotions";
+
 /// Makes the state what version 0.1 would have written: its schema, and of every row what it knew.
 fn as_of_0_1(case: &Case) {
     let tables = ["subscription", "relation", "progress", "stat_subscription", "prepared"];
@@ -13,6 +22,7 @@ fn as_of_0_1(case: &Case) {
     for table in tables {
         case.subscriber.sql(&format!("CREATE TABLE saved_{table} AS TABLE pgapace.{table}"));
     }
+    case.subscriber.sql(RENAMED_BACK);
     case.subscriber.sql("DROP SCHEMA pgapace CASCADE");
     case.subscriber.sql(VERSION_0_1);
     for table in tables {
