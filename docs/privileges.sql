@@ -2,28 +2,28 @@
 -- their place. The tests run this file as it is (crates/pgapace/tests/faults/privileges.rs).
 
 -- publisher: run in database shop by an administrator
-CREATE ROLE pgapace_source LOGIN REPLICATION;
-GRANT USAGE ON SCHEMA public TO pgapace_source;
+CREATE ROLE pgapace_publisher LOGIN REPLICATION;
+GRANT USAGE ON SCHEMA public TO pgapace_publisher;
 -- Read for the first copy only; changes come from the replication slot.
-GRANT SELECT ON ALL TABLES IN SCHEMA public TO pgapace_source;
+GRANT SELECT ON ALL TABLES IN SCHEMA public TO pgapace_publisher;
 -- The values of sequences, for the first copy and for pgapace sequences.
-GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO pgapace_source;
+GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO pgapace_publisher;
 
--- target: run in database shop by an administrator
-CREATE ROLE pgapace_target LOGIN;
+-- subscriber: run in database shop by an administrator
+CREATE ROLE pgapace_subscriber LOGIN;
 -- To create schema pgapace, which holds all state. Instead, you may create it:
--- CREATE SCHEMA pgapace AUTHORIZATION pgapace_target;
-GRANT CREATE ON DATABASE shop TO pgapace_target;
+-- CREATE SCHEMA pgapace AUTHORIZATION pgapace_subscriber;
+GRANT CREATE ON DATABASE shop TO pgapace_subscriber;
 -- To apply as a replica does: only triggers meant for replication fire, and foreign keys are the
 -- publisher's. Before PostgreSQL 15 this cannot be granted: the role must be a superuser.
-GRANT SET ON PARAMETER session_replication_role TO pgapace_target;
-GRANT USAGE ON SCHEMA public TO pgapace_target;
-GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA public TO pgapace_target;
-GRANT SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA public TO pgapace_target;
+GRANT SET ON PARAMETER session_replication_role TO pgapace_subscriber;
+GRANT USAGE ON SCHEMA public TO pgapace_subscriber;
+GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA public TO pgapace_subscriber;
+GRANT SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA public TO pgapace_subscriber;
 -- TRUNCATE ... RESTART IDENTITY on the publisher can only be applied by the owner of the sequences,
 -- and a table with row-level security only by a role with BYPASSRLS.
 
--- target, optional: to tag commits with a replication origin (needed for --origin none elsewhere)
+-- subscriber, optional: to tag commits with a replication origin (needed for --origin none elsewhere)
 GRANT EXECUTE ON FUNCTION
   pg_replication_origin_create(text),
   pg_replication_origin_drop(text),
@@ -31,4 +31,4 @@ GRANT EXECUTE ON FUNCTION
   pg_replication_origin_session_setup(text),
   pg_replication_origin_xact_setup(pg_lsn, timestamptz),
   pg_replication_origin_xact_reset()
-  TO pgapace_target;
+  TO pgapace_subscriber;

@@ -179,11 +179,11 @@ fn commit() -> Option<String> {
     (output.status.success() && !text.is_empty()).then_some(text)
 }
 
-/// Where results are kept unless told otherwise: beside the build, `subscriber/bench`.
+/// Where results are kept unless told otherwise: beside the build, `target/bench`.
 pub(crate) fn results_directory() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the bench binary")?;
-    let subscriber = own.ancestors().nth(2).unwrap_or(Path::new("."));
-    Ok(subscriber.join("bench"))
+    let build = own.ancestors().nth(2).unwrap_or(Path::new("."));
+    Ok(build.join("bench"))
 }
 
 /// Processors and memory.

@@ -185,8 +185,8 @@ fn privileges_that_are_taken_away() -> Result<()> {
         site.subscriber.sql(SHOP, part("subscriber"))?;
         let run =
             || site.spawn(&pgapace("run").args(arguments(&site)).args(["--until", "current"]));
-        site.publisher.sql(SHOP, "REVOKE SELECT ON t FROM pgapace_source")?;
-        let grant = "GRANT SELECT ON TABLE \"public\".\"t\" TO pgapace_source;";
+        site.publisher.sql(SHOP, "REVOKE SELECT ON t FROM pgapace_publisher")?;
+        let grant = "GRANT SELECT ON TABLE \"public\".\"t\" TO pgapace_publisher;";
         expect_exit(&mut run()?, 4, &["permission denied for table t", "HINT:", grant])?;
         site.publisher.sql(SHOP, grant)?;
         expect_exit(&mut run()?, 0, &[])?;

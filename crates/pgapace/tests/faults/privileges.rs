@@ -39,7 +39,7 @@ pub(super) fn arguments(site: &Site) -> [String; 8] {
     let role = |conninfo: String, role| conninfo.replace("user=postgres", &format!("user={role}"));
     [
         "--publisher".to_owned(),
-        role(site.publisher.conninfo(SHOP), "pgapace_source"),
+        role(site.publisher.conninfo(SHOP), "pgapace_publisher"),
         "--subscriber".to_owned(),
         role(site.subscriber.conninfo(SHOP), "pgapace_subscriber"),
         "--publication".to_owned(),
@@ -150,14 +150,14 @@ fn each_missing_privilege_is_named() -> Result<()> {
         expect_exit(&mut run, *code, messages)?;
         site.subscriber.sql(SHOP, grant)?;
     }
-    site.publisher.sql(SHOP, "ALTER ROLE pgapace_source NOREPLICATION")?;
+    site.publisher.sql(SHOP, "ALTER ROLE pgapace_publisher NOREPLICATION")?;
     let mut run = site.spawn(&program(&site))?;
     expect_exit(&mut run, 4, &["HINT:", "REPLICATION"])?;
-    site.publisher.sql(SHOP, "ALTER ROLE pgapace_source REPLICATION")?;
-    site.publisher.sql(SHOP, "REVOKE SELECT ON t FROM pgapace_source")?;
+    site.publisher.sql(SHOP, "ALTER ROLE pgapace_publisher REPLICATION")?;
+    site.publisher.sql(SHOP, "REVOKE SELECT ON t FROM pgapace_publisher")?;
     let mut run = site.spawn(&program(&site))?;
     expect_exit(&mut run, 4, &["permission denied for table t"])?;
-    site.publisher.sql(SHOP, "GRANT SELECT ON t TO pgapace_source")?;
+    site.publisher.sql(SHOP, "GRANT SELECT ON t TO pgapace_publisher")?;
 
     // An administrator may create the schema instead.
     site.subscriber.sql(

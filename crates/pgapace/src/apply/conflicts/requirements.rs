@@ -28,7 +28,7 @@ pub(crate) fn check(session: &mut Session, policy: &Policy, tagged: bool) -> Res
             format!("--on-conflict {rule} needs commits that are tagged with a replication origin"),
         )
         .hint(
-            "Grant the role the origin functions (see README), or take --tag-commits=false back.",
+            "Grant the role the origin functions (see docs/privileges.sql), or take --tag-commits=false back.",
         ));
     }
     Ok(())
