@@ -1,7 +1,7 @@
-//! What the subscriber's tables look like: the part of the system catalogues that applying needs.
+//! The description of a subscriber table: the parts of the system catalogues that applying needs.
 //!
-//! Everything is read by oid or by schema-qualified name with an empty search path, so that no
-//! object of a user can take the place of a system one.
+//! All objects are read by oid or by schema-qualified name, with an empty search path. So no user
+//! object can take the place of a system object.
 
 use rustc_hash::FxHashMap;
 use wire::{Row, Rows, Session, quote_ident};
@@ -9,13 +9,14 @@ use wire::{Row, Rows, Session, quote_ident};
 use crate::error::{Failure, Result};
 use crate::subscriber::elsewhere::{self, elsewhere};
 
-/// How two values of a column are compared in a search.
+/// How a search compares two values of a column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Equality {
-    /// With this operator, written with its schema: under an empty search path `=` of an
-    /// extension's type is not found, or a built-in one silently takes its place (citext).
+    /// By this schema-qualified operator. Under an empty search path, `=` of an extension's type is
+    /// not found, or a built-in operator silently takes its place (citext).
     Operator(String),
-    /// The type has no equality (json, xml, point): compare the subscriber's text form, byte by byte.
+    /// By the subscriber's text form, byte by byte, because the type has no equality (json, xml,
+    /// point).
     Text,
 }
 
@@ -25,16 +26,17 @@ impl Equality {
     }
 }
 
-/// The function by which an assignment brings a value to a column's length or precision
-/// (`find_typmod_coercion_function` in `parse_coerce.c`): it rounds, cuts trailing blanks, or refuses
-/// what does not fit.
+/// The function with which an assignment enforces a column's length or precision
+/// (`find_typmod_coercion_function` in `parse_coerce.c`). It rounds, cuts trailing blanks, or
+/// refuses values that do not fit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Coercion {
-    /// Its name with its schema, quoted.
+    /// The schema-qualified, quoted name.
     function: String,
-    /// Whether it takes a third argument: false, for an explicit cast would cut what does not fit.
+    /// Whether the function takes a third argument (`isExplicit`). pgapace passes false, because an
+    /// explicit cast would cut values that do not fit.
     tells_casts: bool,
-    /// Whether it takes the elements of an array.
+    /// Whether it is applied to each element of an array.
     of_elements: bool,
     modifier: i32,
     /// The base type with its modifier, as SQL.
@@ -42,14 +44,15 @@ pub(crate) struct Coercion {
 }
 
 impl Coercion {
-    /// A value of the column's base type as the column stores it.
+    /// Returns SQL for `value`, of the column's base type, as the column stores it.
     pub(crate) fn apply(&self, value: &str) -> String {
         let Self { function, modifier, type_sql, .. } = self;
         let implicit = if self.tells_casts { ", false" } else { "" };
         match (self.of_elements, self.tells_casts) {
             (false, _) => format!("{function}({value}, {modifier}{implicit})"),
             (true, false) => format!("({value})::{type_sql}"),
-            // Whatever does not fit fails before a cast can cut it.
+            // The condition applies the function to each element, and fails for values that do not
+            // fit. The explicit cast alone would cut them.
             (true, true) => format!(
                 "CASE WHEN (SELECT pg_catalog.count({function}(e, {modifier}{implicit})) \
                  FROM pg_catalog.unnest({value}) AS e) OPERATOR(pg_catalog.>=) 0 \
@@ -63,7 +66,7 @@ impl Coercion {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Identity {
     None,
-    /// UPDATE cannot set it, INSERT needs OVERRIDING SYSTEM VALUE.
+    /// UPDATE cannot set the column; INSERT needs OVERRIDING SYSTEM VALUE.
     Always,
     ByDefault,
 }
@@ -73,42 +76,42 @@ pub(crate) enum Identity {
 pub(crate) struct Column {
     pub(crate) name: String,
     pub(crate) attnum: i16,
-    /// The type under all domains: what parameters are declared as, so that assignment checks
-    /// lengths and domain constraints instead of an explicit cast truncating silently.
+    /// The type below all domains. Parameters are declared with this type, so that the assignment
+    /// checks lengths and domain constraints. An explicit cast would truncate silently.
     pub(crate) base_type: u32,
     /// Name of the declared type, for messages.
     pub(crate) type_name: String,
-    /// The base type as SQL, quoted, so that grammar gives it no implicit length (`bit` is
-    /// `bit(1)` in a cast, `"bit"` is not).
+    /// The base type as quoted SQL. Quotes keep the grammar from adding a length: `bit` in a cast
+    /// means `bit(1)`, `"bit"` does not.
     pub(crate) base_type_sql: String,
-    /// Oid of the array type over the base type, 0 if there is none.
+    /// Oid of the array type of the base type, 0 if there is none.
     pub(crate) array_type: u32,
     /// Whether the base type is itself an array.
     pub(crate) is_array: bool,
     /// `pg_type.typtype` of the base type.
     pub(crate) type_kind: char,
-    /// Whether equal strings have equal bytes under the column's collation; true without one.
+    /// Whether the column's collation is deterministic; true if the column has none.
     pub(crate) deterministic: bool,
     pub(crate) identity: Identity,
     pub(crate) generated: bool,
     pub(crate) not_null: bool,
-    /// By the default operator class of the type.
+    /// The equality of the type's default operator class.
     pub(crate) equality: Equality,
-    /// `atttypmod`, of the base type under a domain; -1 for none.
+    /// `atttypmod`, or `typtypmod` of the innermost domain; -1 for none.
     pub(crate) type_modifier: i32,
-    /// What an assignment does to bring a value to that modifier.
+    /// The function that an assignment calls to enforce `type_modifier`.
     pub(crate) coercion: Option<Coercion>,
-    /// The default, if each evaluation may give another value.
+    /// The default, if each evaluation may return another value.
     pub(crate) volatile_default: Option<VolatileDefault>,
-    /// A function of users that a check of the column's domain calls, and that may look at rows.
+    /// A function that is not IMMUTABLE, called by a check constraint of the column's domain.
     pub(crate) domain_code: Option<String>,
-    /// Whether users made a cast from text to the base type, other than by its input function.
+    /// Whether a user-defined cast from text to the base type exists.
     pub(crate) cast_from_text: bool,
 }
 
 impl Column {
-    /// Whether values that are equal by the default of the type are also identical: no `1.0` beside
-    /// `1.00`, no `0` beside `-0`, no other case. True of the built-in types of which that is certain.
+    /// Whether equal values are always identical: no `1.0` and `1.00`, no `0` and `-0`, no
+    /// difference in case. True only for built-in types for which that is certain.
     pub(crate) fn equal_is_identical(&self) -> bool {
         const BPCHAR: u32 = 1042;
         match self.base_type {
@@ -119,41 +122,44 @@ impl Column {
             | 869 | 1043 | 1082 | 1083 | 1114 | 1184 | 1266 | 1560 | 1562 | 2950 | 3220 | 5069 => {
                 self.deterministic
             }
-            // With a length, all have the same blanks.
+            // With a length, all values have the same number of trailing blanks.
             BPCHAR => self.deterministic && self.type_modifier != -1,
             _ => self.type_kind == 'e',
         }
     }
 }
 
-/// A default that an INSERT without the column evaluates, row by row.
+/// A default that INSERT evaluates for each row if it does not name the column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VolatileDefault {
-    /// The functions that it calls, as a list.
+    /// The functions that the default calls, separated by commas.
     pub(crate) calls: String,
-    /// Whether one of them is of users.
+    /// Whether one of these functions is user-defined.
     pub(crate) user_code: bool,
 }
 
-/// Columns by which at most one row is found, with the operators of their index.
+/// The columns of a unique index, with the operators that find a row by them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Key {
-    /// Name of the index, for messages.
+    /// Name of the unique index, for messages.
     pub(crate) index: String,
-    /// `attnum` and operator of each column, in index order.
+    /// `attnum` and equality of each column, in index order.
     pub(crate) columns: Vec<(i16, Equality)>,
 }
 
-/// Which row triggers (enabled for replica) and rules stand between a statement and the row.
+/// Triggers enabled for replica, rules and constraints that run when a row changes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Hooks {
-    /// BEFORE ROW UPDATE or DELETE triggers, or rules: zero affected rows may be their doing.
+    /// The table has BEFORE ROW UPDATE or DELETE triggers, or rules. They may be the reason why a
+    /// statement affects no row.
     pub(crate) may_swallow_rows: bool,
-    /// Any UPDATE trigger: `UPDATE OF` fires for every replicated column, as natively.
+    /// The table has an UPDATE trigger. `UPDATE OF` triggers fire for every replicated column, as
+    /// in native logical replication.
     pub(crate) on_update: bool,
-    /// Rewrite rules enabled for replica; natively they never run.
+    /// The table has rewrite rules that are enabled for replica. In native logical replication,
+    /// rules never run.
     pub(crate) rules: bool,
-    /// The first trigger, rule or constraint that runs code of users, as a sentence.
+    /// The first trigger, rule or constraint that runs user code, as a sentence.
     pub(crate) code: Option<String>,
 }
 
@@ -161,9 +167,10 @@ pub(crate) struct Hooks {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Table {
     pub(crate) oid: u32,
-    /// Of all catalogue rows that this was read from, at the start of reading.
+    /// Changes when a catalogue row changes that this description depends on. Taken in the first
+    /// query.
     pub(crate) fingerprint: String,
-    /// The topmost partitioned table that its rows belong to, or itself.
+    /// The topmost partitioned table above this one, or the table itself.
     pub(crate) root: u32,
     pub(crate) schema: String,
     pub(crate) name: String,
@@ -171,11 +178,11 @@ pub(crate) struct Table {
     pub(crate) row_security: bool,
     pub(crate) hooks: Hooks,
     pub(crate) columns: Vec<Column>,
-    /// The replica identity index if one is set, else the primary key.
+    /// The replica identity index if one is set, otherwise the primary key.
     pub(crate) identity_key: Option<Key>,
-    /// Unique, immediate, complete indexes over NOT NULL columns, other than the identity.
+    /// Unique, immediate, non-partial indexes over NOT NULL columns, except `identity_key`.
     pub(crate) unique_keys: Vec<Key>,
-    /// For a partitioned table without a key of its own: the key columns of each leaf.
+    /// For a partitioned table without `identity_key`: name and key columns of each leaf partition.
     pub(crate) leaf_keys: Vec<(String, Option<Vec<String>>)>,
 }
 
@@ -185,8 +192,8 @@ impl Table {
         format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
     }
 
-    /// The name as the source of a search or DML: ONLY for a plain table, since its inheritance
-    /// children are other tables to replication; a partitioned table is its partitions.
+    /// The name for a search or DML statement. A plain table gets ONLY, because replication treats
+    /// its inheritance children as other tables. A partitioned table includes its partitions.
     pub(crate) fn sql_only(&self) -> String {
         if self.partitioned { self.sql_name() } else { format!("ONLY {}", self.sql_name()) }
     }
@@ -200,9 +207,9 @@ impl Table {
     }
 }
 
-/// One value for each `root` of CTE `tree`: another one once a catalogue row that matters is
-/// another. Rows of pg_class are taken by what matters in them, since TRUNCATE changes them too;
-/// ANALYZE and VACUUM change none of this.
+/// One value for each `root` of the CTE `tree`. It changes whenever a relevant catalogue row
+/// changes. Only the relevant columns of pg_class are included, because TRUNCATE changes others.
+/// ANALYZE and VACUUM change none of these values.
 macro_rules! fingerprint {
     () => {
         "\
@@ -240,12 +247,14 @@ GROUP BY part.root"
     };
 }
 
-/// Partitions are found through `pg_inherits`, which takes no lock on them: a lock here could wait
-/// for a user's ALTER TABLE that waits for our own open transaction.
+/// Reads one table and its hooks.
 ///
-/// `code` is the first thing found that runs code of users when a row is changed: triggers (those of
-/// foreign keys, if they are enabled for replica, among them), rules, and check constraints that
-/// call what may look at other rows.
+/// Partitions are found in `pg_inherits`, which needs no lock on them. A lock could wait for a
+/// user's ALTER TABLE that itself waits for an open transaction of pgapace.
+///
+/// `code` is the first trigger, rule or check constraint that runs user code when a row changes.
+/// That includes foreign key triggers if they are enabled for replica, and check constraints that
+/// call functions that are not IMMUTABLE.
 const TABLE_SQL: &str = concat!(
     "\
 WITH RECURSIVE root AS (
@@ -301,7 +310,7 @@ LEFT JOIN LATERAL (
 ) code ON true"
 );
 
-/// The same for tables by oid.
+/// Reads the fingerprints of tables, by oid.
 const FINGERPRINTS_SQL: &str = concat!(
     "\
 WITH RECURSIVE tree AS (
@@ -315,16 +324,20 @@ WITH RECURSIVE tree AS (
     fingerprint!()
 );
 
-/// Default equality of a type: the default btree (else hash) operator class of the type itself,
-/// of the polymorphic type that covers it, or of a type it is binary coercible to; and only if
-/// every part of an array or composite has one too (`json[]` has `=` that fails when it runs).
+/// Reads the columns of a table.
 ///
-/// A cast from text that users made (no oid from initdb) runs instead of the input function.
+/// The equality of a type comes from its default btree operator class, else from its hash operator
+/// class. The operator class may also belong to a polymorphic type that covers the type, or to a
+/// type to which it is binary coercible. Every element type of an array or composite must have an
+/// equality too: `json[]` has an operator `=`, but it fails at execution.
 ///
-/// A default counts as volatile if it calls what gives another value each time, or a function of
-/// users that may look at rows. `pg_depend` knows only the functions of users; built-in ones are
-/// found in the stored tree of the expression. Not in its text: `pg_get_expr` locks the table, and
-/// would wait for a user's ALTER TABLE that waits for an open transaction of ours.
+/// A user-defined cast from text (its oid is not from initdb) runs instead of the input function.
+///
+/// A default counts as volatile if it calls a volatile built-in function, or a user-defined
+/// function that is not IMMUTABLE. `pg_depend` lists only user-defined functions, so built-in ones
+/// are searched in the stored expression tree. `pg_get_expr` is not used because it locks the
+/// table: it could wait for a user's ALTER TABLE that itself waits for an open transaction of
+/// pgapace.
 const COLUMNS_SQL: &str = "\
 WITH RECURSIVE attribute AS (
   SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attidentity, a.attgenerated, a.attnotnull,
@@ -448,9 +461,10 @@ LEFT JOIN LATERAL (
 ) checked ON true
 ORDER BY a.attnum";
 
-/// Key columns of the unique indexes that can find a row, with the equality operator of each
-/// column's operator class (NULL for methods whose strategy numbers are their own: then the
-/// type's default equality stands in, which such indexes hold too).
+/// Reads the key columns of the unique indexes that can find a row, with the equality operator of
+/// each column's operator class. The operator is NULL for access methods other than btree and hash,
+/// whose strategy numbers have other meanings. Then the default equality of the type is used, which
+/// such an index enforces too.
 const KEYS_SQL: &str = "\
 SELECT i.indexrelid, ic.relname, i.indisreplident, i.indisprimary, a.attnum, a.attnotnull,
        n.nspname, o.oprname
@@ -488,7 +502,7 @@ LEFT JOIN LATERAL (
     AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END
 ) key ON true";
 
-/// Reads one table, `None` if there is none of that name.
+/// Reads one table. Returns `None` if no relation has that name.
 pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Option<Table>> {
     let doing = format!("reading the catalogue of {schema}.{name}");
     let failed = |error: &wire::Error| Failure::subscriber(error, &doing);
@@ -505,11 +519,11 @@ pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Op
         return Err(elsewhere::refused(schema, name, found));
     }
     let oid_text = oid.to_string();
-    // Both in one message: it is one round trip.
+    // One message with both queries needs one round trip.
     let sql = format!("{COLUMNS_SQL}; {KEYS_SQL}").replace("$1", &oid_text);
     let results = session.simple(&sql).map_err(|e| failed(&e))?;
     let [columns, keys] = &results[..] else {
-        return Err(Failure::internal("the catalogue gave another number of answers"));
+        return Err(Failure::internal("the catalogue query did not return two results"));
     };
     let columns = columns.iter().map(|row| column(&row)).collect::<Result<Vec<_>>>()?;
     let (identity_key, unique_keys) = keys_of(keys, &columns, &replica_identity)?;
@@ -533,7 +547,7 @@ pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Op
             may_swallow_rows: boolean(&row, 4)?,
             on_update: boolean(&row, 5)?,
             rules: boolean(&row, 6)?,
-            code: code_of_users(&row)?,
+            code: user_code(&row)?,
         },
         columns,
         identity_key,
@@ -542,7 +556,7 @@ pub(crate) fn load(session: &mut Session, schema: &str, name: &str) -> Result<Op
     }))
 }
 
-/// The fingerprints of these tables as they are now, `None` for one that is gone.
+/// Returns the current fingerprints of these tables, `None` for a table that was dropped.
 pub(crate) fn fingerprints(
     session: &mut Session,
     tables: &[u32],
@@ -550,7 +564,7 @@ pub(crate) fn fingerprints(
     let oids: Vec<_> = tables.iter().map(u32::to_string).collect();
     let rows = session
         .query(FINGERPRINTS_SQL, &[Some(&format!("{{{}}}", oids.join(",")))])
-        .map_err(|e| Failure::subscriber(&e, "looking whether tables have changed"))?;
+        .map_err(|e| Failure::subscriber(&e, "reading the fingerprints of the tables"))?;
     let mut found: FxHashMap<_, _> = tables.iter().map(|oid| (*oid, None)).collect();
     for row in rows.iter() {
         found.insert(field(&row, 0)?, Some(field(&row, 1)?));
@@ -611,7 +625,7 @@ fn column(row: &Row<'_>) -> Result<Column> {
     })
 }
 
-fn code_of_users(row: &Row<'_>) -> Result<Option<String>> {
+fn user_code(row: &Row<'_>) -> Result<Option<String>> {
     let Some(kind) = row.get(8) else { return Ok(None) };
     let (name, detail): (String, String) = (field(row, 9)?, field(row, 10)?);
     let relation: String = field(row, 11)?;
@@ -624,10 +638,11 @@ fn code_of_users(row: &Row<'_>) -> Result<Option<String>> {
     }))
 }
 
-/// Sorts index columns into the key by which rows are found and the other unique keys.
+/// Splits the candidate indexes into the key that finds rows and the other unique keys.
 ///
-/// As natively (`GetRelationIdentityOrPK`): the index named by REPLICA IDENTITY USING INDEX, else
-/// the primary key; FULL and NOTHING on the subscriber do not matter.
+/// The choice is that of `GetRelationIdentityOrPK` in `relation.c`: the index named by REPLICA
+/// IDENTITY USING INDEX, otherwise the primary key. REPLICA IDENTITY FULL or NOTHING of the
+/// subscriber table has no effect.
 fn keys_of(
     rows: &wire::Rows,
     columns: &[Column],
@@ -650,7 +665,7 @@ fn keys_of(
                 .iter()
                 .find(|column| column.attnum == attnum)
                 .map(|column| column.equality.clone())
-                .ok_or_else(|| Failure::internal("an index column is not a column"))?,
+                .ok_or_else(|| Failure::internal("an index column is not a column of its table"))?,
         };
         if candidates.last().is_none_or(|last| last.index_oid != index_oid) {
             candidates.push(Candidate {
@@ -675,22 +690,22 @@ fn keys_of(
     Ok((identity, unique))
 }
 
-/// Quoted even where it need not be: names of types that are words of the grammar mean something
-/// else without quotes.
+/// Quotes a name even if PostgreSQL would accept it unquoted. Some type names are also keywords of
+/// the grammar, with another meaning.
 fn always_quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// What stands under the name cannot be replicated into.
+/// The relation with this name is not a table.
 pub(crate) fn not_a_table(schema: &str, name: &str, kind: &str) -> Failure {
     Failure::new(
         crate::error::Class::Mismatch,
         format!("subscriber relation {schema}.{name} is {}", describe_kind(kind)),
     )
-    .hint("Only plain and partitioned tables can be replicated into.")
+    .hint("Use a plain or partitioned table, or remove the table from the publication.")
 }
 
-/// What a relation of this `pg_class.relkind` is.
+/// Describes a relation of this `pg_class.relkind`.
 pub(crate) fn describe_kind(kind: &str) -> &'static str {
     match kind {
         "r" | "p" => "a table",
@@ -703,13 +718,13 @@ pub(crate) fn describe_kind(kind: &str) -> &'static str {
     }
 }
 
-/// The row that a query of one statement must return; `what` names it otherwise.
+/// Returns the row of a query that always returns one; `what` names the query in the error.
 pub(crate) fn first_row<'r>(results: &'r [Rows], what: &str) -> Result<Row<'r>> {
     let row = results.first().and_then(Rows::first);
     row.ok_or_else(|| Failure::internal(format!("{what} returned nothing")))
 }
 
-/// A field of a catalogue row that must be there and must parse.
+/// Parses a field of a catalogue row that must not be NULL.
 pub(crate) fn field<T: std::str::FromStr>(row: &Row<'_>, index: usize) -> Result<T> {
     row.get(index).and_then(|text| text.parse().ok()).ok_or_else(|| {
         Failure::internal(format!(
@@ -729,7 +744,7 @@ pub(crate) fn boolean(row: &Row<'_>, index: usize) -> Result<bool> {
     }
 }
 
-/// Reads the text form of a one-dimensional array of names without NULLs.
+/// Parses the text form of a one-dimensional array of names without NULLs.
 pub(crate) fn parse_name_array(text: &str) -> Result<Vec<String>> {
     let bad = || Failure::internal(format!("a catalogue query returned the array {text:?}"));
     let inner = text.strip_prefix('{').and_then(|t| t.strip_suffix('}')).ok_or_else(bad)?;

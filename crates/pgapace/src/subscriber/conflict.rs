@@ -1,11 +1,12 @@
-//! What is done about a conflict, by type and table: `--on-conflict`.
+//! The rules of `--on-conflict`: how a conflict is resolved, by conflict type and table.
 
 use std::str::FromStr;
 
 use serde::Deserialize;
 
-/// Types of conflicts, by native's names; violations of foreign keys and exclusion constraints,
-/// which are plain errors natively, by the names of their SQLSTATEs.
+/// Conflict types, with the names of native logical replication ("Conflicts" in the chapter
+/// "Logical Replication"). Violations of foreign keys and exclusion constraints are plain errors
+/// there, so they are named after their SQLSTATEs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ConflictType {
     InsertExists,
@@ -19,7 +20,6 @@ pub(crate) enum ConflictType {
     ExclusionViolation,
 }
 
-/// Number of types.
 const TYPES: usize = 9;
 
 impl ConflictType {
@@ -35,7 +35,7 @@ impl ConflictType {
         Self::ExclusionViolation,
     ];
 
-    /// The conflict that an error of an INSERT, UPDATE or DELETE is, if it is one.
+    /// The conflict type of an error of an INSERT, UPDATE or DELETE, if it is a conflict.
     pub(crate) fn of(sqlstate: &str, operation: &str) -> Option<Self> {
         match (sqlstate, operation) {
             ("23505", "INSERT") => Some(Self::InsertExists),
@@ -60,26 +60,26 @@ impl ConflictType {
         }
     }
 
-    /// What is done if nobody says otherwise, as natively.
+    /// The action without a rule, as in native logical replication.
     fn default_action(self) -> Action {
         match self {
             Self::UpdateMissing | Self::DeleteMissing => Action::Skip,
-            // Without a rule nobody looks whose row it is.
+            // Without a rule, pgapace does not check the origin of rows.
             Self::UpdateOriginDiffers | Self::DeleteOriginDiffers => Action::Apply,
             _ => Action::Error,
         }
     }
 
-    /// The actions that mean something for it.
+    /// The actions that are possible for this type.
     fn actions(self) -> &'static [Action] {
         use Action::{Apply, Error, LastUpdateWins, Skip};
         match self {
             Self::InsertExists | Self::UpdateOriginDiffers | Self::DeleteOriginDiffers => {
                 &[Error, Skip, Apply, LastUpdateWins]
             }
-            // There is a row to be made of the whole new one, if it was sent whole.
+            // The update's new row can be inserted, if the publisher sent all of its columns.
             Self::UpdateMissing => &[Error, Skip, Apply],
-            // To apply them, other rows would have to go.
+            // Applying such a change would require deleting other rows.
             Self::UpdateExists
             | Self::MultipleUniqueConflicts
             | Self::DeleteMissing
@@ -93,16 +93,18 @@ impl ConflictType {
     }
 }
 
-/// What is done about a conflict.
+/// The resolution of a conflict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Stop.
+    /// Stop the subscription.
     Error,
-    /// Leave the change out.
+    /// Do not apply the change.
     Skip,
-    /// Make the row what the publisher has: an insert becomes an update, an update an insert.
+    /// Make the subscriber's row equal to the publisher's: an insert becomes an update, an update
+    /// an insert.
     Apply,
-    /// Apply if the publisher's commit is not older than the one that made the row, else skip.
+    /// Apply if the publisher's commit is not older than the commit that wrote the row, otherwise
+    /// skip.
     LastUpdateWins,
 }
 
@@ -117,11 +119,11 @@ impl Action {
     }
 }
 
-/// One word of `--on-conflict`: `TYPE=ACTION` or `schema.table:TYPE=ACTION`.
+/// One rule of `--on-conflict`: `TYPE=ACTION` or `schema.table:TYPE=ACTION`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Rule {
-    /// Schema and name; every table if there is none.
+    /// Schema and name; `None` for all tables.
     table: Option<(String, String)>,
     conflict: ConflictType,
     action: Action,
@@ -150,19 +152,23 @@ impl FromStr for Rule {
             .find(|known| known.name() == conflict)
             .ok_or_else(|| {
                 let known: Vec<_> = ConflictType::ALL.iter().map(|known| known.name()).collect();
-                format!("{conflict:?} is no type of conflict: {}", known.join(", "))
+                format!("{conflict:?} is not a conflict type; use one of: {}", known.join(", "))
             })?;
         let allowed = conflict.actions();
         let action =
             allowed.iter().copied().find(|known| known.name() == action).ok_or_else(|| {
                 let allowed: Vec<_> = allowed.iter().map(|known| known.name()).collect();
-                format!("{action:?} is no action for {}: {}", conflict.name(), allowed.join(", "))
+                format!(
+                    "{action:?} is not an action for {}; use one of: {}",
+                    conflict.name(),
+                    allowed.join(", ")
+                )
             })?;
         Ok(Self { table, conflict, action })
     }
 }
 
-/// `schema.table`, each with or without double quotes.
+/// Parses `schema.table`; each name may be in double quotes.
 fn parse_table(text: &str) -> Option<(String, String)> {
     let (schema, rest) = parse_name(text)?;
     let (name, rest) = parse_name(rest.strip_prefix('.')?)?;
@@ -190,7 +196,7 @@ fn parse_name(text: &str) -> Option<(String, &str)> {
     }
 }
 
-/// The rules of a subscription; what stands for a table wins over what stands for all.
+/// The rules of a subscription. A rule for one table overrides a rule for all tables.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Policy(Vec<Rule>);
 
@@ -199,12 +205,12 @@ impl Policy {
         Self(rules)
     }
 
-    /// Whether anything is said.
+    /// Whether there are any rules.
     pub(crate) fn has_rules(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// What holds for a table; `None` if that is what holds anyway.
+    /// The rules for a table; `None` if no rule applies to it.
     pub(crate) fn of(&self, schema: &str, name: &str) -> Option<TablePolicy> {
         let of_table = |rule: &&Rule| match &rule.table {
             Some((s, n)) => s == schema && n == name,
@@ -227,11 +233,12 @@ impl Policy {
     }
 }
 
-/// What is done about the conflicts of one table, where somebody has said so.
+/// The resolutions for one table with rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TablePolicy {
     actions: [Option<Action>; TYPES],
-    /// When the table's copy was committed, in microseconds since 1970: rows of it are ours.
+    /// When the table's copy was committed, in microseconds since 1970. Rows that the copy wrote
+    /// belong to this subscription.
     pub(crate) copied_at: Option<i64>,
 }
 
@@ -240,19 +247,20 @@ impl TablePolicy {
         self.actions[conflict as usize].unwrap_or(conflict.default_action())
     }
 
-    /// Whether somebody has to look who wrote a row before it is changed: no count of rows tells.
+    /// Whether pgapace must read who wrote a row before it changes that row. The number of affected
+    /// rows does not show a different origin.
     pub(crate) fn looks_before(&self, conflict: ConflictType) -> bool {
         conflict.is_origin_differs() && self.actions[conflict as usize].is_some()
     }
 
-    /// Whether each transaction is committed alone, so that its rows carry its time.
+    /// Whether each transaction is committed alone, so that its rows carry its commit time.
     pub(crate) fn is_timed(&self) -> bool {
         self.actions.contains(&Some(Action::LastUpdateWins))
             || ConflictType::ALL.iter().any(|conflict| self.looks_before(*conflict))
     }
 }
 
-/// What is done about a conflict of a table without rules.
+/// The resolution of a conflict, for a table with or without rules.
 pub(crate) fn action(policy: Option<&TablePolicy>, conflict: ConflictType) -> Action {
     policy.map_or(conflict.default_action(), |policy| policy.action(conflict))
 }
@@ -292,7 +300,7 @@ mod tests {
     fn nonsense_is_refused() {
         let message = |text: &str| text.parse::<Rule>().unwrap_err();
         assert!(message("update_exists=apply").contains("error, skip"));
-        assert!(message("delete_missing=last_update_wins").contains("no action"));
+        assert!(message("delete_missing=last_update_wins").contains("not an action"));
         assert!(message("insert_exist=skip").contains("insert_exists, update_exists"));
         assert!(message("t:insert_exists=skip").contains("schema.table"));
         assert!(message("insert_exists").contains("TYPE=ACTION"));

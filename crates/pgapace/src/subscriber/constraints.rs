@@ -1,54 +1,58 @@
-//! What makes rows of a subscriber table exclude or need each other, over the whole partition tree that
-//! the table belongs to: a leaf's own index excludes rows that come through the root, and the
-//! root's those that come through the leaf.
+//! The constraints of a subscriber table that make one row conflict with another, or depend on it.
+//!
+//! They are read for the whole partition tree of the table. An index of a leaf partition also
+//! restricts rows that are inserted through the root, and an index of the root also restricts rows
+//! that are inserted into the leaf.
 
 use wire::Session;
 
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
 
-/// The constraints of the topmost partitioned table, or of the table itself. Columns have the same
-/// names in the whole tree.
+/// The constraints of the topmost partitioned table, or of the table itself if it is not a
+/// partition. A column has the same name in all tables of the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Constraints {
     pub(crate) unique: Vec<Unique>,
-    /// Foreign keys of the tables of the tree.
+    /// Foreign keys of tables in the tree.
     pub(crate) foreign: Vec<ForeignKey>,
-    /// Foreign keys that refer to tables of the tree.
+    /// Foreign keys that reference tables in the tree.
     pub(crate) referenced: Vec<ForeignKey>,
 }
 
 /// Unique indexes over the same columns, or exclusion constraints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unique {
-    /// Of one of the indexes, always the same while there are no others.
+    /// The smallest oid of these indexes. It is the same in each session as long as no index is
+    /// added or dropped.
     pub(crate) index: u32,
-    /// Sorted by name; none for exclusion constraints and indexes over expressions.
+    /// Sorted by name; empty for exclusion constraints and indexes over expressions.
     pub(crate) columns: Vec<String>,
-    /// Whether values are equal if they are by the default of their types, and strings only if
-    /// their bytes are.
+    /// Whether the index compares with the default equality of each column's type, under
+    /// deterministic collations only.
     pub(crate) plain: bool,
     pub(crate) nulls_not_distinct: bool,
 }
 
-/// A foreign key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ForeignKey {
     pub(crate) constraint: u32,
-    /// The topmost partitioned table that it refers to, or that table itself.
+    /// Oid of the referenced table, or of its topmost partitioned table.
     pub(crate) parent: u32,
-    /// Columns on this side, in the order of the constraint.
+    /// The columns on this side, in the order of the constraint.
     pub(crate) columns: Vec<String>,
-    /// Whether each has the type of the one on the other side, or one with the same forms.
+    /// Whether each column has the same type as its counterpart, or both are integers, or both are
+    /// text or varchar.
     pub(crate) same_types: bool,
 }
 
-/// One row for each index that is not part of a larger one (a partial index counts as if it were
-/// not), and for each foreign key that is not. Indexes over the same columns, as leaves have them,
-/// are one.
+/// Returns one row per unique index or exclusion constraint, and one row per foreign key. Indexes
+/// and foreign keys of partitions that belong to one of the parent are left out. Indexes over the
+/// same columns, such as those of several leaf partitions, count as one. A partial index counts as
+/// if it had no predicate.
 ///
-/// Foreign keys that refer to a table are found by what they depend on: `pg_constraint` has no
-/// index over it. PostgreSQL 14 has no `indnullsnotdistinct`.
+/// Foreign keys that reference a table are found through `pg_depend`, because `pg_constraint` has
+/// no index on `confrelid`. PostgreSQL 14 has no `indnullsnotdistinct`.
 const SQL: &str = "\
 WITH RECURSIVE tree AS (
   SELECT $1::pg_catalog.oid AS relid
@@ -110,7 +114,7 @@ CROSS JOIN LATERAL (
 ) key
 ORDER BY 1, 2";
 
-/// Reads the constraints of a topmost table.
+/// Reads the constraints of a table that is not a partition.
 pub(crate) fn load(session: &mut Session, root: u32) -> Result<Constraints> {
     let rows = session
         .query(SQL, &[Some(&root.to_string())])

@@ -1,16 +1,17 @@
-//! Tables that only look like tables: their rows are elsewhere.
+//! Detection of tables whose rows are stored elsewhere: Citus, TimescaleDB, foreign partitions.
 //!
-//! Extensions such as Citus and TimescaleDB, and foreign tables as partitions, keep the rows of a table
-//! in other relations or on other servers. Their hooks do not act for what we do as a replica: a
-//! TRUNCATE does not reach the rows, a table with rows looks empty, `ONLY` finds none, and a commit
-//! on another server does not belong to the commit of our progress. So such a table is refused.
+//! Citus and TimescaleDB keep the rows of a table in other relations or on other servers, and so do
+//! foreign tables used as partitions. Their hooks do not act on a replica's changes. TRUNCATE does
+//! not reach the rows, a table with rows looks empty, and `ONLY` finds no row. A commit on another
+//! server is not part of the commit of the progress row. So pgapace refuses such tables.
 //!
-//! They are known by what cannot be missing, and can be read without a lock: the triggers that the
-//! extensions have on each of these tables.
+//! They are recognized by the triggers that the extensions create on each of these tables. These
+//! triggers cannot be missing, and reading them takes no lock.
 
 use crate::error::{Class, Failure};
 
-/// In SQL with a CTE `tree` of `relid`s: why rows of one of them are elsewhere, else NULL.
+/// SQL expression over the CTE `$tree` of `relid`s: why rows of one of them are stored elsewhere,
+/// or NULL.
 macro_rules! elsewhere {
     ($tree:literal) => {
         concat!(
@@ -30,7 +31,7 @@ macro_rules! elsewhere {
 }
 pub(crate) use elsewhere;
 
-/// Refuses such a table; `found` is what [`elsewhere`] gives.
+/// Makes the error for such a table; `found` is the value of [`elsewhere`].
 pub(crate) fn refused(schema: &str, name: &str, found: &str) -> Failure {
     let table = format!("{schema}.{name}");
     let refuse = |what: String, hint: String| {

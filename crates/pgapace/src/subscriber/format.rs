@@ -1,18 +1,19 @@
-//! In which form the publisher sends values: in binary if every published column has the same type
-//! on both sides, and one whose binary form both servers, whatever their settings, read the same way.
+//! The format in which the publisher sends values: binary or text.
 //!
-//! Which built-in types that are, in the versions 14 to 19, with arrays of them, domains over them, and
-//! enums (whose binary form is the label):
+//! Binary is used if every published column has the same type on both sides, and if both servers
+//! read the binary form of that type the same way, whatever their settings. This table lists the
+//! types of PostgreSQL 14 to 19; arrays of them, domains over them, and enums (whose binary form is
+//! the label) follow their element or base type:
 //!
-//! | types | form |
+//! | types | binary form |
 //! |---|---|
-//! | bool, bytea, integers, oid, xid, xid8, floats, numeric, uuid, pg_lsn, dates and times without interval, geometric types, network addresses, bit strings | the same bytes in all versions |
-//! | text, varchar, char(n), name, json, jsonb, enums | text in the encoding of the session, which both sessions of ours share; jsonb with a version, 1 in all |
-//! | "char" | its byte; as text it is not always read as the same one, see [`Misread`] |
-//! | interval | since 17 the largest and the smallest are infinity and -infinity: between servers on two sides of it, the values are looked at, see [`Misread`] |
-//! | money | hangs on lc_monetary: text, in which both sessions of ours agree |
-//! | oid aliases (regclass, …), composites, ranges, multiranges, arrays of user-defined types, extension types | hold oids of one database, or are not known here: text |
-//! | tsvector, tsquery, jsonpath, xml, tid, snapshots and all others | text |
+//! | bool, bytea, integers, oid, xid, xid8, floats, numeric, uuid, pg_lsn, date and time types except interval, geometric types, network addresses, bit strings | the same bytes in all versions |
+//! | text, varchar, char(n), name, json, jsonb, enums | text in `client_encoding`, which is the same in all sessions of pgapace; jsonb with a version number, which is 1 in all versions |
+//! | "char" | one byte; its text form is not always read as the same byte, see [`Misread`] |
+//! | interval | since 17 the largest and smallest values mean infinity and -infinity; between servers on both sides of 17, values are checked, see [`Misread`] |
+//! | money | not used, because it depends on lc_monetary: sent as text, with the same setting in all sessions of pgapace |
+//! | oid aliases (regclass, …), composites, ranges, multiranges, arrays of user-defined types, extension types | not used, because they contain oids of one database, or are not known to pgapace: sent as text |
+//! | tsvector, tsquery, jsonpath, xml, tid, snapshots and all others | not used: sent as text |
 
 use memchr::memmem;
 use rustc_hash::FxHashMap;
@@ -28,7 +29,7 @@ use crate::subscriber::catalogue::{Column as LocalColumn, field};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::state::name_array;
 
-/// Type of values, under all domains.
+/// Type of values, below all domains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ValueType {
     pub(crate) oid: u32,
@@ -38,15 +39,15 @@ pub(crate) struct ValueType {
     pub(crate) modifier: i32,
 }
 
-/// What two servers tell each other's values apart by.
+/// The properties of both servers that decide whether one reads the other's values correctly.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Servers {
     /// Major versions.
     publisher: u32,
     subscriber: u32,
-    /// Whether text of the publisher is encoded anew on its way: for the stream, and for the
-    /// subscriber.
-    encoded_anew: (bool, bool),
+    /// Whether text of the publisher is converted to another encoding: for the stream, and again by
+    /// the subscriber.
+    reencoded: (bool, bool),
 }
 
 impl Servers {
@@ -56,43 +57,44 @@ impl Servers {
         let (from, sent) =
             (encoding(publisher, "server_encoding"), encoding(publisher, "client_encoding"));
         let bytes = [from.as_str(), sent.as_str()].contains(&"SQL_ASCII");
-        let anew = !bytes && from != sent;
+        let reencoded = !bytes && from != sent;
         Self {
             publisher: publisher.server_version().major(),
             subscriber: subscriber.server_version().major(),
-            encoded_anew: (anew, anew && from != encoding(subscriber, "server_encoding")),
+            reencoded: (reencoded, reencoded && from != encoding(subscriber, "server_encoding")),
         }
     }
 }
 
-/// A type of which the subscriber may read a value as another one, without an error.
+/// A type whose values the subscriber may read as different values without an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Misread {
-    /// `"char"`: a byte beyond ASCII is written as `\ooo` from 15 on, of which older servers read the
-    /// backslash. Older servers write it as it is; where that is encoded anew it is several bytes, of
-    /// which the first is read.
+    /// `"char"`: since 15 a byte above 127 is written as `\ooo`, and older servers read only the
+    /// backslash. Older servers write the byte itself. Conversion to another encoding may turn it
+    /// into several bytes, and the subscriber reads only the first.
     Char,
     /// The same in an array.
     Chars,
-    /// name: 63 bytes on the publisher may be more in another encoding, and are cut.
+    /// name: 63 bytes on the publisher may become more in another encoding, and are truncated.
     Name,
-    /// interval, and arrays of it: infinity, as which 17 and later read the largest one of older
-    /// servers, and the other way round; in text only the former (older servers refuse infinity, and
-    /// none reads the text of the smallest one).
+    /// interval and its arrays. Servers from 17 on read the largest interval of older servers as
+    /// infinity, and older servers read infinity as the largest interval. In text format only the
+    /// first case exists: older servers refuse infinity, and no server reads the text form of the
+    /// smallest interval.
     Interval,
 }
 
-/// The largest interval before 17.
+/// The largest interval before PostgreSQL 17.
 const LARGEST_INTERVAL: &str = "178956970 years 7 mons 2147483647 days 2562047788:00:54.775807";
 
-/// infinity and -infinity in binary, as elements of an array or of a row, after their length.
+/// infinity and -infinity in binary, each after its length, as in an array or a row.
 const INFINITE_INTERVALS: [&[u8; 20]; 2] = [
     b"\0\0\0\x10\x7f\xff\xff\xff\xff\xff\xff\xff\x7f\xff\xff\xff\x7f\xff\xff\xff",
     b"\0\0\0\x10\x80\0\0\0\0\0\0\0\x80\0\0\0\x80\0\0\0",
 ];
 
 /// What to do about a value that would be misread.
-pub(crate) const MISREAD_HINT: &str = "Change the value, or take its column out of the publication. \
+pub(crate) const MISREAD_HINT: &str = "Change the value, or remove its column from the publication. \
     Bytes of \"char\" and names are read exactly in binary: leave --binary at auto, and give all \
     published columns the same types on both sides.";
 
@@ -103,14 +105,14 @@ impl Misread {
         const CHAR_ARRAY: u32 = 1002;
         const INTERVAL: u32 = 1186;
         const INTERVAL_ARRAY: u32 = 1187;
-        let Servers { publisher, subscriber, encoded_anew } = servers;
-        let chars = !binary && if publisher >= 15 { subscriber < 15 } else { encoded_anew.0 };
+        let Servers { publisher, subscriber, reencoded } = servers;
+        let chars = !binary && if publisher >= 15 { subscriber < 15 } else { reencoded.0 };
         let intervals =
             publisher < 17 && subscriber >= 17 || binary && publisher >= 17 && subscriber < 17;
         match (sent.oid, local.oid) {
             (CHAR, CHAR) if chars => Some(Self::Char),
             (CHAR_ARRAY, CHAR_ARRAY) if chars => Some(Self::Chars),
-            (NAME, NAME) if !binary && encoded_anew.1 => Some(Self::Name),
+            (NAME, NAME) if !binary && reencoded.1 => Some(Self::Name),
             (INTERVAL, INTERVAL) | (INTERVAL_ARRAY, INTERVAL_ARRAY) if intervals => {
                 Some(Self::Interval)
             }
@@ -118,7 +120,7 @@ impl Misread {
         }
     }
 
-    /// What is to be said of a value that is read as another one; `None` if this one is not.
+    /// Returns a description of the value if the subscriber reads it as a different one.
     pub(crate) fn misread(self, value: Column<'_>) -> Option<String> {
         match value {
             Column::Text(text) => {
@@ -139,7 +141,7 @@ impl Misread {
     fn is_misread(self, text: &[u8]) -> bool {
         match self {
             Self::Char => text.len() > 1,
-            // The text of an array doubles the backslash.
+            // The text form of an array doubles the backslash.
             Self::Chars => {
                 let octal = |bytes: &[u8]| {
                     bytes.starts_with(br"\\") && bytes[2..].iter().all(u8::is_ascii_digit)
@@ -152,7 +154,7 @@ impl Misread {
     }
 }
 
-/// Whether a row of COPY holds an interval that is infinite to one of the servers only.
+/// Whether a row of COPY contains an interval that only one of the servers reads as infinite.
 pub(crate) fn has_infinite_interval(row: &[u8], binary: bool) -> bool {
     let holds = |bytes: &[u8]| memmem::find(row, bytes).is_some();
     if !binary {
@@ -161,27 +163,27 @@ pub(crate) fn has_infinite_interval(row: &[u8], binary: bool) -> bool {
     INFINITE_INTERVALS.into_iter().any(|bytes| holds(bytes))
 }
 
-/// What the stream does not say of the publisher's types: what is under domains, what is an enum; and
-/// between which servers values travel.
+/// What the stream does not tell about the publisher's types: base types of domains, and which
+/// types are enums. Also holds the properties of both servers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PublisherTypes {
-    unlike: FxHashMap<u32, ValueType>,
+    base_types: FxHashMap<u32, ValueType>,
     servers: Servers,
-    /// Whether values come in binary.
+    /// Whether values are sent in binary.
     binary: bool,
 }
 
 impl PublisherTypes {
-    /// Of no table yet.
+    /// Starts without types of tables.
     pub(crate) fn new(servers: Servers, binary: bool) -> Self {
-        Self { unlike: FxHashMap::default(), servers, binary }
+        Self { base_types: FxHashMap::default(), servers, binary }
     }
 
     pub(crate) fn binary(&self) -> bool {
         self.binary
     }
 
-    /// Whether values of a column may be read as other values.
+    /// Whether, and how, the subscriber may misread values of a column.
     pub(crate) fn misread(&self, column: &RemoteColumn, local: &LocalColumn) -> Option<Misread> {
         let local = ValueType {
             oid: local.base_type,
@@ -191,20 +193,20 @@ impl PublisherTypes {
         Misread::of(self.sent(column), local, self.servers, self.binary)
     }
 
-    /// Takes the types of a published table.
+    /// Adds the types of a published table.
     pub(crate) fn add(&mut self, table: &PublishedTable) {
         for column in &table.columns {
             if column.declared_type != column.base_type || column.type_kind != 'b' {
-                self.unlike.insert(column.declared_type, value_type(column));
+                self.base_types.insert(column.declared_type, value_type(column));
             }
         }
     }
 
-    /// The type that values of a column are sent as; a type that is not known is itself.
+    /// The type in which the values of a column are sent; an unknown type stands for itself.
     pub(crate) fn sent(&self, column: &RemoteColumn) -> ValueType {
         let declared = column.type_oid.0;
         let itself = ValueType { oid: declared, kind: 'b', modifier: column.type_modifier };
-        self.unlike.get(&declared).copied().unwrap_or(itself)
+        self.base_types.get(&declared).copied().unwrap_or(itself)
     }
 }
 
@@ -212,7 +214,7 @@ fn value_type(column: &PublishedColumn) -> ValueType {
     ValueType { oid: column.base_type, kind: column.type_kind, modifier: column.base_type_modifier }
 }
 
-/// The form of one run, and why, as a sentence for people.
+/// The format of one run, and the reason as a sentence for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Format {
     pub(crate) binary: bool,
@@ -220,7 +222,7 @@ pub(crate) struct Format {
 }
 
 impl Format {
-    /// As `status` shows it.
+    /// The name in the output of `status`.
     pub(crate) fn name(&self) -> &'static str {
         if self.binary { "binary" } else { "text" }
     }
@@ -230,7 +232,7 @@ impl Format {
     }
 }
 
-/// Types of which both servers understand the binary form (see above), and arrays of them.
+/// Types whose binary form both servers understand (see above), and arrays of them.
 const PORTABLE: &[u32] = &[
     16, 17, 18, 19, 20, 21, 23, 25,
     26, // bool, bytea, "char", name, int8, int2, int4, text, oid
@@ -250,11 +252,11 @@ const PORTABLE: &[u32] = &[
     1182, 1183, 1270, 1115, 1185, 1187, //
 ];
 
-/// text, varchar, bpchar: one binary form.
+/// text, varchar and bpchar have the same binary form.
 const TEXTS: [u32; 3] = [25, 1043, 1042];
 
-/// Whether a value in the binary form of one type is read as the same value of the other, but for
-/// what [`Misread`] finds.
+/// Whether the binary form of one type is read as the same value of the other type, except for the
+/// values that [`Misread`] describes.
 pub(crate) fn agree((from, from_kind): (u32, char), (to, to_kind): (u32, char)) -> bool {
     // The binary form of an enum is its label.
     from_kind == 'e' && to_kind == 'e'
@@ -262,7 +264,8 @@ pub(crate) fn agree((from, from_kind): (u32, char), (to, to_kind): (u32, char)) 
         || TEXTS.contains(&from) && TEXTS.contains(&to)
 }
 
-/// Of published tables, by their place; plain columns only, which is all that most have.
+/// Reads the declared types of the columns of published tables; `ord` is the position of the table.
+/// Most columns have a built-in type, which needs no second query.
 const COLUMNS_SQL: &str = "\
 SELECT w.ord, a.attname, a.atttypid
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
@@ -285,7 +288,7 @@ fn failed(error: &wire::Error) -> Failure {
     Failure::subscriber(error, "reading the types of the subscriber's columns")
 }
 
-/// Declared types of the subscriber's columns, by the place of their table and by name.
+/// Declared types of the subscriber's columns, by position of the table and name of the column.
 fn declared_types(
     session: &mut Session,
     published: &[PublishedTable],
@@ -303,7 +306,7 @@ fn declared_types(
         .collect()
 }
 
-/// What is under these types, with its kind; those that are base types of every server are left out.
+/// The base types of these types, with their `typtype`. Types in [`PORTABLE`] are left out.
 fn base_types(
     session: &mut Session,
     declared: impl Iterator<Item = u32>,
@@ -327,7 +330,7 @@ fn type_name(session: &mut Session, oid: u32) -> Result<String> {
     Ok(rows.first().and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default())
 }
 
-/// Chooses the form of a run. What the subscriber lacks is somebody else's to report.
+/// Chooses the format of a run. Missing tables and columns are reported elsewhere.
 pub(crate) fn choose(
     control: &mut Session,
     published: &[PublishedTable],
@@ -356,8 +359,8 @@ pub(crate) fn choose(
     Ok(Format { binary: true, reason: "all types agree".to_owned() })
 }
 
-/// Checks that a table that came up in a run may be read in binary; if not, the run ends, and the
-/// next one has values sent as text.
+/// Checks that a table whose first change arrives during a run can be read in binary. If not, the
+/// run ends, and the next run requests text.
 pub(crate) fn check_binary(map: &TableMap, types: &PublisherTypes) -> Result<()> {
     let name =
         |index: usize| format!("{}.{}", map.remote.display_name(), map.remote.columns[index].name);
@@ -375,23 +378,24 @@ pub(crate) fn check_binary(map: &TableMap, types: &PublisherTypes) -> Result<()>
     Ok(())
 }
 
-/// How it is found out that a value which is copied would be read as another one.
+/// How a table copy finds values that the subscriber would misread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Search {
-    /// By a condition that is true of its row on the publisher.
+    /// A condition on the publisher is true for their rows.
     Condition(String),
-    /// By [`has_infinite_interval`], in each row that is copied.
+    /// [`has_infinite_interval`] is called for each copied row.
     Row,
 }
 
-/// A column whose values may be read as other values.
+/// A column whose values the subscriber may misread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MisreadColumn {
     pub(crate) name: String,
     pub(crate) search: Search,
 }
 
-/// The columns whose values may be read as other values. `local` gives a column's type.
+/// Returns the columns whose values the subscriber may misread. `local` returns oid and `typtype`
+/// of a column's base type.
 pub(crate) fn misread_columns(
     published: &PublishedTable,
     servers: Servers,

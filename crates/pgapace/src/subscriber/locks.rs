@@ -1,9 +1,9 @@
-//! What the changes of a table lock, so that other workers keep away: from the subscriber's own
-//! constraints, in terms of the published columns.
+//! The lock rules of a table for the writeset: which changes of different workers depend on each
+//! other. They are derived from the subscriber's constraints and expressed in published columns.
 //!
-//! A row is told apart by the columns that find it. Those are the same for the whole partition tree
-//! nearly always; where tables of a tree disagree, their locks have different identities, and the
-//! writeset takes the table whenever one follows the other.
+//! A row is identified by the columns that find it. Nearly always these are the same for the whole
+//! partition tree. Where tables of one tree disagree, their locks have different identities. When a
+//! change of one such table follows a change of the other, the writeset locks the whole tree.
 
 #[cfg(test)]
 mod tests;
@@ -24,13 +24,14 @@ use crate::subscriber::mode;
 pub(crate) struct Sides<'t> {
     pub(crate) remote: &'t RemoteRelation,
     pub(crate) table: &'t Table,
-    /// For each published column its index in `table.columns`.
+    /// The index in `table.columns` of each published column.
     pub(crate) columns: &'t [usize],
     pub(crate) types: &'t PublisherTypes,
 }
 
-/// Makes the rules. With `ordered`, groups commit in the order of the publisher; without, parents
-/// must still be there before their children.
+/// Makes the lock rules. With `ordered`, groups commit in the order of the publisher. Without it,
+/// foreign keys are locked too: a referenced row must be inserted before, and deleted after, the
+/// rows that reference it.
 pub(crate) fn rules(
     sides: &Sides<'_>,
     constraints: &Constraints,
@@ -51,7 +52,7 @@ pub(crate) fn rules(
         unique,
         foreign,
         referenced,
-        // Stream order is kept within it.
+        // The writeset keeps the changes of such a table in stream order.
         whole_table: rules.fold == Fold::Never { barrier: false },
         barrier: rules.fold == Fold::Never { barrier: true },
     }
@@ -62,19 +63,20 @@ impl Sides<'_> {
         &self.table.columns[self.columns[remote]]
     }
 
-    /// A published column in a lock.
+    /// A published column as part of a lock.
     fn column(&self, column: usize, form: KeyForm) -> LockColumn {
         LockColumn { column, form, in_identity: self.remote.columns[column].key }
     }
 
-    /// A published column with its form if it has a certain one.
+    /// A published column with its comparison form, if pgapace can compare it exactly.
     fn certain(&self, column: usize) -> Option<LockColumn> {
         let sent = self.types.sent(&self.remote.columns[column]);
         let form = mode::stored_form(sent, self.local(column)).ok()?;
         Some(self.column(column, self.by_value(column, form)))
     }
 
-    /// Integers go by value: the two sides of a foreign key may differ in length.
+    /// Integers are compared by value, because the two sides of a foreign key may have different
+    /// widths.
     fn by_value(&self, column: usize, form: KeyForm) -> KeyForm {
         if mode::is_integer(self.local(column).base_type) { KeyForm::Integer } else { form }
     }
@@ -94,7 +96,7 @@ impl Sides<'_> {
         }
     }
 
-    /// The same number for tables that tell rows apart by the same columns.
+    /// The same number for tables whose rows are identified by the same columns.
     fn identity(&self, row: &RowLock) -> u64 {
         let (kind, columns) = match row {
             RowLock::Key(columns) => (1, columns.as_slice()),
@@ -109,12 +111,12 @@ impl Sides<'_> {
         hasher.finish()
     }
 
-    /// What can bring two different rows into each other's way.
+    /// The locks for constraints that can make two different rows conflict.
     fn unique(&self, constraints: &[Unique], row: &RowLock) -> Vec<UniqueLock> {
         let row = match row {
             RowLock::Key(columns) => Some(columns),
             RowLock::WholeRow(_) => None,
-            // Every value is set free by a change that takes the table.
+            // A change that locks the table frees all unique values.
             RowLock::Table => return Vec::new(),
         };
         let lock = |unique: &Unique| {
@@ -128,13 +130,13 @@ impl Sides<'_> {
                 });
             }
             if published.is_empty() {
-                // The values are the subscriber's own.
+                // Only the subscriber sets these columns.
                 return None;
             }
             let forms: Option<Vec<_>> =
                 published.iter().map(|column| self.certain(*column)).collect();
             let forms = forms.filter(|_| unique.plain);
-            // Rows that are equal here are one row, which has its lock.
+            // Two rows with equal values here are the same row, and have its lock.
             let is_row = |row: &Vec<LockColumn>| row.iter().all(|c| published.contains(&c.column));
             if forms.is_some() && row.is_some_and(is_row) {
                 return None;
@@ -161,7 +163,8 @@ impl Sides<'_> {
         Some(ReferencedLock { id: key.constraint, columns, certain })
     }
 
-    /// One side of a foreign key. Both sides must have all columns: they are hashed together.
+    /// One side of a foreign key. All columns must be published on both sides, because they are
+    /// hashed together.
     fn reference(&self, key: &ForeignKey) -> Option<(Vec<LockColumn>, bool)> {
         let published: Vec<_> = self.published(&key.columns).collect();
         if published.is_empty() && !self.is_computed(&key.columns) {
@@ -171,7 +174,7 @@ impl Sides<'_> {
         let forms: Option<Vec<_>> = published.iter().map(|column| self.certain(*column)).collect();
         match forms.filter(|_| complete && key.same_types) {
             Some(columns) => Some((columns, true)),
-            // Without the missing columns nothing proves that the key did not change.
+            // An unpublished column may change the key unnoticed.
             None if !complete => Some((Vec::new(), false)),
             None => {
                 let bytes = published.iter().map(|c| self.column(*c, KeyForm::Bytes));
@@ -180,12 +183,12 @@ impl Sides<'_> {
         }
     }
 
-    /// Whether the subscriber computes a column from others, so that it changes when they do.
+    /// Whether one of these columns is generated, so that it changes with other columns.
     fn is_computed(&self, names: &[String]) -> bool {
         self.table.columns.iter().any(|column| column.generated && names.contains(&column.name))
     }
 
-    /// Those of some columns of the subscriber that are published, in the same order.
+    /// The published columns among these columns of the subscriber, in the same order.
     fn published(&self, names: &[String]) -> impl Iterator<Item = usize> {
         names.iter().filter_map(|name| {
             (0..self.columns.len()).find(|column| self.local(*column).name == *name)

@@ -1,4 +1,4 @@
-//! A published table onto a subscriber table: by name, column by column.
+//! The mapping of a published table to its subscriber table, column by column and by name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,15 +16,16 @@ use crate::subscriber::format::{Misread, PublisherTypes};
 use crate::subscriber::locks::{self, Sides};
 use crate::subscriber::mode::{self, ApplyMode};
 
-/// A column that takes part in finding a row.
+/// A column of the search condition that finds a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SearchColumn {
     /// Index among the published columns.
     pub(crate) remote: usize,
-    /// How the subscriber compares it.
+    /// How the subscriber compares the column.
     pub(crate) equality: Equality,
-    /// Whether values are to be compared as the column would store them, because that may be
-    /// otherwise than they are sent. Natively, they go through the input of the column.
+    /// Whether the search must convert the value as an assignment to the column would, because the
+    /// column may store it differently. The native apply worker calls the column's input function
+    /// with the column's `typmod`, which has the same effect.
     pub(crate) coerced: bool,
 }
 
@@ -33,38 +34,38 @@ pub(crate) struct SearchColumn {
 pub(crate) enum Search {
     /// By columns that identify at most one row.
     Key(Vec<SearchColumn>),
-    /// By all published columns: exactly one of several equal rows is taken.
+    /// By all published columns. Exactly one of several equal rows is changed.
     WholeRow(Vec<SearchColumn>),
-    /// Not at all: why, shown when an update or delete comes.
+    /// Not possible. The reason is reported when an update or delete arrives.
     Impossible { reason: String, hint: String },
 }
 
-/// One version of a published table on one version of its subscriber table.
+/// One version of a published table, mapped to one version of its subscriber table.
 #[derive(Debug)]
 pub(crate) struct TableMap {
-    /// Never reused in this process: statements prepared for a map are found by it.
+    /// Unique within this process and never reused. Prepared statements are cached under it.
     pub(crate) id: u64,
     pub(crate) remote: Arc<RemoteRelation>,
     pub(crate) table: Table,
-    /// For each published column its index in `table.columns`.
+    /// The index in `table.columns` of each published column.
     pub(crate) columns: Vec<usize>,
     pub(crate) search: Search,
-    /// Published columns of which values may be read as other ones: each has to be looked at.
+    /// Published columns whose values the subscriber may misread. Each value must be checked.
     pub(crate) misread: Vec<(usize, Misread)>,
-    /// How its changes are applied.
+    /// How the table's changes are applied.
     pub(crate) mode: ApplyMode,
-    /// How its changes may be folded, which follows from the mode.
+    /// How the table's changes may be folded; follows from the mode.
     pub(crate) rules: TableRules,
-    /// What its changes lock, so that other workers stay away.
+    /// The lock rules for the writeset; `None` with a single apply worker.
     pub(crate) locks: Option<LockRules>,
-    /// What is done about its conflicts, where that is not what is always done.
+    /// The conflict rules of the table, if there are any.
     pub(crate) conflicts: Option<TablePolicy>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl TableMap {
-    /// Maps a published table, with every reason why it cannot be done at once.
+    /// Maps a published table. An error lists all columns that cannot be mapped.
     pub(crate) fn new(
         remote: Arc<RemoteRelation>,
         table: Table,
@@ -100,7 +101,7 @@ impl TableMap {
         })
     }
 
-    /// With what its changes lock, for more workers than one. `ordered` is whether commits keep the
+    /// Adds the lock rules, for several apply workers. `ordered` means that commits keep the
     /// publisher's order.
     pub(crate) fn with_locks(
         self,
@@ -114,7 +115,7 @@ impl TableMap {
         Self { locks: Some(locks), ..self }
     }
 
-    /// The subscriber's column under a published one.
+    /// The subscriber's column for a published column.
     pub(crate) fn local(&self, remote: usize) -> &crate::subscriber::catalogue::Column {
         &self.table.columns[self.columns[remote]]
     }
@@ -129,7 +130,7 @@ impl TableMap {
         (0..self.columns.len()).any(|remote| self.is_identity_always(remote))
     }
 
-    /// The columns that find a row, none where that is impossible.
+    /// The columns that find a row; empty if that is not possible.
     pub(crate) fn search_columns(&self) -> &[SearchColumn] {
         match &self.search {
             Search::Key(columns) | Search::WholeRow(columns) => columns,
@@ -138,8 +139,8 @@ impl TableMap {
     }
 }
 
-/// For each published column its index in the subscriber table, or every reason at once why there is
-/// no such table.
+/// Returns the index in the subscriber table of each published column, or an error that lists all
+/// columns that cannot be mapped.
 pub(crate) fn map_columns<'a>(
     published: impl Iterator<Item = &'a str>,
     table: &Table,
@@ -149,8 +150,8 @@ pub(crate) fn map_columns<'a>(
     place_columns(published, (&names.0, &names.1), table.row_security, find)
 }
 
-/// The same for whoever knows less of the table, its names for people and for SQL: `find` gives a column's index, and whether it is
-/// generated.
+/// The same without a [`Table`]: `name` is for messages and `sql_name` for SQL. `find` returns a
+/// column's index, and whether the column is generated.
 pub(crate) fn place_columns<'a>(
     published: impl Iterator<Item = &'a str>,
     (name, sql_name): (&str, &str),
@@ -188,7 +189,10 @@ pub(crate) fn place_columns<'a>(
             "published columns are generated columns of subscriber table {name}: {}",
             generated.join(", ")
         ))
-        .hint("Leave them out with a column list, or make them plain columns on the subscriber."));
+        .hint(
+            "Exclude them with a column list in the publication, or make them plain columns on the \
+             subscriber.",
+        ));
     }
     if row_security {
         return Err(mismatch(format!(
@@ -211,7 +215,7 @@ fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
             Ok(found) => Search::Key(found),
             Err(column) => Search::Impossible {
                 reason: format!(
-                    "the publisher does not send column {column:?} of the key {:?} by which \
+                    "the publisher does not send column {column:?} of index {:?}, by which \
                      subscriber table {name} finds rows",
                     key.index
                 ),
@@ -238,7 +242,7 @@ fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
     let remote_key: Vec<usize> =
         (0..remote.columns.len()).filter(|index| remote.columns[*index].key).collect();
     if !table.leaf_keys.is_empty() && !remote_key.is_empty() {
-        // The root has no key, but every leaf finds its rows by columns that the publisher sends.
+        // The root has no key, but the publisher sends the key columns of every leaf partition.
         let covered = table.leaf_keys.iter().all(|(_, key)| {
             key.as_ref().is_some_and(|key| {
                 key.iter().all(|name| remote.columns.iter().any(|c| c.key && c.name == *name))
@@ -268,7 +272,8 @@ fn by_default_equality(table: &Table, columns: &[usize], remote: usize) -> Searc
     SearchColumn { remote, equality, coerced: false }
 }
 
-/// The published columns of a subscriber key; `Err` names the first one that is not sent.
+/// The published columns of a subscriber key; `Err` is the name of the first column that is not
+/// sent.
 fn key_columns(
     remote: &RemoteRelation,
     table: &Table,

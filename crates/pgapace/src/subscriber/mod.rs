@@ -1,4 +1,5 @@
-//! The subscriber: its sessions, its tables, the statements that change them, and our state there.
+//! Everything about the subscriber: sessions, catalogue, statements that apply changes, and the
+//! state that pgapace keeps in schema `pgapace`.
 
 pub(crate) mod catalogue;
 pub(crate) mod conflict;

@@ -1,8 +1,8 @@
-//! How the changes of a table are applied: as sets of net changes, or one by one.
+//! The decision how the changes of a table are applied: as sets of net changes, or one by one.
 //!
-//! A set of net changes leaves steps out and executes the others in another order. That is right
-//! only where nothing but the rows can tell: no code of users runs, no default gives another value
-//! each time, and the program knows as exactly as the subscriber when two keys are equal.
+//! A set of net changes leaves intermediate changes out and executes the others in another order.
+//! That is correct only if nothing except the rows can notice it. So no user code may run, no
+//! default may be volatile, and pgapace must compare keys exactly as the subscriber does.
 
 use engine::key::KeyForm;
 use engine::net::{Fold, TableRules};
@@ -13,7 +13,7 @@ use crate::subscriber::catalogue::{Column, Identity, Table};
 use crate::subscriber::format::{PublisherTypes, ValueType};
 use crate::subscriber::mapping::{Search, SearchColumn};
 
-/// How the changes of a table are applied; each reason is a sentence for people.
+/// How the changes of a table are applied. Each reason is a sentence for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ApplyMode {
     /// As sets of net changes.
@@ -25,7 +25,7 @@ pub(crate) enum ApplyMode {
 }
 
 impl ApplyMode {
-    /// As `status` shows it.
+    /// The name in the output of `status`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Set => "set",
@@ -34,7 +34,7 @@ impl ApplyMode {
         }
     }
 
-    /// Why it is not [`Self::Set`].
+    /// Why the mode is not [`Self::Set`].
     pub(crate) fn reason(&self) -> Option<&str> {
         match self {
             Self::Set => None,
@@ -43,8 +43,8 @@ impl ApplyMode {
     }
 }
 
-/// Decides for one version of a published table on one version of its subscriber table. `columns` holds
-/// for each published column its index in `table.columns`.
+/// Decides for one version of a published table and one version of its subscriber table. `columns`
+/// holds the index in `table.columns` of each published column.
 pub(crate) fn decide(
     remote: &RemoteRelation,
     table: &Table,
@@ -76,7 +76,7 @@ fn fold(
         return (ApplyMode::Append { reason }, Fold::Append);
     }
     let folded = match search {
-        Search::Key(_) if keys_are_of_leaves(remote, table) => {
+        Search::Key(_) if keys_are_on_leaves(remote, table) => {
             Err(format!("keys are unique only within each partition of {}", table.display_name()))
         }
         Search::Key(key) => key_forms(remote, table, columns, key, types).map(Fold::Key),
@@ -91,14 +91,14 @@ fn fold(
     }
 }
 
-/// Whether rows are found by keys that each partition has, and the root has not: there may be two of
-/// one key, which only a statement of one row notices.
-fn keys_are_of_leaves(remote: &RemoteRelation, table: &Table) -> bool {
+/// Whether rows are found by keys that exist only on the leaf partitions. Then two rows may have
+/// the same key, and only a statement for a single row notices that.
+fn keys_are_on_leaves(remote: &RemoteRelation, table: &Table) -> bool {
     table.identity_key.is_none() && remote.replica_identity != ReplicaIdentity::Full
 }
 
-/// What happens beside the change itself, and whether that may be code of users, which may look at
-/// any table.
+/// The first reason why a change has effects besides its row, and whether user code may run. User
+/// code may read any table.
 fn side_effect(table: &Table, columns: &[usize]) -> Option<(String, bool)> {
     if let Some(reason) = &table.hooks.code {
         return Some((reason.clone(), true));
@@ -136,12 +136,13 @@ fn side_effect(table: &Table, columns: &[usize]) -> Option<(String, bool)> {
     found
 }
 
-/// Set statements cast values in text to the column's type, which must be what its input function
-/// does. COPY and single statements cast nothing.
+/// Why text values cannot be cast to the types of these columns. A set statement casts text to the
+/// column's type, and that cast must do the same as the type's input function. COPY and statements
+/// for single rows do not cast.
 fn cast_from_text(table: &Table, columns: &[usize]) -> Option<String> {
     let column = columns.iter().map(|at| &table.columns[*at]).find(|c| c.cast_from_text)?;
     Some(format!(
-        "a user-defined cast from text stands in for the input function of type {} of column {} \
+        "a user-defined cast from text replaces the input function of type {} of column {} \
          of {}",
         column.type_name,
         column.name,
@@ -149,7 +150,7 @@ fn cast_from_text(table: &Table, columns: &[usize]) -> Option<String> {
     ))
 }
 
-/// The form of each key column, or why one has none.
+/// The comparison form of each key column, or why a column has none.
 fn key_forms(
     remote: &RemoteRelation,
     table: &Table,
@@ -162,7 +163,7 @@ fn key_forms(
         let local = &table.columns[columns[column.remote]];
         let name = format!("key column {} of {}", local.name, table.display_name());
         if column.equality != local.equality {
-            return Err(format!("{name} has an equality of its own in the index"));
+            return Err(format!("{name} is compared by a non-default operator class in its index"));
         }
         stored_form(sent, local)
             .map(|form| (column.remote, form))
@@ -171,18 +172,18 @@ fn key_forms(
     key.iter().map(form).collect()
 }
 
-/// When two values of a column that were stored as they were sent are equal by the default of the
-/// subscriber's type; or why that is not certain.
+/// How two stored values of a column are compared by the default equality of the subscriber's type,
+/// or why pgapace cannot compare them exactly.
 pub(crate) fn stored_form(sent: ValueType, local: &Column) -> Result<KeyForm, String> {
     if !local.deterministic {
         return Err("has a nondeterministic collation".to_owned());
     }
-    kept(sent, local)?;
+    check_stored_as_sent(sent, local)?;
     key_form(sent, local)
 }
 
-/// Without a key, a row that was stored otherwise than it was sent is not found again: then the
-/// changes of one row are not one history.
+/// Checks that the subscriber stores all columns as sent. Otherwise a table without a key cannot be
+/// folded: a row that was stored differently is not found again.
 fn stored_as_sent(
     remote: &RemoteRelation,
     table: &Table,
@@ -191,12 +192,12 @@ fn stored_as_sent(
 ) -> Result<(), String> {
     remote.columns.iter().zip(columns).try_for_each(|(sent, local)| {
         let local = &table.columns[*local];
-        kept(types.sent(sent), local)
+        check_stored_as_sent(types.sent(sent), local)
             .map_err(|why| format!("column {} of {} {why}", local.name, table.display_name()))
     })
 }
 
-// Oids of built-in types.
+// Oids of built-in types (`pg_type.dat`).
 const INT8: u32 = 20;
 const INT2: u32 = 21;
 const INT4: u32 = 23;
@@ -213,11 +214,11 @@ const BIT: u32 = 1560;
 const VARBIT: u32 = 1562;
 const NUMERIC: u32 = 1700;
 
-/// The modifier of times that rounds nothing, because they have no more digits.
+/// The maximum `typmod` of time and timestamp types: six digits, which rounds nothing.
 const MICROSECONDS: i32 = 6;
 
-/// Whether the subscriber may store values otherwise than they are sent, or refuse them: an assignment
-/// to a column with a length or precision rounds, and cuts trailing blanks.
+/// Whether the subscriber may store a value differently from how it was sent, or refuse it.
+/// Assignment to a column with a length or precision rounds, and cuts trailing blanks.
 pub(crate) fn is_coerced(sent: ValueType, local: &Column) -> bool {
     let (from, to) = (sent.modifier, local.type_modifier);
     if local.coercion.is_none() || sent.oid == local.base_type && from == to {
@@ -236,10 +237,10 @@ pub(crate) fn is_coerced(sent: ValueType, local: &Column) -> bool {
     !wider
 }
 
-/// Whether the subscriber stores values as they are sent, or refuses them.
-fn kept(sent: ValueType, local: &Column) -> Result<(), String> {
+/// Checks that the subscriber stores values as sent, or refuses them.
+fn check_stored_as_sent(sent: ValueType, local: &Column) -> Result<(), String> {
     let same = match local.base_type {
-        // Blanks at the end are no part of the value; of bits, none are cut.
+        // Trailing blanks are not significant in bpchar, and assignment never cuts bits.
         BPCHAR | BIT | VARBIT => true,
         NUMERIC => is_integer(sent.oid) && scale(local.type_modifier) >= 0,
         _ => false,
@@ -247,16 +248,16 @@ fn kept(sent: ValueType, local: &Column) -> Result<(), String> {
     if same || !is_coerced(sent, local) {
         return Ok(());
     }
-    Err(format!("is {} here, which may round what the publisher sends", local.type_name))
+    Err(format!("is {} on the subscriber, which may round the publisher's values", local.type_name))
 }
 
-/// The precision in a modifier of numeric.
+/// The precision in a `typmod` of numeric.
 fn precision(modifier: i32) -> i32 {
     (modifier - 4) >> 16
 }
 
-/// The scale in a modifier of numeric, below zero where it rounds integers (server rule
-/// `numeric_typmod_scale`).
+/// The scale in a `typmod` of numeric (`numeric_typmod_scale` in `numeric.c`). It is negative where
+/// digits left of the decimal point are rounded.
 fn scale(modifier: i32) -> i32 {
     (((modifier - 4) & 0x7ff) ^ 1024) - 1024
 }
@@ -265,15 +266,15 @@ pub(crate) fn is_integer(oid: u32) -> bool {
     matches!(oid, INT2 | INT4 | INT8)
 }
 
-/// When two values of a key column are equal on the subscriber, by the type that they are sent as.
+/// The comparison form of a key column for values of the type that the publisher sends.
 fn key_form(sent: ValueType, local: &Column) -> Result<KeyForm, String> {
     let (from, to) = (sent.oid, local.base_type);
-    // Labels are matched exactly, whatever sends them.
+    // Labels are compared exactly, whatever the publisher's type.
     if local.type_kind == 'e' {
         return Ok(KeyForm::Bytes);
     }
     let form = match to {
-        // Stored as it is sent, whatever the publisher's type.
+        // Stored as sent, whatever the publisher's type.
         TEXT | VARCHAR => return Ok(KeyForm::Bytes),
         INT2 | INT4 | INT8 => KeyForm::Bytes,
         NUMERIC => KeyForm::Numeric,
@@ -284,7 +285,12 @@ fn key_form(sent: ValueType, local: &Column) -> Result<KeyForm, String> {
         // timestamp, timestamptz, uuid, pg_lsn, xid8
         16 | 17 | 18 | 19 | 26 | 28 | 29 | 650 | 869 | 774 | 829 | 1082 | TIME | TIMESTAMP
         | TIMESTAMPTZ | 2950 | 3220 | 5069 => KeyForm::Bytes,
-        _ => return Err(format!("is of type {}, whose equality is not plain", local.type_name)),
+        _ => {
+            return Err(format!(
+                "is of type {}, whose equality pgapace cannot reproduce",
+                local.type_name
+            ));
+        }
     };
     let same = from == to
         || is_integer(from) && (is_integer(to) || to == NUMERIC)
@@ -292,10 +298,14 @@ fn key_form(sent: ValueType, local: &Column) -> Result<KeyForm, String> {
     if same {
         return Ok(form);
     }
-    Err(format!("is of type {}, and of another on the publisher", local.type_name))
+    Err(format!(
+        "is of type {} on the subscriber and of another type on the publisher",
+        local.type_name
+    ))
 }
 
-/// A column that UPDATE cannot set, and that a set would have to.
+/// Whether a set would have to update a column that UPDATE cannot set (GENERATED ALWAYS AS
+/// IDENTITY).
 fn updates_alone(table: &Table, columns: &[usize], fold: &Fold) -> bool {
     let in_key = |remote: usize| match fold {
         Fold::Key(key) => key.iter().any(|(column, _)| *column == remote),
@@ -359,7 +369,7 @@ mod tests {
     #[test]
     fn modifiers_that_change_values() {
         let keeps = |from, from_modifier, to, to_modifier| {
-            kept(sent(from, from_modifier), &local(to, to_modifier)).is_ok()
+            check_stored_as_sent(sent(from, from_modifier), &local(to, to_modifier)).is_ok()
         };
         assert!(keeps(TEXT, -1, VARCHAR, -1));
         assert!(keeps(VARCHAR, 14, VARCHAR, 14));

@@ -1,6 +1,8 @@
-//! Replication origins: only to tag commits, never as the source of truth (design 6).
+//! Replication origins of the apply workers. They only tag commits.
 //!
-//! Tagged commits can be filtered by `origin = none` elsewhere, and carry the source's commit time.
+//! Another subscription can filter tagged commits with `origin = none`, and a tagged commit carries
+//! the publisher's commit time. Progress is never read from an origin: since PostgreSQL 16 an
+//! aborted transaction advances it too.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -11,11 +13,11 @@ use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::SubscriptionId;
 
-/// How long an origin may still be held by a session that is ending.
+/// How long a session that is ending may still hold an origin.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the names of a subscription's origins begin with. Origins belong to the whole server,
-/// subscription ids to one database, so the database is part of the name.
+/// The prefix of the names of a subscription's origins. Origins belong to the whole cluster and
+/// subscription ids to one database, so the name contains the oid of the database.
 pub(crate) fn prefix(session: &mut Session, id: SubscriptionId) -> Result<String> {
     let rows = session
         .query(
@@ -24,20 +26,23 @@ pub(crate) fn prefix(session: &mut Session, id: SubscriptionId) -> Result<String
             &[],
         )
         .map_err(|e| Failure::subscriber(&e, "naming the replication origin"))?;
-    let row = rows.first().ok_or_else(|| Failure::internal("the database has no row"))?;
+    let row = rows
+        .first()
+        .ok_or_else(|| Failure::internal("the current database has no row in pg_database"))?;
     let database: u32 = field(&row, 0)?;
     Ok(prefix_in(database, id))
 }
 
-/// The same, for the oid of the database.
+/// The same, for a known oid of the database.
 pub(crate) fn prefix_in(database: impl Display, id: SubscriptionId) -> String {
     format!("pgapace_{database}_{}_", id.0)
 }
 
-/// Sets the session's origin, creating it when needed: one for each worker, because a session holds
-/// its origin alone. `database`: the oid of the session's.
+/// Sets the session's origin, and creates it if it does not exist. Each worker has its own origin,
+/// because only one session can use an origin. `database` is the oid of the session's database.
 ///
-/// Without the privilege the reason is returned and the session goes on untagged.
+/// Without the privilege, the inner result holds the reason, and the session's commits stay
+/// untagged.
 pub(crate) fn attach(
     session: &mut Session,
     database: u32,
@@ -45,11 +50,13 @@ pub(crate) fn attach(
     worker: usize,
 ) -> Result<std::result::Result<(), String>> {
     let name = wire::quote_literal(&format!("{}{worker}", prefix_in(database, id)));
-    // Asked first: what fails leaves an error in the server's log.
+    // Privileges are checked first, because a failed call would log an error on the server.
     let rows = session
         .query(&ASK_SQL.replace("{NAME}", &name), &[])
-        .map_err(|e| Failure::subscriber(&e, "looking for the replication origin"))?;
-    let row = rows.first().ok_or_else(|| Failure::internal("a query returned no row"))?;
+        .map_err(|e| Failure::subscriber(&e, "checking the replication origin"))?;
+    let row = rows
+        .first()
+        .ok_or_else(|| Failure::internal("the query for the replication origin returned no row"))?;
     let refused = row.get(1).unwrap_or_default();
     if !refused.is_empty() {
         return Ok(Err(format!("permission denied for {refused} (SQLSTATE 42501)")));
@@ -58,7 +65,8 @@ pub(crate) fn attach(
     let create = format!("SELECT pg_catalog.pg_replication_origin_create({name}); {set_up}");
     let mut attached = run(session, if boolean(&row, 0)? { &set_up } else { &create })?;
     if attached.is_ok() {
-        // What resets is tried first: a statement that is refused must not leave anything behind.
+        // The call that resets runs first, so that a statement that fails later leaves nothing
+        // behind.
         attached = run(
             session,
             "SELECT pg_catalog.pg_replication_origin_xact_reset(); \
@@ -69,7 +77,7 @@ pub(crate) fn attach(
     Ok(attached.map_err(|error| format!("{} (SQLSTATE {})", error.message, error.code)))
 }
 
-/// Whether there is an origin, and which functions for origins the role may not call.
+/// Whether the origin exists, and which origin functions the role may not call.
 const ASK_SQL: &str = "\
 SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_replication_origin o WHERE o.roname = {NAME}),
        (SELECT pg_catalog.string_agg('function ' || p.proname, ', ' ORDER BY p.proname)
@@ -80,7 +88,7 @@ SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_replication_origin o WHERE o.roname =
             'pg_replication_origin_xact_reset', 'pg_replication_origin_xact_setup')
           AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE'))";
 
-/// What the server says to a statement about an origin.
+/// Runs a statement about an origin. The inner error is the server's.
 fn run(
     session: &mut Session,
     statement: &str,
@@ -89,8 +97,8 @@ fn run(
     loop {
         match session.simple(statement) {
             Ok(_) => return Ok(Ok(())),
-            // An ending session gives its locks back, which the fence waits for, a moment before its
-            // origin.
+            // A session that ends releases its locks, for which the fence waits, shortly before its
+            // origin (55006: object_in_use).
             Err(wire::Error::Server(error))
                 if error.code == "55006" && Instant::now() < deadline =>
             {
@@ -104,11 +112,12 @@ fn run(
     }
 }
 
-/// Removes the subscription's origins. Those that never existed do not matter.
+/// Drops the origins of the subscription that exist.
 pub(crate) fn drop_all(session: &mut Session, id: SubscriptionId) -> Result<()> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "dropping the replication origin");
     let prefix = prefix(session, id)?;
-    // The catalogue is readable by all, the function only with privilege, and then only if needed.
+    // Every role may read the catalogue, but calling the function needs a privilege. So it is
+    // called only for origins that exist.
     let rows = session
         .query(
             "SELECT roname FROM pg_catalog.pg_replication_origin \

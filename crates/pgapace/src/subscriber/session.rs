@@ -1,4 +1,4 @@
-//! Sessions on the subscriber: what every one of them has set, and why.
+//! Sessions on the subscriber: their settings, with the reasons, and how they are opened.
 
 use wire::{ConnInfo, ServerVersion, Session, Startup};
 
@@ -8,21 +8,21 @@ use crate::pooler::{self, Asked, BACKEND_SQL};
 use crate::product;
 use crate::subscriber::catalogue::{boolean, field};
 
-/// Oldest server that a subscription can be applied to.
+/// Oldest supported version of the subscriber.
 pub(crate) const OLDEST_MAJOR: u32 = 14;
 
-/// Settings of every session. Roles and databases can carry defaults
-/// that would change what a change means, so nothing is left to them (reference 7.2).
+/// Settings of every session. Roles and databases can have defaults that change the meaning of a
+/// replicated change, so pgapace sets all of these itself.
 const SETTINGS: &[(&str, &str)] = &[
     ("search_path", ""),
-    // Row-level security becomes an error instead of silently hiding rows.
+    // Row-level security raises an error instead of silently hiding rows.
     ("row_security", "off"),
     ("default_transaction_read_only", "off"),
     ("default_transaction_isolation", "read committed"),
     ("default_transaction_deferrable", "off"),
     ("idle_in_transaction_session_timeout", "0"),
     ("idle_session_timeout", "0"),
-    // How the publisher's text form is to be read (its session has the same ones).
+    // These define the text form of values. The publisher's session has the same settings.
     ("datestyle", "ISO"),
     ("intervalstyle", "postgres"),
     ("timezone", "UTC"),
@@ -31,8 +31,9 @@ const SETTINGS: &[(&str, &str)] = &[
     ("extra_float_digits", "3"),
     ("bytea_output", "hex"),
     ("array_nulls", "on"),
-    // One plan per statement, by index: a table that was empty when the plan was made must not be
-    // scanned for ever. Without a usable index the scan is still there.
+    // Each statement gets one generic plan that uses an index. Otherwise a plan made while the
+    // table was empty would keep scanning it. Without a usable index, the plan is still a
+    // sequential scan.
     ("plan_cache_mode", "force_generic_plan"),
     ("enable_seqscan", "off"),
     ("enable_hashjoin", "off"),
@@ -40,38 +41,39 @@ const SETTINGS: &[(&str, &str)] = &[
     ("jit", "off"),
 ];
 
-/// From 17 on.
+/// Settings that exist since PostgreSQL 17.
 const NEWER_SETTINGS: &[(&str, &str)] = &[("transaction_timeout", "0")];
 
-/// Only triggers and rules meant for replication fire; foreign keys are the publisher's. The one
-/// setting that needs a privilege, so sessions that only look do without.
+/// Only triggers and rules enabled for replica fire, and foreign keys are not checked. This is the
+/// only setting that needs a privilege, so sessions that only read do without it.
 const REPLICA_ROLE: (&str, &str) = ("session_replication_role", "replica");
 
-/// A backend that waits for a lock notices that we are gone. Not on every platform.
+/// A backend that waits for a lock notices that the client is gone. Not available on every
+/// platform.
 const WATCH: (&str, &str) = ("client_connection_check_interval", "2s");
 
-/// How long the leader may wait for a lock. While it does, nothing is applied; and whoever holds the
-/// lock may wait for an open transaction of ours, which only the leader can give up.
+/// How long the leader may wait for a lock. Meanwhile nothing is applied. The session that holds
+/// the lock may itself wait for an open streaming transaction that only the leader can abandon.
 const LEADER_PATIENCE: &str = "3s";
 
-/// What a session is for: part of its `application_name`, and its durability.
+/// The purpose of a session. It determines `application_name`, timeouts and durability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// State, catalogue, ownership of the subscription.
     Control,
-    /// Applies changes; durability comes from [`Purpose::Durability`].
+    /// Applies changes; [`Purpose::Durability`] makes them durable.
     Apply,
-    /// Applies changes, each commit durable by itself.
+    /// Applies changes; each commit is durable.
     DurableApply,
-    /// Makes what was committed durable.
+    /// Makes earlier commits durable.
     Durability,
     /// Copies tables.
     Copy,
-    /// Looks who waits for whom, and changes nothing.
+    /// Reads which sessions block others.
     Monitor,
-    /// Looks at state and tables, and changes nothing.
+    /// Reads state and tables.
     Look,
-    /// Reads rows that others will change.
+    /// Reads rows that apply workers will change.
     ReadAhead,
 }
 
@@ -88,12 +90,12 @@ impl Purpose {
         }
     }
 
-    /// Whether it may change tables.
+    /// Whether the session may write.
     fn writes(self) -> bool {
         !matches!(self, Self::Monitor | Self::Look | Self::ReadAhead)
     }
 
-    /// What is known by then or not at all.
+    /// Results of these sessions are of no use after one second.
     fn statement_timeout(self) -> &'static str {
         match self {
             Self::Monitor | Self::ReadAhead => "1s",
@@ -101,8 +103,8 @@ impl Purpose {
         }
     }
 
-    /// Who waits for a report does not wait for a copy that has locked its table; and what others
-    /// rely on is given up, with the run, rather than waited for.
+    /// A report does not wait for a copy that holds a lock on its table. The durability session
+    /// fails, and ends the run, rather than wait, because others depend on it.
     fn lock_timeout(self) -> &'static str {
         match self {
             Self::Look => "5s",
@@ -113,10 +115,10 @@ impl Purpose {
 
     fn synchronous_commit(self) -> &'static str {
         match self {
-            // A copied table is lost together with its sync LSN; the next commit of the control session
-            // makes both durable.
+            // If the copy of a table is lost in a crash, its sync LSN is lost too. The next commit
+            // of the control session makes both durable.
             Self::Apply | Self::Copy => "off",
-            // State changes are few, and later steps rely on them.
+            // Changes of the state are rare, and later steps rely on them.
             Self::DurableApply
             | Self::Control
             | Self::Durability
@@ -127,7 +129,7 @@ impl Purpose {
     }
 }
 
-/// How to open sessions on the subscriber of one subscription.
+/// Opens sessions on the subscriber for one subscription.
 #[derive(Debug, Clone)]
 pub(crate) struct Subscriber {
     info: ConnInfo,
@@ -136,7 +138,8 @@ pub(crate) struct Subscriber {
 }
 
 impl Subscriber {
-    /// `encoding`: `UTF8`, or `SQL_ASCII` for a subscriber that stores bytes as they come.
+    /// Starts with encoding `UTF8`; [`Self::connect_first`] switches to `SQL_ASCII` if the database
+    /// has that.
     pub(crate) fn new(info: ConnInfo, subscription: &str) -> Self {
         Self { info, subscription: subscription.to_owned(), encoding: "UTF8" }
     }
@@ -145,16 +148,16 @@ impl Subscriber {
         self.encoding
     }
 
-    /// Opens the first session, checks that the server can be a subscriber, and learns its encoding.
+    /// Opens the first session, checks that the server can be a subscriber, and reads its encoding.
     pub(crate) fn connect_first(&mut self) -> Result<Session> {
         let (session, look) = self.open(Purpose::Control)?;
         if look.in_recovery {
             return Err(Failure::new(
                 Class::Subscriber,
-                "the subscriber is a standby: it cannot be written",
+                "the subscriber is a standby, which is read-only",
             )
             .hint("Connect to its primary, or list both hosts with target_session_attrs=primary.")
-            // It may be about to be promoted, if it is one of several hosts.
+            // If several hosts are listed, it may soon be promoted.
             .transient(true));
         }
         if look.encoding == "SQL_ASCII" && self.encoding != "SQL_ASCII" {
@@ -164,7 +167,7 @@ impl Subscriber {
         Ok(session)
     }
 
-    /// Opens a session with all settings made.
+    /// Opens a session and applies all settings.
     pub(crate) fn connect(&self, purpose: Purpose) -> Result<Session> {
         Ok(self.open(purpose)?.0)
     }
@@ -183,7 +186,8 @@ impl Subscriber {
         check_version(session.server_version())?;
         let settings = settings(purpose, session.server_version().major());
         let look = match prepare(&mut session, asked, &settings) {
-            // One message, because it is one round trip; and once more where [`WATCH`] cannot be had.
+            // All settings go in one message, which is one round trip. On a platform that does not
+            // support [`WATCH`], they are sent again without it.
             Err(Refusal::Statement(error)) if error.sqlstate() == Some("22023") => {
                 prepare(&mut session, asked, &settings[..settings.len() - 1])
             }
@@ -197,8 +201,8 @@ impl Subscriber {
                     return failure;
                 }
                 failure.hint(format!(
-                    "The role must be allowed to act as a replica: GRANT SET ON PARAMETER \
-                     session_replication_role TO {} (PostgreSQL 15 and later), else it must be a \
+                    "GRANT SET ON PARAMETER \
+                     session_replication_role TO {} (PostgreSQL 15 and later); before 15, use a \
                      superuser.",
                     wire::quote_ident(self.info.user())
                 ))
@@ -208,9 +212,9 @@ impl Subscriber {
     }
 }
 
-/// From now on the control session gives up on a lock that it cannot have: the run fails, with all
-/// that it holds, and the next one tries again. Its queries take no locks on tables of users; this
-/// is for what nobody has thought of.
+/// Sets a lock timeout for the control session, so that a lock that it cannot get ends the run. All
+/// locks of the run are released then, and the next run tries again. The session's queries take no
+/// locks on user tables; the timeout covers cases that nobody has foreseen.
 pub(crate) fn give_up_locks(control: &mut Session) -> Result<()> {
     control
         .simple(&format!("SET lock_timeout = '{LEADER_PATIENCE}'"))
@@ -218,19 +222,19 @@ pub(crate) fn give_up_locks(control: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// What is seen of the server by the statement that makes a session's settings.
+/// The server's properties, read by the statement that makes a session's settings.
 struct Look {
     in_recovery: bool,
     encoding: String,
 }
 
-/// Why a session is of no use.
+/// Why a session cannot be used.
 enum Refusal {
     Session(Failure),
     Statement(wire::Error),
 }
 
-/// The settings of a session, [`WATCH`] last.
+/// The settings of a session; [`WATCH`] is last.
 fn settings(purpose: Purpose, major: u32) -> Vec<(&'static str, &'static str)> {
     let role = purpose.writes().then_some(&REPLICA_ROLE);
     let own = [
@@ -242,14 +246,14 @@ fn settings(purpose: Purpose, major: u32) -> Vec<(&'static str, &'static str)> {
     role.into_iter().chain(SETTINGS).chain(newer).chain(&own).chain([&WATCH]).copied().collect()
 }
 
-/// Makes settings, unless the session is a pooler's: all of them or none.
+/// Makes all settings, or none if a connection pooler answers.
 fn prepare(
     session: &mut Session,
     asked: Asked,
     settings: &[(&str, &str)],
 ) -> std::result::Result<Look, Refusal> {
-    // Not joined to pg_settings, to leave out what the server does not have: reading that view costs
-    // more than all the rest of a connection.
+    // The settings are not joined to pg_settings to leave out those that the server lacks: reading
+    // that view costs more than the rest of the connection.
     let calls: Vec<String> = settings
         .iter()
         .map(|(name, value)| {
@@ -268,7 +272,9 @@ fn prepare(
         );
         let rows = session.query(&sql, &[]).map_err(Refusal::Statement)?;
         let look = || {
-            let row = rows.first().ok_or_else(|| Failure::internal("our own session is gone"))?;
+            let row = rows.first().ok_or_else(|| {
+                Failure::internal("pg_stat_get_activity does not show this session")
+            })?;
             if let Some(reason) = asked.judge(session, &row)? {
                 return Err(pooler::refused(pooler::Side::Subscriber, reason));
             }
@@ -276,7 +282,7 @@ fn prepare(
             let look = Look { in_recovery: boolean(&row, 3)?, encoding: field(&row, 4)? };
             Ok(boolean(&row, 5)?.then_some(look))
         };
-        // Where nothing is set although all is well, the query took long to arrive.
+        // A valid session without settings means that the query took too long to arrive.
         if let Some(look) = look().map_err(Refusal::Session)? {
             return Ok(look);
         }

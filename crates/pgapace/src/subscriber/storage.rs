@@ -1,4 +1,4 @@
-//! How the subscriber stores tables, where that surprises.
+//! How the subscriber stores published tables that are not ordinary logged heap tables.
 
 use wire::Session;
 
@@ -8,17 +8,18 @@ use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::name_array;
 
-/// A table, or any partition of it, that is not an ordinary heap.
+/// A table that is not an ordinary heap, or that has such a partition.
 #[derive(Debug)]
 pub(crate) struct Storage<'p> {
     pub(crate) table: &'p PublishedTable,
-    /// After a crash of the server, and on its standbys, it is empty. Progress is not.
+    /// An unlogged table is empty after a crash of the server and on standbys; its progress is not
+    /// lost.
     pub(crate) unlogged: bool,
-    /// The access methods that are not heap.
+    /// The access methods other than heap, separated by commas.
     pub(crate) access_method: Option<String>,
 }
 
-/// Reads how the published tables are stored; one query for all of them, and no lock.
+/// Reads how the published tables are stored, with one query for all of them and without locks.
 pub(crate) fn read<'p>(
     session: &mut Session,
     published: &'p [PublishedTable],
@@ -46,20 +47,20 @@ pub(crate) fn read<'p>(
              GROUP BY t.ord ORDER BY t.ord",
             &[Some(&name_array(&schemas)), Some(&name_array(&names))],
         )
-        .map_err(|e| Failure::subscriber(&e, "looking at how tables are stored"))?;
+        .map_err(|e| Failure::subscriber(&e, "reading how the tables are stored"))?;
     rows.iter()
         .map(|row| {
             let ordinal: usize = field(&row, 0)?;
             let table = published
                 .get(ordinal.wrapping_sub(1))
-                .ok_or_else(|| Failure::internal("a table that nobody asked for"))?;
+                .ok_or_else(|| Failure::internal("a catalogue query returned an unknown table"))?;
             let (unlogged, access_method) = (boolean(&row, 1)?, row.get(2).map(str::to_owned));
             Ok(Storage { table, unlogged, access_method })
         })
         .collect()
 }
 
-/// Warns of unlogged tables.
+/// Logs a warning for each unlogged table.
 pub(crate) fn warn_of_unlogged(session: &mut Session, published: &[PublishedTable]) -> Result<()> {
     for storage in read(session, published)?.iter().filter(|storage| storage.unlogged) {
         tracing::warn!(

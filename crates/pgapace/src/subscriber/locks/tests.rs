@@ -23,7 +23,7 @@ fn cluster(major: u16) -> &'static Cluster {
         .get_or_init(|| Cluster::builder(&servers::find_or_fetch(major).unwrap()).start().unwrap())
 }
 
-/// Runs a test in a database of its own on each server.
+/// Runs a test in a new database on each server.
 fn on_servers(name: &str, sql: &str, test: impl Fn(&mut Bed)) {
     for major in MAJORS {
         let cluster = cluster(major);
@@ -35,7 +35,7 @@ fn on_servers(name: &str, sql: &str, test: impl Fn(&mut Bed)) {
     }
 }
 
-/// What a published table locks.
+/// A mapped table with its lock rules.
 struct Mapped {
     remote: Arc<RemoteRelation>,
     locks: LockRules,
@@ -51,7 +51,7 @@ impl Bed {
         self.map_with(name, ReplicaIdentity::Default, columns)
     }
 
-    /// Columns as `name:type`, those of the publisher's replica identity with a `*`.
+    /// `columns` are `name:type`; a `*` marks those of the publisher's replica identity.
     fn map_with(&mut self, name: &str, identity: ReplicaIdentity, columns: &str) -> Mapped {
         let table = catalogue::load(&mut self.session, "public", name).unwrap().unwrap();
         let column = |words: &str| {
@@ -108,7 +108,7 @@ fn row(map: &Mapped) -> String {
     }
 }
 
-/// In the order of their columns.
+/// Sorted by columns.
 fn unique(map: &Mapped) -> Vec<String> {
     let describe = |lock: &engine::writeset::UniqueLock| {
         let certain = if lock.certain { "" } else { " uncertain" };
@@ -121,7 +121,7 @@ fn unique(map: &Mapped) -> Vec<String> {
 }
 
 #[test]
-fn rows_are_told_apart_by_what_finds_them() {
+fn rows_are_identified_by_the_columns_that_find_them() {
     let sql = "CREATE TABLE plain (id int PRIMARY KEY, v text); \
         CREATE TABLE wide (b text, a numeric, v text, PRIMARY KEY (a, b)); \
         CREATE TABLE rounded (a numeric(10, 2) PRIMARY KEY); \
@@ -186,7 +186,7 @@ fn unique_indexes() {
         );
         let map = bed.map("t", "id*:int4 a*:int4 b:text c:text");
         assert!(unique(&map).contains(&"a* Integer nulls".to_owned()));
-        // Whatever is set free, the table is taken for it.
+        // Any freed value locks the table.
         assert_eq!(unique(&bed.map_with("t", ReplicaIdentity::Nothing, "a:int4")).len(), 0);
     });
 }
@@ -228,7 +228,7 @@ fn partitions_share_the_locks_of_their_root() {
 }
 
 #[test]
-fn foreign_keys_where_commits_are_not_in_order() {
+fn foreign_keys_if_commit_order_is_not_kept() {
     let sql = "CREATE TABLE p (id int8 PRIMARY KEY, a int, b text, UNIQUE (a, b)) ; \
         CREATE TABLE c (id int PRIMARY KEY, p int REFERENCES p, b text, a int, \
           up int REFERENCES c, n numeric, FOREIGN KEY (a, b) REFERENCES p (a, b)); \
@@ -271,7 +271,7 @@ fn foreign_keys_where_commits_are_not_in_order() {
                 (other_oid, "n Numeric", true),
             ]
         );
-        // The other side of each.
+        // The referenced side of each.
         let of_parent = referenced(&parent);
         let leaf = foreign(&bed.map("leaf", "id*:int4 p:int8"));
         assert_eq!(leaf.len(), 1);
@@ -289,7 +289,7 @@ fn foreign_keys_where_commits_are_not_in_order() {
             bed.map("leaves", "id*:int4 p:int8").locks,
             bed.map("leaf", "id*:int4 p:int8").locks
         );
-        // What is not published, or comes as something else.
+        // Columns that are not published, or are published with another type.
         let map = bed.map("c", "id*:int4 p:numeric a:int4");
         let columns: Vec<_> = foreign(&map).into_iter().map(|f| (f.1, f.2)).collect();
         assert_eq!(columns, [(String::new(), false), ("p Bytes".to_owned(), false)]);

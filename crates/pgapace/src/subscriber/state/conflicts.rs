@@ -11,18 +11,18 @@ use crate::error::{Failure, Offender, Result};
 use crate::subscriber::conflict::{Action, ConflictType};
 use crate::subscriber::state::SubscriptionId;
 
-/// A conflict, and what was done about it.
+/// A conflict and its resolution.
 #[derive(Debug, Clone)]
 pub(crate) struct Conflict {
     pub(crate) kind: ConflictType,
     pub(crate) action: Action,
-    /// Whether the change was carried out, if not as it was sent.
+    /// Whether the change was applied, in some form.
     pub(crate) applied: bool,
     pub(crate) table: Arc<RemoteRelation>,
     pub(crate) offender: Offender,
-    /// On the publisher.
+    /// Commit time on the publisher.
     pub(crate) commit_time: Timestamp,
-    /// Why the subscriber refused the change, if it did.
+    /// The subscriber's error, if it refused the change.
     pub(crate) said: Option<ServerError>,
 }
 
@@ -32,7 +32,7 @@ INSERT INTO pgapace.conflict (subscription, schema_name, table_name, conflict, a
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '2000-01-01 00:00:00+00'::pg_catalog.timestamptz
   + $11::pg_catalog.int8 * '1 microsecond'::pg_catalog.interval, $12, $13, $14)";
 
-/// Queues the statement that records a conflict, in the transaction that it is of.
+/// Queues the statement that records a conflict, in the transaction in which it occurred.
 pub(crate) fn queue(
     session: &mut Session,
     id: SubscriptionId,
@@ -67,8 +67,8 @@ pub(crate) fn queue(
     Ok(())
 }
 
-/// Whether this very conflict was recorded: it stops the subscription at each start, and is counted
-/// once.
+/// Whether this conflict is already recorded. A conflict that stops the subscription occurs at each
+/// start, and is counted once.
 pub(crate) fn is_recorded(
     session: &mut Session,
     id: SubscriptionId,
@@ -93,14 +93,14 @@ pub(crate) fn is_recorded(
                 offender.key.as_deref(),
             ],
         )
-        .map_err(|e| Failure::subscriber(&e, "looking at recorded conflicts"))?;
+        .map_err(|e| Failure::subscriber(&e, "reading recorded conflicts"))?;
     Ok(!rows.is_empty())
 }
 
-/// Most rows that are removed at once.
+/// Maximum number of rows removed at once.
 const BATCH: u64 = 1000;
 
-/// Removes some of the rows that are older than `age`. Returns whether there may be more.
+/// Removes up to `BATCH` rows older than `age`. Returns whether there may be more.
 pub(crate) fn remove_old(session: &mut Session, id: SubscriptionId, age: Duration) -> Result<bool> {
     let removed = session
         .execute(
@@ -116,7 +116,7 @@ pub(crate) fn remove_old(session: &mut Session, id: SubscriptionId, age: Duratio
     Ok(removed >= BATCH)
 }
 
-/// Records conflicts of transactions that have ended, in one.
+/// Records conflicts of transactions that have already ended, all in one transaction.
 pub(crate) fn write<'c>(
     session: &mut Session,
     id: SubscriptionId,

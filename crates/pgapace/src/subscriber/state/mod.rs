@@ -1,4 +1,5 @@
-//! What a subscription remembers, on the subscriber: its row, its tables, its progress.
+//! The state of a subscription in schema `pgapace` of the subscriber: its row, its tables, its
+//! progress.
 
 pub(crate) mod conflicts;
 pub(crate) mod ownership;
@@ -18,14 +19,14 @@ use crate::error::{Failure, Result};
 use crate::publisher::session::SystemIdentity;
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
 
-/// How far the set-up of a subscription has come.
+/// The phases in which a subscription is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// The slot may or may not exist yet.
     Creating,
     /// The slot exists; tables are being copied.
     Copying,
-    /// All tables are copied; the stream goes on from the progress.
+    /// All tables are copied; changes are applied from the recorded progress on.
     Streaming,
 }
 
@@ -39,14 +40,14 @@ impl Phase {
     }
 }
 
-/// What of the publisher's schema is still to be made on the subscriber.
+/// The part of the publisher's schema that pgapace must still create on the subscriber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SchemaCopy {
-    /// All of it.
+    /// The whole schema.
     Before,
-    /// What comes after the copy of the tables.
+    /// The indexes, constraints and other objects that are created after the table copy.
     After,
-    /// The same, and some of it may be there.
+    /// Like `After`, but some of these objects may already exist.
     Begun,
 }
 
@@ -73,17 +74,17 @@ pub(crate) struct Subscription {
     pub(crate) publications: Vec<String>,
     pub(crate) phase: Phase,
     pub(crate) owns_slot: bool,
-    /// Where the slot begins, if it is or was about to be made.
+    /// The slot's start position, recorded before the slot is created.
     pub(crate) slot_made_at: Option<Lsn>,
     pub(crate) copy_data: bool,
     pub(crate) epoch: i64,
     pub(crate) system_identifier: Option<String>,
     pub(crate) timeline: Option<u32>,
-    /// Why it does not run until the user says so.
+    /// Why the subscription does not run until the user enables it.
     pub(crate) disabled: Option<String>,
-    /// Commit LSN of a transaction that is left out.
+    /// Commit LSN of a transaction that is skipped.
     pub(crate) skip: Option<Lsn>,
-    /// What of the schema is to be made; `None` if it is not ours to make, or made.
+    /// The part of the schema to create; `None` if it exists, or if pgapace does not create it.
     pub(crate) schema_copy: Option<SchemaCopy>,
 }
 
@@ -91,15 +92,15 @@ const COLUMNS: &str = "id, name, slot_name, publications, phase, owns_slot, copy
                        system_identifier, timeline, disabled_reason, skip_lsn, schema_copy, \
                        slot_made_at";
 
-/// The subscription of this name, if the subscriber has one.
+/// Returns the subscription with this name, if the subscriber has one.
 pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Subscription>> {
     let sql = format!("SELECT {COLUMNS} FROM pgapace.subscription WHERE name = $1");
     let rows = session.query(&sql, &[Some(name)]).map_err(|e| reading(&e))?;
     rows.first().map(|row| subscription(&row)).transpose()
 }
 
-/// The same, on a subscriber of which the schema may be older, which is then brought up to date; or that
-/// has none.
+/// Finds a subscription on a subscriber whose schema `pgapace` may be missing or older. An older
+/// schema is upgraded first.
 pub(crate) fn find_in_any(session: &mut Session, name: &str) -> Result<Option<Subscription>> {
     match schema::version(session)? {
         0 => return Ok(None),
@@ -108,7 +109,7 @@ pub(crate) fn find_in_any(session: &mut Session, name: &str) -> Result<Option<Su
     find(session, name)
 }
 
-/// All subscriptions of the subscriber.
+/// Returns all subscriptions of the subscriber.
 pub(crate) fn all(session: &mut Session) -> Result<Vec<Subscription>> {
     let sql = format!("SELECT {COLUMNS} FROM pgapace.subscription ORDER BY name");
     let rows = session.query(&sql, &[]).map_err(|e| reading(&e))?;
@@ -145,7 +146,7 @@ fn subscription(row: &wire::Row<'_>) -> Result<Subscription> {
     })
 }
 
-/// What a new subscription starts with.
+/// The settings of a new subscription.
 pub(crate) struct NewSubscription<'a> {
     pub(crate) name: &'a str,
     pub(crate) slot_name: &'a str,
@@ -155,8 +156,8 @@ pub(crate) struct NewSubscription<'a> {
     pub(crate) schema_copy: Option<SchemaCopy>,
 }
 
-/// Records a new subscription, before anything is created for it on the publisher. One of this name
-/// that another process has recorded meanwhile is returned as it is.
+/// Records a new subscription before anything is created for it on the publisher. If another
+/// process has recorded one with this name in the meantime, returns that one.
 pub(crate) fn create(session: &mut Session, new: &NewSubscription<'_>) -> Result<Subscription> {
     let created = session
         .query(
@@ -180,11 +181,11 @@ pub(crate) fn create(session: &mut Session, new: &NewSubscription<'_>) -> Result
     match created.first() {
         Some(row) => subscription(&row),
         None => find(session, new.name)?
-            .ok_or_else(|| Failure::internal("a created subscription is gone")),
+            .ok_or_else(|| Failure::internal("the new subscription no longer exists")),
     }
 }
 
-/// Records where the slot will begin that is about to be made.
+/// Records the start position of the slot that is about to be created.
 pub(crate) fn set_slot_made_at(
     session: &mut Session,
     id: SubscriptionId,
@@ -200,8 +201,8 @@ pub(crate) fn set_slot_made_at(
     Ok(())
 }
 
-/// Records that the slot exists, in one transaction: from here on it is never dropped for another.
-/// `sent_as` is what the publisher is asked for.
+/// Records in one transaction that the slot exists. After that, pgapace never drops it to create
+/// another. `sent_as` identifies what the publisher is asked to send.
 pub(crate) fn set_copying(
     session: &mut Session,
     id: SubscriptionId,
@@ -224,7 +225,7 @@ pub(crate) fn set_copying(
     Ok(())
 }
 
-/// Records how much of the schema is made.
+/// Records the part of the schema that must still be created.
 pub(crate) fn set_schema_copy(
     session: &mut Session,
     id: SubscriptionId,
@@ -239,7 +240,8 @@ pub(crate) fn set_schema_copy(
     Ok(())
 }
 
-/// Records that all tables are copied. What was committed before it is durable with it.
+/// Records that all tables are copied. This synchronous commit also makes the copies durable, whose
+/// commits were asynchronous.
 pub(crate) fn set_streaming(session: &mut Session, id: SubscriptionId) -> Result<()> {
     session
         .simple(&format!("UPDATE pgapace.subscription SET phase = 'streaming' WHERE id = {}", id.0))
@@ -247,7 +249,7 @@ pub(crate) fn set_streaming(session: &mut Session, id: SubscriptionId) -> Result
     Ok(())
 }
 
-/// Keeps a subscription from running until the user says so (`None`).
+/// Disables a subscription with a reason, or enables it (`None`).
 pub(crate) fn set_disabled(
     session: &mut Session,
     id: SubscriptionId,
@@ -264,7 +266,7 @@ pub(crate) fn set_disabled(
     Ok(())
 }
 
-/// Names the transaction that is left out, by its commit LSN.
+/// Sets the transaction to skip, by its commit LSN.
 pub(crate) fn set_skip(session: &mut Session, id: SubscriptionId, lsn: Option<Lsn>) -> Result<()> {
     session
         .execute(
@@ -276,8 +278,8 @@ pub(crate) fn set_skip(session: &mut Session, id: SubscriptionId, lsn: Option<Ls
     Ok(())
 }
 
-/// In which form the publisher sends values in a run, and when large transactions are applied; with
-/// the reasons.
+/// The format in which the publisher sends values in a run, and when large transactions are
+/// applied, each with its reason.
 pub(crate) struct Manner<'a> {
     pub(crate) format: &'a str,
     pub(crate) format_reason: &'a str,
@@ -285,8 +287,7 @@ pub(crate) struct Manner<'a> {
     pub(crate) streaming_reason: &'a str,
 }
 
-/// Records which publisher, and which of its timelines, the progress belongs to, and the manner of
-/// the run.
+/// Records which publisher and timeline the progress belongs to, and how the run applies changes.
 pub(crate) fn set_run(
     session: &mut Session,
     id: SubscriptionId,
@@ -316,7 +317,7 @@ pub(crate) fn set_run(
     Ok(())
 }
 
-/// Records the publications that the subscription reads.
+/// Records the publications of the subscription.
 pub(crate) fn set_publications(
     session: &mut Session,
     id: SubscriptionId,
@@ -332,7 +333,7 @@ pub(crate) fn set_publications(
     Ok(())
 }
 
-/// A table of a subscription.
+/// A row of `pgapace.relation`: one table of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RelationState {
     pub(crate) schema: String,
@@ -340,42 +341,44 @@ pub(crate) struct RelationState {
     pub(crate) state: TableSyncState,
     /// `None` until the table is copied.
     pub(crate) sync_lsn: Option<SyncLsn>,
-    /// So far, if it is copied in parts.
+    /// Rows copied so far, counted per completed part.
     pub(crate) copied_rows: Option<i64>,
-    /// Bytes on the publisher, if they were looked at.
+    /// Size in bytes on the publisher, if it was read.
     pub(crate) publisher_bytes: Option<i64>,
     pub(crate) parts: i32,
     pub(crate) parts_done: i32,
-    /// Whether it is behind the others: its changes are put off while it is copied beside the stream.
+    /// Whether the table is still catching up. It was copied while other tables were applied, and
+    /// its changes are deferred.
     pub(crate) joins: bool,
-    /// Rows of an earlier copy are to be removed before the next.
+    /// The table has rows of an earlier copy, which must be removed before the next copy.
     pub(crate) empty_first: bool,
-    /// If a user has decided to have it emptied: only rows that this snapshot of the subscriber sees.
+    /// Set if the user allowed pgapace to empty the table: removes only rows that this snapshot of
+    /// the subscriber sees.
     pub(crate) empty_snapshot: Option<String>,
-    /// When `resync` asked for another copy; `None` once that is taken up.
+    /// When `resync` requested another copy; `None` once that copy has begun.
     pub(crate) requested: Option<String>,
-    /// Why it is blocked, and since when.
+    /// Why the table is blocked.
     pub(crate) reason: Option<String>,
     pub(crate) blocked_since: Option<String>,
-    /// It may lack changes of transactions that commit from there on.
+    /// The table may lack changes of transactions that commit at or after this LSN.
     pub(crate) stale_from: Option<Lsn>,
     pub(crate) stale_reason: Option<String>,
 }
 
 impl RelationState {
-    /// Whether it is blocked because it could not be copied: that may change by itself. One that lacks
-    /// changes needs a decision.
+    /// Whether pgapace retries a blocked table by itself. It does if the copy failed, because the
+    /// cause may pass. A table that lacks changes needs a decision of the user.
     pub(crate) fn is_tried_again(&self) -> bool {
         self.state == TableSyncState::Blocked && self.stale_from.is_none()
     }
 
-    /// Whether an earlier copy has left rows in the table, which are of no use.
+    /// Whether the table has rows of an incomplete copy.
     pub(crate) fn is_partly_copied(&self) -> bool {
         self.sync_lsn.is_none() && (self.empty_first || self.parts_done > 0)
     }
 }
 
-/// The tables of a subscription.
+/// Returns the tables of a subscription.
 pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec<RelationState>> {
     let rows = session
         .query(
@@ -416,7 +419,7 @@ fn state_of(row: &wire::Row<'_>, column: usize) -> Result<TableSyncState> {
         .ok_or_else(|| Failure::internal(format!("unknown state {name:?} of a table")))
 }
 
-/// The same by schema and name.
+/// Returns the tables of a subscription, by schema and name.
 pub(crate) fn relations_by_name(
     session: &mut Session,
     id: SubscriptionId,
@@ -425,8 +428,9 @@ pub(crate) fn relations_by_name(
     Ok(states.into_iter().map(|s| ((s.schema.clone(), s.name.clone()), s)).collect())
 }
 
-/// When the copy of a table was committed, in microseconds since 1970; `None` if it never was, or
-/// the server has forgotten. Only where the subscriber has commit timestamps.
+/// When the copy of a table was committed, in microseconds since 1970. `None` if the table was
+/// never copied, or if the server no longer has the commit timestamp. Needs
+/// `track_commit_timestamp`.
 pub(crate) fn copied_at(
     session: &mut Session,
     id: SubscriptionId,
@@ -446,7 +450,7 @@ pub(crate) fn copied_at(
     row.get(0).map(|_| field(&row, 0)).transpose()
 }
 
-/// In which form the publisher sent values in the last run, and why.
+/// The format in which the publisher sent values in the last run, and the reason.
 pub(crate) fn format(
     session: &mut Session,
     id: SubscriptionId,
@@ -462,7 +466,7 @@ pub(crate) fn format(
     Ok((text(0), text(1)))
 }
 
-/// When large transactions were applied in the last run, and why then.
+/// When large transactions were applied in the last run, and the reason.
 pub(crate) fn streaming_mode(
     session: &mut Session,
     id: SubscriptionId,
@@ -484,11 +488,11 @@ pub(crate) struct RelationMode {
     pub(crate) schema: String,
     pub(crate) name: String,
     pub(crate) mode: String,
-    /// `None` if it is the usual one.
+    /// `None` for mode `set`.
     pub(crate) reason: Option<String>,
 }
 
-/// Records how changes of tables are applied, which is known when the first one comes.
+/// Records how the changes of tables are applied. That is decided at the first change of a table.
 pub(crate) fn set_modes(
     session: &mut Session,
     id: SubscriptionId,
@@ -517,7 +521,7 @@ pub(crate) fn set_modes(
     Ok(())
 }
 
-/// How changes of tables were applied last; tables without a change so far are left out.
+/// Returns how the changes of tables were last applied; tables without any change are left out.
 pub(crate) fn modes(session: &mut Session, id: SubscriptionId) -> Result<Vec<RelationMode>> {
     let rows = session
         .query(
@@ -538,7 +542,7 @@ pub(crate) fn modes(session: &mut Session, id: SubscriptionId) -> Result<Vec<Rel
         .collect()
 }
 
-/// Forgets one table of a subscription.
+/// Deletes the state of one table of a subscription.
 pub(crate) fn forget_relation(
     session: &mut Session,
     id: SubscriptionId,
@@ -557,7 +561,7 @@ pub(crate) fn forget_relation(
     Ok(())
 }
 
-/// Forgets a subscription: everything that schema `pgapace` knows of it.
+/// Deletes a subscription and all its state from schema `pgapace`.
 pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
     session
         .simple(&format!(

@@ -1,10 +1,13 @@
-//! One process per subscription, and the fence against sessions of an earlier one.
+//! Ownership of a subscription by one process, and the fence against sessions of an earlier
+//! process.
 //!
-//! Two advisory locks of the subscriber database: the owner's, held exclusively by the control session
-//! of the process that runs the subscription; and the sessions', held shared by every session that
-//! may commit for it. Who starts raises the epoch, ends the sessions of older epochs, and takes the
-//! sessions' lock exclusively once: after that no packet of theirs, however late, can commit, and
-//! the progress that is read stays true.
+//! Two advisory locks of the subscriber database protect a subscription. The control session of the
+//! process that runs the subscription holds the owner lock exclusively. Every session that may
+//! commit for the subscription holds the session lock in share mode.
+//!
+//! At startup pgapace increments the epoch and terminates sessions of earlier epochs. Then it takes
+//! the session lock exclusively, once. After that, no late packet of an earlier session can commit,
+//! so the progress that pgapace reads stays valid.
 
 use std::time::{Duration, Instant};
 
@@ -16,22 +19,26 @@ use crate::pooler;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::{COLUMNS, Subscription, SubscriptionId, subscription};
 
-/// First key of the owner's lock ("pgao").
+/// First key of the owner lock ("pgao"); the second key is the subscription id.
 const OWNER_LOCK: i32 = 0x7067_616f;
-/// First key of the sessions' lock ("pgas").
+/// First key of the session lock ("pgas"); the second key is the subscription id.
 pub(crate) const SESSION_LOCK: i32 = 0x7067_6173;
-/// How long old sessions may take to end.
+/// How long sessions of an earlier run may take to end.
 const FENCE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A session that owned, or owns, a subscription. The start tells it from a later session with the
-/// same process id.
+/// The next step when a session does not end.
+const STUCK_HINT: &str = "On the subscriber, see what it waits for: SELECT pid, state, \
+    wait_event_type, wait_event FROM pg_stat_activity WHERE application_name LIKE 'pgapace %'.";
+
+/// A session that owns or owned a subscription. `backend_start` distinguishes it from a later
+/// session with the same process id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SessionId {
     pid: i32,
     backend_start: String,
 }
 
-/// What has become the owner.
+/// The session that has become the owner.
 #[derive(Debug)]
 pub(crate) struct Owning {
     pub(crate) session: SessionId,
@@ -39,13 +46,13 @@ pub(crate) struct Owning {
     pub(crate) database: u32,
 }
 
-/// Whose ownership may be ended.
+/// Owners that may be terminated.
 #[derive(Debug, Default)]
 pub(crate) struct Former {
-    /// Anybody's: the user said so.
+    /// Any owner: the user passed `--take-over`.
     pub(crate) any: bool,
-    /// That of an earlier session of this process: the server does not notice for hours that a
-    /// connection is gone when the network drops its packets.
+    /// An earlier session of this process. If the network drops its packets, the server may not
+    /// notice for hours that the connection is lost.
     pub(crate) own: Option<SessionId>,
 }
 
@@ -55,8 +62,8 @@ impl Former {
     }
 }
 
-/// Becomes the owner, waiting up to `patience` for another one to go; owners that `former` has
-/// are terminated first.
+/// Takes the owner lock, and waits up to `patience` for another owner to release it. Owners
+/// included in `former` are terminated first.
 pub(crate) fn become_owner(
     session: &mut Session,
     id: SubscriptionId,
@@ -76,10 +83,12 @@ pub(crate) fn become_owner(
             id.0
         );
         let rows = session.query(&sql, &[]).map_err(|e| failed(&e))?;
-        let row = rows.first().ok_or_else(|| Failure::internal("our own session is gone"))?;
+        let row = rows
+            .first()
+            .ok_or_else(|| Failure::internal("pg_stat_get_activity does not show this session"))?;
         let (pid, role): (i32, String) = (field(&row, 1)?, field(&row, 4)?);
         if pid != session.backend_pid() || role != "replica" {
-            let reason = "another process serves the session than when it began, or it has lost its \
+            let reason = "the session changed to another backend process after it began, or lost its \
                           settings";
             return Err(pooler::refused(pooler::Side::Subscriber, reason));
         }
@@ -99,11 +108,12 @@ pub(crate) fn become_owner(
     }
 }
 
-/// Raises the epoch and waits until no session of an older one can commit. Returns the subscription
-/// as it is from then on, `None` if it was dropped.
+/// Increments the epoch and waits until no session of an earlier epoch can commit. Returns the
+/// subscription with the new epoch, or `None` if it was dropped.
 pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<Option<Subscription>> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "fencing off earlier sessions");
-    // The epoch is committed before the lock is had: who takes the lock later sees the new one.
+    // The epoch is committed before the lock is taken, so a session that joins later sees the new
+    // epoch.
     let results = session
         .simple(&format!(
             "BEGIN; \
@@ -123,7 +133,7 @@ pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<Option<
     let deadline = Instant::now() + FENCE_TIMEOUT;
     loop {
         terminate_holders(session, SESSION_LOCK, id, &|_| true)?;
-        // One transaction: should the lock not be had, the setting is taken back with it.
+        // One transaction: if the lock is not granted, the rollback resets lock_timeout.
         let locked = session.simple(&format!(
             "SET lock_timeout = '300ms'; \
              SELECT pg_catalog.pg_advisory_lock({SESSION_LOCK}, {id}); \
@@ -139,32 +149,37 @@ pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<Option<
                 let holders = describe_holders(session, SESSION_LOCK, id)?;
                 return Err(Failure::new(
                     Class::Busy,
-                    format!("sessions of an earlier run do not end: {holders}"),
+                    format!(
+                        "sessions of an earlier run did not end within {FENCE_TIMEOUT:?}: {holders}"
+                    ),
                 )
-                .hint("Look at what they wait for in pg_stat_activity on the subscriber."));
+                .hint(STUCK_HINT));
             }
             Err(error) => return Err(failed(&error)),
         }
     }
 }
 
-/// Marks a session as one that may commit for the subscription. Its statements still carry the
-/// epoch, so a session that takes the lock too late is refused by its first progress row.
+/// Lets a session commit for the subscription. Progress rows still carry the epoch. So a session of
+/// an earlier epoch that takes the lock too late fails at its first progress row.
 pub(crate) fn join(session: &mut Session, id: SubscriptionId) -> Result<()> {
     let sql = format!("SELECT pg_catalog.pg_advisory_lock_shared({SESSION_LOCK}, {})", id.0);
     session.simple(&sql).map_err(|e| Failure::subscriber(&e, "joining the subscription"))?;
     Ok(())
 }
 
-/// Ends a session of this run that was lost on our side, and waits until it is gone: after that
-/// nothing of it can commit.
+/// Terminates a session of this run whose connection was lost, and waits until it has ended. After
+/// that, none of its transactions can commit.
 pub(crate) fn end_session(session: &mut Session, id: SubscriptionId, pid: i32) -> Result<()> {
     let deadline = Instant::now() + FENCE_TIMEOUT;
     let lost = |holder: &SessionId| holder.pid == pid;
     while terminate_holders(session, SESSION_LOCK, id, &lost)? > 0 {
         if Instant::now() >= deadline {
-            return Err(Failure::new(Class::Busy, format!("backend {pid} does not end"))
-                .hint("Look at what it waits for in pg_stat_activity on the subscriber."));
+            return Err(Failure::new(
+                Class::Busy,
+                format!("backend {pid} did not end within {FENCE_TIMEOUT:?}"),
+            )
+            .hint(STUCK_HINT));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -174,14 +189,14 @@ pub(crate) fn end_session(session: &mut Session, id: SubscriptionId, pid: i32) -
 /// The process that runs a subscription, as the subscriber sees it.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Owner {
-    /// Its control session's backend.
+    /// Process id of the backend of its control session.
     pub(crate) pid: i32,
-    /// Address of its machine; `None` for a Unix socket, or without the privilege to see it.
+    /// Its client address; `None` for a Unix socket, or without the privilege to see it.
     pub(crate) client: Option<String>,
     pub(crate) since: Option<String>,
 }
 
-/// Who runs the subscription now, if anybody.
+/// Returns the process that runs the subscription, if there is one.
 pub(crate) fn owner(session: &mut Session, id: SubscriptionId) -> Result<Option<Owner>> {
     let rows = holders(session, OWNER_LOCK, id)?;
     let Some(row) = rows.first() else { return Ok(None) };
@@ -203,7 +218,9 @@ fn holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<wire
            AND l.pid <> pg_catalog.pg_backend_pid()",
         id.0
     );
-    session.query(&sql, &[]).map_err(|e| Failure::subscriber(&e, "looking for earlier sessions"))
+    session
+        .query(&sql, &[])
+        .map_err(|e| Failure::subscriber(&e, "looking for sessions of an earlier run"))
 }
 
 fn describe_holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<String> {
@@ -219,14 +236,10 @@ fn describe_holders(session: &mut Session, class: i32, id: SubscriptionId) -> Re
             )
         })
         .collect();
-    Ok(if described.is_empty() {
-        "one that has just ended".to_owned()
-    } else {
-        described.join(", ")
-    })
+    Ok(if described.is_empty() { "it has just ended".to_owned() } else { described.join(", ") })
 }
 
-/// Ends the holders of a lock; returns how many there were.
+/// Terminates the holders of a lock that `which` selects, and returns their number.
 fn terminate_holders(
     session: &mut Session,
     class: i32,
@@ -236,7 +249,7 @@ fn terminate_holders(
     let mut found = 0;
     for row in holders(session, class, id)?.iter() {
         let pid: i32 = field(&row, 0)?;
-        // Not shown of other roles' sessions.
+        // NULL for sessions of other roles, unless this role may read all statistics.
         let backend_start = row.get(3).unwrap_or_default().to_owned();
         if !which(&SessionId { pid, backend_start }) {
             continue;
@@ -248,7 +261,7 @@ fn terminate_holders(
                 &[Some(&pid.to_string())],
             )
             .map_err(|e| {
-                Failure::subscriber(&e, "ending a session of an earlier run").hint(
+                Failure::subscriber(&e, "terminating a session of an earlier run").hint(
                     "Run pgapace with the role that ran it before, or grant pg_signal_backend.",
                 )
             })?;

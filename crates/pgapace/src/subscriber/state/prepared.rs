@@ -1,21 +1,23 @@
-//! Transactions that are prepared on the subscriber (`--two-phase`), under names of ours.
+//! Transactions that pgapace has prepared on the subscriber (`--two-phase`).
 //!
-//! Two rows of `pgapace.prepared` tell what has become of one. The first is committed before it is
-//! prepared: that it was, or was about to be. The second (`committed`) is inserted by the prepared
-//! transaction itself, so it is seen exactly when that has committed. Both are removed with the
-//! progress of its COMMIT or ROLLBACK PREPARED, in one subscriber transaction. So, of one that has a
-//! first row:
+//! Two rows of `pgapace.prepared` show the state of such a transaction. The first row is committed
+//! before PREPARE TRANSACTION. The prepared transaction itself inserts the second row
+//! (`committed`), so that row is visible exactly when the transaction has committed. Both are
+//! removed in the subscriber transaction that records the progress of its COMMIT PREPARED or
+//! ROLLBACK PREPARED. So a transaction with a first row is in one of these states:
 //!
-//! * second row: it has committed, and only its progress may be missing;
-//! * else its name in `pg_prepared_xacts`: it is prepared, and can be resolved;
-//! * else it was never prepared (then nothing of it was acknowledged, and the publisher sends it
-//!   again), or somebody has rolled it back by hand.
+//! * It has a second row: it has committed, and at most its progress is missing.
+//! * Otherwise, its name is in `pg_prepared_xacts`: it is prepared.
+//! * Otherwise, it was never prepared, or a user has rolled it back. If it was never prepared,
+//!   nothing of it was acknowledged, and the publisher sends it again.
 //!
-//! Names hold the database, the publisher's system identifier, the subscription, the publisher's
-//! xid and the LSN of the PREPARE: names are known to the whole server, and xids come again.
+//! A name contains the oid of the database, the publisher's system identifier, the subscription,
+//! the publisher's xid, and the LSN of the PREPARE. Names must be unique in the cluster, and xids
+//! are reused.
 //!
-//! A prepared transaction keeps its locks for as long as it takes, on `pgapace.prepared` too: the
-//! statements of it touch no other table of ours, and no migration may ever alter this one.
+//! A prepared transaction keeps its locks until it ends, including the one on `pgapace.prepared`.
+//! So its statements touch no other table of schema `pgapace`, and no migration may alter this
+//! table.
 
 use engine::assemble::Prepared;
 use pgoutput::{Lsn, Timestamp, Xid};
@@ -31,9 +33,9 @@ pub(crate) struct PreparedHere {
     pub(crate) subscription: SubscriptionId,
     pub(crate) xid: Xid,
     pub(crate) prepare_lsn: Lsn,
-    /// Its name on the subscriber.
+    /// Its identifier (gid) on the subscriber.
     pub(crate) name: String,
-    /// Its name on the publisher; empty if its first row is gone.
+    /// Its gid on the publisher; empty if its first row is missing.
     pub(crate) gid: String,
     /// When it was prepared on the publisher.
     pub(crate) time: Timestamp,
@@ -52,7 +54,7 @@ impl PreparedHere {
         }
     }
 
-    /// Its rows of `pgapace.prepared`.
+    /// SQL condition for its rows in `pgapace.prepared`.
     fn condition(&self) -> String {
         format!(
             "subscription = {} AND xid = {} AND prepare_lsn = '{}'",
@@ -60,7 +62,7 @@ impl PreparedHere {
         )
     }
 
-    /// For messages.
+    /// Describes the transaction for messages.
     pub(crate) fn describe(&self) -> String {
         format!(
             "transaction {} ({:?} on the publisher, {} on the subscriber)",
@@ -68,8 +70,9 @@ impl PreparedHere {
         )
     }
 
-    /// Queues what makes it durable, and visible once it is committed, as the last statement before
-    /// its PREPARE TRANSACTION. With `tagged`, the session has a replication origin.
+    /// Queues the insert of the second row, as the last statement before PREPARE TRANSACTION. It
+    /// also gives the transaction WAL, so that its commit is durable. With `tagged`, the session
+    /// has a replication origin.
     pub(crate) fn queue_row(
         &self,
         session: &mut Session,
@@ -86,7 +89,7 @@ impl PreparedHere {
             quote_literal(&self.name)
         );
         if tagged {
-            // As in the progress row: the origin's LSN is left alone.
+            // As in the progress row, the origin's LSN stays '0/0'.
             let setup = "pg_catalog.pg_replication_origin_xact_setup('0/0', $1)";
             session.queue_parse("", &format!("{insert} WHERE {setup} IS NOT NULL"), &[1184]);
             let time = self.time.0.to_be_bytes();
@@ -99,7 +102,6 @@ impl PreparedHere {
         Ok(())
     }
 
-    /// Queues PREPARE TRANSACTION.
     pub(crate) fn queue_prepare(&self, session: &mut Session) -> wire::Result<()> {
         let sql = format!("PREPARE TRANSACTION {}", quote_literal(&self.name));
         session.queue_parse("", &sql, &[]);
@@ -108,7 +110,7 @@ impl PreparedHere {
         Ok(())
     }
 
-    /// Queues the removal of its rows: part of the transaction that records its end as progress.
+    /// Queues the removal of its rows, in the transaction that records its end as progress.
     pub(crate) fn queue_forget(&self, session: &mut Session) -> wire::Result<()> {
         let sql = format!("DELETE FROM pgapace.prepared WHERE {}", self.condition());
         session.queue_parse("", &sql, &[]);
@@ -117,7 +119,6 @@ impl PreparedHere {
         Ok(())
     }
 
-    /// Removes its rows.
     pub(crate) fn forget(&self, session: &mut Session) -> Result<()> {
         let sql = format!("DELETE FROM pgapace.prepared WHERE {}", self.condition());
         session.simple(&sql).map_err(|e| writing(&e))?;
@@ -142,7 +143,7 @@ impl PreparedHere {
         Ok(!rows.is_empty())
     }
 
-    /// Notes that the user rolls it back.
+    /// Records that the user rolls it back.
     pub(crate) fn give_up(&self, session: &mut Session) -> Result<()> {
         let sql = format!(
             "UPDATE pgapace.prepared SET given_up_at = pg_catalog.now() \
@@ -153,7 +154,8 @@ impl PreparedHere {
         Ok(())
     }
 
-    /// COMMIT PREPARED or ROLLBACK PREPARED on the subscriber. Whether it was there; then it is durable.
+    /// Executes COMMIT PREPARED or ROLLBACK PREPARED on the subscriber. Returns whether the
+    /// prepared transaction existed; if so, its end is durable.
     pub(crate) fn resolve(&self, session: &mut Session, commit: bool) -> Result<bool> {
         let verb = if commit { "COMMIT" } else { "ROLLBACK" };
         match session.simple(&format!("{verb} PREPARED {}", quote_literal(&self.name))) {
@@ -163,7 +165,8 @@ impl PreparedHere {
                 let doing = format!("{verb} PREPARED of {}", self.describe());
                 let failure = Failure::subscriber(&error, &doing);
                 Err(match failure.sqlstate.as_deref() {
-                    // Somebody else is resolving it this moment.
+                    // Another session is ending it at this moment
+                    // (object_not_in_prerequisite_state).
                     Some("55000") => failure.transient(true),
                     Some("42501") => failure.hint(
                         "Run pgapace with the role that prepared it (owner in pg_prepared_xacts).",
@@ -175,32 +178,32 @@ impl PreparedHere {
     }
 }
 
-/// What has become of a transaction that was to be prepared.
+/// The state of a transaction that was to be prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// It is prepared.
     Prepared,
     /// It has committed; its progress is not recorded.
     Committed,
-    /// It is not there: it was not prepared, or somebody has rolled it back.
+    /// It does not exist: it was never prepared, or a user has rolled it back.
     Absent,
 }
 
-/// A transaction that the subscriber knows of.
+/// A transaction that the subscriber knows.
 #[derive(Debug)]
 pub(crate) struct Known {
     pub(crate) prepared: PreparedHere,
     pub(crate) standing: Standing,
-    /// Seconds since it was prepared on the publisher; where that is not known, on the subscriber.
+    /// Seconds since it was prepared on the publisher, or, if that is unknown, on the subscriber.
     pub(crate) age: f64,
-    /// Whether its first row is there.
+    /// Whether its first row exists.
     pub(crate) noted: bool,
     /// Whether the user has rolled it back (`pgapace prepared --rollback`).
     pub(crate) given_up: bool,
 }
 
-/// How many prepared transactions the subscriber can have, 0 if none; and what the names of the
-/// subscription's begin with.
+/// Returns `max_prepared_transactions` of the subscriber, and the prefix of the subscription's
+/// gids.
 pub(crate) fn place(
     session: &mut Session,
     id: SubscriptionId,
@@ -210,18 +213,20 @@ pub(crate) fn place(
         "SELECT pg_catalog.current_setting('max_prepared_transactions'), {DATABASE_PREFIX}"
     );
     let rows = session.query(&sql, &[]).map_err(|e| reading(&e))?;
-    let row = rows.first().ok_or_else(|| Failure::internal("a setting has no value"))?;
+    let row =
+        rows.first().ok_or_else(|| Failure::internal("max_prepared_transactions has no value"))?;
     let prefix: String = field(&row, 1)?;
     Ok((field(&row, 0)?, format!("{prefix}{system_identifier}_{}_", id.0)))
 }
 
-/// What all names of ours in this database begin with.
+/// The prefix of all gids of pgapace in this database.
 const DATABASE_PREFIX: &str = "\
 (SELECT 'pgapace_' || d.oid || '_' FROM pg_catalog.pg_database d
  WHERE d.datname = pg_catalog.current_database())";
 
-/// Commits the first rows of transactions that are about to be prepared. Not durable before the
-/// first of them is; fails if this run does not own the subscription any more.
+/// Commits the first rows of transactions that are about to be prepared. The commit is
+/// asynchronous: it becomes durable with the first PREPARE TRANSACTION. Fails if this run no longer
+/// owns the subscription.
 pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> Result<()> {
     if all.is_empty() {
         return Ok(());
@@ -256,7 +261,10 @@ pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> 
         match failure.sqlstate.as_deref() {
             Some("23502") => Failure {
                 class: Class::Busy,
-                hint: Some("Another process has taken this subscription over.".to_owned()),
+                hint: Some(
+                    "Another process has taken over this subscription; see pgapace status."
+                        .to_owned(),
+                ),
                 ..failure
             },
             _ => failure,
@@ -265,10 +273,10 @@ pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> 
     Ok(())
 }
 
-/// Everything of the subscription that is, or was to be, prepared on the subscriber, oldest first: with
-/// a first row, or a name of ours.
+/// Reads all transactions of the subscription that have a first row, or a gid of pgapace in
+/// `pg_prepared_xacts`, oldest first.
 pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Known>> {
-    // Most have nothing, and to find that is much less work for the subscriber.
+    // Most subscriptions have none, and this check costs the subscriber much less.
     let sql = format!(
         "SELECT 1 FROM pgapace.prepared WHERE subscription = {} \
          UNION ALL SELECT 1 FROM pg_catalog.pg_prepared_xact() AS x \
@@ -312,9 +320,9 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Know
         .map(|row| {
             let prepare_lsn = match row.get(1) {
                 Some(_) => field(&row, 1)?,
-                None => u64::from_str_radix(row.get(2).unwrap_or_default(), 16)
-                    .map(Lsn)
-                    .map_err(|_| Failure::internal("the name of a prepared transaction"))?,
+                None => u64::from_str_radix(row.get(2).unwrap_or_default(), 16).map(Lsn).map_err(
+                    |_| Failure::internal("a prepared transaction has an unknown form of gid"),
+                )?,
             };
             let standing = match (boolean(&row, 5)?, boolean(&row, 6)?) {
                 (_, true) => Standing::Committed,

@@ -1,9 +1,11 @@
-//! Progress rows: promise P3, and the turn of each commit, enforced by the database.
+//! Progress rows in `pgapace.progress`, with which the subscriber itself enforces that each
+//! transaction is applied once and in its turn to commit.
 //!
-//! Each subscriber transaction inserts its row in the packet of its COMMIT. The statement fails, rather
-//! than touching no row, unless the predecessor's row is committed and the epoch is ours: both are
-//! NOT NULL columns filled by sub-selects. So a session of an older start, a second commit of the
-//! same transaction, and a commit out of turn are refused by the subscriber itself.
+//! Each subscriber transaction inserts its row in the same packet as its COMMIT. The row's epoch
+//! and predecessor are NOT NULL columns, filled by subselects. So the INSERT fails, instead of
+//! affecting no row, unless the predecessor's row is committed and the epoch is current. The
+//! subscriber thereby refuses sessions of an earlier epoch, a second commit of the same
+//! transaction, and a commit out of turn.
 
 use engine::history::{self, Identity, Memory};
 use engine::progress::Range;
@@ -14,17 +16,20 @@ use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
 
-/// The statement that a transaction runs right before its COMMIT.
+/// The statement that a transaction executes immediately before its COMMIT.
 ///
-/// With `ordered`, that is the order of commits. Without, a row only says which range of
-/// transactions its own stands for, and a commit waits for none but those it depends on: the
-/// program sees to that.
+/// With `ordered`, it enforces the commit order. Without it, the row only records the range of
+/// source transactions that its transaction applied. pgapace then makes a commit wait only for the
+/// transactions that it depends on.
 ///
-/// Parameters: subscription, LSN, predecessor, epoch, the source's commit time (NULL for idle
-/// progress), and what is remembered of the publisher's history. With `tagged`, the session has a replication origin, and the commit carries the source's time; the origin's LSN is
-/// left alone ('0/0'), because since PostgreSQL 16 an abort would move it too (reference 7.1).
+/// Parameters: subscription, LSN, predecessor, epoch, the commit time on the publisher (NULL for
+/// idle progress), and the memory of the publisher's history (four columns).
 ///
-/// `of` is whose progress it is: the subscription's, or that of a table that joins.
+/// With `tagged`, the session has a replication origin, and the commit carries the publisher's
+/// commit time. The origin's LSN stays '0/0': since PostgreSQL 16 it also advances when a
+/// transaction aborts, so it cannot hold progress.
+///
+/// `of` is the owner of the progress: the subscription, or a table that is catching up.
 pub(crate) fn record_sql(of: SubscriptionId, tagged: bool, ordered: bool) -> String {
     let of = of.0;
     let predecessor = if ordered {
@@ -37,7 +42,7 @@ pub(crate) fn record_sql(of: SubscriptionId, tagged: bool, ordered: bool) -> Str
         "$3".to_owned()
     };
     let tag = if tagged {
-        // The function is strict: it must not be asked with the NULL of idle progress.
+        // The function is strict, and the time of idle progress is NULL.
         " WHERE pg_catalog.pg_replication_origin_xact_setup('0/0', coalesce($5, \
            pg_catalog.now())) IS NOT NULL"
     } else {
@@ -116,7 +121,7 @@ fn param(value: Option<&[u8; 8]>) -> wire::Param<'_> {
     value.map_or(wire::Param::Null, |value| wire::Param::Binary(value))
 }
 
-/// The first row of a subscription: nothing before `lsn` is to be applied.
+/// SQL for the first row of a subscription: changes that commit before `lsn` are not applied.
 pub(crate) fn start_sql(id: SubscriptionId, lsn: Lsn, epoch: i64) -> String {
     format!(
         "DELETE FROM pgapace.progress WHERE subscription = {id}; \
@@ -126,35 +131,37 @@ pub(crate) fn start_sql(id: SubscriptionId, lsn: Lsn, epoch: i64) -> String {
     )
 }
 
-/// What of the stream is applied.
+/// The part of the stream that is applied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Applied {
-    /// Everything up to here (the low watermark).
+    /// Everything up to this LSN is applied (the low watermark).
     pub(crate) through: Lsn,
-    /// What is remembered of the publisher's history up to there.
+    /// The memory of the publisher's history up to there.
     pub(crate) memory: Option<Memory>,
-    /// What is applied beyond, in order, where commits were not kept in order.
+    /// Ranges applied beyond `through`, in order. Only possible if commits do not keep the
+    /// publisher's order.
     pub(crate) beyond: Vec<history::Applied>,
 }
 
 impl Applied {
-    /// The end of the last transaction that is applied.
+    /// End LSN of the last applied transaction.
     pub(crate) fn highest(&self) -> Lsn {
         self.beyond.last().map_or(self.through, |last| last.range.through)
     }
 
-    /// What is remembered of the last of them.
+    /// The memory of the publisher's history at the last applied transaction.
     pub(crate) fn newest_memory(&self) -> Option<Memory> {
         self.beyond.last().map_or(self.memory, |last| last.memory)
     }
 
-    /// Other transactions are sent from now on.
+    /// Drops all memory of the publisher's history, because the publisher will send other
+    /// transactions.
     pub(crate) fn forget_history(&mut self) {
         self.memory = None;
         self.beyond.iter_mut().for_each(|one| one.memory = None);
     }
 
-    /// All of it, in order.
+    /// All applied ranges, in order.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = history::Applied> {
         let range = Range { after: Lsn::INVALID, through: self.through };
         let first = history::Applied { range, memory: self.memory };
@@ -162,7 +169,7 @@ impl Applied {
     }
 }
 
-/// What of the stream the subscription has applied; `None` if nothing says so.
+/// Reads the part of the stream that the subscription has applied; `None` without progress rows.
 pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<Applied>> {
     let rows = session
         .query(
@@ -178,7 +185,7 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<A
         let range = Range { after: field(&row, 1)?, through: field(&row, 0)? };
         let memory = memory(&row)?;
         match &mut applied {
-            // Rows before it were removed, when everything up to it was applied and durable.
+            // Earlier rows were removed after everything up to this row was applied and durable.
             None => {
                 let through = range.through;
                 applied = Some(Applied { through, memory, beyond: Vec::new() });
@@ -200,16 +207,16 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<A
 /// How far a subscription has followed its publisher.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Followed {
-    /// The end of the last transaction that is applied.
+    /// End LSN of the last applied transaction.
     pub(crate) applied: Lsn,
-    /// The farthest position that anything of it stems from: copies of tables and prepared
-    /// transactions may be ahead.
+    /// The highest LSN of the publisher that any data comes from. Table copies and prepared
+    /// transactions may be ahead of `applied`.
     pub(crate) farthest: Lsn,
-    /// What is remembered of the last transaction.
+    /// The memory of the publisher's history at the last applied transaction.
     pub(crate) memory: Option<Memory>,
 }
 
-/// How far the subscription has followed its publisher, which has `applied` this.
+/// Returns how far the subscription, with this applied part, has followed its publisher.
 pub(crate) fn followed(
     session: &mut Session,
     id: SubscriptionId,
@@ -230,7 +237,7 @@ pub(crate) fn followed(
     Ok(Followed { applied: highest, farthest: highest.max(other), memory })
 }
 
-/// What a row remembers.
+/// Reads the memory of the publisher's history from a row.
 fn memory(row: &Row<'_>) -> Result<Option<Memory>> {
     if row.get(2).is_none() {
         return Ok(None);
@@ -247,8 +254,8 @@ fn memory(row: &Row<'_>) -> Result<Option<Memory>> {
     })))
 }
 
-/// Forgets what identifies the publisher's history, if the publisher is asked for something else
-/// from now on: then other transactions are sent. Returns whether it was forgotten.
+/// Drops the memory of the publisher's history if `sent_as` has changed. Then the publisher sends
+/// other transactions, for example because of other publications. Returns whether it was dropped.
 pub(crate) fn forget_if_sent_otherwise(
     session: &mut Session,
     id: SubscriptionId,
@@ -268,7 +275,7 @@ pub(crate) fn forget_if_sent_otherwise(
     Ok(!rows.is_empty())
 }
 
-/// Whether the transaction that ends here, or the group that it ends, is committed.
+/// Whether the transaction or group that ends at this LSN is committed.
 pub(crate) fn is_recorded(session: &mut Session, id: SubscriptionId, end: Lsn) -> Result<bool> {
     let rows = session
         .query(
@@ -280,10 +287,10 @@ pub(crate) fn is_recorded(session: &mut Session, id: SubscriptionId, end: Lsn) -
     Ok(!rows.is_empty())
 }
 
-/// Seconds since the newest transaction that is applied was committed on the publisher; `None` if
-/// its row is not there any more, or never was.
+/// Seconds since the publisher committed the newest applied transaction. `None` if its progress row
+/// was removed or never existed.
 pub(crate) fn seconds_behind(session: &mut Session, id: SubscriptionId) -> Result<Option<f64>> {
-    // Rows that only carry the position over skipped work have the time 0, which is the year 2000.
+    // Rows that only advance the position over skipped work have time 0, which is 2000-01-01.
     let rows = session
         .query(
             "SELECT pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - p.source_time) \
@@ -295,11 +302,11 @@ pub(crate) fn seconds_behind(session: &mut Session, id: SubscriptionId) -> Resul
     rows.first().map(|row| field(&row, 0)).transpose()
 }
 
-/// Makes everything that was committed before this call durable, on synchronous standbys too: a
-/// commit with `synchronous_commit = on` waits for all WAL before it. What it commits is useful
-/// work, the removal of progress rows before `lsn`; with none left it touches the subscription.
+/// Makes everything committed before this call durable, on synchronous standbys too: a commit with
+/// `synchronous_commit = on` waits for all WAL before it. The commit does useful work, the removal
+/// of progress rows before `lsn`. If there are none, it updates the subscription's row.
 ///
-/// `done` is the bound of the previous call, so that the scan does not walk over dead rows.
+/// `done` is the `lsn` of the previous call. It keeps the index scan from reading dead rows.
 pub(crate) fn flush(session: &mut Session, id: SubscriptionId, done: Lsn, lsn: Lsn) -> Result<()> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "making commits durable");
     let id = id.0.to_string();

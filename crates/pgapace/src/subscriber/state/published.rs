@@ -1,9 +1,9 @@
-//! What is recorded of how tables are published, so that changes which were never sent are noticed
-//! (`engine/published.rs`).
+//! The record of how each table was published, with which pgapace detects changes that the
+//! publisher never sent (`engine/published.rs`).
 //!
-//! Each look compares what is published with what the look before it has found; of a table that is to
-//! be copied, with what was published as of the snapshot. The position of the last look without a
-//! difference is recorded: a table may lack changes from there on.
+//! Each time pgapace reads the publications, it compares them with the previous reading. For a
+//! table to be copied, it compares with the publications as of the copy's snapshot. The position of
+//! the last reading without a difference is recorded: from there on, a table may lack changes.
 
 use engine::published::{Gap, PublishedBy};
 use engine::table_sync::TableSyncState;
@@ -33,15 +33,16 @@ struct Recorded {
     name: String,
     state: TableSyncState,
     sync_lsn: Option<Lsn>,
-    /// It is known already to lack changes.
+    /// The table is already known to lack changes.
     stale: bool,
     by: Option<PublishedBy>,
 }
 
-/// Compares a look with the one before it, and records it. Tables that may lack changes are marked,
-/// and what becomes of them is decided as the user wants. Returns whether any was found.
+/// Compares the publications with the previous reading and records them. Tables that may lack
+/// changes are marked and treated as `--on-missed-changes` says. Returns whether there were any.
 ///
-/// Of tables that are not published now that is recorded: if they are put back, they may lack changes.
+/// A table that is no longer published is recorded as such. It may lack changes if it is published
+/// again.
 pub(crate) fn compare(
     control: &mut Session,
     owner: Owner,
@@ -68,7 +69,7 @@ pub(crate) fn compare(
             names.push(name.clone());
             seen.push(published.published_by.to_string());
         }
-        // Of a table that has never been copied nothing is missing.
+        // A table that was never copied lacks nothing.
         let holds_rows = match state {
             TableSyncState::Init => false,
             TableSyncState::Blocked => known,
@@ -101,7 +102,7 @@ pub(crate) fn compare(
     );
     let arguments = [name_array(&schemas), name_array(&names), name_array(&seen)];
     let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
-    // One transaction: what was compared is not compared again.
+    // One transaction: a difference is either recorded and acted on, or found again.
     control.simple(&format!("BEGIN; {decided}{looked}")).map_err(|e| writing(&e))?;
     if decision == OnMissedChanges::Stop {
         for table in stale.iter().filter(|table| table.state.is_copied()) {
@@ -124,15 +125,15 @@ pub(crate) fn compare(
 }
 
 impl Stale {
-    /// The statement that marks it.
+    /// The SQL that marks the table as stale.
     fn decide(&self, owner: Owner, decision: OnMissedChanges) -> String {
         use TableSyncState as State;
         let Self { schema, name, gap, from, state } = self;
         let requested = ", requested = pg_catalog.now()";
         let then = match (state, decision) {
-            // The copy that goes on may lack changes too: another one follows it.
+            // The copy in progress may lack changes too, so another copy follows it.
             (_, OnMissedChanges::Resync) | (State::DataSync, OnMissedChanges::Stop) => requested,
-            // A copied table is blocked beside that.
+            // `compare` also blocks a copied table.
             (_, OnMissedChanges::Stop | OnMissedChanges::Ignore) => "",
         };
         format!(
@@ -168,7 +169,7 @@ impl Stale {
     }
 }
 
-/// Where the last look was, and what is recorded of each table.
+/// Reads the position of the last reading of the publications, and the record of each table.
 fn read(control: &mut Session, id: SubscriptionId) -> Result<(Option<Lsn>, Vec<Recorded>)> {
     let rows = control
         .query(

@@ -1,12 +1,12 @@
-//! Schema `pgapace` on the subscriber: all state, by version.
+//! The definition of schema `pgapace` on the subscriber, by version.
 //!
-//! A migration is never changed once released; a new version is a new entry.
+//! A released migration is never changed; each new version appends an entry.
 
 use wire::Session;
 
 use crate::error::{Class, Failure, Result};
 
-/// Statements that bring the schema from the version of their index to the next.
+/// Each entry upgrades the schema from the version of its index to the next.
 const MIGRATIONS: &[&str] = &[
     "\
 CREATE TABLE pgapace.subscription (
@@ -286,14 +286,31 @@ ALTER TABLE pgapace.relation RENAME source_bytes TO publisher_bytes;
 ALTER TABLE pgapace.stat_subscription RENAME wait_target_lock TO wait_subscriber_lock;
 ALTER TABLE pgapace.stat_subscription RENAME wait_source TO wait_publisher;
 ALTER TABLE pgapace.stat_subscription RENAME demotions TO tables_serialized",
+    "\
+COMMENT ON TABLE pgapace.subscription IS 'subscriptions whose changes are applied to this database';
+COMMENT ON TABLE pgapace.relation IS 'tables of each subscription, with the state of their synchronization;
+sync_lsn corresponds to srsublsn of pg_subscription_rel';
+COMMENT ON TABLE pgapace.progress IS 'progress of each subscription, one row per subscriber transaction;
+pgapace.applied shows the result';
+COMMENT ON VIEW pgapace.applied IS 'the transactions of the publisher that a reader in the same snapshot sees:
+all that end at or before lowest_lsn; if preserve-commit-order is false, also those that end in the ranges
+of beyond (after-through). The data is consistent if lowest_lsn = highest_lsn';
+COMMENT ON TABLE pgapace.stat_subscription IS 'cumulative statistics of each subscription, written about
+once per second';
+COMMENT ON TABLE pgapace.conflict IS 'conflicts that a rule of --on-conflict resolved or that stopped the
+subscription, and missing rows that were logged. pgapace.stat_subscription counts all conflicts.
+Rows older than --conflict-retention are removed';
+COMMENT ON TABLE pgapace.prepared IS 'transactions that are prepared on the subscriber; see pgapace prepared.
+A prepared transaction keeps a lock on this table, so no migration may alter it'",
 ];
 
-/// The version that this program creates.
+/// The schema version that this program creates.
 pub(crate) fn newest() -> usize {
     MIGRATIONS.len()
 }
 
-/// Creates or upgrades the schema, which is of this version. Concurrent callers wait for each other.
+/// Creates the schema, or upgrades it from version `current`. Concurrent callers wait for each
+/// other.
 pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
     let newest = MIGRATIONS.len();
     if current == newest {
@@ -303,27 +320,27 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
         return Err(Failure::new(
             Class::Subscriber,
             format!(
-                "schema pgapace of the subscriber is of version {current}, this program knows up to \
+                "schema pgapace on the subscriber has version {current}; this program supports up to \
                  {newest}"
             ),
         )
-        .hint("Run the pgapace that last ran here, or a newer one."));
+        .hint("Run the version of pgapace that last ran here, or a newer one."));
     }
     let failed = |e: &wire::Error| {
         let failure = Failure::subscriber(e, "creating schema pgapace");
         if failure.sqlstate.as_deref() == Some("42501") {
             failure.hint(
-                "Let the role create it (GRANT CREATE ON DATABASE … TO <role>), or create it as an \
+                "GRANT CREATE ON DATABASE … TO <role>; or create the schema as an \
                  administrator: CREATE SCHEMA pgapace AUTHORIZATION <role>.",
             )
         } else {
             failure
         }
     };
-    // Few round trips: to a server that is far away each of them takes its time.
+    // All statements go in two messages, because each round trip to a remote server takes time.
     //
-    // Not to_regclass: after a wait for the lock it may still answer from this session's cache,
-    // that there is no such schema. A scan of the catalogue sees what was committed.
+    // `to_regclass` is not used: after a wait for the lock, it may still answer from this session's
+    // catalogue cache that the schema does not exist. A query on pg_class sees committed changes.
     let begun = session
         .simple(
             "BEGIN; \
@@ -333,18 +350,19 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
              FROM pg_catalog.pg_namespace n WHERE n.nspname = 'pgapace'",
         )
         .map_err(|e| failed(&e))?;
-    let there = begun.last().and_then(wire::Rows::first);
+    let existing = begun.last().and_then(wire::Rows::first);
     let mut script = Vec::new();
-    if there.is_none() {
+    if existing.is_none() {
         script.push("CREATE SCHEMA pgapace");
     }
-    // Another process may have been faster while we waited.
-    let current = match there.and_then(|row| row.get(0).map(|versioned| versioned == "t")) {
+    // Another process may have upgraded the schema while this one waited for the lock.
+    let current = match existing.and_then(|row| row.get(0).map(|versioned| versioned == "t")) {
         Some(true) => version(session)?,
         _ => 0,
     };
     if current == 0 {
-        // With a key, so that it can be updated also where all tables are published.
+        // The primary key is the replica identity. Without one, UPDATE fails if a publication FOR
+        // ALL TABLES exists on the subscriber.
         script.push(
             "CREATE TABLE IF NOT EXISTS pgapace.schema_version (version integer PRIMARY KEY)",
         );
@@ -357,11 +375,12 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
     Ok(())
 }
 
-/// The version of the schema on the subscriber, 0 where there is none.
+/// Returns the version of the schema on the subscriber, 0 if the schema does not exist.
 pub(crate) fn version(session: &mut Session) -> Result<usize> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "reading the version of schema pgapace");
-    // A query of a table that is not there would leave an error in the server's log.
-    let there = session
+    // The catalogue is checked first, because a query on a missing table would log an error on the
+    // server.
+    let table = session
         .query(
             "SELECT 1 FROM pg_catalog.pg_class c \
              JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
@@ -369,7 +388,7 @@ pub(crate) fn version(session: &mut Session) -> Result<usize> {
             &[],
         )
         .map_err(|e| failed(&e))?;
-    if there.is_empty() {
+    if table.is_empty() {
         return Ok(0);
     }
     let rows =

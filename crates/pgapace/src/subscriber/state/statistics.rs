@@ -1,4 +1,5 @@
-//! Counters of a subscription in `pgapace.stat_subscription`, for `status` and for monitoring.
+//! The cumulative statistics of a subscription in `pgapace.stat_subscription`, for `status` and for
+//! monitoring.
 
 use std::time::Duration;
 
@@ -12,14 +13,14 @@ use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::conflict::ConflictType;
 use crate::subscriber::state::{SubscriptionId, conflicts};
 
-/// The counters, each a column of its name: declared once.
+/// Declares each counter once. Each is a column with the same name.
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $name:ident,)*) => {
-        /// What was applied, by kind. Counted when the transaction that holds it is committed.
+        /// What was applied, by kind. A transaction is counted when it has committed.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
         pub(crate) struct Counters {
             $($(#[doc = $doc])* pub(crate) $name: u64,)*
-            /// How long was waited, and for what.
+            /// Time spent waiting, by reason.
             pub(crate) waits: Waits,
         }
 
@@ -31,12 +32,12 @@ macro_rules! counters {
                 self.waits.add(&other.waits);
             }
 
-            /// In the order of [`COUNTERS`].
+            /// The values, in the order of [`COUNTERS`].
             fn values(&self) -> Vec<u64> {
                 vec![$(self.$name),*]
             }
 
-            /// From columns in the order of [`COUNTERS`], then those of [`WAITS`].
+            /// Reads the columns of [`COUNTERS`], then those of [`WAITS`].
             fn read(row: &Row<'_>, mut column: usize) -> Result<Self> {
                 let mut next = || {
                     column += 1;
@@ -55,19 +56,19 @@ counters! {
     updates,
     deletes,
     truncates,
-    /// Subscriber transactions, each of one or more transactions of the publisher.
+    /// Subscriber transactions. Each applies one or more transactions of the publisher.
     groups,
-    /// Groups that were begun before all groups before them had committed.
+    /// Groups that began before all earlier groups had committed.
     groups_parallel,
-    /// Groups of which some changes waited for earlier groups.
+    /// Groups with changes that waited for earlier groups.
     groups_dependent,
-    /// Groups that were rolled back, and applied one by one.
+    /// Groups that were rolled back, and whose transactions were then applied one by one.
     fallbacks,
-    /// Groups that were rolled back because of an error, and applied again as they were.
+    /// Groups that were rolled back because of an error, and then applied again unchanged.
     retries,
-    /// Groups that were rolled back because the oldest one needed their locks.
+    /// Groups that were rolled back because the oldest group waited for their locks.
     victims,
-    /// Tables that were applied in stream order for a while because of such groups.
+    /// How often a table was serialized because of such groups.
     tables_serialized,
     insert_exists,
     update_exists,
@@ -78,13 +79,13 @@ counters! {
     delete_origin_differs,
     foreign_key_violation,
     exclusion_violation,
-    /// Transactions that were left out because the user said so (`pgapace skip`).
+    /// Transactions skipped with `pgapace skip`.
     transactions_skipped,
     /// How often a table was blocked.
     tables_blocked,
 }
 
-/// What one subscriber transaction applies, apart from what its answers tell.
+/// The changes of one subscriber transaction, known before it runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
     pub(crate) transactions: u64,
@@ -131,7 +132,7 @@ impl Counters {
         *counter += 1;
     }
 
-    /// Conflicts by type, those that did not happen left out.
+    /// The conflict counters that are not zero, by type.
     pub(crate) fn conflicts(&self) -> Vec<(&'static str, u64)> {
         let known = |name: &str| ConflictType::ALL.iter().any(|kind| kind.name() == name);
         let all = COUNTERS.iter().copied().zip(self.values());
@@ -139,10 +140,10 @@ impl Counters {
     }
 }
 
-/// The reasons to wait, each a column `wait_…` in seconds: declared once.
+/// Declares each reason to wait once. Each is a column `wait_…` in seconds.
 macro_rules! waits {
     ($($(#[doc = $doc:literal])* $name:ident: $column:literal,)*) => {
-        /// Time waited, by reason: the sum over all sessions, so it may pass faster than the clock.
+        /// Time spent waiting, by reason: the sum over all sessions, so it can exceed elapsed time.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
         pub(crate) struct Waits {
             $($(#[doc = $doc])* #[serde(serialize_with = "seconds")] pub(crate) $name: Duration,)*
@@ -168,7 +169,7 @@ macro_rules! waits {
                 Ok(Self { $($name: next()?),* })
             }
 
-            /// Reasons and times, for people.
+            /// Reasons and times, for output.
             pub(crate) fn named(&self) -> Vec<(&'static str, Duration)> {
                 let names = [$(stringify!($name)),*];
                 names.into_iter().zip(self.values()).collect()
@@ -178,23 +179,24 @@ macro_rules! waits {
 }
 
 waits! {
-    /// Of workers, for earlier groups to commit: of changes that are dependent, or of groups that
-    /// run only as the oldest.
+    /// Apply workers waited for earlier groups to commit, either with dependent changes, or with a
+    /// group that runs only when it is the oldest.
     dependency: "wait_dependency",
-    /// Of workers, for the turn to commit, everything else being done.
+    /// Apply workers waited only for their turn to commit.
     commit_order: "wait_commit_order",
-    /// Of the oldest group, for a lock of another session on the subscriber, from when it is seen.
+    /// The oldest group waited for a lock of another session on the subscriber, from the moment
+    /// when pgapace detected it.
     subscriber_lock: "wait_subscriber_lock",
-    /// Of what is to be applied, for a worker that takes it.
+    /// Changes waited for a free apply worker.
     worker: "wait_worker",
-    /// Of the receiver, for memory: the publisher is not read.
+    /// The receiver waited for memory and did not read from the publisher.
     memory: "wait_memory",
-    /// For the publisher: nothing is to be done.
+    /// pgapace waited for the publisher to send changes.
     source: "wait_publisher",
 }
 
 impl Waits {
-    /// The time of a reason.
+    /// The time of one reason.
     pub(crate) fn of(&mut self, reason: Reason) -> &mut Duration {
         match reason {
             Reason::Dependency => &mut self.dependency,
@@ -214,7 +216,7 @@ fn seconds<S: serde::Serializer>(
     serializer.serialize_f64(time.as_secs_f64())
 }
 
-/// What is written: counters since the last write, and positions.
+/// One update of the statistics: counters since the last update, and positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Delta {
     pub(crate) counters: Counters,
@@ -222,19 +224,20 @@ pub(crate) struct Delta {
     pub(crate) applied: Lsn,
     pub(crate) flushed: Lsn,
     pub(crate) spool: Spooled,
-    /// The run goes on: whatever stopped the one before it, up to what is applied, is over.
+    /// The run is healthy. An error of an earlier run, at or before the applied position, is
+    /// cleared.
     pub(crate) goes_on: bool,
 }
 
-/// What is in the spool.
+/// The contents of the spool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Spooled {
-    /// One for each transaction, or table whose changes are put off.
+    /// One file for each transaction, and for each table with deferred changes.
     pub(crate) files: u64,
     pub(crate) bytes: u64,
 }
 
-/// Notes that the subscription has (re)started.
+/// Records that the subscription has started or restarted.
 pub(crate) fn started(session: &mut Session, id: SubscriptionId) -> Result<()> {
     session
         .execute(
@@ -286,8 +289,9 @@ pub(crate) fn add(session: &mut Session, id: SubscriptionId, delta: &Delta) -> R
     Ok(())
 }
 
-/// Up to where the run that goes on has applied the stream, as of its last statistics: also what holds
-/// nothing for the subscription, which progress follows only now and then.
+/// Returns the position up to which the current run has applied the stream, as of its last
+/// statistics. It includes WAL without changes for the subscription, which progress rows follow
+/// only now and then.
 pub(crate) fn applied_in_this_run(
     session: &mut Session,
     id: SubscriptionId,
@@ -303,8 +307,9 @@ pub(crate) fn applied_in_this_run(
     row.get(0).map(|_| field(&row, 0)).transpose()
 }
 
-/// Keeps why nothing runs, for `status`, and for how long until the `next` try, if there is one.
-/// Counts the conflict that it is; one that is met again at each start is the same.
+/// Records the failure that stopped the run, for `status`, and the time until the `next` try, if
+/// there is one. Counts the failure's conflict once, even if the same conflict occurs again at each
+/// start.
 pub(crate) fn error(
     session: &mut Session,
     id: SubscriptionId,
@@ -340,7 +345,7 @@ pub(crate) fn error(
     conflict.map_or(Ok(()), |conflict| conflicts::write(session, id, [conflict]))
 }
 
-/// Notes that there is no next try.
+/// Records that there is no next try.
 pub(crate) fn not_retrying(session: &mut Session, id: SubscriptionId) -> Result<()> {
     session
         .execute(
@@ -352,7 +357,7 @@ pub(crate) fn not_retrying(session: &mut Session, id: SubscriptionId) -> Result<
     Ok(())
 }
 
-/// A row of `pgapace.stat_subscription`. Times are in text form, UTC.
+/// A row of `pgapace.stat_subscription`. Times are text, in UTC.
 #[derive(Debug, Clone)]
 pub(crate) struct Statistics {
     pub(crate) counters: Counters,
@@ -364,16 +369,16 @@ pub(crate) struct Statistics {
     pub(crate) started_at: Option<String>,
     pub(crate) last_error: Option<String>,
     pub(crate) last_error_at: Option<String>,
-    /// Since when it is met, and how often it was.
+    /// Since when the same error has occurred, and how many times.
     pub(crate) error_since: Option<String>,
     pub(crate) error_count: u64,
-    /// When it is tried again.
+    /// When pgapace tries again.
     pub(crate) next_try_at: Option<String>,
-    /// Whether somebody still does: that time is not long ago.
+    /// Whether a process is still retrying: `next_try_at` is at most two minutes ago.
     pub(crate) retrying: bool,
 }
 
-/// What was written last; `None` if the subscription never ran.
+/// Reads the statistics; `None` if the subscription never ran.
 pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<Statistics>> {
     let rows = session
         .query(

@@ -1,4 +1,4 @@
-//! Queues prepared statements, and parses them first where the session does not have them.
+//! Queues prepared statements, after parsing those that the session does not have yet.
 
 use pgoutput::Column;
 use smallvec::SmallVec;
@@ -9,7 +9,7 @@ use crate::subscriber::statement::cache::{Kind, Prepared, Shape, StatementCache}
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::row::{Operation, Source, UpdatePlan, param};
 
-/// The statement of a shape, after whatever must be queued before it can be bound.
+/// Returns the statement of a shape, after queuing everything that must precede its Bind.
 pub(crate) fn prepare<'c>(
     session: &mut Session,
     statements: &'c mut StatementCache,
@@ -27,10 +27,9 @@ pub(crate) fn prepare<'c>(
     prepared
 }
 
-/// Parameters of a statement.
 pub(crate) type Params<'a> = SmallVec<[Param<'a>; 32]>;
 
-/// The last parameter of a statement that is [counted](super::row::Statement::counted).
+/// The last parameter of a [counted](super::row::Statement::counted) statement.
 pub(crate) fn count(rows: usize) -> [u8; 8] {
     (rows as u64).to_be_bytes()
 }
@@ -41,11 +40,11 @@ pub(crate) struct RowChange<'c, 'v> {
     pub(crate) plan: &'c UpdatePlan,
     pub(crate) new: &'c [Column<'v>],
     pub(crate) search: &'c [Column<'v>],
-    /// It fails unless so many rows are found.
+    /// If set, the statement fails unless it finds this many rows.
     pub(crate) counted: Option<usize>,
 }
 
-/// Queues a change of one row. On error nothing is queued but perhaps a Parse.
+/// Queues a change of one row. On error, at most a Parse is queued.
 pub(crate) fn queue_row(
     session: &mut Session,
     statements: &mut StatementCache,

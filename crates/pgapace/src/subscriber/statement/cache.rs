@@ -1,4 +1,4 @@
-//! Prepared statements of one session, by shape.
+//! The prepared statements of one session, by shape.
 
 use std::collections::hash_map::Entry;
 
@@ -10,7 +10,7 @@ use crate::subscriber::statement::copy::{self, Format};
 use crate::subscriber::statement::row::{self, Operation, Source, Statement};
 use crate::subscriber::statement::set::sql::{self, SetOperation};
 
-/// Statements a session may hold; each costs the backend some 20 kB for its plan.
+/// Maximum number of statements per session. Each plan takes about 20 kB of the backend's memory.
 const LIMIT: usize = 4096;
 
 /// What a prepared statement does.
@@ -24,17 +24,17 @@ pub(crate) enum Kind {
     Copy(Format),
 }
 
-/// What tells the statements of one table apart.
+/// The properties that distinguish the statements of one table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape<'a> {
     pub(crate) kind: Kind,
-    /// Published columns that are written.
+    /// Published columns that the statement writes.
     pub(crate) set: &'a ColumnSet,
-    /// Search columns whose value is NULL; of a set statement, see [`sql::some_null`].
+    /// Search columns whose value is NULL; for set statements see [`sql::some_null`].
     pub(crate) nulls: &'a ColumnSet,
-    /// Of a set statement: parameters that are in text, see [`sql::text_of_search`].
+    /// For set statements: parameters in text format, see [`sql::text_of_search`].
     pub(crate) text: &'a ColumnSet,
-    /// Whether it fails unless it finds as many rows as its last parameter says.
+    /// Whether the statement fails unless it finds as many rows as its last parameter says.
     pub(crate) counted: bool,
 }
 
@@ -57,28 +57,29 @@ pub(crate) struct Prepared {
     nulls: ColumnSet,
     text: ColumnSet,
     counted: bool,
-    /// The number in its name: statements are numbered in the order in which they are parsed.
+    /// Statements are numbered in the order in which they are parsed. The number is part of the
+    /// name.
     number: u64,
     /// Its name on the server.
     pub(crate) name: String,
-    /// Where its parameters come from.
+    /// The sources of the parameters.
     pub(crate) sources: Vec<Source>,
     last_used: u64,
 }
 
-/// What a lookup has to tell the server first.
+/// The messages to queue before a statement can be bound.
 #[derive(Debug, Default)]
 pub(crate) struct Housekeeping {
-    /// Text and parameter types of a statement that must be parsed before it is used.
+    /// SQL and parameter types, if the statement must be parsed first.
     pub(crate) parse: Option<(String, Vec<u32>)>,
-    /// Names of statements that are no longer needed.
+    /// Names of statements to close.
     pub(crate) close: Vec<String>,
 }
 
-/// All statements of one session.
+/// The statements of one session.
 ///
-/// A table has few shapes, so the shapes of one are searched in turn, the last used one first:
-/// no hash of a column set per change.
+/// A table has few shapes. So the shapes of a table are searched in sequence, the most recently
+/// used first. That avoids hashing a column set per change.
 #[derive(Debug, Default)]
 pub(crate) struct StatementCache {
     by_table: FxHashMap<u64, Vec<Prepared>>,
@@ -88,7 +89,7 @@ pub(crate) struct StatementCache {
 }
 
 impl StatementCache {
-    /// The statement of a shape, and what must be queued before it can be bound.
+    /// Returns the statement of a shape, and what must be queued before it can be bound.
     pub(crate) fn get(&mut self, map: &TableMap, shape: &Shape<'_>) -> (&Prepared, Housekeeping) {
         self.clock += 1;
         let mut housekeeping = Housekeeping::default();
@@ -135,19 +136,19 @@ impl StatementCache {
         (&shapes[0], housekeeping)
     }
 
-    /// How many statements were ever parsed: what [`Self::forget_after`] takes.
+    /// Number of statements parsed so far: the argument of [`Self::forget_after`].
     pub(crate) fn parsed(&self) -> u64 {
         self.named
     }
 
-    /// Forgets the statements that were parsed later than this: their Parse may be among what the
-    /// server skipped after an error. Returns their names, to be closed where it did not skip it
-    /// (closing what is not there is no error).
+    /// Removes the statements that were parsed later, because the server may have skipped their
+    /// Parse messages after an error. Returns their names, to be closed in case they were parsed.
+    /// Closing a statement that does not exist is not an error.
     pub(crate) fn forget_after(&mut self, parsed: u64) -> Vec<String> {
         self.retain(|shape| shape.number <= parsed)
     }
 
-    /// Forgets the least recently used half and returns their names.
+    /// Removes the least recently used half and returns the names.
     fn evict(&mut self) -> Vec<String> {
         let mut ages: Vec<u64> =
             self.by_table.values().flatten().map(|shape| shape.last_used).collect();

@@ -1,13 +1,14 @@
-//! A set of column indexes: which columns a statement sets, which search values are NULL.
+//! A set of column indexes: the columns that a statement sets, or the search values that are NULL.
 
-/// At most 1664 members (PostgreSQL's limit for a subscriber list); cheap to clear and compare.
+/// At most 1664 members (`MaxTupleAttributeNumber` in `htup_details.h`); cheap to clear and
+/// compare.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ColumnSet {
     words: Vec<u64>,
 }
 
 impl ColumnSet {
-    /// Empties the set and keeps its memory, sized for `columns` members.
+    /// Empties the set and sizes it for `columns` members, without freeing memory.
     pub(crate) fn reset(&mut self, columns: usize) {
         self.words.clear();
         self.words.resize(columns.div_ceil(64), 0);

@@ -1,5 +1,5 @@
-//! Inserts of many rows: COPY FROM STDIN, whose values go through the input or receive function
-//! of the column with its modifier, as natively.
+//! Inserts of many rows with COPY FROM STDIN. As in the native apply worker, values go through the
+//! input or receive function of the column, with the column's `typmod`.
 
 use pgoutput::Column;
 use wire::{CopyData, quote_ident};
@@ -7,12 +7,12 @@ use wire::{CopyData, quote_ident};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::statement::row::Statement;
 
-/// Signature, flags and length of the header extension of the binary format.
+/// Signature, flags and length of the header extension of the binary COPY format.
 pub(crate) const BINARY_HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
-/// Where a row would have its number of fields.
+/// Stands in place of a row's number of fields, at the end.
 pub(crate) const BINARY_TRAILER: &[u8] = &(-1_i16).to_be_bytes();
 
-/// The form in which values travel.
+/// The format of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Text,
@@ -20,7 +20,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// The form of a value that has one.
+    /// The format of a value, `None` for NULL and unchanged values.
     pub(crate) fn of(value: Column<'_>) -> Option<Self> {
         match value {
             Column::Text(_) => Some(Self::Text),
@@ -30,7 +30,7 @@ impl Format {
     }
 }
 
-/// The COPY of a table.
+/// Returns the COPY statement of a table.
 pub(crate) fn statement(map: &TableMap, format: Format) -> Statement {
     let columns: Vec<_> = map.remote.columns.iter().map(|c| quote_ident(&c.name)).collect();
     let sql = format!(
@@ -45,8 +45,8 @@ pub(crate) fn statement(map: &TableMap, format: Format) -> Statement {
     Statement { sql, types: Vec::new(), sources: Vec::new() }
 }
 
-/// Appends a row; false, with the row half written, if a value is not of the format. An
-/// unchanged value has none, which in an insert is NULL as natively (reference 3.3).
+/// Appends a row. Returns false, with a part of the row written, if a value has another format. An
+/// unchanged TOAST value is written as NULL, as in an insert by the native apply worker.
 pub(crate) fn write_row<'a>(
     data: &mut CopyData<'_>,
     format: Format,
@@ -60,7 +60,7 @@ pub(crate) fn write_row<'a>(
     written == Some(columns)
 }
 
-/// The number of values, if all of them are text.
+/// Returns the number of values, if all of them are text.
 fn text_row<'a>(data: &mut CopyData<'_>, row: impl Iterator<Item = Column<'a>>) -> Option<usize> {
     let mut count = 0;
     for value in row {
@@ -78,7 +78,7 @@ fn text_row<'a>(data: &mut CopyData<'_>, row: impl Iterator<Item = Column<'a>>) 
     Some(count)
 }
 
-/// The number of values, if all of them are binary.
+/// Returns the number of values, if all of them are binary.
 fn binary_row<'a>(
     data: &mut CopyData<'_>,
     columns: usize,
@@ -100,9 +100,10 @@ fn binary_row<'a>(
     Some(count)
 }
 
-/// Writes a value of the text format: what ends a field, a row or an escape gets a backslash.
+/// Writes a value in text format. Bytes that would end a field or a row, and backslashes, are
+/// escaped.
 fn put_escaped(value: &[u8], put: &mut impl FnMut(&[u8])) {
-    // Without a branch per byte, so that the compiler can look at many at once.
+    // Without a branch per byte, so that the compiler can vectorize the loop.
     let escapes = value.iter().fold(false, |any, byte| any | is_special(*byte));
     if !escapes {
         put(value);

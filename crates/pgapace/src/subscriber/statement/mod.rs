@@ -1,4 +1,4 @@
-//! SQL for changes.
+//! The SQL statements that apply changes.
 
 pub(crate) mod bind;
 pub(crate) mod cache;

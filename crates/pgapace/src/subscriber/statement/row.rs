@@ -1,9 +1,9 @@
-//! Row mode: which statements a change becomes, one prepared statement per shape.
+//! Row mode: the statements that apply one change, with one prepared statement per shape.
 //!
-//! A shape is the table, the operation, the set of columns written, and which search values are
-//! NULL. Parameters are declared with the base type of the subscriber's column, never cast: INSERT and
-//! UPDATE then coerce by assignment, so that lengths and domains are checked as natively, where an
-//! explicit cast would truncate silently (reference 7.3).
+//! A shape consists of the table, the operation, the columns written, and the search columns whose
+//! value is NULL. Parameters are declared with the base type of the subscriber's column and never
+//! cast. INSERT and UPDATE then coerce them by assignment, which checks lengths and domains as the
+//! native apply worker does. An explicit cast would truncate silently.
 
 use pgoutput::{Column, ReplicaIdentity};
 use wire::{Param, quote_ident};
@@ -12,39 +12,39 @@ use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::search::{self, Identical};
 
-/// PostgreSQL's oid of type int8.
+/// Oid of type int8.
 const INT8: u32 = 20;
 
-/// One statement that a change needs.
+/// One of the statements that apply a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Insert,
     Update,
     Delete,
-    /// Deletes the row and inserts it changed, for columns that UPDATE cannot set.
+    /// Deletes the row and inserts it with its new values, for columns that UPDATE cannot set.
     Replace,
-    /// The update of a table with an identity column outside the key: if that is unchanged …
+    /// The update of a table with an identity column outside the key, if that column is unchanged.
     UpdateSameIdentity,
-    /// … and the replacement if it did change. At most one of the two finds the row.
+    /// The replacement if that column did change. At most one of the two finds the row.
     ReplaceChangedIdentity,
-    /// Looks whether the row is there, where a trigger may swallow the change itself.
+    /// Checks that the row exists, where a trigger or rule may suppress the change itself.
     Probe,
-    /// Locks the row and tells which commit made it: see [`Builder::look`].
+    /// Locks the row and reads which commit wrote it: see [`Builder::look`].
     Look,
 }
 
-/// What a statement's affected rows must be.
+/// The number of rows that a statement must affect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expect {
-    /// One row; none is a missing row.
+    /// One row. If there is none, the row is missing.
     One,
-    /// This statement and the one after it together affect one row.
+    /// This statement and the next one together must affect one row.
     OneWithNext,
     /// Any number.
     Any,
 }
 
-/// Where a parameter's value comes from.
+/// The source of a parameter's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     /// A published column of the new row.
@@ -53,7 +53,7 @@ pub(crate) enum Source {
     Search(usize),
 }
 
-/// The text of a statement and what its parameters are.
+/// The SQL of a statement, and its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Statement {
     pub(crate) sql: String,
@@ -62,12 +62,13 @@ pub(crate) struct Statement {
 }
 
 impl Statement {
-    /// The same of an UPDATE, DELETE or SELECT that fails unless it finds as many rows as one more
-    /// parameter says, so that a COMMIT can be sent behind it before it is answered. Whatever it found
-    /// is a result of one row.
+    /// Makes an UPDATE, DELETE or SELECT fail unless it finds as many rows as an additional last
+    /// parameter says. Then COMMIT can be sent before the statement is answered. The statement
+    /// always returns one row.
     ///
-    /// An ERROR needs a function that raises one, and the subscriber has none of ours: a text that is no
-    /// number does it, and says in the server's log what it is about.
+    /// Raising an ERROR needs a function, and pgapace installs none on the subscriber. So the
+    /// statement casts a text to int4 that is not a number. That text explains the error in the
+    /// server's log.
     pub(crate) fn counted(mut self) -> Self {
         self.types.push(INT8);
         let returning = if self.sql.starts_with("SELECT ") { "" } else { " RETURNING 1" };
@@ -91,18 +92,18 @@ pub(crate) struct UpdatePlan {
     pub(crate) nulls: ColumnSet,
 }
 
-/// A change that cannot be carried out; completes "cannot apply …: ".
+/// Why a change cannot be applied; completes the message "cannot apply …: ".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PlanError {
-    /// The subscriber cannot find rows of this table.
+    /// The subscriber has no key that finds rows of this table.
     NoSearch { reason: String, hint: String },
     /// A search value was not sent.
     UnchangedSearchValue { column: String },
-    /// A large value did not change and was not sent, but the row to take it from is not there.
+    /// An unchanged TOAST value was not sent, and the subscriber has no row to take it from.
     UnchangedValue { column: String },
-    /// The tuple has another number of columns than its relation.
+    /// The number of columns in the tuple differs from its relation message.
     ColumnCount { expected: usize, found: usize },
-    /// The subscriber would read the value as another one.
+    /// The subscriber would read the value as a different one.
     Misread { column: String, type_name: String, value: String },
 }
 
@@ -111,21 +112,22 @@ impl std::fmt::Display for PlanError {
         match self {
             Self::NoSearch { reason, .. } => f.write_str(reason),
             Self::UnchangedSearchValue { column } => {
-                write!(f, "the publisher did not send the key column {column:?}")
+                write!(f, "the publisher did not send key column {column:?}")
             }
             Self::UnchangedValue { column } => {
                 write!(
                     f,
-                    "the row is not on the subscriber, and its column {column:?} was not sent"
+                    "the row is missing on the subscriber, and the publisher did not send its \
+                     unchanged column {column:?}"
                 )
             }
             Self::Misread { column, type_name, value } => write!(
                 f,
-                "the value {value:?} of column {column:?} would be read as another value of type \
+                "the subscriber would read value {value:?} of column {column:?} as a different value of type \
                  {type_name}"
             ),
             Self::ColumnCount { expected, found } => {
-                write!(f, "the tuple has {found} columns, its relation {expected}")
+                write!(f, "the tuple has {found} columns, but its relation has {expected}")
             }
         }
     }
@@ -134,7 +136,7 @@ impl std::fmt::Display for PlanError {
 /// The values of one tuple, by published column.
 pub(crate) type Values<'a> = smallvec::SmallVec<[Column<'a>; 32]>;
 
-/// Collects a tuple's columns for access by index.
+/// Collects the columns of a tuple for access by index.
 pub(crate) fn values<'a>(
     map: &TableMap,
     tuple: &pgoutput::Tuple<'a>,
@@ -148,7 +150,7 @@ pub(crate) fn values<'a>(
     Ok(values)
 }
 
-/// Refuses a row with a value that the subscriber would read as another one.
+/// Returns an error if the subscriber would read a value of the row as a different one.
 pub(crate) fn refuse_misread<'a>(
     map: &TableMap,
     row: impl Iterator<Item = Column<'a>>,
@@ -169,10 +171,10 @@ pub(crate) fn refuse_misread<'a>(
     Ok(())
 }
 
-/// Decides how an update is carried out and fills the sets of its shape.
+/// Decides how an update is applied, and fills the column sets of its shape.
 ///
-/// `old` is the K or O tuple. Without one the replica identity did not change, so its columns are
-/// not written, unless an UPDATE trigger would miss them.
+/// `old` is the K or O tuple. Without it, the replica identity did not change. Then its columns are
+/// not written, unless the table has an UPDATE trigger, which may depend on them.
 pub(crate) fn plan_update(
     map: &TableMap,
     old: Option<&[Column<'_>]>,
@@ -204,8 +206,8 @@ pub(crate) fn plan_update(
         plan.set.insert(index);
     }
     if replace {
-        // A replacement writes the whole row: what is left out of `set` comes from the old row,
-        // so values known to be unchanged may stay out.
+        // A replacement writes the whole row. Columns that are not in `set` keep the value of the
+        // old row, so values known to be unchanged may be left out.
         return Ok(&[(Operation::Replace, Expect::One)]);
     }
     if identity_unknown {
@@ -215,8 +217,8 @@ pub(crate) fn plan_update(
         ]);
     }
     if plan.set.is_empty() {
-        // Nothing to write: all columns are an unchanged key or unchanged TOAST. Native makes a new
-        // row version; we need to know only whether the row is there.
+        // All columns are an unchanged key or unchanged TOAST. The native apply worker writes a new
+        // row version; here a check that the row exists is enough.
         return Ok(&[(Operation::Probe, Expect::One)]);
     }
     if map.table.hooks.may_swallow_rows {
@@ -225,8 +227,8 @@ pub(crate) fn plan_update(
     Ok(&[(Operation::Update, Expect::One)])
 }
 
-/// Decides how an insert is carried out on the row that has its key already: every column is
-/// written, since nothing is known of what the row has.
+/// Decides how an insert is applied to an existing row with the same key. Every column is written,
+/// because the values of the existing row are unknown.
 pub(crate) fn plan_insert_as_update(
     map: &TableMap,
     new: &[Column<'_>],
@@ -256,7 +258,7 @@ pub(crate) fn plan_insert_as_update(
     Ok(&[(Operation::Update, Expect::One)])
 }
 
-/// Decides how a delete is carried out and which search values are NULL.
+/// Decides how a delete is applied, and records which search values are NULL.
 pub(crate) fn plan_delete(
     map: &TableMap,
     old: &[Column<'_>],
@@ -270,7 +272,7 @@ pub(crate) fn plan_delete(
     Ok(&[(Operation::Delete, Expect::One)])
 }
 
-/// Checks that the row can be found, and notes which search values are NULL.
+/// Checks that the row can be found, and records which search values are NULL.
 pub(crate) fn plan_search(
     map: &TableMap,
     values: &[Column<'_>],
@@ -293,8 +295,8 @@ pub(crate) fn plan_search(
     Ok(())
 }
 
-/// A value as a statement parameter. An unchanged TOAST value has none; it is left out of every
-/// SET, and in an insert it is NULL as natively (reference 3.3).
+/// A value as a parameter. An unchanged TOAST value was not sent. Every SET leaves it out; an
+/// insert writes NULL, as the native apply worker does (`slot_store_data` in `worker.c`).
 pub(crate) fn param<'a>(value: &Column<'a>) -> Param<'a> {
     match value {
         Column::Null | Column::Unchanged => Param::Null,
@@ -303,7 +305,7 @@ pub(crate) fn param<'a>(value: &Column<'a>) -> Param<'a> {
     }
 }
 
-/// The statement of a shape.
+/// Returns the statement of a shape.
 pub(crate) fn statement(
     map: &TableMap,
     operation: Operation,
@@ -324,15 +326,15 @@ pub(crate) fn statement(
     Statement { sql, types: builder.types, sources: builder.sources }
 }
 
-/// A row's address is unique only together with its partition.
+/// A ctid is unique only within its partition.
 const BY_ADDRESS: &str = "subscriber.ctid OPERATOR(pg_catalog.=) found.address \
     AND subscriber.tableoid OPERATOR(pg_catalog.=) found.relation";
 
-/// What a row must meet to be found.
+/// The condition that a row must meet.
 struct Condition {
     equal: String,
-    /// What an equal row meets as well if it is identical to what is searched; `None` if every one
-    /// does.
+    /// The additional condition for a row that is identical to the searched row; `None` if every
+    /// equal row is identical.
     identical: Option<String>,
 }
 
@@ -375,7 +377,7 @@ impl Builder<'_> {
         )
     }
 
-    /// `identity`: the operator by which identity columns are compared with their new value.
+    /// `identity` is the operator that compares identity columns with their new values.
     fn update(&mut self, set: &ColumnSet, identity: Option<&str>) -> String {
         let mut assignments = Vec::new();
         for index in (0..self.map.remote.columns.len()).filter(|index| set.contains(*index)) {
@@ -385,7 +387,7 @@ impl Builder<'_> {
         }
         let table = self.map.table.sql_only();
         if assignments.is_empty() {
-            // Only the identity was sent: a statement is still needed to see whether it changed.
+            // Only identity columns were sent. The statement checks whether they changed.
             let Condition { equal, .. } = self.condition(identity, set);
             return format!("SELECT 1 FROM {table} WHERE {equal} LIMIT 1 FOR NO KEY UPDATE");
         }
@@ -402,7 +404,7 @@ impl Builder<'_> {
         format!("{with}DELETE FROM {} AS subscriber{using}{condition}", self.map.table.sql_only())
     }
 
-    /// One statement: the old row gives every column that has no new value.
+    /// One statement, in which the old row provides every column that has no new value.
     fn replace(&mut self, set: &ColumnSet, identity: Option<&str>) -> String {
         let map = self.map;
         let (mut columns, mut values) = (Vec::new(), Vec::new());
@@ -445,9 +447,10 @@ impl Builder<'_> {
         )
     }
 
-    /// When the row was committed, in microseconds since 1970; by which replication origin; and the
-    /// oid of this database. NULL where nothing is known: the row is as old as what the server has
-    /// forgotten, or of our own transaction. Of a local commit only the name is NULL.
+    /// Returns the commit time of the row in microseconds since 1970, the name of its replication
+    /// origin, and the oid of this database. Time and origin are NULL if the server no longer knows
+    /// the commit, or if the row was written by this transaction. For a local commit, only the
+    /// origin is NULL.
     fn look(&mut self) -> String {
         let table = self.map.table.sql_only();
         let condition = self.condition(None, &ColumnSet::default());
@@ -474,7 +477,7 @@ impl Builder<'_> {
         )
     }
 
-    /// The parts of a statement that select its row: a WITH clause, a FROM clause, a WHERE clause.
+    /// The clauses that select the row of a statement: WITH, FROM and WHERE.
     fn found(&mut self, identity: Option<&str>, set: &ColumnSet) -> (String, &'static str, String) {
         let condition = self.condition(identity, set);
         match self.map.search {
@@ -487,9 +490,9 @@ impl Builder<'_> {
 
     /// A WITH clause whose `found` is the address of one row.
     ///
-    /// Without a key, one of several equal rows is chosen and locked first, as natively, and then
-    /// found by its address. One that is identical to what is searched goes before those that are
-    /// only equal, which are looked for if there is none.
+    /// Without a key, one of several equal rows is selected and locked first, and then found by its
+    /// ctid. The native apply worker also takes one of several equal rows. A row that is identical
+    /// to the searched one is preferred; an equal one is searched only if there is none.
     fn found_row(&self, condition: &Condition) -> String {
         let Condition { equal, identical } = condition;
         let first = |also: &str| {
@@ -516,7 +519,7 @@ impl Builder<'_> {
         let mut identical = Identical::default();
         for column in map.search_columns() {
             if self.nulls.contains(column.remote) {
-                // Unlike IS NULL, this is not true of a composite whose fields are all NULL.
+                // Unlike IS NULL, this is false for a composite value whose fields are all NULL.
                 conditions
                     .push(format!("{} IS NOT DISTINCT FROM NULL", self.column(column.remote)));
                 continue;
@@ -536,7 +539,7 @@ impl Builder<'_> {
                     format!("{} OPERATOR(pg_catalog.{operator}) {value}", self.column(index))
                 })
                 .collect();
-            // All the same, or any different: the two statements exclude each other.
+            // All equal, or any different: at most one of the two statements finds the row.
             let joined = compared.join(if operator == "=" { " AND " } else { " OR " });
             conditions.push(format!("({joined})"));
         }

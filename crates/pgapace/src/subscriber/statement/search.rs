@@ -1,12 +1,12 @@
-//! The conditions by which a row is found: a column and the value that it must have.
+//! The conditions that find a row: each compares a column with a value.
 
 use wire::quote_ident;
 
 use crate::subscriber::catalogue::Equality;
 use crate::subscriber::mapping::{SearchColumn, TableMap};
 
-/// What a column is compared with: a value of its base type as the column would store it, in the
-/// form that its equality takes.
+/// The expression that a column is compared with: a value of its base type as the column would
+/// store it, in the form that the column's equality needs.
 pub(super) fn comparand(map: &TableMap, column: &SearchColumn, value: &str) -> String {
     let stored = match &map.local(column.remote).coercion {
         Some(coercion) if column.coerced => coercion.apply(value),
@@ -18,8 +18,8 @@ pub(super) fn comparand(map: &TableMap, column: &SearchColumn, value: &str) -> S
     }
 }
 
-/// `column = comparand`, as the subscriber compares the column. `prefix` is what stands before the
-/// column's name: nothing, or the name of its table with a dot.
+/// The condition that a column equals `comparand`, with the column's equality. `prefix` precedes
+/// the column's name: empty, or a table name with a dot.
 pub(super) fn equal(
     map: &TableMap,
     column: &SearchColumn,
@@ -36,11 +36,11 @@ pub(super) fn equal(
     }
 }
 
-/// That a row is identical to what is searched, in the columns where one that is equal need not be
-/// (`1.0` and `1.00`): by the bytes that are stored (`record_image_eq`). `None` without such columns.
+/// The condition that a row is identical to the searched row, in the columns where an equal value
+/// need not be identical (`1.0` and `1.00`). It compares the stored bytes (`record_image_eq`).
+/// `None` if there are no such columns.
 ///
-/// Only these may be chosen freely among: what has no equality is compared by its text, and a key
-/// finds one row.
+/// A column without an equality is compared as text, which is exact, so it adds no condition.
 #[derive(Debug, Default)]
 pub(super) struct Identical {
     stored: Vec<String>,
@@ -48,7 +48,7 @@ pub(super) struct Identical {
 }
 
 impl Identical {
-    /// Takes a column, with what [`equal`] takes.
+    /// Adds a column; the parameters are those of [`equal`].
     pub(super) fn add(
         &mut self,
         map: &TableMap,
@@ -60,14 +60,14 @@ impl Identical {
         if matches!(column.equality, Equality::Text) || local.equal_is_identical() {
             return;
         }
-        // The cast takes a domain away: what is searched has none.
+        // The cast removes a domain, because the comparand has none.
         let name = quote_ident(&map.remote.columns[column.remote].name);
         self.stored.push(format!("{prefix}{name}::{}", local.base_type_sql));
         self.searched.push(comparand.to_owned());
     }
 
     pub(super) fn condition(&self) -> Option<String> {
-        // Without the casts the grammar would compare column by column.
+        // Without the casts to record, the grammar would compare column by column.
         (!self.stored.is_empty()).then(|| {
             format!(
                 "ROW({})::pg_catalog.record OPERATOR(pg_catalog.*=) ROW({})::pg_catalog.record",

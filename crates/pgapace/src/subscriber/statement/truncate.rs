@@ -1,13 +1,14 @@
-//! How a TRUNCATE of the publisher becomes a statement.
+//! The statement that applies a TRUNCATE of the publisher.
 //!
-//! All tables go into one TRUNCATE, so that foreign keys between them allow it. CASCADE is not passed
-//! on: the publisher lists the tables that its own cascade reached.
+//! All tables go into one TRUNCATE, so that foreign keys between them allow it. CASCADE is not
+//! passed on: the publisher lists the tables that its own cascade reached.
 //!
-//! A table may be left out of it: its copy is younger than the TRUNCATE, or its changes are deferred
-//! or not applied. PostgreSQL refuses a TRUNCATE of a table that a table outside of the statement
-//! refers to (heap_truncate_check_FKs in heap.c), even if that one is empty. Then the rows are deleted:
-//! as a replica the session fires no trigger of a foreign key, so no other table changes. Where a user
-//! has enabled such triggers ALWAYS, they would; the error then stands.
+//! A table may be left out: its copy is newer than the TRUNCATE, its changes are deferred, or they
+//! are not applied. But PostgreSQL refuses to truncate a table that is referenced by a table
+//! outside the statement, even an empty one (`heap_truncate_check_FKs` in `heap.c`). Then pgapace
+//! deletes the rows instead. In a session with `session_replication_role = replica`, no foreign key
+//! trigger fires, so no other table changes. If a user has enabled such a trigger ALWAYS, it would
+//! fire; then the original error is raised.
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ use wire::quote_literal;
 
 use crate::subscriber::mapping::TableMap;
 
-/// The statement for these tables. `complete`: the publisher's TRUNCATE had no others.
+/// Returns the statement for these tables. `complete` means that the publisher's TRUNCATE listed no
+/// other tables.
 pub(crate) fn sql(tables: &[&Arc<TableMap>], truncate: &Truncate<'_>, complete: bool) -> String {
     let names: Vec<_> = tables.iter().map(|map| map.table.sql_only()).collect();
     let oids: Vec<_> = tables.iter().map(|map| map.table.oid.to_string()).collect();
@@ -28,7 +30,7 @@ pub(crate) fn sql(tables: &[&Arc<TableMap>], truncate: &Truncate<'_>, complete: 
     let deletes: String = names.iter().map(|name| format!("DELETE FROM {name}; ")).collect();
     let oids = oids.join(", ");
     let sequences = if truncate.restart_identity {
-        // As TRUNCATE does: sequences that a column owns, with their start values.
+        // As TRUNCATE does: restarts the sequences owned by columns at their start values.
         format!(
             "FOR name IN SELECT d.objid::pg_catalog.regclass::pg_catalog.text \
                FROM pg_catalog.pg_depend d \

@@ -1,4 +1,4 @@
-//! Keys of rows that are only read, so that they are in memory when they are changed.
+//! Statements that read rows by key ahead of their change, so that the rows are in memory by then.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::subscriber::statement::bind;
 use crate::subscriber::statement::cache::{Kind, Shape, StatementCache};
 use crate::subscriber::statement::column_set::ColumnSet;
 
-/// The row that a change looks for, or that must not be there yet.
+/// The row that a change searches, or that an insert would conflict with.
 pub(crate) fn searched<'a>(message: &Message<'a>) -> Option<Tuple<'a>> {
     match *message {
         Message::Insert(Insert { new, .. }) | Message::Update(Update { old: None, new, .. }) => {
@@ -36,7 +36,7 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// None yet. `None` if rows of this table are not found by a key.
+    /// Starts without keys. `None` if rows of this table are not found by a key.
     pub(crate) fn new(map: &Arc<TableMap>) -> Option<Self> {
         let Search::Key(key) = &map.search else { return None };
         if key.is_empty() {
@@ -55,12 +55,12 @@ impl Ahead {
         self.columns.rows()
     }
 
-    /// Adds the key of a row; false if it does not fit in.
+    /// Adds the key of a row; returns false if its shape differs from the others.
     pub(crate) fn push(&mut self, row: Tuple<'_>) -> bool {
         self.columns.push(&Row::Sent(row))
     }
 
-    /// Queues the statement, without a Sync. It returns one row: how many were found.
+    /// Queues the statement, without a Sync. Its single result row is the number of rows found.
     pub(crate) fn queue(
         &mut self,
         session: &mut Session,

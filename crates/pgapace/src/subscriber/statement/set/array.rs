@@ -1,25 +1,25 @@
-//! One column of a batch: the elements of a one-dimensional array in PostgreSQL's binary form.
+//! One column of a set statement: a one-dimensional array in PostgreSQL's binary format.
 //!
-//! Values in text travel as elements of `text[]`, whose binary form is the text itself: nothing
-//! is quoted or escaped.
+//! Values in text format become elements of a `text[]`, whose binary format is the text itself,
+//! without quotes or escapes.
 
 use pgoutput::Column;
 
 use crate::subscriber::statement::copy::Format;
 
-/// Dimensions, flags, element type, length, lower bound.
+/// Number of dimensions, flags, element type, length, lower bound: 4 bytes each.
 const HEADER: usize = 20;
-/// In the place of an element's length.
+/// Stands in place of an element's length.
 const NULL: [u8; 4] = (-1_i32).to_be_bytes();
 
 /// An array that grows by one element per row.
 #[derive(Debug, Default)]
 pub(crate) struct Array {
     bytes: Vec<u8>,
-    /// Where the newest element starts, and the format before it.
+    /// Position of the newest element, and `format` before it was appended.
     newest: usize,
     format_before: Option<Format>,
-    /// Unknown as long as all elements are NULL.
+    /// `None` as long as all elements are NULL.
     format: Option<Format>,
     nulls: usize,
 }
@@ -42,8 +42,8 @@ impl Array {
         self.nulls != 0
     }
 
-    /// Appends a value; false, with nothing appended, if it is of another format than the others
-    /// or has no value.
+    /// Appends a value. Returns false, with nothing appended, if the value was not sent, or if its
+    /// format differs from that of the others.
     #[inline]
     pub(crate) fn push(&mut self, value: Column<'_>) -> bool {
         let (bytes, format) = match value {
@@ -78,7 +78,7 @@ impl Array {
         self.format_before = self.format;
     }
 
-    /// Takes the newest element back; once only.
+    /// Removes the newest element; may be called once per element.
     pub(crate) fn undo(&mut self) {
         if self.bytes.get(self.newest..) == Some(&NULL) {
             self.nulls -= 1;
@@ -87,7 +87,7 @@ impl Array {
         self.format = self.format_before;
     }
 
-    /// Completes the array.
+    /// Writes the header.
     pub(crate) fn finish(&mut self, element_type: u32, length: usize) {
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         for (at, word) in
@@ -97,7 +97,7 @@ impl Array {
         }
     }
 
-    /// The array, once it is complete.
+    /// The array, after [`Self::finish`].
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -1,4 +1,4 @@
-//! The columns of a batch: rows are taken apart into one array per column.
+//! The columns of a set statement: one array per column, filled row by row.
 
 use engine::net::Row;
 use pgoutput::Column;
@@ -12,27 +12,27 @@ use crate::subscriber::statement::row::Source;
 use crate::subscriber::statement::set::array::Array;
 use crate::subscriber::statement::set::sql::{all_null, has_binary_elements, some_null};
 
-/// PostgreSQL's oid of type text.
+/// Oid of type text.
 const TEXT: u32 = 25;
-/// A row with more bytes than this in one statement's arrays is left to a statement of its own.
+/// A row with more bytes than this in the arrays of one statement gets a statement of its own.
 pub(crate) const ROW_BYTES: usize = 4 << 20;
 
-/// What a batch does with a column.
+/// The use of a column in a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// It is not looked at.
+    /// Not used.
     Skipped,
-    /// It finds the row by an equality that NULL never satisfies.
+    /// Finds the row by an equality that is never true for NULL.
     Key,
-    /// It finds the row by an equality of which NULL is a value too.
+    /// Finds the row by an equality in which NULL equals NULL.
     Old,
-    /// A new value; whether there is one, the first row decides.
+    /// May have a new value. The first row decides between `Set` and `Kept`.
     New,
     Set,
     Kept,
 }
 
-/// What the arrays are filled with.
+/// The rows that the arrays contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     /// Keys of rows to delete.
@@ -50,11 +50,11 @@ struct Slot {
     array: Array,
     role: Option<Role>,
     element_type: u32,
-    /// Whether values in binary can be elements.
+    /// Whether binary values can be array elements.
     binary: bool,
 }
 
-/// One array per published column, kept from batch to batch.
+/// One array per published column, reused from statement to statement.
 #[derive(Debug, Default)]
 pub(crate) struct Columns {
     slots: Vec<Slot>,
@@ -64,7 +64,7 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// Starts a batch.
+    /// Starts a statement.
     pub(crate) fn begin(&mut self, map: &TableMap, purpose: Use) {
         self.used = map.columns.len();
         if self.slots.len() < self.used {
@@ -100,7 +100,7 @@ impl Columns {
         self.bytes
     }
 
-    /// Appends a row; false, with nothing appended, if it does not fit in with the others.
+    /// Appends a row; returns false, with nothing appended, if its shape differs from the others.
     #[inline]
     pub(crate) fn push(&mut self, row: &Row<'_>) -> bool {
         let mut bytes = 0;
@@ -127,7 +127,7 @@ impl Columns {
         false
     }
 
-    /// Notes the columns that are set.
+    /// Records the columns that are set.
     pub(crate) fn note_set(&self, set: &mut ColumnSet) {
         set.reset(self.used);
         for (column, slot) in self.slots[..self.used].iter().enumerate() {
@@ -137,7 +137,7 @@ impl Columns {
         }
     }
 
-    /// Notes the columns of rows to find that are NULL, in some rows or in all.
+    /// Records the search columns that are NULL in some rows, or in all.
     pub(crate) fn note_nulls(&self, nulls: &mut ColumnSet) {
         nulls.reset(2 * self.used);
         for (column, slot) in self.slots[..self.used].iter().enumerate() {
@@ -149,14 +149,14 @@ impl Columns {
         }
     }
 
-    /// Whether any value came in binary.
+    /// Whether any value is binary.
     pub(crate) fn any_binary(&self) -> bool {
         self.slots[..self.used].iter().any(|slot| slot.array.format() == Some(Format::Binary))
     }
 
-    /// Notes the columns whose array is one of text. `member` gives the number of a search column
-    /// or of a new one. Columns that are NULL everywhere go with the others, so that a session
-    /// needs one statement and not one for each pattern of them.
+    /// Records the columns whose array is `text[]`. `member` returns the number of a search column
+    /// or of a new value. A column that is NULL in all rows takes the format of the others. So a
+    /// session needs one statement, and not one for each pattern of NULLs.
     pub(crate) fn note_text(
         &self,
         others_binary: bool,
@@ -176,7 +176,7 @@ impl Columns {
         }
     }
 
-    /// Completes the arrays that a statement takes.
+    /// Completes the arrays of a statement.
     pub(crate) fn finish(&mut self, others_binary: bool) {
         for slot in &mut self.slots[..self.used] {
             let element_type = if slot.is_text(others_binary) { TEXT } else { slot.element_type };
@@ -191,7 +191,8 @@ impl Columns {
 }
 
 impl Slot {
-    /// Appends a value; how many bytes, `None` if it does not fit in.
+    /// Appends a value and returns its size in bytes, or `None` if its format differs from the
+    /// others.
     #[inline]
     fn push(&mut self, value: Column<'_>) -> Option<usize> {
         let role = match (self.role?, value) {
@@ -223,7 +224,7 @@ impl Slot {
         }
     }
 
-    /// Whether no row to find has a value here.
+    /// Whether the column is NULL in all searched rows.
     fn is_all_null(&self) -> bool {
         self.role == Some(Role::Old) && self.array.format().is_none()
     }
@@ -236,7 +237,7 @@ impl Slot {
     }
 }
 
-/// The parameters for these sources.
+/// Returns the parameters from these sources.
 pub(crate) fn params<'a>(sources: &[Source], search: &'a Columns, new: &'a Columns) -> Params<'a> {
     sources
         .iter()

@@ -1,4 +1,4 @@
-//! Inserts: COPY, and single statements for rows that COPY cannot carry.
+//! Inserts: COPY, and single statements for rows that COPY cannot contain.
 
 use engine::net::Row;
 
@@ -19,14 +19,15 @@ pub(super) fn queue<E: FnMut(Expected)>(
     if rows.len() < FEW || subscriber.map.columns.is_empty() {
         return rows.iter().try_for_each(|row| alone.insert(subscriber, row));
     }
-    // Rows of one session are all of one format, but for those that have none or both.
+    // All values of a session have one format. A row may have no value with a format, or, if some
+    // types have no binary format, both formats.
     let format = rows.iter().flat_map(Row::columns).find_map(Format::of);
     let format = format.unwrap_or(Format::Text);
     let other = copy(subscriber, format, rows)?;
     other.into_iter().try_for_each(|row| alone.insert(subscriber, row))
 }
 
-/// Queues a COPY of the rows that are of this format; gives back the others.
+/// Queues a COPY of the rows in this format; returns the other rows.
 fn copy<'r, 'a, E: FnMut(Expected)>(
     subscriber: &mut Subscriber<'_, E>,
     format: Format,

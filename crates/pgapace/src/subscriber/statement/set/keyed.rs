@@ -10,7 +10,7 @@ use super::{Batch, Expected, FEW, SetBuffers, SetError, Subscriber, queue_batche
 use crate::subscriber::statement::bind;
 use crate::subscriber::statement::cache::{Kind, Shape};
 
-/// Queues everything of a segment but its inserts.
+/// Queues the deletes and updates of a segment.
 pub(super) fn queue<E: FnMut(Expected)>(
     subscriber: &mut Subscriber<'_, E>,
     buffers: &mut SetBuffers,

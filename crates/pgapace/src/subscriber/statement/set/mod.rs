@@ -1,8 +1,8 @@
-//! Set mode: the net changes of a table become few statements that change many rows each.
+//! Set mode: the net changes of a table become a few statements, each of which changes many rows.
 //!
-//! Every statement says how many rows it must affect. Another number, or an error, means that the
-//! group is rolled back and its transactions are replayed in row mode; so a set statement must be
-//! detectably right, and says nothing about which row was missing.
+//! Every statement has a number of rows that it must affect. After another number, or an error, the
+//! group is rolled back and its transactions are applied in row mode. So a set statement must only
+//! be detectably right. It does not report which row was missing.
 
 pub(crate) mod ahead;
 mod array;
@@ -25,30 +25,31 @@ use crate::subscriber::statement::row::{self, PlanError};
 use columns::Columns;
 use rows::Rows;
 
-/// Rows of one statement at most.
+/// Maximum number of rows in one statement.
 const ROWS: usize = 10_000;
 /// A statement is complete when its arrays have this many bytes.
 const BYTES: usize = 4 << 20;
-/// So many different shapes of rows get statements of their own; what is left over goes row by
-/// row.
+/// Maximum number of row shapes that get their own statements. Rows of further shapes are queued
+/// one by one.
 const SHAPES: usize = 8;
-/// Fewer rows than this are cheaper one by one.
+/// For fewer rows than this, single statements are cheaper.
 const FEW: usize = 4;
 
-/// What one queued Execute must affect.
+/// The number of rows that one queued Execute must affect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) rows: u64,
-    /// Another number cannot come: the statement fails by itself.
+    /// No other number is possible: the statement fails instead.
     pub(crate) sure: bool,
 }
 
-/// Why a segment cannot be queued. What has been queued of it must not be committed.
+/// Why a segment cannot be queued. The part that is already queued must not be committed.
 #[derive(Debug)]
 pub(crate) enum SetError {
-    /// Row mode would refuse the change too, and names it.
+    /// Row mode would refuse the change too, and reports it.
     Plan(PlanError),
-    /// Updates that must be one statement, or they would find each other's rows, cannot be one.
+    /// The updates cannot be one statement, and separate statements might find rows that another
+    /// one wrote.
     Apart,
     Wire(wire::Error),
 }
@@ -77,7 +78,7 @@ impl From<wire::Error> for SetError {
     }
 }
 
-/// Memory in which statements are put together, kept from one to the next.
+/// Buffers for building statements, reused from one to the next.
 #[derive(Debug, Default)]
 pub(crate) struct SetBuffers {
     search: Columns,
@@ -89,21 +90,22 @@ pub(crate) struct SetBuffers {
     rows: Rows,
 }
 
-/// Where statements go: the session, what is prepared there, and who counts the answers.
+/// The session that statements are queued on, its prepared statements, and the receiver of expected
+/// row counts.
 pub(crate) struct Subscriber<'t, E> {
     pub(crate) session: &'t mut Session,
     pub(crate) statements: &'t mut StatementCache,
     pub(crate) map: &'t TableMap,
-    /// Whether statements count what they find themselves, where they can.
+    /// Whether statements check their row counts themselves, where possible.
     pub(crate) counted: bool,
-    /// Called once for every Execute, in order.
+    /// Called once per Execute, in order.
     pub(crate) expect: E,
 }
 
-/// Queues all statements of a segment in order: absent rows, deletes, updates, inserts. Calls
-/// `expect` once for each Execute, in order: exactly one CommandComplete answers each. `counted`:
-/// statements fail by themselves when they find other rows than expected, where they can; it costs the
-/// subscriber some work.
+/// Queues all statements of a segment in this order: absent rows, deletes, updates, inserts. Calls
+/// `expect` once per Execute, in order; exactly one CommandComplete answers each. With `counted`,
+/// statements fail by themselves after another number of rows, where possible. That costs the
+/// subscriber some CPU time.
 pub(crate) fn queue_segment(
     session: &mut Session,
     statements: &mut StatementCache,
@@ -123,7 +125,8 @@ pub(crate) fn queue_segment(
     inserts::queue(&mut subscriber, &mut buffers.rows, &segment.inserts)
 }
 
-/// Refuses values that the subscriber would read as other ones; few tables have any to look at.
+/// Returns an error if the subscriber would read a value as a different one. Few tables have such
+/// columns.
 fn refuse_misread(map: &TableMap, segment: &Segment<'_>) -> Result<(), PlanError> {
     if map.misread.is_empty() {
         return Ok(());
@@ -136,13 +139,13 @@ fn refuse_misread(map: &TableMap, segment: &Segment<'_>) -> Result<(), PlanError
 }
 
 impl<E: FnMut(Expected)> Subscriber<'_, E> {
-    /// A statement that is to find so many rows; one that is `counted` returns one row then.
+    /// Expects a statement to find this many rows. A `counted` statement then returns one row.
     fn expect(&mut self, rows: usize, counted: bool) {
         let rows = if counted { 1 } else { rows as u64 };
         (self.expect)(Expected { rows, sure: counted });
     }
 
-    /// A statement that affects so many rows or fails.
+    /// Expects a statement that either affects this many rows or fails.
     fn expect_all(&mut self, rows: usize) {
         (self.expect)(Expected { rows: rows as u64, sure: true });
     }
@@ -153,13 +156,13 @@ trait Batch {
     /// Fewer changes than this are queued one by one.
     const FEW: usize;
 
-    /// Starts a statement.
+    /// Starts a new statement.
     fn begin(&mut self);
-    /// Adds a change; false, with nothing added, if it does not fit in with those added before.
+    /// Adds a change; returns false, with nothing added, if its shape differs from the others.
     fn push(&mut self, index: usize) -> bool;
-    /// The size of the statement so far.
+    /// Size of the statement so far, in bytes.
     fn bytes(&self) -> usize;
-    /// Queues the changes added as one statement; false if that cannot be done.
+    /// Queues the added changes as one statement; returns false if that is not possible.
     fn queue(&mut self) -> Result<bool, SetError>;
     /// Queues one change by itself.
     fn queue_alone(&mut self, index: usize) -> Result<(), SetError>;
@@ -178,7 +181,7 @@ fn queue_batches(batch: &mut impl Batch, count: usize) -> Result<(), SetError> {
     })
 }
 
-/// One walk over changes; gives back those of other shapes.
+/// Queues the changes of one shape; returns the indexes of the others.
 fn queue_pass<B: Batch>(
     batch: &mut B,
     indexes: impl Iterator<Item = usize>,
@@ -192,7 +195,7 @@ fn queue_pass<B: Batch>(
                 queue_members(batch, &mut members)?;
             }
         } else if members.is_empty() {
-            // It does not fit in with nothing either.
+            // The change does not fit even into an empty statement.
             batch.queue_alone(index)?;
             batch.begin();
         } else {

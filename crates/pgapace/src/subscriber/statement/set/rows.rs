@@ -1,4 +1,4 @@
-//! Changes that are too few, too large or too different for a set statement: one statement each.
+//! Single statements for changes that are too few, too large or too different for a set statement.
 
 use engine::net::Row;
 use pgoutput::Column;
@@ -8,7 +8,7 @@ use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::statement::bind::{self, RowChange};
 use crate::subscriber::statement::row::{Operation, PlanError, UpdatePlan, Values, plan_search};
 
-/// Memory for the shape of a statement.
+/// Buffer for the shape of a statement.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     plan: UpdatePlan,
@@ -29,7 +29,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Deletes a row, of which so many must be there.
+    /// Deletes a row; `expected` is the number of rows that must exist.
     pub(super) fn delete<E: FnMut(Expected)>(
         &mut self,
         subscriber: &mut Subscriber<'_, E>,
@@ -41,7 +41,7 @@ impl Rows {
         self.queue(subscriber, Operation::Delete, &old, &old, expected)
     }
 
-    /// Updates a row: every column that has a value, but not those by which a key finds it.
+    /// Updates a row: all columns that were sent, except the key columns that find it.
     pub(super) fn update<E: FnMut(Expected)>(
         &mut self,
         subscriber: &mut Subscriber<'_, E>,
@@ -65,7 +65,7 @@ impl Rows {
         let operation = if self.plan.set.is_empty() {
             Operation::Probe
         } else if identity {
-            // UPDATE cannot set it: no row is found if it changed.
+            // UPDATE cannot set an identity column. If it has changed, this operation finds no row.
             Operation::UpdateSameIdentity
         } else {
             Operation::Update
@@ -81,7 +81,8 @@ impl Rows {
         search: &[Column<'_>],
         expected: usize,
     ) -> Result<(), SetError> {
-        // The others have a WITH clause, or look like a SELECT for some tables.
+        // The SQL of other operations has a WITH clause or a form that [`Statement::counted`] does
+        // not handle.
         let can_count = matches!(subscriber.map.search, Search::Key(_))
             && matches!(operation, Operation::Update | Operation::Delete | Operation::Probe);
         let counted = (subscriber.counted && can_count).then_some(expected);

@@ -1,8 +1,9 @@
-//! The text of set statements: one array parameter per column.
+//! The SQL of set statements, with one array parameter per column.
 //!
-//! Values in binary come as an array of the column's base type. Values in text come as `text[]`
-//! and are cast to the base type, which runs its input function; the base type has no length, so
-//! that the assignment to the column still checks lengths and domains (reference 7.3).
+//! Values in binary format are an array of the column's base type. Values in text format are a
+//! `text[]`, and the statement casts its elements to the base type, which calls the type's input
+//! function. The base type has no length, so the assignment to the column still checks lengths and
+//! domains.
 
 use wire::quote_ident;
 
@@ -12,7 +13,7 @@ use crate::subscriber::statement::cache::Shape;
 use crate::subscriber::statement::row::{Source, Statement};
 use crate::subscriber::statement::search::{self, Identical};
 
-/// PostgreSQL's oids of `text[]` and `int4[]`.
+/// Oids of `text[]` and `int4[]`.
 const TEXT_ARRAY: u32 = 1009;
 const INT4_ARRAY: u32 = 1007;
 
@@ -23,58 +24,58 @@ pub(crate) enum SetOperation {
     Delete,
     /// Finds the rows and changes nothing.
     Probe,
-    /// Reads the rows and locks nothing; returns how many there are.
+    /// Reads the rows without locks; returns their number.
     ReadAhead,
-    /// Deletes some of the rows that are equal to each class of rows. One more parameter: how many
-    /// of each class.
+    /// Deletes some of the rows that equal each class of rows. Additional parameter: the number of
+    /// rows to delete per class.
     DeleteEqual,
-    /// Updates some of the rows that are equal to each class of rows. Two more parameters: the
-    /// class of each new row, counted from 1, and the number of its row in the class, from 1.
+    /// Updates some of the rows that equal each class of rows. Additional parameters: the class of
+    /// each new row, and its number within the class, both from 1.
     UpdateEqual,
 }
 
-/// Member of [`Shape::text`]: the search value of a column is in text.
+/// Member of [`Shape::text`]: the search value of a column is text.
 pub(crate) fn text_of_search(column: usize) -> usize {
     column
 }
 
-/// Member of [`Shape::text`]: the new value of a column is in text.
+/// Member of [`Shape::text`]: the new value of a column is text.
 pub(crate) fn text_of_new(columns: usize, column: usize) -> usize {
     columns + column
 }
 
-/// Member of [`Shape::nulls`]: the search column is NULL in some of the rows to find.
+/// Member of [`Shape::nulls`]: the search column is NULL in some of the searched rows.
 pub(crate) fn some_null(column: usize) -> usize {
     column
 }
 
-/// Member of [`Shape::nulls`]: the search column is NULL in all rows to find, and has no array.
+/// Member of [`Shape::nulls`]: the search column is NULL in all searched rows, and has no array.
 pub(crate) fn all_null(columns: usize, column: usize) -> usize {
     columns + column
 }
 
-/// Whether values in binary can be elements of an array parameter. An array cannot be an element
-/// of an array, and unnest takes composite elements apart.
+/// Whether binary values can be elements of an array parameter. An array cannot be an element of an
+/// array, and unnest expands composite elements into columns.
 pub(crate) fn has_binary_elements(column: &Column) -> bool {
     column.array_type != 0 && !column.is_array && column.type_kind != 'c'
 }
 
-/// Lets the planner choose a hash join and one scan of the table, by the sizes of the arrays:
-/// without a key there may be no index, and then one lookup per row would be one scan per row.
-/// Merge joins stay off: the planner knows nothing of the arrays' values, takes a hash join for
-/// worse than it is, and would sort the whole table.
+/// Lets the planner choose a hash join and one scan of the table, depending on the array sizes.
+/// Without a key there may be no index, and then a lookup per row would be a scan per row. Merge
+/// joins stay disabled: the planner has no statistics of the arrays' values, overestimates the cost
+/// of a hash join, and would sort the whole table.
 pub(crate) const PLANNER_FREE: &str = "SELECT \
     pg_catalog.set_config('enable_seqscan', 'on', true), \
     pg_catalog.set_config('enable_hashjoin', 'on', true), \
     pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true)";
 
-/// Back to what every session has set.
+/// Restores the settings that every session has.
 pub(crate) const PLANNER_BOUND: &str = "SELECT \
     pg_catalog.set_config('enable_seqscan', 'off', true), \
     pg_catalog.set_config('enable_hashjoin', 'off', true), \
     pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true)";
 
-/// The statement of a shape.
+/// Returns the statement of a shape.
 pub(crate) fn statement(map: &TableMap, operation: SetOperation, shape: &Shape<'_>) -> Statement {
     let mut builder = Builder { map, shape, types: Vec::new(), sources: Vec::new() };
     let sql = match operation {
@@ -95,7 +96,7 @@ struct Builder<'a> {
     sources: Vec<Source>,
 }
 
-/// Array parameters and the names of their columns in the FROM clause.
+/// Array parameters, and the names of their columns in the FROM clause.
 #[derive(Default)]
 struct Arrays {
     parameters: Vec<String>,
@@ -103,8 +104,9 @@ struct Arrays {
 }
 
 impl Arrays {
-    /// `AS v` with the arrays side by side. Unqualified, because only then the grammar takes more
-    /// than one array; the search path is empty, so it is the function of `pg_catalog`.
+    /// The FROM item `v` with all arrays side by side. `unnest` is not qualified, because the
+    /// grammar accepts several arrays only then. The search path is empty, so the function is that
+    /// of `pg_catalog`.
     fn unnested(&self, ordinality: Option<&str>) -> String {
         let names: Vec<_> = self.names.iter().map(String::as_str).chain(ordinality).collect();
         format!(
@@ -123,7 +125,7 @@ impl Builder<'_> {
         arrays.names.push(name);
     }
 
-    /// Adds the array of a search column; gives in SQL what the column is compared with.
+    /// Adds the array of a search column; returns the expression that the column is compared with.
     fn comparand(&mut self, arrays: &mut Arrays, column: &SearchColumn) -> String {
         let (remote, local) = (column.remote, self.map.local(column.remote));
         let text = self.shape.text.contains(text_of_search(remote));
@@ -137,7 +139,7 @@ impl Builder<'_> {
         search::comparand(self.map, column, &value)
     }
 
-    /// Adds the array of a column that is set; gives its value in SQL.
+    /// Adds the array of a column to set; returns the expression for its value.
     fn new_value(&mut self, arrays: &mut Arrays, remote: usize) -> String {
         let (columns, local) = (self.map.columns.len(), self.map.local(remote));
         let text = self.shape.text.contains(text_of_new(columns, remote));
@@ -150,12 +152,12 @@ impl Builder<'_> {
         quote_ident(&self.map.remote.columns[remote].name)
     }
 
-    /// [`search::equal`] where NULL is equal to NULL.
+    /// Like [`search::equal`], but NULL equals NULL.
     ///
-    /// `IS NOT DISTINCT FROM` would look its operator up by name, and no join can hash it. Arrays
-    /// of one element are equal by the type's default equality, as elsewhere, or by both being
-    /// NULL, and can be hashed where the type can: so a hash join does not need a column without
-    /// NULLs, and rows that differ in few columns only do not all meet in one bucket.
+    /// `IS NOT DISTINCT FROM` would look up its operator by name, and no join can hash it. Arrays
+    /// of one element are equal by the type's default equality, or if both elements are NULL. They
+    /// can be hashed if the type can. So a hash join does not need a column without NULLs, and rows
+    /// that differ only in a few columns do not all fall into one bucket.
     fn equal_or_both_null(&self, table: &str, column: &SearchColumn, value: &str) -> String {
         let (name, local) = (self.column(column.remote), self.map.local(column.remote));
         match &column.equality {
@@ -163,7 +165,7 @@ impl Builder<'_> {
                 "({table}.{name} {operator} {value} OR ({table}.{name} IS NOT DISTINCT FROM NULL \
                  AND {value} IS NOT DISTINCT FROM NULL))"
             ),
-            // The cast takes a domain away: the other side has none.
+            // The cast removes a domain, because the other side has none.
             Equality::Operator(_) => format!(
                 "ARRAY[{table}.{name}::{}] OPERATOR(pg_catalog.=) ARRAY[{value}]",
                 local.base_type_sql
@@ -177,9 +179,9 @@ impl Builder<'_> {
 
     /// The condition that finds the rows of a table with a key.
     ///
-    /// Written as `= ANY (ARRAY[value])`, which an index can look up but no merge join can use:
-    /// else a whole index in order is a way to read the table, and the best one while the table is
-    /// known to be empty; the plan would stay when it is empty no more.
+    /// It has the form `= ANY (ARRAY[value])`, which an index scan supports but a merge join does
+    /// not. With plain `=`, a plan made while the table was empty would read the whole index in
+    /// order, and keep doing so after the table has grown.
     fn keys(&mut self, arrays: &mut Arrays) -> String {
         let map = self.map;
         let conditions: Vec<_> = map
@@ -240,7 +242,7 @@ impl Builder<'_> {
         )
     }
 
-    /// An index has no addresses to give out, so the rows themselves are read.
+    /// An index-only scan does not return ctid, so the rows themselves are read.
     fn read_ahead(&mut self) -> String {
         let mut arrays = Arrays::default();
         let condition = self.keys(&mut arrays);
@@ -253,12 +255,12 @@ impl Builder<'_> {
 
     /// The rows identical to each class, numbered: one join of the table with all classes.
     ///
-    /// Rows that are equal without being identical (`1.0` and `1.00`) are no hits: they may be
-    /// identical to another class, and two classes would take one row. If too few are identical, the
-    /// changes are made one by one, each to an equal row where none is identical; so the rows that are
-    /// changed do not depend on what else is in the statement.
+    /// Rows that are equal but not identical (`1.0` and `1.00`) do not match. They may be identical
+    /// to another class, and then two classes would take the same row. If too few rows are
+    /// identical, the changes are applied one by one, each to an equal row if none is identical. So
+    /// the affected rows do not depend on the other changes in the statement.
     ///
-    /// `count` names one more array.
+    /// `count` is the name of an additional array.
     fn hits(&mut self, count: Option<&str>) -> String {
         let map = self.map;
         let mut arrays = Arrays::default();
@@ -268,7 +270,7 @@ impl Builder<'_> {
         for column in map.search_columns() {
             let remote = column.remote;
             if self.shape.nulls.contains(all_null(map.columns.len(), remote)) {
-                // Unlike IS NULL, this is not true of a composite whose fields are all NULL.
+                // Unlike IS NULL, this is false for a composite value whose fields are all NULL.
                 conditions.push(format!("t.{} IS NOT DISTINCT FROM NULL", self.column(remote)));
                 continue;
             }
@@ -289,7 +291,7 @@ impl Builder<'_> {
             carried = format!("{carried}, old.{count}");
         }
         if arrays.names.is_empty() {
-            // One class, all of whose values are NULL.
+            // A single class, whose values are all NULL.
             return format!(
                 "WITH hit AS MATERIALIZED (SELECT t.tableoid AS relation, t.ctid AS address, \
                  1 AS class, pg_catalog.row_number() OVER () AS nth FROM {} AS t WHERE {})",
@@ -309,10 +311,10 @@ impl Builder<'_> {
         )
     }
 
-    /// A row's address is unique only together with its partition. The second comparison is no
-    /// condition by which rows are found: it is checked again where a row has been changed since
-    /// it was found, and its newest version has another address. Scans by address do
-    /// that themselves only since minor versions of late 2025.
+    /// A ctid is unique only within its partition. The last comparison is not used to find rows: it
+    /// is evaluated again if another session changed the row after it was found, and its newest
+    /// version has another ctid. A TID scan rechecks that itself only since the minor releases of
+    /// late 2025.
     fn by_address() -> &'static str {
         "subscriber.ctid OPERATOR(pg_catalog.=) hit.address \
          AND subscriber.tableoid OPERATOR(pg_catalog.=) hit.relation \

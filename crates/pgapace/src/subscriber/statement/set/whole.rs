@@ -1,5 +1,5 @@
-//! Deletes and updates of a table whose rows are found by all their columns: exactly one of
-//! several equal rows for each change, with one scan of the table for many changes.
+//! Deletes and updates of a table whose rows are found by all columns. Each change affects exactly
+//! one of several equal rows. One scan of the table serves many changes.
 
 use engine::net::{Old, Segment, Update};
 use rustc_hash::FxHashMap;
@@ -12,17 +12,18 @@ use super::{Batch, Expected, SetBuffers, SetError, Subscriber, queue_batches};
 use crate::subscriber::statement::bind::{self, Params};
 use crate::subscriber::statement::cache::{Kind, Shape};
 
-/// PostgreSQL's oid of type int4.
+/// Oid of type int4.
 const INT4: u32 = 23;
 
-/// The classes of equal rows of one statement.
+/// The classes of equal rows in one statement.
 #[derive(Debug, Default)]
 pub(super) struct Classes {
-    /// Position in `counts` by the segment's number of the class.
+    /// Index in `counts`, by the number of the class in the segment.
     positions: FxHashMap<u32, usize>,
-    /// Changes of each class.
+    /// Number of changes per class.
     counts: Vec<i32>,
-    /// For each change of an update, the number of its class and its number in the class, from 1.
+    /// For each change of an update: the position of its class, and its number within the class,
+    /// both from 1.
     class: Array,
     nth: Array,
 }
@@ -35,7 +36,8 @@ impl Classes {
         self.nth.clear();
     }
 
-    /// Counts one more change of a class; its position, and its number in the class, from 1.
+    /// Adds a change to a class. Returns the class's index, and the change's number within the
+    /// class, from 1.
     fn add(&mut self, class: u32) -> (usize, i32) {
         let position = *self.positions.entry(class).or_insert(self.counts.len());
         if position == self.counts.len() {
@@ -46,7 +48,7 @@ impl Classes {
     }
 }
 
-/// Queues everything of a segment but its inserts.
+/// Queues the deletes and updates of a segment.
 pub(super) fn queue<E: FnMut(Expected)>(
     subscriber: &mut Subscriber<'_, E>,
     buffers: &mut SetBuffers,
@@ -67,13 +69,13 @@ pub(super) fn queue<E: FnMut(Expected)>(
 struct Whole<'b, 't, 's, 'a, E> {
     subscriber: &'b mut Subscriber<'t, E>,
     buffers: &'b mut SetBuffers,
-    /// Deletes leave nothing that another change finds, so they may be several statements.
+    /// No other change can find a deleted row, so the deletes may be several statements.
     deletes: &'s [Old<'a>],
     planner_free: bool,
 }
 
 impl<E: FnMut(Expected)> Whole<'_, '_, '_, '_, E> {
-    /// As one statement: each must find its row before any of them is written.
+    /// Queues all updates as one statement: each must find its row before any row is written.
     fn queue_updates(&mut self, updates: &[Update<'_>]) -> Result<(), SetError> {
         if let [Update { old, new }] = updates {
             let old = old.as_ref().map(|old| &old.row);
@@ -137,7 +139,8 @@ impl<E: FnMut(Expected)> Whole<'_, '_, '_, '_, E> {
         Ok(())
     }
 
-    /// Settings of this transaction. Rare beside the scan of a table, so not prepared.
+    /// Changes settings for this transaction. Not prepared, because it is rare compared to table
+    /// scans.
     fn queue_settings(&mut self, sql: &str) -> Result<(), SetError> {
         self.subscriber.session.queue_parse("", sql, &[]);
         self.subscriber.session.queue_bind("", std::iter::empty())?;
@@ -147,9 +150,8 @@ impl<E: FnMut(Expected)> Whole<'_, '_, '_, '_, E> {
     }
 }
 
-/// Of the deletes.
 impl<E: FnMut(Expected)> Batch for Whole<'_, '_, '_, '_, E> {
-    /// One by one they would cost a scan each.
+    /// Each change by itself would scan the table.
     const FEW: usize = 2;
 
     fn begin(&mut self) {
@@ -174,7 +176,7 @@ impl<E: FnMut(Expected)> Batch for Whole<'_, '_, '_, '_, E> {
     fn queue(&mut self) -> Result<bool, SetError> {
         let SetBuffers { whole, set, .. } = &mut *self.buffers;
         set.reset(0);
-        // How many of each class: in the place of the numbers that an update has.
+        // Changes per class. They take the parameter that an update uses for its class numbers.
         let Classes { counts, class, .. } = whole;
         counts.iter().for_each(|count| class.push_number(*count));
         class.finish(INT4, counts.len());

@@ -1,4 +1,4 @@
-//! A server, a session as the worker's, and rows as a publisher sends them.
+//! A server, a session with the settings of an apply worker, and rows as a publisher sends them.
 
 use std::sync::{Arc, OnceLock};
 
@@ -34,15 +34,15 @@ pub(super) struct Bed {
     info: ConnInfo,
     statements: StatementCache,
     buffers: SetBuffers,
-    /// Statements count themselves what they find.
+    /// Whether statements check their row counts themselves.
     pub(super) counted: bool,
 }
 
-/// What the statements between BEGIN and COMMIT affected: (expected, affected).
+/// The row counts of the statements between BEGIN and COMMIT: (expected, affected).
 pub(super) type Counts = Vec<(u64, u64)>;
 
 impl Bed {
-    /// A database of its own with these objects.
+    /// Creates a database with these objects.
     pub(super) fn new(major: u16, sql: &str) -> Self {
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -56,12 +56,12 @@ impl Bed {
         Self { session, info, statements, buffers, counted: false }
     }
 
-    /// Another session of the same database.
+    /// Opens another session on the same database.
     pub(super) fn second_session(&self) -> Session {
         Subscriber::new(self.info.clone(), "bed").connect(Purpose::Apply).unwrap()
     }
 
-    /// The map of `public.name`; `columns` are published, a `*` marks those of the key.
+    /// Maps `public.name` with the published `columns`; a `*` marks key columns.
     pub(super) fn map(&mut self, name: &str, identity: ReplicaIdentity, columns: &str) -> TableMap {
         let table = catalogue::load(&mut self.session, "public", name).unwrap().unwrap();
         let columns = columns
@@ -91,7 +91,7 @@ impl Bed {
         self.session.query(sql, &[]).unwrap().one().unwrap().str(0).unwrap().to_owned()
     }
 
-    /// Rows in the form in which a publisher would send them.
+    /// Rows in the format in which a publisher sends them.
     pub(super) fn rows(&mut self, format: Format, query: &str) -> Vec<Values> {
         match format {
             Format::Text => self
@@ -115,7 +115,7 @@ impl Bed {
         }
     }
 
-    /// Executes a segment in a transaction: the counts, or the SQLSTATE.
+    /// Executes a segment in a transaction; returns the counts, or the SQLSTATE.
     pub(super) fn apply(
         &mut self,
         map: &TableMap,
@@ -126,7 +126,7 @@ impl Bed {
         result
     }
 
-    /// Executes a segment in a transaction that is left open.
+    /// Executes a segment in a transaction that stays open.
     pub(super) fn begin(
         &mut self,
         map: &TableMap,
@@ -167,7 +167,7 @@ impl Bed {
         Ok(expected.into_iter().zip(affected).collect())
     }
 
-    /// Executes a segment that must affect what it says; how many statements it took.
+    /// Executes a segment that must affect the expected rows; returns the number of statements.
     pub(super) fn apply_all(&mut self, map: &TableMap, segment: &Segment<'_>) -> usize {
         let counts = self.apply(map, segment).unwrap();
         for (expected, affected) in &counts {
@@ -176,7 +176,7 @@ impl Bed {
         counts.len()
     }
 
-    /// Fails unless two queries have the same rows, as text.
+    /// Fails unless both queries return the same rows as text.
     pub(super) fn assert_same(&mut self, left: &str, right: &str) {
         let texts = |bed: &mut Self, sql: &str| {
             let rows = bed.rows(Format::Text, &format!("SELECT r::text FROM ({sql}) r ORDER BY 1"));
@@ -227,7 +227,7 @@ pub(super) fn columns(format: Format, values: &Values) -> Vec<Column<'_>> {
         .collect()
 }
 
-/// A row to find, of a class.
+/// A row to find, with its class.
 pub(super) fn old(format: Format, values: &Values, class: u32, nth: u32) -> Old<'_> {
     Old { row: row(format, values), class, nth }
 }

@@ -55,7 +55,7 @@ fn keys_of_many_types() {
                     "SELECT v, k::text, a FROM public.t",
                     "SELECT v || 'x', k::text, a FROM public.s",
                 );
-                // Only keys are sent of deleted rows.
+                // For deleted rows, only keys are sent.
                 let mut keys = rows.clone();
                 keys.iter_mut().for_each(|row| row[0] = None);
                 assert_eq!(bed.apply_all(&map, &deletes(format, &keys)), statements, "{sql}");
@@ -94,7 +94,7 @@ fn a_missing_row_is_another_count() {
             bed.sql("ROLLBACK");
             assert_eq!(bed.begin(&map, &deletes(format, alone)), others(1, 0));
             bed.sql("ROLLBACK");
-            // Rows that must not be there.
+            // Rows that must not exist.
             let absent = all.iter().map(|values| row(format, values)).collect();
             let segment = Segment { absent, ..Segment::default() };
             assert_eq!(bed.begin(&map, &segment), others(0, 9));
@@ -102,13 +102,13 @@ fn a_missing_row_is_another_count() {
             let segment = Segment { absent: vec![row(format, &all[3])], ..Segment::default() };
             let none = u64::from(counted);
             assert_eq!(bed.apply(&map, &segment), Ok(vec![(none, none)]));
-            // A duplicate is an error of the COPY.
+            // A duplicate key makes COPY fail.
             assert!(bed.apply(&map, &inserts(format, &all)).unwrap_err().starts_with("23505"));
         }
     }
 }
 
-/// Rows with other unchanged columns, formats and sizes go their own ways.
+/// Rows with other unchanged columns, formats or sizes get other statements.
 #[test]
 fn rows_of_many_shapes() {
     for major in MAJORS {
@@ -183,7 +183,7 @@ fn rows_of_many_shapes() {
     }
 }
 
-/// More than one statement holds, by rows and by bytes.
+/// More rows and bytes than one statement may have.
 #[test]
 fn many_rows() {
     for major in MAJORS {
@@ -209,7 +209,7 @@ fn many_rows() {
     }
 }
 
-/// Columns of the subscriber that are not published, identity columns, partitions, inheritance.
+/// Unpublished columns of the subscriber, identity columns, partitions, inheritance.
 #[test]
 fn kinds_of_tables() {
     for major in MAJORS {
@@ -256,7 +256,7 @@ fn kinds_of_tables() {
 }
 
 #[test]
-fn tables_of_keys_and_tables_of_nothing() {
+fn tables_with_only_key_columns_or_without_columns() {
     for major in MAJORS {
         let mut bed = Bed::new(
             major,

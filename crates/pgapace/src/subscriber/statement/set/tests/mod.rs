@@ -1,4 +1,4 @@
-//! Segments on real servers, an old and a new one, in text and in binary.
+//! Segments applied on an old and a new server, in text and in binary format.
 
 mod bed;
 mod keyed;

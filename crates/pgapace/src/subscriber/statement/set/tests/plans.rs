@@ -1,4 +1,4 @@
-//! How the server finds the rows.
+//! Tests of how the server finds rows.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use pgoutput::ReplicaIdentity;
 use super::MAJORS;
 use super::bed::{Bed, FORMATS, Values, deletes, old, row, updates};
 
-/// Scans of a table in the open transaction.
+/// Statistics of scans of a table in the open transaction.
 fn scans(bed: &mut Bed, table: &str) -> String {
     bed.value(&format!(
         "SELECT coalesce(seq_scan, 0) || ' ' || coalesce(seq_tup_read, 0) || ' '
@@ -18,12 +18,12 @@ fn scans(bed: &mut Bed, table: &str) -> String {
     ))
 }
 
-/// Reports what was counted before, so that [`scans`] starts from nothing.
+/// Reports the pending statistics, so that [`scans`] starts from zero.
 fn forget_scans(bed: &mut Bed) {
     bed.sql("SELECT pg_catalog.pg_stat_force_next_flush()");
 }
 
-/// By index, also where the plan was made while the table was empty, and known to be.
+/// The plan uses the index even if it was made while the table was empty and had statistics.
 #[test]
 fn keys_are_looked_up_by_index() {
     for major in MAJORS {
@@ -62,7 +62,7 @@ fn keys_are_looked_up_by_index() {
     }
 }
 
-/// Without an index: one scan for all rows to be found.
+/// Without an index, one scan finds all rows.
 #[test]
 fn whole_rows_take_one_scan() {
     for major in MAJORS {
@@ -108,7 +108,7 @@ fn whole_rows_take_one_scan() {
     }
 }
 
-/// Not one scan for each pattern of NULLs, nor a comparison of each row with all others.
+/// There is neither one scan per pattern of NULLs, nor a comparison of each row with all others.
 #[test]
 fn whole_rows_with_nulls_take_one_scan() {
     for major in MAJORS {
@@ -128,7 +128,7 @@ fn whole_rows_with_nulls_take_one_scan() {
             let after = bed.rows(format, &format!("SELECT {columns}, 'new' {some}"));
             let (count, some) = (before.len(), before.len() as u64);
             assert!((3000..12_000).contains(&count), "{count}");
-            // Rows that are NULL in a and n are equal more often.
+            // Rows that are NULL in both a and n are equal more often.
             let mut classes: HashMap<&Values, u32> = HashMap::new();
             let updates = before
                 .iter()

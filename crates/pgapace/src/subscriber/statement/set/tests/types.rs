@@ -1,4 +1,4 @@
-//! Every builtin type, with its lengths and domains.
+//! Every built-in type, with lengths and domains.
 
 use pgoutput::ReplicaIdentity;
 
@@ -95,7 +95,7 @@ fn definition(table: &str) -> String {
     )
 }
 
-/// Row `id` takes every value in turn, and every third is NULL.
+/// Row `id` takes the values in turn, and every third is NULL.
 fn values(table: &str, ids: std::ops::Range<usize>, shift: usize) -> String {
     let names: Vec<_> = TYPES.iter().map(|(name, ..)| *name).collect();
     let rows: Vec<_> = ids
@@ -118,7 +118,7 @@ fn values(table: &str, ids: std::ops::Range<usize>, shift: usize) -> String {
 }
 
 #[test]
-fn all_types_arrive_as_they_are() {
+fn all_types_are_stored_as_sent() {
     let names: Vec<_> = TYPES.iter().map(|(name, ..)| *name).collect();
     let list = names.join(", ");
     for major in MAJORS {
@@ -141,7 +141,7 @@ fn all_types_arrive_as_they_are() {
             bed.assert_same("SELECT * FROM public.t", "SELECT * FROM public.before");
             bed.apply_all(&map, &updates(format, &after));
             bed.assert_same("SELECT * FROM public.t", "SELECT * FROM public.after");
-            // Few rows: by themselves.
+            // Few rows get single statements.
             bed.apply_all(&map, &updates(format, &before[..3]));
             bed.apply_all(&map, &updates(format, &before[3..]));
             bed.assert_same("SELECT * FROM public.t", "SELECT * FROM public.before");
@@ -183,9 +183,9 @@ fn each_type_by_itself_is_one_statement() {
     }
 }
 
-/// As natively: an error, where an explicit cast would truncate.
+/// As in the native apply worker: an error, where an explicit cast would truncate.
 #[test]
-fn what_is_too_long_is_an_error() {
+fn values_that_are_too_long_are_errors() {
     let cases = [
         ("varchar(3)", "'abcd'::varchar", "22001"),
         ("char(3)", "'abcd'::bpchar", "22001"),
@@ -226,7 +226,7 @@ fn what_is_too_long_is_an_error() {
                 }
             }
         }
-        // What only rounds or loses blanks is no error, and the same.
+        // Rounding and removal of trailing blanks are not errors, and give the same values.
         bed.sql(
             "DROP TABLE public.t; \
              CREATE TABLE public.t (id int PRIMARY KEY, n numeric(4,1), c char(2), v varchar(2)); \
@@ -247,9 +247,9 @@ fn what_is_too_long_is_an_error() {
     }
 }
 
-/// `v.x::type` would not run the input function of the type.
+/// `v.x::type` would not call the input function of the type.
 #[test]
-fn a_cast_from_text_by_users_forbids_sets() {
+fn a_user_defined_cast_from_text_prevents_sets() {
     for major in MAJORS {
         let mut bed = Bed::new(
             major,
@@ -265,7 +265,7 @@ fn a_cast_from_text_by_users_forbids_sets() {
         };
         let (none, before) = reason(&mut bed, "t", "id* m d");
         assert_eq!(none, "");
-        // By the input function, and no replacement.
+        // A cast that is not from text does not replace the input function.
         bed.sql("CREATE CAST (text AS public.mood) WITH INOUT AS ASSIGNMENT");
         assert_eq!(reason(&mut bed, "t", "id* m d").0, "");
         bed.sql(
@@ -274,10 +274,10 @@ fn a_cast_from_text_by_users_forbids_sets() {
         );
         for columns in ["id* m", "id* d"] {
             let (said, after) = reason(&mut bed, "t", columns);
-            assert!(said.contains("a user-defined cast from text stands in for"), "{said}");
+            assert!(said.contains("a user-defined cast from text replaces"), "{said}");
             assert_ne!(before, after);
         }
-        // Of the published columns only; and the casts that PostgreSQL comes with do no harm.
+        // Only published columns count, and built-in casts are harmless.
         assert_eq!(reason(&mut bed, "t", "id*").0, "");
         assert_eq!(reason(&mut bed, "other", "id* n x c v").0, "");
     }

@@ -1,4 +1,4 @@
-//! Tables whose rows are found by all their columns.
+//! Tables whose rows are found by all columns.
 
 use engine::net::{Segment, Update};
 use pgoutput::ReplicaIdentity;
@@ -7,7 +7,7 @@ use super::MAJORS;
 use super::bed::{Bed, FORMATS, Values, inserts, old, row};
 use crate::subscriber::statement::copy::Format;
 
-/// Numbers the rows as the fold does: class and number in the class.
+/// Numbers the rows as folding does: class, and number within the class.
 fn classes(rows: &[Values]) -> Vec<(u32, u32)> {
     let mut known: Vec<(&Values, u32)> = Vec::new();
     rows.iter()
@@ -44,7 +44,8 @@ fn whole_updates<'a>(format: Format, olds: &'a [Values], news: &'a [Values]) -> 
     Segment { updates, ..Segment::default() }
 }
 
-/// Every value thrice, and half of them NULL, in a plain and in a partitioned table.
+/// Every value occurs three times, and half of them are NULL, in a plain and in a partitioned
+/// table.
 #[test]
 fn exactly_one_of_equal_rows() {
     for major in MAJORS {
@@ -65,12 +66,12 @@ fn exactly_one_of_equal_rows() {
         for table in ["plain", "parted"] {
             let only = if table == "plain" { "ONLY public.plain" } else { "public.parted" };
             let map = bed.map(table, ReplicaIdentity::Full, "a n j x p t f");
-            // Types without equality are compared as text, so they come as text.
+            // Types without an equality are compared as text, so they are sent as text.
             let format = Format::Text;
             let source = bed.rows(format, "SELECT * FROM public.source");
             bed.apply_all(&map, &inserts(format, &source));
             bed.assert_same(&format!("SELECT * FROM {only}"), "SELECT * FROM public.source");
-            // One of each, then two more of each; NULL patterns get statements of their own.
+            // One of each, then two more of each. Each pattern of NULLs gets its own statement.
             let one = bed.rows(format, "SELECT DISTINCT ON (a) * FROM public.source");
             let statements = bed.apply_all(&map, &whole_deletes(format, &one));
             assert!(statements < one.len() + 3, "{statements}");
@@ -88,7 +89,7 @@ fn exactly_one_of_equal_rows() {
                 &format!("SELECT a, n, t, count(*) FROM {only} GROUP BY 1, 2, 3"),
                 "SELECT a, n + 1, 'new', count(*) - 1 FROM public.source GROUP BY 1, 2",
             );
-            // All gone: the second time nothing is found.
+            // All rows are deleted; the second time none is found.
             let segment = whole_deletes(format, &news);
             bed.apply_all(&map, &segment);
             assert_eq!(bed.value(&format!("SELECT count(*) FROM {only}")), "0");
@@ -123,7 +124,7 @@ fn in_binary_with_different_new_values() {
             assert_eq!(bed.value("SELECT count(v) FROM public.t WHERE a >= 5"), "0");
             assert_eq!(bed.value("SELECT current_setting('enable_seqscan')"), "off");
         }
-        // More than there are.
+        // More changes than rows.
         for format in FORMATS {
             let mut more = bed.rows(format, "SELECT a, n, v, b, NULL FROM public.t WHERE a = 6");
             bed.sql("UPDATE public.t SET ar = NULL WHERE a = 6");
@@ -137,8 +138,8 @@ fn in_binary_with_different_new_values() {
     }
 }
 
-/// Equal by operator and not by bytes: each class finds the rows that are identical to it, and the
-/// count says what is left over.
+/// Values that are equal but not identical: each class finds only identical rows, and the count
+/// shows the difference.
 #[test]
 fn classes_that_are_equal_on_the_subscriber() {
     for major in MAJORS {
@@ -159,11 +160,11 @@ fn text(values: &[Option<&str>]) -> Values {
     values.iter().map(|value| value.map(|v| v.as_bytes().to_vec())).collect()
 }
 
-/// What one update leaves is not what another one of the segment finds: executed one by one, in
-/// the order b to c, a to b, the first finds nothing.
+/// An update must not find a row that another update of the segment wrote. Executed one by one, in
+/// the order b to c, a to b, the first would find nothing.
 #[test]
 fn all_updates_find_their_rows_before_any_is_written() {
-    // Which columns are NULL is the same in all rows, or another thing in each.
+    // The same columns are NULL in all rows, or different ones in each.
     let same =
         [[Some("a"), Some("1"), None], [Some("b"), Some("1"), None], [Some("c"), None, None]];
     let different =
@@ -184,7 +185,7 @@ fn all_updates_find_their_rows_before_any_is_written() {
                 bed.apply_all(&map, &inserts(Format::Text, std::slice::from_ref(&a)));
                 assert_eq!(bed.begin(&map, &segment), Ok(vec![(1, 1), (2, 1), (1, 1)]), "{major}");
                 bed.sql("ROLLBACK");
-                // With both there, each becomes the next.
+                // If both rows exist, each becomes the next.
                 bed.apply_all(&map, &inserts(Format::Text, std::slice::from_ref(&b)));
                 bed.apply_all(&map, &segment);
                 let mut after = bed.rows(Format::Text, "SELECT v, n, j FROM public.t");
@@ -197,8 +198,8 @@ fn all_updates_find_their_rows_before_any_is_written() {
     }
 }
 
-/// By operators that are not in `pg_catalog`, of domains, arrays, composites and types that are
-/// compared as text; a composite of NULLs is not NULL.
+/// Operators outside `pg_catalog`; domains, arrays, composites, and types that are compared as
+/// text. A composite whose fields are all NULL is not NULL.
 #[test]
 fn rows_that_differ_in_nulls_only() {
     for major in MAJORS {
@@ -221,7 +222,7 @@ fn rows_that_differ_in_nulls_only() {
         let map = bed.map("t", ReplicaIdentity::Full, "ci p d ar j f o b new");
         let format = Format::Text;
         let old = "SELECT *, NULL::text FROM public.source";
-        // Found by an equality of their own, and changed to what says which row it was.
+        // Found by the type's own equality, and changed to a value that identifies the row.
         let olds = bed.rows(format, old);
         assert_eq!(olds.len(), 864);
         bed.apply_all(&map, &inserts(format, &olds));
@@ -229,7 +230,7 @@ fn rows_that_differ_in_nulls_only() {
                    coalesce(ar::text, '~'), j, coalesce(f, 1), coalesce(o, '~'), b)
                    FROM public.source";
         let news = bed.rows(format, new);
-        // What is equal but not identical is left to statements of one row.
+        // Rows that are equal but not identical are left to single statements.
         bed.sql("UPDATE public.t SET ci = upper(ci::text)::ext.citext");
         let counts = bed.begin(&map, &whole_updates(format, &olds, &news));
         assert_eq!(counts, Ok(vec![(1, 1), (864, 432), (1, 1)]));
@@ -243,7 +244,7 @@ fn rows_that_differ_in_nulls_only() {
     }
 }
 
-/// Not even one of them is queued apart from the others.
+/// None of the updates is queued separately.
 #[test]
 fn updates_that_cannot_be_one_statement_are_refused() {
     for major in MAJORS {
@@ -257,7 +258,7 @@ fn updates_that_cannot_be_one_statement_are_refused() {
         let refused = bed.begin(&map, &whole_updates(Format::Binary, &olds, &news));
         assert!(refused.unwrap_err().contains("cannot be one statement"));
         bed.sql("ROLLBACK");
-        // One alone has no other.
+        // A single update cannot affect another.
         bed.apply_all(&map, &whole_updates(Format::Binary, &olds[..1], &news[..1]));
         // Text and binary mixed.
         bed.sql("UPDATE public.t SET ar = NULL");
@@ -268,7 +269,7 @@ fn updates_that_cannot_be_one_statement_are_refused() {
         let refused = bed.begin(&map, &segment);
         assert!(refused.unwrap_err().contains("cannot be one statement"));
         bed.sql("ROLLBACK");
-        // Deletes leave nothing to be found by others.
+        // No other change can find a deleted row.
         let rows = bed.rows(Format::Binary, "SELECT a, ARRAY[1] FROM public.t");
         bed.sql("UPDATE public.t SET ar = '{1}'");
         bed.apply_all(&map, &whole_deletes(Format::Binary, &rows));
@@ -276,12 +277,12 @@ fn updates_that_cannot_be_one_statement_are_refused() {
     }
 }
 
-/// Another session changes a row between the scan and the change: it is counted as missing, even
-/// if its values are what they were.
+/// If another session changes a row between scan and change, the row counts as missing, even if it
+/// has the same values again.
 #[test]
 fn a_row_changed_meanwhile_is_missing() {
     for major in MAJORS {
-        // The changed rows are joined with the table or, of many, looked up by address.
+        // The changed rows are joined with the table, or, if there are many, looked up by ctid.
         for (deletes, size) in [(false, 9), (true, 9), (false, 50_000), (true, 50_000)] {
             let mut bed = Bed::new(
                 major,
