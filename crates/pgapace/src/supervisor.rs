@@ -155,7 +155,12 @@ pub(crate) fn run(
         let passes = matches!(next, Next::Again { .. });
         if shutdown.requested() && (passes || failure.class == Class::Stopped) {
             // What was not finished is rolled back, and comes again with the next start.
-            tracing::warn!(event = "run_ended", subscription = config.name, "{failure}");
+            tracing::warn!(
+                event = "run_ended",
+                subscription = config.name,
+                error = %failure,
+                "run ended with an error after a stop was requested"
+            );
             notes.stopped();
             return supervisor.stopped();
         }
@@ -180,7 +185,8 @@ pub(crate) fn run(
             subscription = config.name,
             exit_code = failure.class.exit_code(),
             retry_in_ms = milliseconds(pause),
-            "{failure}"
+            error = %failure,
+            "subscription failed; retrying later"
         );
         shutdown.sleep(pause);
         if shutdown.requested() {
@@ -264,9 +270,21 @@ impl Supervisor<'_> {
         if !named {
             tracing::debug!(subscription, retry_in_ms, "{failure}");
         } else if failure.away {
-            tracing::warn!(event = "waiting_for_server", subscription, retry_in_ms, "{failure}");
+            tracing::warn!(
+                event = "waiting_for_server",
+                subscription,
+                retry_in_ms,
+                error = %failure,
+                "waiting for a server that does not accept connections"
+            );
         } else {
-            tracing::warn!(event = "run_failed", subscription, retry_in_ms, "{failure}");
+            tracing::warn!(
+                event = "run_failed",
+                subscription,
+                retry_in_ms,
+                error = %failure,
+                "run failed; retrying"
+            );
         }
     }
 
@@ -334,7 +352,7 @@ impl Supervisor<'_> {
                     tracing::warn!(
                         event = "truncate_ignored",
                         subscription = config.name,
-                        "--truncate is for the first start, and this is a later one"
+                        "--truncate was ignored: it is only for the first start"
                     );
                 }
                 row
@@ -484,6 +502,7 @@ impl Supervisor<'_> {
         )?;
         self.known = Known::Begun;
         tracing::info!(
+            event = "streaming",
             subscription = config.name,
             slot = row.slot_name,
             applied = %applied.through,
@@ -492,7 +511,6 @@ impl Supervisor<'_> {
             epoch = row.epoch,
             format = format.name(),
             reason = format.reason,
-            event = "streaming",
             "streaming"
         );
         notes.runs();
@@ -594,11 +612,12 @@ impl Supervisor<'_> {
             return Err(Failure { offender: None, ..failure });
         };
         tracing::error!(
-            event = "table_blocked",
+            event = "table_apply_blocked",
             table = format!("{schema}.{name}"),
             lsn = %offender.commit_lsn,
             sqlstate = failure.sqlstate,
-            "table is not applied any more until pgapace resync; the others go on: {failure}"
+            error = %failure,
+            "table is no longer applied until pgapace resync; other tables continue"
         );
         Ok(())
     }
@@ -664,10 +683,11 @@ impl Supervisor<'_> {
         let acknowledged = slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
         for table in catching_up.extract_if(.., |table| table.through < acknowledged) {
             tracing::warn!(
+                event = "table_copied_again",
                 table = format!("{}.{}", table.schema, table.name),
                 through = %table.through,
                 %acknowledged,
-                "the table is copied again: changes that it lacks were acknowledged"
+                "table is copied again: changes that it lacks were acknowledged"
             );
             table_state::copy_again(control, context.owner(), &table)?;
         }
@@ -723,7 +743,12 @@ impl Supervisor<'_> {
         };
         match spool.check() {
             Err(failure) if config.spool_directory.is_some() => return Err(failure),
-            Err(failure) => tracing::warn!(subscription = config.name, "{failure}"),
+            Err(failure) => tracing::warn!(
+                event = "spool_unusable",
+                subscription = config.name,
+                error = %failure,
+                "default spool directory cannot be used"
+            ),
             Ok(()) => {}
         }
         Ok(spool)
@@ -798,9 +823,10 @@ impl Supervisor<'_> {
         }
         if row.publications != self.config.publications {
             tracing::info!(
+                event = "publications_changed",
                 before = row.publications.join(","),
                 now = self.config.publications.join(","),
-                "the subscription reads other publications than before"
+                "publications of the subscription were changed"
             );
             state::set_publications(control, row.id, &self.config.publications)?;
         }
@@ -880,7 +906,12 @@ impl Supervisor<'_> {
             None if row.owns_slot => {
                 // Its snapshot is gone: the tables are copied as after any other interruption.
                 let slot = &row.slot_name;
-                tracing::info!(event = "slot_adopted", slot, lsn = %start, "interrupted set-up goes on");
+                tracing::info!(
+                    event = "slot_adopted",
+                    slot,
+                    lsn = %start,
+                    "interrupted set-up continues with its replication slot"
+                );
                 let row = Subscription { phase: Phase::Copying, ..row.clone() };
                 return self.go_on(control, source, &row, context);
             }
@@ -912,7 +943,7 @@ impl Supervisor<'_> {
             event = "slot_created",
             slot = row.slot_name,
             %lsn,
-            "created the replication slot"
+            "replication slot was created"
         );
         Ok(created)
     }
@@ -950,9 +981,10 @@ impl Supervisor<'_> {
             return Ok(published);
         }
         tracing::info!(
+            event = "table_sync_resumed",
             tables = left.len(),
             of = published.len(),
-            "going on with an interrupted table sync"
+            "interrupted table sync continues"
         );
         self.known = Known::Begun;
         copy_tables(context, control, None, &unfinished)
@@ -1187,7 +1219,11 @@ fn open_apply(
             return Err(Failure::new(Class::Subscriber, message).transient(true));
         }
         Err(reason) => {
-            tracing::info!(reason, "commits are not tagged with a replication origin");
+            tracing::info!(
+                event = "commits_not_tagged",
+                reason,
+                "commits are not tagged with a replication origin"
+            );
         }
     }
     Ok((session, Identity { tagged: attached.is_ok(), ..identity }))

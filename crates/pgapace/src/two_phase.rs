@@ -35,10 +35,10 @@ pub(crate) fn settle(
         None if slot_is_two_phase => return Ok(true),
         Some(false) if slot_is_two_phase && version.major() < 18 => {
             tracing::warn!(
+                event = "two_phase_kept",
                 subscription = config.name,
                 slot = row.slot_name,
-                "the slot sends transactions at their PREPARE, and PostgreSQL before 18 cannot take \
-                 that back: it stays so"
+                "replication slot keeps two_phase: PostgreSQL before 18 cannot switch it off"
             );
             return Ok(true);
         }
@@ -60,18 +60,20 @@ pub(crate) fn settle(
     if slot_is_two_phase {
         slot::end_two_phase(source, &row.slot_name)?;
         tracing::info!(
+            event = "two_phase_disabled",
             subscription = config.name,
             slot = row.slot_name,
-            "prepared transactions are sent when they are committed from now on"
+            "prepared transactions are sent at COMMIT PREPARED from now on"
         );
     }
     for one in known {
         if one.standing == Standing::Prepared {
             one.prepared.resolve(control, false)?;
             tracing::info!(
+                event = "prepared_transaction_rolled_back",
                 xid = %one.prepared.xid,
                 gid = one.prepared.gid,
-                "rolled a prepared transaction back: the publisher sends it when it is committed"
+                "prepared transaction was rolled back; the publisher sends it at COMMIT PREPARED"
             );
         }
         one.prepared.forget(control)?;
@@ -91,10 +93,10 @@ pub(crate) fn known(
     let known = prepared::read(control, id)?;
     for one in known.iter().filter(|one| !one.noted) {
         tracing::warn!(
+            event = "prepared_transaction_unknown",
             xid = %one.prepared.xid,
             name = one.prepared.name,
-            "a transaction of this subscription is prepared on the subscriber, and its row of \
-             pgapace.prepared is missing: it ends when the publisher says so"
+            "prepared transaction of this subscription has no row in pgapace.prepared"
         );
     }
     Ok(known)
@@ -129,9 +131,9 @@ pub(crate) fn hold(config: &Config, limit: usize, waits: bool) -> Result<Option<
         ));
     }
     tracing::warn!(
+        event = "prepared_transactions_disabled",
         subscription = config.name,
-        "max_prepared_transactions of the subscriber is 0: prepared transactions are held in memory and \
-         spool, and keep the slot from moving on until they are resolved"
+        "max_prepared_transactions of the subscriber is 0: prepared transactions are held in memory and spool"
     );
     Ok(None)
 }

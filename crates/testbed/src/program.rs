@@ -137,6 +137,11 @@ impl Program {
     }
 }
 
+/// How often a log in text form names this event.
+pub fn events(log: &str, event: &str) -> usize {
+    log.matches(&format!("event=\"{event}\"")).count()
+}
+
 /// A running program, killed when dropped, and also when we are killed.
 #[derive(Debug)]
 pub struct Process {
@@ -160,6 +165,11 @@ impl Process {
     /// Its output so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// How often it has logged this event.
+    pub fn events(&self, event: &str) -> usize {
+        events(&self.log(), event)
     }
 
     /// The exit status, if it has ended.
@@ -244,7 +254,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if let Err(error) = self.kill9() {
-            tracing::warn!(%error, "could not kill a program under test");
+            tracing::warn!(event = "program_not_killed", %error, "could not kill a program under test");
         }
     }
 }

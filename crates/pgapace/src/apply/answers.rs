@@ -217,9 +217,9 @@ impl Answers {
     pub(crate) fn abandon(&mut self) {
         if !self.missing.is_empty() {
             tracing::warn!(
+                event = "conflicts_in_doubt",
                 rows = self.missing.len() as u64 + self.more_missing,
-                "the next conflicts are of a transaction that may have been committed just now; \
-                 if it was not, they come again"
+                "session was lost during COMMIT: conflicts logged next are reported again if it did not commit"
             );
         }
         for missing in self.missing.drain(..) {

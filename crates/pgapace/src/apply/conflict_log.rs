@@ -43,20 +43,19 @@ impl MissingLog {
         self.lines += 1;
         let missing = matches!(kind, ConflictType::UpdateMissing | ConflictType::DeleteMissing);
         tracing::warn!(
+            event = "conflict",
             subscription = self.subscription,
             conflict = kind.name(),
+            action = match (missing, *applied) {
+                (_, false) => "skipped",
+                (true, true) => "inserted",
+                (false, true) => "replaced",
+            },
             table = offender.table.as_deref().unwrap_or_default(),
             key = offender.key.as_deref().unwrap_or_default(),
             lsn = %offender.commit_lsn,
             xid = %offender.xid,
-            "conflict: {}",
-            match (missing, *applied) {
-                (true, false) =>
-                    "the row to be changed is not on the subscriber, the change is skipped",
-                (true, true) => "the row to be changed is not on the subscriber, it is inserted",
-                (false, false) => "the change is skipped",
-                (false, true) => "the row of the publisher replaces that of the subscriber",
-            }
+            "conflict detected on table"
         );
         true
     }
@@ -70,9 +69,10 @@ impl MissingLog {
     pub(crate) fn flush(&mut self) {
         if self.suppressed > 0 {
             tracing::warn!(
+                event = "conflicts_not_logged",
                 subscription = self.subscription,
                 count = self.suppressed,
-                "more conflicts in the last second; all are counted in status"
+                "more conflicts were detected in the last second than are logged"
             );
             self.suppressed = 0;
         }

@@ -164,8 +164,11 @@ impl Incoming {
                 if self.only_reader && !self.absent.contains_key(&xid) =>
             {
                 tracing::warn!(
-                    gid, %xid, %lsn,
-                    "the publisher committed a prepared transaction that has no changes"
+                    event = "prepared_transaction_empty",
+                    gid,
+                    %xid,
+                    %lsn,
+                    "publisher committed a prepared transaction without changes"
                 );
                 self.note_ended_elsewhere(message, false);
                 return Ok(None);

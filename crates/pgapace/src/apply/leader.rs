@@ -305,7 +305,7 @@ impl<'a> Leader<'a> {
                         tracing::info!(
                             event = "synchronous_changed",
                             waits,
-                            "the publisher was told whether to wait for this subscription"
+                            "publisher was told whether to wait for this subscription"
                         );
                         self.close(Outcome::Changed);
                     }
@@ -629,7 +629,12 @@ impl<'a> Leader<'a> {
         }
         let mut tables = Vec::with_capacity(part.relations().len());
         if skipped && end.is_some() {
-            tracing::warn!(lsn = %commit_lsn, xid = %part.head.xid, "the transaction is skipped");
+            tracing::warn!(
+                event = "transaction_skipped",
+                lsn = %commit_lsn,
+                xid = %part.head.xid,
+                "transaction was skipped"
+            );
             self.counters.transactions_skipped += 1;
         }
         for (index, remote) in part.relations().iter().enumerate() {
@@ -882,7 +887,12 @@ impl<'a> Leader<'a> {
             scope.spawn(|| drop(durability));
             receiver.finish();
         });
-        tracing::info!(lsn = %at, ?outcome, "stopped; everything applied is durable and acknowledged");
+        tracing::info!(
+            event = "stopped",
+            lsn = %at,
+            ?outcome,
+            "stopped; all applied transactions are durable and acknowledged"
+        );
         outcome
     }
 

@@ -219,7 +219,12 @@ impl Pool {
 
     fn not_opened(&mut self, worker: usize, failure: &Failure) {
         let (now, subscription) = (self.now(), self.slots.subscription());
-        tracing::warn!(subscription, "going on without another session: {failure}");
+        tracing::warn!(
+            event = "apply_worker_not_started",
+            subscription,
+            error = %failure,
+            "could not start another apply worker; continuing with fewer"
+        );
         self.slots.vacate(worker);
         self.dispatch.not_opened(worker, now);
         self.slots.content();

@@ -169,7 +169,12 @@ impl Tables {
                 .collect();
             for RelationMode { schema, name, .. } in &modes {
                 if turned.serialized {
-                    tracing::info!(table = format!("{schema}.{name}"), "{SERIALIZED}");
+                    tracing::info!(
+                        event = "table_serialized",
+                        table = format!("{schema}.{name}"),
+                        reason = SERIALIZED,
+                        "transactions of the table are applied one at a time for a while"
+                    );
                 } else {
                     tracing::debug!(
                         table = format!("{schema}.{name}"),
@@ -199,7 +204,7 @@ impl Tables {
                     tracing::info!(
                         event = "table_definition_changed",
                         table = map.table.display_name(),
-                        "the table's definition has changed on the subscriber"
+                        "table definition has changed on the subscriber"
                     );
                 }
                 same
@@ -308,9 +313,9 @@ impl Tables {
         }
         if map.table.hooks.rules {
             tracing::warn!(
+                event = "replica_rules_enabled",
                 table = map.table.display_name(),
-                "rewrite rules enabled for replica run on the subscriber; a native subscription would \
-                 not run them"
+                "rewrite rules that are enabled for replica run on the subscriber"
             );
         }
         tracing::debug!(

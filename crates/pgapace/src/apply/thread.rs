@@ -31,6 +31,6 @@ pub(crate) fn join_or_cancel(
         std::thread::sleep(pause.clamp(Duration::from_micros(200), Duration::from_millis(500)));
     }
     if thread.is_finished() && thread.join().is_err() {
-        tracing::error!("a thread panicked");
+        tracing::error!(event = "thread_panicked", "apply thread panicked");
     }
 }

@@ -32,7 +32,7 @@ fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<b
         tracing::warn!(
             event = "slot_left",
             slot = row.slot_name,
-            "left a slot of which nothing proves that it was made for this subscription"
+            "replication slot was left: nothing proves that it was created for this subscription"
         );
         return Ok(false);
     }

@@ -100,7 +100,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
                         event = "subscription_ended",
                         subscription,
                         exit_code,
-                        "{failure}"
+                        error = %failure,
+                        "subscription ended with an error"
                     );
                 }
                 if together && first.is_none() {

@@ -190,7 +190,7 @@ impl Receiver {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the receiver thread panicked");
+            tracing::error!(event = "thread_panicked", "receiver thread panicked");
         }
     }
 }

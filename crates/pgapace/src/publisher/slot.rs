@@ -353,7 +353,11 @@ pub(crate) fn end_user(
             // and only another one takes it out of that wait (`ProcessClientWriteInterrupt`).
             Ok(_) => std::thread::sleep(Duration::from_millis(100)),
             Err(error) if error.sqlstate() == Some("42501") => {
-                tracing::info!(%error, "cannot end the other process's walsender; waiting for it");
+                tracing::info!(
+                    event = "walsender_not_terminated",
+                    %error,
+                    "could not terminate the walsender of the other process; waiting for it"
+                );
                 break;
             }
             Err(error) => {

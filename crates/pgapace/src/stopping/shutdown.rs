@@ -29,7 +29,11 @@ impl Shutdown {
             .spawn(move || {
                 for signal in &mut signals {
                     let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
-                    tracing::info!(signal = name, "stopping after the transaction in hand");
+                    tracing::info!(
+                        event = "stop_requested",
+                        signal = name,
+                        "stopping after the current transaction"
+                    );
                     shared.request();
                 }
             })

@@ -66,8 +66,7 @@ pub(crate) fn warn_of_unlogged(session: &mut Session, published: &[PublishedTabl
         tracing::warn!(
             event = "unlogged_table",
             table = storage.table.display_name(),
-            "table is unlogged on the subscriber: after a crash of the server it is empty, and is not \
-             copied again by itself (ALTER TABLE … SET LOGGED; pgapace resync)"
+            "table is unlogged on the subscriber: it is empty after a crash of the server"
         );
     }
     Ok(())

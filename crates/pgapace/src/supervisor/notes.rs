@@ -56,7 +56,7 @@ impl<'a> Notes<'a> {
             tracing::error!(
                 event = "subscription_disabled",
                 subscription = self.config.name,
-                "the subscription is disabled; pgapace enable lets it run again"
+                "subscription was disabled; pgapace enable lets it run again"
             );
         }
     }
@@ -99,7 +99,8 @@ impl<'a> Notes<'a> {
                 tracing::warn!(
                     event = "failure_not_recorded",
                     subscription = self.config.name,
-                    "cannot record the failure on the subscriber: {error}"
+                    %error,
+                    "could not record the failure on the subscriber"
                 );
             } else {
                 tracing::debug!(%error, "cannot record the failure on the subscriber");

@@ -102,7 +102,11 @@ impl<'a> Adder<'a> {
     /// Copies these tables on a thread, with sessions of its own.
     pub(crate) fn copy(&mut self, names: Vec<Name>) -> Result<Copying> {
         for (schema, name) in &names {
-            tracing::info!(table = format!("{schema}.{name}"), "copied while others stream");
+            tracing::info!(
+                event = "table_copy_started",
+                table = format!("{schema}.{name}"),
+                "table is copied while others stream"
+            );
         }
         let (sender, receiver) = bounded(1);
         let copier = Copier::new(self.context, self.ended.clone());
@@ -227,7 +231,7 @@ impl<'a> Adder<'a> {
                     tracing::info!(
                         event = "table_unblocked",
                         table = table.display_name(),
-                        "table is tried again"
+                        "table is no longer blocked; its copy is tried again"
                     );
                 }
                 None => new.push(table),
@@ -336,7 +340,7 @@ impl<'a> Adder<'a> {
                     event = "table_joined",
                     table = format!("{}.{}", name.0, name.1),
                     copied = false,
-                    "table has joined without a copy"
+                    "table was added without a copy"
                 );
                 tables.add(&name.0, &name.1, SyncLsn(Lsn::INVALID));
             } else {
@@ -386,14 +390,20 @@ impl<'a> Adder<'a> {
             // name, be published later, it is copied then.
             let now = found.0;
             tracing::warn!(
+                event = "table_changes_skipped",
                 table = remote.display_name(),
                 until = %now,
-                "changes of a table that is not published any more are skipped"
+                "changes of a table that is no longer published are skipped"
             );
             tables.set_gone(&remote.schema, &remote.name, now);
             return Ok(Added::Done);
         };
-        tracing::info!(table = remote.display_name(), %now, "a table was added to the publication");
+        tracing::info!(
+            event = "table_published",
+            table = remote.display_name(),
+            %now,
+            "table was added to the publication"
+        );
         tables.add_types(&published);
         if let Some(obstacle) = obstacle {
             let failure = obstacle.failure(&published);

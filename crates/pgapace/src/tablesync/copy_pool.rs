@@ -59,7 +59,11 @@ pub(super) fn copy(
         complete.record(control, owner, snapshot.lsn)?;
     }
     if !empty.is_empty() {
-        tracing::info!(tables = empty.len(), "empty tables are done");
+        tracing::info!(
+            event = "empty_tables_copied",
+            tables = empty.len(),
+            "empty tables need no copy"
+        );
     }
     if jobs.is_empty() {
         return Ok(Ended::default());
@@ -277,7 +281,11 @@ impl Pool<'_> {
 
     /// Fewer workers will do. If nobody is left, neither is the queue empty.
     fn cannot_open(&self, number: usize, job: Job, failure: Failure) {
-        tracing::warn!("one worker less copies tables: {failure}");
+        tracing::warn!(
+            event = "copy_worker_exited",
+            error = %failure,
+            "copy worker exited; continuing with fewer"
+        );
         lock_of(&self.findings).open.get_or_insert(failure);
         let mut queue = lock_of(&self.queue);
         queue.leave(number);
@@ -375,13 +383,14 @@ impl Pool<'_> {
             return false;
         }
         tracing::info!(
+            event = "table_copied",
             table = item.published.display_name(),
             number = self.progress.table_done(),
             rows = total.rows,
             bytes = total.bytes,
             parts = item.parts.len(),
             format = if item.binary { "binary" } else { "text" },
-            "copied"
+            "table was copied"
         );
         true
     }
@@ -401,7 +410,11 @@ impl Pool<'_> {
                 }
             }
             (Job::Table(table), Trouble::Indexes(failure)) => {
-                tracing::info!("copying the table with its indexes in place: {failure}");
+                tracing::info!(
+                    event = "indexes_in_place",
+                    error = %failure,
+                    "table is copied with its indexes in place"
+                );
                 lock_of(&self.findings).in_place.insert(*table);
                 lock_of(&self.queue).push_front(job.clone());
             }
@@ -418,7 +431,7 @@ impl Pool<'_> {
                     Trouble::Changed(failure) => findings.changed.push(failure),
                     Trouble::Table(failure) | Trouble::Indexes(failure) | Trouble::Run(failure) => {
                         if !self.context.joins {
-                            tracing::error!("{failure}");
+                            tracing::error!(event = "table_copy_failed", error = %failure, "table could not be copied");
                         }
                         findings.tables.push((table, failure));
                     }
@@ -459,11 +472,11 @@ impl Pool<'_> {
             && safe < (safe.saturating_add(kept)) / 4
         {
             tracing::warn!(
+                event = "slot_near_limit",
                 slot = self.context.slot,
                 keeps = size(kept),
                 lost_after = size(safe),
-                "the slot comes near max_slot_wal_keep_size while tables are copied: raise it on \
-                 the publisher, or the copy is lost"
+                "replication slot comes near max_slot_wal_keep_size during the table sync"
             );
         }
     }

@@ -190,9 +190,10 @@ impl<'a> Joining<'a> {
         };
         for table in catching_up {
             tracing::info!(
+                event = "table_catches_up",
                 table = format!("{}.{}", table.schema, table.name),
                 through = %table.through,
-                "the table is copied, and catches up with the others"
+                "table was copied and applies its deferred changes"
             );
             let name = (table.schema.clone(), table.name.clone());
             let through = table.through;
@@ -322,8 +323,8 @@ impl<'a> Joining<'a> {
         let full = self.is_full(lent.incoming);
         if full && !std::mem::replace(&mut self.said_full, full) {
             tracing::warn!(
-                "changes of tables that are copied fill half of --spool-limit: all others wait for \
-                 them"
+                event = "deferred_changes_full",
+                "deferred changes fill half of the spool limit; other tables wait"
             );
         }
         let dispatched = progress.last_dispatched();
@@ -499,7 +500,7 @@ impl<'a> Joining<'a> {
         table_state::end_catch_up(lent.control, self.adder.owner(), &numbers)?;
         for table in &joined {
             let table = format!("{}.{}", table.schema, table.name);
-            tracing::info!(table, "the table has caught up with the others");
+            tracing::info!(event = "table_caught_up", table, "table has caught up with the others");
         }
         if self.worker.as_ref().is_some_and(|w| joined.iter().any(|table| w.is_of(table))) {
             self.worker = None;

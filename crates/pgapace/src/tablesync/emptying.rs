@@ -172,7 +172,7 @@ pub(crate) fn empty(
     tracing::info!(
         event = "tables_emptied",
         tables = shown.join(", "),
-        "emptying tables before their copy"
+        "truncating tables before their copy"
     );
     let names: Vec<_> = tables.iter().map(|(table, _)| table.names()).collect();
     let reset = reset_sql(owner, &names);

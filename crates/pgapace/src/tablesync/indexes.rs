@@ -193,8 +193,9 @@ pub(super) fn begin_without<'a>(
         Ok(results) => results,
         Err(error) if error.sqlstate() == Some(LOCK_NOT_AVAILABLE) => {
             tracing::info!(
+                event = "indexes_in_place",
                 table = table.display_name(),
-                "somebody uses the table: it is copied with its indexes in place"
+                "table is in use: it is copied with its indexes in place"
             );
             session.simple("ROLLBACK; BEGIN").map_err(|e| trouble(&e))?;
             return Ok(None);

@@ -158,7 +158,11 @@ pub(crate) fn copy_tables(
             return Ok(published);
         }
         for reason in &reasons {
-            tracing::info!(reason = reason.message, "the table is copied under another snapshot");
+            tracing::info!(
+                event = "table_copy_repeated",
+                reason = reason.message,
+                "table is copied again under another snapshot"
+            );
         }
         snapshot.release(source)?;
     }
@@ -321,18 +325,16 @@ fn block(
     tables: &[(Name, Failure)],
     lacks_from: Option<Lsn>,
 ) -> Result<()> {
-    let then = if lacks_from.is_some() {
-        "it is not applied until pgapace resync"
-    } else {
-        "it is tried again"
-    };
+    let until = if lacks_from.is_some() { "pgapace resync" } else { "its obstacle is gone" };
     for ((schema, name), failure) in tables {
         table_state::block(control, owner, (schema, name), &failure.to_string(), lacks_from)?;
         tracing::warn!(
             event = "table_blocked",
             table = format!("{schema}.{name}"),
             sqlstate = failure.sqlstate,
-            "table cannot be copied; the others go on, and {then}: {failure}"
+            until,
+            error = %failure,
+            "table cannot be copied; other tables continue"
         );
     }
     Ok(())
@@ -353,8 +355,9 @@ pub(crate) fn forget_unpublished(
     }
     for relation in states.into_values() {
         tracing::warn!(
+            event = "table_unpublished",
             table = format!("{}.{}", relation.schema, relation.name),
-            "the table is not published any more: it is no longer part of the subscription"
+            "table is no longer published and was removed from the subscription"
         );
         state::forget_relation(control, id, &relation.schema, &relation.name)?;
     }

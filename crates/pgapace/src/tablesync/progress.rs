@@ -140,6 +140,7 @@ impl Progress {
         let bytes = self.bytes_done.load(Ordering::Relaxed);
         let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
         tracing::info!(
+            event = "table_sync_done",
             tables = self.tables_done.load(Ordering::Relaxed),
             rows = self.rows_done.load(Ordering::Relaxed),
             bytes,
@@ -212,10 +213,11 @@ impl Display {
         } else if self.last_line.elapsed() >= LINES_EVERY {
             self.last_line = Instant::now();
             tracing::info!(
+                event = "table_sync_progress",
                 tables = format!("{tables} of {}", progress.tables),
                 bytes = format!("{} of {}", pretty(done), pretty(progress.bytes)),
                 seconds_left = progress.eta(done).map(|eta| eta.as_secs()),
-                "copying"
+                "copying tables"
             );
         }
     }

@@ -59,7 +59,7 @@ impl SchemaCopier<'_> {
     pub(crate) fn before(&self) -> Result<()> {
         let directory = Directory::create()?;
         let file = directory.0.join("pre-data.sql");
-        tracing::info!("copying the schema: tables, types, functions");
+        tracing::info!(event = "schema_copy_started", section = "pre-data", "copying the schema");
         self.dump("pre-data", "plain", &file)?;
         let record = format!(
             "UPDATE pgapace.subscription SET schema_copy = '{}' WHERE id = {}",
@@ -94,7 +94,7 @@ impl SchemaCopier<'_> {
             .detail(said)
             .hint("The tables are copied. Mend it, and start pgapace again: it makes the rest.")
         };
-        tracing::info!("copying the schema: indexes, constraints, triggers");
+        tracing::info!(event = "schema_copy_started", section = "post-data", "copying the schema");
         if begun {
             let file = directory.0.join("post-data.sql");
             self.dump("post-data", "plain", &file)?;
@@ -220,7 +220,12 @@ impl Directory {
 impl Drop for Directory {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::warn!(%error, "cannot remove {}", self.0.display());
+            tracing::warn!(
+                event = "directory_left",
+                directory = %self.0.display(),
+                %error,
+                "could not remove a temporary directory"
+            );
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Documents say what tests show.
 
+mod events;
+
 use std::collections::HashSet;
 use std::process::Command;
 

@@ -6,7 +6,7 @@ use testbed::program::Process;
 use testbed::{Pair, Program, Result, Stop};
 
 use super::privileges::{SHOP, arguments, part};
-use super::site::{NAME, PATIENCE, Site, expect_exit, pgapace, wait_for_log, wait_while_running};
+use super::site::{NAME, PATIENCE, Site, expect_exit, pgapace, wait_for_event, wait_while_running};
 
 const MAJORS: [u16; 2] = [15, 18];
 /// The second is not published.
@@ -241,7 +241,7 @@ fn a_running_process_notices_it() -> Result<()> {
     for major in MAJORS {
         let mut site = saved(major, &[])?;
         let mut run: Process = site.spawn(&program(&site))?;
-        wait_for_log(&mut run, "streaming", PATIENCE)?;
+        wait_for_event(&mut run, "streaming", PATIENCE)?;
         insert(&site, "10, 19", "lost")?;
         wait_while_running(&mut run, "the rows", PATIENCE, || {
             Ok(site.subscriber.query_one_text(SHOP, "SELECT count(*) FROM t")? == "20")

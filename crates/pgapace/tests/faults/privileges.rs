@@ -74,7 +74,7 @@ fn expect_equal_tables(site: &Site) -> Result<()> {
 fn the_documented_privileges_are_enough() -> Result<()> {
     let site = site()?;
     site.subscriber.sql(SHOP, part("subscriber"))?;
-    let untagged = "commits are not tagged with a replication origin";
+    let untagged = "event=\"commits_not_tagged\"";
     let mut run = site.spawn(&program(&site))?;
     expect_exit(&mut run, 0, &[untagged])?;
     change(&site)?;

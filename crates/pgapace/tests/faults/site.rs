@@ -95,7 +95,7 @@ impl Site {
     /// Starts a program and waits until it streams.
     pub(crate) fn spawn_streaming(&self, program: &Program) -> Result<Process> {
         let mut run = self.spawn(program)?;
-        wait_for_log(&mut run, "streaming subscription=", PATIENCE)?;
+        wait_for_event(&mut run, "streaming", PATIENCE)?;
         Ok(run)
     }
 
@@ -265,6 +265,11 @@ pub(crate) fn wait_while_running(
         return Err(Error::other(format!("{what}: {why}\n{}", log_tail(run))));
     }
     Ok(())
+}
+
+/// Waits until this event is in the log.
+pub(crate) fn wait_for_event(run: &mut Process, event: &str, timeout: Duration) -> Result<()> {
+    wait_for_log(run, &format!("event=\"{event}\""), timeout)
 }
 
 /// Waits until a line of the log contains this text.

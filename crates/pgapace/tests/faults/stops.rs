@@ -6,7 +6,7 @@ use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Result, Stop, wait_until};
 
-use super::site::{DB, Load, PATIENCE, Site, expect_exit, lsn, wait_for_log, wait_while_running};
+use super::site::{DB, Load, PATIENCE, Site, expect_exit, lsn, wait_for_event, wait_while_running};
 
 /// Everything applied is acknowledged: slot and progress are at the same place.
 fn expect_acknowledged(site: &Site) -> Result<()> {
@@ -136,7 +136,7 @@ fn ends_during_the_first_copy() -> Result<()> {
     wait_until(PATIENCE, "the copy's session to end", || Ok(copying(&site)? == "{}"))?;
 
     let mut run = site.spawn(&site.program())?;
-    wait_for_log(&mut run, "streaming subscription=", PATIENCE)?;
+    wait_for_event(&mut run, "streaming", PATIENCE)?;
     load.stop()?;
     site.catch_up(&mut run)?;
     site.expect_equal(&[TableName::from("wide")])?;

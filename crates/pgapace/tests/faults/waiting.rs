@@ -5,11 +5,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use testbed::compare::TableName;
-use testbed::program::Process;
+use testbed::program::{Process, events};
 use testbed::{Cluster, Error, Pair, Program, Result, Stop, wait_until};
 
 use super::site::{
-    DB, NAME, PATIENCE, Site, expect_exit, pgapace, wait_for_log, wait_while_running,
+    DB, NAME, PATIENCE, Site, expect_exit, pgapace, wait_for_event, wait_for_log,
+    wait_while_running,
 };
 
 const MAJORS: [u16; 2] = [15, 18];
@@ -67,7 +68,7 @@ fn servers_that_are_away_are_waited_for() -> Result<()> {
             let away = if publisher { &mut site.publisher } else { &mut site.subscriber };
             away.stop(Stop::Fast)?;
             let mut run = site.spawn(&until_current(&site))?;
-            wait_for_log(&mut run, "event=\"waiting_for_server\"", PATIENCE)?;
+            wait_for_event(&mut run, "waiting_for_server", PATIENCE)?;
             if publisher {
                 wait_while_running(&mut run, "the state to be known", PATIENCE, || {
                     Ok(status(&site)?["state"] == "retrying")
@@ -109,7 +110,7 @@ fn servers_that_recover_are_waited_for() -> Result<()> {
                 let started = scope.spawn(|| recovers.start());
                 let waits = |run: &mut Process| {
                     wait_for_log(run, "57P03", PATIENCE)?;
-                    wait_for_log(run, "event=\"waiting_for_server\"", PATIENCE)
+                    wait_for_event(run, "waiting_for_server", PATIENCE)
                 };
                 let run = program.spawn_logged(log.path()).and_then(|mut run| {
                     waits(&mut run)?;
@@ -202,9 +203,7 @@ fn a_publisher_that_begins_to_wait_is_served() -> Result<()> {
             let path = run.log_file().to_path_buf();
             wait_while_running(&mut run, "another run", PATIENCE, || {
                 let log = fs::read(&path)?;
-                let streams =
-                    String::from_utf8_lossy(&log).matches("streaming subscription=").count();
-                Ok(streams == started)
+                Ok(events(&String::from_utf8_lossy(&log), "streaming") == started)
             })?;
             let mut client = site.publisher.connect(DB)?;
             client.batch_execute("SET statement_timeout = '60s'")?;

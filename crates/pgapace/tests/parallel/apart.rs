@@ -1,6 +1,6 @@
 //! Two subscriptions of one process, of which one fails.
 
-use testbed::program::Process;
+use testbed::program::{Process, events};
 use testbed::{Program, wait_until};
 
 use crate::support::{Case, PATIENCE, must, on_versions};
@@ -116,7 +116,7 @@ fn one_that_still_fails_is_the_result() {
         let two = Two::new(case);
         let mut process = two.start(&[]);
         two.case.publisher.sql("INSERT INTO bad VALUES (1, 'x')");
-        two.wait_for(&mut process, "the failure", |log| log.contains("subscription_failed"));
+        two.wait_for(&mut process, "the failure", |log| events(log, "subscription_failed") > 0);
         must(process.terminate());
         must(process.wait(PATIENCE));
         assert_eq!(process.exit_code(), Some(9), "{}", process.log());
@@ -151,11 +151,11 @@ fn one_that_is_dropped_meanwhile_stays_dropped() {
         let two = Two::new(case);
         let mut process = two.start(&[]);
         two.case.publisher.sql("INSERT INTO bad VALUES (1, 'x')");
-        two.wait_for(&mut process, "the failure", |log| log.contains("subscription_failed"));
+        two.wait_for(&mut process, "the failure", |log| events(log, "subscription_failed") > 0);
         let mut tool = two.case.tool.clone();
         (tool.name, tool.publications) = (two.name("bad"), "bad".to_owned());
         tool.finish("drop", &[]).expect(0, &[]);
-        two.wait_for(&mut process, "it to end", |log| log.contains("subscription_ended"));
+        two.wait_for(&mut process, "it to end", |log| events(log, "subscription_ended") > 0);
         two.case.publisher.sql("INSERT INTO good VALUES (1, 'x')");
         two.wait_for(&mut process, "the other one to go on", |_| two.rows("good") == "1");
         must(process.terminate());

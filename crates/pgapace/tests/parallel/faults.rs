@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
+use testbed::program::events;
 
 use testbed::workload::ledger;
 use testbed::{Error, Result};
@@ -33,7 +34,7 @@ fn sessions_of_workers_are_terminated_under_load() -> Result<()> {
     site.catch_up(&mut run)?;
     assert!(reader.stop()? >= 10);
     let log = run.log();
-    let reconnects = log.matches("a worker's session is lost").count();
+    let reconnects = events(&log, "session_lost");
     assert!(reconnects >= 10, "{reconnects} reconnects after {ended} sessions ended:\n{log}");
     assert!(!log.contains("retry_in_ms"), "the run began anew:\n{log}");
     site.expect_equal_load()

@@ -59,7 +59,7 @@ impl Pair {
         let mut process = must(self.program().spawn_logged(log));
         must(wait_until(PATIENCE, "both to stream", || {
             assert!(process.is_running(), "{}", process.log());
-            Ok(process.log().matches(" streaming").count() == NAMES.len())
+            Ok(process.events("streaming") == NAMES.len())
         }));
         process
     }
@@ -235,7 +235,7 @@ fn a_session_that_cannot_be_opened_is_done_without() {
     pair.case.subscriber.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT 1"));
     let mut user = pair.brake("one");
     must(wait_until(PATIENCE, "a session to be refused", || {
-        Ok(process.log().contains("going on without another session"))
+        Ok(process.events("apply_worker_not_started") > 0)
     }));
     assert_eq!(pair.sessions("one"), 1);
     must(user.batch_execute("COMMIT"));

@@ -108,7 +108,7 @@ fn a_warning_of_the_walsender_is_heard() {
         case.publisher.sql("INSERT INTO t VALUES (500, 0)");
         let blocked = || Ok(state(&case, "t") == "blocked true");
         must(wait_until(PATIENCE, "the table to be blocked", blocked));
-        assert!(process.log().contains("event=\"table_stale\""), "{}", process.log());
+        assert!(process.events("table_stale") > 0, "{}", process.log());
         // The other one goes on.
         case.publisher.sql("INSERT INTO other VALUES (500, 0)");
         let there =

@@ -1,6 +1,7 @@
 //! In which form values are sent, how tables are applied, and that both are said.
 
 use serde_json::Value;
+use testbed::program::events;
 use testbed::wait_until;
 
 use crate::support::{Case, PATIENCE, must, on_versions};
@@ -202,7 +203,7 @@ fn a_type_that_comes_later_switches_to_text() {
     on_versions(&SAME, |case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
         let mut process = case.start();
-        assert!(process.log().contains("binary"), "{}", process.log());
+        assert!(process.log().contains("format=\"binary\""), "{}", process.log());
         case.both("CREATE TYPE pair AS (a int, b text)");
         case.subscriber.sql("ALTER TABLE t ADD p pair");
         case.publisher.sql(
@@ -249,7 +250,7 @@ fn a_trigger_that_comes_later_is_honoured() {
         // Looking at it, or counting its rows, does not make a table another one.
         case.subscriber.sql("ANALYZE t; TRUNCATE note");
         case.subscriber.sql("VACUUM t");
-        let changed = |log: &str| log.matches("definition has changed").count();
+        let changed = |log: &str| events(log, "table_definition_changed");
         assert_eq!(changed(&process.log()), 1, "{}", process.log());
         let since = std::time::Instant::now();
         while since.elapsed() < std::time::Duration::from_secs(5) {

@@ -1,6 +1,7 @@
 //! Servers and relations that only look like PostgreSQL and its tables.
 
 use crate::support::{Case, VERSIONS, on_versions};
+use testbed::program::events;
 
 /// Has a database answer `version()` as another product does.
 fn disguise(database: &crate::support::Database<'_>, version: &str) {
@@ -148,7 +149,7 @@ fn check_names_storage_that_surprises() {
             assert!(checked.stdout.contains(said), "{said}: {}", checked.stdout);
         }
         let log = case.run_until_current();
-        let warned = log.lines().filter(|line| line.contains("event=\"unlogged_table\""));
+        let warned = log.lines().filter(|line| events(line, "unlogged_table") == 1);
         assert!(warned.clone().count() == 1 && log.contains("table=\"public.t\""), "{log}");
     });
 }

@@ -308,7 +308,7 @@ impl Case {
             if !process.is_running() {
                 panic!("pgapace ended:\n{}", process.log());
             }
-            Ok(process.log().contains("streaming"))
+            Ok(process.events("streaming") > 0)
         });
         streams.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
         process

@@ -9,7 +9,7 @@ use testbed::program::Process;
 use testbed::{Pair, Result, wait_until};
 
 use crate::faults::site::{
-    DB, Load, PATIENCE as LONG, Reader, Site, wait_for_log, wait_while_running,
+    DB, Load, PATIENCE as LONG, Reader, Site, wait_for_event, wait_while_running,
 };
 use crate::support::{Case, PATIENCE, must, on_versions};
 
@@ -189,7 +189,7 @@ fn much_is_put_off() {
             )));
         }
         must(wait_until(PATIENCE, "the spool to fill", || {
-            Ok(process.log().contains("fill half of --spool-limit"))
+            Ok(process.events("deferred_changes_full") > 0)
         }));
         must(copying.batch_execute("COMMIT"));
         case.wait_until_applied(&mut process);
@@ -265,7 +265,7 @@ fn a_publisher_that_waits_is_not_held_up() -> Result<()> {
         })?;
         run.kill9()?;
         let mut run = site.spawn(&site.program())?;
-        wait_for_log(&mut run, "copied again", LONG)?;
+        wait_for_event(&mut run, "table_copied_again", LONG)?;
         drop(holder);
         writer.batch_execute(
             "UPDATE late SET v = v + 1 WHERE id = 4; INSERT INTO other VALUES (100)",

@@ -1,6 +1,7 @@
 //! Indexes of empty tables that are built after their rows.
 
 use std::process::Command;
+use testbed::program::events;
 
 use testbed::wait_until;
 
@@ -124,7 +125,7 @@ fn exactly_what_was_there() {
         case.publish("FOR TABLE t_plain, t_more, t_referenced, t_identity, t_heir, t_part1");
         let (schema_before, before) = (schema(&case.subscriber), oids(&case.subscriber));
         let log = case.run_until_current();
-        assert!(!log.contains("in place"), "{log}");
+        assert!(events(&log, "indexes_in_place") == 0, "{log}");
         expect_schema(&case.subscriber, &schema_before);
         assert_eq!(
             made_anew(&before, &oids(&case.subscriber)),
@@ -170,7 +171,7 @@ fn in_place_where_it_would_disturb() {
         let mut reader = case.subscriber.connect();
         must(reader.batch_execute("BEGIN; SELECT FROM t_used"));
         let finished = case.tool.finish("run", &["--until", "current", "--keep"]);
-        finished.expect(0, &["t_used", "with its indexes in place"]);
+        finished.expect(0, &["t_used", "event=\"indexes_in_place\""]);
         must(reader.batch_execute("COMMIT"));
         assert_eq!(made_anew(&before, &oids(&case.subscriber)), ["t_free_pkey"]);
         assert_eq!(case.subscriber.value("SELECT count(*) FROM t_kept"), (ROWS + 1).to_string());
@@ -227,7 +228,7 @@ fn in_place_for_those_who_rely_on_it() {
         other.finish("run", &["--until", "current", "--copy-data=false"]).expect(0, &[]);
         let before = oids(&case.subscriber);
         let log = case.run_until_current();
-        assert!(!log.contains("in place"), "{log}");
+        assert!(events(&log, "indexes_in_place") == 0, "{log}");
         case.subscriber.rows(&format!("SELECT pg_drop_replication_slot('{slot}')"));
         assert_eq!(made_anew(&before, &oids(&case.subscriber)), ["t_decoded_n"]);
         assert_eq!(
@@ -259,7 +260,7 @@ fn what_only_indexes_need_is_done_without() {
             case.tool.subscriber.replace("user=postgres", &format!("user={role}"));
         fill(&case.publisher, "t");
         case.publish("FOR TABLE t");
-        case.run().expect(0, &["its indexes in place", "permission denied"]);
+        case.run().expect(0, &["event=\"indexes_in_place\"", "permission denied"]);
         case.expect_equal(&["t"]);
     });
     on_versions(&VERSIONS, |case| {
@@ -272,7 +273,7 @@ fn what_only_indexes_need_is_done_without() {
             case.subscriber.name
         ));
         let schema_before = schema(&case.subscriber);
-        case.run().expect(0, &["its indexes in place", "temp_file_limit"]);
+        case.run().expect(0, &["event=\"indexes_in_place\"", "temp_file_limit"]);
         expect_schema(&case.subscriber, &schema_before);
         case.expect_equal(&["t"]);
     });
@@ -347,7 +348,7 @@ fn killed_before_the_indexes_are_there() {
             expect_schema(&case.subscriber, &schema_before);
         }
         let log = case.run_until_current();
-        assert!(!log.contains("in place"), "{log}");
+        assert!(events(&log, "indexes_in_place") == 0, "{log}");
         expect_schema(&case.subscriber, &schema_before);
         case.expect_equal(&["t"]);
     });

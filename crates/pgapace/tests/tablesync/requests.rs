@@ -184,7 +184,7 @@ fn resync_during_the_first_copy() {
         case.publish("FOR ALL TABLES");
         let copying = holder(&case, &format!("SELECT pg_advisory_lock({COPY})"));
         let mut process = case.tool.start(case.log_file("first"));
-        must(wait_until(PATIENCE, "the slot", || Ok(process.log().contains("slot_created"))));
+        must(wait_until(PATIENCE, "the slot", || Ok(process.events("slot_created") == 1)));
         wait_for_part(&case, &mut process);
         finish(&case, "resync", &["wide"]);
         finish(&case, "resync", &["wide"]);

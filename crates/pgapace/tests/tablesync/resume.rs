@@ -9,7 +9,7 @@ use testbed::program::Process;
 use testbed::{Result, Stop};
 
 use crate::faults::site::{
-    DB, Load, PATIENCE, Site, expect_exit, wait_for_log, wait_while_running,
+    DB, Load, PATIENCE, Site, expect_exit, wait_for_event, wait_while_running,
 };
 
 const TABLES: u32 = 30;
@@ -110,7 +110,7 @@ fn kill_9_during_the_copy() -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(random.u64(0..60)));
         run.kill9()?;
-        interrupted += u32::from(!run.log().contains("streaming subscription="));
+        interrupted += u32::from(run.events("streaming") == 0);
         let now = copied(&site)?;
         for (table, state) in &before {
             assert_eq!(now.get(table), Some(state), "{table} was copied again");
@@ -119,7 +119,7 @@ fn kill_9_during_the_copy() -> Result<()> {
     }
     assert!(interrupted >= 2, "only {interrupted} attempts ended in the middle");
     let mut run = site.spawn(&program)?;
-    wait_for_log(&mut run, "streaming subscription=", PATIENCE)?;
+    wait_for_event(&mut run, "streaming", PATIENCE)?;
     let now = copied(&site)?;
     for (table, state) in &before {
         assert_eq!(now.get(table), Some(state), "{table} was copied again");
@@ -152,7 +152,7 @@ fn restarts_during_the_copy() -> Result<()> {
     let before = copied(&site)?;
     wait_until_more_are_copied(&site, &mut run, before.len())?;
     site.subscriber.restart(Stop::Immediate)?;
-    wait_for_log(&mut run, "streaming subscription=", PATIENCE)?;
+    wait_for_event(&mut run, "streaming", PATIENCE)?;
     site.publisher.sql(DB, "UPDATE c1 SET n = 7; DELETE FROM c2 WHERE id < 100")?;
     site.catch_up(&mut run)?;
     let tables: Vec<_> =

@@ -2,6 +2,7 @@
 //! somebody else's.
 
 use std::path::PathBuf;
+use testbed::program::events;
 
 use testbed::wait_until;
 
@@ -62,8 +63,8 @@ fn a_kill_between_making_the_slot_and_recording_it() {
         let made = slots(&case, "confirmed_flush_lsn", &tool);
         case.publisher.sql("INSERT INTO u VALUES (101, 'later')");
         let log = tool.run_until_current();
-        assert!(log.contains("slot_adopted"), "{log}");
-        assert!(!log.contains("slot_created"), "{log}");
+        assert!(events(&log, "slot_adopted") == 1, "{log}");
+        assert!(events(&log, "slot_created") == 0, "{log}");
         assert_ne!(slots(&case, "confirmed_flush_lsn", &tool), made, "it has moved on");
         assert_eq!(slots(&case, "temporary", &tool), ["f"]);
         case.expect_equal(&["u"]);
@@ -95,7 +96,7 @@ fn a_slot_of_somebody_else_is_never_dropped() {
             assert_eq!(slots(&case, "plugin, confirmed_flush_lsn", &tool), theirs);
             assert_eq!(case.subscriber.value("SELECT count(*) FROM u"), "0");
         }
-        tool.finish("drop", &[]).expect(0, &["slot_left"]);
+        tool.finish("drop", &[]).expect(0, &["event=\"slot_left\""]);
         assert_eq!(slots(&case, "plugin, confirmed_flush_lsn", &tool), theirs);
         // What the hint says works.
         drop_slot(&case, &tool);

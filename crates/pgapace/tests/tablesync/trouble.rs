@@ -3,12 +3,13 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use testbed::program::events;
 
 use testbed::compare::TableName;
 use testbed::{Pair, Result, wait_until};
 
 use crate::faults::site::{
-    DB, PATIENCE as LONG, Site, expect_exit, wait_for_log, wait_while_running,
+    DB, PATIENCE as LONG, Site, expect_exit, wait_for_event, wait_for_log, wait_while_running,
 };
 use crate::support::{PATIENCE, VERSIONS, must, on_versions};
 
@@ -54,7 +55,8 @@ fn a_table_that_cannot_be_analyzed() {
         );
         case.publish("FOR ALL TABLES WITH (publish = 'insert')");
         let log = case.run_until_current();
-        let failures: Vec<_> = log.lines().filter(|line| line.contains("analyze_failed")).collect();
+        let failures: Vec<_> =
+            log.lines().filter(|line| events(line, "analyze_failed") == 1).collect();
         let [failure] = failures[..] else { panic!("{log}") };
         assert!(failure.contains("public.b") && failure.contains("22012"), "{failure}");
         let analyzed = "SELECT relname || ' ' || reltuples FROM pg_class \
@@ -109,7 +111,7 @@ fn tables_that_change_while_others_are_copied() {
             std::thread::sleep(Duration::from_millis(100));
             must(holder.batch_execute("COMMIT"));
             let finished = run.join().unwrap_or_else(|_| panic!("the run panicked"));
-            finished.expect(0, &["copied under another snapshot"]);
+            finished.expect(0, &["event=\"table_copy_repeated\""]);
         });
         case.expect_equal(&["first", "rewritten", "split", "truncated", "last"]);
         assert_eq!(
@@ -189,7 +191,7 @@ fn a_disk_of_the_subscriber_that_is_full() -> Result<()> {
         assert!(run.log().contains("public.large"), "{}", run.log());
         assert!(run.log().contains("Make room"), "{}", run.log());
         disk.grow();
-        wait_for_log(&mut run, "streaming subscription=", LONG)?;
+        wait_for_event(&mut run, "streaming", LONG)?;
         site.publisher.sql(DB, "UPDATE large SET v = 'y' WHERE id < 100")?;
         site.catch_up(&mut run)?;
         site.expect_equal(&[TableName::from("large"), TableName::from("small")])?;
@@ -231,7 +233,7 @@ fn a_slot_that_comes_near_its_limit() -> Result<()> {
             )
         };
         wal(84)?;
-        wait_for_log(&mut run, "comes near max_slot_wal_keep_size", LONG)?;
+        wait_for_event(&mut run, "slot_near_limit", LONG)?;
         assert!(run.log().contains("lost_after="), "{}", run.log());
         wal(80)?;
         site.publisher.sql(DB, "CHECKPOINT")?;

@@ -1,6 +1,7 @@
 //! A crash between any two steps of a transaction that is prepared on the subscriber: what is found
 //! afterwards tells how far it had come.
 
+use testbed::program::events;
 use testbed::workload::ledger;
 use testbed::{Pair, Result, Stop};
 
@@ -128,7 +129,7 @@ fn lost_by_other_hands() {
         assert!(listed.expect(0, &[]).stdout.contains("\"state\": \"absent\""), "{listed:?}");
         case.tool.finish("prepared", &["--rollback", &gid]).expect(0, &[]);
         let log = case.run_until_current();
-        assert!(log.contains("is left out") && log.contains(&gid), "{log}");
+        assert!(events(&log, "prepared_transaction_left_out") == 1 && log.contains(&gid), "{log}");
         assert_eq!(case.subscriber.value("SELECT v FROM t WHERE id = 1"), "before");
         expect_nothing_left(&case);
     });

@@ -60,7 +60,12 @@ impl Directories {
     pub(super) fn remove(&self) {
         for directory in self.each() {
             if let Err(error) = fs::remove_dir_all(directory) {
-                tracing::warn!(directory = %directory.display(), %error, "left a directory behind");
+                tracing::warn!(
+                    event = "directory_left",
+                    directory = %directory.display(),
+                    %error,
+                    "could not remove a temporary directory"
+                );
             }
         }
     }

@@ -98,7 +98,7 @@ impl Guardian {
         if let Some(pipe) = &mut self.pipe
             && let Err(error) = pipe.write_all(line.as_bytes())
         {
-            tracing::warn!(%error, "the guardian of a test server is gone");
+            tracing::warn!(event = "guardian_gone", %error, "guardian of a test server is gone");
         }
     }
 }

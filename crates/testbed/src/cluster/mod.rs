@@ -382,7 +382,12 @@ impl Drop for Cluster {
         if self.stop(Stop::Immediate).is_err()
             && let Err(error) = self.kill9()
         {
-            tracing::warn!(server = self.name, %error, "could not stop a test server");
+            tracing::warn!(
+                event = "server_not_stopped",
+                server = self.name,
+                %error,
+                "could not stop a test server"
+            );
         }
         if !self.keep {
             self.remove_segment();

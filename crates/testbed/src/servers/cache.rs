@@ -23,7 +23,12 @@ fn find_in(root: &Path, major: u16) -> Option<ServerBinaries> {
     match ServerBinaries::in_directory(&directory) {
         Ok(found) => Some(found),
         Err(error) => {
-            tracing::warn!(directory = %directory.display(), %error, "a cached server is unusable");
+            tracing::warn!(
+                event = "cached_server_ignored",
+                directory = %directory.display(),
+                %error,
+                "cached server cannot be used"
+            );
             None
         }
     }

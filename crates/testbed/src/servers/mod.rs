@@ -121,7 +121,11 @@ pub fn find_local(major: u16) -> Option<ServerBinaries> {
         Ok(Some(found)) => Some(found),
         Ok(None) => cache::find(major),
         Err(error) => {
-            tracing::warn!(%error, "ignored a PostgreSQL directory named by the environment");
+            tracing::warn!(
+                event = "server_directory_ignored",
+                %error,
+                "PostgreSQL directory named by the environment cannot be used"
+            );
             cache::find(major)
         }
     }

@@ -112,7 +112,10 @@ fn roots(info: &ConnInfo) -> Result<Option<Roots>> {
         };
     }
     if info.user_file("root.crl").is_some_and(|file| file.exists()) {
-        tracing::warn!("~/.postgresql/root.crl is not used: revocation lists are not supported");
+        tracing::warn!(
+            event = "revocation_list_ignored",
+            "~/.postgresql/root.crl is not used: revocation lists are not supported"
+        );
     }
     let problem = |error: String| {
         Error::Tls(format!("could not read root certificate file \"{}\": {error}", file.display()))

@@ -21,14 +21,18 @@ pub(crate) struct Wanted<'w> {
 pub(crate) fn lookup(file: &Path, wanted: Wanted<'_>) -> Option<String> {
     let metadata = fs::metadata(file).ok()?;
     if !metadata.is_file() {
-        tracing::warn!("password file \"{}\" is not a plain file", file.display());
+        tracing::warn!(
+            event = "password_file_ignored",
+            file = %file.display(),
+            "password file is not a plain file"
+        );
         return None;
     }
     if metadata.permissions().mode() & 0o077 != 0 {
         tracing::warn!(
-            "password file \"{}\" has group or world access; permissions should be u=rw (0600) or \
-             less",
-            file.display()
+            event = "password_file_ignored",
+            file = %file.display(),
+            "password file has group or world access; permissions should be u=rw (0600) or less"
         );
         return None;
     }

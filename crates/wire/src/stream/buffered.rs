@@ -329,7 +329,12 @@ pub(crate) fn header(bytes: &[u8]) -> Result<Option<(u8, usize)>> {
 pub(crate) fn log_notice(notice: &ServerError) {
     let (severity, message, code) = (&notice.severity, &notice.message, &notice.code);
     if severity == "WARNING" {
-        tracing::warn!(sqlstate = %code, detail = notice.detail(), "server: {severity}: {message}");
+        tracing::warn!(
+            event = "server_warning",
+            sqlstate = %code,
+            detail = notice.detail(),
+            "server: {severity}: {message}"
+        );
     } else {
         let detail = notice.detail();
         tracing::debug!(sqlstate = %code, detail, "server: {severity}: {message}");

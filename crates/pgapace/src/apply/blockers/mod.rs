@@ -222,12 +222,10 @@ impl WaitLog {
             self.named.push(blocker.pid);
             if blocker.pid == engine::blockers::PREPARED {
                 tracing::warn!(
-                    event = "lock_wait",
+                    event = "prepared_lock_wait",
                     subscription = self.subscription,
                     waiting,
-                    "applying waits for a lock of a prepared transaction on the subscriber; whoever \
-                     prepared it must COMMIT PREPARED or ROLLBACK PREPARED (see pg_prepared_xacts, and \
-                     pgapace prepared for those of a subscription)"
+                    "apply worker is waiting for a lock held by a prepared transaction"
                 );
                 continue;
             }
@@ -241,7 +239,7 @@ impl WaitLog {
                 application_name = shown(&blocker.application_name),
                 state = shown(&blocker.state),
                 query_start = shown(&blocker.query_start),
-                "applying waits for a lock of another session on the subscriber"
+                "apply worker is waiting for a lock held by another session"
             );
         }
     }

@@ -33,7 +33,12 @@ impl Leader<'_> {
         }
         let step = match step {
             TwoPhase::Commit(here) if self.parts.skip == Some(lsn) => {
-                tracing::warn!(lsn = %lsn, xid = %here.xid, "the transaction is skipped");
+                tracing::warn!(
+                    event = "transaction_skipped",
+                    lsn = %lsn,
+                    xid = %here.xid,
+                    "transaction was skipped"
+                );
                 self.counters.transactions_skipped += 1;
                 TwoPhase::Rollback(here)
             }
@@ -59,7 +64,12 @@ impl Leader<'_> {
         let later = self.parts.progress.positions().write;
         let skipped = self.parts.skip == Some(part.head.commit_lsn);
         if skipped && part.end_lsn.is_some() {
-            tracing::warn!(lsn = %part.head.commit_lsn, xid = %here.xid, "the transaction is skipped");
+            tracing::warn!(
+                event = "transaction_skipped",
+                lsn = %part.head.commit_lsn,
+                xid = %here.xid,
+                "transaction was skipped"
+            );
             self.counters.transactions_skipped += 1;
         }
         let mut tables = Vec::with_capacity(part.relations().len());
@@ -135,9 +145,9 @@ impl Leader<'_> {
     pub(super) fn name_overdue(&mut self) {
         for gid in self.parts.incoming.overdue(OVERDUE) {
             tracing::warn!(
+                event = "prepared_transaction_unresolved",
                 gid,
-                "a transaction is prepared on the publisher and not resolved: until it is, it keeps \
-                 the slot from moving on, or the locks of its rows on the subscriber (pgapace prepared)"
+                "transaction is prepared on the publisher and not resolved"
             );
         }
     }

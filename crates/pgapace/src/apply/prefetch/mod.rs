@@ -81,7 +81,11 @@ impl Prefetch {
         for (keys, took) in self.queue.take_samples() {
             let keys = u32::try_from(keys).unwrap_or(u32::MAX);
             if self.mode == Mode::Auto && self.decision.sampled(keys, took) {
-                tracing::info!(on = self.decision.is_on(), "reading ahead");
+                tracing::info!(
+                    event = "prefetch_switched",
+                    on = self.decision.is_on(),
+                    "prefetch was switched on or off"
+                );
             }
         }
         let on = self.mode == Mode::On || self.decision.is_on();

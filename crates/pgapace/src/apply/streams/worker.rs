@@ -283,8 +283,9 @@ impl State {
             let opened = self.open();
             if let Err(failure) = &opened {
                 tracing::warn!(
-                    %failure,
-                    "no session for an open transaction: it is applied when it has committed"
+                    event = "stream_session_failed",
+                    error = %failure,
+                    "could not open a session for a streamed transaction; it is applied after its commit"
                 );
             }
             self.session = Some(opened.map_err(Stop::Session)?);

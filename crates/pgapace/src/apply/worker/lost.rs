@@ -33,7 +33,12 @@ impl State {
         // The first parts of a large transaction are gone: the publisher sends it again.
         let opened = if self.desk.is_repeatable() && lost.transient {
             let backend = self.session.backend_pid();
-            tracing::info!(%lost, backend, "a worker's session is lost; opening another");
+            tracing::info!(
+                event = "session_lost",
+                %lost,
+                backend,
+                "apply worker lost its session; opening another"
+            );
             self.reopen(connect)
         } else {
             None

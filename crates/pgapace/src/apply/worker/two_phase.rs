@@ -37,10 +37,10 @@ impl State {
         }
         if prepared.is_given_up(&mut self.session)? {
             tracing::warn!(
+                event = "prepared_transaction_left_out",
                 xid = %prepared.xid,
                 gid = prepared.gid,
-                "the publisher has committed a transaction that was rolled back on the subscriber by \
-                 pgapace prepared: it is left out"
+                "publisher committed a prepared transaction that pgapace prepared rolled back here"
             );
             return Ok(());
         }

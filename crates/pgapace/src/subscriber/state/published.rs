@@ -164,7 +164,7 @@ impl Stale {
             since = %from,
             reason = %gap,
             decision,
-            "the table may lack changes that were not published"
+            "table may lack changes that were not published"
         );
     }
 }
