@@ -2,7 +2,6 @@
 
 pub(crate) mod check;
 pub(crate) mod completions;
-pub(crate) mod demo;
 pub(crate) mod drop;
 pub(crate) mod enable;
 pub(crate) mod output;
@@ -22,6 +21,8 @@ use wire::Session;
 use crate::config::{Settings, Site, Subscription, sites, subscriptions};
 use crate::error::{Class, Failure, Result};
 use crate::observe::logging::{self, LogFormat};
+#[cfg(feature = "demo")]
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state;
 
@@ -105,6 +106,7 @@ const ENABLE_HELP: &str = r#"Needs --subscriber and --name.
 Example:
   pgapace enable --subscriber postgresql://b/shop --name shop"#;
 
+#[cfg(feature = "demo")]
 const DEMO_HELP: &str = r#"Example:
   pgapace demo --duration 30 --clients 8 --publisher-version 15 --subscriber-version 18"#;
 
@@ -164,6 +166,7 @@ enum Command {
     #[command(after_help = DROP_HELP)]
     Drop(drop::DropArgs),
     /// Start two servers in a temporary directory, replicate a live load and compare
+    #[cfg(feature = "demo")]
     #[command(after_help = DEMO_HELP)]
     Demo(demo::DemoArgs),
     /// Write the completion script of a shell to standard output
@@ -236,7 +239,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Prepared(args) => prepared::run(&args),
         Command::Enable(args) => enable::run(&args),
         Command::Drop(args) => drop::run(&args),
-        Command::Demo(args) => demo::run(&args),
+        #[cfg(feature = "demo")]
+        Command::Demo(args) => run_demo(&args),
         Command::Completions(args) => {
             completions::run(&args);
             Ok(())
@@ -246,4 +250,18 @@ pub(crate) fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => output::fail(&failure),
     }
+}
+
+#[cfg(feature = "demo")]
+fn run_demo(args: &demo::DemoArgs) -> Result<()> {
+    let shutdown = Shutdown::on_signals()?;
+    let program = std::env::current_exe()
+        .map_err(|e| Failure::internal(format!("cannot find the program itself: {e}")))?;
+    demo::run(args, &program, &|| shutdown.requested()).map_err(|error| {
+        let class = match error {
+            demo::DemoError::TablesDiffer | demo::DemoError::Stuck { .. } => Class::Apply,
+            _ => Class::Internal,
+        };
+        Failure::new(class, error.to_string())
+    })
 }

@@ -1,19 +1,17 @@
-//! `pgapace demo`: two servers, a live load, a comparison; nothing is left behind.
+//! `pgapace demo`: two servers, a live load and a comparison. Nothing is left behind.
+#![forbid(unsafe_code)]
 
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::servers::{ServerBinaries, find_or_fetch, newest_local};
 use testbed::workload::tpcb::{self, Load, TpcbOptions};
 use testbed::{Cluster, Pair, Program, compare};
-
-use crate::cli::output;
-use crate::error::{Class, Failure, Result};
-use crate::stopping::shutdown::Shutdown;
 
 /// Fetched when no server is installed.
 const DEFAULT_MAJOR: u16 = 18;
@@ -26,9 +24,44 @@ const STUCK: Duration = Duration::from_secs(60);
 /// Between two lines where the display is not a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(2);
 
+/// Why the demo failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    /// The comparison found rows that differ.
+    #[error("the tables differ")]
+    TablesDiffer,
+    /// The subscriber does not catch up.
+    #[error("the subscriber makes no progress; {left} bytes are missing; the log says:\n{log}")]
+    Stuck {
+        /// WAL that the subscriber has not confirmed, in bytes.
+        left: i64,
+        /// What pgapace logged.
+        log: String,
+    },
+    /// pgapace exited.
+    #[error("pgapace exited unexpectedly; its log says:\n{0}")]
+    Exited(String),
+    /// The user stopped the demo.
+    #[error("the demo was interrupted")]
+    Interrupted,
+    /// A server or the load failed.
+    #[error(transparent)]
+    Server(#[from] testbed::Error),
+    /// A query of the demo failed.
+    #[error(transparent)]
+    Query(#[from] testbed::postgres::Error),
+    /// A file cannot be made.
+    #[error("cannot create a directory for the log: {0}")]
+    Directory(#[from] std::io::Error),
+}
+
+type Result<T, E = DemoError> = std::result::Result<T, E>;
+
+/// Arguments of the verb.
+///
 /// Example: pgapace demo --duration 30 --clients 8 --publisher-version 15 --subscriber-version 18
 #[derive(Debug, Args)]
-pub(crate) struct DemoArgs {
+pub struct DemoArgs {
     /// Seconds of load
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     duration: u64,
@@ -54,15 +87,18 @@ pub(crate) struct DemoArgs {
     keep: bool,
 }
 
-/// Runs the demo. It fails unless the tables are equal at the end.
-pub(crate) fn run(args: &DemoArgs) -> Result<()> {
-    let shutdown = Shutdown::on_signals()?;
+/// Runs the demo of `program`, which is pgapace. `stop` says whether the user asked for the end.
+///
+/// # Errors
+///
+/// If a server, the load or the program fails, and if the tables differ at the end.
+pub fn run(args: &DemoArgs, program: &Path, stop: &dyn Fn() -> bool) -> Result<()> {
     let publisher = binaries(args.publisher_version)?;
     let subscriber = match args.subscriber_version {
         Some(major) => binaries(Some(major))?,
         None => publisher.clone(),
     };
-    output::line(&format!(
+    line(&format!(
         "Starting a publisher (PostgreSQL {}) and a subscriber (PostgreSQL {}) ...",
         publisher.version(),
         subscriber.version()
@@ -70,22 +106,21 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     let pair = Pair::from_builders(
         Cluster::builder(&publisher).name("publisher").keep(args.keep),
         Cluster::builder(&subscriber).name("subscriber").keep(args.keep),
-    )
-    .map_err(|e| failed(&e))?;
-    let mut demo = Demo::prepare(&pair, args)?;
-    demo.replicate(args, &shutdown)?;
+    )?;
+    let mut demo = Demo::prepare(&pair, args, program)?;
+    demo.replicate(args, stop)?;
     let equal = demo.compare()?;
     demo.stop(args.keep)?;
     if args.keep {
         for cluster in [&pair.publisher, &pair.subscriber] {
-            output::line(&format!("Kept {}", cluster.data_dir().display()));
+            line(&format!("Kept {}", cluster.data_dir().display()));
         }
     }
     if equal {
-        output::line("The tables are equal.");
+        line("The tables are equal.");
         return Ok(());
     }
-    Err(Failure::new(Class::Apply, "the tables differ"))
+    Err(DemoError::TablesDiffer)
 }
 
 fn binaries(major: Option<u16>) -> Result<ServerBinaries> {
@@ -93,7 +128,7 @@ fn binaries(major: Option<u16>) -> Result<ServerBinaries> {
         Some(major) => find_or_fetch(major),
         None => newest_local().map_or_else(|| find_or_fetch(DEFAULT_MAJOR), Ok),
     };
-    found.map_err(|e| failed(&e))
+    Ok(found?)
 }
 
 struct Demo<'a> {
@@ -101,50 +136,23 @@ struct Demo<'a> {
     publisher: Client,
     subscriber: Client,
     process: Process,
-    _logs: Scratch,
-}
-
-/// A directory for the log of the program under demonstration.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::debug!(%error, "cannot remove the scratch directory");
-        }
-    }
-}
-
-impl Scratch {
-    fn new() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("pgapace-demo-{}", std::process::id()));
-        std::fs::create_dir_all(&path)
-            .map_err(|e| Failure::internal(format!("cannot create {}: {e}", path.display())))?;
-        Ok(Self(path))
-    }
-
-    fn path(&self) -> &Path {
-        &self.0
-    }
+    _logs: tempfile::TempDir,
 }
 
 impl<'a> Demo<'a> {
     /// Tables and publication on one side, empty tables on the other, pgapace in between.
-    fn prepare(pair: &'a Pair, args: &DemoArgs) -> Result<Self> {
-        output::line(&format!("Filling pgbench's tables, scale {} ...", args.scale));
+    fn prepare(pair: &'a Pair, args: &DemoArgs, program: &Path) -> Result<Self> {
+        line(&format!("Filling pgbench's tables, scale {} ...", args.scale));
         for cluster in [&pair.publisher, &pair.subscriber] {
-            cluster.create_database(DATABASE).map_err(|e| failed(&e))?;
+            cluster.create_database(DATABASE)?;
         }
-        let mut publisher = pair.publisher.connect(DATABASE).map_err(|e| failed(&e))?;
-        let mut subscriber = pair.subscriber.connect(DATABASE).map_err(|e| failed(&e))?;
-        tpcb::create_tables(&mut publisher, args.scale).map_err(|e| failed(&e))?;
-        tpcb::create_schema(&mut subscriber).map_err(|e| failed(&e))?;
+        let mut publisher = pair.publisher.connect(DATABASE)?;
+        let mut subscriber = pair.subscriber.connect(DATABASE)?;
+        tpcb::create_tables(&mut publisher, args.scale)?;
+        tpcb::create_schema(&mut subscriber)?;
         pair.publisher
-            .sql(DATABASE, &format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"))
-            .map_err(|e| failed(&e))?;
-        let program = std::env::current_exe()
-            .map_err(|e| Failure::internal(format!("cannot find the program itself: {e}")))?;
-        let logs = Scratch::new()?;
+            .sql(DATABASE, &format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"))?;
+        let logs = tempfile::tempdir()?;
         let log = logs.path().join("pgapace.log");
         let arguments = [
             "run",
@@ -161,16 +169,15 @@ impl<'a> Demo<'a> {
             .iter()
             .map(|a| if a.contains(' ') { format!("\"{a}\"") } else { (*a).to_owned() })
             .collect();
-        output::line(&format!("Running: pgapace {}", shown.join(" ")));
-        let process =
-            Program::new(program).args(arguments).spawn_logged(&log).map_err(|e| failed(&e))?;
+        line(&format!("Running: pgapace {}", shown.join(" ")));
+        let process = Program::new(program).args(arguments).spawn_logged(&log)?;
         Ok(Self { pair, publisher, subscriber, process, _logs: logs })
     }
 
     /// Load, then the wait until the subscriber has all of it.
-    fn replicate(&mut self, args: &DemoArgs, shutdown: &Shutdown) -> Result<()> {
+    fn replicate(&mut self, args: &DemoArgs, stop: &dyn Fn() -> bool) -> Result<()> {
         let mut display = Display::new();
-        self.wait_for_the_stream(&mut display, shutdown)?;
+        self.wait_for_the_stream(&mut display, stop)?;
         let load = Load::start(
             &self.pair.publisher.conninfo(DATABASE),
             usize::from(args.clients),
@@ -178,10 +185,9 @@ impl<'a> Demo<'a> {
                 duration: Some(Duration::from_secs(args.duration)),
                 ..TpcbOptions::default()
             },
-        )
-        .map_err(|e| failed(&e))?;
+        )?;
         let mut lags = Vec::new();
-        while load.is_running() && !shutdown.requested() {
+        while load.is_running() && !stop() {
             std::thread::sleep(LOOK);
             let lag = self.lag()?;
             let stats = load.stats();
@@ -189,21 +195,21 @@ impl<'a> Demo<'a> {
                 "{:>6.0} tps on the publisher   {:>9} transactions   lag {:>8}, {:.1} s",
                 stats.tps(),
                 stats.transactions,
-                output::size(lag.bytes),
+                size(lag.bytes),
                 lag.seconds
             ));
             lags.push(lag);
         }
-        let summary = load.stop().map_err(|e| failed(&e))?;
-        interrupted(shutdown)?;
-        let drained = self.wait_for_the_end(&mut display, shutdown)?;
+        let summary = load.stop()?;
+        interrupted(stop)?;
+        let drained = self.wait_for_the_end(&mut display, stop)?;
         display.bar.finish_and_clear();
         let stats = summary.stats;
         let worst = lags.iter().fold(Lag::default(), |worst, lag| Lag {
             bytes: worst.bytes.max(lag.bytes),
             seconds: worst.seconds.max(lag.seconds),
         });
-        output::line(&format!(
+        line(&format!(
             "Load: {} transactions in {:.1} s ({:.0} tps) from {} clients, {} failed",
             stats.transactions,
             stats.elapsed.as_secs_f64(),
@@ -211,28 +217,29 @@ impl<'a> Demo<'a> {
             args.clients,
             stats.failures
         ));
-        output::line(&format!(
+        line(&format!(
             "Replication: largest lag {} and {:.1} s; level {:.1} s after the load ended",
-            output::size(worst.bytes),
+            size(worst.bytes),
             worst.seconds,
             drained.as_secs_f64()
         ));
         Ok(())
     }
 
-    fn wait_for_the_stream(&mut self, display: &mut Display, shutdown: &Shutdown) -> Result<()> {
+    fn wait_for_the_stream(
+        &mut self,
+        display: &mut Display,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
         display.show("copying the tables".to_owned());
         loop {
-            interrupted(shutdown)?;
+            interrupted(stop)?;
             self.expect_running()?;
-            let streaming = self
-                .publisher
-                .query_opt(
-                    "SELECT 1 FROM pg_stat_replication WHERE application_name = $1 \
+            let streaming = self.publisher.query_opt(
+                "SELECT 1 FROM pg_stat_replication WHERE application_name = $1 \
                      AND state = 'streaming'",
-                    &[&SUBSCRIPTION],
-                )
-                .map_err(|e| Failure::new(Class::Publisher, e.to_string()))?;
+                &[&SUBSCRIPTION],
+            )?;
             if streaming.is_some() {
                 return Ok(());
             }
@@ -241,16 +248,17 @@ impl<'a> Demo<'a> {
     }
 
     /// Waits until everything written so far is durable on the subscriber.
-    fn wait_for_the_end(&mut self, display: &mut Display, shutdown: &Shutdown) -> Result<Duration> {
+    fn wait_for_the_end(
+        &mut self,
+        display: &mut Display,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Duration> {
         let started = Instant::now();
         let mut best = (i64::MAX, Instant::now());
-        let goal: String = self
-            .publisher
-            .query_one("SELECT pg_current_wal_lsn()::text", &[])
-            .map_err(|e| Failure::new(Class::Publisher, e.to_string()))?
-            .get(0);
+        let goal: String =
+            self.publisher.query_one("SELECT pg_current_wal_lsn()::text", &[])?.get(0);
         loop {
-            interrupted(shutdown)?;
+            interrupted(stop)?;
             self.expect_running()?;
             let left: i64 = self
                 .publisher
@@ -260,8 +268,7 @@ impl<'a> Demo<'a> {
                          FROM pg_stat_replication WHERE application_name = $1"
                     ),
                     &[&SUBSCRIPTION],
-                )
-                .map_err(|e| Failure::new(Class::Publisher, e.to_string()))?
+                )?
                 .get(0);
             if left <= 0 {
                 return Ok(started.elapsed());
@@ -269,37 +276,31 @@ impl<'a> Demo<'a> {
             if left < best.0 {
                 best = (left, Instant::now());
             } else if best.1.elapsed() > STUCK {
-                return Err(Failure::new(Class::Apply, "the subscriber gets no further")
-                    .detail(format!("{left} bytes are missing; the log says:\n{}", self.log())));
+                return Err(DemoError::Stuck { left, log: self.log() });
             }
-            display.show(format!("the load has ended, {} to go", output::size(left)));
+            display.show(format!("the load has ended, {} to go", size(left)));
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     fn lag(&mut self) -> Result<Lag> {
         self.expect_running()?;
-        let row = self
-            .publisher
-            .query_opt(
-                "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::int8, \
+        let row = self.publisher.query_opt(
+            "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::int8, \
                  coalesce(extract(epoch FROM replay_lag), 0)::float8 \
                  FROM pg_stat_replication WHERE application_name = $1 AND replay_lsn IS NOT NULL",
-                &[&SUBSCRIPTION],
-            )
-            .map_err(|e| Failure::new(Class::Publisher, e.to_string()))?;
+            &[&SUBSCRIPTION],
+        )?;
         Ok(row.map_or(Lag::default(), |row| Lag { bytes: row.get(0), seconds: row.get(1) }))
     }
 
     fn compare(&mut self) -> Result<bool> {
         let differences =
-            compare::compare_tables(&mut self.publisher, &mut self.subscriber, &tpcb::tables())
-                .map_err(|e| failed(&e))?;
+            compare::compare_tables(&mut self.publisher, &mut self.subscriber, &tpcb::tables())?;
         for table in tpcb::tables() {
-            let checksum =
-                compare::table_checksum(&mut self.subscriber, &table).map_err(|e| failed(&e))?;
+            let checksum = compare::table_checksum(&mut self.subscriber, &table)?;
             let difference = differences.iter().find(|d| d.table == table);
-            output::line(&match difference {
+            line(&match difference {
                 None => format!("  {table}: equal, {} rows", checksum.rows),
                 Some(difference) => format!("  {difference}"),
             });
@@ -308,23 +309,22 @@ impl<'a> Demo<'a> {
     }
 
     fn stop(&mut self, keep: bool) -> Result<()> {
-        self.process.terminate().map_err(|e| failed(&e))?;
-        let status = self.process.wait(Duration::from_secs(30)).map_err(|e| failed(&e))?;
+        self.process.terminate()?;
+        let status = self.process.wait(Duration::from_secs(30))?;
         if keep {
-            output::line(&self.log());
+            line(&self.log());
         }
         if status.success() {
             return Ok(());
         }
-        Err(Failure::new(Class::Internal, format!("pgapace ended with {status}"))
-            .detail(self.log()))
+        Err(DemoError::Exited(self.log()))
     }
 
     fn expect_running(&mut self) -> Result<()> {
         if self.process.is_running() {
             return Ok(());
         }
-        Err(Failure::new(Class::Internal, "pgapace has ended").detail(self.log()))
+        Err(DemoError::Exited(self.log()))
     }
 
     fn log(&self) -> String {
@@ -360,18 +360,20 @@ impl Display {
             self.bar.tick();
         } else if self.last_line.is_none_or(|last| last.elapsed() >= LINE_INTERVAL) {
             self.last_line = Some(Instant::now());
-            output::line(&text);
+            line(&text);
         }
     }
 }
 
-fn interrupted(shutdown: &Shutdown) -> Result<()> {
-    if shutdown.requested() {
-        return Err(Failure::new(Class::Internal, "the demo was interrupted"));
-    }
-    Ok(())
+fn interrupted(stop: &dyn Fn() -> bool) -> Result<()> {
+    if stop() { Err(DemoError::Interrupted) } else { Ok(()) }
 }
 
-fn failed(error: &testbed::Error) -> Failure {
-    Failure::new(Class::Internal, error.to_string())
+/// Writes a line to standard output. A reader that went away (`| head`) is no error.
+fn line(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+fn size(bytes: i64) -> HumanBytes {
+    HumanBytes(u64::try_from(bytes).unwrap_or(0))
 }
