@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use engine::key::KeyForm;
-use engine::net::{ChangeAt, Fold, Folder, TableRules};
+use engine::net::{ChangeAt, Folder, TableFolding, TableRules};
 use pgoutput::{
     Insert, Message, OldTuple, RelId, Tuple, TupleBuilder, Update, builder, decode_change,
 };
@@ -50,12 +50,12 @@ fn scattered(number: u32) -> u32 {
     number.wrapping_mul(2_654_435_761) % 1_000_000
 }
 
-fn rules(lane: u32, columns: usize, fold: Fold) -> TableRules {
+fn rules(lane: u32, columns: usize, fold: TableFolding) -> TableRules {
     TableRules { lane, columns, fold, updates_alone: false }
 }
 
-fn key() -> Fold {
-    Fold::Key(vec![(0, KeyForm::Bytes)])
+fn key() -> TableFolding {
+    TableFolding::Key(vec![(0, KeyForm::Bytes)])
 }
 
 /// pgbench's default transaction: accounts, tellers, branches, history.
@@ -80,8 +80,12 @@ fn tpcb() -> (Vec<TableRules>, Group) {
         group.update(2, branch.tuple());
         group.insert(3, history.tuple());
     }
-    let tables =
-        vec![rules(0, 4, key()), rules(1, 4, key()), rules(2, 3, key()), rules(3, 6, Fold::Append)];
+    let tables = vec![
+        rules(0, 4, key()),
+        rules(1, 4, key()),
+        rules(2, 3, key()),
+        rules(3, 6, TableFolding::Append),
+    ];
     (tables, group)
 }
 
@@ -119,7 +123,7 @@ fn whole_rows() -> (Vec<TableRules>, Group) {
             &Message::Update(Update { xid: None, relation: RelId(0), old, new: new.tuple() }),
         );
     }
-    (vec![rules(0, 3, Fold::WholeRow)], group)
+    (vec![rules(0, 3, TableFolding::WholeRow)], group)
 }
 
 fn fold(c: &mut Criterion) {

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use engine::history::Fate;
 use engine::key::KeyForm;
-use engine::net::{Fold, TableRules};
+use engine::net::{TableFolding, TableRules};
 use engine::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock, UniqueLock};
 use pgoutput::{Lsn, Timestamp, Xid};
 
@@ -856,11 +856,11 @@ fn locks(table: usize, full_identity: bool) -> LockRules {
 
 fn rules(table: usize) -> TableRules {
     let fold = match table {
-        FULL => Fold::WholeRow,
-        APPEND => Fold::Append,
-        UNCERTAIN => Fold::Never { barrier: false },
-        TRIGGERED => Fold::Never { barrier: true },
-        _ => Fold::Key(vec![(0, KeyForm::Integer)]),
+        FULL => TableFolding::WholeRow,
+        APPEND => TableFolding::Append,
+        UNCERTAIN => TableFolding::Never { barrier: false },
+        TRIGGERED => TableFolding::Never { barrier: true },
+        _ => TableFolding::Key(vec![(0, KeyForm::Integer)]),
     };
     let lane = u32::try_from(table).expect("few tables");
     TableRules { lane, columns: 4, fold, updates_alone: false }

@@ -9,14 +9,14 @@ use engine::assemble::PartLimits;
 use engine::dispatch::{Dispatch, DispatchSettings, Pacing, Step, TableId};
 use engine::group::GroupLimits;
 use engine::history::{Applied, Fate, HistoryError, Memory, Standpoint, Witness};
-use engine::net::Fold;
+use engine::net::TableFolding;
 use engine::progress::{FlushTicket, Progress, Range};
 use engine::relation::RemoteRelation;
 use engine::streaming::{Said, Streams};
 use engine::sync_lsn::already_applied;
 use engine::transaction::TransactionPart;
 use engine::work::{Table, TwoPhase};
-use engine::worker::Mode;
+use engine::worker::GroupMode;
 use engine::writeset::{LockRules, WritesetLimits};
 use pgoutput::{Decoder, Lsn, Message, Streaming};
 
@@ -121,7 +121,7 @@ impl Setting {
 pub(crate) struct TableMap {
     pub(crate) table: usize,
     pub(crate) locks: LockRules,
-    pub(crate) fold: Fold,
+    pub(crate) fold: TableFolding,
 }
 
 impl Table for TableMap {
@@ -134,7 +134,7 @@ impl Table for TableMap {
         Some(&self.locks)
     }
 
-    fn fold(&self) -> &Fold {
+    fn fold(&self) -> &TableFolding {
         &self.fold
     }
 
@@ -386,7 +386,7 @@ impl Leader {
                 incoming.read_spooled(next.xid, next.step.range.clone(), *parts)?;
             let tables = self.resolve(&part);
             let alone = |map: &Option<Arc<TableMap>>| {
-                map.as_ref().is_some_and(|map| matches!(map.fold, Fold::Never { .. }))
+                map.as_ref().is_some_and(|map| matches!(map.fold, TableFolding::Never { .. }))
             };
             if part.truncates() || tables.iter().any(alone) {
                 self.streams.abandon(next.xid);
@@ -396,7 +396,7 @@ impl Leader {
             let (after_applied, two_phase) = (false, None);
             let work = PlainWork { part, tables, predecessor, memory, after_applied, two_phase };
             let work = Work { plain: work, sabotage: self.sabotage };
-            self.streams.hand_over(&next, through, Box::new(work), Mode::Net, now);
+            self.streams.hand_over(&next, through, Box::new(work), GroupMode::Net, now);
         }
         self.end_stream()
     }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use engine::group::GroupSeq;
 use engine::progress::Range;
 use engine::streaming::{Said, Ticket};
-use engine::worker::{Dependent, Mode};
+use engine::worker::{Dependent, GroupMode};
 
 use crate::simulation::Sabotage;
 use crate::simulation::history::History;
@@ -163,8 +163,8 @@ impl StreamWorker {
                 }
                 let group = group_of(*work, mode);
                 match mode {
-                    Mode::Net => statements.extend(net(&group, None, false, history).0),
-                    Mode::Rows => {
+                    GroupMode::Net => statements.extend(net(&group, None, false, history).0),
+                    GroupMode::Rows => {
                         rows(&group.works[0], true, self.ordered, &mut statements);
                     }
                 }
@@ -182,7 +182,7 @@ impl StreamWorker {
                 self.undone = self.pending.len();
             }
             Order::Commit(work) => {
-                let group = group_of(*work, Mode::Net);
+                let group = group_of(*work, GroupMode::Net);
                 let mut statements = Vec::new();
                 if let Some(ending) = ending(&group, self.ordered) {
                     end(ending, &mut statements);
@@ -300,7 +300,7 @@ impl StreamWorker {
 }
 
 /// A part, as statements are made of it.
-fn group_of(work: Work, mode: Mode) -> Group {
+fn group_of(work: Work, mode: GroupMode) -> Group {
     let (seq, dependent, attempts) = (GroupSeq::NONE, Dependent::default(), 0);
     Group { seq, works: vec![work], mode, dependent, attempts, more: false }
 }

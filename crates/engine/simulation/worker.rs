@@ -8,14 +8,14 @@ use std::sync::Arc;
 use engine::dispatch::{Dispatchable, LockError, Locks, Pacing, TableId};
 use engine::group::{GroupSeq, Size};
 use engine::history::Memory;
-use engine::net::{ChangeAt, Fold, Folder, Old, Row as NetRow, Segment, Step};
+use engine::net::{ChangeAt, Folder, Old, Row as NetRow, Segment, Step, TableFolding};
 use engine::order::{CommitOrder, Ended, Waits};
 use engine::progress::Range;
 use engine::transaction::Touched;
 use engine::work::TwoPhase;
 use engine::worker::{
-    Accounted, Again, Awaited, Craft, Dependent, Desk, Failed, Found, Further, Mode, Next, Start,
-    Task, Verdict,
+    AfterReply, Awaited, Dependent, ErrorKind, Further, GroupMember, GroupMode, Next, Outcome,
+    Retry, Start, Verdict, WorkerGroups, WorkerTypes,
 };
 use pgoutput::{Column, Lsn, Message, OldTuple, Tuple, Xid};
 
@@ -44,7 +44,7 @@ impl Deref for Work {
     }
 }
 
-impl Task for Work {
+impl GroupMember for Work {
     fn end(&self) -> Option<Lsn> {
         self.plain.end()
     }
@@ -159,12 +159,12 @@ impl Awaited for Pending {
 /// Commands to the model of a subscriber.
 struct Simulated;
 
-impl Craft for Simulated {
-    type Task = Work;
+impl WorkerTypes for Simulated {
+    type Member = Work;
     type Statements = Vec<Command>;
     type Awaited = Pending;
     type Ending = Ending;
-    type Mark = ();
+    type EncoderPosition = ();
 }
 
 type InFlight = engine::worker::InFlight<Simulated>;
@@ -227,7 +227,7 @@ pub(crate) struct Worker {
     number: usize,
     ordered: bool,
     pub(crate) mail: VecDeque<Mail>,
-    desk: Desk<Simulated>,
+    desk: WorkerGroups<Simulated>,
     /// Queued on the session, and not sent.
     unsent: Vec<Command>,
     ranges: Vec<Range>,
@@ -240,7 +240,7 @@ impl Worker {
             number,
             ordered,
             mail: VecDeque::new(),
-            desk: Desk::new(ordered, far, pacing),
+            desk: WorkerGroups::new(ordered, far, pacing),
             unsent: Vec::new(),
             ranges: Vec::new(),
             prepared: Vec::new(),
@@ -338,7 +338,7 @@ impl Worker {
                 dependent.push((Command::Nothing, Pending::Net(0)));
             }
             (free, Some(dependent.into_iter().unzip()), ending(&group, self.ordered))
-        } else if mode == Mode::Net {
+        } else if mode == GroupMode::Net {
             let (mut statements, sure) = net(&group, None, counted, history);
             match ending(&group, self.ordered) {
                 Some(ending) if counted && sure => {
@@ -433,10 +433,10 @@ impl Worker {
             return Ok(());
         }
         around.note(|| format!("group {} gives way", group.0));
-        self.start_recovery(Again::GivenWay, around)
+        self.start_recovery(Retry::GivenWay, around)
     }
 
-    fn start_recovery(&mut self, again: Again, around: &mut Around<'_>) -> Result<()> {
+    fn start_recovery(&mut self, again: Retry, around: &mut Around<'_>) -> Result<()> {
         let Some(needs_sync) = self.desk.start_recovery(again) else { return Ok(()) };
         let (number, first) = (self.number, self.desk.first().map(|first| first.group.seq.0));
         around.note(|| format!("worker {number}: group {first:?} again: {again:?}"));
@@ -527,15 +527,17 @@ impl Worker {
             return Err(wrong("the subscriber rolled a transaction back at COMMIT"));
         };
         let found = match pending {
-            Some(Pending::Net(rows)) if rows != affected => Found::OtherRows,
-            Some(Pending::Change) if affected == 0 => Found::Missing,
+            Some(Pending::Net(rows)) if rows != affected => Outcome::OtherRows,
+            Some(Pending::Change) if affected == 0 => Outcome::Missing,
             Some(Pending::Sync(_)) | None => {
                 return Err(wrong("the subscriber completed a statement nobody sent"));
             }
-            _ => Found::AsExpected,
+            _ => Outcome::AsExpected,
         };
         match self.desk.judge(found) {
-            Verdict::Counts if found == Found::Missing => Err(wrong("P7: the oldest misses a row")),
+            Verdict::Counts if found == Outcome::Missing => {
+                Err(wrong("P7: the oldest misses a row"))
+            }
             Verdict::Counts => self.account(around),
             verdict => self.follow(verdict, around),
         }
@@ -544,8 +546,8 @@ impl Worker {
     /// Does what a verdict says that is not [`Verdict::Counts`].
     fn follow(&mut self, verdict: Verdict, around: &mut Around<'_>) -> Result<()> {
         match verdict {
-            Verdict::Again(again) => self.start_recovery(again, around),
-            Verdict::After(_) => self.start_recovery(Again::Later, around),
+            Verdict::Retry(again) => self.start_recovery(again, around),
+            Verdict::After(_) => self.start_recovery(Retry::Later, around),
             Verdict::SentAgain(through) => Err(Failure::Run(through)),
             Verdict::Stops | Verdict::Counts => Err(Failure::Run(Lsn(0))),
         }
@@ -553,8 +555,8 @@ impl Worker {
 
     fn account(&mut self, around: &mut Around<'_>) -> Result<()> {
         match self.desk.account() {
-            Accounted::More | Accounted::Through(_) => Ok(()),
-            Accounted::Open => {
+            AfterReply::More | AfterReply::Through(_) => Ok(()),
+            AfterReply::Open => {
                 self.advance(around);
                 self.send(around)
             }
@@ -570,7 +572,7 @@ impl Worker {
             let group = first.group.seq.0;
             let passes = fault == Fault::Passing;
             let verdict =
-                self.desk.judge_error(if passes { Failed::Soon } else { Failed::Lasting });
+                self.desk.judge_error(if passes { ErrorKind::Soon } else { ErrorKind::Lasting });
             if verdict == Verdict::Stops && !passes {
                 return Err(Failure::Wrong(format!(
                     "P7: the oldest, group {group}, fails by rows: {fault:?}"
@@ -771,7 +773,7 @@ fn set(
     statements: &mut Statements,
 ) -> bool {
     let table = segment.table;
-    let keyed = matches!(history.rules[table].fold, Fold::Key(_));
+    let keyed = matches!(history.rules[table].fold, TableFolding::Key(_));
     debug_assert!(keyed == is_keyed(table), "tables are what they are");
     let mut sure = true;
     let mut push = |ops: Vec<RowOp>, found: bool, inserts: bool| {

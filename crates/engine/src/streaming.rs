@@ -27,7 +27,7 @@ use crate::assemble::Subtransactions;
 use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
 use crate::streaming::executable::{Executable, Pressure, Step, Undo};
-use crate::worker::Mode;
+use crate::worker::GroupMode;
 
 /// What the number of a group would be, for those who look who waits for whom: after all others.
 const NUMBERS: u64 = u64::MAX - (1 << 20);
@@ -43,7 +43,7 @@ pub enum Order<W> {
         /// The changes.
         work: W,
         /// How they are applied.
-        mode: Mode,
+        mode: GroupMode,
         /// The savepoint, by number.
         savepoint: Option<usize>,
     },
@@ -374,7 +374,14 @@ impl<W> Streams<W> {
     }
 
     /// Hands changes over that were read, up to this place.
-    pub fn hand_over(&mut self, next: &NextPart, through: u64, work: W, mode: Mode, now: Duration) {
+    pub fn hand_over(
+        &mut self,
+        next: &NextPart,
+        through: u64,
+        work: W,
+        mode: GroupMode,
+        now: Duration,
+    ) {
         let Some(stream) = self.open.get_mut(&next.xid) else { return };
         stream.early.take(&next.step, through);
         stream.fed = now;

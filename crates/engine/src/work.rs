@@ -7,9 +7,9 @@ use pgoutput::Lsn;
 use crate::dispatch::{Dispatchable, LockError, Locks, TableId};
 use crate::group::Size;
 use crate::history::Memory;
-use crate::net::Fold;
+use crate::net::TableFolding;
 use crate::transaction::{Touched, TransactionPart};
-use crate::worker::Task;
+use crate::worker::GroupMember;
 use crate::writeset::LockRules;
 
 /// A table of the subscriber, as far as the leader and the workers decide by it.
@@ -21,7 +21,7 @@ pub trait Table {
     fn locks(&self) -> Option<&LockRules>;
 
     /// How its changes are folded.
-    fn fold(&self) -> &Fold;
+    fn fold(&self) -> &TableFolding;
 
     /// Whether rules decide about its conflicts.
     fn is_under_rules(&self) -> bool;
@@ -94,7 +94,7 @@ impl<M: Table, P> Work<M, P> {
     }
 }
 
-impl<M: Table, P> Task for Work<M, P> {
+impl<M: Table, P> GroupMember for Work<M, P> {
     fn end(&self) -> Option<Lsn> {
         self.part.end_lsn
     }
@@ -112,7 +112,7 @@ impl<M: Table, P> Task for Work<M, P> {
     }
 
     fn runs_user_code(&self) -> bool {
-        self.maps().any(|map| *map.fold() == Fold::Never { barrier: true })
+        self.maps().any(|map| *map.fold() == TableFolding::Never { barrier: true })
     }
 
     fn is_under_rules(&self) -> bool {

@@ -26,7 +26,7 @@ pub(crate) enum OriginFilter {
 /// How changes are applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum ApplyMode {
+pub(crate) enum ApplyModeSetting {
     /// As sets of net changes, where that means the same.
     Auto,
     /// Every change as it was sent, every transaction alone.
@@ -398,7 +398,7 @@ pub(crate) struct Settings {
     /// as it was sent [default: auto]
     #[arg(long, value_enum, value_name = "MODE", env = "PGAPACE_APPLY_MODE")]
     #[serde(rename = "apply-mode", alias = "apply_mode")]
-    pub(crate) apply_mode: Option<ApplyMode>,
+    pub(crate) apply_mode: Option<ApplyModeSetting>,
 
     /// What is done about a type of conflict, for all tables or for one; repeat it. Types:
     /// insert_exists, update_exists, multiple_unique_conflicts, update_missing, delete_missing,
@@ -604,7 +604,7 @@ impl Settings {
             deadlock_timeout,
             prefetch: self.prefetch.unwrap_or(Prefetch::Off),
             group_transactions: self.group_transactions.unwrap_or_default(),
-            apply_mode: self.apply_mode.unwrap_or(ApplyMode::Auto),
+            apply_mode: self.apply_mode.unwrap_or(ApplyModeSetting::Auto),
             on_conflict: Policy::new(self.on_conflict.unwrap_or_default()),
             on_table_error: self.on_table_error.unwrap_or(OnTableError::Stop),
             conflict_retention: match self.conflict_retention.unwrap_or(30) {
@@ -676,7 +676,7 @@ pub(crate) struct Subscription {
     pub(crate) deadlock_timeout: Duration,
     pub(crate) prefetch: Prefetch,
     pub(crate) group_transactions: GroupTransactions,
-    pub(crate) apply_mode: ApplyMode,
+    pub(crate) apply_mode: ApplyModeSetting,
     pub(crate) on_conflict: Policy,
     pub(crate) on_table_error: OnTableError,
     /// `None` for ever.

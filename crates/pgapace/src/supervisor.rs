@@ -33,7 +33,7 @@ use crate::apply::sessions::Share;
 use crate::apply::streams::Streams;
 use crate::apply::tables::Tables;
 use crate::apply::worker::{Connect, Identity, Lost};
-use crate::config::{self, ApplyMode, OnTableError, Subscription as Config};
+use crate::config::{self, ApplyModeSetting, OnTableError, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::history;
@@ -1014,8 +1014,8 @@ impl Supervisor<'_> {
                 bytes: self.part_bytes(),
             },
             rows_through: match self.config.apply_mode {
-                ApplyMode::Auto => self.rows_through,
-                ApplyMode::Row => Lsn(u64::MAX),
+                ApplyModeSetting::Auto => self.rows_through,
+                ApplyModeSetting::Row => Lsn(u64::MAX),
             },
             deadlock_timeout: self.config.deadlock_timeout,
         }
@@ -1032,7 +1032,7 @@ impl Supervisor<'_> {
             (_, Some(number)) => number.get(),
             // A transaction that is applied by rows ends alone, so several workers share them best
             // one by one.
-            (ApplyMode::Row, None) if config.workers > 1 => 1,
+            (ApplyModeSetting::Row, None) if config.workers > 1 => 1,
             (_, None) => GROUP_TRANSACTIONS,
         }
     }

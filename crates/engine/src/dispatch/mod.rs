@@ -51,11 +51,11 @@ pub use workers::{Leaves, Want, Workers};
 
 use crate::group::{Batcher, GroupLimits, GroupSeq, Size};
 use crate::order::Waits;
-use crate::worker::{Dependent, Group, Mode, Task};
+use crate::worker::{Dependent, Group, GroupMember, GroupMode};
 use crate::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 
 /// A part of a transaction, as far as dispatch decides by it.
-pub trait Dispatchable: Task {
+pub trait Dispatchable: GroupMember {
     /// What it counts for in a group.
     fn size(&self) -> Size;
 
@@ -383,11 +383,11 @@ impl<T: Dispatchable> Dispatch<T> {
         Ok(if ends { Dependent { waits: writeset.close(), changes } } else { Dependent::default() })
     }
 
-    fn mode(&self, works: &[T]) -> Mode {
+    fn mode(&self, works: &[T]) -> GroupMode {
         let by_rows = works.first().is_some_and(|work| {
             work.commit_lsn() <= self.settings.rows_through || work.size().by_rows || work.is_step()
         });
-        if by_rows { Mode::Rows } else { Mode::Net }
+        if by_rows { GroupMode::Rows } else { GroupMode::Net }
     }
 
     /// A worker is through with its first groups, and these groups have ended. Whether the worker is to

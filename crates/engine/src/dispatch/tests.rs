@@ -8,7 +8,7 @@ use super::{
 use crate::group::{GroupLimits, GroupSeq, Size};
 use crate::key::KeyForm;
 use crate::order::Waits;
-use crate::worker::{Group, Mode, Task};
+use crate::worker::{Group, GroupMember, GroupMode};
 use crate::writeset::{LockColumn, LockRules, RowLock, WritesetLimits};
 
 /// A transaction that inserts one row.
@@ -44,7 +44,7 @@ fn of_kind(key: u64, kind: Kind) -> Insertion {
     Insertion { kind, ..row(key) }
 }
 
-impl Task for Insertion {
+impl GroupMember for Insertion {
     fn end(&self) -> Option<Lsn> {
         self.last.then_some(Lsn(self.commit + 1))
     }
@@ -161,7 +161,7 @@ fn a_lone_transaction_goes_to_the_first_idle_worker_at_once() {
     for key in 1..5 {
         dispatch.push(row(key));
         let (worker, group) = handed(&mut dispatch, at(key)).expect("nobody is busy");
-        assert_eq!((worker, group.seq, group.mode), (0, GroupSeq(key), Mode::Net));
+        assert_eq!((worker, group.seq, group.mode), (0, GroupSeq(key), GroupMode::Net));
         assert!(matches!(kept(&mut dispatch, at(key)), Step::Nothing));
         dispatch.answered(worker, 1, &[group.seq], at(key));
     }
@@ -256,7 +256,7 @@ fn the_end_of_a_prepared_transaction_is_a_barrier() {
     let waits = (1..).zip(kinds).map(|(key, kind)| {
         dispatch.push(of_kind(key, kind));
         let (_, group) = handed(&mut dispatch, at(key * 2)).expect("one is free");
-        assert_eq!(group.mode, if kind == Kind::End { Mode::Rows } else { Mode::Net });
+        assert_eq!(group.mode, if kind == Kind::End { GroupMode::Rows } else { GroupMode::Net });
         group.dependent.waits.through.0
     });
     assert_eq!(waits.collect::<Vec<_>>(), [0, 1, 2]);
@@ -296,7 +296,10 @@ fn user_code_and_what_failed_as_sets_is_applied_change_by_change() {
         dispatch.answered(worker, 1, &[group.seq], at(1));
         group.mode
     });
-    assert_eq!(modes.collect::<Vec<_>>(), [Mode::Rows, Mode::Rows, Mode::Net, Mode::Rows]);
+    assert_eq!(
+        modes.collect::<Vec<_>>(),
+        [GroupMode::Rows, GroupMode::Rows, GroupMode::Net, GroupMode::Rows]
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ use pgoutput::{Message, Tuple};
 use super::merge::inserted;
 use super::{Row, Segment};
 
-/// An open segment under [`Fold::Append`](super::Fold::Append).
+/// An open segment under [`TableFolding::Append`](super::TableFolding::Append).
 #[derive(Debug, Default)]
 pub(super) struct Append<'a> {
     columns: usize,

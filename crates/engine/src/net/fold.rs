@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use super::append::Append;
 use super::keyed::Keyed;
 use super::whole_row::WholeRow;
-use super::{ChangeAt, Fold, Segment, Step, TableRules};
+use super::{ChangeAt, Segment, Step, TableFolding, TableRules};
 
 /// Folds the changes of one group. `'a` is the life of the received bytes.
 #[derive(Debug)]
@@ -64,13 +64,13 @@ impl<'t, 'a> Folder<'t, 'a> {
     pub fn push(&mut self, at: ChangeAt, table: usize, message: &Message<'a>) {
         let rules = &self.tables[table];
         let alone = match rules.fold {
-            Fold::Never { barrier } => {
+            TableFolding::Never { barrier } => {
                 if barrier {
                     self.close_all();
                 }
                 true
             }
-            Fold::Key(_) | Fold::WholeRow | Fold::Append => {
+            TableFolding::Key(_) | TableFolding::WholeRow | TableFolding::Append => {
                 rules.updates_alone && matches!(message, Message::Update(_))
             }
         };
@@ -85,7 +85,10 @@ impl<'t, 'a> Folder<'t, 'a> {
     /// # Panics
     /// When there is no such table version.
     pub fn push_truncate(&mut self, at: ChangeAt, tables: &[usize]) {
-        if tables.iter().any(|&table| self.tables[table].fold == Fold::Never { barrier: true }) {
+        if tables
+            .iter()
+            .any(|&table| self.tables[table].fold == TableFolding::Never { barrier: true })
+        {
             self.close_all();
         }
         for &table in tables {
@@ -151,10 +154,10 @@ impl<'t, 'a> Folder<'t, 'a> {
 impl<'t, 'a> Collector<'t, 'a> {
     fn new(rules: &'t TableRules) -> Self {
         match &rules.fold {
-            Fold::Key(key) => Self::Keyed(Keyed::new(key, rules.columns)),
-            Fold::WholeRow => Self::WholeRow(WholeRow::new(rules.columns)),
-            Fold::Append => Self::Append(Append::new(rules.columns)),
-            Fold::Never { .. } => Self::None,
+            TableFolding::Key(key) => Self::Keyed(Keyed::new(key, rules.columns)),
+            TableFolding::WholeRow => Self::WholeRow(WholeRow::new(rules.columns)),
+            TableFolding::Append => Self::Append(Append::new(rules.columns)),
+            TableFolding::Never { .. } => Self::None,
         }
     }
 

@@ -13,7 +13,7 @@ use super::merge::{inserted, overwrite};
 use super::{Old, Row, Segment, Update};
 use crate::key::KeyForm;
 
-/// An open segment under [`Fold::Key`](super::Fold::Key).
+/// An open segment under [`TableFolding::Key`](super::TableFolding::Key).
 #[derive(Debug)]
 pub(super) struct Keyed<'t, 'a> {
     key: &'t [(usize, KeyForm)],

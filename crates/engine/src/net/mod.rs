@@ -43,7 +43,7 @@ pub struct TableRules {
     /// Number of published columns: a tuple of another size is left to row mode, which refuses it.
     pub columns: usize,
     /// How rows are told apart.
-    pub fold: Fold,
+    pub fold: TableFolding,
     /// Updates are executed one by one (a column that UPDATE cannot set is published, and only the
     /// subscriber knows whether it changed).
     pub updates_alone: bool,
@@ -51,7 +51,7 @@ pub struct TableRules {
 
 /// How rows of a table are told apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fold {
+pub enum TableFolding {
     /// By columns that find at most one row on the subscriber: index of the published column, and when
     /// two of its values are equal there.
     Key(Vec<(usize, KeyForm)>),
@@ -78,8 +78,8 @@ pub enum Step<'a> {
 }
 
 /// Net changes of one table version, each of another row: executed as absent, deletes, updates,
-/// inserts. Only under [`Fold::Key`] a row may stand in two of them: deleted, then inserted. Under
-/// [`Fold::WholeRow`] the rows are not distinct but counted; then all updates must be matched with
+/// inserts. Only under [`TableFolding::Key`] a row may stand in two of them: deleted, then inserted. Under
+/// [`TableFolding::WholeRow`] the rows are not distinct but counted; then all updates must be matched with
 /// rows before any is written, because one may leave what another looks for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Segment<'a> {
@@ -88,7 +88,7 @@ pub struct Segment<'a> {
     /// Rows that were inserted and deleted again: a delete of them must find nothing.
     pub absent: Vec<Row<'a>>,
     /// Rows to delete: each must be found. Only the columns that find the row have values.
-    /// Under [`Fold::Key`] deletes, updates and absent rows are sorted by the forms of their keys:
+    /// Under [`TableFolding::Key`] deletes, updates and absent rows are sorted by the forms of their keys:
     /// neighbours lie together, and locks are taken in one order everywhere.
     pub deletes: Vec<Old<'a>>,
     /// Rows to update: each must be found.
@@ -113,10 +113,10 @@ impl Segment<'_> {
 pub struct Old<'a> {
     /// Its columns.
     pub row: Row<'a>,
-    /// Under [`Fold::WholeRow`]: number of the equal rows it belongs to, counted from 0 over the
+    /// Under [`TableFolding::WholeRow`]: number of the equal rows it belongs to, counted from 0 over the
     /// deletes and updates of the segment. Otherwise 0.
     pub class: u32,
-    /// Under [`Fold::WholeRow`]: its number among the deletes (or among the updates) of its class,
+    /// Under [`TableFolding::WholeRow`]: its number among the deletes (or among the updates) of its class,
     /// counted from 0. Otherwise 0.
     pub nth: u32,
 }
@@ -124,7 +124,7 @@ pub struct Old<'a> {
 /// A row and its new values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Update<'a> {
-    /// The row to find under [`Fold::WholeRow`]; under [`Fold::Key`] the key columns of `new` find
+    /// The row to find under [`TableFolding::WholeRow`]; under [`TableFolding::Key`] the key columns of `new` find
     /// it, and this is `None`.
     pub old: Option<Old<'a>>,
     /// New values. `Unchanged` columns keep what the subscriber has. Key columns always have a value.

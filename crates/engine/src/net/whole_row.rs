@@ -20,7 +20,7 @@ use rustc_hash::FxHasher;
 use super::merge::{filled, has_unchanged, inserted};
 use super::{Old, Row, Segment, Update};
 
-/// An open segment under [`Fold::WholeRow`](super::Fold::WholeRow).
+/// An open segment under [`TableFolding::WholeRow`](super::TableFolding::WholeRow).
 #[derive(Debug)]
 pub(super) struct WholeRow<'a> {
     columns: usize,

@@ -8,7 +8,7 @@ use pgoutput::Lsn;
 use crate::group::GroupSeq;
 use crate::order::Ended;
 use crate::worker::halving::Fallback;
-use crate::worker::{Awaited, Craft, Desk, Group, InFlight, Mode, Task};
+use crate::worker::{Awaited, Group, GroupMember, GroupMode, InFlight, WorkerGroups, WorkerTypes};
 
 /// How often the oldest group is tried again after an error that may pass by itself (a deadlock
 /// with a user of the subscriber), before the run ends and another begins.
@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// How the first group in flight is carried out again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Again {
+pub enum Retry {
     /// As it was, when it is the oldest.
     Later,
     /// The same, because an earlier group needs its locks.
@@ -31,7 +31,7 @@ pub enum Again {
 
 /// What was found of the first group in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum Outcome {
     /// What a statement must do.
     AsExpected,
     /// Net changes affected another number of rows.
@@ -44,7 +44,7 @@ pub enum Found {
 
 /// Of which kind an error is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failed {
+pub enum ErrorKind {
     /// Another attempt soon may not meet it: a deadlock, a statement that was cancelled.
     Soon,
     /// Another run may not meet it.
@@ -58,8 +58,8 @@ pub enum Failed {
 pub enum Verdict {
     /// It goes on.
     Counts,
-    /// It is carried out again: see [`Desk::start_recovery`].
-    Again(Again),
+    /// It is carried out again: see [`WorkerGroups::start_recovery`].
+    Retry(Retry),
     /// It is carried out again after a pause, as it was.
     After(Duration),
     /// The run ends. Its first parts are gone: the publisher has to send it again, and what commits
@@ -70,7 +70,7 @@ pub enum Verdict {
 }
 
 /// What an answer was that was counted.
-pub enum Accounted<C: Craft> {
+pub enum AfterReply<C: WorkerTypes> {
     /// Not the last one.
     More,
     /// The last one to what was sent: more of the group may be sent.
@@ -79,7 +79,7 @@ pub enum Accounted<C: Craft> {
     Through(InFlight<C>),
 }
 
-impl<C: Craft> Desk<C> {
+impl<C: WorkerTypes> WorkerGroups<C> {
     /// Whether answers are still to come.
     #[must_use]
     pub fn is_awaiting(&self) -> bool {
@@ -124,35 +124,35 @@ impl<C: Craft> Desk<C> {
 
     /// Judges a completed statement of the first group in flight.
     #[must_use]
-    pub fn judge(&self, found: Found) -> Verdict {
+    pub fn judge(&self, found: Outcome) -> Verdict {
         let first = self.in_flight.front();
         match (found, first) {
-            (Found::AsExpected, _) => Verdict::Counts,
-            (_, Some(first)) if first.early => Verdict::Again(Again::Later),
-            (Found::Refused, _) => Verdict::Stops,
-            (Found::OtherRows, Some(first)) => by_rows(&first.group),
+            (Outcome::AsExpected, _) => Verdict::Counts,
+            (_, Some(first)) if first.early => Verdict::Retry(Retry::Later),
+            (Outcome::Refused, _) => Verdict::Stops,
+            (Outcome::OtherRows, Some(first)) => by_rows(&first.group),
             // A single change among sets; rules may say something about it.
-            (Found::Missing, Some(first)) if first.has_rules() => by_rows(&first.group),
-            (Found::Missing | Found::OtherRows, _) => Verdict::Counts,
+            (Outcome::Missing, Some(first)) if first.has_rules() => by_rows(&first.group),
+            (Outcome::Missing | Outcome::OtherRows, _) => Verdict::Counts,
         }
     }
 
     /// Judges an error of the first group in flight.
     #[must_use]
-    pub fn judge_error(&self, error: Failed) -> Verdict {
+    pub fn judge_error(&self, error: ErrorKind) -> Verdict {
         let Some(InFlight { group, early, .. }) = self.in_flight.front() else {
             return Verdict::Stops;
         };
         if *early {
-            return Verdict::Again(Again::Later);
+            return Verdict::Retry(Retry::Later);
         }
         match error {
-            Failed::Soon if group.is_whole() && group.attempts < ATTEMPTS => {
+            ErrorKind::Soon if group.is_whole() && group.attempts < ATTEMPTS => {
                 Verdict::After(PAUSE * (1 << group.attempts))
             }
-            Failed::Soon | Failed::Transient => Verdict::Stops,
-            Failed::Lasting if group.mode == Mode::Rows => Verdict::Stops,
-            Failed::Lasting => by_rows(group),
+            ErrorKind::Soon | ErrorKind::Transient => Verdict::Stops,
+            ErrorKind::Lasting if group.mode == GroupMode::Rows => Verdict::Stops,
+            ErrorKind::Lasting => by_rows(group),
         }
     }
 
@@ -161,22 +161,22 @@ impl<C: Craft> Desk<C> {
     #[must_use]
     pub fn judge_incomplete(&self) -> Verdict {
         match self.in_flight.back() {
-            Some(InFlight { group, .. }) if group.mode == Mode::Net => by_rows(group),
+            Some(InFlight { group, .. }) if group.mode == GroupMode::Net => by_rows(group),
             _ => Verdict::Stops,
         }
     }
 
     /// Counts an answer of the first group in flight, and lets it go when all are there.
-    pub fn account(&mut self) -> Accounted<C> {
-        let Some(first) = self.in_flight.front_mut() else { return Accounted::More };
+    pub fn account(&mut self) -> AfterReply<C> {
+        let Some(first) = self.in_flight.front_mut() else { return AfterReply::More };
         first.awaited -= 1;
         if first.awaited > 0 {
-            return Accounted::More;
+            return AfterReply::More;
         }
         if first.is_open() {
-            return Accounted::Open;
+            return AfterReply::Open;
         }
-        self.let_go().map_or(Accounted::More, Accounted::Through)
+        self.let_go().map_or(AfterReply::More, AfterReply::Through)
     }
 
     /// The first group in flight is through.
@@ -212,7 +212,7 @@ impl<C: Craft> Desk<C> {
     /// The first group in flight is to be carried out again. Returns whether a Sync must be sent for
     /// that, whose answer is awaited from now on: without one the server skips whatever comes, for ever.
     /// `None` if another reason came first.
-    pub fn start_recovery(&mut self, again: Again) -> Option<bool> {
+    pub fn start_recovery(&mut self, again: Retry) -> Option<bool> {
         if self.recovering.is_some() {
             return None;
         }
@@ -239,12 +239,12 @@ impl<C: Craft> Desk<C> {
     }
 
     /// Puts everything in flight back into the queue.
-    fn requeue(&mut self, again: Again) {
+    fn requeue(&mut self, again: Retry) {
         let ready = self.ready.drain(..).map(|ready| ready.group);
         let in_flight = self.in_flight.drain(..).chain(ready);
         let mut groups: VecDeque<_> = in_flight.map(InFlight::into_rest).collect();
         let fallback = match groups.front_mut() {
-            Some(first) if again == Again::ByRows && first.mode == Mode::Net => {
+            Some(first) if again == Retry::ByRows && first.mode == GroupMode::Net => {
                 // Not one attempt of those after which an error is not one that passes.
                 first.attempts = first.attempts.max(1);
                 self.halving.failed(first)
@@ -262,10 +262,12 @@ impl<C: Craft> Desk<C> {
                 let second = groups.front_mut().map(Group::halve);
                 second.into_iter().for_each(|second| groups.insert(1, second));
             }
-            Fallback::Rows => groups.iter_mut().take(1).for_each(|first| first.mode = Mode::Rows),
+            Fallback::Rows => {
+                groups.iter_mut().take(1).for_each(|first| first.mode = GroupMode::Rows);
+            }
             Fallback::AllRows => {
                 let pieces = groups.iter_mut().take_while(|group| Some(group.seq) == seq);
-                pieces.for_each(|piece| piece.mode = Mode::Rows);
+                pieces.for_each(|piece| piece.mode = GroupMode::Rows);
             }
         }
         self.queue = groups;
@@ -311,16 +313,16 @@ impl<C: Craft> Desk<C> {
             self.let_go();
         }
         self.recovering = None;
-        self.requeue(Again::Later);
+        self.requeue(Retry::Later);
         let is_committed = |one: &C::Awaited| one.commits().is_some_and(|end| Some(end) <= through);
         self.awaited.drain(..).filter(is_committed).collect()
     }
 }
 
 /// The first group did not do what its transactions would have done: rows can tell what they do.
-fn by_rows<T: Task>(group: &Group<T>) -> Verdict {
+fn by_rows<T: GroupMember>(group: &Group<T>) -> Verdict {
     if group.is_whole() {
-        Verdict::Again(Again::ByRows)
+        Verdict::Retry(Retry::ByRows)
     } else {
         Verdict::SentAgain(group.last_commit())
     }

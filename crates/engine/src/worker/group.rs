@@ -6,7 +6,7 @@ use crate::group::GroupSeq;
 use crate::order::Waits;
 
 /// A transaction or a part of one, as far as a worker decides by it.
-pub trait Task {
+pub trait GroupMember {
     /// The end of the transaction; `None` in the middle of a large one.
     fn end(&self) -> Option<Lsn>;
 
@@ -39,7 +39,7 @@ pub trait Task {
 
 /// How a group is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum GroupMode {
     /// One subscriber transaction: net changes, as sets where that means the same.
     Net,
     /// One subscriber transaction per source transaction, one statement per change in stream order:
@@ -72,7 +72,7 @@ pub struct Group<T> {
     /// What it consists of.
     pub works: Vec<T>,
     /// How it is carried out.
-    pub mode: Mode,
+    pub mode: GroupMode,
     /// What of it other groups may be in the way of.
     pub dependent: Dependent,
     /// How often it was rolled back. From then on it runs only as the oldest.
@@ -81,7 +81,7 @@ pub struct Group<T> {
     pub more: bool,
 }
 
-impl<T: Task> Group<T> {
+impl<T: GroupMember> Group<T> {
     /// Halves it: the first half stays, the second one is returned. Both run as the oldest, so nothing
     /// is in their way.
     pub(super) fn halve(&mut self) -> Self {
@@ -95,31 +95,31 @@ impl<T: Task> Group<T> {
     /// Whether it holds whole transactions, so that it can be carried out again.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.works.iter().all(Task::is_whole)
+        self.works.iter().all(GroupMember::is_whole)
     }
 
     /// Whether it is a step of a transaction in two phases.
     #[must_use]
     pub fn is_step(&self) -> bool {
-        self.works.first().is_some_and(Task::is_step)
+        self.works.first().is_some_and(GroupMember::is_step)
     }
 
     /// Whether the subscriber would take its commit even if those before it on the session had failed.
     #[must_use]
     pub fn follows_applied(&self) -> bool {
-        self.works.first().is_some_and(Task::follows_applied)
+        self.works.first().is_some_and(GroupMember::follows_applied)
     }
 
     /// Whether it is prepared on the subscriber, and all of it is here.
     #[must_use]
     pub fn is_prepared_at_once(&self) -> bool {
-        self.works.iter().any(Task::is_prepared_at_once)
+        self.works.iter().any(GroupMember::is_prepared_at_once)
     }
 
     /// Whether it is carried out change by change, because rules may decide about conflicts.
     #[must_use]
     pub fn is_by_rules(&self) -> bool {
-        self.mode == Mode::Rows && self.works.iter().any(Task::is_under_rules)
+        self.mode == GroupMode::Rows && self.works.iter().any(GroupMember::is_under_rules)
     }
 
     /// Whether its changes may be executed before everything that was committed before them is
@@ -129,8 +129,8 @@ impl<T: Task> Group<T> {
         self.attempts == 0
             && self.is_whole()
             && match self.mode {
-                Mode::Net => true,
-                Mode::Rows => {
+                GroupMode::Net => true,
+                GroupMode::Rows => {
                     let [work] = &self.works[..] else { return false };
                     !work.runs_user_code() && !work.is_under_rules()
                 }
@@ -147,21 +147,21 @@ impl<T: Task> Group<T> {
             return Waits::all_before(self.seq);
         }
         match self.mode {
-            Mode::Net => Waits::default(),
+            GroupMode::Net => Waits::default(),
             // In stream order, so not in two steps.
-            Mode::Rows => self.dependent.waits.clone(),
+            GroupMode::Rows => self.dependent.waits.clone(),
         }
     }
 
     /// The commit LSN of its last transaction.
     #[must_use]
     pub fn last_commit(&self) -> Lsn {
-        self.works.last().map_or(Lsn::INVALID, Task::commit_lsn)
+        self.works.last().map_or(Lsn::INVALID, GroupMember::commit_lsn)
     }
 
     /// How many changes it has.
     #[must_use]
     pub fn changes(&self) -> usize {
-        self.works.iter().map(Task::length).sum()
+        self.works.iter().map(GroupMember::length).sum()
     }
 }

@@ -7,7 +7,7 @@
 //! following groups are not halved at all for a while.
 
 use crate::group::GroupSeq;
-use crate::worker::{Group, Task};
+use crate::worker::{Group, GroupMember};
 
 /// Failures of one group after which it is not halved any more: for two offenders among 2000.
 const MOST: u32 = 24;
@@ -48,7 +48,7 @@ pub(super) struct Halving {
 
 impl Halving {
     /// A group, or a piece of one, has failed as sets.
-    pub(super) fn failed<T: Task>(&mut self, group: &Group<T>) -> Fallback {
+    pub(super) fn failed<T: GroupMember>(&mut self, group: &Group<T>) -> Fallback {
         let can_halve = group.works.len() > 1 && group.is_whole();
         let mut last = match self.last {
             Some(last) if last.seq == group.seq => last,

@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use pgoutput::Lsn;
 
 use crate::group::GroupSeq;
-use crate::worker::{Craft, Dependent, Group, Mode, Task};
+use crate::worker::{Dependent, Group, GroupMember, GroupMode, WorkerTypes};
 
 /// A group whose statements are put together, and not completely answered.
-pub struct InFlight<C: Craft> {
+pub struct InFlight<C: WorkerTypes> {
     /// The group.
-    pub group: Group<C::Task>,
+    pub group: Group<C::Member>,
     /// Where the session was before it.
-    pub mark: C::Mark,
+    pub mark: C::EncoderPosition,
     /// It was begun while others before it were in flight on other sessions: what goes wrong may
     /// be due to that.
     pub early: bool,
@@ -26,10 +26,15 @@ pub struct InFlight<C: Craft> {
     committed: usize,
 }
 
-impl<C: Craft> InFlight<C> {
+impl<C: WorkerTypes> InFlight<C> {
     /// So many answers will come to what is sent first.
     #[must_use]
-    pub fn new(group: Group<C::Task>, mark: C::Mark, early: bool, awaited: usize) -> Self {
+    pub fn new(
+        group: Group<C::Member>,
+        mark: C::EncoderPosition,
+        early: bool,
+        awaited: usize,
+    ) -> Self {
         Self { group, mark, early, awaited, dependent: None, ending: None, committed: 0 }
     }
 
@@ -50,7 +55,7 @@ impl<C: Craft> InFlight<C> {
 
     /// Everything that ends up to here is committed.
     pub fn count_committed(&mut self, through: Option<Lsn>) {
-        let is_committed = |work: &C::Task| work.end().is_some() && work.end() <= through;
+        let is_committed = |work: &C::Member| work.end().is_some() && work.end() <= through;
         self.committed = self.committed.max(self.group.works.partition_point(is_committed));
     }
 
@@ -62,11 +67,12 @@ impl<C: Craft> InFlight<C> {
 
     /// Whether rules may decide about conflicts of what is sent as net changes.
     pub(super) fn has_rules(&self) -> bool {
-        self.group.mode == Mode::Net && self.group.works.iter().any(Task::is_under_rules)
+        self.group.mode == GroupMode::Net
+            && self.group.works.iter().any(GroupMember::is_under_rules)
     }
 
     /// What is left of it.
-    pub(super) fn into_rest(mut self) -> Group<C::Task> {
+    pub(super) fn into_rest(mut self) -> Group<C::Member> {
         if self.committed > 0 {
             self.group.works.drain(..self.committed);
             self.group.dependent = Dependent::default();
@@ -76,14 +82,14 @@ impl<C: Craft> InFlight<C> {
 }
 
 /// A group whose statements are ready, and cannot be sent before the one in flight has ended.
-pub(super) struct Ready<C: Craft> {
+pub(super) struct Ready<C: WorkerTypes> {
     pub(super) group: InFlight<C>,
     pub(super) statements: C::Statements,
     pub(super) awaited: VecDeque<C::Awaited>,
 }
 
 /// How far groups that come one after the other lead on from `through`.
-pub(super) fn follow<'g, C: Craft + 'g>(
+pub(super) fn follow<'g, C: WorkerTypes + 'g>(
     through: GroupSeq,
     groups: impl Iterator<Item = &'g InFlight<C>>,
 ) -> GroupSeq {

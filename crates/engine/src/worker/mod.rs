@@ -1,8 +1,8 @@
 //! What a worker decides about its groups: when each is begun, when more of it is sent, what an answer
 //! or an error means for it, and how it is carried out again.
 //!
-//! A [`Desk`] holds what a worker has at hand. Whoever has the session asks it what to do next, does it,
-//! and tells what came of it. What statements, answers and endings are, is theirs (a [`Craft`]): that is
+//! A [`WorkerGroups`] holds what a worker has at hand. Whoever has the session asks it what to do next, does it,
+//! and tells what came of it. What statements, answers and endings are, is theirs (a [`WorkerTypes`]): that is
 //! how the program and its simulation decide by the same code.
 
 mod answers;
@@ -14,8 +14,8 @@ mod tests;
 
 use std::collections::VecDeque;
 
-pub use answers::{Accounted, Again, Failed, Found, Verdict};
-pub use group::{Dependent, Group, Mode, Task};
+pub use answers::{AfterReply, ErrorKind, Outcome, Retry, Verdict};
+pub use group::{Dependent, Group, GroupMember, GroupMode};
 use halving::Halving;
 pub use in_flight::InFlight;
 use in_flight::{Ready, follow};
@@ -26,9 +26,9 @@ use crate::group::GroupSeq;
 use crate::order::{Ended, Waits};
 
 /// What the things are that a worker has to do with, to whoever carries them out.
-pub trait Craft {
+pub trait WorkerTypes {
     /// Of what a group consists.
-    type Task: Task;
+    type Member: GroupMember;
     /// Statements that are put together, and not sent.
     type Statements;
     /// An answer that is awaited.
@@ -36,7 +36,7 @@ pub trait Craft {
     /// What is sent when all statements of a group are answered as they must be.
     type Ending;
     /// Where the session was before a group was put together.
-    type Mark;
+    type EncoderPosition;
 }
 
 /// An answer that is awaited.
@@ -52,7 +52,7 @@ pub trait Awaited {
 }
 
 /// What a worker has at hand.
-pub struct Desk<C: Craft> {
+pub struct WorkerGroups<C: WorkerTypes> {
     /// Whether the subscriber refuses a commit before its predecessor's.
     ordered: bool,
     /// A lone transaction up to so many changes is sent as it is.
@@ -64,7 +64,7 @@ pub struct Desk<C: Craft> {
     /// All groups up to this one are known to have ended.
     ended_through: GroupSeq,
     /// Groups that are not begun, those that were rolled back before any new one.
-    queue: VecDeque<Group<C::Task>>,
+    queue: VecDeque<Group<C::Member>>,
     /// In the order in which they were sent: those of the first group in flight come first.
     awaited: VecDeque<C::Awaited>,
     /// Sent, and not completely answered. Only the last of them may be open.
@@ -72,7 +72,7 @@ pub struct Desk<C: Craft> {
     /// Their statements are ready, and cannot be sent before what is in flight has ended.
     ready: VecDeque<Ready<C>>,
     /// The first group in flight has failed: answers are only counted until all are there.
-    recovering: Option<Again>,
+    recovering: Option<Retry>,
     /// Which groups are halved.
     halving: Halving,
     /// Groups answered, and ended, and not yet reported.
@@ -86,7 +86,7 @@ pub struct Desk<C: Craft> {
 /// What to do when nothing more can be sent of what is in flight.
 #[derive(Debug)]
 pub enum Next<T> {
-    /// Roll back what is open on the session, and then [say so](Desk::rolled_back): the first group in
+    /// Roll back what is open on the session, and then [say so](WorkerGroups::rolled_back): the first group in
     /// flight has failed, and all answers are there.
     RollBack,
     /// Put this group together.
@@ -110,23 +110,23 @@ pub struct Start<T> {
 }
 
 /// What more can be sent.
-pub enum Further<C: Craft> {
+pub enum Further<C: WorkerTypes> {
     /// Statements, whose answers are awaited from now on.
     Statements(C::Statements),
-    /// The end of a group: see [`Desk::await_ending`].
+    /// The end of a group: see [`WorkerGroups::await_ending`].
     Ending(C::Ending),
 }
 
 /// Why a group in flight with nothing to be answered does not go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub enum WaitReason {
     /// Groups that it depends on have not ended.
-    ByDependency,
+    Dependency,
     /// It is not its turn to commit.
-    ByTurn,
+    CommitOrder,
 }
 
-impl<C: Craft> Desk<C> {
+impl<C: WorkerTypes> WorkerGroups<C> {
     /// Nothing is to be done. `ordered`: whether the subscriber refuses a commit before its predecessor's;
     /// `far`: whether answers take long, so that groups which count their rows need not be looked at
     /// before they commit.
@@ -151,12 +151,12 @@ impl<C: Craft> Desk<C> {
     }
 
     /// Takes a group, in commit order.
-    pub fn push(&mut self, group: Group<C::Task>) {
+    pub fn push(&mut self, group: Group<C::Member>) {
         self.queue.push_back(group);
     }
 
     /// Gives a group back that was to be begun: it comes again.
-    pub fn put_back(&mut self, group: Group<C::Task>) {
+    pub fn put_back(&mut self, group: Group<C::Member>) {
         self.queue.push_front(group);
     }
 
@@ -197,7 +197,7 @@ impl<C: Craft> Desk<C> {
     }
 
     /// What to do when [`Self::further`] has nothing more.
-    pub fn next(&mut self, order: &impl Ended) -> Next<C::Task> {
+    pub fn next(&mut self, order: &impl Ended) -> Next<C::Member> {
         let mut waits = Vec::new();
         if self.is_recovering() {
             return if self.is_awaiting() { Next::Wait(waits) } else { Next::RollBack };
@@ -216,7 +216,7 @@ impl<C: Craft> Desk<C> {
         Next::Wait(waits)
     }
 
-    fn start(&mut self, group: Group<C::Task>, order: &impl Ended) -> Start<C::Task> {
+    fn start(&mut self, group: Group<C::Member>, order: &impl Ended) -> Start<C::Member> {
         self.ended_through = self.ended_through.max(order.ended_through());
         // One that is prepared at once has nothing in its way, so what goes wrong is its own.
         let early = !group.is_prepared_at_once() && !self.is_next(group.seq);
@@ -224,7 +224,7 @@ impl<C: Craft> Desk<C> {
         let at_once = !early && (self.is_clear() || self.ordered);
         let lone = group.works.len() == 1 && group.is_whole() && group.changes() <= self.lone;
         let mode = if lone && at_once && !group.works[0].is_under_rules() {
-            Mode::Rows
+            GroupMode::Rows
         } else {
             group.mode
         };
@@ -235,10 +235,10 @@ impl<C: Craft> Desk<C> {
 
     /// Whether the dependent changes of a group are put together by themselves, to be sent when what
     /// they wait for has ended.
-    pub fn is_split(&mut self, start: &Start<C::Task>, order: &impl Ended) -> bool {
+    pub fn is_split(&mut self, start: &Start<C::Member>, order: &impl Ended) -> bool {
         let Start { group, early, .. } = start;
         *early
-            && group.mode == Mode::Net
+            && group.mode == GroupMode::Net
             && !group.dependent.is_empty()
             && !self.is_met(&group.dependent.waits, order)
     }
@@ -274,7 +274,7 @@ impl<C: Craft> Desk<C> {
                     || next.is_by_rules()
                     || next.is_step()
                     || next.follows_applied()
-                    || next.mode == Mode::Rows && !self.ordered =>
+                    || next.mode == GroupMode::Rows && !self.ordered =>
             {
                 self.is_clear()
             }
@@ -313,15 +313,15 @@ impl<C: Craft> Desk<C> {
 
     /// Why it does not go on, when that is not because of the subscriber, and there is something to do.
     #[must_use]
-    pub fn kept(&self) -> Option<Kept> {
+    pub fn kept(&self) -> Option<WaitReason> {
         if self.is_awaiting() {
             return None;
         }
         match self.in_flight.back() {
-            Some(last) if last.dependent.is_some() => Some(Kept::ByDependency),
-            Some(last) if last.ending.is_some() => Some(Kept::ByTurn),
+            Some(last) if last.dependent.is_some() => Some(WaitReason::Dependency),
+            Some(last) if last.ending.is_some() => Some(WaitReason::CommitOrder),
             Some(_) => None,
-            None => (!self.queue.is_empty()).then_some(Kept::ByDependency),
+            None => (!self.queue.is_empty()).then_some(WaitReason::Dependency),
         }
     }
 }

@@ -8,8 +8,8 @@ use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
 use crate::order::{CommitOrder, Waits};
 use crate::worker::{
-    Accounted, Again, Awaited, Craft, Dependent, Desk, Failed, Found, Further, Group, InFlight,
-    Kept, Mode, Next, Start, Task, Verdict,
+    AfterReply, Awaited, Dependent, ErrorKind, Further, Group, GroupMember, GroupMode, InFlight,
+    Next, Outcome, Retry, Start, Verdict, WaitReason, WorkerGroups, WorkerTypes,
 };
 
 /// Lone transactions are sent as they are put together.
@@ -24,7 +24,7 @@ struct Transaction {
     follows_applied: bool,
 }
 
-impl Task for Transaction {
+impl GroupMember for Transaction {
     fn end(&self) -> Option<Lsn> {
         self.whole.then_some(Lsn(self.commit + 1))
     }
@@ -87,12 +87,12 @@ impl Awaited for Answer {
 
 struct Words;
 
-impl Craft for Words {
-    type Task = Transaction;
+impl WorkerTypes for Words {
+    type Member = Transaction;
     type Statements = &'static str;
     type Awaited = Answer;
     type Ending = &'static str;
-    type Mark = ();
+    type EncoderPosition = ();
 }
 
 fn group(seq: u64, commits: &[u64], whole: bool) -> Group<Transaction> {
@@ -105,14 +105,14 @@ fn group(seq: u64, commits: &[u64], whole: bool) -> Group<Transaction> {
     Group {
         seq: GroupSeq(seq),
         works: works.collect(),
-        mode: Mode::Net,
+        mode: GroupMode::Net,
         dependent: Dependent::default(),
         attempts: 0,
         more: false,
     }
 }
 
-fn start(desk: &mut Desk<Words>, order: &CommitOrder) -> Start<Transaction> {
+fn start(desk: &mut WorkerGroups<Words>, order: &CommitOrder) -> Start<Transaction> {
     match desk.next(order) {
         Next::Start(start) => start,
         other => panic!("{other:?}"),
@@ -120,15 +120,15 @@ fn start(desk: &mut Desk<Words>, order: &CommitOrder) -> Start<Transaction> {
 }
 
 /// Sends a group with one statement and its end to follow.
-fn send(desk: &mut Desk<Words>, start: Start<Transaction>) {
+fn send(desk: &mut WorkerGroups<Words>, start: Start<Transaction>) {
     let Start { group, early, .. } = start;
     let in_flight = InFlight::new(group, (), early, 1).with_rest(None, Some("end"));
     desk.sent(in_flight, VecDeque::from([Answer::Statement]));
 }
 
 /// A desk with one group in flight, which is early if group 1 has not ended.
-fn sent(group: Group<Transaction>, order: &CommitOrder) -> Desk<Words> {
-    let mut desk = Desk::new(true, false, &PACING);
+fn sent(group: Group<Transaction>, order: &CommitOrder) -> WorkerGroups<Words> {
+    let mut desk = WorkerGroups::new(true, false, &PACING);
     desk.push(group);
     let start = start(&mut desk, order);
     send(&mut desk, start);
@@ -146,7 +146,7 @@ fn ended(groups: u64) -> CommitOrder {
 #[test]
 fn contended_changes_wait_for_groups_and_the_end_for_its_turn() {
     let (first, mut order) = (GroupSeq(1), ended(0));
-    let mut desk: Desk<Words> = Desk::new(true, false, &PACING);
+    let mut desk: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
     let dependent = Dependent { waits: Waits::through(first), changes: vec![true, false] };
     desk.push(Group { dependent, ..group(3, &[30], true) });
     let start = start(&mut desk, &order);
@@ -157,15 +157,15 @@ fn contended_changes_wait_for_groups_and_the_end_for_its_turn() {
     assert!(desk.further(&order).is_none());
     assert_eq!(
         (desk.take_awaited(), desk.kept()),
-        (Some(Answer::Statement), Some(Kept::ByDependency))
+        (Some(Answer::Statement), Some(WaitReason::Dependency))
     );
-    assert!(matches!(desk.account(), Accounted::Open));
+    assert!(matches!(desk.account(), AfterReply::Open));
     assert!(desk.further(&order).is_none());
     order.ended(first);
     assert!(matches!(desk.further(&order), Some(Further::Statements("dependent"))));
     desk.take_awaited();
-    assert!(matches!(desk.account(), Accounted::Open));
-    assert!(desk.further(&order).is_none() && desk.kept() == Some(Kept::ByTurn));
+    assert!(matches!(desk.account(), AfterReply::Open));
+    assert!(desk.further(&order).is_none() && desk.kept() == Some(WaitReason::CommitOrder));
     assert!(
         matches!(desk.next(&order), Next::Wait(waits) if waits == [Waits::through(GroupSeq(2))])
     );
@@ -173,7 +173,7 @@ fn contended_changes_wait_for_groups_and_the_end_for_its_turn() {
     assert!(matches!(desk.further(&order), Some(Further::Ending("end"))));
     desk.await_ending(|awaited| awaited.push_back(Answer::Sync(Some(Lsn(31)))));
     desk.committed(Lsn(31));
-    assert!(matches!(desk.account(), Accounted::Through(through) if through.is_committed()));
+    assert!(matches!(desk.account(), AfterReply::Through(through) if through.is_committed()));
     assert_eq!(desk.take_answered(), (1, vec![GroupSeq(3)]));
 }
 
@@ -182,23 +182,23 @@ fn only_the_oldest_is_judged() {
     let early = sent(group(2, &[20], true), &ended(0));
     let oldest = sent(group(2, &[20], true), &ended(1));
     let part = sent(group(2, &[20], false), &ended(1));
-    for found in [Found::OtherRows, Found::Missing, Found::Refused] {
-        assert_eq!(early.judge(found), Verdict::Again(Again::Later));
+    for found in [Outcome::OtherRows, Outcome::Missing, Outcome::Refused] {
+        assert_eq!(early.judge(found), Verdict::Retry(Retry::Later));
     }
-    assert_eq!(early.judge_error(Failed::Lasting), Verdict::Again(Again::Later));
-    assert_eq!(oldest.judge(Found::AsExpected), Verdict::Counts);
-    assert_eq!(oldest.judge(Found::Missing), Verdict::Counts);
-    assert_eq!(oldest.judge(Found::Refused), Verdict::Stops);
-    assert_eq!(oldest.judge(Found::OtherRows), Verdict::Again(Again::ByRows));
-    assert_eq!(oldest.judge_error(Failed::Lasting), Verdict::Again(Again::ByRows));
-    assert_eq!(oldest.judge_error(Failed::Transient), Verdict::Stops);
-    assert_eq!(part.judge(Found::OtherRows), Verdict::SentAgain(Lsn(20)));
-    assert_eq!(part.judge_error(Failed::Lasting), Verdict::SentAgain(Lsn(20)));
-    assert_eq!(part.judge_error(Failed::Soon), Verdict::Stops);
+    assert_eq!(early.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::Later));
+    assert_eq!(oldest.judge(Outcome::AsExpected), Verdict::Counts);
+    assert_eq!(oldest.judge(Outcome::Missing), Verdict::Counts);
+    assert_eq!(oldest.judge(Outcome::Refused), Verdict::Stops);
+    assert_eq!(oldest.judge(Outcome::OtherRows), Verdict::Retry(Retry::ByRows));
+    assert_eq!(oldest.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::ByRows));
+    assert_eq!(oldest.judge_error(ErrorKind::Transient), Verdict::Stops);
+    assert_eq!(part.judge(Outcome::OtherRows), Verdict::SentAgain(Lsn(20)));
+    assert_eq!(part.judge_error(ErrorKind::Lasting), Verdict::SentAgain(Lsn(20)));
+    assert_eq!(part.judge_error(ErrorKind::Soon), Verdict::Stops);
     let mut ruled = group(2, &[20], true);
     ruled.works[0].under_rules = true;
     let ruled = sent(ruled, &ended(1));
-    assert_eq!(ruled.judge(Found::Missing), Verdict::Again(Again::ByRows));
+    assert_eq!(ruled.judge(Outcome::Missing), Verdict::Retry(Retry::ByRows));
 }
 
 #[test]
@@ -207,30 +207,30 @@ fn the_oldest_is_tried_again_a_few_times() {
     let mut desk = sent(group(2, &[20], true), &order);
     for attempt in 0..8 {
         assert_eq!(
-            desk.judge_error(Failed::Soon),
+            desk.judge_error(ErrorKind::Soon),
             Verdict::After(Duration::from_millis(5 << attempt))
         );
-        assert_eq!(desk.start_recovery(Again::Later), Some(true));
-        assert_eq!(desk.start_recovery(Again::ByRows), None, "the first reason counts");
+        assert_eq!(desk.start_recovery(Retry::Later), Some(true));
+        assert_eq!(desk.start_recovery(Retry::ByRows), None, "the first reason counts");
         desk.skip_to_sync();
         assert!(matches!(desk.next(&order), Next::Wait(waits) if waits.is_empty()));
         assert_eq!(desk.take_awaited(), Some(Answer::sync()));
         assert!(matches!(desk.next(&order), Next::RollBack));
         desk.rolled_back();
         let again = start(&mut desk, &order);
-        assert_eq!((again.group.attempts, again.group.mode), (attempt + 1, Mode::Net));
+        assert_eq!((again.group.attempts, again.group.mode), (attempt + 1, GroupMode::Net));
         send(&mut desk, again);
     }
-    assert_eq!(desk.judge_error(Failed::Soon), Verdict::Stops);
+    assert_eq!(desk.judge_error(ErrorKind::Soon), Verdict::Stops);
 }
 
 #[test]
 fn what_is_committed_is_not_carried_out_again() {
     let order = ended(0);
-    let mut desk: Desk<Words> = Desk::new(true, false, &PACING);
+    let mut desk: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
     for number in 1..=3 {
         let commits = [10 * number, 10 * number + 5];
-        desk.push(Group { mode: Mode::Rows, ..group(number, &commits, true) });
+        desk.push(Group { mode: GroupMode::Rows, ..group(number, &commits, true) });
     }
     for _ in 0..2 {
         let Start { group, early, behind, .. } = start(&mut desk, &order);
@@ -250,19 +250,19 @@ fn what_is_committed_is_not_carried_out_again() {
     assert_eq!(desk.take_answered(), (1, vec![GroupSeq(1)]));
     let order = ended(1);
     let again = start(&mut desk, &order);
-    let commits: Vec<_> = again.group.works.iter().map(Task::commit_lsn).collect();
+    let commits: Vec<_> = again.group.works.iter().map(GroupMember::commit_lsn).collect();
     assert_eq!((again.group.seq, commits, again.group.attempts), (GroupSeq(2), vec![Lsn(25)], 1));
 }
 
 #[test]
 fn parts_that_are_answered_would_be_lost_with_the_session() {
-    let mut desk: Desk<Words> = Desk::new(true, false, &PACING);
+    let mut desk: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
     desk.push(group(1, &[10], false));
     let start = start(&mut desk, &ended(0));
     desk.sent(InFlight::new(start.group, (), false, 1), VecDeque::from([Answer::Statement]));
     assert!(!desk.is_repeatable());
     desk.take_awaited();
-    assert!(matches!(desk.account(), Accounted::Through(part) if !part.is_committed()));
+    assert!(matches!(desk.account(), AfterReply::Through(part) if !part.is_committed()));
     assert_eq!(desk.take_answered(), (1, Vec::new()));
     assert!(!desk.is_repeatable(), "nothing is at hand, but the subscriber transaction is open");
 }
@@ -271,7 +271,7 @@ fn parts_that_are_answered_would_be_lost_with_the_session() {
 fn small_groups_are_not_looked_at_where_that_takes_long() {
     let counted = |far, group: Group<Transaction>, order: &CommitOrder| {
         let pacing = Pacing { counted_changes: 4, ..PACING };
-        let mut desk: Desk<Words> = Desk::new(true, far, &pacing);
+        let mut desk: WorkerGroups<Words> = WorkerGroups::new(true, far, &pacing);
         desk.push(group);
         start(&mut desk, order).counted
     };
@@ -286,7 +286,7 @@ fn small_groups_are_not_looked_at_where_that_takes_long() {
 /// Carries out one group of which some transactions cannot be applied together with others. Returns
 /// the transactions of each subscriber transaction that was committed, and how many attempts failed.
 fn carry_out(
-    desk: &mut Desk<Words>,
+    desk: &mut WorkerGroups<Words>,
     number: u64,
     size: u64,
     offends: impl Fn(u64) -> bool,
@@ -306,18 +306,18 @@ fn carry_out(
         let commits: Vec<_> =
             group.works.iter().map(|work| work.commit - 10_000 * number).collect();
         let end = group.last_commit();
-        let by_rows = group.mode == Mode::Rows;
+        let by_rows = group.mode == GroupMode::Rows;
         let ends: Vec<_> = if by_rows {
-            group.works.iter().map(Task::end).collect()
+            group.works.iter().map(GroupMember::end).collect()
         } else {
-            vec![Task::end(group.works.last().expect("not empty"))]
+            vec![GroupMember::end(group.works.last().expect("not empty"))]
         };
         let answers: VecDeque<_> = ends.iter().map(|end| Answer::Sync(*end)).collect();
         desk.sent(InFlight::new(group, (), false, answers.len()), answers);
         if !by_rows && commits.iter().any(|commit| offends(*commit)) {
             failures += 1;
-            assert_eq!(desk.judge_error(Failed::Lasting), Verdict::Again(Again::ByRows));
-            desk.start_recovery(Again::ByRows);
+            assert_eq!(desk.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::ByRows));
+            desk.start_recovery(Retry::ByRows);
             desk.skip_to_sync();
             while desk.take_awaited().is_some() {}
             assert!(matches!(desk.next(&order), Next::RollBack));
@@ -345,7 +345,7 @@ fn expect_all(committed: &[Vec<u64>], size: u64) {
 
 #[test]
 fn one_offender_is_found_and_the_others_stay_together() {
-    let mut desk: Desk<Words> = Desk::new(true, false, &PACING);
+    let mut desk: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
     for number in 1..20 {
         let offender = number * 97 % 2000 + 1;
         let (committed, failures) = carry_out(&mut desk, number, 2000, |commit| commit == offender);
@@ -361,7 +361,7 @@ fn one_offender_is_found_and_the_others_stay_together() {
 
 #[test]
 fn where_many_offend_halving_ends_soon() {
-    let mut desk: Desk<Words> = Desk::new(true, false, &PACING);
+    let mut desk: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
     let mut all = 0;
     for number in 1..=100 {
         let (committed, failures) = carry_out(&mut desk, number, 1000, |commit| commit % 2 == 0);

@@ -37,7 +37,7 @@ const LOOKS: usize = 4;
 
 /// What the leader asks for.
 #[derive(Debug)]
-pub(crate) enum Job {
+pub(crate) enum DurabilityJob {
     /// Make everything committed so far durable.
     Flush(FlushTicket),
     /// Remove progress rows before this one: every commit is durable by itself.
@@ -70,7 +70,7 @@ pub(crate) enum FromDurability {
 /// A running durability thread.
 #[derive(Debug)]
 pub(crate) struct Durability {
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<DurabilityJob>>,
     pub(crate) events: Receiver<FromDurability>,
     thread: Option<JoinHandle<()>>,
     cancel: wire::CancelHandle,
@@ -90,7 +90,7 @@ impl Durability {
     }
 
     /// Queues a job. A thread that is gone has reported why in `events`.
-    pub(crate) fn submit(&self, job: Job) {
+    pub(crate) fn submit(&self, job: DurabilityJob) {
         if let Some(jobs) = &self.jobs {
             let _ = jobs.send(job);
         }
@@ -120,30 +120,36 @@ fn run(
     mut session: Session,
     id: SubscriptionId,
     pulse: &Pulse,
-    inbox: &Receiver<Job>,
+    inbox: &Receiver<DurabilityJob>,
     sender: &Sender<FromDurability>,
 ) {
     let mut removed_before = Lsn::INVALID;
     for job in inbox {
         pulse.beat();
         let done = match job {
-            Job::Flush(ticket) => {
+            DurabilityJob::Flush(ticket) => {
                 let flushed = progress::flush(&mut session, id, removed_before, ticket.lsn());
                 removed_before = ticket.lsn();
                 flushed.map(|()| Some(FromDurability::Flushed(ticket)))
             }
-            Job::Remove(before) => {
+            DurabilityJob::Remove(before) => {
                 let removed = progress::flush(&mut session, id, removed_before, before);
                 removed_before = before;
                 removed.map(|()| None)
             }
-            Job::Statistics(delta) => statistics::add(&mut session, id, &delta).map(|()| None),
-            Job::Conflicts(found) => conflicts::write(&mut session, id, &found).map(|()| None),
-            Job::RemoveConflicts(age) => conflicts::remove_old(&mut session, id, age)
+            DurabilityJob::Statistics(delta) => {
+                statistics::add(&mut session, id, &delta).map(|()| None)
+            }
+            DurabilityJob::Conflicts(found) => {
+                conflicts::write(&mut session, id, &found).map(|()| None)
+            }
+            DurabilityJob::RemoveConflicts(age) => conflicts::remove_old(&mut session, id, age)
                 .map(|more| Some(FromDurability::RemovedConflicts(more))),
-            Job::Modes(modes) => state::set_modes(&mut session, id, &modes).map(|()| None),
-            Job::Forget(prepared) => prepared.forget(&mut session).map(|()| None),
-            Job::Fingerprints(tables) => catalogue::fingerprints(&mut session, &tables)
+            DurabilityJob::Modes(modes) => {
+                state::set_modes(&mut session, id, &modes).map(|()| None)
+            }
+            DurabilityJob::Forget(prepared) => prepared.forget(&mut session).map(|()| None),
+            DurabilityJob::Fingerprints(tables) => catalogue::fingerprints(&mut session, &tables)
                 .map(|found| Some(FromDurability::Fingerprints(found))),
         };
         pulse.rest();

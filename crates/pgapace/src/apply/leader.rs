@@ -24,7 +24,7 @@ use pgoutput::{Decoder, Frame, Lsn, Message, Prepare, Streaming, Timestamp};
 use wire::{Frames, Session};
 
 use crate::apply::blockers::{FromBlockers, Pulse};
-use crate::apply::durability::{Durability, FromDurability, Job};
+use crate::apply::durability::{Durability, DurabilityJob, FromDurability};
 use crate::apply::incoming::{Ended, Incoming, NextPart};
 use crate::apply::offender::of_relation;
 use crate::apply::pool::{HandedOver, Pool};
@@ -45,7 +45,7 @@ use crate::subscriber::mapping::TableMap;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::{Counters, Delta};
-use crate::tablesync::deferred::{Joining, Lent};
+use crate::tablesync::deferred::{Joining, LeaderAccess};
 
 /// How often the leader looks at the time.
 const TICK: Duration = Duration::from_millis(100);
@@ -152,7 +152,7 @@ pub(crate) struct Leader<'a> {
     /// Since when memory is full while streams are applied.
     full_since: Option<Instant>,
     last_idle: Instant,
-    /// The last [`Job::Remove`].
+    /// The last [`DurabilityJob::Remove`].
     removed_before: Lsn,
     /// The publisher asked for an answer: it may be waiting for the position (it does when it is
     /// shut down), so idle progress is recorded now.
@@ -275,7 +275,7 @@ impl<'a> Leader<'a> {
                     Err(_) => return Err(Failure::internal("the apply threads are gone")),
                 },
                 recv(self.parts.pool.found()) -> event => match event {
-                    Ok(FromBlockers::Found(found)) => self.resolve_deadlock(&found),
+                    Ok(FromBlockers::Detected(seen)) => self.resolve_deadlock(&seen),
                     Ok(FromBlockers::Failed(failure)) => return Err(failure),
                     Err(_) => return Err(Failure::internal("the monitor thread is gone")),
                 },
@@ -379,7 +379,7 @@ impl<'a> Leader<'a> {
         }
         let quiet = self.is_quiet();
         let Parts { joining, control, tables, incoming, progress, .. } = &mut self.parts;
-        joining.look(&mut Lent { control, tables, incoming, quiet }, progress)?;
+        joining.look(&mut LeaderAccess { control, tables, incoming, quiet }, progress)?;
         if joining.found_gap() {
             self.close(Outcome::Changed);
         }
@@ -391,7 +391,7 @@ impl<'a> Leader<'a> {
         self.clear_the_way();
         let quiet = self.is_quiet();
         let Parts { joining, control, tables, incoming, .. } = &mut self.parts;
-        joining.advance(&mut Lent { control, tables, incoming, quiet })
+        joining.advance(&mut LeaderAccess { control, tables, incoming, quiet })
     }
 
     /// Streams may hold locks of a table that is to be copied, and whoever joins waits for all others.
@@ -496,7 +496,7 @@ impl<'a> Leader<'a> {
                         continue;
                     }
                     if let Some(absent) = self.parts.incoming.take_absent(&message) {
-                        self.parts.durability.submit(Job::Forget(absent));
+                        self.parts.durability.submit(DurabilityJob::Forget(absent));
                     }
                     let part = self.parts.incoming.push(at, &message)?;
                     self.compare_history()?;
@@ -683,7 +683,7 @@ impl<'a> Leader<'a> {
         // They may hold locks of what is near it.
         self.parts.streams.abandon_all();
         let Parts { joining, control, tables, incoming, progress, .. } = &mut self.parts;
-        joining.add(&mut Lent { control, tables, incoming, quiet: false }, remote, progress)
+        joining.add(&mut LeaderAccess { control, tables, incoming, quiet: false }, remote, progress)
     }
 
     fn put_off(&mut self, part: &TransactionPart) -> Result<()> {
@@ -768,7 +768,7 @@ impl<'a> Leader<'a> {
 
     fn flush_if_needed(&mut self) {
         if let Some(ticket) = self.parts.progress.start_flush() {
-            self.parts.durability.submit(Job::Flush(ticket));
+            self.parts.durability.submit(DurabilityJob::Flush(ticket));
         }
     }
 
@@ -777,7 +777,7 @@ impl<'a> Leader<'a> {
         let committed = self.parts.progress.committed();
         if self.parts.durable_commits && self.removed_before != committed {
             self.removed_before = committed;
-            self.parts.durability.submit(Job::Remove(committed));
+            self.parts.durability.submit(DurabilityJob::Remove(committed));
         }
     }
 
@@ -787,7 +787,7 @@ impl<'a> Leader<'a> {
             && self.remove_conflicts.is_some_and(|due| due <= Instant::now())
         {
             self.remove_conflicts = None;
-            self.parts.durability.submit(Job::RemoveConflicts(age));
+            self.parts.durability.submit(DurabilityJob::RemoveConflicts(age));
         }
     }
 
@@ -804,7 +804,7 @@ impl<'a> Leader<'a> {
         let applied = self.parts.progress.positions().apply;
         if self.schema_watch.is_due(applied) {
             let watched = self.parts.tables.watched();
-            self.parts.durability.submit(Job::Fingerprints(watched));
+            self.parts.durability.submit(DurabilityJob::Fingerprints(watched));
         }
     }
 
@@ -922,18 +922,18 @@ impl<'a> Leader<'a> {
         self.last_statistics = Instant::now();
         let modes = self.parts.tables.take_modes();
         if !modes.is_empty() {
-            self.parts.durability.submit(Job::Modes(modes));
+            self.parts.durability.submit(DurabilityJob::Modes(modes));
         }
         let conflicts = std::mem::take(&mut self.conflicts);
         if !conflicts.is_empty() {
-            self.parts.durability.submit(Job::Conflicts(conflicts));
+            self.parts.durability.submit(DurabilityJob::Conflicts(conflicts));
         }
         if self.reported == Some(delta) {
             return;
         }
         self.counters = Counters::default();
         self.reported = Some(Delta { counters: Counters::default(), ..delta });
-        self.parts.durability.submit(Job::Statistics(Box::new(delta)));
+        self.parts.durability.submit(DurabilityJob::Statistics(Box::new(delta)));
     }
 }
 

@@ -10,7 +10,7 @@ use engine::group::{GroupLimits, GroupSeq};
 use engine::writeset::WritesetLimits;
 use pgoutput::Lsn;
 
-use crate::apply::blockers::{Blockers, Found, FromBlockers, Probe};
+use crate::apply::blockers::{Blockers, Detection, DetectionRequest, FromBlockers};
 use crate::apply::prefetch::Prefetch;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::{Answered, FromWorker, Identity, Moved};
@@ -158,7 +158,7 @@ impl Pool {
                 let mut groups: Vec<_> = groups.collect();
                 groups.extend(others());
                 groups.sort_by_key(|(_, group)| *group);
-                self.blockers.probe(Probe(groups));
+                self.blockers.probe(DetectionRequest(groups));
                 Pacing::MEASURED.longest_deadlock_check
             }
         }
@@ -236,7 +236,7 @@ impl Pool {
 
     /// What blocks the oldest group: later ones that hold its locks are rolled back. Returns the tables
     /// that are serialized for it from now on.
-    pub(crate) fn resolve_deadlock(&mut self, found: &Found) -> Turned {
+    pub(crate) fn resolve_deadlock(&mut self, found: &Detection) -> Turned {
         if self.dispatch.stalled() == Some(found.oldest) {
             self.lock_waits.set(found.waits.then_some(Reason::SubscriberLock));
         }

@@ -1,7 +1,7 @@
 //! What the leader hands to a worker, with tables of the subscriber as they are mapped.
 
 use engine::dispatch::TableId;
-use engine::net::Fold;
+use engine::net::TableFolding;
 use engine::work::Table;
 use engine::writeset::LockRules;
 
@@ -27,7 +27,7 @@ impl Table for TableMap {
         self.locks.as_ref()
     }
 
-    fn fold(&self) -> &Fold {
+    fn fold(&self) -> &TableFolding {
         &self.rules.fold
     }
 

@@ -16,7 +16,7 @@ use crate::publisher::publication::{PublishedColumn, PublishedTable};
 use crate::subscriber::catalogue::{self, Identity, Table, field};
 use crate::subscriber::format::PublisherTypes;
 use crate::subscriber::mapping::{Search, TableMap};
-use crate::subscriber::mode::ApplyMode;
+use crate::subscriber::mode::TableApplyMode;
 use crate::subscriber::state;
 use crate::subscriber::storage::{self, Storage};
 
@@ -415,15 +415,15 @@ impl Checker<'_, '_> {
     fn mode(&mut self, published: &PublishedTable, map: &TableMap) {
         let name = published.display_name();
         let (what, reason) = match &map.mode {
-            ApplyMode::Row { reason } => ("changes", reason),
+            TableApplyMode::Row { reason } => ("changes", reason),
             // Where rows cannot be found at all, that is said elsewhere.
-            ApplyMode::Append { reason }
+            TableApplyMode::Append { reason }
                 if published.updates_or_deletes
                     && !matches!(map.search, Search::Impossible { .. }) =>
             {
                 ("updates and deletes", reason)
             }
-            ApplyMode::Set | ApplyMode::Append { .. } => return,
+            TableApplyMode::Set | TableApplyMode::Append { .. } => return,
         };
         self.reporter
             .note("apply_mode", format!("{what} of table {name} are applied one by one: {reason}"))

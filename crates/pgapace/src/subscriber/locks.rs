@@ -11,7 +11,7 @@ mod tests;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use engine::key::KeyForm;
-use engine::net::{Fold, TableRules};
+use engine::net::{TableFolding, TableRules};
 use engine::relation::RemoteRelation;
 use engine::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock, UniqueLock};
 
@@ -53,8 +53,8 @@ pub(crate) fn rules(
         foreign,
         referenced,
         // The writeset keeps the changes of such a table in stream order.
-        whole_table: rules.fold == Fold::Never { barrier: false },
-        barrier: rules.fold == Fold::Never { barrier: true },
+        whole_table: rules.fold == TableFolding::Never { barrier: false },
+        barrier: rules.fold == TableFolding::Never { barrier: true },
     }
 }
 
@@ -81,18 +81,18 @@ impl Sides<'_> {
         if mode::is_integer(self.local(column).base_type) { KeyForm::Integer } else { form }
     }
 
-    fn row(&self, fold: &Fold) -> RowLock {
+    fn row(&self, fold: &TableFolding) -> RowLock {
         match fold {
-            Fold::Key(key) => {
+            TableFolding::Key(key) => {
                 let column = |&(column, form): &_| self.column(column, self.by_value(column, form));
                 RowLock::Key(key.iter().map(column).collect())
             }
-            Fold::WholeRow => {
+            TableFolding::WholeRow => {
                 let columns: Vec<_> =
                     (0..self.columns.len()).filter_map(|column| self.certain(column)).collect();
                 if columns.is_empty() { RowLock::Table } else { RowLock::WholeRow(columns) }
             }
-            Fold::Append | Fold::Never { .. } => RowLock::Table,
+            TableFolding::Append | TableFolding::Never { .. } => RowLock::Table,
         }
     }
 

@@ -14,7 +14,7 @@ use crate::subscriber::conflict::TablePolicy;
 use crate::subscriber::constraints::Constraints;
 use crate::subscriber::format::{Misread, PublisherTypes};
 use crate::subscriber::locks::{self, Sides};
-use crate::subscriber::mode::{self, ApplyMode};
+use crate::subscriber::mode::{self, TableApplyMode};
 
 /// A column of the search condition that finds a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(crate) struct TableMap {
     /// Published columns whose values the subscriber may misread. Each value must be checked.
     pub(crate) misread: Vec<(usize, Misread)>,
     /// How the table's changes are applied.
-    pub(crate) mode: ApplyMode,
+    pub(crate) mode: TableApplyMode,
     /// How the table's changes may be folded; follows from the mode.
     pub(crate) rules: TableRules,
     /// The lock rules for the writeset; `None` with a single apply worker.

@@ -5,7 +5,7 @@
 //! default may be volatile, and pgapace must compare keys exactly as the subscriber does.
 
 use engine::key::KeyForm;
-use engine::net::{Fold, TableRules};
+use engine::net::{TableFolding, TableRules};
 use engine::relation::RemoteRelation;
 use pgoutput::ReplicaIdentity;
 
@@ -15,7 +15,7 @@ use crate::subscriber::mapping::{Search, SearchColumn};
 
 /// How the changes of a table are applied. Each reason is a sentence for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ApplyMode {
+pub(crate) enum TableApplyMode {
     /// As sets of net changes.
     Set,
     /// Inserts as sets; updates and deletes one by one.
@@ -24,7 +24,7 @@ pub(crate) enum ApplyMode {
     Row { reason: String },
 }
 
-impl ApplyMode {
+impl TableApplyMode {
     /// The name in the output of `status`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
@@ -51,7 +51,7 @@ pub(crate) fn decide(
     columns: &[usize],
     search: &Search,
     types: &PublisherTypes,
-) -> (ApplyMode, TableRules) {
+) -> (TableApplyMode, TableRules) {
     let (mode, fold) = fold(remote, table, columns, search, types);
     let rules = TableRules {
         lane: table.root,
@@ -68,26 +68,26 @@ fn fold(
     columns: &[usize],
     search: &Search,
     types: &PublisherTypes,
-) -> (ApplyMode, Fold) {
+) -> (TableApplyMode, TableFolding) {
     if let Some((reason, barrier)) = side_effect(table, columns) {
-        return (ApplyMode::Row { reason }, Fold::Never { barrier });
+        return (TableApplyMode::Row { reason }, TableFolding::Never { barrier });
     }
     if let Some(reason) = cast_from_text(table, columns) {
-        return (ApplyMode::Append { reason }, Fold::Append);
+        return (TableApplyMode::Append { reason }, TableFolding::Append);
     }
     let folded = match search {
         Search::Key(_) if keys_are_on_leaves(remote, table) => {
             Err(format!("keys are unique only within each partition of {}", table.display_name()))
         }
-        Search::Key(key) => key_forms(remote, table, columns, key, types).map(Fold::Key),
+        Search::Key(key) => key_forms(remote, table, columns, key, types).map(TableFolding::Key),
         Search::WholeRow(_) => {
-            stored_as_sent(remote, table, columns, types).map(|()| Fold::WholeRow)
+            stored_as_sent(remote, table, columns, types).map(|()| TableFolding::WholeRow)
         }
         Search::Impossible { reason, .. } => Err(reason.clone()),
     };
     match folded {
-        Ok(fold) => (ApplyMode::Set, fold),
-        Err(reason) => (ApplyMode::Append { reason }, Fold::Append),
+        Ok(fold) => (TableApplyMode::Set, fold),
+        Err(reason) => (TableApplyMode::Append { reason }, TableFolding::Append),
     }
 }
 
@@ -306,9 +306,9 @@ fn key_form(sent: ValueType, local: &Column) -> Result<KeyForm, String> {
 
 /// Whether a set would have to update a column that UPDATE cannot set (GENERATED ALWAYS AS
 /// IDENTITY).
-fn updates_alone(table: &Table, columns: &[usize], fold: &Fold) -> bool {
+fn updates_alone(table: &Table, columns: &[usize], fold: &TableFolding) -> bool {
     let in_key = |remote: usize| match fold {
-        Fold::Key(key) => key.iter().any(|(column, _)| *column == remote),
+        TableFolding::Key(key) => key.iter().any(|(column, _)| *column == remote),
         _ => false,
     };
     columns.iter().enumerate().any(|(remote, local)| {

@@ -102,7 +102,7 @@ impl Pause {
 }
 
 /// What the leader lends.
-pub(crate) struct Lent<'a> {
+pub(crate) struct LeaderAccess<'a> {
     pub(crate) control: &'a mut Session,
     pub(crate) tables: &'a mut Tables,
     pub(crate) incoming: &'a mut Incoming,
@@ -291,15 +291,15 @@ impl<'a> Joining<'a> {
     /// A relation appears that is not known. Returns whether it is put off.
     pub(crate) fn add(
         &mut self,
-        lent: &mut Lent<'_>,
+        leader: &mut LeaderAccess<'_>,
         remote: &RemoteRelation,
         progress: &Progress,
     ) -> Result<bool> {
         let dispatched = progress.last_dispatched();
-        if self.adder.add(lent.control, lent.tables, remote, dispatched)? == Added::Done {
+        if self.adder.add(leader.control, leader.tables, remote, dispatched)? == Added::Done {
             return Ok(false);
         }
-        self.begin(lent, vec![(remote.schema.clone(), remote.name.clone())], progress)?;
+        self.begin(leader, vec![(remote.schema.clone(), remote.name.clone())], progress)?;
         Ok(true)
     }
 
@@ -319,8 +319,12 @@ impl<'a> Joining<'a> {
     }
 
     /// Looks now and then which tables are to be copied.
-    pub(crate) fn look(&mut self, lent: &mut Lent<'_>, progress: &Progress) -> Result<()> {
-        let full = self.is_full(lent.incoming);
+    pub(crate) fn look(
+        &mut self,
+        leader: &mut LeaderAccess<'_>,
+        progress: &Progress,
+    ) -> Result<()> {
+        let full = self.is_full(leader.incoming);
         if full && !std::mem::replace(&mut self.said_full, full) {
             tracing::warn!(
                 event = "deferred_changes_full",
@@ -328,24 +332,29 @@ impl<'a> Joining<'a> {
             );
         }
         let dispatched = progress.last_dispatched();
-        self.adder.look_for_new_tables(lent.control, lent.tables, dispatched)?;
+        self.adder.look_for_new_tables(leader.control, leader.tables, dispatched)?;
         let tables = &self.tables;
-        self.adder.look_for_requests(lent.control, |name| {
+        self.adder.look_for_requests(leader.control, |name| {
             tables.iter().any(|table| table.name == *name)
         })?;
-        if lent.quiet && self.adder.waits_for_quiet() {
-            let requested = self.adder.take_requested(lent.control, lent.tables)?;
-            self.begin(lent, requested, progress)?;
+        if leader.quiet && self.adder.waits_for_quiet() {
+            let requested = self.adder.take_requested(leader.control, leader.tables)?;
+            self.begin(leader, requested, progress)?;
         }
         Ok(())
     }
 
     /// From here on changes of these tables are put off.
-    fn begin(&mut self, lent: &mut Lent<'_>, names: Vec<Name>, progress: &Progress) -> Result<()> {
+    fn begin(
+        &mut self,
+        leader: &mut LeaderAccess<'_>,
+        names: Vec<Name>,
+        progress: &Progress,
+    ) -> Result<()> {
         if names.is_empty() {
             return Ok(());
         }
-        table_state::begin_catch_up(lent.control, self.adder.owner(), &names)?;
+        table_state::begin_catch_up(leader.control, self.adder.owner(), &names)?;
         let Positions { flush, apply, .. } = self.limit(progress.positions());
         for name in names {
             let from = progress.last_dispatched();
@@ -373,17 +382,17 @@ impl<'a> Joining<'a> {
     }
 
     /// Goes on with all of it as far as possible.
-    pub(crate) fn advance(&mut self, lent: &mut Lent<'_>) -> Result<()> {
+    pub(crate) fn advance(&mut self, leader: &mut LeaderAccess<'_>) -> Result<()> {
         if self.tables.is_empty() {
             return Ok(());
         }
-        self.take_copied(lent)?;
-        self.catch_up(lent)?;
-        self.join(lent)
+        self.take_copied(leader)?;
+        self.catch_up(leader)?;
+        self.join(leader)
     }
 
     /// The present copy may have ended.
-    fn take_copied(&mut self, lent: &mut Lent<'_>) -> Result<()> {
+    fn take_copied(&mut self, leader: &mut LeaderAccess<'_>) -> Result<()> {
         let published = match self.copying.as_ref().map(Receiver::try_recv) {
             None | Some(Err(TryRecvError::Empty)) => return Ok(()),
             Some(Ok(published)) => published?,
@@ -392,9 +401,9 @@ impl<'a> Joining<'a> {
             }
         };
         self.copying = None;
-        published.iter().for_each(|table| lent.tables.add_types(table));
+        published.iter().for_each(|table| leader.tables.add_types(table));
         let owner = self.adder.owner();
-        let mut copied = table_state::catching_up(lent.control, owner.id)?;
+        let mut copied = table_state::catching_up(leader.control, owner.id)?;
         let mut gone = Vec::new();
         for table in self.tables.iter_mut().filter(|t| matches!(t.state, State::Copied)) {
             let is_it =
@@ -402,8 +411,8 @@ impl<'a> Joining<'a> {
             match copied.iter().position(is_it) {
                 Some(index) => {
                     let copied = copied.swap_remove(index);
-                    table_state::start_catch_up(lent.control, owner, &copied)?;
-                    lent.tables.add(&copied.schema, &copied.name, copied.sync_lsn);
+                    table_state::start_catch_up(leader.control, owner, &copied)?;
+                    leader.tables.add(&copied.schema, &copied.name, copied.sync_lsn);
                     self.adder.copied(&table.name);
                     table.state = State::CatchesUp(copied);
                 }
@@ -413,24 +422,24 @@ impl<'a> Joining<'a> {
         let states = if gone.is_empty() {
             FxHashMap::default()
         } else {
-            state::relations_by_name(lent.control, owner.id)?
+            state::relations_by_name(leader.control, owner.id)?
         };
         for name in gone {
             let blocked = states.get(&name).is_some_and(|s| s.state == TableSyncState::Blocked);
             if blocked {
                 self.adder.copy_failed(&name);
-                lent.tables.block(&name.0, &name.1);
+                leader.tables.block(&name.0, &name.1);
             } else {
                 // It was taken out of the publication, or dropped, before the snapshot.
-                self.adder.forget(lent.control, &name)?;
+                self.adder.forget(leader.control, &name)?;
             }
-            self.remove(|table| table.name == name, lent)?;
+            self.remove(|table| table.name == name, leader)?;
         }
         self.start_copy()
     }
 
     /// Hands what was put off to the worker of the first table that has something.
-    fn catch_up(&mut self, lent: &mut Lent<'_>) -> Result<()> {
+    fn catch_up(&mut self, leader: &mut LeaderAccess<'_>) -> Result<()> {
         if self.worker.is_none() {
             let lags = |table: &&Joiner| table.catches_up().is_some() && !table.deferred.is_empty();
             let Some(table) = self.tables.iter().find(lags) else { return Ok(()) };
@@ -444,7 +453,7 @@ impl<'a> Joining<'a> {
             self.tables.iter_mut().find(|t| t.catches_up().is_some_and(|c| worker.is_of(c)));
         match joiner {
             Some(Joiner { state: State::CatchesUp(state), deferred, .. }) => {
-                worker.feed(state, deferred, lent, &self.options)
+                worker.feed(state, deferred, leader, &self.options)
             }
             _ => Ok(()),
         }
@@ -477,7 +486,7 @@ impl<'a> Joining<'a> {
     }
 
     /// Takes in the tables that have caught up, if everything else that was received is applied.
-    fn join(&mut self, lent: &mut Lent<'_>) -> Result<()> {
+    fn join(&mut self, leader: &mut LeaderAccess<'_>) -> Result<()> {
         let worker = self.worker.as_ref();
         let may_join = |table: &&Joiner| table.after <= self.received;
         let nearly = self.tables.iter().filter(may_join).any(|table| {
@@ -488,7 +497,7 @@ impl<'a> Joining<'a> {
         });
         let endless = worker.is_some_and(Worker::does_not_come_closer);
         self.pause.look(nearly, endless);
-        if !lent.quiet {
+        if !leader.quiet {
             return Ok(());
         }
         let joined = self.tables.iter().filter(may_join).filter(|table| self.has_caught_up(table));
@@ -497,7 +506,7 @@ impl<'a> Joining<'a> {
             return Ok(());
         }
         let numbers: Vec<_> = joined.iter().map(|table| table.number).collect();
-        table_state::end_catch_up(lent.control, self.adder.owner(), &numbers)?;
+        table_state::end_catch_up(leader.control, self.adder.owner(), &numbers)?;
         for table in &joined {
             let table = format!("{}.{}", table.schema, table.name);
             tracing::info!(event = "table_caught_up", table, "table has caught up with the others");
@@ -505,16 +514,20 @@ impl<'a> Joining<'a> {
         if self.worker.as_ref().is_some_and(|w| joined.iter().any(|table| w.is_of(table))) {
             self.worker = None;
         }
-        self.remove(|t| t.catches_up().is_some_and(|c| numbers.contains(&c.number)), lent)?;
+        self.remove(|t| t.catches_up().is_some_and(|c| numbers.contains(&c.number)), leader)?;
         self.pause = Pause::default();
         Ok(())
     }
 
-    fn remove(&mut self, which: impl Fn(&Joiner) -> bool, lent: &mut Lent<'_>) -> Result<()> {
+    fn remove(
+        &mut self,
+        which: impl Fn(&Joiner) -> bool,
+        leader: &mut LeaderAccess<'_>,
+    ) -> Result<()> {
         for table in self.tables.extract_if(.., |table| which(table)) {
             self.commands.extend(table.deferred.discard());
         }
-        carry_out(&mut self.commands, lent.incoming.spool().0)
+        carry_out(&mut self.commands, leader.incoming.spool().0)
     }
 }
 

@@ -6,15 +6,15 @@ mod random;
 
 use history::{History, shown};
 
-use super::{Fold, TableRules};
+use super::{TableFolding, TableRules};
 use crate::key::KeyForm;
 
-fn rules(lane: u32, columns: usize, fold: Fold) -> TableRules {
+fn rules(lane: u32, columns: usize, fold: TableFolding) -> TableRules {
     TableRules { lane, columns, fold, updates_alone: false }
 }
 
 fn keyed(lane: u32) -> TableRules {
-    rules(lane, 2, Fold::Key(vec![(0, KeyForm::Numeric)]))
+    rules(lane, 2, TableFolding::Key(vec![(0, KeyForm::Numeric)]))
 }
 
 #[track_caller]
@@ -29,7 +29,7 @@ fn check_keyed(history: &str, expected: &[&str]) {
 
 #[track_caller]
 fn check_whole(history: &str, expected: &[&str]) {
-    check(&[rules(0, 2, Fold::WholeRow)], history, expected);
+    check(&[rules(0, 2, TableFolding::WholeRow)], history, expected);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_value_left_out_of_an_insert_is_null() {
     check_keyed("I 1 u", &["0 | insert 1 -"]);
     check_keyed("I 1 u; U 1 u", &["0 | insert 1 -"]);
     check_whole("I 1 u", &["0 | insert 1 -"]);
-    check(&[rules(0, 2, Fold::Append)], "I 1 u", &["0 | insert 1 -"]);
+    check(&[rules(0, 2, TableFolding::Append)], "I 1 u", &["0 | insert 1 -"]);
 }
 
 #[test]
@@ -103,14 +103,14 @@ fn rows_without_a_usable_key_are_executed_alone() {
         check_keyed(&format!("I 5 a; {odd}"), &["0 | insert 5 a", "alone 1"]);
     }
     check_keyed("U K 1 - - N 1 a", &["alone 0"]);
-    check(&[rules(0, 2, Fold::Key(vec![]))], "I 1 a", &["alone 0"]);
-    check(&[rules(0, 2, Fold::Key(vec![(2, KeyForm::Bytes)]))], "I 1 a", &["alone 0"]);
+    check(&[rules(0, 2, TableFolding::Key(vec![]))], "I 1 a", &["alone 0"]);
+    check(&[rules(0, 2, TableFolding::Key(vec![(2, KeyForm::Bytes)]))], "I 1 a", &["alone 0"]);
 }
 
 #[test]
 fn keys_of_several_columns_do_not_run_into_each_other() {
     let key = vec![(2, KeyForm::Blanks), (0, KeyForm::Blanks)];
-    let tables = [rules(0, 3, Fold::Key(key))];
+    let tables = [rules(0, 3, TableFolding::Key(key))];
     check(&tables, "U b x ca; U ab y c", &["0 | update ab y c | update b x ca"]);
     check(&tables, "U a x c; U a_ y c", &["0 | update a_ y c"]);
 }
@@ -121,7 +121,7 @@ fn deletes_and_updates_are_sorted_by_key_and_inserts_stay_as_they_came() {
     check_keyed("D 3 -; D 1 -", &["0 | delete 1 - | delete 3 -"]);
     check_keyed("I 3 a; I 1 b; U 3 c", &["0 | insert 3 c | insert 1 b"]);
     check_keyed("I 3 a; D 3 -; I 1 b; I 3 c", &["0 | insert 1 b | insert 3 c"]);
-    let text = [rules(0, 1, Fold::Key(vec![(0, KeyForm::Bytes)]))];
+    let text = [rules(0, 1, TableFolding::Key(vec![(0, KeyForm::Bytes)]))];
     check(
         &text,
         "U 10; U 9; U longer-than-nine; U longer-than-eight; U longer-than-eighu",
@@ -132,7 +132,7 @@ fn deletes_and_updates_are_sorted_by_key_and_inserts_stay_as_they_came() {
 
 #[test]
 fn updates_are_executed_alone_where_a_column_cannot_be_set() {
-    for fold in [Fold::Key(vec![(0, KeyForm::Bytes)]), Fold::WholeRow] {
+    for fold in [TableFolding::Key(vec![(0, KeyForm::Bytes)]), TableFolding::WholeRow] {
         let tables = [TableRules { updates_alone: true, ..rules(0, 2, fold) }];
         check(
             &tables,
@@ -193,7 +193,7 @@ fn rows_without_key_that_are_not_complete_are_executed_alone() {
 
 #[test]
 fn null_is_no_value_in_a_row_without_key() {
-    let tables = [rules(0, 1, Fold::WholeRow)];
+    let tables = [rules(0, 1, TableFolding::WholeRow)];
     let mut history = History::new("I -");
     history.push("DO b=");
     assert_eq!(shown(&history.fold(&tables)), ["0 | delete b= | insert -"]);
@@ -202,7 +202,7 @@ fn null_is_no_value_in_a_row_without_key() {
 #[test]
 fn only_inserts_are_collected_where_rows_cannot_be_found() {
     check(
-        &[rules(0, 2, Fold::Append)],
+        &[rules(0, 2, TableFolding::Append)],
         "I 1 a; I 1 a; DO 1 a; I 1 a; I 1; U 1 b",
         &["0 | insert 1 a | insert 1 a", "alone 2", "0 | insert 1 a", "alone 4", "alone 5"],
     );
@@ -228,7 +228,7 @@ fn a_truncate_closes_the_lanes_of_its_tables_only() {
 
 #[test]
 fn a_table_in_row_mode_stops_its_lane_only() {
-    let never = rules(0, 2, Fold::Never { barrier: false });
+    let never = rules(0, 2, TableFolding::Never { barrier: false });
     check(
         &[keyed(0), keyed(1), never],
         "I 1 a; 1:I 1 b; 2:I 1 c; 2:U 1 d",
@@ -238,7 +238,7 @@ fn a_table_in_row_mode_stops_its_lane_only() {
 
 #[test]
 fn a_barrier_closes_everything_in_the_order_in_which_it_was_opened() {
-    let barrier = rules(9, 2, Fold::Never { barrier: true });
+    let barrier = rules(9, 2, TableFolding::Never { barrier: true });
     let tables = [keyed(0), keyed(1), keyed(2), barrier];
     for alone in ["3:U 1 x", "T 3"] {
         let history = format!("2:I 1 a; I 1 b; 1:I 1 c; {alone}; 1:I 1 d; I 1 e");

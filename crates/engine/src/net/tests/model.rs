@@ -4,7 +4,7 @@ use pgoutput::{Column, Message, Tuple};
 
 use super::history::History;
 use crate::key::KeyForm;
-use crate::net::{Fold, Row, Segment, Step, TableRules};
+use crate::net::{Row, Segment, Step, TableFolding, TableRules};
 
 type Values = Vec<Option<String>>;
 
@@ -52,9 +52,9 @@ fn write<'a>(row: &mut Values, columns: impl Iterator<Item = Column<'a>>) {
 /// In row mode the model finds rows as it would in set mode.
 fn key(rules: &TableRules) -> Option<Vec<(usize, KeyForm)>> {
     match &rules.fold {
-        Fold::Key(key) => Some(key.clone()),
-        Fold::Never { .. } => Some(vec![(0, KeyForm::Numeric)]),
-        Fold::WholeRow | Fold::Append => None,
+        TableFolding::Key(key) => Some(key.clone()),
+        TableFolding::Never { .. } => Some(vec![(0, KeyForm::Numeric)]),
+        TableFolding::WholeRow | TableFolding::Append => None,
     }
 }
 
@@ -76,7 +76,7 @@ fn find_key(
 
 fn find(rows: &[Values], rules: &TableRules, wanted: &Values) -> Result<usize, Conflict> {
     match (&rules.fold, key(rules)) {
-        (Fold::WholeRow, _) => rows.iter().position(|row| row == wanted).ok_or(Conflict),
+        (TableFolding::WholeRow, _) => rows.iter().position(|row| row == wanted).ok_or(Conflict),
         (_, Some(key)) => find_key(rows, &key, wanted)?.ok_or(Conflict),
         (_, None) => Err(Conflict),
     }

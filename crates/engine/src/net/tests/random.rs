@@ -7,21 +7,21 @@ use super::history::History;
 use super::model::Model;
 use super::{keyed, rules};
 use crate::key::KeyForm;
-use crate::net::{Fold, TableRules};
+use crate::net::{TableFolding, TableRules};
 
 const LANES: usize = 7;
 
 fn tables() -> Vec<TableRules> {
     let two = vec![(1, KeyForm::Blanks), (0, KeyForm::Numeric)];
-    let numeric = || Fold::Key(vec![(0, KeyForm::Numeric)]);
+    let numeric = || TableFolding::Key(vec![(0, KeyForm::Numeric)]);
     let tables = vec![
         rules(0, 3, numeric()),
         rules(0, 3, numeric()),
-        rules(1, 3, Fold::Key(two)),
-        rules(2, 3, Fold::WholeRow),
-        rules(3, 3, Fold::Append),
-        rules(4, 3, Fold::Never { barrier: false }),
-        rules(5, 3, Fold::Never { barrier: true }),
+        rules(1, 3, TableFolding::Key(two)),
+        rules(2, 3, TableFolding::WholeRow),
+        rules(3, 3, TableFolding::Append),
+        rules(4, 3, TableFolding::Never { barrier: false }),
+        rules(5, 3, TableFolding::Never { barrier: true }),
         TableRules { columns: 3, updates_alone: true, ..keyed(6) },
     ];
     assert_eq!(tables.iter().map(|rules| rules.lane as usize + 1).max(), Some(LANES));
@@ -59,7 +59,7 @@ impl Candidate {
     fn text(&self, model: &Model, rules: &TableRules) -> Option<String> {
         let Self { table, kind, .. } = *self;
         let key = |column| match &rules.fold {
-            Fold::Key(key) => key.iter().any(|&(at, _)| at == column),
+            TableFolding::Key(key) => key.iter().any(|&(at, _)| at == column),
             _ => column == 0,
         };
         let mut new = self.new.map(str::to_owned);

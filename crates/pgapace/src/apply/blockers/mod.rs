@@ -33,11 +33,11 @@ const WATCH: Duration = Duration::from_millis(250);
 /// What the leader asks: the backend of each session of ours with the group that it carries out, the
 /// oldest first.
 #[derive(Debug)]
-pub(crate) struct Probe(pub(crate) Vec<(i32, GroupSeq)>);
+pub(crate) struct DetectionRequest(pub(crate) Vec<(i32, GroupSeq)>);
 
 /// What was seen. By now it may be over.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct Detection {
     /// The group that was the oldest.
     pub(crate) oldest: GroupSeq,
     /// Whether it waited for a lock at all.
@@ -49,7 +49,7 @@ pub(crate) struct Found {
 /// What comes back.
 #[derive(Debug)]
 pub(crate) enum FromBlockers {
-    Found(Found),
+    Detected(Detection),
     Failed(Failure),
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Watched {
 /// The running monitor.
 #[derive(Debug)]
 pub(crate) struct Blockers {
-    probes: Option<Sender<Probe>>,
+    probes: Option<Sender<DetectionRequest>>,
     pub(crate) events: Receiver<FromBlockers>,
     waits: Stopwatch,
     thread: Option<JoinHandle<()>>,
@@ -100,7 +100,7 @@ impl Blockers {
     }
 
     /// Asks for a look; each is answered. A thread that is gone has reported why in `events`.
-    pub(crate) fn probe(&self, probe: Probe) {
+    pub(crate) fn probe(&self, probe: DetectionRequest) {
         if let Some(probes) = &self.probes {
             let _ = probes.send(probe);
         }
@@ -123,16 +123,16 @@ struct Monitor {
 }
 
 impl Monitor {
-    fn run(&mut self, inbox: &Receiver<Probe>, sender: &Sender<FromBlockers>) {
+    fn run(&mut self, inbox: &Receiver<DetectionRequest>, sender: &Sender<FromBlockers>) {
         loop {
             let found = match inbox.recv_timeout(WATCH) {
-                Ok(Probe(groups)) => self.probe(&groups).map(Some),
+                Ok(DetectionRequest(groups)) => self.probe(&groups).map(Some),
                 Err(RecvTimeoutError::Timeout) => Ok(None),
                 Err(RecvTimeoutError::Disconnected) => return,
             };
             let event = match found.and_then(|found| self.watch().map(|()| found)) {
                 Ok(None) => continue,
-                Ok(Some(found)) => FromBlockers::Found(found),
+                Ok(Some(detection)) => FromBlockers::Detected(detection),
                 Err(failure) => FromBlockers::Failed(failure),
             };
             let failed = matches!(event, FromBlockers::Failed(_));
@@ -162,9 +162,9 @@ impl Monitor {
         Ok(())
     }
 
-    fn probe(&mut self, groups: &[(i32, GroupSeq)]) -> Result<Found> {
+    fn probe(&mut self, groups: &[(i32, GroupSeq)]) -> Result<Detection> {
         let Some((pid, oldest)) = groups.first().copied() else {
-            return Ok(Found { oldest: GroupSeq::NONE, waits: false, victims: Vec::new() });
+            return Ok(Detection { oldest: GroupSeq::NONE, waits: false, victims: Vec::new() });
         };
         let seen = look(&mut self.session, self.id, pid)?;
         let waits: Vec<_> = seen.iter().map(|b| (b.waiting, b.pid)).collect();
@@ -187,7 +187,7 @@ impl Monitor {
                 "later groups hold locks that the oldest one needs: they give way"
             );
         }
-        Ok(Found { oldest, waits: !waits.is_empty(), victims: blocking.victims })
+        Ok(Detection { oldest, waits: !waits.is_empty(), victims: blocking.victims })
     }
 }
 

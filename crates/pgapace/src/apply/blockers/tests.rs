@@ -8,7 +8,7 @@ use engine::group::GroupSeq;
 use testbed::{Cluster, servers};
 use wire::{CancelHandle, ConnInfo, Session};
 
-use super::{Blockers, Found, FromBlockers, Probe};
+use super::{Blockers, Detection, DetectionRequest, FromBlockers};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{SubscriptionId, ownership};
 
@@ -112,17 +112,17 @@ impl Bed {
         Busy { pid, cancel, thread: Some(thread) }
     }
 
-    fn probe(&self) -> Found {
-        self.monitor.probe(Probe(self.groups.clone()));
+    fn probe(&self) -> Detection {
+        self.monitor.probe(DetectionRequest(self.groups.clone()));
         match self.monitor.events.recv_timeout(PATIENCE).unwrap() {
-            FromBlockers::Found(found) => found,
+            FromBlockers::Detected(detection) => detection,
             FromBlockers::Failed(failure) => panic!("{failure}"),
         }
     }
 
     fn expect(&self, waits: bool, victims: &[u64]) {
         let victims = victims.iter().copied().map(GroupSeq).collect();
-        let found = Found { oldest: GroupSeq(7), waits, victims };
+        let found = Detection { oldest: GroupSeq(7), waits, victims };
         assert_eq!(self.probe(), found);
     }
 }

@@ -19,7 +19,7 @@ mod uniqueness;
 
 use std::collections::VecDeque;
 
-use engine::worker::Task;
+use engine::worker::GroupMember;
 use wire::Session;
 
 use crate::apply::answers::{Committing, Pending};

@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use engine::history::Memory;
-use engine::net::Fold;
+use engine::net::TableFolding;
 use engine::relation::RemoteRelation;
 use engine::transaction::TransactionPart;
-use engine::worker::Mode;
+use engine::worker::GroupMode;
 use pgoutput::{Lsn, Message, Xid};
 
 use super::{Leader, Parts, expect_before_applied};
-use crate::apply::blockers::Found;
+use crate::apply::blockers::Detection;
 use crate::apply::streams::{Event, Report};
 use crate::apply::tables::OWN_SCHEMA;
 use crate::apply::work::Work;
@@ -70,7 +70,7 @@ impl Leader<'_> {
                 continue;
             };
             let by_rows = self.parts.rows_through == Lsn(u64::MAX);
-            let mode = if by_rows { Mode::Rows } else { Mode::Net };
+            let mode = if by_rows { GroupMode::Rows } else { GroupMode::Net };
             let work = Work {
                 part,
                 tables,
@@ -109,7 +109,7 @@ impl Leader<'_> {
         }
         // Whatever is wrong with it is said if the transaction commits.
         let map = self.resolve(remote, floor).ok().flatten()?;
-        let alone = matches!(map.rules.fold, Fold::Never { .. }) || map.conflicts.is_some();
+        let alone = matches!(map.rules.fold, TableFolding::Never { .. }) || map.conflicts.is_some();
         (!alone).then_some(Some(map))
     }
 
@@ -180,7 +180,7 @@ impl Leader<'_> {
     }
 
     /// What keeps the oldest transaction: later ones that hold its locks go back.
-    pub(super) fn resolve_deadlock(&mut self, found: &Found) {
+    pub(super) fn resolve_deadlock(&mut self, found: &Detection) {
         let turned = self.parts.pool.resolve_deadlock(found);
         self.counters.tables_serialized += turned.roots.len() as u64;
         self.parts.tables.turned(&turned);

@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, unbounded};
 
 use crate::apply::sessions::{SessionLease, Share};
 use crate::apply::turns::Turns;
-use crate::apply::worker::{Connect, FromWorker, Office, Worker};
+use crate::apply::worker::{Connect, FromWorker, Worker, WorkerContext};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::Stopwatch;
 use crate::subscriber::state::statistics::Waits;
@@ -31,7 +31,7 @@ pub(crate) struct Slots {
     slots: Vec<WorkerSlot>,
     share: Arc<Share>,
     connector: Connector,
-    office: Office,
+    context: WorkerContext,
     pub(super) events: Receiver<(usize, FromWorker)>,
 }
 
@@ -44,21 +44,21 @@ impl Slots {
     ) -> Result<Self> {
         let turns = Turns::new(share.most())?;
         let (sender, events) = unbounded();
-        let office = Office { turns, sender, subscription: subscription.to_owned() };
+        let context = WorkerContext { turns, sender, subscription: subscription.to_owned() };
         let mut slots: Vec<_> = (0..share.most()).map(|_| WorkerSlot::default()).collect();
         for slot in &mut slots[1..] {
             slot.lease = if share.is_alone() { share.ask() } else { None };
         }
         // All at once: each connects first.
         std::thread::scope(|scope| {
-            let (connector, office) = (&connector, &office);
+            let (connector, context) = (&connector, &context);
             let here = slots.iter_mut().enumerate();
             let here = here.filter(|(number, slot)| *number == 0 || slot.lease.is_some());
             let starting: Vec<_> = here
                 .map(|(number, slot)| {
                     let waits = slot.waits.clone();
                     let connect = connector(number);
-                    let spawn = move || Worker::spawn(number, connect, office, waits);
+                    let spawn = move || Worker::spawn(number, connect, context, waits);
                     (slot, scope.spawn(spawn))
                 })
                 .collect();
@@ -68,7 +68,7 @@ impl Slots {
             }
             Ok::<_, Failure>(())
         })?;
-        Ok(Self { slots, share: Arc::clone(share), connector, office, events })
+        Ok(Self { slots, share: Arc::clone(share), connector, context, events })
     }
 
     /// The most workers that there can be.
@@ -83,7 +83,7 @@ impl Slots {
 
     /// The subscription that they work for.
     pub(super) fn subscription(&self) -> &str {
-        &self.office.subscription
+        &self.context.subscription
     }
 
     /// A worker that is there.
@@ -110,7 +110,7 @@ impl Slots {
     pub(super) fn open(&mut self, number: usize, lease: Arc<SessionLease>) -> Result<()> {
         let slot = &mut self.slots[number];
         let (connect, waits) = ((self.connector)(number), slot.waits.clone());
-        let worker = Worker::spawn_unopened(number, connect, &self.office, waits, &lease)?;
+        let worker = Worker::spawn_unopened(number, connect, &self.context, waits, &lease)?;
         (slot.worker, slot.lease) = (Some(worker), Some(lease));
         Ok(())
     }

@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::group::GroupSeq;
-use engine::net::Fold;
+use engine::net::TableFolding;
 use engine::read_ahead::ReadAhead;
 use engine::transaction::Touched;
 use engine::worker;
 use pgoutput::Column;
 
-use crate::apply::prefetch::queue::{Job, Queue};
+use crate::apply::prefetch::queue::{KeyLookup, Queue};
 use crate::apply::work::Work;
 use crate::config::Prefetch as Mode;
 use crate::error::{Failure, Result};
@@ -68,7 +68,7 @@ impl Prefetch {
         &mut self,
         group: GroupSeq,
         works: &[Work],
-        apply: worker::Mode,
+        apply: worker::GroupMode,
         busy: bool,
     ) {
         if self.mode == Mode::Off {
@@ -91,11 +91,11 @@ impl Prefetch {
         let on = self.mode == Mode::On || self.decision.is_on();
         if on {
             if !self.queue.is_full() {
-                self.queue.put(jobs(group, works, apply, usize::MAX));
+                self.queue.put(lookups(group, works, apply, usize::MAX));
             }
         } else if busy && self.last_sample.elapsed() >= SAMPLE {
             self.last_sample = Instant::now();
-            self.queue.put(jobs(group, works, apply, KEYS));
+            self.queue.put(lookups(group, works, apply, KEYS));
         }
     }
 
@@ -113,7 +113,12 @@ impl Drop for Prefetch {
 
 /// The keys of a group, in the order in which a worker comes to them: so that rows are not read so
 /// early that they are gone when they are needed. At most so many.
-fn jobs(group: GroupSeq, works: &[Work], apply: worker::Mode, most: usize) -> Vec<Job> {
+fn lookups(
+    group: GroupSeq,
+    works: &[Work],
+    apply: worker::GroupMode,
+    most: usize,
+) -> Vec<KeyLookup> {
     let mut rows = Vec::new();
     for work in works {
         for index in 0..work.part.len() {
@@ -121,7 +126,9 @@ fn jobs(group: GroupSeq, works: &[Work], apply: worker::Mode, most: usize) -> Ve
                 continue;
             };
             let Some(map) = &work.tables[relation] else { continue };
-            let (Search::Key(key), Fold::Key(_)) = (&map.search, &map.rules.fold) else { continue };
+            let (Search::Key(key), TableFolding::Key(_)) = (&map.search, &map.rules.fold) else {
+                continue;
+            };
             let (Some(first), Some(row)) = (key.first(), searched(&message)) else { continue };
             if let Some(Column::Text(value) | Column::Binary(value)) =
                 row.columns().nth(first.remote)
@@ -130,22 +137,22 @@ fn jobs(group: GroupSeq, works: &[Work], apply: worker::Mode, most: usize) -> Ve
             }
         }
     }
-    if apply == worker::Mode::Net {
+    if apply == worker::GroupMode::Net {
         // See `engine::net`: by length, then bytes.
         rows.sort_unstable_by_key(|(map, value, _)| (map.id, value.len(), *value));
     }
     rows.truncate(most);
-    let mut jobs: Vec<Job> = Vec::new();
+    let mut lookups: Vec<KeyLookup> = Vec::new();
     for (map, _, row) in rows {
-        let fits = jobs.last_mut().is_some_and(|job| {
-            job.keys.map().id == map.id && job.keys.rows() < KEYS && job.keys.push(row)
+        let fits = lookups.last_mut().is_some_and(|lookup| {
+            lookup.keys.map().id == map.id && lookup.keys.rows() < KEYS && lookup.keys.push(row)
         });
         if !fits
             && let Some(mut keys) = Ahead::new(map)
             && keys.push(row)
         {
-            jobs.push(Job { group, keys });
+            lookups.push(KeyLookup { group, keys });
         }
     }
-    jobs
+    lookups
 }

@@ -15,14 +15,14 @@ const SAMPLES: usize = 64;
 
 /// One statement.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct KeyLookup {
     pub(super) group: GroupSeq,
     pub(super) keys: Ahead,
 }
 
 #[derive(Debug, Default)]
 struct Inside {
-    jobs: VecDeque<Job>,
+    lookups: VecDeque<KeyLookup>,
     ended: GroupSeq,
     closed: bool,
     /// Keys of a statement and how long it took.
@@ -38,11 +38,11 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn is_full(&self) -> bool {
-        self.lock().jobs.len() >= FULL
+        self.lock().lookups.len() >= FULL
     }
 
-    pub(super) fn put(&self, jobs: Vec<Job>) {
-        self.lock().jobs.extend(jobs);
+    pub(super) fn put(&self, lookups: Vec<KeyLookup>) {
+        self.lock().lookups.extend(lookups);
         self.news.notify_all();
     }
 
@@ -59,18 +59,18 @@ impl Queue {
     }
 
     /// The next that is still of use; `None` if there never will be one.
-    pub(super) fn next(&self) -> Option<Job> {
+    pub(super) fn next(&self) -> Option<KeyLookup> {
         let mut inside = self.lock();
         loop {
             if inside.closed {
                 return None;
             }
             let ended = inside.ended;
-            while inside.jobs.front().is_some_and(|job| job.group <= ended) {
-                inside.jobs.pop_front();
+            while inside.lookups.front().is_some_and(|lookup| lookup.group <= ended) {
+                inside.lookups.pop_front();
             }
-            if let Some(job) = inside.jobs.pop_front() {
-                return Some(job);
+            if let Some(lookup) = inside.lookups.pop_front() {
+                return Some(lookup);
             }
             inside = self.news.wait(inside).unwrap_or_else(PoisonError::into_inner);
         }
@@ -80,7 +80,7 @@ impl Queue {
     pub(super) fn pause(&self, time: Duration) -> bool {
         let mut inside = self.lock();
         // What waits is old when the pause is over.
-        inside.jobs.clear();
+        inside.lookups.clear();
         let waited = self.news.wait_timeout_while(inside, time, |inside| !inside.closed);
         let (inside, _) = waited.unwrap_or_else(PoisonError::into_inner);
         !inside.closed

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashSet;
 use wire::Session;
 
-use crate::apply::prefetch::queue::{Job, Queue};
+use crate::apply::prefetch::queue::{KeyLookup, Queue};
 use crate::apply::worker::passes_soon;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::statement::cache::StatementCache;
@@ -27,9 +27,9 @@ pub(super) fn run(queue: &Queue, subscriber: &Subscriber, subscription: &str) {
                     statements: StatementCache::default(),
                     left_out: &mut left_out,
                 };
-                while let Some(job) = first.take().or_else(|| queue.next()) {
+                while let Some(lookup) = first.take().or_else(|| queue.next()) {
                     let started = Instant::now();
-                    match reader.read(job) {
+                    match reader.read(lookup) {
                         Ok(0) => {}
                         Ok(keys) => {
                             queue.took(keys, started.elapsed());
@@ -61,13 +61,13 @@ struct Reader<'r> {
 
 impl Reader<'_> {
     /// How many keys were looked up. An error only if the session cannot go on.
-    fn read(&mut self, mut job: Job) -> wire::Result<usize> {
-        let (map, keys) = (job.keys.map().id, job.keys.rows());
+    fn read(&mut self, mut lookup: KeyLookup) -> wire::Result<usize> {
+        let (map, keys) = (lookup.keys.map().id, lookup.keys.rows());
         if self.left_out.contains(&map) {
             return Ok(0);
         }
         let parsed = self.statements.parsed();
-        job.keys.queue(&mut self.session, &mut self.statements)?;
+        lookup.keys.queue(&mut self.session, &mut self.statements)?;
         let error = match self.session.finish_queued() {
             Ok(()) => return Ok(keys),
             Err(wire::Error::Server(error)) if !self.session.is_broken() => error,

@@ -10,7 +10,7 @@ use engine::assemble::Subtransactions;
 use engine::dispatch::Pacing;
 use engine::group::GroupSeq;
 use engine::streaming::{self, NextPart, Said, Ticket};
-use engine::worker::Mode;
+use engine::worker::GroupMode;
 use pgoutput::{Lsn, Message, Xid};
 
 use crate::apply::work::Work;
@@ -147,7 +147,7 @@ impl Streams {
     }
 
     /// Hands changes over that were read, up to this place.
-    pub(crate) fn hand_over(&mut self, next: &NextPart, through: u64, work: Work, mode: Mode) {
+    pub(crate) fn hand_over(&mut self, next: &NextPart, through: u64, work: Work, mode: GroupMode) {
         let now = self.now();
         self.streams.hand_over(next, through, Box::new(work), mode, now);
         self.send_orders();

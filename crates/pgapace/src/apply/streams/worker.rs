@@ -14,7 +14,7 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use engine::group::GroupSeq;
 use engine::progress::Range;
 use engine::streaming::Ticket;
-use engine::worker::{Dependent, Mode};
+use engine::worker::{Dependent, GroupMode};
 use wire::{CancelHandle, Reply, Session, TransactionStatus, Waker, affected_rows};
 
 use crate::apply::answers::Pending;
@@ -383,7 +383,7 @@ impl Running {
                 self.session.queue_flush();
             }
             Order::Commit(work) => {
-                let group = group_of(*work, Mode::Net);
+                let group = group_of(*work, GroupMode::Net);
                 let ending = self.encoder.ending(&group)?;
                 let ending = ending.ok_or_else(|| Failure::internal("a stream without an end"))?;
                 self.encoder.queue_ending(&mut self.session, ending, &mut self.pending)?;
@@ -395,7 +395,7 @@ impl Running {
         self.session.flush().map_err(|e| Failure::subscriber(&e, "sending changes"))
     }
 
-    fn part(&mut self, work: Work, mode: Mode, savepoint: Option<usize>) -> Result<()> {
+    fn part(&mut self, work: Work, mode: GroupMode, savepoint: Option<usize>) -> Result<()> {
         if savepoint.is_some() {
             debug_assert_eq!(savepoint, Some(self.savepoints.len()), "in order");
             let number = self.savepoints.len();
@@ -405,11 +405,11 @@ impl Running {
         let group = group_of(work, mode);
         let before = self.pending.len();
         match mode {
-            Mode::Net => {
+            GroupMode::Net => {
                 let session = &mut self.session;
                 self.encoder.net(session, &group, Which::All, false, &mut self.pending)?;
             }
-            Mode::Rows => {
+            GroupMode::Rows => {
                 self.encoder.rows(&mut self.session, &group, 0, true, &mut self.pending)?;
             }
         }
@@ -540,7 +540,7 @@ impl Running {
 }
 
 /// A part, as the encoder takes it.
-fn group_of(work: Work, mode: Mode) -> Group {
+fn group_of(work: Work, mode: GroupMode) -> Group {
     Group {
         seq: GroupSeq::NONE,
         works: vec![work],

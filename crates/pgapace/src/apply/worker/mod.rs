@@ -138,7 +138,7 @@ pub(crate) struct Worker {
 
 /// What the workers of a subscription have in common.
 #[derive(Debug)]
-pub(crate) struct Office {
+pub(crate) struct WorkerContext {
     pub(crate) turns: Arc<Turns>,
     /// They report here, each under its number.
     pub(crate) sender: Sender<(usize, FromWorker)>,
@@ -151,11 +151,11 @@ impl Worker {
     pub(crate) fn spawn(
         number: usize,
         connect: Connect,
-        office: &Office,
+        context: &WorkerContext,
         waits: Stopwatch,
     ) -> Result<Self> {
         let opened = connect(None)?;
-        Self::start(number, connect, Some(opened), office, waits, None)
+        Self::start(number, connect, Some(opened), context, waits, None)
     }
 
     /// Starts the thread, which opens the session and says so. The lease is kept until the session
@@ -163,18 +163,18 @@ impl Worker {
     pub(crate) fn spawn_unopened(
         number: usize,
         connect: Connect,
-        office: &Office,
+        context: &WorkerContext,
         waits: Stopwatch,
         lease: &Arc<SessionLease>,
     ) -> Result<Self> {
-        Self::start(number, connect, None, office, waits, Some(Arc::clone(lease)))
+        Self::start(number, connect, None, context, waits, Some(Arc::clone(lease)))
     }
 
     fn start(
         number: usize,
         connect: Connect,
         opened: Option<(Session, Identity)>,
-        office: &Office,
+        context: &WorkerContext,
         waits: Stopwatch,
         lease: Option<Arc<SessionLease>>,
     ) -> Result<Self> {
@@ -183,9 +183,9 @@ impl Worker {
         if let Some((session, _)) = &opened {
             set_handle(&handle, session);
         }
-        let log = MissingLog::new(&office.subscription);
-        let (turns, handle_of_thread) = (Arc::clone(&office.turns), Arc::clone(&handle));
-        let reporter = Reporter { number, sender: office.sender.clone() };
+        let log = MissingLog::new(&context.subscription);
+        let (turns, handle_of_thread) = (Arc::clone(&context.turns), Arc::clone(&handle));
+        let reporter = Reporter { number, sender: context.sender.clone() };
         let work = move || {
             let report = |event| reporter.report(event);
             let (session, identity) = match opened.map_or_else(|| open(&connect), Ok) {
@@ -213,7 +213,7 @@ impl Worker {
             .name(format!("apply {number}"))
             .spawn(work)
             .map_err(|e| Failure::internal(format!("cannot start an apply thread: {e}")))?;
-        let turns = Arc::clone(&office.turns);
+        let turns = Arc::clone(&context.turns);
         Ok(Self { number, turns, mail: Some(mail), thread: Some(thread), handle })
     }
 

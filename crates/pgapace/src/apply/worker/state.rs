@@ -28,8 +28,8 @@ use engine::group::GroupSeq;
 use engine::net::ChangeAt;
 use engine::order::Waits;
 use engine::worker::{
-    Accounted, Again, Awaited, Craft, Desk, Failed, Found, Further, Kept, Mode, Next, Start,
-    Verdict,
+    AfterReply, Awaited, ErrorKind, Further, GroupMode, Next, Outcome, Retry, Start, Verdict,
+    WaitReason, WorkerGroups, WorkerTypes,
 };
 use wire::{Queued, Reply, Session, TransactionStatus, affected_rows};
 
@@ -52,13 +52,13 @@ const SLEEP: Duration = Duration::from_secs(10);
 /// Groups as queued statements.
 pub(super) struct Encoded;
 
-impl Craft for Encoded {
-    type Task = Work;
+impl WorkerTypes for Encoded {
+    type Member = Work;
     type Statements = Queued;
     type Awaited = Pending;
     type Ending = Ending;
     /// See [`Encoder::forget_after`].
-    type Mark = u64;
+    type EncoderPosition = u64;
 }
 
 pub(super) type InFlight = engine::worker::InFlight<Encoded>;
@@ -72,7 +72,7 @@ pub(super) struct State {
     pub(super) session: Session,
     pub(super) encoder: Encoder,
     turns: Arc<Turns>,
-    pub(super) desk: Desk<Encoded>,
+    pub(super) desk: WorkerGroups<Encoded>,
     pub(super) answers: Answers,
     /// The change for which the run ends, when it is known which conflict that is.
     pub(super) offence: Option<(ChangeAt, wire::Error)>,
@@ -98,7 +98,7 @@ impl State {
             session,
             encoder: Encoder::new(identity),
             turns,
-            desk: Desk::new(identity.ordered, identity.is_far(), &Pacing::MEASURED),
+            desk: WorkerGroups::new(identity.ordered, identity.is_far(), &Pacing::MEASURED),
             answers: Answers::new(log),
             offence: None,
             closing: false,
@@ -189,8 +189,8 @@ impl State {
             return Ok(());
         }
         let reason = self.desk.kept().map(|kept| match kept {
-            Kept::ByDependency => Reason::Dependency,
-            Kept::ByTurn => Reason::CommitOrder,
+            WaitReason::Dependency => Reason::Dependency,
+            WaitReason::CommitOrder => Reason::CommitOrder,
         });
         if reason.is_some() {
             self.waits.set(reason);
@@ -275,7 +275,7 @@ impl State {
         pending: &mut VecDeque<Pending>,
     ) -> Result<Option<Ending>> {
         match group.mode {
-            Mode::Net => {
+            GroupMode::Net => {
                 let session = &mut self.session;
                 let sure = self.encoder.net(session, group, Which::All, counted, pending)?;
                 match self.encoder.ending(group)? {
@@ -286,7 +286,7 @@ impl State {
                     ending => Ok(ending),
                 }
             }
-            Mode::Rows => {
+            GroupMode::Rows => {
                 let mut ending = None;
                 for index in 0..group.works.len() {
                     ending = self.encoder.rows(&mut self.session, group, index, early, pending)?;
@@ -367,7 +367,7 @@ impl State {
         }
         tracing::debug!(group = group.0, "gives way to an earlier group");
         let busy = self.desk.is_awaiting();
-        self.start_recovery(Again::GivenWay)?;
+        self.start_recovery(Retry::GivenWay)?;
         if busy {
             cancel(&self.session.cancel_handle());
         }
@@ -375,14 +375,14 @@ impl State {
     }
 
     /// The first group in flight has failed.
-    pub(super) fn start_recovery(&mut self, again: Again) -> Result<()> {
+    pub(super) fn start_recovery(&mut self, again: Retry) -> Result<()> {
         let Some(needs_sync) = self.desk.start_recovery(again) else { return Ok(()) };
         self.answers.roll_back();
         self.answers.count(|counters| match again {
-            Again::Later => counters.retries += 1,
-            Again::GivenWay => counters.victims += 1,
-            Again::ByRows => counters.fallbacks += 1,
-            Again::Never => {}
+            Retry::Later => counters.retries += 1,
+            Retry::GivenWay => counters.victims += 1,
+            Retry::ByRows => counters.fallbacks += 1,
+            Retry::Never => {}
         });
         if needs_sync {
             self.session.queue_sync();
@@ -485,14 +485,14 @@ impl State {
             Some(Pending::Net { rows }) if rows != affected => {
                 let early = first.is_some_and(|first| first.early);
                 tracing::debug!(rows, affected, early, "a group found other rows than expected");
-                Found::OtherRows
+                Outcome::OtherRows
             }
             _ => {
                 judged = self.answers.completed(pending, affected, rolled_back, &context);
                 match &judged {
-                    Err(_) => Found::Refused,
-                    Ok(()) if self.answers.is_missing() => Found::Missing,
-                    Ok(()) => Found::AsExpected,
+                    Err(_) => Outcome::Refused,
+                    Ok(()) if self.answers.is_missing() => Outcome::Missing,
+                    Ok(()) => Outcome::AsExpected,
                 }
             }
         };
@@ -513,10 +513,10 @@ impl State {
     ) -> Result<()> {
         match verdict {
             Verdict::Counts => Ok(()),
-            Verdict::Again(again) => self.start_recovery(again),
+            Verdict::Retry(again) => self.start_recovery(again),
             Verdict::After(pause) => {
                 std::thread::sleep(pause);
-                self.start_recovery(Again::Later)
+                self.start_recovery(Retry::Later)
             }
             Verdict::SentAgain(through) => {
                 Err(Failure { rows_through: Some(through), ..failure() })
@@ -528,12 +528,12 @@ impl State {
     /// Counts an answer of the first group in flight, and lets it go when all are there.
     fn account(&mut self) -> Result<()> {
         match self.desk.account() {
-            Accounted::More => {}
-            Accounted::Open => {
+            AfterReply::More => {}
+            AfterReply::Open => {
                 self.advance()?;
                 self.send()?;
             }
-            Accounted::Through(group) => {
+            AfterReply::Through(group) => {
                 if group.is_committed() {
                     let (parallel, dependent) = (group.early, !group.group.dependent.is_empty());
                     self.answers.count(|counters| {
@@ -580,7 +580,7 @@ impl State {
         match pending {
             Some(Pending::Change { at, .. }) if context.kind(&error, at).is_some() => {
                 self.offence = Some((at, error));
-                self.start_recovery(Again::Never)
+                self.start_recovery(Retry::Never)
             }
             _ => Err(context.explain(&error, pending)),
         }
@@ -619,11 +619,11 @@ impl State {
 const LARGE: &str = "a large transaction cannot be applied as sets; it is applied change by change";
 
 /// Of which kind an error with this SQLSTATE is.
-pub(super) fn kind(sqlstate: Option<&str>) -> Failed {
+pub(super) fn kind(sqlstate: Option<&str>) -> ErrorKind {
     match sqlstate {
-        Some(sqlstate) if passes_soon(sqlstate) => Failed::Soon,
-        Some(sqlstate) if is_transient(sqlstate) => Failed::Transient,
-        _ => Failed::Lasting,
+        Some(sqlstate) if passes_soon(sqlstate) => ErrorKind::Soon,
+        Some(sqlstate) if is_transient(sqlstate) => ErrorKind::Transient,
+        _ => ErrorKind::Lasting,
     }
 }
 

@@ -7,18 +7,18 @@ use engine::deferred::Deferred;
 use engine::dispatch::{Dispatchable, Pacing};
 use engine::group::{Batcher, GroupSeq};
 use engine::transaction::TransactionPart;
-use engine::worker::{Dependent, Mode};
+use engine::worker::{Dependent, GroupMode};
 use pgoutput::Lsn;
 
 use crate::apply::incoming::Source;
 use crate::apply::offender::of_relation;
 use crate::apply::turns::Turns;
 use crate::apply::work::{Group, Work};
-use crate::apply::worker::{self, FromWorker, Office};
+use crate::apply::worker::{self, FromWorker, WorkerContext};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::Stopwatch;
 use crate::subscriber::state::SubscriptionId;
-use crate::tablesync::deferred::{CatchUpOptions, LITTLE, Lent, carry_out};
+use crate::tablesync::deferred::{CatchUpOptions, LITTLE, LeaderAccess, carry_out};
 use crate::tablesync::table_state::CatchUp;
 
 /// Applies what was put off of one table.
@@ -49,9 +49,9 @@ impl Worker {
     ) -> Result<Self> {
         let connect = (options.connect)(table);
         let subscription = options.subscription.to_owned();
-        let office = Office { turns: Turns::new(1)?, sender, subscription };
+        let context = WorkerContext { turns: Turns::new(1)?, sender, subscription };
         Ok(Self {
-            worker: worker::Worker::spawn(0, connect, &office, Stopwatch::default())?,
+            worker: worker::Worker::spawn(0, connect, &context, Stopwatch::default())?,
             of: table.number,
             waiting: Batcher::new(options.group_limits, Pacing::MEASURED),
             in_flight: 0,
@@ -89,12 +89,12 @@ impl Worker {
         &mut self,
         table: &CatchUp,
         deferred: &mut Deferred,
-        lent: &mut Lent<'_>,
+        leader: &mut LeaderAccess<'_>,
         options: &CatchUpOptions<'_>,
     ) -> Result<()> {
         while self.in_flight < Pacing::MEASURED.depth {
             while !self.waiting.is_worth_a_group() && !deferred.is_empty() {
-                self.take(table, deferred, lent, options)?;
+                self.take(table, deferred, leader, options)?;
             }
             let Some(works) = self.waiting.take() else { break };
             self.submit(works, options.rows_through);
@@ -106,11 +106,11 @@ impl Worker {
         &mut self,
         table: &CatchUp,
         deferred: &mut Deferred,
-        lent: &mut Lent<'_>,
+        leader: &mut LeaderAccess<'_>,
         options: &CatchUpOptions<'_>,
     ) -> Result<()> {
         let before = deferred.unread();
-        let (spool, memory) = lent.incoming.spool();
+        let (spool, memory) = leader.incoming.spool();
         let mut source = Source { spool: &mut *spool, memory };
         let part = deferred
             .next_part(&mut source, options.part_limits, &mut self.commands)
@@ -128,18 +128,23 @@ impl Worker {
         }
         // What committed before the snapshot is in the copy.
         match part.filter(|part| table.sync_lsn.passes(part.head.commit_lsn)) {
-            Some(part) => self.wait(part, table, lent),
+            Some(part) => self.wait(part, table, leader),
             None => Ok(()),
         }
     }
 
-    fn wait(&mut self, part: TransactionPart, table: &CatchUp, lent: &mut Lent<'_>) -> Result<()> {
+    fn wait(
+        &mut self,
+        part: TransactionPart,
+        table: &CatchUp,
+        leader: &mut LeaderAccess<'_>,
+    ) -> Result<()> {
         let commit_lsn = part.head.commit_lsn;
         let mut tables = Vec::with_capacity(part.relations().len());
         for (index, remote) in part.relations().iter().enumerate() {
             let is_it = remote.schema == table.schema && remote.name == table.name;
             let found = if is_it {
-                lent.tables.resolve(lent.control, remote, commit_lsn)
+                leader.tables.resolve(leader.control, remote, commit_lsn)
             } else {
                 Ok(None)
             };
@@ -163,7 +168,7 @@ impl Worker {
         let by_rows = works
             .first()
             .is_some_and(|work| work.part.head.commit_lsn <= rows_through || work.is_alone());
-        let mode = if by_rows { Mode::Rows } else { Mode::Net };
+        let mode = if by_rows { GroupMode::Rows } else { GroupMode::Net };
         let (seq, dependent) = (self.last, Dependent::default());
         self.in_flight += 1;
         self.worker.submit(Group { seq, works, mode, dependent, attempts: 0, more: false });
