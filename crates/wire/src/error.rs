@@ -1,4 +1,4 @@
-//! Everything that can go wrong between us and a server.
+//! Errors of a connection: connecting, authentication, protocol, and errors reported by the server.
 
 use std::fmt;
 
@@ -6,56 +6,57 @@ use crate::conninfo::ConnInfoError;
 
 /// An error of this crate.
 ///
-/// Which of them a caller may answer by reconnecting is said by [`Error::is_connection_loss`],
-/// never by matching on variants.
+/// To decide whether to reconnect, call [`Error::is_connection_loss`] instead of matching variants.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The connection string cannot be used.
     #[error(transparent)]
     ConnInfo(#[from] ConnInfoError),
-    /// No host of the connection string gave a usable session. `detail` has one line per attempt.
+    /// No host of the connection string accepted the session. `detail` has one line for each
+    /// attempt.
     #[error("{detail}")]
     Connect {
-        /// The hosts that were tried, for messages.
+        /// The hosts that were tried, comma-separated, for messages.
         host: String,
-        /// What every attempt said, joined by newlines.
+        /// The errors of all attempts, one on each line.
         detail: String,
-        /// The error of the last attempt. Not the `source` of this error in the sense of
-        /// `std::error::Error`, because `detail` already has its text.
+        /// The error of the last attempt. `std::error::Error::source` does not return it, because
+        /// `detail` already contains its text.
         last: Box<Error>,
     },
-    /// Authentication did not come about (not: the server refused; that is [`Error::Server`]).
+    /// The authentication exchange failed on the client side. If the server rejects the login, the
+    /// error is [`Error::Server`].
     #[error("{0}")]
     Auth(String),
-    /// TLS could not be set up, or the server's certificate was refused.
+    /// TLS could not be set up, or the client rejected the server's certificate.
     #[error("{0}")]
     Tls(String),
     /// The socket failed.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// Nothing came within the time allowed. The session stays usable unless it says
-    /// [`crate::Session::is_broken`].
+    /// The server sent nothing within the timeout. The session stays usable unless
+    /// [`crate::Session::is_broken`] returns true.
     #[error("timeout expired")]
     Timeout,
-    /// The server closed the connection without saying why.
+    /// The server closed the connection without an error message.
     #[error("server closed the connection unexpectedly")]
     Closed,
-    /// The server (or the caller) broke the protocol.
+    /// The server or the caller violated the protocol.
     #[error("protocol error: {0}")]
     Protocol(String),
     /// The server reported an error.
     #[error("{0}")]
     Server(Box<ServerError>),
-    /// A frontend message would not fit the protocol's 1 GB limit.
+    /// A frontend message would exceed the protocol's limit of 1 GB.
     #[error("a message of {bytes} bytes exceeds the protocol limit of {limit} bytes")]
     MessageTooLarge {
-        /// Size the message would have had.
+        /// Size of the rejected message, in bytes.
         bytes: usize,
-        /// What the server accepts.
+        /// Largest message that the server accepts, in bytes.
         limit: usize,
     },
-    /// A result did not have the expected shape or type. The session is fine.
+    /// A result did not have the expected shape or type. The session stays usable.
     #[error("unexpected query result: {0}")]
     UnexpectedResult(String),
 }
@@ -64,7 +65,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// The SQLSTATE of the server's error, also when it ended a connection attempt.
+    /// The SQLSTATE of the server's error, including one that ended a connection attempt.
     pub fn sqlstate(&self) -> Option<&str> {
         match self {
             Error::Server(error) => Some(&error.code),
@@ -73,7 +74,7 @@ impl Error {
         }
     }
 
-    /// The server's error, also when it ended a connection attempt.
+    /// The server's error, including one that ended a connection attempt.
     pub fn server_error(&self) -> Option<&ServerError> {
         match self {
             Error::Server(error) => Some(error),
@@ -82,13 +83,16 @@ impl Error {
         }
     }
 
-    /// True when the connection is gone, or could not be made for a reason that may pass: a new
-    /// connection may succeed with nothing else changed.
+    /// True when the connection is lost, or could not be made for a temporary reason. A new
+    /// connection may succeed without any other change.
     ///
-    /// That is a failed or closed socket, and the server errors of class 08, of administrator or
-    /// crash shutdown and of startup (57P01 to 57P05), of an expired idle or transaction timeout
-    /// (25P03, 25P04) and, while connecting, of exhausted connection slots (53300), or that no
-    /// host is of the kind that target_session_attrs asks for: during a failover none is.
+    /// These errors are:
+    /// - a failed or closed socket,
+    /// - SQLSTATE class 08,
+    /// - server shutdown, crash and startup (57P01 to 57P03) and idle session timeout (57P05),
+    /// - an idle or transaction timeout in a transaction (25P03, 25P04),
+    /// - while connecting: no free connection slot (53300), a timeout, and no host that satisfies
+    ///   `target_session_attrs`, because during a failover no host does.
     pub fn is_connection_loss(&self) -> bool {
         match self {
             Error::Io(_) | Error::Closed => true,
@@ -102,12 +106,13 @@ impl Error {
         }
     }
 
-    /// True when the server is not there now, and may be at any moment: nobody listens, or it is
-    /// starting, stopping or recovering (57P03). With several hosts that of the last one counts.
+    /// True when the server is not running now but may start at any moment: nothing listens on the
+    /// address, or the server is starting, stopping or recovering (57P03). With several hosts, the
+    /// last host decides.
     pub fn is_away(&self) -> bool {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         match self {
-            // A Unix socket is a file that comes with the server.
+            // The file of a Unix socket exists only while the server runs.
             Error::Io(error) => matches!(error.kind(), ConnectionRefused | NotFound),
             Error::Server(error) => error.code == "57P03",
             Error::Connect { last, .. } => last.is_away(),
@@ -126,7 +131,7 @@ impl Error {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerError {
-    /// ERROR, FATAL, PANIC (never localised); WARNING, NOTICE, ... for notices.
+    /// ERROR, FATAL or PANIC, never localised. For a notice: WARNING, NOTICE and so on.
     pub severity: String,
     /// The SQLSTATE.
     pub code: String,
@@ -136,23 +141,23 @@ pub struct ServerError {
     pub detail: Option<String>,
     /// HINT.
     pub hint: Option<String>,
-    /// Position in the query text, in characters, from 1.
+    /// Position in the query text, in characters, starting at 1.
     pub position: Option<u32>,
     /// Position in [`ServerError::internal_query`].
     pub internal_position: Option<u32>,
     /// The text of a failed internally generated command.
     pub internal_query: Option<String>,
-    /// The call stack of PL functions and internal queries.
+    /// The call stack of PL functions and internal queries (the CONTEXT line in messages).
     pub where_: Option<String>,
-    /// Schema of the object the error is about.
+    /// Schema of the object that the error concerns.
     pub schema: Option<String>,
-    /// Table of the object the error is about.
+    /// Table that the error concerns.
     pub table: Option<String>,
-    /// Column the error is about.
+    /// Column that the error concerns.
     pub column: Option<String>,
-    /// Data type the error is about.
+    /// Data type that the error concerns.
     pub data_type: Option<String>,
-    /// Constraint the error is about.
+    /// Constraint that the error concerns.
     pub constraint: Option<String>,
     /// Server source file.
     pub file: Option<String>,
@@ -163,9 +168,9 @@ pub struct ServerError {
 }
 
 impl ServerError {
-    /// Reads the body of an ErrorResponse or NoticeResponse. Never fails: unknown fields are
-    /// skipped as the protocol demands, bytes that are no UTF-8 are replaced (before
-    /// authentication a server may answer in any encoding).
+    /// Parses the body of an ErrorResponse or NoticeResponse. Never fails: unknown fields are
+    /// skipped, as the protocol demands. Invalid UTF-8 is replaced, because before authentication a
+    /// server may answer in any encoding.
     pub(crate) fn parse(body: &[u8]) -> ServerError {
         let mut error = ServerError::default();
         let mut localised_severity = None;
@@ -199,29 +204,29 @@ impl ServerError {
                 _ => {}
             }
         }
-        // 'V' exists since 9.6; a pooler in between may still leave it out.
+        // Servers send 'V' since 9.6, but a connection pooler may omit it.
         if error.severity.is_empty() {
             error.severity = localised_severity.unwrap_or_default();
         }
         error
     }
 
-    /// DETAIL, if any.
+    /// The DETAIL field.
     pub fn detail(&self) -> Option<&str> {
         self.detail.as_deref()
     }
 
-    /// HINT, if any.
+    /// The HINT field.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }
 
-    /// FATAL or PANIC: the server closes the connection after this.
+    /// FATAL or PANIC: the server closes the connection after this error.
     pub fn is_fatal(&self) -> bool {
         matches!(self.severity.as_str(), "FATAL" | "PANIC")
     }
 
-    /// Whether this error says that the connection is, or would be, lost for a passing reason.
+    /// Whether this error means that the connection is lost, or was refused for a temporary reason.
     fn ends_connection(&self) -> bool {
         self.code.starts_with("08")
             || matches!(
@@ -271,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_away_that_refuses_or_starts_and_not_one_that_says_no() {
+    fn only_a_server_that_is_not_running_or_is_starting_is_away() {
         let of_server = |code: &str| {
             let error = ServerError { code: code.to_owned(), ..ServerError::default() };
             let last = Box::new(Error::Server(Box::new(error)));

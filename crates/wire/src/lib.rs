@@ -1,15 +1,14 @@
-//! How to talk to a PostgreSQL server: connection strings, TLS and authentication, one pipelined
-//! session, one replication session.
+//! The client side of the PostgreSQL frontend/backend protocol 3.0: connection strings, TLS,
+//! authentication, pipelined sessions and replication sessions.
 //!
-//! Everything here blocks: one thread owns one connection, on a non-blocking socket and poll(2).
-//! The crate knows sockets and the frontend/backend protocol 3.0; what a replication stream
-//! means is none of its business.
+//! All calls block. One thread owns one connection and uses a non-blocking socket with poll(2). The
+//! crate does not interpret the contents of a replication stream.
 //!
-//! - [`ConnInfo`] completes and checks a connection string the way libpq does.
-//! - [`Session::connect`] makes a [`Session`]: SQL for control work, COPY, and a raw pipeline in
-//!   which queueing a Bind allocates nothing and replies are read in place.
-//! - [`ReplicationStream`] carries CopyData both ways and hands on whole chunks of messages.
-//! - [`CancelHandle`] and [`Waker`] are what other threads may hold.
+//! - [`ConnInfo`] completes and checks a connection string as libpq does.
+//! - [`Session::connect`] opens a [`Session`]: whole SQL statements, COPY, and a raw pipeline.
+//!   Queueing a Bind in the pipeline allocates nothing, and replies are read in place.
+//! - [`ReplicationStream`] carries CopyData in both directions and returns chunks of whole messages.
+//! - [`CancelHandle`] and [`Waker`] are the only handles that other threads hold.
 
 #![forbid(unsafe_code)]
 

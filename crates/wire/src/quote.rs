@@ -1,6 +1,6 @@
-//! Quoting of identifiers and literals for SQL text.
+//! Quoting of identifiers and literals in SQL text.
 
-/// Quotes an identifier, always: `a"b` becomes `"a""b"`.
+/// Quotes an identifier, even if it needs no quotes: `a"b` becomes `"a""b"`.
 ///
 /// Source: `PQescapeIdentifier`, `src/interfaces/libpq/fe-exec.c`.
 pub fn quote_ident(ident: &str) -> String {
@@ -16,9 +16,9 @@ pub fn quote_ident(ident: &str) -> String {
     quoted
 }
 
-/// Quotes a string literal: `it's` becomes `'it''s'`. With a backslash inside it becomes
-/// ` E'...'`, which means the same whatever `standard_conforming_strings` says; the leading
-/// space keeps the E from gluing to a word before it.
+/// Quotes a string literal: `it's` becomes `'it''s'`. A literal with a backslash becomes ` E'...'`,
+/// which has the same meaning under every setting of `standard_conforming_strings`. The leading
+/// space separates the E from a preceding word.
 ///
 /// Source: `PQescapeLiteral`, `src/interfaces/libpq/fe-exec.c`.
 pub fn quote_literal(literal: &str) -> String {

@@ -1,14 +1,14 @@
-//! The version of a server as one number.
+//! Server version numbers.
 
 use std::fmt;
 
-/// A server version as `server_version_num` writes it: 180006 is 18.6, 90624 is 9.6.24.
+/// A server version in the form of `server_version_num`: 180006 is 18.6, 90624 is 9.6.24.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerVersion(pub u32);
 
 impl ServerVersion {
-    /// Reads the `server_version` parameter: `18.6 (Debian 18.6-1)`, `19beta1`, `20devel`,
-    /// `9.6.24`. Pre-releases count as minor version 0, as in `server_version_num`.
+    /// Parses the `server_version` parameter: `18.6 (Debian 18.6-1)`, `19beta1`, `20devel`,
+    /// `9.6.24`. A pre-release has minor version 0, as in `server_version_num`.
     pub fn parse(text: &str) -> Option<ServerVersion> {
         let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
         let mut parts = text[..end].split('.').map(|part| {
@@ -23,7 +23,7 @@ impl ServerVersion {
         Some(ServerVersion(major * 10_000 + minor * 100 + patch))
     }
 
-    /// The major version: 18 for 18.6. Versions before 10 give their first number.
+    /// The major version: 18 for 18.6. Before version 10 this is the first number only.
     pub fn major(self) -> u32 {
         self.0 / 10_000
     }

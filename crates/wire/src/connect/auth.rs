@@ -1,4 +1,5 @@
-//! Authentication: none, cleartext, md5, SCRAM-SHA-256 with and without channel binding.
+//! Authentication: trust, cleartext password, md5, and SCRAM-SHA-256 with or without channel
+//! binding.
 //!
 //! Source: `src/interfaces/libpq/fe-auth.c`,
 //! <https://www.postgresql.org/docs/current/sasl-authentication.html>.
@@ -16,16 +17,17 @@ use crate::error::{Error, Result, ServerError};
 use crate::session::unexpected;
 use crate::stream::Buffered;
 
-/// Who we are and how we may prove it.
+/// The user's identity and the means to prove it.
 pub(super) struct Credentials<'c> {
     info: &'c ConnInfo,
     password: Option<String>,
-    /// Where the password came from, when that was the password file.
+    /// The password file, if the password came from there.
     passfile: Option<&'c str>,
 }
 
 impl<'c> Credentials<'c> {
-    /// The password of the connection string, else of the password file's line for this host.
+    /// Takes the password of the connection string, or else of the matching line in the password
+    /// file.
     pub(super) fn new(info: &'c ConnInfo, host: &Host) -> Credentials<'c> {
         if let Some(password) = info.get("password") {
             return Credentials { info, password: Some(password.to_owned()), passfile: None };
@@ -49,7 +51,7 @@ impl<'c> Credentials<'c> {
             .ok_or_else(|| Error::Auth("fe_sendauth: no password supplied".to_owned()))
     }
 
-    /// Adds to a refused password where it came from.
+    /// Adds the password file as a hint to a rejected password.
     pub(super) fn explain(&self, error: Error) -> Error {
         match (error, self.passfile) {
             (Error::Server(mut error), Some(file)) if error.code == "28P01" => {
@@ -60,7 +62,7 @@ impl<'c> Credentials<'c> {
         }
     }
 
-    /// `require_auth`.
+    /// Enforces `require_auth`.
     fn check_method(&self, method: &str, described: &str) -> Result<()> {
         if self.info.settings().require_auth.allows(method) {
             return Ok(());
@@ -71,7 +73,7 @@ impl<'c> Credentials<'c> {
         )))
     }
 
-    /// Everything but SCRAM with channel binding is refused under `channel_binding=require`.
+    /// Rejects every method except SCRAM with channel binding under `channel_binding=require`.
     fn check_unbound(&self) -> Result<()> {
         match self.info.settings().channel_binding {
             ChannelBinding::Require => Err(Error::Auth(
@@ -89,7 +91,8 @@ pub(super) fn authenticate(
     credentials: &Credentials<'_>,
     deadline: Option<Instant>,
 ) -> Result<()> {
-    // Whether the server has asked for any proof, and whether a bound SCRAM exchange is done.
+    // Whether the server requested any proof, and whether a SCRAM exchange with channel binding
+    // completed.
     let mut asked = false;
     let mut bound = false;
     loop {
@@ -148,8 +151,8 @@ pub(super) fn authenticate(
     }
 }
 
-/// The SCRAM exchange, up to and including the check of the server's signature. True when it was
-/// bound to the TLS channel.
+/// The SCRAM exchange, including the check of the server's signature. Returns true when the
+/// exchange was bound to the TLS channel.
 fn scram(
     channel: &mut Buffered,
     credentials: &Credentials<'_>,
@@ -177,8 +180,9 @@ fn scram(
                 .to_owned(),
             ));
         }
-        // "We could, but you did not offer it": lets the server detect that somebody in the
-        // middle removed the offer. Only true when it was not offered.
+        // This flag tells the server that the client supports channel binding but received no
+        // offer. A server that did offer it then detects a man in the middle who removed the offer.
+        // The flag is only correct when the server offered no channel binding.
         Some(_) if plain && !plus && wanted == ChannelBinding::Prefer => {
             (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested())
         }
@@ -201,7 +205,7 @@ fn scram(
     Ok(mechanism == sasl::SCRAM_SHA_256_PLUS)
 }
 
-/// The next authentication request: its code and data.
+/// Reads the next authentication request: its code and data.
 fn next_request(channel: &mut Buffered, deadline: Option<Instant>) -> Result<(i32, Vec<u8>)> {
     loop {
         let message = channel.next(left(deadline))?;
@@ -214,7 +218,7 @@ fn next_request(channel: &mut Buffered, deadline: Option<Instant>) -> Result<(i3
                 return Ok((i32::from_be_bytes(*code), data.to_vec()));
             }
             b'E' => return Err(Error::Server(Box::new(ServerError::parse(body)))),
-            // NegotiateProtocolVersion: 3.0 is what we asked for, unknown options we have none.
+            // NegotiateProtocolVersion: the client requested 3.0 and sent no protocol options.
             b'v' => {}
             tag => return Err(unexpected(tag, "during authentication")),
         }

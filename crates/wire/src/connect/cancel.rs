@@ -1,4 +1,4 @@
-//! Cancelling what another thread's session runs.
+//! Cancel requests from other threads.
 //!
 //! Source: <https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-CANCELING-REQUESTS>
 //! and `PQcancelBlocking`, `src/interfaces/libpq/fe-cancel.c`.
@@ -15,19 +15,20 @@ use crate::conninfo::{ConnInfo, Host};
 use crate::error::{Error, Result};
 use crate::stream::{Address, Want, after, from_io};
 
-/// How long a cancel may take when the connection string sets no `connect_timeout`.
+/// Limit for a cancel request when the connection string sets no `connect_timeout`.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Cancels what a session runs. Cheap to clone; usable from any thread.
+/// Cancels the statement that a session is running. Cheap to clone; usable from any thread.
 #[derive(Clone)]
 pub struct CancelHandle(Arc<Backend>);
 
 struct Backend {
     info: ConnInfo,
     host: Host,
-    /// The very address of the session: another address of the host may be another server.
+    /// The exact address of the session, because another address of the same host may be another
+    /// server.
     address: Address,
-    /// Cancel requests are encrypted when the session is.
+    /// Cancel requests are encrypted if the session is.
     encrypted: bool,
     pid: i32,
     secret: i32,
@@ -52,15 +53,15 @@ impl CancelHandle {
         }))
     }
 
-    /// The backend of the session.
+    /// The process ID of the session's backend.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.0.pid
     }
 
-    /// Asks the server to cancel what the session runs at this moment, on a connection of its
-    /// own, and waits until the server has taken the request. That something was cancelled can
-    /// only be seen by the session itself.
+    /// Asks the server, on a separate connection, to cancel the statement that the session is
+    /// running, and waits until the server has accepted the request. Only the session itself can
+    /// tell whether a statement was cancelled.
     pub fn cancel(&self) -> Result<()> {
         let backend = &*self.0;
         let settings = backend.info.settings();
@@ -75,7 +76,7 @@ impl CancelHandle {
         frontend::cancel_request(backend.pid, backend.secret, &mut request);
         let mut written = 0;
         let mut answer = [0; 64];
-        // The server answers by closing the connection, once the signal is sent.
+        // The server answers by closing the connection after it has sent the signal.
         loop {
             let result = if written < request.len() {
                 stream.write(&request[written..]).map(|count| written += count)

@@ -1,4 +1,4 @@
-//! Asking a server for TLS.
+//! Negotiation of TLS with a server.
 //!
 //! Source: <https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-SSL>.
 
@@ -15,7 +15,8 @@ use crate::stream::{Stream, Want, from_io};
 /// SSLRequest: its length, and 1234.5679 in place of a protocol version.
 const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
 
-/// Puts TLS on a fresh connection. False when the server has none and `sslmode` lets that pass.
+/// Starts TLS on a new connection. Returns false when the server does not offer TLS and `sslmode`
+/// permits that.
 pub(super) fn start_tls(
     stream: &mut Stream,
     info: &ConnInfo,
@@ -23,7 +24,7 @@ pub(super) fn start_tls(
     deadline: Option<Instant>,
 ) -> Result<bool> {
     let settings = info.settings();
-    // Before anything is sent: a missing certificate file is an error of its own.
+    // First of all, so that a missing certificate file is reported as such before anything is sent.
     let tls = tls_config::client(info, host)?;
     if !settings.ssl_direct && !request(stream, settings.sslmode, deadline)? {
         return Ok(false);
@@ -36,7 +37,7 @@ pub(super) fn start_tls(
                 host.name
             )));
         }
-        // The name is not looked at, and not sent either: see tls_config.
+        // The certificate check ignores this name and the client does not send it: see tls_config.
         Err(_) => ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into()),
     };
     stream.start_tls(tls.config, name, settings.ssl_direct, deadline)?;
@@ -49,7 +50,7 @@ pub(super) fn start_tls(
     Ok(true)
 }
 
-/// Sends SSLRequest; true when the server agrees.
+/// Sends SSLRequest. Returns true when the server agrees.
 fn request(stream: &mut Stream, mode: SslMode, deadline: Option<Instant>) -> Result<bool> {
     let mut written = 0;
     let mut answer = [0];
@@ -60,8 +61,9 @@ fn request(stream: &mut Stream, mode: SslMode, deadline: Option<Instant>) -> Res
                 None
             })
         } else {
-            // One byte and no more: what follows it must already be TLS, so that nothing an
-            // intruder sent ahead can be taken for part of the encrypted stream.
+            // Read exactly one byte. Everything after it must already be TLS; otherwise an attacker
+            // could inject bytes that the client takes for part of the encrypted stream
+            // (CVE-2021-23222).
             stream.read(&mut answer).map(Some)
         };
         match result {
@@ -83,7 +85,8 @@ fn request(stream: &mut Stream, mode: SslMode, deadline: Option<Instant>) -> Res
             Err(Error::Tls("server does not support SSL, but SSL was required".to_owned()))
         }
         b'N' => Ok(false),
-        // The text of the error is not shown, because nothing says that it comes from the server.
+        // The error text is not shown, because it is not authenticated: it may not come from the
+        // server.
         b'E' => Err(Error::protocol("server sent an error response during SSL exchange")),
         other => Err(Error::Protocol(format!(
             "received invalid response to SSL negotiation: {}",

@@ -1,5 +1,5 @@
-//! From a connection string to a session: hosts in order, TLS, authentication, and the check
-//! that the server is of the wanted kind.
+//! Connecting: tries the hosts of a connection string in order, starts TLS, authenticates, and
+//! checks `target_session_attrs`.
 
 mod auth;
 mod cancel;
@@ -20,28 +20,29 @@ use crate::error::{Error, Result};
 use crate::session::Session;
 use crate::stream::{Address, SocketOptions, Stream, after, peer_uid};
 
-/// SO_RCVBUF of a connection that is to stream changes, when the server is on this machine.
+/// SO_RCVBUF, in bytes, of a replication connection over the loopback interface.
 ///
-/// Measured: see ARCHITECTURE.md, "The nap and the window".
+/// The value was measured. ARCHITECTURE.md explains how the receive window determines throughput.
 const STREAM_RECEIVE_BUFFER: usize = 24 * 1024;
 
-/// What the program wants of a session, besides what the user's connection string says.
+/// Startup parameters that the program adds to the user's connection string.
 #[derive(Debug, Clone, Default)]
 pub struct Startup {
     /// `application_name`, unless the connection string has one.
     pub application_name: Option<String>,
-    /// A replication connection to a database (`replication=database`).
+    /// Opens a replication connection to a database (`replication=database`).
     pub replication: bool,
-    /// Server settings for this session, as startup parameters. They win over everything.
+    /// Server settings for this session, sent as startup parameters. They override all other
+    /// sources.
     pub settings: Vec<(String, String)>,
 }
 
 impl Session {
-    /// Connects to the first host that gives a session of the wanted kind. On failure the error
-    /// says what became of every host.
+    /// Connects to the first host that accepts the session and satisfies `target_session_attrs`.
+    /// The error reports the result for each host.
     ///
-    /// As with libpq, a host that refuses the login ends the search; one that cannot be reached,
-    /// is starting up or shutting down, or is of the wrong kind, does not.
+    /// As with libpq, a host that rejects the login ends the search. A host that is unreachable, is
+    /// starting up or shutting down, or does not satisfy `target_session_attrs` does not.
     pub fn connect(info: &ConnInfo, startup: &Startup) -> Result<Session> {
         let mut hosts = info.hosts().to_vec();
         if info.settings().load_balance_random {
@@ -72,7 +73,7 @@ enum Search {
     Stop,
 }
 
-/// Tries the addresses of one host.
+/// Tries all addresses of one host.
 fn connect_host(
     info: &ConnInfo,
     host: &Host,
@@ -92,10 +93,10 @@ fn connect_host(
             return Search::GoOn;
         }
     };
-    let mut subscriber = Subscriber { info, host, address: addresses[0].clone() };
+    let mut endpoint = Endpoint { info, host, address: addresses[0].clone() };
     for address in addresses {
-        subscriber.address = address;
-        let result = subscriber.connect(startup, failures).and_then(|mut session| {
+        endpoint.address = address;
+        let result = endpoint.connect(startup, failures).and_then(|mut session| {
             session_attrs::check(&mut session, wanted)?;
             Ok(session)
         });
@@ -109,7 +110,7 @@ fn connect_host(
                     _ => false,
                 };
                 let wrong_kind = matches!(error, Error::UnexpectedResult(_));
-                failures.add(&format!("connection to server {subscriber} failed"), error);
+                failures.add(&format!("connection to server {endpoint} failed"), error);
                 if refused {
                     return Search::Stop;
                 }
@@ -122,7 +123,7 @@ fn connect_host(
     Search::GoOn
 }
 
-/// What the attempts said.
+/// The errors of all attempts.
 #[derive(Default)]
 struct Failures {
     lines: Vec<String>,
@@ -138,7 +139,7 @@ impl Failures {
         if let Some(hint) = error.server_error().and_then(|error| error.hint()) {
             let _ = write!(line, "\nHINT: {hint}");
         }
-        // The second pass of prefer-standby would say the same again.
+        // The second pass of prefer-standby repeats the errors of the first.
         if !self.lines.contains(&line) {
             self.lines.push(line);
         }
@@ -156,22 +157,22 @@ impl Failures {
 }
 
 /// One address of one host.
-struct Subscriber<'t> {
+struct Endpoint<'t> {
     info: &'t ConnInfo,
     host: &'t Host,
     address: Address,
 }
 
-/// With or without TLS.
+/// Whether the connection uses TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Encryption {
     Plain,
     Tls,
 }
 
-impl Subscriber<'_> {
-    /// A session, by the encryption methods `sslmode` allows in their order. When both fail the
-    /// first failure is kept with the others, the second returned.
+impl Endpoint<'_> {
+    /// Opens a session with the encryption methods that `sslmode` allows, in its order. If both
+    /// fail, the first error goes to `failures` and the second is returned.
     fn connect(&self, startup: &Startup, failures: &mut Failures) -> Result<Session> {
         let settings = self.info.settings();
         let deadline = settings.connect_timeout.and_then(after);
@@ -180,7 +181,7 @@ impl Subscriber<'_> {
             Err(error) => match second {
                 Some(second) if may_pass_otherwise(&error) => {
                     match self.attempt(second, startup, deadline) {
-                        // Twice the same refusal is told once.
+                        // Report the same rejection only once.
                         Err(again)
                             if again.sqlstate().is_some_and(|c| error.sqlstate() == Some(c)) =>
                         {
@@ -226,7 +227,7 @@ impl Subscriber<'_> {
         startup::start(stream, self, startup, encrypted, deadline)
     }
 
-    /// `requirepeer`: the server on a Unix socket must run as this user.
+    /// Enforces `requirepeer`: the server behind a Unix socket must run as this user.
     fn check_peer(&self, stream: &Stream) -> Result<()> {
         let (Some(wanted), Address::Unix(_)) = (self.info.get("requirepeer"), &self.address) else {
             return Ok(());
@@ -243,8 +244,8 @@ impl Subscriber<'_> {
     }
 }
 
-/// Whether the other encryption method may lead further: TLS did not come about, or the server
-/// has no pg_hba.conf entry for this method. A wrong password stays wrong.
+/// Whether the other encryption method may succeed: TLS failed, or pg_hba.conf has no entry for
+/// this method. A wrong password stays wrong.
 fn may_pass_otherwise(error: &Error) -> bool {
     match error {
         Error::Tls(_) | Error::Closed | Error::Protocol(_) => true,
@@ -254,7 +255,7 @@ fn may_pass_otherwise(error: &Error) -> bool {
     }
 }
 
-/// Opens the socket; one that `streams` is for a stream of changes.
+/// Opens the socket. `streams` is true for a replication connection.
 fn open(
     settings: &Settings,
     address: &Address,
@@ -275,7 +276,7 @@ fn open(
     }
 }
 
-impl std::fmt::Display for Subscriber<'_> {
+impl std::fmt::Display for Endpoint<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (&self.address, &self.host.place) {
             (Address::Tcp(address), Place::Name) if address.ip().to_string() != self.host.name => {

@@ -1,4 +1,4 @@
-//! Host names to addresses.
+//! Resolution of host names to addresses.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -8,7 +8,8 @@ use crate::conninfo::{Host, Place};
 use crate::error::{Error, Result};
 use crate::stream::Address;
 
-/// The addresses of a host, never none. The lookup is the system's and has its timeouts.
+/// The addresses of a host, at least one. The operating system does the lookup, with its own
+/// timeouts.
 pub(super) fn addresses(host: &Host) -> Result<Vec<Address>> {
     match host.place {
         Place::Socket => Ok(vec![Address::Unix(host.socket_path())]),
@@ -24,8 +25,8 @@ pub(super) fn addresses(host: &Host) -> Result<Vec<Address>> {
     }
 }
 
-/// Fisher-Yates with the randomness std seeds its hash maps with: this spreads load, it keeps no
-/// secrets.
+/// Fisher-Yates shuffle. Its random numbers come from the seeds of std's hash maps: good enough to
+/// spread load, not for secrets.
 pub(super) fn shuffle<T>(items: &mut [T]) {
     for last in (1..items.len()).rev() {
         let random = RandomState::new().hash_one(last);

@@ -1,4 +1,4 @@
-//! `target_session_attrs`: whether a server is of the wanted kind.
+//! `target_session_attrs`: checks the kind of server that a session is connected to.
 //!
 //! Source: `CONNECTION_CHECK_TARGET` in `src/interfaces/libpq/fe-connect.c`.
 
@@ -6,7 +6,7 @@ use crate::conninfo::SessionAttrs;
 use crate::error::{Error, Result};
 use crate::session::Session;
 
-/// Checks a fresh session. A server of another kind gives [`Error::UnexpectedResult`].
+/// Checks a new session. A server of another kind gives [`Error::UnexpectedResult`].
 pub(super) fn check(session: &mut Session, wanted: SessionAttrs) -> Result<()> {
     let problem = match wanted {
         SessionAttrs::Any | SessionAttrs::PreferStandby => return Ok(()),
@@ -23,7 +23,7 @@ pub(super) fn check(session: &mut Session, wanted: SessionAttrs) -> Result<()> {
     }
 }
 
-/// Servers from 14 on report both facts; older ones must be asked.
+/// Servers since version 14 report both properties as parameters; older servers need a query.
 fn is_standby(session: &mut Session) -> Result<bool> {
     match session.parameter("in_hot_standby") {
         Some(value) => Ok(value == "on"),

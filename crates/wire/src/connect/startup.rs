@@ -8,13 +8,13 @@ use postgres_protocol::message::frontend;
 
 use super::auth::{self, Credentials};
 use super::cancel::CancelHandle;
-use super::{Startup, Subscriber};
+use super::{Endpoint, Startup};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Result, ServerError};
 use crate::session::{Session, unexpected};
 use crate::stream::{Address, Buffered, Stream};
 
-/// Time left until a deadline.
+/// The time left until a deadline.
 pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
 }
@@ -22,19 +22,19 @@ pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
 /// Sends the startup message, authenticates, and waits until the server is ready.
 pub(super) fn start(
     stream: Stream,
-    subscriber: &Subscriber<'_>,
+    endpoint: &Endpoint<'_>,
     startup: &Startup,
     encrypted: bool,
     deadline: Option<Instant>,
 ) -> Result<Session> {
     let mut channel = Buffered::new(stream);
-    let parameters = parameters(subscriber.info, startup);
+    let parameters = parameters(endpoint.info, startup);
     let pairs = parameters.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     frontend::startup_message(pairs, &mut channel.out)
         .map_err(|error| Error::Protocol(error.to_string()))?;
     channel.flush(left(deadline))?;
 
-    let credentials = Credentials::new(subscriber.info, subscriber.host);
+    let credentials = Credentials::new(endpoint.info, endpoint.host);
     auth::authenticate(&mut channel, &credentials, deadline)
         .map_err(|error| credentials.explain(error))?;
 
@@ -51,19 +51,13 @@ pub(super) fn start(
     }
     channel.stream_mut().say_goodbye_on_drop();
     let (pid, secret) = key.unwrap_or_default();
-    let cancel = CancelHandle::new(
-        subscriber.info,
-        subscriber.host,
-        &subscriber.address,
-        encrypted,
-        pid,
-        secret,
-    );
-    let local = matches!(subscriber.address, Address::Unix(_));
-    Session::started(channel, cancel, subscriber.to_string(), local)
+    let cancel =
+        CancelHandle::new(endpoint.info, endpoint.host, &endpoint.address, encrypted, pid, secret);
+    let local = matches!(endpoint.address, Address::Unix(_));
+    Session::started(channel, cancel, endpoint.to_string(), local)
 }
 
-/// BackendKeyData; the key has four bytes in protocol 3.0.
+/// Parses BackendKeyData; the key has four bytes in protocol 3.0.
 fn parse_key(body: &[u8]) -> Option<(i32, i32)> {
     let (pid, rest) = body.split_first_chunk::<4>()?;
     let (key, _) = rest.split_first_chunk::<4>()?;
@@ -89,7 +83,7 @@ fn parameters(info: &ConnInfo, startup: &Startup) -> Vec<(String, String)> {
     if let Some(name) = application_name {
         add("application_name", name);
     }
-    // All our text is UTF-8; "auto" means the client's own encoding.
+    // pgapace sends only UTF-8 text. The value "auto" means the client's own encoding.
     let encoding = info.get("client_encoding").filter(|encoding| *encoding != "auto");
     add("client_encoding", encoding.unwrap_or("UTF8"));
     for (name, value) in &startup.settings {

@@ -1,4 +1,4 @@
-//! What rustls needs to know: trusted roots, our own certificate, protocol versions.
+//! The rustls configuration: trusted roots, client certificate, protocol versions.
 //!
 //! Source: `initialize_SSL` in `src/interfaces/libpq/fe-secure-openssl.c`,
 //! <https://www.postgresql.org/docs/current/libpq-ssl.html>.
@@ -23,11 +23,11 @@ use crate::conninfo::{ConnInfo, Host, Place, SslCertMode, SslMode, TlsVersion};
 use crate::error::{Error, Result};
 use crate::stream::ALPN;
 
-/// A configuration for one connection.
+/// The TLS configuration of one connection.
 pub(super) struct Client {
     pub(super) config: Arc<ClientConfig>,
     pub(super) requires_client_certificate: bool,
-    /// Set when the server has asked for our certificate.
+    /// Set when the server requests a client certificate.
     pub(super) asked: Arc<AtomicBool>,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn was_asked(asked: &AtomicBool) -> bool {
     asked.load(Ordering::Acquire)
 }
 
-/// The TLS client that the connection string describes.
+/// Builds the TLS configuration that the connection string describes.
 pub(super) fn client(info: &ConnInfo, host: &Host) -> Result<Client> {
     let settings = info.settings();
     let provider = Arc::new(ring::default_provider());
@@ -70,13 +70,14 @@ pub(super) fn client(info: &ConnInfo, host: &Host) -> Result<Client> {
             asked: Arc::clone(&asked),
         }));
     config.alpn_protocols = vec![ALPN.to_vec()];
-    // A name that DNS would not take is not sent; the caller has put an address in its place.
+    // rustls does not send a name that is not valid in DNS; the caller has replaced it with an
+    // address.
     config.enable_sni = settings.sslsni && host.place != Place::Socket;
     Ok(Client { config: Arc::new(config), requires_client_certificate, asked })
 }
 
-/// The roots to trust. Without a root file nothing is verified, unless `sslmode` demands it; with
-/// one the chain is always verified, whatever `sslmode` says.
+/// The trusted root certificates. Without a root file nothing is verified, unless `sslmode` demands
+/// it. With a root file the chain is always verified, regardless of `sslmode`.
 fn roots(info: &ConnInfo) -> Result<Option<Roots>> {
     if info.get("sslrootcert") == Some("system") {
         let found = rustls_native_certs::load_native_certs();
@@ -124,7 +125,7 @@ fn roots(info: &ConnInfo) -> Result<Option<Roots>> {
     Roots::new(certificates).map(Some).map_err(problem)
 }
 
-/// Our certificate and its key, if the files are there.
+/// The client certificate and its key, if the files exist.
 fn client_certificate(
     info: &ConnInfo,
     provider: &CryptoProvider,
@@ -161,7 +162,8 @@ fn client_certificate(
     Ok(Some(Arc::new(certified)))
 }
 
-/// A private key must not be readable by others; one that belongs to root may be by its group.
+/// A private key must not be readable by other users; a key that root owns may be readable by its
+/// group.
 fn check_key_file(file: &Path) -> Result<()> {
     let metadata = match fs::metadata(file) {
         Ok(metadata) => metadata,
@@ -196,7 +198,7 @@ fn check_key_file(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The file a parameter names, else the one in `~/.postgresql`.
+/// The file that a parameter names, or else the default file in `~/.postgresql`.
 fn file(info: &ConnInfo, parameter: &str, default: &str) -> Option<PathBuf> {
     info.get(parameter).map(PathBuf::from).or_else(|| info.user_file(default))
 }
@@ -215,7 +217,7 @@ fn certificates(file: &Path) -> std::result::Result<Vec<CertificateDer<'static>>
     }
 }
 
-/// Gives our certificate to a server that asks, and remembers that it did.
+/// Presents the client certificate to a server that requests it, and records the request.
 #[derive(Debug)]
 struct OwnCertificate {
     certificate: Option<Arc<CertifiedKey>>,

@@ -1,10 +1,13 @@
-//! Whether to trust a server's certificate, by libpq's rules.
+//! Verification of the server's certificate by libpq's rules.
 //!
-//! webpki checks chains, names and signatures. Around it are three rules of libpq (of OpenSSL)
-//! that it does not have: a chain can be checked without the name (`verify-ca`) or not at all, a
-//! certificate that is itself in the root file is trusted, and the common name counts when there
-//! is no alternative name. In every mode the handshake's signature is checked, so that the server
-//! is known to hold the key of the certificate it shows: channel binding rests on that.
+//! webpki checks chains, names and signatures. This module adds three rules of libpq (and OpenSSL)
+//! that webpki does not have:
+//! - The chain can be checked without the name (`verify-ca`), or not at all.
+//! - A certificate that is itself in the root file is trusted.
+//! - The common name counts when the certificate has no alternative name.
+//!
+//! Every mode checks the signature of the handshake, which proves that the server holds the key of
+//! its certificate. Channel binding depends on that proof.
 //!
 //! Source: `pgtls_verify_peer_name_matches_certificate_guts`,
 //! `src/interfaces/libpq/fe-secure-openssl.c`.
@@ -25,7 +28,7 @@ use rustls::{
 
 use crate::stream::certificate;
 
-/// Certificates to trust.
+/// Trusted certificates.
 #[derive(Debug)]
 pub(super) struct Roots {
     store: RootCertStore,
@@ -33,7 +36,7 @@ pub(super) struct Roots {
 }
 
 impl Roots {
-    /// The certificates of a file the user chose: each must be usable.
+    /// Builds the roots from the user's file: every certificate in it must be usable.
     pub(super) fn new(
         certificates: Vec<CertificateDer<'static>>,
     ) -> std::result::Result<Roots, String> {
@@ -44,7 +47,7 @@ impl Roots {
         Ok(Roots { store, certificates })
     }
 
-    /// The system's certificates, of which some may be too odd.
+    /// Builds the roots from the system's certificates and skips those that webpki cannot parse.
     pub(super) fn lenient(certificates: Vec<CertificateDer<'static>>) -> Roots {
         let mut store = RootCertStore::empty();
         store.add_parsable_certificates(certificates.iter().cloned());
@@ -52,13 +55,13 @@ impl Roots {
     }
 }
 
-/// See the module.
+/// Verifies server certificates by the rules at the head of this module.
 #[derive(Debug)]
 pub(super) struct Verifier {
     /// `None` trusts every certificate.
     pub(super) roots: Option<Roots>,
     pub(super) check_name: bool,
-    /// The host as the user wrote it.
+    /// The host name as the user wrote it.
     pub(super) host: String,
     pub(super) algorithms: WebPkiSupportedAlgorithms,
 }
@@ -111,7 +114,7 @@ impl Verifier {
     }
 }
 
-/// Whether a name of a certificate is that of the host; `*.` at its start stands for one label.
+/// Whether a name in a certificate matches the host; a leading `*.` stands for one label.
 fn name_matches(pattern: &str, host: &str) -> bool {
     if pattern.eq_ignore_ascii_case(host) {
         return true;
@@ -158,8 +161,8 @@ impl ServerCertVerifier for Verifier {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, TlsError> {
         match verify_tls13_signature(message, cert, dss, &self.algorithms) {
-            // A certificate of X.509 version 1, as `openssl x509 -req` long made them: webpki
-            // does not read it, but its key can be checked all the same.
+            // webpki cannot parse an X.509 version 1 certificate, which `openssl x509 -req`
+            // produces by default before version 3. Its key can still be checked.
             Err(TlsError::InvalidCertificate(
                 CertificateError::BadEncoding | CertificateError::Other(_),
             )) => {

@@ -1,4 +1,4 @@
-//! What the process environment and the operating system contribute.
+//! Defaults from the process environment and the operating system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use super::options::PARAMETERS;
 use super::{ConnInfoError, Given};
 
-/// The environment as a function, so that tests need not change the real one.
+/// The environment as a function, so that tests do not change the real one.
 pub(super) type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 
-/// Fills parameters that are still unset from their PG* variables.
+/// Sets parameters that are still unset from their PG* variables.
 pub(super) fn fill(given: &mut Given, env: Env<'_>) -> Result<(), ConnInfoError> {
     for parameter in PARAMETERS {
         if let Some(value) = parameter.env.and_then(env) {
@@ -31,11 +31,11 @@ pub(super) fn home() -> Option<PathBuf> {
     }
 }
 
-/// The name of the operating system user, libpq's default user name.
+/// The name of the operating system user, which is libpq's default user name.
 pub(super) fn os_user(env: Env<'_>) -> Option<String> {
     match account(rustix::process::geteuid().as_raw()) {
         Some(account) => Some(account.name),
-        // Not a local account (LDAP and the like): the login program said who it is.
+        // Not a local account (LDAP, for example): use the name that the login program set.
         None => env("LOGNAME").or_else(|| env("USER")).filter(|name| !name.is_empty()),
     }
 }

@@ -1,4 +1,4 @@
-//! The list of hosts a connection string names.
+//! The list of hosts in a connection string.
 //!
 //! Source: `pqConnectOptions2` in `src/interfaces/libpq/fe-connect.c`,
 //! <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-MULTIPLE-HOSTS>.
@@ -9,28 +9,28 @@ use std::path::{Path, PathBuf};
 
 use super::{ConnInfoError, Given};
 
-/// Where Debian's servers listen, and where everybody else's do.
+/// The socket directories of Debian's packages and of PostgreSQL's own default.
 const SOCKET_DIRS: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 const DEFAULT_PORT: u16 = 5432;
 
-/// One host to try.
+/// One host of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// The name as given: what certificates, the password file and messages are about. For a
-    /// socket its directory.
+    /// The host name as given, used for certificates, the password file and messages. For a Unix
+    /// socket: its directory.
     pub(crate) name: String,
     pub(crate) port: u16,
     pub(crate) place: Place,
 }
 
-/// How a host is reached.
+/// How to reach a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Look the name up.
+    /// Look up the name.
     Name,
-    /// An address from `hostaddr`, no lookup.
+    /// An address from `hostaddr`; no lookup.
     Address(IpAddr),
-    /// A Unix socket in the directory `name`, or an abstract one when that starts with `@`.
+    /// A Unix socket in the directory `name`, or an abstract socket when the name starts with `@`.
     Socket,
 }
 
@@ -44,7 +44,7 @@ impl Host {
         }
     }
 
-    /// The host as the password file spells it: a socket in the default directory is localhost.
+    /// The host name in the password file: `localhost` for a socket in the default directory.
     pub(crate) fn passfile_host(&self) -> &str {
         if self.place == Place::Socket && SOCKET_DIRS.contains(&self.name.as_str()) {
             "localhost"
@@ -67,7 +67,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// The hosts in the order given.
+/// Returns the hosts in the order of the connection string.
 pub(super) fn hosts(given: &Given) -> Result<Vec<Host>, ConnInfoError> {
     let names: Option<Vec<&str>> = given.get("host").map(|list| list.split(',').collect());
     let addresses: Option<Vec<&str>> = given.get("hostaddr").map(|list| list.split(',').collect());
@@ -83,7 +83,7 @@ pub(super) fn hosts(given: &Given) -> Result<Vec<Host>, ConnInfoError> {
             addresses.len()
         )));
     }
-    // One port is for all hosts.
+    // A single port applies to all hosts.
     if ports.len() != 1 && ports.len() != count {
         return Err(ConnInfoError::new(format!(
             "could not match {} port numbers to {count} hosts",
@@ -101,12 +101,12 @@ pub(super) fn hosts(given: &Given) -> Result<Vec<Host>, ConnInfoError> {
         .collect()
 }
 
-/// One host, the one with this number in the list.
+/// Checks one host; `number` is its position in the list, for messages.
 fn host(name: &str, address: &str, port: u16, number: usize) -> Result<Host, ConnInfoError> {
     if !address.is_empty() {
         let parsed = address.parse().map_err(|_| {
             ConnInfoError::new(format!(
-                "could not parse network address (number {number} of hostaddr)"
+                "could not parse network address (entry {number} of hostaddr)"
             ))
         })?;
         let name = if name.is_empty() { address } else { name };
@@ -117,8 +117,8 @@ fn host(name: &str, address: &str, port: u16, number: usize) -> Result<Host, Con
     Ok(Host { name: name.to_owned(), port, place })
 }
 
-/// A local socket if there is one. libpq has one directory compiled in; which of the two usual
-/// ones that is differs between packages, so the one with the server's socket is taken.
+/// A local socket if one exists. libpq has one directory compiled in, which differs between
+/// packages. pgapace therefore takes the directory that contains the server's socket.
 fn default_host(port: u16) -> &'static str {
     let socket = |dir: &&&str| Path::new(dir).join(format!(".s.PGSQL.{port}")).exists();
     match SOCKET_DIRS.iter().find(socket) {
@@ -128,7 +128,7 @@ fn default_host(port: u16) -> &'static str {
     }
 }
 
-/// One port, the one with this number in the list.
+/// Parses one port; `number` is its position in the list, for messages.
 fn parse_port(text: &str, number: usize) -> Result<u16, ConnInfoError> {
     let text = text.trim();
     if text.is_empty() {
@@ -137,11 +137,11 @@ fn parse_port(text: &str, number: usize) -> Result<u16, ConnInfoError> {
     match text.parse::<i64>() {
         Ok(port) => u16::try_from(port).ok().filter(|&port| port > 0).ok_or_else(|| {
             ConnInfoError::new(format!(
-                "invalid port number (number {number} of port): it is not from 1 to 65535"
+                "invalid port number (entry {number} of port): must be between 1 and 65535"
             ))
         }),
         Err(_) => Err(ConnInfoError::new(format!(
-            "invalid integer value for connection option \"port\" (number {number} of the list)"
+            "invalid integer value for connection option \"port\" (entry {number} of the list)"
         ))),
     }
 }

@@ -1,10 +1,10 @@
-//! Connection strings, with everything libpq draws on to complete them.
+//! Connection strings and all sources from which libpq completes them.
 //!
-//! What is not in the string comes from the service file, then from the PG* environment, then
-//! from defaults; a value that is given but empty stops the search and means the default. The
-//! password file is consulted while connecting, because the answer depends on the host.
+//! A parameter that is not in the string comes from the service file, then from the PG* environment
+//! variables, then from the default. A value that is given but empty stops this search and means
+//! the default. The password file is read while connecting, because the result depends on the host.
 //!
-//! PGDATESTYLE, PGTZ and PGGEQO are not honoured: they would change what a session sends.
+//! PGDATESTYLE, PGTZ and PGGEQO have no effect, because they would change the output of a session.
 
 mod environment;
 mod hosts;
@@ -30,11 +30,11 @@ use std::path::{Path, PathBuf};
 use environment::Env;
 use options::{PARAMETERS, Support};
 
-/// Why a connection string cannot be used.
+/// The reason why a connection string is invalid.
 ///
-/// The messages are close to libpq's, but they name the place and never quote the text: a password
-/// that should have been quoted or percent-encoded leaves pieces of itself anywhere behind it, as
-/// what looks like a keyword, a port, a host or a query parameter.
+/// The messages resemble libpq's, but they name the position and never quote the text. A password
+/// without the necessary quotes or percent-encoding is cut into pieces. Any piece can then look
+/// like a keyword, a port, a host or a query parameter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ConnInfoError {
@@ -46,38 +46,37 @@ impl ConnInfoError {
         ConnInfoError { message: message.into() }
     }
 
-    /// `choices` are the values there are.
+    /// `choices` are the valid values.
     fn invalid_value<'c>(name: &str, choices: impl IntoIterator<Item = &'c str>) -> ConnInfoError {
         let choices: Vec<&str> = choices.into_iter().collect();
         ConnInfoError::new(format!("invalid {name} value (use one of {})", choices.join(", ")))
     }
 
-    /// `value` is one of those known here, not any text.
+    /// `value` is one of the known values, never arbitrary text.
     fn unsupported(name: &str, value: Option<&'static str>) -> ConnInfoError {
         let value = value.map(|value| format!(" value \"{value}\"")).unwrap_or_default();
         ConnInfoError::new(format!("connection option \"{name}\"{value} is not supported"))
     }
 }
 
-/// The number of the character of `whole` with which `part`, a slice of it, begins. The first one
-/// is 1.
+/// The position of `part`, a slice of `whole`, in characters, starting at 1.
 fn character_number(whole: &str, part: &str) -> usize {
     let offset = part.as_ptr().addr().saturating_sub(whole.as_ptr().addr());
     whole.get(..offset).unwrap_or_default().chars().count() + 1
 }
 
-/// Parameters as they are gathered from their sources.
+/// Parameters collected from all sources.
 #[derive(Clone, Default, PartialEq, Eq)]
 struct Given(BTreeMap<&'static str, String>);
 
 impl Given {
-    /// A value; `None` when it is unset or empty.
+    /// The value of a parameter; `None` when it is unset or empty.
     fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), ConnInfoError> {
-        // Obsolete spelling, still understood by libpq.
+        // Obsolete spelling that libpq still accepts.
         if name == "requiressl" {
             let mode = if value.starts_with('1') { "require" } else { "prefer" };
             self.0.insert("sslmode", mode.to_owned());
@@ -99,25 +98,25 @@ impl Given {
 
 /// A connection string, completed and checked.
 ///
-/// Neither Debug nor Display shows a password.
+/// Neither Debug nor Display shows passwords.
 #[derive(Clone)]
 pub struct ConnInfo {
     given: Given,
     hosts: Vec<Host>,
     settings: Settings,
-    /// Where `.postgresql/` with certificates is.
+    /// The home directory, whose `.postgresql/` contains certificates.
     home: Option<PathBuf>,
 }
 
 impl ConnInfo {
-    /// Reads a connection string, URI or `keyword = value`, and completes it from the service
-    /// file, the environment and defaults.
+    /// Parses a connection string (URI or `keyword = value`) and completes it from the service
+    /// file, the environment and the defaults.
     pub fn parse(text: &str) -> Result<ConnInfo, ConnInfoError> {
         let env = |name: &str| std::env::var(name).ok();
         ConnInfo::parse_with_env(text, &env, environment::home().as_deref())
     }
 
-    /// [`ConnInfo::parse`] with another environment and home directory.
+    /// [`ConnInfo::parse`] with an explicit environment and home directory.
     pub fn parse_with_env(
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,
@@ -145,7 +144,7 @@ impl ConnInfo {
         self.given.get(key)
     }
 
-    /// The same with one parameter changed.
+    /// Returns a copy with one parameter changed.
     pub fn with(mut self, key: &str, value: &str) -> Result<ConnInfo, ConnInfoError> {
         self.given.set(key, value)?;
         ConnInfo::checked(self.given, self.home)
@@ -161,7 +160,7 @@ impl ConnInfo {
         self.get("user").unwrap_or_default()
     }
 
-    /// The parameters in keyword form, fit for logs: every secret is `****`.
+    /// The parameters in keyword form for logs: every secret is shown as `****`.
     pub fn redacted(&self) -> String {
         let mut text = String::new();
         for parameter in PARAMETERS {
@@ -187,13 +186,13 @@ impl ConnInfo {
         &self.settings
     }
 
-    /// A file of `~/.postgresql`.
+    /// The path of a file in `~/.postgresql`.
     pub(crate) fn user_file(&self, name: &str) -> Option<PathBuf> {
         self.home.as_ref().map(|home| home.join(".postgresql").join(name))
     }
 }
 
-/// User, database and password file when nothing names them.
+/// Sets the defaults of user, database and password file.
 fn fill_defaults(
     given: &mut Given,
     env: Env<'_>,

@@ -1,4 +1,4 @@
-//! The connection parameters libpq knows, and what becomes of each here.
+//! The connection parameters of libpq and how pgapace treats each.
 //!
 //! Source: `PQconninfoOptions` in `src/interfaces/libpq/fe-connect.c`,
 //! <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS> and
@@ -11,7 +11,7 @@ use super::{ConnInfoError, Given};
 /// One connection parameter.
 pub(super) struct Parameter {
     pub(super) name: &'static str,
-    /// Environment variable that gives its default.
+    /// Environment variable that sets its default.
     pub(super) env: Option<&'static str>,
     pub(super) support: Support,
 }
@@ -22,9 +22,10 @@ pub(super) enum Support {
     Yes,
     /// Used, and never shown.
     Secret,
-    /// Accepted without effect: it tunes something that is not built in.
+    /// Accepted without effect, because it tunes a feature that pgapace does not have.
     Ignored,
-    /// An error when set to something: ignoring it could weaken what the user asked for.
+    /// Rejected when it has a value, because ignoring it could weaken the security that the user
+    /// requested.
     Refused,
 }
 
@@ -96,7 +97,7 @@ pub(super) fn find(name: &str) -> Option<&'static Parameter> {
     PARAMETERS.iter().find(|parameter| parameter.name == name)
 }
 
-/// Whether [`Given::set`] takes this keyword.
+/// Whether [`Given::set`] accepts this keyword.
 pub(super) fn is_known(name: &str) -> bool {
     find(name).is_some() || name == "requiressl"
 }
@@ -139,7 +140,7 @@ pub(crate) enum SessionAttrs {
     PreferStandby,
 }
 
-/// The parameters that have a meaning, typed and checked.
+/// The typed and checked values of all parameters that pgapace uses.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) connect_timeout: Option<Duration>,
@@ -160,7 +161,7 @@ pub(crate) struct Settings {
     pub(crate) require_auth: AuthMethods,
 }
 
-/// The authentication methods `require_auth` leaves, by their names there.
+/// The authentication methods that `require_auth` permits, by their names there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AuthMethods {
     allowed: [bool; AUTH_METHODS.len()],
@@ -170,7 +171,7 @@ const AUTH_METHODS: [&str; 7] =
     ["password", "md5", "gss", "sspi", "scram-sha-256", "oauth", "none"];
 
 impl AuthMethods {
-    /// Whether the server may use this method; `none` is no authentication at all.
+    /// Whether the server may use this method; `none` means no authentication.
     pub(crate) fn allows(self, method: &str) -> bool {
         (AUTH_METHODS.iter().zip(self.allowed)).any(|(known, allowed)| *known == method && allowed)
     }
@@ -187,7 +188,7 @@ impl AuthMethods {
                 let (sign, other) =
                     if negative { ("", "negative") } else { ("negative ", "non-negative") };
                 return Err(ConnInfoError::new(format!(
-                    "{sign}require_auth method (number {number}) cannot be mixed with {other} \
+                    "{sign}require_auth method (entry {number}) cannot be mixed with {other} \
                      methods"
                 )));
             }
@@ -206,14 +207,14 @@ impl AuthMethods {
     }
 }
 
-/// A TLS protocol version; rustls has no older ones.
+/// A TLS protocol version. rustls supports no older ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum TlsVersion {
     V1_2,
     V1_3,
 }
 
-/// Checks all parameters and gives their typed form.
+/// Checks all parameters and returns their typed values.
 pub(super) fn settings(given: &Given) -> Result<Settings, ConnInfoError> {
     for parameter in PARAMETERS.iter().filter(|parameter| parameter.support == Refused) {
         if given.get(parameter.name).is_some() {
@@ -238,7 +239,8 @@ pub(super) fn settings(given: &Given) -> Result<Settings, ConnInfoError> {
     }
 
     let system_roots = given.get("sslrootcert") == Some("system");
-    // With the system's roots anything less than a full check would trust every site on earth.
+    // The system's roots sign certificates for every public host, so any weaker check would accept
+    // all of them.
     let default_mode = if system_roots { SslMode::VerifyFull } else { SslMode::Prefer };
     let sslmode = one_of(
         given,
@@ -268,7 +270,8 @@ pub(super) fn settings(given: &Given) -> Result<Settings, ConnInfoError> {
             given.get("sslmode").unwrap_or("prefer")
         )));
     }
-    // Older minimums are fine, a newer version is simply chosen; an older maximum is not.
+    // An older minimum is harmless, because a newer version is chosen anyway. An older maximum is
+    // an error.
     let ssl_min = tls_version(given, "ssl_min_protocol_version", TlsVersion::V1_2, true)?;
     let ssl_max = tls_version(given, "ssl_max_protocol_version", TlsVersion::V1_3, false)?;
     if ssl_min > ssl_max {
@@ -366,7 +369,7 @@ fn tls_version(
     }
 }
 
-/// An integer parameter, blanks around it allowed, as `pqParseIntParam` reads it.
+/// Parses an integer parameter with optional surrounding blanks, as `pqParseIntParam` does.
 fn integer(given: &Given, name: &str) -> Result<Option<i32>, ConnInfoError> {
     let Some(value) = given.get(name) else { return Ok(None) };
     value.trim().parse().map(Some).map_err(|_| {
@@ -374,7 +377,7 @@ fn integer(given: &Given, name: &str) -> Result<Option<i32>, ConnInfoError> {
     })
 }
 
-/// An integer parameter for which zero and less mean the system's default.
+/// Parses an integer parameter for which zero and negative values mean the system's default.
 fn positive(given: &Given, name: &str) -> Result<Option<u32>, ConnInfoError> {
     Ok(integer(given, name)?.and_then(|value| u32::try_from(value).ok()).filter(|&value| value > 0))
 }

@@ -5,7 +5,7 @@
 
 use super::{ConnInfoError, Given, character_number, options};
 
-/// Reads pairs into `given`; a keyword that comes again replaces the earlier value.
+/// Parses pairs into `given`; a repeated keyword replaces the earlier value.
 pub(super) fn parse(text: &str, given: &mut Given) -> Result<(), ConnInfoError> {
     let mut rest = text.trim_start_matches(is_space);
     while !rest.is_empty() {
@@ -40,7 +40,8 @@ pub(super) fn parse(text: &str, given: &mut Given) -> Result<(), ConnInfoError> 
     Ok(())
 }
 
-/// The error for an option that does not exist. Its name is shown when it surely looks like one.
+/// The error for an unknown option. It shows the name only when the name cannot be part of a
+/// password.
 fn unknown(text: &str, name: &str, before_equals: bool) -> ConnInfoError {
     let legal = |c: char| c.is_ascii_lowercase() || c == '_';
     if before_equals && !name.is_empty() && name.chars().all(legal) {
@@ -52,7 +53,8 @@ fn unknown(text: &str, name: &str, before_equals: bool) -> ConnInfoError {
     ))
 }
 
-/// A value, quoted or not, and what follows it; `None` when the closing quote is missing.
+/// Parses a value, quoted or not. Returns it with the remaining text, or `None` when the closing
+/// quote is missing.
 fn parse_value(text: &str) -> Option<(String, &str)> {
     let (quoted, body) = match text.strip_prefix('\'') {
         Some(body) => (true, body),
@@ -62,7 +64,7 @@ fn parse_value(text: &str) -> Option<(String, &str)> {
     let mut chars = body.char_indices();
     while let Some((at, c)) = chars.next() {
         match c {
-            // A backslash takes the next character as it is; at the very end it is dropped.
+            // A backslash takes the next character literally; libpq drops a backslash at the end.
             '\\' => value.extend(chars.next().map(|(_, escaped)| escaped)),
             '\'' if quoted => return Some((value, &body[at + 1..])),
             c if !quoted && is_space(c) => return Some((value, &body[at..])),
@@ -72,12 +74,12 @@ fn parse_value(text: &str) -> Option<(String, &str)> {
     (!quoted).then_some((value, ""))
 }
 
-/// isspace(3) of the C locale.
+/// isspace(3) in the C locale.
 pub(super) fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\x0b' | '\x0c' | '\r')
 }
 
-/// Writes a value so that [`parse`] reads it back.
+/// Quotes a value so that [`parse`] returns it unchanged.
 pub(super) fn quote(value: &str) -> String {
     let plain = !value.is_empty() && !value.contains(|c| is_space(c) || c == '\'' || c == '\\');
     if plain {

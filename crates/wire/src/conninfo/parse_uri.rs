@@ -1,19 +1,19 @@
 //! The URI form of a connection string.
 //!
 //! Source: `conninfo_uri_parse_options` in `src/interfaces/libpq/fe-connect.c`,
-//! <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-URIS>. Its order
-//! of decisions is kept, because that is what defines the corner cases.
+//! <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-URIS>. The checks
+//! run in the same order as there, because that order defines the corner cases.
 
 use super::{ConnInfoError, Given, character_number};
 
-/// What follows the scheme, if `text` is a connection URI.
+/// The text after the scheme, if `text` is a connection URI.
 pub(super) fn strip_scheme(text: &str) -> Option<&str> {
     text.strip_prefix("postgresql://").or_else(|| text.strip_prefix("postgres://"))
 }
 
-/// Reads the URI `uri`, whose part after the scheme is `rest`.
+/// Parses the URI `uri`, whose part after the scheme is `rest`.
 pub(super) fn parse(uri: &str, mut rest: &str, given: &mut Given) -> Result<(), ConnInfoError> {
-    // Credentials, when an @ comes before any slash.
+    // Credentials exist only if an @ comes before the first slash.
     if let Some(at) = rest.find(['@', '/']).filter(|&at| rest.as_bytes()[at] == b'@') {
         let (user, password) = match rest[..at].split_once(':') {
             Some((user, password)) => (user, password),
@@ -56,8 +56,8 @@ pub(super) fn parse(uri: &str, mut rest: &str, given: &mut Given) -> Result<(), 
         } else {
             let end = rest.find([':', '/', '?', ',']).unwrap_or(rest.len());
             (host, rest) = rest.split_at(end);
-            // libpq would look up what is the rest of a password, and show it. At the front it
-            // makes an abstract socket.
+            // libpq would look up the remainder of a password as a host name and show it in the
+            // error. At the start, an @ means an abstract socket.
             if let Some(at) = host.rfind('@').filter(|&at| at > 0) {
                 return Err(ConnInfoError::new(format!(
                     "unexpected \"@\" at character {} of the URI (in a user name or password it is \
@@ -99,7 +99,7 @@ pub(super) fn parse(uri: &str, mut rest: &str, given: &mut Given) -> Result<(), 
 }
 
 fn parse_params(uri: &str, params: &str, given: &mut Given) -> Result<(), ConnInfoError> {
-    // A trailing & is fine, an empty parameter elsewhere is not.
+    // A trailing & is valid; an empty parameter elsewhere is not.
     let params = params.strip_suffix('&').unwrap_or(params);
     if params.is_empty() {
         return Ok(());
@@ -121,7 +121,7 @@ fn parse_params(uri: &str, params: &str, given: &mut Given) -> Result<(), ConnIn
         }
         let name = decode(uri, name, name, "query parameter")?;
         let value = decode(uri, value, value, "query parameter's value")?;
-        // As JDBC writes it.
+        // The spelling of JDBC URIs.
         if name == "ssl" && value == "true" {
             given.set("sslmode", "require")?;
         } else if !super::options::is_known(&name) {
@@ -135,9 +135,10 @@ fn parse_params(uri: &str, params: &str, given: &mut Given) -> Result<(), ConnIn
     Ok(())
 }
 
-/// Percent-decoding. Blanks around are skipped, blanks within are an error, as in libpq 18.
+/// Decodes percent-encoded text. As in libpq 18, surrounding blanks are skipped and inner blanks
+/// are an error.
 ///
-/// Errors call the text `what` and say that it begins where `place`, a slice of `uri`, does.
+/// Error messages name the text `what` and give the position of `place`, a slice of `uri`.
 fn decode(uri: &str, place: &str, text: &str, what: &str) -> Result<String, ConnInfoError> {
     let error = |problem: &str| {
         let number = character_number(uri, place);
@@ -166,5 +167,5 @@ fn decode(uri: &str, place: &str, text: &str, what: &str) -> Result<String, Conn
         decoded.push(value);
         rest = &after[2..];
     }
-    String::from_utf8(decoded).map_err(|_| error("percent-encoded bytes that are no UTF-8"))
+    String::from_utf8(decoded).map_err(|_| error("percent-encoded bytes that are not valid UTF-8"))
 }

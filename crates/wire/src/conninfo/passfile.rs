@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// What a line must match.
+/// The values that a line must match.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted<'w> {
     pub(crate) host: &'w str,
@@ -16,8 +16,8 @@ pub(crate) struct Wanted<'w> {
     pub(crate) user: &'w str,
 }
 
-/// The password from `file`. A missing file is nothing unusual; one that others can read is
-/// ignored with a warning.
+/// Looks up the password in `file`. A missing file is not an error. A file that other users can
+/// read is ignored with a warning.
 pub(crate) fn lookup(file: &Path, wanted: Wanted<'_>) -> Option<String> {
     let metadata = fs::metadata(file).ok()?;
     if !metadata.is_file() {
@@ -40,14 +40,14 @@ pub(crate) fn lookup(file: &Path, wanted: Wanted<'_>) -> Option<String> {
     search(&String::from_utf8_lossy(&text), wanted)
 }
 
-/// The password of the first line that matches.
+/// Returns the password of the first matching line.
 fn search(text: &str, wanted: Wanted<'_>) -> Option<String> {
     text.lines().filter(|line| !line.starts_with('#')).find_map(|line| {
         let mut rest = line.trim_end_matches('\r');
         for token in [wanted.host, wanted.port, wanted.dbname, wanted.user] {
             rest = match_field(rest, token)?;
         }
-        // The password has the same escapes; a field that follows it is ignored.
+        // The password uses the same escapes; any field after it is ignored.
         let mut password = String::new();
         let mut chars = rest.chars();
         while let Some(c) = chars.next() {
@@ -61,8 +61,8 @@ fn search(text: &str, wanted: Wanted<'_>) -> Option<String> {
     })
 }
 
-/// What follows the field at the start of `line` and its colon, if the field is `*` or stands
-/// for `token`; in it `\:` is a colon and `\\` a backslash.
+/// Matches the first field of `line` and returns the text after its colon. The field matches if it
+/// is `*` or equals `token`; in it `\:` is a colon and `\\` a backslash.
 fn match_field<'l>(line: &'l str, token: &str) -> Option<&'l str> {
     if let Some(rest) = line.strip_prefix("*:") {
         return Some(rest);

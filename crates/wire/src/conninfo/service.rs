@@ -9,10 +9,11 @@ use super::environment::Env;
 use super::parse_keywords::is_space;
 use super::{ConnInfoError, Given};
 
-/// Where Debian's packages look; the compiled-in default elsewhere is unknowable here.
+/// The directory of Debian's packages. Other packages compile in a directory that pgapace cannot
+/// know.
 const SYSTEM_DIR: &str = "/etc/postgresql-common";
 
-/// Fills parameters that are still unset from the service `service=` or PGSERVICE names.
+/// Sets parameters that are still unset from the service that `service=` or PGSERVICE names.
 pub(super) fn fill(
     given: &mut Given,
     env: Env<'_>,
@@ -42,11 +43,11 @@ pub(super) fn fill(
             return Ok(());
         }
     }
-    // The name may be a piece of a password that was not quoted.
+    // The message omits the name, because it may be a piece of an unquoted password.
     Err(ConnInfoError::new("definition of the service not found in any service file"))
 }
 
-/// Takes the group `[service]` from a file; false when the file does not have it.
+/// Reads the section `[service]` of a file; returns false when the file does not have it.
 fn apply(text: &str, file: &Path, service: &str, given: &mut Given) -> Result<bool, ConnInfoError> {
     let mut found = false;
     for (number, line) in (1..).zip(text.lines()) {

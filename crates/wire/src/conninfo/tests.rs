@@ -1,4 +1,4 @@
-//! Connection strings, checked against libpq's own cases.
+//! Tests of connection strings, with libpq's own test cases.
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,7 +21,7 @@ fn error(text: &str) -> String {
     parse(text).unwrap_err().to_string()
 }
 
-/// What the string itself gave: `redacted` without the defaults, passwords shown.
+/// The parameters from the string itself, without defaults, passwords included.
 fn given(text: &str) -> String {
     let mut given = Given::default();
     match parse_uri::strip_scheme(text) {
@@ -35,7 +35,7 @@ fn given(text: &str) -> String {
     pairs.join(" ")
 }
 
-/// `src/interfaces/libpq/t/001_uri.pl`.
+/// Cases of `src/interfaces/libpq/t/001_uri.pl`.
 #[test]
 fn uris_of_libpq() {
     let cases = [
@@ -112,7 +112,7 @@ fn uris_of_libpq() {
             "dbname='dbname' host='/var/lib/postgresql'",
         ),
         ("postgresql://host?sslmode=verify-full", "host='host' sslmode='verify-full'"),
-        // Beyond 001_uri.pl.
+        // Cases that 001_uri.pl does not have.
         ("postgresql://host?ssl=true", "host='host' sslmode='require'"),
         ("postgresql://u:p%40%3A@h/d%2Fe", "user='u' password='p@:' dbname='d/e' host='h'"),
         ("postgresql://u:a:b@h", "user='u' password='a:b' host='h'"),
@@ -179,14 +179,14 @@ fn uri_errors_of_libpq() {
             "unexpected spaces (they are written %20) in the database name at character 18 of the \
              URI",
         ),
-        // Beyond 001_uri.pl.
+        // Cases that 001_uri.pl does not have.
         (
             "postgresql://h1,h2:%zz",
             "invalid percent-encoded token in the port at character 20 of the URI",
         ),
         (
             "postgresql://\u{fc}:%ff@h",
-            "percent-encoded bytes that are no UTF-8 in the password at character 16 of the URI",
+            "percent-encoded bytes that are not valid UTF-8 in the password at character 16 of the URI",
         ),
         (
             "postgresql://u:p@q@h",
@@ -243,9 +243,9 @@ fn checks_values() {
             "invalid sslmode value (use one of disable, allow, prefer, require, verify-ca, \
              verify-full)",
         ),
-        ("port=99999", "invalid port number (number 1 of port): it is not from 1 to 65535"),
-        ("host=a,b port=1,0", "invalid port number (number 2 of port): it is not from 1 to 65535"),
-        ("port=5x", "invalid integer value for connection option \"port\" (number 1 of the list)"),
+        ("port=99999", "invalid port number (entry 1 of port): must be between 1 and 65535"),
+        ("host=a,b port=1,0", "invalid port number (entry 2 of port): must be between 1 and 65535"),
+        ("port=5x", "invalid integer value for connection option \"port\" (entry 1 of the list)"),
         ("connect_timeout=soon", "invalid integer value for connection option \"connect_timeout\""),
         (
             "channel_binding=yes",
@@ -264,7 +264,7 @@ fn checks_values() {
         ("gssencmode=x", "invalid gssencmode value (use one of disable, prefer, require)"),
         ("sslcrl=/x", "connection option \"sslcrl\" is not supported"),
         ("replication=database", "connection option \"replication\" is not supported"),
-        ("hostaddr=db", "could not parse network address (number 1 of hostaddr)"),
+        ("hostaddr=db", "could not parse network address (entry 1 of hostaddr)"),
         ("host=a,b port=1,2,3", "could not match 3 port numbers to 2 hosts"),
         ("host=a,b hostaddr=127.0.0.1", "could not match 2 host names to 1 hostaddr values"),
         (
@@ -288,7 +288,7 @@ fn checks_values() {
         ),
         (
             "require_auth=md5,!password",
-            "negative require_auth method (number 2) cannot be mixed with non-negative methods",
+            "negative require_auth method (entry 2) cannot be mixed with non-negative methods",
         ),
         ("require_auth=md5,md5", "require_auth method \"md5\" is specified more than once"),
     ];
@@ -341,7 +341,7 @@ fn environment_fills_what_is_unset() {
     ];
     let info = parse_env("user=me host=''", &env, None).unwrap();
     assert_eq!(info.user(), "me");
-    // Given but empty: the default, not the environment.
+    // Given but empty: the default applies, not the environment.
     assert_eq!(info.get("host"), None);
     assert_eq!(info.get("port"), Some("7"));
     assert_eq!(info.dbname(), "d");
@@ -412,12 +412,12 @@ fn passwords_stay_secret() {
         assert!(shown.contains("password=****"), "{shown}");
     }
     assert!(parse("postgres://u:sup3r@h?uzer=1").unwrap_err().to_string().find("sup3r").is_none());
-    // What is shown can be read again.
+    // The redacted form can be parsed again.
     assert_eq!(parse(&info.redacted()).unwrap().get("host"), Some("h"));
 }
 
-/// A password that was not quoted or encoded as it should have been is cut in pieces, which then
-/// stand for anything; none of them may be shown.
+/// A password without the necessary quotes or encoding is cut into pieces that look like other
+/// parameters. No message may show any of them.
 #[test]
 fn malformed_strings_show_no_piece_of_a_password() {
     const SECRET: &str = "hunter2";

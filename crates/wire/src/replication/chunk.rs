@@ -1,19 +1,19 @@
-//! Pieces of a replication stream: whole CopyData messages, cut where the reads ended.
+//! Chunks of a replication stream: whole CopyData messages, split wherever a read ended.
 
 use bytes::Bytes;
 
-/// One or more complete CopyData messages with their 5-byte headers, contiguous. Cheap to clone
-/// and to send to another thread; the memory is shared with neighbouring chunks.
+/// One or more complete, contiguous CopyData messages with their 5-byte headers. Cheap to clone and
+/// to send to another thread; neighbouring chunks share the memory.
 #[derive(Debug, Clone)]
 pub struct CopyChunk {
     bytes: Bytes,
 }
 
-/// Tag and length word in front of every payload.
+/// Size in bytes of the tag and length word before each payload.
 const HEADER: usize = 5;
 
 impl CopyChunk {
-    /// `bytes` must be whole CopyData messages.
+    /// `bytes` must contain whole CopyData messages only.
     pub(super) fn new(bytes: Bytes) -> CopyChunk {
         CopyChunk { bytes }
     }
@@ -28,7 +28,7 @@ impl CopyChunk {
         self.bytes.len()
     }
 
-    /// Never true for a chunk from a stream.
+    /// Always false for a chunk from a stream.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -47,7 +47,7 @@ pub struct Frames<'c> {
 }
 
 impl<'c> Frames<'c> {
-    /// Walks whole CopyData messages, as [`CopyChunk::bytes`] holds them.
+    /// Iterates over whole CopyData messages, as in [`CopyChunk::bytes`].
     pub fn new(bytes: &'c [u8]) -> Frames<'c> {
         Frames { bytes, at: 0 }
     }

@@ -1,12 +1,15 @@
-//! A session after START_REPLICATION: CopyData both ways.
+//! A session after START_REPLICATION: CopyData in both directions.
 //!
-//! The reader decides how fast the publisher can send. A walsender makes one send(2) for every
-//! message, and while our receive window is open, each is a packet of its own: sent, received,
-//! acknowledged, and a wake-up if somebody waits for it, which costs the sender more than the
-//! message. Messages that find the window full come together in the sender's send buffer. So the
-//! reader takes what is there into a large buffer and then naps before it reads again, and the
-//! window of a server on the same machine is small (see `stream::socket`). An idle connection must
-//! not pay for that: a nap needs data to have come just before.
+//! The reader determines how fast the publisher can send. A walsender calls send(2) for every
+//! message. While the client's receive window is open, each message becomes a packet of its own.
+//! Each packet must be sent, received and acknowledged, and wakes a waiting reader. That costs the
+//! sender more than the message itself. Messages that find the window full are combined in the
+//! sender's send buffer.
+//!
+//! The reader therefore takes all available data into a large buffer and then pauses (naps) before
+//! it reads again. For a server on the same machine the receive window is small (see
+//! `stream::socket`). An idle connection must not be delayed, so the reader naps only if data
+//! arrived just before.
 
 mod chunk;
 #[cfg(test)]
@@ -27,55 +30,57 @@ use crate::error::{Error, Result, ServerError};
 use crate::session::{Session, unexpected};
 use crate::stream::{MAX_MESSAGE, Stream, Want, after, from_io, header, log_notice};
 
-/// What is allocated for reading at a time.
+/// Size of a read buffer, in bytes.
 const BUFFER_SIZE: usize = 256 * 1024;
-/// With less room than this left, a new buffer is taken.
+/// With less free space than this, a new buffer is allocated.
 const MIN_ROOM: usize = 64 * 1024;
-/// A read that gives less than this means that the sender has nothing more ready.
+/// A read that returns fewer bytes means that the sender has no more data ready.
 const SHORT_READ: usize = 1024;
-/// After a read of so much there is no nap: there is enough to do.
+/// After reading this much the reader does not nap, because the caller has enough work.
 const MUCH: usize = BUFFER_SIZE / 2;
-/// How long the sender is left alone after a read.
+/// Pause between two reads.
 const NAP: Duration = Duration::from_micros(200);
-/// The same where many sessions of the publisher commit side by side.
+/// Pause between two reads with many concurrent committers on the publisher.
 const COMMITTERS_NAP: Duration = Duration::from_micros(800);
-/// How long at most, when the reader is in no hurry.
+/// Longest pause with [`Haste::None`].
 const LONGEST_NAP: Duration = Duration::from_micros(9600);
-/// Data that came so many naps ago does not make a flow.
+/// Data counts as a flow if the previous data arrived within this many naps.
 const FLOW_NAPS: u32 = 5;
-/// A nap that brought so many bytes for each of its microseconds may be longer the next time.
+/// Bytes per microsecond of a nap above which the next nap may be longer.
 const FLOW_RATE: u128 = 2;
-/// Unsent feedback beyond this means that the server has not read for a very long time.
+/// More unsent feedback than this means that the server has stopped reading.
 const MAX_UNSENT: usize = 1024 * 1024;
-/// How long [`ReplicationStream::finish`] waits for the server's good-bye.
+/// How long [`ReplicationStream::finish`] waits for the server's CommandComplete.
 const FINISH_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How much what flows may come together before it is returned. Without effect on a lone message.
+/// How long the reader may collect flowing data before it returns a chunk. A single message on an
+/// idle connection is never delayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Haste {
-    /// For 200 µs.
+    /// Collect for 200 µs.
     #[default]
     Prompt,
-    /// For 800 µs: many sessions of the publisher commit side by side, and are answered together.
+    /// Collect for 800 µs: many sessions of the publisher commit concurrently and are confirmed
+    /// together.
     ConcurrentCommitters,
-    /// For up to 9.6 ms while much comes: a backlog is sent, or there is enough to do with what was
-    /// received.
+    /// Collect for up to 9.6 ms while much data arrives: the publisher sends a backlog, or the
+    /// received changes keep the apply workers busy.
     None,
 }
 
 /// A replication connection that is streaming.
 ///
-/// One thread owns it and both receives and sends; other threads can only [wake](Waker) it.
+/// One thread owns the stream, receives and sends. Other threads can only [wake](Waker) it.
 pub struct ReplicationStream {
     stream: Stream,
-    /// Always fully initialised; `..filled` was read, of which `..whole` are complete CopyData
+    /// Always fully initialised. `..filled` has been read; `..whole` of it are complete CopyData
     /// messages.
     buffer: BytesMut,
     filled: usize,
     whole: usize,
-    /// When a read last gave something.
+    /// Time of the last read that returned data.
     last_data: Option<Instant>,
-    /// How long the next nap is.
+    /// Length of the next nap.
     nap: Duration,
     haste: Haste,
     out: BytesMut,
@@ -86,43 +91,43 @@ pub struct ReplicationStream {
     copy_done: bool,
 }
 
-/// What [`ReplicationStream::receive`] found.
+/// Result of [`ReplicationStream::receive`].
 #[derive(Debug)]
 pub enum Received {
-    /// Data.
+    /// Complete CopyData messages.
     Chunk(CopyChunk),
-    /// A message of the server that it calls a warning.
+    /// A NoticeResponse of severity WARNING.
     Warning(Box<ServerError>),
-    /// Nothing came in time.
+    /// No complete message arrived within the timeout.
     Idle,
-    /// Somebody called [`Waker::wake`].
+    /// Another thread called [`Waker::wake`].
     Woken,
-    /// The stream is over; the connection can only be dropped.
+    /// The stream has ended; the connection can only be dropped.
     Ended(EndReason),
 }
 
-/// How a replication stream came to its end.
+/// The reason why a replication stream ended.
 #[derive(Debug)]
 pub enum EndReason {
     /// The server reported an error.
     Error(Box<ServerError>),
-    /// The server ended the copy in good order (it is being shut down, or we asked).
+    /// The server ended the COPY regularly, because of its shutdown or because the client asked.
     Done,
-    /// The connection was closed without a word.
+    /// The connection was closed without a message.
     Closed,
 }
 
-/// What ended [`ReplicationStream::wait_without_reading`].
+/// Result of [`ReplicationStream::wait_without_reading`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitOutcome {
-    /// Somebody called [`Waker::wake`].
+    /// Another thread called [`Waker::wake`].
     Woken,
-    /// The time is over.
+    /// The timeout expired.
     Timeout,
 }
 
 impl ReplicationStream {
-    /// Sends `command` (a START_REPLICATION) and expects the server to begin streaming.
+    /// Sends `command`, a START_REPLICATION, and waits until the server begins to stream.
     pub fn start(mut session: Session, command: &str) -> Result<ReplicationStream> {
         let message = session.start_streaming(command)?;
         match message.tag {
@@ -157,23 +162,23 @@ impl ReplicationStream {
         })
     }
 
-    /// What the stream is connected to, for messages.
+    /// The server's host and port, for messages.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// When bytes last came from the server, those of a message that is not complete yet
-    /// included; `None` when none have come since streaming began.
+    /// Time of the last bytes from the server, including bytes of an incomplete message; `None`
+    /// before the first bytes of the stream.
     ///
-    /// A single huge value can take longer than the timeout of a [`receive`](Self::receive), or
-    /// several of them, which then find [`Received::Idle`]. Bytes that flow are a sign of life all
-    /// the same: whoever gives up on a silent server has to look here. What the server sends
-    /// during [`wait_without_reading`](Self::wait_without_reading) is not read, and not seen here.
+    /// Receiving a single huge value can outlast the timeouts of several calls of
+    /// [`receive`](Self::receive), which then return [`Received::Idle`]. Arriving bytes still prove
+    /// that the server is alive, so a check for a silent server must use this time. It does not
+    /// advance during [`wait_without_reading`](Self::wait_without_reading), which reads nothing.
     pub fn last_data(&self) -> Option<Instant> {
         self.last_data
     }
 
-    /// How long data is left to come together, which spares both sides work.
+    /// Sets how long the reader collects data; larger chunks save work on both sides.
     pub fn set_haste(&mut self, haste: Haste) {
         self.haste = haste;
     }
@@ -183,10 +188,11 @@ impl ReplicationStream {
         self.waker.clone()
     }
 
-    /// Waits for data, a wake, or `timeout`. A zero timeout takes what is there.
+    /// Waits for data, a wake-up, or `timeout`. With a zero timeout it returns the data that is
+    /// already there.
     ///
-    /// A message on an idle connection is returned at once. While data flows a chunk may be
-    /// held back for one nap, as long as [`Haste`] says, so that more comes together. A wake ends it.
+    /// A message on an idle connection is returned at once. While data flows, one nap of the length
+    /// that [`Haste`] sets may delay the chunk, so that it becomes larger. A wake-up ends the nap.
     pub fn receive(&mut self, timeout: Duration) -> Result<Received> {
         if self.waker.take() {
             return Ok(Received::Woken);
@@ -199,7 +205,8 @@ impl ReplicationStream {
             if let Some(received) = self.take_buffered()? {
                 return Ok(received);
             }
-            // A huge message may take longer than the caller can go without sending its status.
+            // A huge message may take longer than the interval in which the caller must send its
+            // status.
             if has_read && passed(Instant::now()) {
                 return Ok(Received::Idle);
             }
@@ -220,7 +227,7 @@ impl ReplicationStream {
                 self.adapt(count + result.as_ref().copied().unwrap_or_default());
                 match result {
                     Ok(more) if count + more == 0 => {}
-                    // What the end means is found out by the next read, after this data.
+                    // Return this data first; the next read reports the end of the stream.
                     Ok(_) | Err(Error::Closed) => {
                         has_read = true;
                         continue;
@@ -246,8 +253,8 @@ impl ReplicationStream {
         }
     }
 
-    /// Whether to leave the sender alone for a moment after a read of `count` bytes, 0 included:
-    /// when data flows. `previous_data` is when data came before it.
+    /// Whether to nap after a read of `count` bytes (0 included), because data is flowing.
+    /// `previous_data` is the time of the data before it.
     fn should_nap(&mut self, count: usize, previous_data: Option<Instant>) -> bool {
         let flows = previous_data.is_some_and(|last| last.elapsed() < self.nap * FLOW_NAPS);
         if !flows {
@@ -256,12 +263,12 @@ impl ReplicationStream {
         flows && count < MUCH && self.filled < self.buffer.len()
     }
 
-    /// Chooses how long the next nap is, after one that brought `count` bytes.
+    /// Chooses the length of the next nap, after a nap that collected `count` bytes.
     ///
-    /// The first bytes that the sender writes after we have read everything fill the window, in
-    /// packets as small as its messages. The others come together in its send buffer, and then
-    /// cost it next to nothing: the longer the nap, the smaller the share of the former. A single
-    /// nap that brings little may mean no more than that the sender had no processor.
+    /// After the reader has emptied the window, the sender's first bytes fill it with packets as
+    /// small as its messages. Later messages are combined in the send buffer and then cost the
+    /// sender almost nothing. The longer the nap, the smaller the share of small packets. A single
+    /// nap that collects little may only mean that the sender had no CPU time.
     fn adapt(&mut self, count: usize) {
         let much = count as u128 >= FLOW_RATE * self.nap.as_micros();
         self.nap = match (self.haste, much) {
@@ -272,11 +279,12 @@ impl ReplicationStream {
         };
     }
 
-    /// Reads what is there and fits; 0 when nothing is there, [`Error::Closed`] at the end.
+    /// Reads the available data, as far as it fits; 0 when there is none, [`Error::Closed`] at the
+    /// end.
     ///
-    /// Where the receive window is small, what the sender has ready comes a window at a time. A
-    /// short read is the last one: what it left comes together again, and going on would be one
-    /// read, and one packet, for each message.
+    /// With a small receive window the sender's data arrives one window at a time. Stop at a short
+    /// read: the next messages then combine in the send buffer. Reading on would cost one read and
+    /// one packet for each message.
     fn read_some(&mut self) -> Result<usize> {
         let before = self.filled;
         let mut largest = 0;
@@ -299,9 +307,9 @@ impl ReplicationStream {
         Ok(self.filled - before)
     }
 
-    /// Makes room to read into, when the buffer holds at most the beginning of one message: a
-    /// fresh buffer when little of this one is left, and room for all of a message that is larger
-    /// than a buffer at once, because its header says how long it is.
+    /// Makes room to read into, when the buffer holds at most the beginning of one message.
+    /// Allocates a new buffer when little of this one is free. A message larger than a buffer gets
+    /// its whole size at once, which its header states.
     fn make_room(&mut self) -> Result<()> {
         let fits = match header(&self.buffer[..self.filled])? {
             Some((_, length)) if length > self.buffer.len() => Err(length),
@@ -319,8 +327,8 @@ impl ReplicationStream {
         Ok(())
     }
 
-    /// Looks at what has been read: a chunk of complete CopyData messages first, else the other
-    /// message at the front.
+    /// Returns a chunk of complete CopyData messages from the buffer, or else the other message at
+    /// its front.
     fn take_buffered(&mut self) -> Result<Option<Received>> {
         loop {
             let mut other = None;
@@ -366,7 +374,7 @@ impl ReplicationStream {
         }
     }
 
-    /// Cuts `length` bytes off the front of the buffer.
+    /// Splits `length` bytes off the front of the buffer.
     fn split(&mut self, length: usize) -> Bytes {
         let front = self.buffer.split_to(length).freeze();
         self.filled -= length;
@@ -374,8 +382,8 @@ impl ReplicationStream {
         front
     }
 
-    /// Sends one CopyData message. Never waits: what the socket does not take now goes out
-    /// with a later send or receive. It is an error when 1 MiB has come together.
+    /// Queues one CopyData message and never blocks. A later send or receive writes the bytes that
+    /// the socket does not accept now. More than 1 MiB of unsent bytes is an error.
     pub fn send(&mut self, copy_data: &[u8]) -> Result<()> {
         let length = copy_data.len() + 4;
         let word = match u32::try_from(length) {
@@ -387,7 +395,7 @@ impl ReplicationStream {
         self.out.put_slice(copy_data);
         self.push()?;
         if self.out.len() - self.written > MAX_UNSENT {
-            return Err(Error::protocol("the server does not read what is sent to it"));
+            return Err(Error::protocol("the server has stopped reading replication feedback"));
         }
         Ok(())
     }
@@ -396,7 +404,7 @@ impl ReplicationStream {
         self.written < self.out.len() || self.stream.has_unsent()
     }
 
-    /// Writes what can be written now.
+    /// Writes as much as the socket accepts now.
     fn push(&mut self) -> Result<()> {
         while self.has_unsent() {
             let result = if self.written < self.out.len() {
@@ -415,9 +423,9 @@ impl ReplicationStream {
         Ok(())
     }
 
-    /// Waits for a wake only and leaves the publisher's data where it is: back pressure. A peer
-    /// that has closed the connection is [`Error::Closed`]; what it sent before that can still
-    /// be received.
+    /// Waits for a wake-up only and leaves the publisher's data unread: back pressure. If the peer
+    /// has closed the connection, the result is [`Error::Closed`]; data that it sent before can
+    /// still be received.
     pub fn wait_without_reading(&mut self, timeout: Duration) -> Result<WaitOutcome> {
         let deadline = after(timeout);
         loop {
@@ -439,8 +447,8 @@ impl ReplicationStream {
         }
     }
 
-    /// Ends the stream in good order: CopyDone, then whatever still comes is thrown away until
-    /// the server says that it is done, for a few seconds at most.
+    /// Ends the stream regularly: sends CopyDone and discards data until the server confirms the
+    /// end, or for 5 seconds at most.
     pub fn finish(mut self) -> Result<()> {
         let deadline = Instant::now() + FINISH_PATIENCE;
         if !self.copy_done {

@@ -1,4 +1,4 @@
-//! The stream against a scripted server on a socket pair.
+//! Tests of the stream against a scripted peer on a socket pair.
 
 use std::io::{Read as _, Write as _};
 
@@ -24,7 +24,7 @@ fn payloads(chunk: &CopyChunk) -> Vec<Vec<u8>> {
     chunk.frames().map(|(_, payload)| payload.to_vec()).collect()
 }
 
-/// The payloads of everything up to the end, and the end.
+/// Receives to the end of the stream: all payloads, and the reason of the end.
 fn receive_all(stream: &mut ReplicationStream) -> (Vec<Vec<u8>>, EndReason) {
     let mut all = Vec::new();
     loop {
@@ -131,7 +131,7 @@ fn sending_never_blocks() {
     };
     assert!(sent > 1000 && matches!(error, Error::Protocol(_)), "{sent} {error}");
 
-    // What was kept goes out with receive and wait, in order.
+    // Later calls of receive and wait write the unsent messages in order.
     let (mut other, mut stream) = pair();
     for number in 0..2000_u32 {
         stream.send(&[&number.to_be_bytes()[..], &[0; 296]].concat()).unwrap();
@@ -163,7 +163,7 @@ fn a_wake_taken_half_way_is_not_lost_and_does_not_spin() {
         let _ = stream.receive(Duration::from_micros(50)).unwrap();
     }
     waking.join().unwrap();
-    // At most the flag and a late descriptor are left.
+    // Only the flag and a late write to the descriptor can remain.
     let mut woken = 0;
     while matches!(stream.receive(Duration::from_millis(20)).unwrap(), Received::Woken) {
         woken += 1;
@@ -192,7 +192,8 @@ fn bytes_of_an_incomplete_message_are_a_sign_of_life() {
     assert!(stream.last_data() > last);
 }
 
-/// A lone message on an idle connection is not held back for a nap; in a flow, naps gather.
+/// A message on an idle connection is not delayed by a nap; while data flows, naps combine
+/// messages.
 #[test]
 fn naps_only_while_data_flows() {
     let (mut server, mut stream) = pair();
@@ -208,7 +209,7 @@ fn naps_only_while_data_flows() {
     panic!("every lone message took a nap");
 }
 
-/// Only who is in no hurry leaves the sender alone for long, and only while much comes.
+/// Only [`Haste::None`] makes naps longer, and only while much data arrives.
 #[test]
 fn naps_grow_in_a_backlog() {
     let (_server, mut stream) = pair();
@@ -222,7 +223,7 @@ fn naps_grow_in_a_backlog() {
     stream.adapt(0);
     assert_eq!(stream.nap, LONGEST_NAP / 2);
     assert!(stream.should_nap(0, Some(Instant::now())));
-    // What came long ago is no flow.
+    // Data that arrived long ago is not a flow.
     assert!(!stream.should_nap(100, Some(Instant::now() - FLOW_NAPS * LONGEST_NAP)));
     assert_eq!(stream.nap, NAP);
     stream.adapt(0);
@@ -237,7 +238,7 @@ fn naps_grow_in_a_backlog() {
     assert_eq!(stream.nap, NAP);
 }
 
-/// The backlog may be over before the caller knows.
+/// The backlog may end before the caller changes the haste.
 #[test]
 fn lone_messages_are_not_held_back_for_long() {
     let (mut server, mut stream) = pair();

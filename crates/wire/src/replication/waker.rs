@@ -1,4 +1,4 @@
-//! Waking a thread that waits for a server.
+//! Wake-ups for a thread that waits for a server.
 
 use std::fmt;
 use std::io;
@@ -11,37 +11,36 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 /// Makes a blocked [`crate::ReplicationStream::receive`] or [`crate::Session::wait_readable`]
-/// return. Wakes are not counted: any number of them before the sleeper looks is one.
+/// return. Wake-ups are not counted: several of them before the waiting thread returns are one.
 #[derive(Clone)]
 pub struct Waker(Arc<Shared>);
 
 struct Shared {
-    /// Set before the descriptor is written and cleared before it is read, so that a set flag
-    /// with an empty descriptor can happen (and is noticed by the next look), but never a lost
-    /// wake.
+    /// Set before the descriptor is written, and cleared before it is read. The flag can therefore
+    /// be set while the descriptor is empty, which the next check notices, but no wake-up is lost.
     pending: AtomicBool,
     descriptor: OwnedFd,
 }
 
 impl Waker {
-    /// Nobody is woken yet.
+    /// Creates a waker with no pending wake-up.
     ///
     /// # Errors
-    /// When the process has no more descriptors.
+    /// The process has no free file descriptor.
     pub fn new() -> io::Result<Waker> {
         let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Waker(Arc::new(Shared { pending: AtomicBool::new(false), descriptor })))
     }
 
-    /// Wakes the sleeper. Costs a system call only for the first wake since it looked.
+    /// Wakes the waiting thread. Only the first call since its last check costs a system call.
     pub fn wake(&self) {
         if !self.0.pending.swap(true, Ordering::AcqRel) {
-            // The only failure is a full counter, which wakes as well.
+            // The only possible error is a full counter, which also wakes the thread.
             let _ = rustix::io::write(&self.0.descriptor, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Whether a wake is pending; takes it.
+    /// Returns whether a wake-up is pending, and clears it.
     pub fn take(&self) -> bool {
         let pending = self.0.pending.load(Ordering::Acquire);
         if pending {
@@ -50,7 +49,7 @@ impl Waker {
         pending
     }
 
-    /// Sleeps until a wake is pending, and leaves it; at most for a time.
+    /// Sleeps until a wake-up is pending, or for `longest`, and does not clear it.
     pub(super) fn wait(&self, longest: Duration) -> io::Result<()> {
         let timeout = Timespec::try_from(longest).map_err(io::Error::other)?;
         match poll(&mut [PollFd::new(&self.0.descriptor, PollFlags::IN)], Some(&timeout)) {
@@ -59,15 +58,15 @@ impl Waker {
         }
     }
 
-    /// Takes a wake that poll(2) has seen. That may be the late second half of one that was
-    /// taken between its two halves: one wake too many, never one too few.
+    /// Clears a wake-up that poll(2) has reported. It may be the late write to the descriptor of a
+    /// wake-up that was already taken. The thread then wakes once too often, but never too rarely.
     pub(super) fn drain(&self) {
         self.0.pending.store(false, Ordering::SeqCst);
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.0.descriptor, &mut count);
     }
 
-    /// Readable while a wake is pending.
+    /// Readable while a wake-up is pending.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.descriptor.as_fd()
     }

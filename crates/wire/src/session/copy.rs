@@ -12,7 +12,7 @@ use super::reply::{affected_rows, command_tag, unexpected};
 use crate::error::{Error, Result, ServerError};
 use crate::stream::Message;
 
-/// CopyData is sent when this much has come together.
+/// Size in bytes at which collected CopyData is sent.
 const COPY_BATCH: usize = 128 * 1024;
 
 impl Session {
@@ -40,13 +40,13 @@ impl Session {
                 Err(self.drain_after(error))
             }
             tag => {
-                let error = unexpected(tag, "where a COPY was to start");
+                let error = unexpected(tag, "where a COPY response was expected");
                 Err(self.channel.fail(error))
             }
         }
     }
 
-    /// Sends START_REPLICATION and takes the first message of the answer.
+    /// Sends START_REPLICATION and returns the first message of the answer.
     pub(crate) fn start_streaming(&mut self, command: &str) -> Result<Message> {
         self.begin_exchange()?;
         self.queue_simple(command);
@@ -58,8 +58,8 @@ impl Session {
         Error::Server(Box::new(ServerError::parse(self.channel.bytes(body))))
     }
 
-    /// Reads on to ReadyForQuery after an error, so that the session can be used again; gives
-    /// the error back.
+    /// Reads up to ReadyForQuery after an error, so that the session stays usable, and returns the
+    /// error.
     fn drain_after(&mut self, error: Error) -> Error {
         if error.server_error().is_some_and(ServerError::is_fatal) {
             return self.channel.fail(error);
@@ -79,7 +79,7 @@ impl Session {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CopyState {
     Running,
-    /// ReadyForQuery has come: the session is free again.
+    /// ReadyForQuery has arrived: the session is free again.
     Over,
 }
 
@@ -91,8 +91,8 @@ pub struct CopyOut<'s> {
 }
 
 impl CopyOut<'_> {
-    /// The payload of the next CopyData message: one row, in the text and CSV formats. `None`
-    /// when the COPY has ended well; an error ends it too.
+    /// The payload of the next CopyData message: one row, in the text and CSV formats. `None` at
+    /// the end of the COPY. An error ends the COPY, too.
     #[expect(clippy::should_implement_trait, reason = "lends from the session, so no Iterator")]
     pub fn next(&mut self) -> Result<Option<&[u8]>> {
         match self.advance()? {
@@ -101,7 +101,7 @@ impl CopyOut<'_> {
         }
     }
 
-    /// The number of rows, known after the end.
+    /// The number of rows, available after the end.
     pub fn rows(&self) -> u64 {
         self.rows
     }
@@ -146,12 +146,12 @@ impl Drop for CopyOut<'_> {
 pub struct CopyIn<'s> {
     session: &'s mut Session,
     state: CopyState,
-    /// Where the header of the CopyData message that is being filled stands in the output buffer.
+    /// Offset of the header of the unfinished CopyData message in the output buffer.
     frame: Option<usize>,
 }
 
 impl CopyIn<'_> {
-    /// Adds data; it may be cut anywhere, also within a row. An error the server reports
+    /// Sends data, which may be split anywhere, even within a row. An error that the server reports
     /// meanwhile ends the COPY and leaves the session usable.
     pub fn send(&mut self, data: &[u8]) -> Result<()> {
         if self.state == CopyState::Over {
@@ -174,7 +174,7 @@ impl CopyIn<'_> {
         Ok(())
     }
 
-    /// Ends the data and waits for the server; the number of rows copied.
+    /// Ends the data, waits for the server, and returns the number of copied rows.
     pub fn finish(mut self) -> Result<u64> {
         if self.state == CopyState::Over {
             return Err(Error::protocol("this COPY has already failed"));
@@ -206,7 +206,7 @@ impl CopyIn<'_> {
         }
     }
 
-    /// Makes the COPY fail with `reason`, which undoes it, and leaves the session usable.
+    /// Makes the COPY fail with `reason`, which rolls it back, and leaves the session usable.
     pub fn abort(mut self, reason: &str) -> Result<()> {
         if self.state == CopyState::Over {
             return Ok(());
@@ -237,18 +237,18 @@ impl CopyIn<'_> {
         }
     }
 
-    /// Writes the length of the CopyData message being filled.
+    /// Writes the length of the unfinished CopyData message.
     fn seal(&mut self) {
         if let Some(frame) = self.frame.take() {
             let out = &mut self.session.channel.out;
-            // At most one batch beyond another: far below the limit.
+            // At most two batches: far below the limit of a message.
             let length = u32::try_from(out.len() - frame - 1).unwrap_or(u32::MAX);
             out[frame + 1..frame + 5].copy_from_slice(&length.to_be_bytes());
         }
     }
 
-    /// Looks whether the server has given up. It does not wait for us to notice: it discards the
-    /// data that still comes and has already sent ReadyForQuery.
+    /// Checks whether the server has reported an error. The server does not wait for the client: it
+    /// discards the rest of the data and has already sent ReadyForQuery.
     fn check(&mut self) -> Result<()> {
         let session = &mut *self.session;
         session.channel.try_fill()?;

@@ -1,8 +1,8 @@
-//! COPY FROM STDIN inside a pipeline: its data is queued directly behind its Execute.
+//! COPY FROM STDIN inside a pipeline: its data is queued directly after its Execute.
 //!
-//! The server takes the data when it comes to it. If it does not come to it, because something
-//! failed before, it discards CopyData and CopyDone up to the Sync as it does everything else; so
-//! it does with the rest of the data when the COPY itself fails.
+//! The server reads the data when it executes the COPY. If an earlier message fails, the server
+//! discards CopyData and CopyDone up to the Sync, like all other messages. If the COPY itself
+//! fails, it discards the rest of the data in the same way.
 //! Source: <https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-COPY>.
 
 use bytes::{BufMut, BytesMut};
@@ -12,24 +12,23 @@ use super::Session;
 use crate::error::Error;
 use crate::stream::MAX_MESSAGE;
 
-/// A CopyData message ends after the row with which it reaches this length.
+/// A CopyData message ends after the row that reaches this size, in bytes.
 const FRAME: usize = 64 * 1024;
 
-/// The data of one COPY, written straight into the output buffer. See
-/// [`Session::queue_copy_data`].
+/// The data of one COPY, written directly into the output buffer. See [`Session::queue_copy_data`].
 #[derive(Debug)]
 pub struct CopyData<'s> {
     out: &'s mut BytesMut,
-    /// Where the message that is being filled starts, if one is.
+    /// Start of the unfinished message, if there is one.
     frame: Option<usize>,
-    /// Where the row that is being written starts.
+    /// Start of the unfinished row.
     row: usize,
     failure: Option<Error>,
 }
 
 impl Session {
-    /// Queues the data of a COPY FROM STDIN, and CopyDone after it. It must follow the Execute of
-    /// the COPY directly. The replies to the COPY are [`CopyIn`](super::Reply::CopyIn) and
+    /// Queues the data of a COPY FROM STDIN, followed by CopyDone. The Execute of the COPY must
+    /// directly precede it. The replies to the COPY are [`CopyIn`](super::Reply::CopyIn) and
     /// CommandComplete.
     pub fn queue_copy_data<T>(&mut self, write: impl FnOnce(&mut CopyData<'_>) -> T) -> T {
         let row = self.channel.out.len();
@@ -46,32 +45,32 @@ impl Session {
 }
 
 impl CopyData<'_> {
-    /// Appends to the row. (A header or trailer is written as if it were one.)
+    /// Appends to the current row. Write a header or trailer as if it were a row.
     #[inline]
     pub fn put(&mut self, bytes: &[u8]) {
         self.open();
         self.out.extend_from_slice(bytes);
     }
 
-    /// Appends one byte to the row.
+    /// Appends one byte to the current row.
     #[inline]
     pub fn put_u8(&mut self, byte: u8) {
         self.open();
         self.out.put_u8(byte);
     }
 
-    /// The length of the row so far.
+    /// Size of the unfinished row, in bytes.
     #[must_use]
     pub fn row_len(&self) -> usize {
         self.out.len() - self.row
     }
 
-    /// Forgets what was written since the end of the last row.
+    /// Removes everything that was written since the end of the last row.
     pub fn undo_row(&mut self) {
         self.out.truncate(self.row);
     }
 
-    /// Ends a row.
+    /// Ends the current row.
     #[inline]
     pub fn end_row(&mut self) {
         self.row = self.out.len();
@@ -90,7 +89,7 @@ impl CopyData<'_> {
         }
     }
 
-    /// Writes the length of the message being filled.
+    /// Writes the length of the unfinished message.
     fn seal(&mut self) {
         let Some(frame) = self.frame.take() else { return };
         if self.out.len() == frame + 5 {

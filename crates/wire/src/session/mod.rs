@@ -1,4 +1,4 @@
-//! One session: SQL for control work, a pipeline for the hot path, COPY.
+//! A session: whole SQL statements, a pipeline for applying changes, and COPY.
 
 mod copy;
 mod copy_data;
@@ -22,36 +22,36 @@ use crate::error::{Error, Result, ServerError};
 use crate::stream::Buffered;
 use crate::version::ServerVersion;
 
-/// See [`Session::measure_round_trip`].
+/// Round trips that [`Session::measure_round_trip`] makes at most.
 const LOOKS: usize = 8;
 
-/// A session with a server. Blocking; one thread at a time.
+/// A session on a server. Its calls block, and one thread at a time can use it.
 ///
-/// A session is used in one of three ways at a time: whole statements ([`Session::simple`],
-/// [`Session::query`], [`Session::execute`]), a COPY, or a pipeline (`queue_*`,
-/// [`Session::flush`], [`Session::next_reply`]). Before leaving the pipeline every reply up to
-/// the last Ready must have been taken.
+/// At any moment the session serves one of three purposes: whole statements ([`Session::simple`],
+/// [`Session::query`], [`Session::execute`]), a COPY, or a pipeline (`queue_*`, [`Session::flush`],
+/// [`Session::next_reply`]). Before it leaves the pipeline, the caller must take every reply up to
+/// the last Ready.
 ///
-/// Dropping a session says Terminate.
+/// Dropping a session sends Terminate.
 pub struct Session {
     pub(crate) channel: Buffered,
     version: ServerVersion,
     cancel: CancelHandle,
     host: String,
-    /// Over a Unix socket.
+    /// Whether the session uses a Unix socket.
     local: bool,
     read_timeout: Option<Duration>,
-    /// See [`Self::round_trip`].
+    /// Shortest answer time so far; see [`Self::round_trip`].
     round_trip: Duration,
     status: TransactionStatus,
-    /// ReadyForQuery messages that are still to come for what was queued.
+    /// Number of ReadyForQuery messages that the queued messages will still produce.
     ready_expected: usize,
-    /// Why a message could not be queued.
+    /// The error of a message that could not be queued.
     queue_failure: Option<Error>,
 }
 
 impl Session {
-    /// A session whose startup is complete.
+    /// Creates a session whose startup is complete.
     pub(crate) fn started(
         channel: Buffered,
         cancel: CancelHandle,
@@ -81,61 +81,61 @@ impl Session {
         self.version
     }
 
-    /// A parameter the server reports, such as `TimeZone` or `in_hot_standby`.
+    /// A parameter that the server reports, such as `TimeZone` or `in_hot_standby`.
     ///
     /// Source: <https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-ASYNC>.
     pub fn parameter(&self, name: &str) -> Option<&str> {
         self.channel.parameter(name)
     }
 
-    /// The process id of the session's backend.
+    /// The process ID of the session's backend.
     pub fn backend_pid(&self) -> i32 {
         self.cancel.pid()
     }
 
-    /// A handle by which any thread can cancel what this session runs.
+    /// A handle with which any thread can cancel the running statement.
     pub fn cancel_handle(&self) -> CancelHandle {
         self.cancel.clone()
     }
 
-    /// What this session is connected to, for messages.
+    /// The server's host and port, for messages.
     pub fn host(&self) -> String {
         self.host.clone()
     }
 
-    /// The transaction status of the last ReadyForQuery.
+    /// The transaction status from the last ReadyForQuery.
     pub fn transaction_status(&self) -> TransactionStatus {
         self.status
     }
 
-    /// ReadyForQuery replies that are still to come for what was queued so far: the number of
-    /// Syncs and simple queries whose end has not been taken.
+    /// Number of ReadyForQuery replies that are still to come: the Syncs and simple queries whose
+    /// replies have not been taken completely.
     pub fn pending_ready(&self) -> usize {
         self.ready_expected
     }
 
-    /// Bounds every wait for the server; `None` (the default) waits for ever. When it expires
-    /// the answer is [`Error::Timeout`]; a pipeline can go on waiting after that, while the
-    /// whole-statement functions give the session up.
+    /// Limits every wait for the server; `None` (the default) waits indefinitely. After
+    /// [`Error::Timeout`] a pipeline can continue to wait, but the functions for whole statements
+    /// make the session unusable.
     pub fn set_read_timeout(&mut self, timeout: Option<Duration>) {
         self.read_timeout = timeout;
     }
 
-    /// True after an error that leaves the connection unusable: the session can only be dropped.
+    /// True after an error that makes the connection unusable: the session can only be dropped.
     pub fn is_broken(&self) -> bool {
         self.channel.is_broken()
     }
 
-    /// Runs SQL text, possibly several statements, by the simple query protocol. One result for
-    /// each statement.
+    /// Runs SQL text, possibly several statements, with the simple query protocol. Returns one
+    /// result for each statement.
     pub fn simple(&mut self, sql: &str) -> Result<Vec<Rows>> {
         self.begin_exchange()?;
         self.queue_simple(sql);
         self.exchange()
     }
 
-    /// Runs several such texts, each as if [`Session::simple`] ran it, in one round trip. What follows
-    /// one that fails is run all the same; the first error is returned.
+    /// Runs several texts in one round trip, each as [`Session::simple`] does. A text runs even if
+    /// an earlier one failed; the first error is returned.
     pub fn simple_each<const N: usize>(&mut self, texts: [&str; N]) -> Result<[Vec<Rows>; N]> {
         self.begin_exchange()?;
         texts.iter().for_each(|sql| self.queue_simple(sql));
@@ -155,8 +155,7 @@ impl Session {
         failed.map_or(Ok(results), Err)
     }
 
-    /// Runs one statement with text parameters, `$1` and so on; their types are the server's
-    /// choice.
+    /// Runs one statement with text parameters `$1` and so on. The server infers their types.
     pub fn query(&mut self, sql: &str, params: &[Option<&str>]) -> Result<Rows> {
         self.begin_exchange()?;
         self.queue_parse("", sql, &[]);
@@ -173,13 +172,14 @@ impl Session {
         Ok(self.exchange()?.pop().unwrap_or_default())
     }
 
-    /// Runs one statement with text parameters; the number of rows it affected.
+    /// Runs one statement with text parameters and returns the number of affected rows.
     pub fn execute(&mut self, sql: &str, params: &[Option<&str>]) -> Result<u64> {
         Ok(self.query(sql, params)?.affected())
     }
 
-    /// Ends the session and waits until the server has closed the connection, for `patience` at
-    /// most: then its backend is gone (the server leaves the socket to the end of the process).
+    /// Ends the session and waits, for `patience` at most, until the server has closed the
+    /// connection. Then its backend has exited, because the server closes the socket only when the
+    /// process ends.
     pub fn close(mut self, patience: Duration) {
         self.channel.out.extend_from_slice(b"X\0\0\0\x04");
         if self.channel.flush(Some(patience)).is_ok() {
@@ -187,26 +187,26 @@ impl Session {
         }
     }
 
-    /// Checks that nothing else is going on before a whole statement is run.
+    /// Checks that no other exchange is active before a whole statement runs.
     fn begin_exchange(&mut self) -> Result<()> {
         if self.is_broken() {
             return Err(Error::Closed);
         }
         if self.ready_expected > 0 || self.queued() > 0 {
-            return Err(Error::protocol("a statement was to run while a pipeline is under way"));
+            return Err(Error::protocol("a statement cannot run while a pipeline is active"));
         }
         Ok(())
     }
 
-    /// The quickest answer to a whole exchange so far: a round trip to the server takes no longer.
-    /// [`Duration::MAX`] before the first.
+    /// The shortest answer time of a whole exchange so far, an upper bound of the network round
+    /// trip. [`Duration::MAX`] before the first exchange.
     pub fn round_trip(&self) -> Duration {
         self.round_trip
     }
 
-    /// Looks at what a round trip takes until one takes less than `enough`, or several times: a
-    /// server, or this process, that waits for a processor is not far away. Nothing over a Unix
-    /// socket.
+    /// Measures the round trip until one takes less than `enough`, at most 8 times. Repetition is
+    /// necessary because a slow answer may also mean that the server or this process had no CPU
+    /// time. Returns zero for a Unix socket.
     pub fn measure_round_trip(&mut self, enough: Duration) -> Result<Duration> {
         if self.local {
             return Ok(Duration::ZERO);
@@ -233,7 +233,7 @@ impl Session {
         self.round_trip = self.round_trip.min(started.elapsed());
     }
 
-    /// Sends the messages of a whole statement, or, if one of them cannot be sent, none.
+    /// Sends the messages of a whole statement, or none of them if one cannot be sent.
     fn send_exchange(&mut self) -> Result<()> {
         if let Some(failure) = self.queue_failure.take() {
             self.channel.forget_queued();
@@ -243,7 +243,7 @@ impl Session {
         self.flush().map_err(|error| self.give_up(error))
     }
 
-    /// Takes results until ReadyForQuery.
+    /// Collects results up to ReadyForQuery.
     fn collect(&mut self) -> Result<Vec<Rows>> {
         let mut results = Vec::new();
         let mut current = Rows::default();
@@ -276,7 +276,7 @@ impl Session {
                 Err(Error::Server(error)) if error.is_fatal() => {
                     return Err(self.channel.fail(Error::Server(error)));
                 }
-                // What is left of the answer is read, so that the session stays usable.
+                // Read the rest of the answer, so that the session stays usable.
                 Err(error) => {
                     first_error.get_or_insert(error);
                 }
@@ -284,7 +284,7 @@ impl Session {
         }
     }
 
-    /// An exchange that stops half way cannot be taken up again.
+    /// An interrupted exchange cannot be resumed.
     fn give_up(&self, error: Error) -> Error {
         self.channel.fail(error)
     }

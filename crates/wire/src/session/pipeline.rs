@@ -1,7 +1,7 @@
-//! Queueing extended-protocol messages and taking their replies.
+//! Queueing of extended-protocol messages, and their replies.
 //!
-//! The queue functions only append to the output buffer. Nothing here knows which reply belongs
-//! to which message: that is the caller's bookkeeping, with Sync as the fence after an error.
+//! The queue functions only append to the output buffer. The caller must keep track of which reply
+//! belongs to which message; after an error the server continues at the next Sync.
 //! Source: <https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-PIPELINING>.
 
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub enum Param<'a> {
     Binary(&'a [u8]),
 }
 
-/// Messages that were queued and then set aside. See [`Session::set_aside`].
+/// Queued messages that were set aside. See [`Session::set_aside`].
 #[derive(Debug)]
 pub struct Queued {
     bytes: bytes::BytesMut,
@@ -39,15 +39,16 @@ impl Param<'_> {
 }
 
 impl Session {
-    /// Queues a Parse. The empty name is the unnamed statement; type 0 lets the server decide.
+    /// Queues a Parse. The empty name is the unnamed statement. The server infers parameters of
+    /// type 0.
     pub fn queue_parse(&mut self, statement: &str, sql: &str, param_types: &[u32]) {
         self.queue_message(statement.len() + sql.len() + 16 + 4 * param_types.len(), |out| {
             frontend::parse(statement, sql, param_types.iter().copied(), out)
         });
     }
 
-    /// Queues a Bind of the unnamed portal; all results will come as text. Allocates nothing
-    /// once the output buffer has its working size.
+    /// Queues a Bind of the unnamed portal with all results as text. Allocates nothing once the
+    /// output buffer has its working size.
     ///
     /// On error nothing is queued.
     pub fn queue_bind<'v>(
@@ -80,7 +81,8 @@ impl Session {
                 }
             }
         }
-        // No code: all text. One code: for all. Else one for each.
+        // No format code: all text. One code: applies to all. Otherwise one code for each
+        // parameter.
         let format_codes = match formats {
             [true, true] => usize::from(count),
             [false, true] => 1,
@@ -118,7 +120,7 @@ impl Session {
             match param {
                 Param::Null => out.put_i32(-1),
                 Param::Text(value) | Param::Binary(value) => {
-                    // Fits: it is part of a message whose whole length fits.
+                    // The length fits, because it is part of a message whose whole length fits.
                     out.put_i32(i32::try_from(value.len()).unwrap_or(i32::MAX));
                     out.put_slice(value);
                 }
@@ -155,7 +157,7 @@ impl Session {
         self.ready_expected += 1;
     }
 
-    /// Queues a Flush message: the server sends what it has, without a Sync.
+    /// Queues a Flush message: the server then sends pending replies without a Sync.
     pub fn queue_flush(&mut self) {
         frontend::flush(&mut self.channel.out);
     }
@@ -166,8 +168,8 @@ impl Session {
         self.ready_expected += 1;
     }
 
-    /// Appends one message or, if it cannot be sent, nothing; then the next [`Session::flush`]
-    /// reports why.
+    /// Appends one message, or nothing if it cannot be sent. The next [`Session::flush`] then
+    /// reports the error.
     fn queue_message(
         &mut self,
         size: usize,
@@ -187,18 +189,18 @@ impl Session {
         self.queue_failure.get_or_insert(failure);
     }
 
-    /// Takes away what is queued, so that it can be queued behind something that is not known yet.
-    /// `ready_before` is what [`Session::pending_ready`] was before it was queued.
+    /// Removes the queued messages, so that they can be queued again after other messages.
+    /// `ready_before` is the value of [`Session::pending_ready`] before they were queued.
     ///
     /// # Panics
-    /// In debug builds, when a part of it has been written.
+    /// In debug builds, if some of the messages have already been written.
     pub fn set_aside(&mut self, ready_before: usize) -> Queued {
         let ready_expected = self.ready_expected - ready_before;
         self.ready_expected = ready_before;
         Queued { bytes: self.channel.take_queued(), ready_expected }
     }
 
-    /// Queues what was set aside.
+    /// Queues messages that were set aside.
     pub fn queue_set_aside(&mut self, queued: Queued) {
         self.ready_expected += queued.ready_expected;
         if self.queued() == 0 {
@@ -208,25 +210,27 @@ impl Session {
         }
     }
 
-    /// The number of bytes that wait to be written.
+    /// Number of queued bytes that are not written yet.
     pub fn queued(&self) -> usize {
         self.channel.queued()
     }
 
-    /// Writes everything that is queued. While the socket takes nothing, replies are read into
-    /// the input buffer, so a pipeline of any length cannot deadlock with the server.
+    /// Writes all queued messages. While the socket accepts no data, replies are read into the
+    /// input buffer, so that a pipeline of any length cannot deadlock with the server.
     ///
-    /// When the connection is lost and the server has said why, that is the error returned.
+    /// If the connection is lost and the server has sent a reason, that reason is the returned
+    /// error.
     pub fn flush(&mut self) -> Result<()> {
         if let Some(failure) = self.queue_failure.take() {
-            // A message is missing in the middle of the queue: what follows it cannot be sent.
+            // A message is missing in the middle of the queue, so the messages after it cannot be
+            // sent.
             return Err(self.channel.fail(failure));
         }
         self.channel.flush(self.read_timeout)
     }
 
-    /// Carries out what is queued: Sync, and every answer up to ReadyForQuery is read. Results are
-    /// passed over; of errors the first is returned, and the session can be used on.
+    /// Runs all queued messages: sends a Sync and reads every reply up to ReadyForQuery. Results
+    /// are discarded. The first error is returned; the session stays usable.
     pub fn finish_queued(&mut self) -> Result<()> {
         self.queue_sync();
         let started = Instant::now();
@@ -241,14 +245,14 @@ impl Session {
         refused.map_or(Ok(()), |error| Err(Error::Server(error)))
     }
 
-    /// Takes the next reply, waiting for it if need be (see [`Session::set_read_timeout`]).
-    /// Does not flush.
+    /// Takes the next reply and waits for it if necessary (see [`Session::set_read_timeout`]). Does
+    /// not flush.
     pub fn next_reply(&mut self) -> Result<Reply<'_>> {
         let message = self.channel.next(self.read_timeout)?;
         self.reply(message)
     }
 
-    /// Takes a reply that is already here, after one non-blocking read at most.
+    /// Takes a reply that has already arrived, after at most one non-blocking read.
     pub fn try_reply(&mut self) -> Result<Option<Reply<'_>>> {
         let mut message = self.take_message()?;
         if message.is_none() && self.channel.try_fill()? {
@@ -260,7 +264,7 @@ impl Session {
         }
     }
 
-    /// Waits until a whole reply can be taken without waiting; false after `timeout`.
+    /// Waits until a whole reply can be taken without blocking; false after `timeout`.
     pub fn poll_reply(&mut self, timeout: Duration) -> Result<bool> {
         let deadline = after(timeout);
         loop {
@@ -275,8 +279,8 @@ impl Session {
         }
     }
 
-    /// Waits until the socket has something to read (true), `wake` is readable, or the timeout
-    /// has passed. For a worker that waits for its session and for its own queue at once.
+    /// Waits until the socket is readable (true), `wake` is readable, or the timeout expires. For a
+    /// worker that waits for its session and its own queue at the same time.
     pub fn wait_readable(
         &mut self,
         wake: Option<std::os::fd::BorrowedFd<'_>>,
@@ -296,7 +300,7 @@ impl Session {
         self.channel.take().map_err(|error| self.channel.fail(error))
     }
 
-    /// Turns a message into a reply and keeps the session's own books.
+    /// Turns a message into a reply and updates the state of the session.
     fn reply(&mut self, message: Message) -> Result<Reply<'_>> {
         if message.tag == b'Z' {
             self.note_ready(&message)?;

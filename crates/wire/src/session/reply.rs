@@ -1,9 +1,10 @@
-//! What comes back through a pipeline, borrowed from the input buffer.
+//! Replies in a pipeline, borrowed from the input buffer.
 
 use crate::error::{Error, Result, ServerError};
 
-/// One backend message of a session. Notices, parameter changes and notifications never show up
-/// here. Source: <https://www.postgresql.org/docs/current/protocol-message-formats.html>.
+/// One backend message of a session. Notices, parameter changes and notifications are handled
+/// internally and never returned.
+/// Source: <https://www.postgresql.org/docs/current/protocol-message-formats.html>.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reply<'a> {
@@ -13,11 +14,11 @@ pub enum Reply<'a> {
     BindComplete,
     /// A Close is done.
     CloseComplete,
-    /// A statement is done; the command tag, e.g. `INSERT 0 5`.
+    /// A statement is done; the command tag, for example `INSERT 0 5`.
     CommandComplete(&'a str),
     /// One row of a result.
     DataRow(DataRow<'a>),
-    /// The columns of the rows to come.
+    /// The columns of the following rows.
     RowDescription,
     /// The described statement returns no rows.
     NoData,
@@ -27,7 +28,7 @@ pub enum Reply<'a> {
     EmptyQuery,
     /// The row limit of an Execute was reached.
     PortalSuspended,
-    /// The server wants COPY data.
+    /// The server expects COPY data.
     CopyIn,
     /// The server sends COPY data.
     CopyOut,
@@ -37,13 +38,13 @@ pub enum Reply<'a> {
     CopyData(&'a [u8]),
     /// The end of COPY data.
     CopyDone,
-    /// The server reports an error. In a pipeline everything up to the next Sync is skipped.
+    /// The server reports an error. In a pipeline it skips all messages up to the next Sync.
     Error(Box<ServerError>),
-    /// The server is ready for the next query: one for each Sync or simple query.
+    /// The server is ready for the next query; sent once for each Sync and each simple query.
     Ready(TransactionStatus),
 }
 
-/// The state of the session's transaction, from ReadyForQuery.
+/// The transaction status from ReadyForQuery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransactionStatus {
     /// No transaction block is open.
@@ -54,7 +55,8 @@ pub enum TransactionStatus {
     Failed,
 }
 
-/// The number of rows in a command tag, 0 when it has none: `INSERT 0 5` and `COPY 5` give 5.
+/// The number of rows in a command tag: `INSERT 0 5` and `COPY 5` give 5; a tag without a number
+/// gives 0.
 pub fn affected_rows(tag: &str) -> u64 {
     tag.rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or(0)
 }
@@ -105,7 +107,7 @@ pub(crate) fn unexpected(tag: u8, place: &str) -> Error {
     Error::Protocol(format!("unexpected message 0x{tag:02x} ('{}') {place}", tag.escape_ascii()))
 }
 
-/// One row, its values still in the input buffer.
+/// One row, whose values are still in the input buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataRow<'a> {
     columns: u16,
@@ -130,12 +132,12 @@ impl<'a> DataRow<'a> {
         self.columns == 0
     }
 
-    /// The value of a column; `None` for NULL or beyond the last column.
+    /// The value of a column; `None` for NULL or a column that does not exist.
     pub fn get(&self, column: usize) -> Option<&'a [u8]> {
         self.values().nth(column).flatten()
     }
 
-    /// The values in order, `None` for NULL. A malformed row ends early.
+    /// The values in order, `None` for NULL. In a malformed row the iterator ends early.
     pub fn values(&self) -> impl Iterator<Item = Option<&'a [u8]>> + use<'a> {
         let mut rest = self.values;
         (0..self.columns).map_while(move |_| {

@@ -1,4 +1,4 @@
-//! A complete result of a control query, as text.
+//! The complete result of a control query, as text.
 
 use std::any::type_name;
 use std::fmt;
@@ -8,12 +8,12 @@ use std::str::FromStr;
 use crate::error::{Error, Result};
 use crate::session::reply::DataRow;
 
-/// The result of one statement: text values, all in one allocation.
+/// The result of one statement: text values in a single allocation.
 #[derive(Debug, Clone, Default)]
 pub struct Rows {
     columns: Vec<Column>,
     text: String,
-    /// Row-major; `None` is NULL.
+    /// Row by row; `None` is NULL.
     cells: Vec<Option<Range<usize>>>,
     count: usize,
     tag: String,
@@ -30,14 +30,14 @@ pub struct Column {
 }
 
 impl Rows {
-    /// Reads a RowDescription.
+    /// Parses a RowDescription.
     pub(crate) fn describe(&mut self, body: &[u8]) -> Result<()> {
         self.columns =
             parse_columns(body).ok_or_else(|| Error::protocol("malformed RowDescription"))?;
         Ok(())
     }
 
-    /// Adds a row.
+    /// Adds one row.
     pub(crate) fn push(&mut self, row: DataRow<'_>) -> Result<()> {
         if row.len() != self.columns.len() {
             return Err(Error::protocol("DataRow does not fit its RowDescription"));
@@ -48,8 +48,8 @@ impl Rows {
             let cell = match value {
                 None => None,
                 Some(value) => {
-                    // The session asks for client_encoding UTF8; only an SQL_ASCII database can
-                    // still send something else.
+                    // The session uses client_encoding UTF8. Only an SQL_ASCII database can still
+                    // send other bytes.
                     let value = std::str::from_utf8(value).map_err(|_| {
                         Error::UnexpectedResult("a value is not valid UTF-8".to_owned())
                     })?;
@@ -76,12 +76,12 @@ impl Rows {
         &self.columns
     }
 
-    /// The command tag, e.g. `SELECT 3`.
+    /// The command tag, for example `SELECT 3`.
     pub fn tag(&self) -> &str {
         &self.tag
     }
 
-    /// The number of rows the statement affected, from its command tag.
+    /// The number of affected rows, from the command tag.
     pub fn affected(&self) -> u64 {
         super::reply::affected_rows(&self.tag)
     }
@@ -96,7 +96,7 @@ impl Rows {
         self.count == 0
     }
 
-    /// A row by its number.
+    /// A row by its index.
     pub fn row(&self, index: usize) -> Option<Row<'_>> {
         (index < self.count).then_some(Row { rows: self, index })
     }
@@ -106,11 +106,11 @@ impl Rows {
         self.row(0)
     }
 
-    /// The only row; an error when there is none or more than one.
+    /// The only row; an error if there is none or more than one.
     pub fn one(&self) -> Result<Row<'_>> {
         match self.count {
             1 => Ok(Row { rows: self, index: 0 }),
-            count => Err(Error::UnexpectedResult(format!("one row expected, {count} came"))),
+            count => Err(Error::UnexpectedResult(format!("expected one row, got {count}"))),
         }
     }
 
@@ -158,7 +158,7 @@ pub struct Row<'r> {
 }
 
 impl<'r> Row<'r> {
-    /// A value; `None` for NULL or beyond the last column.
+    /// A value; `None` for NULL or a column that does not exist.
     pub fn get(&self, column: usize) -> Option<&'r str> {
         let columns = self.rows.columns.len();
         if column >= columns {
@@ -184,7 +184,7 @@ impl<'r> Row<'r> {
         self.rows.columns.is_empty()
     }
 
-    /// A value that must not be NULL.
+    /// A value; NULL is an error.
     pub fn str(&self, column: usize) -> Result<&'r str> {
         self.get(column).ok_or_else(|| {
             let problem = if column < self.len() { "is NULL" } else { "does not exist" };
@@ -192,13 +192,13 @@ impl<'r> Row<'r> {
         })
     }
 
-    /// A value that must not be NULL, parsed.
+    /// A parsed value; NULL is an error.
     pub fn parse<T: FromStr>(&self, column: usize) -> Result<T> {
         let value = self.str(column)?;
         value.parse().map_err(|_| self.mistyped::<T>(column, value))
     }
 
-    /// A value parsed, `None` for NULL.
+    /// A parsed value, `None` for NULL.
     pub fn parse_opt<T: FromStr>(&self, column: usize) -> Result<Option<T>> {
         match self.get(column) {
             None if column >= self.len() => self.parse(column).map(Some),
@@ -207,7 +207,7 @@ impl<'r> Row<'r> {
         }
     }
 
-    /// A boolean: PostgreSQL's text form is `t` or `f`.
+    /// A boolean, which PostgreSQL writes as `t` or `f`.
     pub fn bool(&self, column: usize) -> Result<bool> {
         match self.str(column)? {
             "t" | "true" | "on" => Ok(true),
@@ -225,7 +225,7 @@ impl<'r> Row<'r> {
 
     fn mistyped<T>(&self, column: usize, value: &str) -> Error {
         let (name, wanted) = (self.name(column), type_name::<T>());
-        Error::UnexpectedResult(format!("column {name}: \"{value}\" is no {wanted}"))
+        Error::UnexpectedResult(format!("column {name}: \"{value}\" is not a valid {wanted}"))
     }
 }
 

@@ -1,5 +1,4 @@
-//! A stream with an input buffer that is split into backend messages and an output buffer that
-//! collects frontend messages.
+//! A buffered stream: splits input into backend messages and collects frontend messages for output.
 
 use std::cell::Cell;
 use std::io;
@@ -11,39 +10,39 @@ use bytes::BytesMut;
 use super::{Stream, Want, after};
 use crate::error::{Error, Result, ServerError};
 
-/// The longest message that is accepted or sent, length word included. The server's own limit
-/// for what it receives is 1 GB less one (`PQ_LARGE_MESSAGE_LIMIT`, `src/include/libpq/libpq.h`).
+/// Largest message that is sent, including its length word. A server accepts 1 GB less one byte
+/// (`PQ_LARGE_MESSAGE_LIMIT`, `src/include/libpq/libpq.h`).
 pub(crate) const MAX_MESSAGE: usize = 0x3fff_fffe;
 
-/// The longest message that is believed: a replication message wraps a value of up to 1 GB.
+/// Largest message that is accepted: a replication message adds a header to a value of up to 1 GB.
 const MAX_RECEIVED_MESSAGE: usize = MAX_MESSAGE + 64 * 1024;
 
 const INPUT_SIZE: usize = 64 * 1024;
-/// A buffer that has grown beyond this for one large message is given back afterwards.
-const SPOOLED_SIZE: usize = 4 * 1024 * 1024;
-/// Replies that may pile up while a pipeline is written. Replies are tiny (about 50 bytes a
-/// statement), so this is a guard against a caller who queues millions of SELECTs.
+/// A buffer that has grown beyond this size for one large message is released afterwards.
+const MAX_RETAINED: usize = 4 * 1024 * 1024;
+/// Limit in bytes for unread replies while a pipeline is written. Replies have about 50 bytes for
+/// each statement, so only a caller that queues millions of SELECTs reaches it.
 const MAX_UNREAD: usize = 1 << 30;
 
-/// Tag and place of a backend message; the place is valid until the buffer is used again.
+/// Tag and position of a backend message. The position is valid until the buffer is used again.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
     pub(crate) tag: u8,
     pub(crate) body: Range<usize>,
 }
 
-/// See the module.
+/// The buffers of one connection; see the head of this module.
 pub(crate) struct Buffered {
     stream: Stream,
-    /// Always fully initialised; `start..end` holds what was read and not yet taken.
+    /// Always fully initialised; `start..end` has been read but not taken.
     input: Vec<u8>,
     start: usize,
     end: usize,
-    /// Messages that wait for [`Buffered::flush`]; the first `written` bytes are already gone.
+    /// Messages for [`Buffered::flush`]; the first `written` bytes have been written.
     pub(crate) out: BytesMut,
     written: usize,
     parameters: Vec<(String, String)>,
-    /// A cell, because a reply that borrows the input may turn out to be malformed.
+    /// A cell, because a reply that borrows the input may prove to be malformed.
     broken: Cell<bool>,
 }
 
@@ -61,7 +60,7 @@ impl Buffered {
         }
     }
 
-    /// The stream, and what was read from it but not taken.
+    /// The stream, and the bytes that were read but not taken.
     pub(crate) fn into_parts(self) -> (Stream, Vec<u8>) {
         let unread = self.input[self.start..self.end].to_vec();
         (self.stream, unread)
@@ -91,8 +90,8 @@ impl Buffered {
         &self.input[place]
     }
 
-    /// The next message that is completely here. Notices, parameter changes and notifications
-    /// are dealt with on the way and never returned.
+    /// Takes the next complete message. Notices, parameter changes and notifications are handled
+    /// here and never returned.
     pub(crate) fn take(&mut self) -> Result<Option<Message>> {
         let Some((tag, length)) = self.peek()? else { return Ok(None) };
         let body = self.start + 5..self.start + length;
@@ -127,7 +126,7 @@ impl Buffered {
         }
     }
 
-    /// The next message; waits up to `timeout` for every piece of it.
+    /// Takes the next message; `timeout` limits the wait for each piece of it.
     pub(crate) fn next(&mut self, timeout: Option<Duration>) -> Result<Message> {
         loop {
             match self.take() {
@@ -139,7 +138,7 @@ impl Buffered {
         }
     }
 
-    /// Reads at least one byte, waiting until `deadline`.
+    /// Reads at least one byte, or waits until `deadline`.
     pub(crate) fn fill(&mut self, deadline: Option<Instant>) -> Result<()> {
         loop {
             if self.try_fill()? {
@@ -155,7 +154,8 @@ impl Buffered {
         }
     }
 
-    /// One non-blocking read; false when nothing was there. The end of the stream is an error.
+    /// Makes one non-blocking read; false when there was no data. The end of the stream is an
+    /// error.
     pub(crate) fn try_fill(&mut self) -> Result<bool> {
         if let Err(error) = self.make_room() {
             return Err(self.fail(error));
@@ -171,12 +171,12 @@ impl Buffered {
         }
     }
 
-    /// Makes room to read into: for the whole message that has begun, or a fair piece.
+    /// Makes room to read into: for the rest of an incomplete message, or a minimum size.
     fn make_room(&mut self) -> Result<()> {
         if self.start == self.end {
             self.start = 0;
             self.end = 0;
-            if self.input.len() > SPOOLED_SIZE {
+            if self.input.len() > MAX_RETAINED {
                 self.input = vec![0; INPUT_SIZE];
             }
             return Ok(());
@@ -195,7 +195,7 @@ impl Buffered {
         if needed <= self.input.len() {
             self.input.copy_within(self.start..self.end, 0);
         } else {
-            // One allocation for a large message; doubling when replies pile up.
+            // One allocation for a large message; doubling when replies accumulate.
             let mut larger = vec![0; needed.max(self.input.len() * 2).min(needed + MAX_MESSAGE)];
             larger[..unread].copy_from_slice(&self.input[self.start..self.end]);
             self.input = larger;
@@ -205,9 +205,9 @@ impl Buffered {
         Ok(())
     }
 
-    /// Writes all of the output buffer. While the socket takes nothing, replies are read into
-    /// the input buffer, because a server that cannot get rid of its replies stops reading.
-    /// `timeout` bounds every wait for progress.
+    /// Writes the whole output buffer. While the socket accepts no data, replies are read into the
+    /// input buffer, because a server that cannot send its replies stops reading. `timeout` limits
+    /// each wait for progress.
     pub(crate) fn flush(&mut self, timeout: Option<Duration>) -> Result<()> {
         while self.queued() > 0 || self.stream.has_unsent() {
             let result = if self.queued() == 0 {
@@ -224,7 +224,7 @@ impl Buffered {
             }
         }
         self.written = 0;
-        if self.out.capacity() > SPOOLED_SIZE {
+        if self.out.capacity() > MAX_RETAINED {
             self.out = BytesMut::with_capacity(INPUT_SIZE);
         } else {
             self.out.clear();
@@ -232,19 +232,19 @@ impl Buffered {
         Ok(())
     }
 
-    /// Forgets what was queued; nothing of it may have been written yet.
+    /// Discards the queued messages, of which none may have been written.
     pub(crate) fn forget_queued(&mut self) {
         debug_assert_eq!(self.written, 0);
         self.out.clear();
     }
 
-    /// Takes away what is queued; nothing of it may have been written yet.
+    /// Takes the queued messages, of which none may have been written.
     pub(crate) fn take_queued(&mut self) -> BytesMut {
         debug_assert_eq!(self.written, 0);
         std::mem::take(&mut self.out)
     }
 
-    /// Bytes that wait to be written.
+    /// Number of queued bytes that are not written yet.
     pub(crate) fn queued(&self) -> usize {
         self.out.len() - self.written
     }
@@ -271,14 +271,15 @@ impl Buffered {
         }
     }
 
-    /// A failed write most often means that the server has said good-bye: read on to learn why.
+    /// A failed write usually means that the server has closed the connection: read its last
+    /// message to learn why.
     fn write_failed(&mut self, error: io::Error) -> Error {
         while let Ok(true) = self.try_fill() {}
         let error = self.fail(from_io(error));
         self.explain(error)
     }
 
-    /// Replaces the loss of the connection by the FATAL error that announced it, if it is here.
+    /// Replaces a connection loss by the FATAL error that announced it, if it has arrived.
     fn explain(&mut self, loss: Error) -> Error {
         let mut at = self.start;
         while let Ok(Some((tag, length))) = header(&self.input[at..self.end]) {
@@ -296,7 +297,7 @@ impl Buffered {
         loss
     }
 
-    /// Marks the connection as unusable on the way out.
+    /// Marks the connection as unusable and returns the error.
     pub(crate) fn fail(&self, error: Error) -> Error {
         self.set_broken();
         error
@@ -313,7 +314,7 @@ impl Buffered {
     }
 }
 
-/// Tag and total length (tag included) of the message at the front, once its header is there.
+/// Tag and total length (tag included) of the first message, once its header is complete.
 pub(crate) fn header(bytes: &[u8]) -> Result<Option<(u8, usize)>> {
     let Some((&[tag, a, b, c, d], _)) = bytes.split_first_chunk::<5>() else { return Ok(None) };
     let length = i32::from_be_bytes([a, b, c, d]);
@@ -325,7 +326,7 @@ pub(crate) fn header(bytes: &[u8]) -> Result<Option<(u8, usize)>> {
     }
 }
 
-/// Notices go to the log: what the server calls a warning as a warning, the rest for debugging.
+/// Logs a notice: severity WARNING at warn level, all others at debug level.
 pub(crate) fn log_notice(notice: &ServerError) {
     let (severity, message, code) = (&notice.severity, &notice.message, &notice.code);
     if severity == "WARNING" {
@@ -341,7 +342,7 @@ pub(crate) fn log_notice(notice: &ServerError) {
     }
 }
 
-/// An error of the stream: TLS packs its own into `io::Error`.
+/// Converts an I/O error of the stream; TLS wraps its errors in `io::Error`.
 pub(crate) fn from_io(error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::UnexpectedEof {
         return Error::Closed;

@@ -1,4 +1,4 @@
-//! Bytes to and from a server: a non-blocking socket, with or without TLS, and poll(2).
+//! Byte streams to a server: a non-blocking socket with poll(2), with or without TLS.
 
 mod buffered;
 pub(crate) mod certificate;
@@ -32,15 +32,15 @@ pub(crate) struct Stream {
     says_goodbye: bool,
 }
 
-/// What to wait for.
+/// Which events to wait for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Want {
     pub(crate) read: bool,
     pub(crate) write: bool,
 }
 
-/// What poll(2) found. An error or hang-up of the socket counts as everything that was wanted, so
-/// that the read or write which follows reports it.
+/// Result of poll(2). An error or hang-up of the socket sets every wanted event, so that the
+/// following read or write reports it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Ready {
     pub(crate) readable: bool,
@@ -52,7 +52,7 @@ pub(crate) struct Ready {
 }
 
 impl Stream {
-    /// Connects, waiting no longer than `deadline`.
+    /// Connects, and waits until `deadline` at most.
     pub(crate) fn connect(
         address: &Address,
         options: &SocketOptions,
@@ -69,14 +69,14 @@ impl Stream {
         Stream { socket, tls: None, says_goodbye: false }
     }
 
-    /// From now on dropping the stream tells the server that this is the end, so that it does
-    /// not log a lost connection.
+    /// From now on, dropping the stream sends Terminate, so that the server does not log a lost
+    /// connection.
     pub(crate) fn say_goodbye_on_drop(&mut self) {
         self.says_goodbye = true;
     }
 
-    /// Puts TLS between us and the server. With `direct` negotiation the server must say by ALPN
-    /// that it speaks PostgreSQL, or the bytes could be meant for another protocol.
+    /// Starts TLS on the connection. With `direct` negotiation the server must select PostgreSQL by
+    /// ALPN; otherwise another protocol could receive the bytes.
     pub(crate) fn start_tls(
         &mut self,
         config: Arc<ClientConfig>,
@@ -108,8 +108,8 @@ impl Stream {
         &self.socket
     }
 
-    /// Reads what is there, at most `into.len()` bytes. `Ok(0)` is the end of the stream,
-    /// `WouldBlock` means that nothing is there.
+    /// Reads available data, at most `into.len()` bytes. `Ok(0)` means the end of the stream,
+    /// `WouldBlock` that there is no data.
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             Some(tls) => tls.read(&self.socket, into),
@@ -117,7 +117,7 @@ impl Stream {
         }
     }
 
-    /// Takes some of `bytes` for sending; `WouldBlock` when none can be taken.
+    /// Accepts some of `bytes` for sending; `WouldBlock` when it can accept none.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.tls {
             Some(tls) => tls.write(&self.socket, bytes),
@@ -125,8 +125,8 @@ impl Stream {
         }
     }
 
-    /// Sends what an earlier [`Stream::write`] took but the socket did not; `WouldBlock` when
-    /// some of it stays.
+    /// Sends bytes that an earlier [`Stream::write`] accepted but the socket did not; `WouldBlock`
+    /// when some of them remain.
     pub(crate) fn push(&mut self) -> io::Result<()> {
         match &mut self.tls {
             Some(tls) => tls.push(&self.socket),
@@ -134,18 +134,17 @@ impl Stream {
         }
     }
 
-    /// Whether [`Stream::push`] has something to do.
+    /// Whether [`Stream::push`] has bytes to send.
     pub(crate) fn has_unsent(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }
 
-    /// Whether bytes are at hand that poll(2) cannot see.
+    /// Whether the TLS layer holds bytes that poll(2) cannot see.
     fn has_unread(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_unread())
     }
 
-    /// Waits until something wanted is possible, `wake` is readable, or `deadline` has passed
-    /// (`None`).
+    /// Waits until a wanted event occurs, `wake` is readable, or `deadline` has passed (`None`).
     pub(crate) fn wait(
         &self,
         want: Want,
@@ -162,7 +161,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.says_goodbye {
-            // Terminate, as far as the socket takes it at once.
+            // Sends Terminate, as far as the socket accepts it at once.
             let _ = self.write(b"X\0\0\0\x04");
             if let Some(tls) = &mut self.tls {
                 tls.close(&self.socket);
@@ -171,12 +170,12 @@ impl Drop for Stream {
     }
 }
 
-/// The moment `timeout` from now; `None`, which is never, when that is beyond all clocks.
+/// The time `timeout` from now; `None`, meaning never, when the clock cannot represent it.
 pub(crate) fn after(timeout: Duration) -> Option<Instant> {
     Instant::now().checked_add(timeout)
 }
 
-/// Repeats a system call that a signal has interrupted.
+/// Repeats a system call that a signal interrupted.
 fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -196,8 +195,9 @@ pub(crate) fn wait(
     let mut flags = PollFlags::RDHUP;
     flags.set(PollFlags::IN, want.read);
     flags.set(PollFlags::OUT, want.write);
-    // RDHUP reports a closed peer also to who does not read. Once set it makes poll(2) return at
-    // once for ever, so every caller either reads (and finds the end) or takes it for the end.
+    // RDHUP reports a closed peer even to a caller that does not read. Once set it makes poll(2)
+    // return immediately, so every caller must either read, and find the end, or treat the event as
+    // the end.
     let mut fds = [
         PollFd::from_borrowed_fd(socket, flags),
         PollFd::from_borrowed_fd(wake.unwrap_or(socket), PollFlags::IN),

@@ -1,4 +1,4 @@
-//! Opening a socket: TCP or Unix domain, non-blocking, with libpq's socket options.
+//! Sockets: TCP or Unix domain, non-blocking, with libpq's socket options.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::{Want, wait};
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
     Tcp(SocketAddr),
@@ -18,8 +18,8 @@ pub(crate) enum Address {
     Unix(PathBuf),
 }
 
-/// The options of <https://www.postgresql.org/docs/current/libpq-connect.html> that concern a TCP
-/// socket; zero or none leaves the system's default.
+/// The TCP socket options of <https://www.postgresql.org/docs/current/libpq-connect.html>. Zero or
+/// none selects the system's default.
 #[derive(Debug, Clone)]
 pub(crate) struct SocketOptions {
     pub(crate) keepalives: bool,
@@ -27,13 +27,13 @@ pub(crate) struct SocketOptions {
     pub(crate) keepalives_interval: Option<Duration>,
     pub(crate) keepalives_count: Option<u32>,
     pub(crate) tcp_user_timeout: Option<Duration>,
-    /// Size of the receive buffer where there is no network between: a small window limits what
-    /// can be sent per round trip, and can never grow.
+    /// Size in bytes of the receive buffer on a loopback connection. A small window limits the data
+    /// per round trip and can never grow, so it must not be used over a network.
     pub(crate) loopback_receive_buffer: Option<usize>,
 }
 
-/// How long a Unix socket whose listen queue is full is tried when no `connect_timeout` is set.
-/// connect(2) does not wait for room there when the socket is non-blocking.
+/// Time limit for a Unix socket whose listen queue is full, when no `connect_timeout` is set. With
+/// a non-blocking socket connect(2) does not wait for a free place in the queue.
 const FULL_QUEUE_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn connect(
@@ -54,12 +54,13 @@ fn connect_tcp(
 ) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
-    // Every flush is a whole group of messages: Nagle could only delay its tail.
+    // Every flush contains a whole group of messages, so Nagle's algorithm could only delay its
+    // end.
     socket.set_tcp_nodelay(true)?;
     if let Some(size) = options.loopback_receive_buffer
         && address.ip().is_loopback()
     {
-        // Before connect(2): a window that has been offered cannot be taken back.
+        // Must precede connect(2), because an announced window cannot be reduced.
         socket.set_recv_buffer_size(size)?;
     }
     if options.keepalives {
@@ -111,19 +112,19 @@ fn connect_unix(address: &SockAddr, deadline: Option<Instant>) -> io::Result<Soc
     }
 }
 
-/// An interrupted connect(2) goes on in the background exactly like one in progress.
+/// An interrupted connect(2) continues in the background, like one in progress.
 fn is_in_progress(error: &io::Error) -> bool {
     let errno = rustix::io::Errno::from_io_error(error);
     errno == Some(rustix::io::Errno::INPROGRESS) || errno == Some(rustix::io::Errno::INTR)
 }
 
-/// The user id of the process at the other end of a Unix socket (`requirepeer`).
+/// The user ID of the process at the other end of a Unix socket (for `requirepeer`).
 #[cfg(target_os = "linux")]
 pub(crate) fn peer_uid(socket: &Socket) -> io::Result<u32> {
     Ok(rustix::net::sockopt::socket_peercred(socket)?.uid.as_raw())
 }
 
-/// The user id of the process at the other end of a Unix socket (`requirepeer`).
+/// The user ID of the process at the other end of a Unix socket (for `requirepeer`).
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn peer_uid(_socket: &Socket) -> io::Result<u32> {
     Err(io::ErrorKind::Unsupported.into())
@@ -147,7 +148,7 @@ mod tests {
         }
     }
 
-    /// A small window is small from the start, and all that is sent comes through it.
+    /// The receive window is small from the start, and all data passes through it.
     #[test]
     fn the_receive_buffer_on_loopback() {
         const SENT: usize = 8 << 20;
@@ -157,12 +158,12 @@ mod tests {
         let large = connect_tcp(address, &options(None), deadline).unwrap();
         drop(listener.accept().unwrap());
         let mut small = connect_tcp(address, &options(Some(16 << 10)), deadline).unwrap();
-        // Linux doubles the size, for its own data about the bytes.
+        // Linux doubles the size, to account for its own overhead.
         let size = small.recv_buffer_size().unwrap();
         assert!(size <= 32 << 10 && size < large.recv_buffer_size().unwrap(), "{size}");
         let (mut server, _) = listener.accept().unwrap();
         let writer = std::thread::spawn(move || {
-            // Small and large pieces in turn.
+            // Alternate small and large pieces.
             let bytes = vec![7; 100_000];
             let mut sent = 0;
             for piece in [80, 100_000, 9, 3000].into_iter().cycle() {

@@ -1,4 +1,4 @@
-//! TLS over the non-blocking socket: rustls keeps the records, we move the bytes.
+//! TLS on a non-blocking socket: rustls handles the records, this module moves the bytes.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -12,24 +12,24 @@ use socket2::Socket;
 use super::{Want, channel_binding, from_io, wait};
 use crate::error::{Error, Result};
 
-/// rustls reads 4 KiB at a time when left alone; one large read(2) feeds it many times instead.
+/// By default rustls reads 4 KiB at a time; this buffer replaces many reads by one.
 const RECORDS_SIZE: usize = 64 * 1024;
-/// Ciphertext that may wait for the socket before writes are refused.
+/// Limit in bytes of unsent ciphertext, above which writes are refused.
 const UNSENT_LIMIT: usize = 256 * 1024;
 
 /// The TLS layer of a stream.
 pub(super) struct Tls {
     connection: ClientConnection,
-    /// Records as they came; `start..end` has not been given to rustls yet.
+    /// Received records; `start..end` has not been given to rustls yet.
     records: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Whether plaintext may be at hand that poll(2) cannot see.
+    /// Whether plaintext may be available that poll(2) cannot see.
     unread: bool,
 }
 
 impl Tls {
-    /// Shakes hands.
+    /// Performs the TLS handshake.
     pub(super) fn start(
         socket: &Socket,
         config: Arc<ClientConfig>,
@@ -67,7 +67,7 @@ impl Tls {
         let mut filled = 0;
         loop {
             match self.connection.reader().read(&mut into[filled..]) {
-                // The peer has said that this is all.
+                // The peer has sent close_notify.
                 Ok(0) => return Ok(filled),
                 Ok(count) => {
                     filled += count;
@@ -80,7 +80,7 @@ impl Tls {
                     match self.advance(socket) {
                         Ok(true) => {}
                         Ok(false) => return Ok(filled),
-                        // What is wrong will still be wrong at the next read.
+                        // The next read reports the error again.
                         Err(_) if filled > 0 => {
                             self.unread = false;
                             return Ok(filled);
@@ -91,22 +91,22 @@ impl Tls {
                         }
                     }
                 }
-                // Closed without close_notify, as a killed server does. A protocol whose
-                // messages carry their length cannot be fooled by a cut.
+                // The peer closed the connection without close_notify, as a killed server does.
+                // Truncation cannot go unnoticed, because every message carries its length.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(filled),
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Gives rustls some more records; false at the end of the stream.
+    /// Passes more records to rustls; false at the end of the stream.
     fn advance(&mut self, socket: &Socket) -> io::Result<bool> {
         if self.start == self.end {
             self.start = 0;
             self.end = 0;
             self.end = super::retry(|| Read::read(&mut &*socket, &mut self.records))?;
             if self.end == 0 {
-                // Lets rustls know, so that its reader reports the end from now on.
+                // Tell rustls, so that its reader reports the end from now on.
                 let _ = self.connection.read_tls(&mut io::empty());
                 return Ok(false);
             }
@@ -114,7 +114,7 @@ impl Tls {
         let mut records = &self.records[self.start..self.end];
         self.start += self.connection.read_tls(&mut records)?;
         if let Err(error) = self.connection.process_new_packets() {
-            // The alert that says why goes out as far as it can.
+            // Send the alert with the reason, as far as the socket accepts it.
             let _ = self.push(socket);
             return Err(io::Error::new(io::ErrorKind::InvalidData, error));
         }
@@ -130,7 +130,7 @@ impl Tls {
         }
     }
 
-    /// Writes ciphertext until none is left or the socket takes no more (`WouldBlock`).
+    /// Writes ciphertext until none is left or the socket accepts no more (`WouldBlock`).
     pub(super) fn push(&mut self, socket: &Socket) -> io::Result<()> {
         while self.connection.wants_write() {
             super::retry(|| self.connection.write_tls(&mut &*socket))?;
@@ -146,7 +146,7 @@ impl Tls {
         self.unread || self.start < self.end
     }
 
-    /// Tells the peer that nothing more will come.
+    /// Sends close_notify.
     pub(super) fn close(&mut self, socket: &Socket) {
         self.connection.send_close_notify();
         let _ = self.push(socket);
@@ -158,13 +158,13 @@ impl Tls {
         channel_binding::tls_server_end_point(certificate)
     }
 
-    /// Whether the server has chosen PostgreSQL by ALPN.
+    /// Whether the server selected PostgreSQL by ALPN.
     pub(super) fn speaks_postgresql(&self) -> bool {
         self.connection.alpn_protocol() == Some(super::ALPN)
     }
 }
 
-/// An error of rustls as ours.
+/// Converts an error of rustls.
 pub(super) fn tls_error(error: &rustls::Error) -> Error {
     Error::Tls(format!("SSL error: {error}"))
 }

@@ -1,4 +1,4 @@
-//! Passwords of every kind, and the rules about which are acceptable.
+//! Authentication methods, and the parameters that restrict them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -37,7 +37,7 @@ fn wrong_or_missing_passwords_say_so() {
             let expected = format!("password authentication failed for user \"{user}\"");
             let text = error.to_string();
             assert!(text.contains(&expected), "{text}");
-            // sslmode=prefer must not try (and lock out) twice.
+            // sslmode=prefer must not try a second time, because that could lock the user out.
             assert_eq!(text.matches(&expected).count(), 1, "{text}");
             assert!(refused(&server.tcp(user, "")).contains("no password supplied"));
         }

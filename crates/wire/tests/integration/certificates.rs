@@ -1,4 +1,4 @@
-//! A certificate authority of our own, and files for the client's side.
+//! A certificate authority for the tests, with files for server and client.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,13 +12,13 @@ use tempfile::TempDir;
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
-/// Everything a test needs, as files in a directory of its own.
+/// All certificates and keys of a test, as files in a temporary directory.
 pub(crate) struct Certificates {
     dir: TempDir,
     server: Vec<(String, String)>,
 }
 
-/// The name that the server's certificates are for, besides `localhost`.
+/// The name in the server's certificates, besides `localhost`.
 pub(crate) const SERVER_NAME: &str = "db.pgapace.test";
 
 impl Certificates {
@@ -36,17 +36,17 @@ impl Certificates {
             ("p384", &rcgen::PKCS_ECDSA_P384_SHA384),
             ("ed25519", &rcgen::PKCS_ED25519),
         ] {
-            // The key is always P-256; it is the issuer who signs.
+            // The key is always P-256; only the issuer's signature differs.
             let issuer = authority_for(algorithm, file);
             made.client_file(&format!("{file}-root.crt"), &issuer.pem(), 0o644);
             let issuer = if file == "server" { &root } else { &issuer };
             made.server_pair(file, "server", &names, issuer);
         }
-        // Only a common name, no alternative names.
+        // A certificate with a common name but no alternative names.
         made.server_pair("common", SERVER_NAME, &[], &root);
         made.server_pair("address", "server", &["127.0.0.1"], &root);
 
-        // Its own authority, as `openssl req -x509` makes it.
+        // A self-signed certificate, as `openssl req -x509` makes it.
         let own = authority(SERVER_NAME);
         made.server_file("own.crt", own.pem());
         made.server_file("own.key", own.key().serialize_pem());
@@ -67,7 +67,7 @@ impl Certificates {
         self.server.clone()
     }
 
-    /// A file of the client.
+    /// The path of a client file.
     pub(crate) fn path(&self, name: &str) -> String {
         self.file(name).to_str().unwrap().to_owned()
     }

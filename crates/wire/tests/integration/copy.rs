@@ -1,4 +1,4 @@
-//! COPY there and back.
+//! COPY in both directions.
 
 use wire::Session;
 
@@ -20,7 +20,7 @@ fn fill(session: &mut Session, rows: usize) -> u64 {
 }
 
 #[test]
-fn fifty_megabytes_there_and_back() {
+fn fifty_megabytes_in_and_out() {
     for major in MAJORS {
         for info in [server(major).local(), server(major).tcp("postgres", "sslmode=require")] {
             let mut session = connect(&info).unwrap();
@@ -43,7 +43,7 @@ fn fifty_megabytes_there_and_back() {
 }
 
 #[test]
-fn pieces_may_be_cut_anywhere() {
+fn data_may_be_split_anywhere() {
     let mut session = server(18).session();
     session.simple("CREATE TEMP TABLE c (a int, b text)").unwrap();
     let all: String = (0..20_000).map(row).collect();
@@ -68,12 +68,12 @@ fn errors_leave_the_session_usable() {
         session = server(major).session();
         session.simple("CREATE TEMP TABLE c (a int)").unwrap();
 
-        // At the end.
+        // An error after the end of the data.
         let mut copy = session.copy_in("COPY c FROM STDIN").unwrap();
         copy.send(b"1\nx\n").unwrap();
         assert_eq!(copy.finish().unwrap_err().sqlstate(), Some("22P02"));
 
-        // In the middle of a lot.
+        // An error while data is sent.
         let mut copy = session.copy_in("COPY c FROM STDIN").unwrap();
         let mut failure = None;
         for _ in 0..2_000_000 {

@@ -1,11 +1,11 @@
-//! Several hosts, kinds of servers, timeouts.
+//! Several hosts, `target_session_attrs` and timeouts.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use super::{MAJORS, connect, info, refused, server, start, value};
 
-/// A port on which nobody listens.
+/// A port on which nothing listens.
 fn dead_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

@@ -1,4 +1,4 @@
-//! Servers that go away.
+//! Loss of the connection: killed and stopped servers.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use wire::{Error, Param};
 use super::{MAJORS, connect, start};
 
 #[test]
-fn a_server_killed_in_a_statement() {
+fn killing_the_server_during_a_statement_is_a_connection_loss() {
     for major in MAJORS {
         for tcp in [false, true] {
             let mut server = start(major);
@@ -32,7 +32,7 @@ fn a_server_killed_in_a_statement() {
 }
 
 #[test]
-fn a_shutdown_says_so() {
+fn a_server_shutdown_is_reported_with_its_sqlstate() {
     for major in MAJORS {
         let mut server = start(major);
         let mut idle = server.session();
@@ -45,7 +45,7 @@ fn a_shutdown_says_so() {
             assert_eq!(error.sqlstate(), Some("57P01"));
             assert!(error.is_connection_loss());
         });
-        // The good-bye waits in the socket; the write that fails must find it.
+        // The FATAL message is in the receive buffer; the failing write must find it.
         let error = idle.simple("SELECT 1").unwrap_err();
         assert!(error.is_connection_loss());
         assert_eq!(error.sqlstate(), Some("57P01"), "{error:?}");
@@ -54,7 +54,7 @@ fn a_shutdown_says_so() {
 }
 
 #[test]
-fn a_kill_in_a_long_pipeline() {
+fn killing_the_server_during_a_pipeline_is_a_connection_loss() {
     let mut server = start(18);
     let mut session = connect(&server.tcp("postgres", "sslmode=disable")).unwrap();
     let pid = session.backend_pid();

@@ -1,4 +1,4 @@
-//! The crate against real servers, an old and a new major.
+//! Tests against real servers of an old and a new major version.
 
 mod auth;
 mod certificates;
@@ -20,13 +20,13 @@ use certificates::Certificates;
 
 const MAJORS: [u16; 2] = [15, 18];
 
-/// A server for all tests that only use it, with one user for each way to authenticate.
+/// A server that several tests share, with one user for each authentication method.
 pub(crate) struct Server {
     pub(crate) cluster: Cluster,
     pub(crate) certificates: Certificates,
 }
 
-/// Users and how pg_hba.conf lets each in.
+/// The pg_hba.conf entry of each user.
 const HBA: [&str; 8] = [
     "host all u_scram 127.0.0.1/32 scram-sha-256",
     "host all u_md5 127.0.0.1/32 md5",
@@ -38,14 +38,14 @@ const HBA: [&str; 8] = [
     "host all u_plain 127.0.0.1/32 reject",
 ];
 
-/// The shared server of a major version. A guardian stops it when the tests are over.
+/// The shared server of a major version. A guardian process stops it after the tests.
 pub(crate) fn server(major: u16) -> &'static Server {
     static SERVERS: [OnceLock<Server>; MAJORS.len()] = [const { OnceLock::new() }; MAJORS.len()];
     let at = MAJORS.iter().position(|&known| known == major).unwrap();
     SERVERS[at].get_or_init(|| start(major))
 }
 
-/// A server like the shared ones, for a test that does something to it.
+/// Starts a server like the shared ones, for a test that changes it.
 pub(crate) fn start(major: u16) -> Server {
     let certificates = Certificates::new();
     let binaries = servers::find_or_fetch(major).unwrap();
@@ -72,12 +72,12 @@ pub(crate) fn start(major: u16) -> Server {
 }
 
 impl Server {
-    /// Over the Unix socket, as superuser.
+    /// A superuser connection over the Unix socket.
     pub(crate) fn local(&self) -> ConnInfo {
         info(&self.cluster.conninfo("postgres"))
     }
 
-    /// Over TCP as some user; `extra` are more parameters.
+    /// A TCP connection as `user`; `extra` contains more parameters.
     pub(crate) fn tcp(&self, user: &str, extra: &str) -> ConnInfo {
         let port = self.cluster.port();
         info(&format!("host=127.0.0.1 port={port} dbname=postgres user={user} {extra}"))
@@ -88,7 +88,7 @@ impl Server {
     }
 }
 
-/// A connection string without the environment and home of whoever runs the tests.
+/// A connection string that ignores the environment and home directory of the test run.
 pub(crate) fn info(text: &str) -> ConnInfo {
     ConnInfo::parse_with_env(text, &|_| None, None).unwrap()
 }
@@ -97,7 +97,7 @@ pub(crate) fn connect(info: &ConnInfo) -> Result<Session, Error> {
     Session::connect(info, &Startup::default())
 }
 
-/// The message of a connection that must fail.
+/// The error message of a connection that must fail.
 pub(crate) fn refused(info: &ConnInfo) -> String {
     match connect(info) {
         Ok(session) => panic!("{info} connected: {session:?}"),
@@ -105,12 +105,12 @@ pub(crate) fn refused(info: &ConnInfo) -> String {
     }
 }
 
-/// The first value of a query.
+/// The first value of a query's result.
 pub(crate) fn value(session: &mut Session, sql: &str) -> String {
     session.query(sql, &[]).unwrap().one().unwrap().str(0).unwrap().to_owned()
 }
 
-/// Whether the session is encrypted, as the server sees it.
+/// Whether the server reports the session as encrypted.
 pub(crate) fn is_encrypted(session: &mut Session) -> bool {
     value(session, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == "t"
 }

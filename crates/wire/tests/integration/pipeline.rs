@@ -1,4 +1,4 @@
-//! The extended protocol by hand.
+//! Pipelines of extended-protocol messages.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,8 @@ use wire::{Error, Param, Reply, Session, TransactionStatus};
 
 use super::{MAJORS, connect, server, value};
 
-/// Takes replies up to the next Ready: statements done, rows, and the error if any.
+/// Takes replies up to the next Ready: the number of completed statements and rows, and the error
+/// if any.
 fn drain(session: &mut Session) -> (usize, usize, Option<String>) {
     let (mut done, mut rows, mut failed) = (0, 0, None);
     loop {
@@ -20,8 +21,8 @@ fn drain(session: &mut Session) -> (usize, usize, Option<String>) {
     }
 }
 
-/// More than all socket buffers hold, in both directions: whoever only writes would wait for a
-/// server that waits to get rid of its replies.
+/// Both directions carry more data than all socket buffers hold. A client that only writes would
+/// wait for a server that waits for room to send its replies.
 #[test]
 fn a_long_pipeline_does_not_deadlock() {
     const STATEMENTS: usize = 200_000;

@@ -4,7 +4,7 @@ use wire::{Reply, Session, affected_rows};
 
 use super::{MAJORS, server, value};
 
-/// Takes replies up to the next Ready: affected rows of each statement, and the error if any.
+/// Takes replies up to the next Ready: the affected rows of each statement, and the error if any.
 fn drain(session: &mut Session) -> (Vec<u64>, Option<String>) {
     let (mut affected, mut failed) = (Vec::new(), None);
     loop {
@@ -22,7 +22,7 @@ fn queue(session: &mut Session, statement: &str) {
     session.queue_execute();
 }
 
-/// COPY of rows `0..rows`, or of something that is no number at `bad`.
+/// Queues a COPY of rows `0..rows`, with an invalid number at row `bad`.
 fn queue_copy(session: &mut Session, rows: usize, bad: Option<usize>) {
     queue(session, "copy");
     session.queue_copy_data(|data| {
@@ -53,7 +53,7 @@ fn prepare(session: &mut Session) {
 }
 
 #[test]
-fn between_other_statements() {
+fn copy_between_other_statements() {
     for major in MAJORS {
         let mut session = server(major).session();
         prepare(&mut session);
@@ -75,7 +75,7 @@ fn between_other_statements() {
 }
 
 #[test]
-fn a_bad_value_in_the_middle() {
+fn copy_with_a_bad_value_fails_the_transaction() {
     for major in MAJORS {
         for bad in [0, 10, 9_999] {
             let mut session = server(major).session();
@@ -86,7 +86,8 @@ fn a_bad_value_in_the_middle() {
             queue(&mut session, "insert");
             queue(&mut session, "commit");
             session.queue_sync();
-            // The transaction is open and failed: everything is refused, and COMMIT rolls back.
+            // The transaction has failed: the server rejects every statement, and COMMIT rolls
+            // back.
             queue(&mut session, "insert");
             queue_copy(&mut session, 100, None);
             session.queue_sync();
@@ -105,7 +106,7 @@ fn a_bad_value_in_the_middle() {
 }
 
 #[test]
-fn after_a_failure() {
+fn copy_after_a_failed_statement_is_skipped() {
     for major in MAJORS {
         let mut session = server(major).session();
         prepare(&mut session);

@@ -1,4 +1,4 @@
-//! The replication stream, with pgoutput as the plugin.
+//! The replication stream, with the pgoutput plugin.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use wire::{
 
 use super::{MAJORS, Server, connect, server, start};
 
-/// A database of its own with a table and a publication, and a stream from a temporary slot.
+/// Creates a database with a table and a publication, and streams from a temporary slot.
 fn stream(server: &Server, name: &str, tcp: &str) -> (Session, ReplicationStream) {
     server.cluster.create_database(name).unwrap();
     let info = match tcp {
@@ -29,7 +29,7 @@ fn stream(server: &Server, name: &str, tcp: &str) -> (Session, ReplicationStream
     (sql, ReplicationStream::start(session, &command).unwrap())
 }
 
-/// The kinds of the logical messages in a chunk (`B`, `I`, `C`, ...), keepalives left out.
+/// The message types of pgoutput in a chunk (`B`, `I`, `C`, ...), without keepalives.
 fn kinds(chunk: &CopyChunk) -> Vec<u8> {
     let mut end = 0;
     let mut kinds = Vec::new();
@@ -47,7 +47,7 @@ fn kinds(chunk: &CopyChunk) -> Vec<u8> {
     kinds
 }
 
-/// Receives until `count` commits have been seen; all kinds in order.
+/// Receives until `count` commits have arrived, and returns all message types in order.
 fn receive_commits(stream: &mut ReplicationStream, count: usize) -> Vec<u8> {
     let mut all = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -62,7 +62,7 @@ fn receive_commits(stream: &mut ReplicationStream, count: usize) -> Vec<u8> {
     all
 }
 
-/// A standby status update that confirms everything.
+/// A standby status update that confirms everything up to `lsn`.
 fn status(lsn: u64) -> Vec<u8> {
     let mut update = vec![b'r'];
     for _ in 0..3 {
@@ -100,8 +100,8 @@ fn thousands_of_messages() {
     }
 }
 
-/// Values larger than every buffer, and than the small receive window on loopback, which must keep
-/// flowing: a window that the server takes for too small is tried again only five times a second.
+/// The values exceed every buffer and the small receive window on loopback, and must keep flowing.
+/// If the sender finds the window too small for a packet, it retries only five times a second.
 #[test]
 fn large_messages() {
     let begun = Instant::now();
@@ -123,11 +123,11 @@ fn large_messages() {
             assert!(largest >= size, "{largest} of {size}");
         }
     }
-    // At a window of 16 kB and five of them a second, this would be half an hour.
+    // With 16 kB five times a second, this test would take half an hour.
     assert!(begun.elapsed() < Duration::from_secs(120), "{:?}", begun.elapsed());
 }
 
-/// Promise P9: nothing is held back on an idle connection.
+/// Nothing is delayed on an idle connection.
 #[test]
 fn a_lone_transaction_arrives_at_once() {
     let (mut sql, mut stream) = stream(server(18), "lone", "");
@@ -148,7 +148,7 @@ fn a_lone_transaction_arrives_at_once() {
 #[test]
 fn waker_and_timeouts() {
     let (_sql, mut stream) = stream(server(18), "waker", "");
-    // Other tests write to the same server, so that keepalives may come at any time.
+    // Other tests write to the same server, so keepalives may arrive at any time.
     let mut start = Instant::now();
     while !matches!(stream.receive(Duration::from_millis(100)).unwrap(), Received::Idle) {
         start = Instant::now();
@@ -168,7 +168,7 @@ fn waker_and_timeouts() {
     while !matches!(stream.receive(Duration::from_secs(30)).unwrap(), Received::Woken) {}
     assert!(start.elapsed() < Duration::from_secs(10));
     waking.join().unwrap();
-    // Both wakes may have been one or two, but they do not last.
+    // The two wake-ups may count as one or two, but none may remain afterwards.
     let _ = stream.wait_without_reading(Duration::from_millis(50)).unwrap();
     let outcome = stream.wait_without_reading(Duration::from_millis(50)).unwrap();
     assert_eq!(outcome, WaitOutcome::Timeout);
@@ -180,7 +180,7 @@ fn waker_and_timeouts() {
     stream.finish().unwrap();
 }
 
-/// Back pressure: while the publisher's data stays where it is, status can still be sent.
+/// Back pressure: the client can send its status while it does not read the publisher's data.
 #[test]
 fn status_goes_out_while_nothing_is_read() {
     let server = start(18);
@@ -210,8 +210,8 @@ fn a_bad_command_is_an_error() {
 }
 
 #[test]
-fn the_end_of_the_server_ends_the_stream() {
-    // A crash: nothing is said.
+fn a_crash_or_shutdown_of_the_server_ends_the_stream() {
+    // A crash: the server sends no message.
     let mut server = start(18);
     let (_sql, mut stream) = stream(&server, "crash", "");
     while !matches!(stream.receive(Duration::from_millis(50)).unwrap(), Received::Idle) {}
@@ -228,7 +228,7 @@ fn the_end_of_the_server_ends_the_stream() {
 }
 
 #[test]
-fn a_terminated_sender_says_why() {
+fn a_terminated_walsender_reports_its_sqlstate() {
     let (mut sql, mut stream) = stream(server(15), "terminated", "");
     while !matches!(stream.receive(Duration::from_millis(50)).unwrap(), Received::Idle) {}
     sql.simple("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = 'terminated'").unwrap();

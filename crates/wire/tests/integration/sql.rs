@@ -37,7 +37,7 @@ fn values_and_errors() {
         assert_eq!(session.execute("DELETE FROM t WHERE a = $1", &[Some("1")]).unwrap(), 1);
         assert_eq!(session.simple("").unwrap().len(), 0);
 
-        // What cannot be sent leaves the session as it was.
+        // A statement that cannot be sent leaves the session unchanged.
         session.simple("SELECT '\0'").unwrap_err();
         session.query("SELECT '\0'", &[]).unwrap_err();
         session.copy_in("COPY \0").err().unwrap();

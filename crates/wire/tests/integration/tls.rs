@@ -1,4 +1,4 @@
-//! Certificates on both sides, and what each `sslmode` makes of them.
+//! Certificates of server and client under each `sslmode`.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use wire::{ConnInfo, Session, Startup};
 use super::certificates::SERVER_NAME;
 use super::{MAJORS, Server, connect, is_encrypted, refused, server, start, value};
 
-/// TLS to the server under a host name (by hostaddr, so that no name is looked up).
+/// TLS to the server under a host name. `hostaddr` prevents a lookup of the name.
 fn tls(server: &Server, host: &str, root: &str, sslmode: &str) -> ConnInfo {
     let root = server.certificates.path(root);
     let extra = format!("host={host} hostaddr=127.0.0.1 sslrootcert={root} sslmode={sslmode}");
@@ -33,7 +33,7 @@ fn verifies_chain_and_name() {
         );
         connect(&tls(server, "other.pgapace.test", "root.crt", "verify-ca")).unwrap();
         connect(&tls(server, "odd_name!", "root.crt", "verify-ca")).unwrap();
-        // A root file is always used, except that "prefer" then goes on without TLS.
+        // A root file is always used. Only "prefer" continues without TLS when verification fails.
         for sslmode in ["require", "verify-ca", "verify-full"] {
             let text = refused(&tls(server, "localhost", "other.crt", sslmode));
             assert!(text.contains("UnknownIssuer"), "{text}");
@@ -61,7 +61,7 @@ fn falls_back_as_sslmode_says() {
         assert!(!encrypted("u_plain", "prefer").unwrap());
         assert_eq!(encrypted("u_plain", "require").unwrap_err().sqlstate(), Some("28000"));
         assert_eq!(encrypted("u_tls", "disable").unwrap_err().sqlstate(), Some("28000"));
-        // Sockets of this machine are never encrypted.
+        // Connections over a Unix socket are never encrypted.
         let local =
             super::info(&format!("{} sslmode=require", server.cluster.conninfo("postgres")));
         assert!(!is_encrypted(&mut connect(&local).unwrap()));
@@ -140,7 +140,7 @@ fn certificates_of_the_home_directory() {
     connect(&ConnInfo::parse_with_env(&text, &|_| None, Some(home.path())).unwrap()).unwrap();
 }
 
-/// Other server certificates, one after the other on one server.
+/// Replaces the server's certificate several times.
 #[test]
 fn kinds_of_server_certificates() {
     let mut server = start(18);
@@ -162,7 +162,7 @@ fn kinds_of_server_certificates() {
     use_certificate(&mut server, "p384");
     connect(&scram(&server, "p384-root.crt", "channel_binding=require")).unwrap();
 
-    // There is no channel binding for Ed25519.
+    // Channel binding is not defined for Ed25519.
     use_certificate(&mut server, "ed25519");
     for binding in ["disable", "prefer"] {
         let extra = format!("channel_binding={binding}");
@@ -180,14 +180,14 @@ fn kinds_of_server_certificates() {
     connect(&tls(&server, "127.0.0.1", "root.crt", "verify-full")).unwrap();
     refused(&tls(&server, "127.0.0.2", "root.crt", "verify-full"));
 
-    // Trusted as it stands, although it is an authority.
+    // The root file contains the certificate itself, so it is trusted although it is an authority.
     use_certificate(&mut server, "own");
     connect(&tls(&server, SERVER_NAME, "own.crt", "verify-full")).unwrap();
     refused(&tls(&server, SERVER_NAME, "root.crt", "verify-ca"));
     connect(&tls(&server, SERVER_NAME, "missing.crt", "require")).unwrap();
 }
 
-/// RSA, and X.509 version 1: what the commands of the documentation make.
+/// RSA and X.509 version 1 certificates, made with the commands of PostgreSQL's documentation.
 #[test]
 fn certificates_of_openssl() {
     let mut server = start(18);
@@ -230,7 +230,7 @@ fn certificates_of_openssl() {
     }
 }
 
-/// Base64 by the server: the test needs no library for it.
+/// Encodes base64 on the server, so that the test needs no library for it.
 fn base64(text: &str) -> String {
     let sql = "SELECT translate(encode(convert_to($1, 'UTF8'), 'base64'), E'\\n', '')";
     let mut session = server(18).session();
