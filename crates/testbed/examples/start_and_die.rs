@@ -1,5 +1,5 @@
-//! Starts a cluster, says where it is, and kills itself as the out-of-memory killer would: what
-//! the guardian is for. The test `guardian` runs it.
+//! Starts a cluster, prints its location and kills itself with SIGKILL, as the out-of-memory killer
+//! would. The tests in `cluster.rs` run this example to check the guardian.
 
 use testbed::{Cluster, servers};
 

@@ -1,9 +1,10 @@
-//! Whether tables on two servers hold the same rows.
+//! Comparison of the rows of tables on two servers.
 //!
-//! Equal means the same multiset of rows: as many copies of each, in any order. A row is the text
-//! of its columns, by name in the publisher's order, so the subscriber may order its columns
-//! differently and may have more of them. Each server adds up two 64-bit hashes of every row; only
-//! when the sums differ are rows fetched, and only from the parts of the hash range that differ.
+//! Two tables are equal if they hold the same multiset of rows: the same number of copies of each
+//! row, in any order. A row is the text of its columns, by name in the publisher's order. The
+//! subscriber may therefore order its columns differently and have additional ones. Each server
+//! sums two 64-bit hashes of every row. Rows are fetched only when the sums differ, and only from
+//! the parts of the hash range that differ.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,12 +14,12 @@ use postgres::{Client, IsolationLevel, Transaction};
 
 use crate::error::{Context, Error, Result};
 
-/// Rows shown for each table that differs.
+/// Maximum number of rows shown for each table that differs.
 const EXAMPLES_MAX: usize = 10;
-/// Characters shown of each such row.
+/// Maximum number of characters shown of each such row.
 const ROW_TEXT_MAX: usize = 400;
 
-/// How values look as text, on every server alike.
+/// Settings under which every server writes values as the same text.
 const TEXT_FORM: &str = "
     SET LOCAL datestyle = 'ISO, YMD';
     SET LOCAL intervalstyle = 'postgres';
@@ -29,7 +30,7 @@ const TEXT_FORM: &str = "
     SET LOCAL xmlbinary = 'base64';
     SET LOCAL search_path = 'pg_catalog'";
 
-/// A table's name with its schema, unquoted. Displayed, it is quoted and fit for SQL.
+/// A table's schema and name, unquoted. Its Display form is quoted for SQL.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableName {
     /// The schema.
@@ -39,7 +40,7 @@ pub struct TableName {
 }
 
 impl TableName {
-    /// From the unquoted parts.
+    /// Builds a name from unquoted parts.
     pub fn new(schema: impl Into<String>, name: impl Into<String>) -> Self {
         Self { schema: schema.into(), name: name.into() }
     }
@@ -52,7 +53,7 @@ impl fmt::Display for TableName {
 }
 
 impl From<&str> for TableName {
-    /// From `schema.table` or `table` (then in schema public), both unquoted.
+    /// Parses `schema.table`, or `table` in schema public, both unquoted.
     fn from(text: &str) -> Self {
         let (schema, name) = text.split_once('.').unwrap_or(("public", text));
         Self::new(schema, name)
@@ -75,23 +76,23 @@ pub(crate) fn quote(identifier: &str) -> String {
 /// One of the two servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The first.
+    /// The first server.
     Publisher,
-    /// The second.
+    /// The second server.
     Subscriber,
 }
 
-/// What to compare beyond the rows.
+/// Options of a comparison.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CompareOptions {
-    /// The tables must have the same columns, rather than those of the publisher that the subscriber
-    /// has too.
+    /// Requires the same columns on both sides. Otherwise only the publisher's columns that the
+    /// subscriber also has are compared.
     pub same_columns: bool,
-    /// Leaves out columns that either side generates.
+    /// Ignores columns that are generated on either side.
     pub skip_generated: bool,
 }
 
-/// The number of rows and the sums of both halves of their hashes.
+/// The number of rows and the sums of their hashes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checksum {
     /// The number of rows.
@@ -100,21 +101,21 @@ pub struct Checksum {
     pub sums: [String; 2],
 }
 
-/// How one table differs.
+/// A difference in one table.
 #[derive(Clone, Debug)]
 pub struct Difference {
     /// The table.
     pub table: TableName,
-    /// How.
+    /// The kind of difference.
     pub kind: DifferenceKind,
 }
 
-/// The ways in which a table can differ.
+/// The kinds of differences between two tables.
 #[derive(Clone, Debug)]
 pub enum DifferenceKind {
     /// One side has no such table.
     Missing(Side),
-    /// The columns differ and were to be the same.
+    /// The columns differ although [`CompareOptions::same_columns`] is set.
     Columns {
         /// The publisher's columns.
         publisher: Vec<String>,
@@ -132,14 +133,14 @@ pub enum DifferenceKind {
     },
 }
 
-/// A row that one side has more often than the other.
+/// A row whose number of copies differs between the sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowExample {
     /// The row's text.
     pub row: String,
-    /// How often the publisher has it.
+    /// Number of copies on the publisher.
     pub publisher: i64,
-    /// How often the subscriber has it.
+    /// Number of copies on the subscriber.
     pub subscriber: i64,
 }
 
@@ -170,7 +171,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The checksum of all columns of a table, in the table's own order.
+/// The checksum over all columns of a table, in the table's column order.
 pub fn table_checksum(client: &mut Client, table: &TableName) -> Result<Checksum> {
     let mut session = snapshot(client)?;
     let shape = Shape::read(&mut session, table)?
@@ -179,7 +180,7 @@ pub fn table_checksum(client: &mut Client, table: &TableName) -> Result<Checksum
     checksum(&mut session, &shape.source(table, &columns))
 }
 
-/// Compares tables by their publisher's columns that the subscriber has too.
+/// Compares the columns of the publisher's tables that the subscriber also has.
 pub fn compare_tables(
     publisher: &mut Client,
     subscriber: &mut Client,
@@ -188,7 +189,7 @@ pub fn compare_tables(
     compare_tables_with(publisher, subscriber, tables, CompareOptions::default())
 }
 
-/// Compares tables, each server in one snapshot. No difference, no element.
+/// Compares tables, with one snapshot on each server. Returns an empty list if they are equal.
 pub fn compare_tables_with(
     publisher: &mut Client,
     subscriber: &mut Client,
@@ -206,7 +207,7 @@ pub fn compare_tables_with(
     Ok(differences)
 }
 
-/// An error that shows the differences, if there are any.
+/// Returns an error that lists the differences, if there are any.
 pub fn expect_equal(
     publisher: &mut Client,
     subscriber: &mut Client,
@@ -220,7 +221,7 @@ pub fn expect_equal(
     Err(Error::other(format!("the tables differ\n{}", lines.join("\n"))))
 }
 
-/// The tables of a publication; partitions or their root, as it publishes them.
+/// The tables of a publication: partitions or their root, as it publishes them.
 pub fn published_tables(client: &mut Client, publication: &str) -> Result<Vec<TableName>> {
     let sql = "SELECT schemaname::text, tablename::text FROM pg_catalog.pg_publication_tables \
                WHERE pubname = $1 ORDER BY 1, 2";
@@ -256,11 +257,15 @@ fn compare_table(
         return Ok(Some(DifferenceKind::Missing(Side::Subscriber)));
     };
     if options.same_columns {
-        let (mut ours, mut theirs) = (publisher_shape.names(), subscriber_shape.names());
-        ours.sort();
-        theirs.sort();
-        if ours != theirs {
-            return Ok(Some(DifferenceKind::Columns { publisher: ours, subscriber: theirs }));
+        let (mut publisher_names, mut subscriber_names) =
+            (publisher_shape.names(), subscriber_shape.names());
+        publisher_names.sort();
+        subscriber_names.sort();
+        if publisher_names != subscriber_names {
+            return Ok(Some(DifferenceKind::Columns {
+                publisher: publisher_names,
+                subscriber: subscriber_names,
+            }));
         }
     }
     let shared: Vec<&str> = publisher_shape
@@ -293,10 +298,11 @@ struct Column {
     generated: bool,
 }
 
-/// What a server says about a table.
+/// The structure of a table on one server.
 struct Shape {
     columns: Vec<Column>,
-    /// A plain table is read without the tables that inherit from it, as it is published.
+    /// A plain table is read with ONLY, because logical replication publishes it without its
+    /// inheritance children.
     plain: bool,
 }
 
@@ -323,7 +329,8 @@ impl Shape {
         self.columns.iter().map(|column| column.name.clone()).collect()
     }
 
-    /// A query of rows `r`, each the text of these columns. A row's text tells null from empty.
+    /// A query that returns rows `r`, each the text of these columns. The text distinguishes null
+    /// from an empty string.
     fn source(&self, table: &TableName, columns: &[&str]) -> String {
         let texts: Vec<String> =
             columns.iter().map(|column| format!("{}::text", quote(column))).collect();
@@ -332,13 +339,13 @@ impl Shape {
     }
 }
 
-/// The aggregate over `h`, the MD5 of a row's text, that does not depend on the order of rows.
+/// An aggregate over `h`, the MD5 of a row's text, that is independent of the order of rows.
 const SUMS: &str = "count(*), \
     coalesce(sum(('x' || substr(h, 1, 16))::bit(64)::bigint), 0)::text, \
     coalesce(sum(('x' || substr(h, 17, 16))::bit(64)::bigint), 0)::text";
 
 fn checksum(session: &mut Transaction<'_>, source: &str) -> Result<Checksum> {
-    // Two 64-bit hashes of the bytes, the same on every server, and several times faster than MD5.
+    // Two 64-bit hashes of the bytes, equal on every server and several times faster than MD5.
     let sums = "count(*), coalesce(sum(hashtextextended(r, 0)), 0)::text, \
                 coalesce(sum(hashtextextended(r, 1)), 0)::text";
     let sql = format!("SELECT {sums} FROM ({source}) AS s");
@@ -352,22 +359,25 @@ fn examples(
     subscriber: &mut Transaction<'_>,
     subscriber_source: &str,
 ) -> Result<Vec<RowExample>> {
-    let ours = buckets(publisher, publisher_source)?;
-    let theirs = buckets(subscriber, subscriber_source)?;
-    let mut prefixes: Vec<&String> = ours.keys().chain(theirs.keys()).collect();
+    let publisher_side = buckets(publisher, publisher_source)?;
+    let subscriber_side = buckets(subscriber, subscriber_source)?;
+    let mut prefixes: Vec<&String> = publisher_side.keys().chain(subscriber_side.keys()).collect();
     prefixes.sort();
     prefixes.dedup();
     let mut examples = Vec::new();
-    for prefix in prefixes.into_iter().filter(|prefix| ours.get(*prefix) != theirs.get(*prefix)) {
-        let ours = row_counts(publisher, publisher_source, prefix)?;
-        let mut theirs = row_counts(subscriber, subscriber_source, prefix)?;
-        for (row, times) in ours {
-            let subscriber_times = theirs.remove(&row).unwrap_or(0);
+    for prefix in prefixes
+        .into_iter()
+        .filter(|prefix| publisher_side.get(*prefix) != subscriber_side.get(*prefix))
+    {
+        let publisher_side = row_counts(publisher, publisher_source, prefix)?;
+        let mut subscriber_side = row_counts(subscriber, subscriber_source, prefix)?;
+        for (row, times) in publisher_side {
+            let subscriber_times = subscriber_side.remove(&row).unwrap_or(0);
             if times != subscriber_times {
                 examples.push(RowExample { row, publisher: times, subscriber: subscriber_times });
             }
         }
-        let missing = theirs.into_iter();
+        let missing = subscriber_side.into_iter();
         examples.extend(missing.map(|(row, times)| RowExample {
             row,
             publisher: 0,
@@ -377,13 +387,13 @@ fn examples(
             break;
         }
     }
-    // Both versions of a changed row come to stand together.
+    // Sorting places both versions of a changed row together.
     examples.sort_by(|a, b| a.row.cmp(&b.row));
     examples.truncate(EXAMPLES_MAX);
     Ok(examples)
 }
 
-/// The checksum of each of 4096 parts of the hash range.
+/// The checksums of 4096 parts of the hash range.
 fn buckets(
     session: &mut Transaction<'_>,
     source: &str,
@@ -396,7 +406,7 @@ fn buckets(
     Ok(rows.iter().map(|row| (row.get(0), (row.get(1), row.get(2), row.get(3)))).collect())
 }
 
-/// The rows of one part and how often each occurs.
+/// The rows of one part with their number of copies.
 fn row_counts(
     session: &mut Transaction<'_>,
     source: &str,

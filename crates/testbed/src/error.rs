@@ -1,21 +1,21 @@
-//! The error of every job in this crate.
+//! The error type of this crate.
 
 use std::io;
 use std::time::Duration;
 
-/// What went wrong, in words for the reader of a test log. The text includes the cause.
+/// An error with a text for the reader of a test log. The text includes the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No usable server binaries for a major version.
     #[error("no PostgreSQL {major} server binaries: {reason}")]
     NoServer {
-        /// The major version asked for.
+        /// The requested major version.
         major: u16,
-        /// What was tried and what to install or set.
+        /// The places that were searched, and what to install or set.
         reason: String,
     },
-    /// A server did not start, stop or answer; the end of its log says why.
+    /// A server did not start, stop or respond. The end of its log shows the reason.
     #[error("{what}\n--- end of the server log ---\n{log_tail}")]
     Server {
         /// What failed.
@@ -39,17 +39,17 @@ pub enum Error {
         /// The cause.
         cause: postgres::Error,
     },
-    /// A condition did not come true in time.
-    #[error("waited {waited:.1?} in vain for {what}{}", last_error(.last.as_deref()))]
+    /// A condition did not become true in time.
+    #[error("timed out after {waited:.1?} waiting for {what}{}", last_error(.last.as_deref()))]
     Timeout {
-        /// What was awaited.
+        /// The condition.
         what: String,
-        /// For how long.
+        /// The elapsed time.
         waited: Duration,
-        /// The last error of the condition, if it failed rather than said no.
+        /// The last error of the condition, if it returned one.
         last: Option<Box<Error>>,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("{0}")]
     Other(String),
 }
@@ -58,7 +58,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Any other error, from its text.
+    /// Creates an error from its text.
     pub fn other(text: impl Into<String>) -> Self {
         Self::Other(text.into())
     }
@@ -68,7 +68,7 @@ fn last_error(last: Option<&Error>) -> String {
     last.map(|error| format!(" (last error: {error})")).unwrap_or_default()
 }
 
-/// What the server said, which the client library's own text leaves out.
+/// The server's message, which the text of the client library omits.
 pub(crate) fn sql_text(error: &postgres::Error) -> String {
     let Some(said) = error.as_db_error() else {
         let cause = std::error::Error::source(error);
@@ -97,9 +97,9 @@ impl From<io::Error> for Error {
     }
 }
 
-/// Names the action that failed.
+/// Adds the failed action to an error.
 pub(crate) trait Context<T> {
-    /// Turns the error into ours, saying that we could not `action`.
+    /// Converts the error and records that `action` failed.
     fn context(self, action: impl FnOnce() -> String) -> Result<T>;
 }
 

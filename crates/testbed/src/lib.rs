@@ -1,13 +1,13 @@
 //! Real PostgreSQL servers, workloads, a fault proxy and comparison, for tests and the demo.
 //!
-//! A test reads like this: [`Pair::start`] brings up a publisher and a subscriber, a
-//! [`workload`] changes the publisher, [`Program`] runs the binary under test between them,
-//! [`wait_until`] waits for it to catch up, and [`compare`] says whether the tables are equal.
-//! Nothing is left behind: a guardian process stops each server and removes its directory even
-//! when the test is killed.
+//! A test has these steps: [`Pair::start`] starts a publisher and a subscriber, a [`workload`]
+//! changes the publisher, and [`Program`] runs the binary under test between them. Then
+//! [`wait_until`] waits until the subscriber has caught up, and [`compare`] checks whether the
+//! tables are equal. A guardian process stops each server and removes its directory, even when the
+//! test is killed.
 //!
-//! SQL goes through the `postgres` crate, an independent client, so that a fault of the program's
-//! own wire layer cannot hide itself.
+//! SQL runs through the `postgres` crate, an independent client. An error in the program's own wire
+//! layer therefore cannot hide itself.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A publisher and a subscriber.
+//! A pair of servers: publisher and subscriber.
 
 use std::thread;
 
@@ -9,9 +9,9 @@ use crate::servers::find_or_fetch;
 /// Two running servers.
 #[derive(Debug)]
 pub struct Pair {
-    /// The server that changes are read from.
+    /// The server whose changes are replicated.
     pub publisher: Cluster,
-    /// The server that changes are applied to.
+    /// The server to which changes are applied.
     pub subscriber: Cluster,
 }
 
@@ -26,7 +26,7 @@ impl Pair {
         )
     }
 
-    /// Starts two servers of these major versions, each after a say of the caller.
+    /// Starts two servers of these major versions. The closures adjust each builder.
     pub fn start_with(
         publisher_major: u16,
         subscriber_major: u16,
@@ -41,7 +41,7 @@ impl Pair {
         )
     }
 
-    /// Starts both servers at the same time.
+    /// Starts both servers concurrently.
     pub fn from_builders(publisher: ClusterBuilder, subscriber: ClusterBuilder) -> Result<Self> {
         thread::scope(|scope| {
             let publisher = scope.spawn(|| publisher.start());

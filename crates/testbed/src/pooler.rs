@@ -1,4 +1,4 @@
-//! PgBouncer in front of a cluster, where it is installed.
+//! PgBouncer between clients and a cluster, if it is installed.
 
 use std::fs;
 use std::net::TcpStream;
@@ -12,12 +12,12 @@ use crate::cluster::port::Port;
 use crate::error::{Context, Error, Result};
 use crate::wait::wait_until;
 
-/// Names the program.
+/// The environment variable that names the PgBouncer program.
 const VARIABLE: &str = "PGAPACE_PGBOUNCER";
 const PLACES: [&str; 3] = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/usr/local/bin/pgbouncer"];
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Ends the pooler when the pipe from our process ends, however that ends.
+/// Ends the pooler when the pipe from this process ends, for any reason.
 const SCRIPT: &str = r#"
 "$1" -q "$2" </dev/null &
 pooler=$!
@@ -26,32 +26,32 @@ kill -KILL $pooler
 wait $pooler
 "#;
 
-/// When a pooler gives a server connection to another client.
+/// The pool mode: when PgBouncer assigns a server connection to another client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolMode {
-    /// After the client has gone.
+    /// After the client has disconnected.
     Session,
     /// After each transaction.
     Transaction,
 }
 
-/// A running PgBouncer. Dropping it, or the end of this process, ends it.
+/// A running PgBouncer. It ends when this value is dropped or this process ends.
 #[derive(Debug)]
 pub struct Pooler {
     port: Port,
     shell: Child,
-    /// The shell ends the pooler when this is closed.
+    /// The shell ends the pooler when this pipe is closed.
     pipe: Option<ChildStdin>,
 }
 
 impl Pooler {
-    /// The program, if the machine has it.
+    /// The PgBouncer program, if it is installed.
     pub fn find() -> Option<PathBuf> {
         let named = std::env::var_os(VARIABLE).map(PathBuf::from);
         named.into_iter().chain(PLACES.map(PathBuf::from)).find(|path| path.is_file())
     }
 
-    /// Starts it in front of a cluster, for all of its databases. `settings` are further lines of
+    /// Starts PgBouncer for all databases of a cluster. `settings` are additional lines of the
     /// section `[pgbouncer]`.
     pub fn start(cluster: &Cluster, mode: PoolMode, settings: &[(&str, &str)]) -> Result<Self> {
         let program = Self::find().ok_or_else(|| Error::other("PgBouncer is not installed"))?;
@@ -106,7 +106,7 @@ impl Pooler {
 impl Drop for Pooler {
     fn drop(&mut self) {
         self.pipe = None;
-        // It ends as soon as it has read the end of the pipe.
+        // The shell ends as soon as it reads the end of the pipe.
         let _ = self.shell.wait();
     }
 }

@@ -1,4 +1,4 @@
-//! Running the binary under test, from outside, as a user would.
+//! Runs the binary under test as an external process, like a user.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use crate::error::{Context, Error, Result};
 
 const POLL: Duration = Duration::from_millis(5);
 
-/// Kills the program if its owner goes away without saying so.
+/// A shell script that kills the program if its owner ends without dismissing the watcher.
 const WATCHER: &str =
     "trap '' HUP INT QUIT TERM; read -r pid; read -r word || kill -KILL \"$pid\" 2>/dev/null";
 
@@ -31,7 +31,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program at this path.
+    /// Describes the program at this path.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -42,13 +42,13 @@ impl Program {
         }
     }
 
-    /// One more argument.
+    /// Adds one argument.
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().to_os_string());
         self
     }
 
-    /// More arguments.
+    /// Adds several arguments.
     pub fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
         self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_os_string()));
         self
@@ -66,13 +66,13 @@ impl Program {
         self
     }
 
-    /// The directory to run in.
+    /// Sets the working directory.
     pub fn current_dir(mut self, directory: impl Into<PathBuf>) -> Self {
         self.directory = Some(directory.into());
         self
     }
 
-    /// Starts the program with its output, both streams, appended to a log file.
+    /// Starts the program and appends its standard output and standard error to a log file.
     pub fn spawn_logged(&self, log: impl Into<PathBuf>) -> Result<Process> {
         let log = log.into();
         let open = || {
@@ -96,9 +96,9 @@ impl Program {
         Ok(Process { child, log, status: None, _watcher: watcher })
     }
 
-    /// Runs it in a session of its own, as a service is. The kernel shares processors between
-    /// sessions first (autogroups), and every process of a PostgreSQL server has one: without one of
-    /// its own a program would share a single process's part with whoever started it.
+    /// Runs the program in its own session, like a service. Linux first divides CPU time between
+    /// sessions (autogroups), and every process of a PostgreSQL server has its own. Without its own
+    /// session, the program would share one process's part with the program that started it.
     pub fn in_own_session(mut self) -> Self {
         self.own_session = true;
         self
@@ -114,7 +114,8 @@ impl Program {
 
     fn command(&self) -> Command {
         let mut command = if self.own_session {
-            // It makes a session, with a process group, of its own process, which the program becomes.
+            // setsid creates a session and process group for its own process, and then becomes the
+            // program.
             let mut command = Command::new("setsid");
             command.arg(&self.path);
             command
@@ -137,12 +138,12 @@ impl Program {
     }
 }
 
-/// How often a log in text form names this event.
+/// Number of lines with this event in a log in text form.
 pub fn events(log: &str, event: &str) -> usize {
     log.matches(&format!("event=\"{event}\"")).count()
 }
 
-/// A running program, killed when dropped, and also when we are killed.
+/// A running program. It is killed when this value is dropped and when this process is killed.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -152,12 +153,12 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process id.
+    /// The process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where its output goes.
+    /// The file of its output.
     pub fn log_file(&self) -> &Path {
         &self.log
     }
@@ -167,12 +168,12 @@ impl Process {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// How often it has logged this event.
+    /// Number of lines with this event in the program's log.
     pub fn events(&self, event: &str) -> usize {
         events(&self.log(), event)
     }
 
-    /// The exit status, if it has ended.
+    /// The exit status, if the program has ended.
     pub fn status(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = self.child.try_wait().ok().flatten();
@@ -180,17 +181,17 @@ impl Process {
         self.status
     }
 
-    /// Whether it still runs.
+    /// Whether the program still runs.
     pub fn is_running(&mut self) -> bool {
         self.status().is_none()
     }
 
-    /// The exit code, if it has ended by itself.
+    /// The exit code, if the program has ended by itself.
     pub fn exit_code(&mut self) -> Option<i32> {
         self.status().and_then(|status| status.code())
     }
 
-    /// Kills it with SIGKILL and waits for its end.
+    /// Kills the program with SIGKILL and waits for its end.
     pub fn kill9(&mut self) -> Result<()> {
         if self.is_running() {
             self.child.kill().context(|| format!("kill process {}", self.pid()))?;
@@ -199,27 +200,27 @@ impl Process {
         Ok(())
     }
 
-    /// Asks it to end, with SIGTERM.
+    /// Terminates the program with SIGTERM.
     pub fn terminate(&mut self) -> Result<()> {
         self.signal(Signal::TERM)
     }
 
-    /// Interrupts it as Ctrl-C would, with SIGINT.
+    /// Interrupts the program with SIGINT, as Ctrl-C does.
     pub fn interrupt(&mut self) -> Result<()> {
         self.signal(Signal::INT)
     }
 
-    /// Asks it to read its configuration again, with SIGHUP.
+    /// Makes the program reload its configuration, with SIGHUP.
     pub fn hang_up(&mut self) -> Result<()> {
         self.signal(Signal::HUP)
     }
 
-    /// Stops it in its tracks, with SIGSTOP.
+    /// Suspends the program with SIGSTOP.
     pub fn freeze(&mut self) -> Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets it go on after [`freeze`](Self::freeze).
+    /// Resumes the program after [`freeze`](Self::freeze).
     pub fn thaw(&mut self) -> Result<()> {
         self.signal(Signal::CONT)
     }
@@ -231,7 +232,7 @@ impl Process {
         Ok(())
     }
 
-    /// Waits for its end, at most this long; none if it still runs then.
+    /// Waits for the end of the program, at most for `timeout`; none if it still runs.
     pub fn wait_timeout(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + timeout;
         while self.is_running() && Instant::now() < deadline {
@@ -240,7 +241,8 @@ impl Process {
         self.status()
     }
 
-    /// Waits for its end; an error with the end of the log if it still runs after `timeout`.
+    /// Waits for the end of the program. An error with the end of the log if it still runs after
+    /// `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         self.wait_timeout(timeout).ok_or_else(|| {
             let log = self.log();
@@ -259,7 +261,7 @@ impl Drop for Process {
     }
 }
 
-/// The shell that kills the program if we are killed.
+/// The shell that kills the program if this process is killed.
 #[derive(Debug)]
 struct Watcher {
     process: Child,

@@ -1,7 +1,8 @@
-//! A TCP proxy that delays, cuts, freezes and refuses: the network on a bad day.
+//! A TCP proxy that delays, cuts, freezes and refuses connections, to simulate network failures.
 //!
-//! Each direction of a connection has a thread that reads and stamps, and one that waits until a
-//! chunk is due and writes. So a delay costs latency, not bandwidth.
+//! Each direction of a connection has two threads. One reads chunks and stamps them with their due
+//! time, the other waits until a chunk is due and writes it. A delay therefore costs latency but
+//! not bandwidth.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -14,12 +15,13 @@ use std::time::{Duration, Instant};
 use crate::error::{Context, Result};
 
 const CHUNK: usize = 64 << 10;
-/// Chunks on their way in one direction; a slow reader holds up the sender beyond it.
+/// Maximum number of chunks in transit in one direction. If the reader is slower, the sender
+/// blocks.
 const CHUNKS_IN_FLIGHT_MAX: usize = 512;
-/// Begins the stream of changes of a replication connection.
+/// The command that starts the stream of a replication connection.
 const START: &[u8] = b"START_REPLICATION ";
 
-/// A listening address in front of a server. Dropping it cuts every connection.
+/// A listening address that forwards to a server. Dropping it cuts every connection.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -28,7 +30,7 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct Shared {
-    subscriber: SocketAddr,
+    server: SocketAddr,
     delay_us: AtomicU64,
     refuse: AtomicBool,
     closed: AtomicBool,
@@ -38,7 +40,7 @@ struct Shared {
     connections: Mutex<Vec<Connection>>,
 }
 
-/// What is not passed on.
+/// The data that the proxy holds back.
 #[derive(Debug, Default)]
 struct Held {
     all: bool,
@@ -50,7 +52,7 @@ struct Held {
 struct Connection {
     client: TcpStream,
     server: TcpStream,
-    /// Directions that still flow.
+    /// Number of directions that are still open.
     open: Arc<AtomicU64>,
 }
 
@@ -58,21 +60,21 @@ struct Connection {
 #[derive(Clone)]
 struct Direction {
     to_client: bool,
-    /// Whether the client has asked for a stream of changes.
+    /// Whether the client has sent START_REPLICATION.
     streams: Arc<AtomicBool>,
 }
 
-/// Bytes and when to pass them on; none is the end of the direction.
+/// Bytes and the time to forward them; none marks the end of the direction.
 type Chunk = (Instant, Option<Vec<u8>>);
 
 impl Proxy {
     /// Starts a proxy on a free local port.
-    pub fn start(subscriber: SocketAddr) -> Result<Self> {
+    pub fn start(server: SocketAddr) -> Result<Self> {
         let listener =
             TcpListener::bind(("127.0.0.1", 0)).context(|| "listen for the proxy".to_string())?;
         let address = listener.local_addr().context(|| "ask for the proxy's port".to_string())?;
         let shared = Arc::new(Shared {
-            subscriber,
+            server,
             delay_us: AtomicU64::new(0),
             refuse: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -89,12 +91,12 @@ impl Proxy {
         Ok(Self { address, shared })
     }
 
-    /// Starts a proxy in front of a cluster's TCP port.
+    /// Starts a proxy that forwards to a cluster's TCP port.
     pub fn in_front_of(cluster: &crate::Cluster) -> Result<Self> {
         Self::start(SocketAddr::from(([127, 0, 0, 1], cluster.port())))
     }
 
-    /// Where it listens.
+    /// The address on which the proxy listens.
     pub fn addr(&self) -> SocketAddr {
         self.address
     }
@@ -105,40 +107,39 @@ impl Proxy {
         format!("host='127.0.0.1' port={} user=postgres dbname='{dbname}'", self.address.port())
     }
 
-    /// Delays each direction by this much, from the next chunk on.
+    /// Delays each direction by this time, starting with the next chunk.
     pub fn set_delay(&self, one_way: Duration) {
         let delay = u64::try_from(one_way.as_micros()).unwrap_or(u64::MAX);
         self.shared.delay_us.store(delay, Ordering::Relaxed);
     }
 
-    /// Closes every connection now. Bytes on their way are lost.
+    /// Closes every connection at once. Bytes in transit are lost.
     pub fn cut_all(&self) {
         for connection in self.shared.connections().drain(..) {
             connection.cut();
         }
     }
 
-    /// Passes nothing on until [`unfreeze`](Self::unfreeze): connections stay open and silent,
-    /// as with a network that drops every packet.
+    /// Forwards nothing until [`unfreeze`](Self::unfreeze). Connections stay open and silent, as if
+    /// the network dropped every packet.
     pub fn freeze(&self) {
         self.shared.held().all = true;
     }
 
-    /// Passes on what was held back.
+    /// Forwards the data that was held back.
     pub fn unfreeze(&self) {
         self.shared.held().all = false;
         self.shared.released.notify_all();
     }
 
-    /// Passes on nothing of what a server streams (START_REPLICATION) but that it begins, or passes
-    /// on what was held back. Other connections are not touched.
+    /// Holds back all replication streams after the message that starts them, or releases them.
+    /// Other connections are not affected.
     pub fn hold_streams(&self, hold: bool) {
         self.shared.held().streams = hold;
         self.shared.released.notify_all();
     }
 
-    /// Passes on nothing of what servers say, or passes on what was held back. What clients say is passed
-    /// on.
+    /// Holds back all data from servers, or releases it. Data from clients is still forwarded.
     pub fn hold_answers(&self, hold: bool) {
         self.shared.held().answers = hold;
         self.shared.released.notify_all();
@@ -149,14 +150,14 @@ impl Proxy {
         self.shared.refuse.store(refuse, Ordering::Relaxed);
     }
 
-    /// Connections open now.
+    /// Number of open connections.
     pub fn connections(&self) -> usize {
         let mut connections = self.shared.connections();
         connections.retain(|connection| connection.open.load(Ordering::Acquire) > 0);
         connections.len()
     }
 
-    /// Bytes passed on so far, both directions.
+    /// Number of bytes forwarded so far in both directions.
     pub fn forwarded_bytes(&self) -> u64 {
         self.shared.forwarded_bytes.load(Ordering::Relaxed)
     }
@@ -169,7 +170,7 @@ impl Drop for Proxy {
         self.unfreeze();
         self.hold_streams(false);
         self.hold_answers(false);
-        // Wakes the acceptor, which then sees that it is over.
+        // Wakes the accepting thread, which then ends.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
     }
 }
@@ -206,7 +207,7 @@ impl Shared {
     }
 
     fn connect(self: &Arc<Self>, client: TcpStream) -> std::io::Result<()> {
-        let server = TcpStream::connect_timeout(&self.subscriber, Duration::from_secs(5))?;
+        let server = TcpStream::connect_timeout(&self.server, Duration::from_secs(5))?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let open = Arc::new(AtomicU64::new(2));
@@ -261,7 +262,7 @@ impl Shared {
     }
 
     fn write(&self, mut to: TcpStream, receiver: &Receiver<Chunk>, direction: &Direction) {
-        // The first message behind START_REPLICATION says that the stream begins.
+        // The server's first message after START_REPLICATION reports that the stream begins.
         let mut begun = false;
         while let Ok((due, bytes)) = receiver.recv() {
             thread::sleep(due.saturating_duration_since(Instant::now()));
@@ -283,7 +284,7 @@ impl Shared {
                 to.write_all(rest)
             });
             if written.is_err() {
-                // The reader's side must end as well, or its peer would wait for ever.
+                // The reader's side must end, too; otherwise its peer would wait forever.
                 let _ = to.shutdown(Shutdown::Both);
                 return;
             }
@@ -291,7 +292,7 @@ impl Shared {
         }
     }
 
-    /// Waits while this is held back.
+    /// Waits while the data of this direction is held back.
     fn wait(&self, direction: &Direction, streamed: bool) {
         let mut held = self.held();
         while held.all || streamed && held.streams || direction.to_client && held.answers {
@@ -300,7 +301,7 @@ impl Shared {
     }
 }
 
-/// The length of the first message of a server, all of which is there.
+/// The length of the first message from a server, which must be complete.
 fn message(bytes: &[u8]) -> usize {
     let length = bytes.get(1..5).and_then(|length| length.try_into().ok());
     length.map_or(0, |length| bytes.len().min(1 + u32::from_be_bytes(length) as usize))

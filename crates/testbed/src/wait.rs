@@ -1,4 +1,4 @@
-//! Waiting for a condition.
+//! Waiting for conditions.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use crate::error::{Error, Result};
 const POLL_MIN: Duration = Duration::from_millis(5);
 const POLL_MAX: Duration = Duration::from_millis(100);
 
-/// Polls `condition` until it says true, for at most `timeout`.
+/// Polls `condition` until it returns true, for at most `timeout`.
 ///
-/// An error of the condition counts as "not yet", because the usual condition asks a server that
-/// may be restarting; the last one is part of the error when time runs out.
+/// An error of the condition counts as "not yet", because a typical condition queries a server that
+/// may be restarting. The timeout error contains the last such error.
 pub fn wait_until(
     timeout: Duration,
     what: impl Into<String>,

@@ -1,4 +1,4 @@
-//! Servers start, stop, crash and come back; nothing is left behind.
+//! Tests of clusters: start, stop, crash, restart, and cleanup.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -23,13 +23,13 @@ fn finds_or_fetches_both_majors() {
 }
 
 #[test]
-fn a_major_that_nobody_publishes_is_a_clear_error() {
+fn an_unpublished_major_version_is_a_clear_error() {
     let error = servers::find_or_fetch(77).unwrap_err().to_string();
     assert!(error.contains("postgresql-77") && error.contains("PGAPACE_PG77_BIN"), "{error}");
 }
 
 #[test]
-fn life_of_a_cluster() {
+fn a_cluster_starts_stops_crashes_and_restarts() {
     for major in [OLD, NEW] {
         let binaries = servers::find_or_fetch(major).unwrap();
         let mut cluster = Cluster::builder(&binaries)
@@ -74,7 +74,7 @@ fn life_of_a_cluster() {
 }
 
 #[test]
-fn an_unwilling_server_shows_its_log() {
+fn a_server_that_cannot_start_shows_its_log() {
     let binaries = servers::find_or_fetch(OLD).unwrap();
     let error = Cluster::builder(&binaries).setting("work_mem", "much").start().unwrap_err();
     assert!(error.to_string().contains("work_mem"), "{error}");
@@ -91,16 +91,16 @@ fn two_servers_have_two_system_identifiers() {
 }
 
 #[test]
-fn a_killed_owner_leaves_nothing() {
+fn the_guardian_cleans_up_after_a_killed_owner() {
     let mut command = Command::new(example("start_and_die"));
     let output = command.arg(OLD.to_string()).output().unwrap();
     expect_cleaned_up(&output);
 }
 
 #[test]
-fn an_ordinary_user_runs_servers_too() {
+fn an_ordinary_user_can_run_servers() {
     if !rustix::process::geteuid().is_root() {
-        return; // Then every other test is this one.
+        return; // The other tests already run as an ordinary user.
     }
     let mut command = Command::new(example("start_and_die"));
     command.arg(OLD.to_string()).uid(65534).gid(65534).current_dir("/");
@@ -110,7 +110,7 @@ fn an_ordinary_user_runs_servers_too() {
     }
 }
 
-/// The example has said what it started and was killed: nothing of it may stay.
+/// The example has printed what it started and was killed: the guardian must remove all of it.
 fn expect_cleaned_up(output: &Output) {
     let text = String::from_utf8_lossy(&output.stdout);
     let mut lines = text.lines();
@@ -127,9 +127,9 @@ fn expect_cleaned_up(output: &Output) {
     .unwrap();
 }
 
-/// The path of an example, which Cargo builds beside the tests.
+/// The path of an example, which Cargo builds next to the tests.
 fn example(name: &str) -> std::path::PathBuf {
     let test = std::env::current_exe().unwrap();
-    let profile = test.parent().and_then(Path::parent).expect("subscriber/<profile>/deps/<test>");
+    let profile = test.parent().and_then(Path::parent).expect("target/<profile>/deps/<test>");
     profile.join("examples").join(name)
 }

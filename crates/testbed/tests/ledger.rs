@@ -1,5 +1,5 @@
-//! The ledger's check has nothing to say against the native subscription, which applies whole
-//! transactions in commit order: read on the subscriber while it catches up, and after.
+//! The ledger's check must hold for a native subscription, which applies whole transactions in
+//! commit order. The subscriber is checked during and after catchup.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ const WRITING: Duration = Duration::from_secs(3);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
-fn native_subscription_keeps_the_ledger() {
+fn the_ledger_check_holds_for_a_native_subscription() {
     let pair = Pair::start(18, 18).unwrap();
     let mut publisher = pair.publisher.connect("postgres").unwrap();
     ledger::create(&mut publisher, ENTRY_TABLES).unwrap();

@@ -1,5 +1,5 @@
-//! The generator and the comparison against the native subscription: whatever the generator does
-//! on the publisher, the native apply worker makes equal on the subscriber.
+//! The random workload and the comparison with a native subscription: the native apply worker must
+//! replicate everything that the generator does.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const SESSIONS: u64 = 3;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const TRANSACTIONS: u64 = 150;
 
-/// Runs each seed in a database of its own on one pair of servers.
+/// Runs each seed in its own database on one pair of servers.
 fn replicates(publisher_major: u16, subscriber_major: u16, seeds: std::ops::Range<u64>) {
     let pair = Pair::start(publisher_major, subscriber_major).unwrap();
     std::thread::scope(|scope| {
@@ -24,8 +24,8 @@ fn replicates(publisher_major: u16, subscriber_major: u16, seeds: std::ops::Rang
 
 fn replicates_seed(pair: &Pair, seed: u64) {
     let database = format!("seed{seed}");
-    // The native worker cannot truncate a table whose referencing table is still being copied:
-    // changes during the copy in one half of the seeds, TRUNCATE in the other.
+    // The native apply worker cannot truncate a table while a table that references it is being
+    // copied. Half of the seeds therefore make changes during the copy, the others use TRUNCATE.
     let during_copy = seed.is_multiple_of(2);
     let options = Options { two_phase: during_copy, truncate: !during_copy, ..Options::default() };
     let schema = RandomSchema::generate(seed, &options);
@@ -37,7 +37,7 @@ fn replicates_seed(pair: &Pair, seed: u64) {
     create(&pair.subscriber, &schema.subscriber_ddl);
     pair.publisher.sql(&database, &schema.publication_ddl("p")).unwrap();
 
-    // Some rows for the initial copy, then changes while it runs and after.
+    // Some rows for the initial copy, then changes during and after it.
     let mut publisher = pair.publisher.connect(&database).unwrap();
     RandomDml::new(&schema, seed).run(&mut publisher, 30).unwrap();
     let subscribe = format!(
@@ -69,7 +69,7 @@ fn replicates_seed(pair: &Pair, seed: u64) {
     let mut subscriber = pair.subscriber.connect(&database).unwrap();
     let equal = expect_equal(&mut publisher, &mut subscriber, &schema.tables);
     equal.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-    // The next seed needs the workers; a subscription keeps its database from being dropped.
+    // The next seed needs the workers, and a subscription prevents dropping its database.
     pair.subscriber.sql(&database, &format!("DROP SUBSCRIPTION s_{database}")).unwrap();
 }
 
@@ -84,7 +84,7 @@ fn native_subscription_replicates_18_to_18() {
 }
 
 #[test]
-fn a_seed_repeats_itself() {
+fn the_same_seed_gives_the_same_statements() {
     let options = Options::default();
     let (one, two) = (RandomSchema::generate(9, &options), RandomSchema::generate(9, &options));
     assert_eq!(

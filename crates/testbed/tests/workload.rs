@@ -1,4 +1,4 @@
-//! The comparison, the workloads, the proxy and the runner of programs, on one server.
+//! Tests of the comparison, the workloads, the proxy and the program runner on one server.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ fn cluster(major: u16) -> Cluster {
 }
 
 #[test]
-fn comparison_sees_rows_not_their_order() {
+fn the_comparison_ignores_the_order_of_rows() {
     let cluster = cluster(15);
     cluster.create_database("other").unwrap();
     let ddl = "CREATE TABLE t (a int, b text, f float8, at timestamptz)";
@@ -26,20 +26,20 @@ fn comparison_sees_rows_not_their_order() {
     let back = format!("{last}, {twice}, {first}, {twice}");
     cluster.sql("postgres", &format!("INSERT INTO t (a, b, f, at) VALUES {rows}")).unwrap();
     cluster.sql("other", &format!("INSERT INTO t (a, b, f, at) VALUES {back}")).unwrap();
-    let mut ours = cluster.connect("postgres").unwrap();
-    let mut theirs = cluster.connect("other").unwrap();
-    ours.batch_execute("SET timezone = 'Asia/Tokyo'; SET datestyle = 'SQL'").unwrap();
+    let mut publisher = cluster.connect("postgres").unwrap();
+    let mut subscriber = cluster.connect("other").unwrap();
+    publisher.batch_execute("SET timezone = 'Asia/Tokyo'; SET datestyle = 'SQL'").unwrap();
     let t = TableName::from("t");
     let tables = [t.clone()];
-    expect_equal(&mut ours, &mut theirs, &tables).unwrap();
-    assert_eq!(table_checksum(&mut ours, &t).unwrap().rows, 4);
+    expect_equal(&mut publisher, &mut subscriber, &tables).unwrap();
+    assert_eq!(table_checksum(&mut publisher, &t).unwrap().rows, 4);
 
-    // As many rows, but another one is the duplicate.
-    theirs
+    // The same number of rows, but a different row is duplicated.
+    subscriber
         .batch_execute("DELETE FROM t WHERE ctid = (SELECT max(ctid) FROM t WHERE b = '')")
         .unwrap();
-    theirs.batch_execute("INSERT INTO t (a, b, at) VALUES (2, 'ab,c', 'infinity')").unwrap();
-    let differences = compare_tables(&mut ours, &mut theirs, &tables).unwrap();
+    subscriber.batch_execute("INSERT INTO t (a, b, at) VALUES (2, 'ab,c', 'infinity')").unwrap();
+    let differences = compare_tables(&mut publisher, &mut subscriber, &tables).unwrap();
     let DifferenceKind::Rows { publisher: 4, subscriber: 4, examples } = &differences[0].kind
     else {
         panic!("{differences:?}")
@@ -48,17 +48,17 @@ fn comparison_sees_rows_not_their_order() {
     assert_eq!(times, [(2, 1), (1, 2)], "{}", differences[0]);
 
     // Null is not the empty string.
-    theirs.batch_execute("TRUNCATE t").unwrap();
-    ours.batch_execute("TRUNCATE t; INSERT INTO t VALUES (1, NULL)").unwrap();
-    theirs.batch_execute("INSERT INTO t (a, b) VALUES (1, '')").unwrap();
-    assert!(expect_equal(&mut ours, &mut theirs, &tables).is_err());
-    theirs.batch_execute("DROP TABLE t").unwrap();
-    let missing = expect_equal(&mut ours, &mut theirs, &tables).unwrap_err().to_string();
+    subscriber.batch_execute("TRUNCATE t").unwrap();
+    publisher.batch_execute("TRUNCATE t; INSERT INTO t VALUES (1, NULL)").unwrap();
+    subscriber.batch_execute("INSERT INTO t (a, b) VALUES (1, '')").unwrap();
+    assert!(expect_equal(&mut publisher, &mut subscriber, &tables).is_err());
+    subscriber.batch_execute("DROP TABLE t").unwrap();
+    let missing = expect_equal(&mut publisher, &mut subscriber, &tables).unwrap_err().to_string();
     assert!(missing.contains("missing on the Subscriber"), "{missing}");
 }
 
 #[test]
-fn tpcb_loads_and_runs() {
+fn tpcb_fills_its_tables_and_runs_transactions() {
     let mut cluster = cluster(15);
     let mut client = cluster.connect("postgres").unwrap();
     let begun = Instant::now();
@@ -79,7 +79,7 @@ fn tpcb_loads_and_runs() {
         FROM pgbench_history";
     assert_eq!(cluster.query_one_text("postgres", sums).unwrap(), "t");
 
-    // A rate is kept, and a restart survived.
+    // The load keeps its rate and survives a restart of the server.
     let options =
         TpcbOptions { script: Script::SimpleUpdate, rate: Some(200.0), ..TpcbOptions::default() };
     let load = Load::start(&cluster.conninfo("postgres"), 2, options).unwrap();
@@ -98,7 +98,7 @@ fn tpcb_loads_and_runs() {
 }
 
 #[test]
-fn ledger_tells_what_is_wrong() {
+fn the_ledger_check_names_each_violation() {
     let mut cluster = cluster(18);
     let conninfo = cluster.conninfo("postgres");
     let mut client = cluster.connect("postgres").unwrap();
@@ -116,7 +116,7 @@ fn ledger_tells_what_is_wrong() {
     };
     enough(150).unwrap();
     ledger::check(&mut client).unwrap();
-    // A crash loses the counter and leaves prepared transactions.
+    // A crash empties the counter and leaves prepared transactions.
     cluster.kill9().unwrap();
     cluster.start().unwrap();
     let before = writer.committed();
@@ -130,7 +130,7 @@ fn ledger_tells_what_is_wrong() {
     let mut after = |sql: &str| {
         client.batch_execute("BEGIN").unwrap();
         client.batch_execute(sql).unwrap();
-        // The check has a transaction of its own, so this one is really done and undone.
+        // The check runs its own transaction, so the damage must be committed and repaired.
         client.batch_execute("COMMIT").unwrap();
         ledger::check(&mut client).unwrap_err()
     };
@@ -162,7 +162,7 @@ fn ledger_tells_what_is_wrong() {
 }
 
 #[test]
-fn proxy_delays_freezes_cuts_and_refuses() {
+fn the_proxy_delays_freezes_cuts_and_refuses() {
     let cluster = cluster(15);
     let proxy = Proxy::in_front_of(&cluster).unwrap();
     let connect = || {
@@ -197,7 +197,7 @@ fn proxy_delays_freezes_cuts_and_refuses() {
 }
 
 #[test]
-fn program_is_run_watched_and_ended() {
+fn a_program_is_logged_terminated_and_killed() {
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("log");
     let script =

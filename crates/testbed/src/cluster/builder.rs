@@ -1,4 +1,4 @@
-//! Making a new cluster: directories, initdb, settings, first start.
+//! Creation of a cluster: directories, initdb, settings, first start.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,10 +14,10 @@ use super::{Cluster, Started};
 use crate::error::{Context, Error, Result};
 use crate::servers::ServerBinaries;
 
-/// How often a first start is tried with another port.
+/// Number of ports to try for the first start.
 const PORT_ATTEMPTS: usize = 5;
 
-/// What a new cluster is to be like; see [`Cluster::builder`].
+/// The properties of a new cluster; see [`Cluster::builder`].
 #[derive(Clone, Debug)]
 pub struct ClusterBuilder {
     binaries: ServerBinaries,
@@ -54,50 +54,51 @@ impl ClusterBuilder {
         }
     }
 
-    /// Keeps everything in this directory, which must be empty or absent, rather than in a
-    /// temporary one.
+    /// Stores all files in this directory, which must be empty or absent, instead of a temporary
+    /// directory.
     pub fn dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = Some(path.into());
         self
     }
 
-    /// A server setting; a later one wins over an earlier one and over our defaults.
+    /// Sets a server setting. It overrides an earlier value and the default of this crate.
     pub fn setting(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.settings.push((name.into(), value.into()));
         self
     }
 
-    /// Whether logical decoding is possible; it is by default.
+    /// Whether `wal_level` is `logical`, the default here, or `replica`.
     pub fn wal_level_logical(mut self, on: bool) -> Self {
         self.logical = on;
         self
     }
 
-    /// Survives a crash of the machine: fsync and full page writes as in production.
+    /// Enables fsync and full page writes as in production, so that the data survives a crash of
+    /// the machine.
     pub fn durable(mut self) -> Self {
         self.durable = true;
         self
     }
 
-    /// The TCP addresses to listen on (`127.0.0.1` by default, empty for none).
+    /// The TCP addresses to listen on (default `127.0.0.1`; empty for none).
     pub fn listen_tcp(mut self, addresses: impl Into<String>) -> Self {
         self.listen = addresses.into();
         self
     }
 
-    /// Lines for `pg_hba.conf`, before the default ones, which trust everybody on this machine.
+    /// Adds lines to `pg_hba.conf` before the default ones, which trust every local user.
     pub fn hba<S: Into<String>>(mut self, lines: impl IntoIterator<Item = S>) -> Self {
         self.hba.extend(lines.into_iter().map(Into::into));
         self
     }
 
-    /// A file in the data directory, such as a TLS key; only the server may read it.
+    /// Adds a file to the data directory, such as a TLS key, that only the server can read.
     pub fn file(mut self, name: impl Into<String>, contents: impl Into<Vec<u8>>) -> Self {
         self.files.push((name.into(), contents.into()));
         self
     }
 
-    /// More arguments for initdb.
+    /// Adds arguments for initdb.
     pub fn initdb_args<S: AsRef<str>>(mut self, args: &[S]) -> Self {
         self.initdb_args.extend(args.iter().map(|arg| arg.as_ref().to_string()));
         self
@@ -115,19 +116,19 @@ impl ClusterBuilder {
         self
     }
 
-    /// What messages call this server.
+    /// The name of this server in messages.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Leaves the directory in place when the cluster is dropped. The server still stops.
+    /// Leaves the directory in place when the cluster is dropped. The server is still stopped.
     pub fn keep(mut self, keep: bool) -> Self {
         self.keep = keep;
         self
     }
 
-    /// Makes the cluster and starts its server.
+    /// Creates the cluster and starts its server.
     pub fn start(self) -> Result<Cluster> {
         let user = ServerUser::needed()?;
         let directories = Directories::create(self.directory.as_deref(), user.as_ref())?;
@@ -136,7 +137,7 @@ impl ClusterBuilder {
         let guardian = Guardian::start(&data, &remove)?;
         let log = directories.home.join("server.log");
         let in_memory = directories.in_memory();
-        // From here on the cluster's drop cleans up.
+        // From here on, dropping the cluster cleans up.
         let mut cluster = Cluster {
             binaries: self.binaries.clone(),
             name: self.name.clone(),
@@ -225,8 +226,8 @@ impl ClusterBuilder {
             ("shared_buffers", "128MB".into()),
             ("max_connections", "100".into()),
             ("max_wal_senders", "20".into()),
-            // Until 17 also the replication origins, of which every worker has one; those of
-            // subscriptions that a test leaves behind stay.
+            // Before PostgreSQL 18 this setting also limits replication origins. Every worker has
+            // one, and those of subscriptions that a test leaves behind remain.
             ("max_replication_slots", "1000".into()),
             ("max_prepared_transactions", "100".into()),
             ("max_worker_processes", "20".into()),
@@ -241,7 +242,8 @@ impl ClusterBuilder {
             settings.push(("max_active_replication_origins", "1000".into()));
         }
         if in_memory {
-            // Segments as files among the data, so that they go away with it even after kill -9.
+            // Segments are files in the data directory, so that they disappear with it even after
+            // kill -9.
             settings.push(("dynamic_shared_memory_type", "mmap".into()));
         }
         settings

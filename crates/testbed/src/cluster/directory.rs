@@ -1,4 +1,4 @@
-//! Where a cluster keeps its files.
+//! The directories of a cluster.
 
 use std::env;
 use std::fs;
@@ -11,14 +11,15 @@ use crate::error::{Context, Error, Result};
 /// The directories of one cluster.
 #[derive(Debug)]
 pub(super) struct Directories {
-    /// Socket and log: a short path, because a socket path has at most 107 bytes.
+    /// Directory of the socket and the log. The path is short, because the path of a socket has at
+    /// most 107 bytes.
     pub(super) home: PathBuf,
-    /// The parent of the data directory: `home`, or a directory in shared memory.
+    /// Parent of the data directory: `home`, or a directory in shared memory.
     pub(super) data_home: PathBuf,
 }
 
 impl Directories {
-    /// Makes the directories; `given` is a directory the caller wants everything in.
+    /// Creates the directories; `given` is a directory that the caller chose for all files.
     pub(super) fn create(given: Option<&Path>, user: Option<&ServerUser>) -> Result<Self> {
         if let Some(home) = given {
             let home = std::path::absolute(home)
@@ -42,7 +43,7 @@ impl Directories {
         Ok(Self { home, data_home })
     }
 
-    /// Both directories, each once.
+    /// Both directories without duplicates.
     pub(super) fn each(&self) -> Vec<&Path> {
         let mut each = vec![self.home.as_path()];
         if self.data_home != self.home {
@@ -51,7 +52,7 @@ impl Directories {
         each
     }
 
-    /// Whether the data is in shared memory rather than on a disk.
+    /// Whether the data directory is in shared memory.
     pub(super) fn in_memory(&self) -> bool {
         self.data_home != self.home
     }
@@ -81,14 +82,14 @@ fn fresh_directory(base: &Path, user: Option<&ServerUser>) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// The server's user owns the directory, and everybody may enter it to reach the socket.
+/// Makes the server's user the owner, and lets every user enter the directory to reach the socket.
 fn open_to(user: Option<&ServerUser>, directory: &Path) -> Result<()> {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755))
         .context(|| format!("open {}", directory.display()))?;
     user.map_or(Ok(()), |user| user.own(directory))
 }
 
-/// Shared memory as a place for data, if it is one: writable, and with room.
+/// The shared memory directory, if it exists, is writable and has enough free space.
 #[cfg(target_os = "linux")]
 fn memory_directory() -> Option<&'static Path> {
     const TMPFS_MAGIC: u64 = 0x0102_1994;

@@ -1,9 +1,9 @@
-//! The process that outlives us to clean up.
+//! The guardian: a process that cleans up after a killed test.
 //!
-//! A killed test runs no destructor. So each cluster has a small shell beside it that reads from
-//! a pipe whose only writer is our process. However we die, the pipe ends; the shell then stops
-//! the server and removes its directories. It is in its own process group, so that an interrupt
-//! from the keyboard does not take it before it has done its work.
+//! A killed test runs no destructor. Each cluster therefore has a small shell that reads from a
+//! pipe whose only writer is the test process. When that process ends for any reason, the shell
+//! reads the end of the pipe. It then stops the server and removes its directories. The shell has
+//! its own process group, so that an interrupt from the keyboard does not end it too early.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -57,7 +57,7 @@ while [ $i -lt 50 ]; do
 done
 "#;
 
-/// Our end of the pipe.
+/// The writing end of the pipe.
 #[derive(Debug)]
 pub(super) struct Guardian {
     process: Child,
@@ -65,7 +65,7 @@ pub(super) struct Guardian {
 }
 
 impl Guardian {
-    /// Starts watching over a server with this data directory; `remove` are its directories.
+    /// Starts a guardian for the server in this data directory; `remove` lists its directories.
     pub(super) fn start(data: &Path, remove: &[&Path]) -> Result<Self> {
         let mut process = Command::new("sh")
             .arg("-c")
@@ -84,12 +84,12 @@ impl Guardian {
         Ok(Self { process, pipe })
     }
 
-    /// Says which process is the server.
+    /// Reports the process ID of the server.
     pub(super) fn server_started(&mut self, pid: u32) {
         self.tell(&format!("server {pid}\n"));
     }
 
-    /// Says that there is no server at present.
+    /// Reports that no server is running.
     pub(super) fn server_stopped(&mut self) {
         self.tell("stopped\n");
     }
@@ -104,7 +104,7 @@ impl Guardian {
 }
 
 impl Drop for Guardian {
-    /// Dismisses the guardian: the cluster has cleaned up itself.
+    /// Tells the guardian that the cluster has cleaned up itself.
     fn drop(&mut self) {
         self.tell("done\n");
         self.pipe = None;

@@ -1,4 +1,4 @@
-//! One running PostgreSQL server in a directory of its own.
+//! Test clusters: one running PostgreSQL server in its own directory.
 
 mod builder;
 mod directory;
@@ -32,19 +32,19 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
 const LOG_TAIL_LINES: usize = 30;
 
-/// How a server stops.
+/// A shutdown mode of pg_ctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// Waits until every client has gone.
+    /// Waits until every client has disconnected.
     Smart,
-    /// Disconnects the clients and shuts down cleanly.
+    /// Disconnects the clients and shuts down regularly.
     Fast,
-    /// Aborts; the next start recovers from the write-ahead log.
+    /// Aborts; the next start performs crash recovery.
     Immediate,
 }
 
-/// A running server. Dropping it stops the server and removes its directory; if this process
-/// is killed instead, a guardian process does the same.
+/// A running server. Dropping it stops the server and removes its directory. If this process is
+/// killed, a guardian process does the same.
 #[derive(Debug)]
 pub struct Cluster {
     binaries: ServerBinaries,
@@ -59,7 +59,7 @@ pub struct Cluster {
     keep: bool,
 }
 
-/// How a launch ended.
+/// The result of a launch.
 enum Started {
     Ready,
     PortInUse,
@@ -67,7 +67,7 @@ enum Started {
 }
 
 impl Cluster {
-    /// A new cluster of these programs.
+    /// Builds a new cluster with these programs.
     pub fn builder(binaries: &ServerBinaries) -> ClusterBuilder {
         ClusterBuilder::new(binaries)
     }
@@ -77,12 +77,12 @@ impl Cluster {
         &self.binaries
     }
 
-    /// What messages call this server.
+    /// The name of this server in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The port, for TCP and in the name of the Unix socket.
+    /// The port, used for TCP and in the name of the Unix socket.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
@@ -126,20 +126,20 @@ impl Cluster {
         format!("host='{host}' port={} user=postgres dbname='{dbname}'", self.port())
     }
 
-    /// A connection over the Unix socket.
+    /// Opens a connection over the Unix socket.
     pub fn connect(&self, dbname: &str) -> Result<Client> {
         Client::connect(&self.conninfo(dbname), NoTls)
             .context(|| format!("connect to {} database {dbname}", self.name))
     }
 
-    /// Runs SQL on a connection of its own.
+    /// Runs SQL on a new connection.
     pub fn sql(&self, dbname: &str, sql: &str) -> Result<()> {
         self.connect(dbname)?
             .batch_execute(sql)
             .context(|| format!("run on {} {dbname}: {}", self.name, abbreviated(sql)))
     }
 
-    /// The rows of a query as text, on a connection of its own.
+    /// The rows of a query as text, from a new connection.
     pub fn query_texts(&self, dbname: &str, sql: &str) -> Result<Vec<Vec<Option<String>>>> {
         let messages = self
             .connect(dbname)?
@@ -154,7 +154,7 @@ impl Cluster {
         Ok(messages.into_iter().filter_map(row_texts).collect())
     }
 
-    /// The first column of the first row as text; an error when there is no row or it is null.
+    /// The first column of the first row as text; an error if there is no row or the value is null.
     pub fn query_one_text(&self, dbname: &str, sql: &str) -> Result<String> {
         let rows = self.query_texts(dbname, sql)?;
         let value = rows.into_iter().next().and_then(|row| row.into_iter().next()).flatten();
@@ -168,8 +168,8 @@ impl Cluster {
         self.sql("postgres", &format!("CREATE DATABASE \"{}\"", name.replace('"', "\"\"")))
     }
 
-    /// Sets a server setting with ALTER SYSTEM and waits until new sessions see the reload.
-    /// Settings that need a restart have an effect only after [`restart`](Self::restart).
+    /// Changes a setting with ALTER SYSTEM and waits until new sessions see the reload. A setting
+    /// that requires a restart takes effect only after [`restart`](Self::restart).
     pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let loaded = "SELECT pg_conf_load_time()::text";
         let before = self.query_one_text("postgres", loaded)?;
@@ -181,7 +181,7 @@ impl Cluster {
         })
     }
 
-    /// The process id of the postmaster, if the server runs.
+    /// The process ID of the postmaster, if the server runs.
     pub fn postmaster_pid(&self) -> Option<u32> {
         self.server.as_ref().map(Child::id).filter(|id| process::runs(*id))
     }
@@ -191,7 +191,7 @@ impl Cluster {
         self.postmaster_pid().is_some()
     }
 
-    /// Starts the server after a stop, on the same port. Does nothing while it runs.
+    /// Starts a stopped server on the same port. Does nothing if the server runs.
     pub fn start(&mut self) -> Result<()> {
         if self.is_running() {
             return Ok(());
@@ -204,7 +204,7 @@ impl Cluster {
         }
     }
 
-    /// Stops the server and waits for it. Does nothing when it is not running.
+    /// Stops the server and waits until it has stopped. Does nothing if the server does not run.
     pub fn stop(&mut self, mode: Stop) -> Result<()> {
         let Some(pid) = self.postmaster_pid() else {
             self.reap();
@@ -233,12 +233,12 @@ impl Cluster {
         self.start()
     }
 
-    /// Keeps a copy of the data directory of a stopped server, as a snapshot of its storage would.
+    /// Copies the data directory of a stopped server, like a storage snapshot.
     pub fn save_storage(&self) -> Result<()> {
         self.copy_storage(&self.data, &self.saved())
     }
 
-    /// Puts back what [`save_storage`](Self::save_storage) kept, which stays kept.
+    /// Restores the copy that [`save_storage`](Self::save_storage) made. The copy remains.
     pub fn restore_storage(&self) -> Result<()> {
         self.copy_storage(&self.saved(), &self.data)
     }
@@ -254,7 +254,7 @@ impl Cluster {
         if to.exists() {
             fs::remove_dir_all(to).context(|| format!("remove {}", to.display()))?;
         }
-        // Owners stay as they are: the server may run as another user than the test.
+        // Keep the owners, because the server may run as a different user than the test.
         let status = Command::new("cp").arg("-a").arg(from).arg(to).status();
         let status = status.context(|| format!("copy {}", from.display()))?;
         if !status.success() {
@@ -263,17 +263,18 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kills the postmaster and all its children with SIGKILL, as a crash of the machine would.
+    /// Kills the postmaster and all its children with SIGKILL, which resembles a crash of the
+    /// machine.
     pub fn kill9(&mut self) -> Result<()> {
         let Some(pid) = self.postmaster_pid() else {
             return Ok(());
         };
-        // A stopped postmaster cannot start another child while we count them.
+        // A stopped postmaster cannot start another child during the enumeration.
         process::signal(pid, Signal::STOP)?;
         let children = process::children(pid);
         process::signal(pid, Signal::KILL)?;
         for child in &children {
-            // It may have ended by itself.
+            // The child may have ended already.
             let _ = process::signal(*child, Signal::KILL);
         }
         self.reap();
@@ -282,13 +283,13 @@ impl Cluster {
         })
     }
 
-    /// A command for one of this server's programs, as the user that runs the server, in a
-    /// directory which that user can enter.
+    /// A command for one of this server's programs. It runs as the server's user, in a directory
+    /// that this user can enter.
     pub(crate) fn command(&self, program: &str) -> Command {
         self.dress(self.binaries.command(program))
     }
 
-    /// The same for any program.
+    /// Prepares any command in the same way.
     pub(crate) fn dress(&self, mut command: Command) -> Command {
         command.current_dir(&self.directories.home);
         if let Some(user) = &self.user {
@@ -297,12 +298,12 @@ impl Cluster {
         command
     }
 
-    /// Gives a file to the user that runs the server.
+    /// Makes the server's user the owner of a file.
     pub(crate) fn own(&self, file: &Path) -> Result<()> {
         self.user.as_ref().map_or(Ok(()), |user| user.own(file))
     }
 
-    /// Starts the postmaster as our child and waits until it takes connections.
+    /// Starts the postmaster as a child process and waits until it accepts connections.
     fn launch(&mut self) -> Result<Started> {
         let log_before = fs::metadata(&self.log).map_or(0, |metadata| metadata.len());
         let open_log = || {
@@ -321,7 +322,8 @@ impl Cluster {
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(errors)
-            // An interrupt from the keyboard is for us, and we stop the server.
+            // An interrupt from the keyboard must reach only this process, which then stops the
+            // server.
             .process_group(0)
             .spawn()
             .context(|| format!("run {}", self.binaries.bin("postgres").display()))?;
@@ -348,7 +350,7 @@ impl Cluster {
         Ok(if in_use { Started::PortInUse } else { Started::Failed })
     }
 
-    /// Collects the exit status of a postmaster that has ended or is about to.
+    /// Collects the exit status of a postmaster that has ended or is ending.
     fn reap(&mut self) {
         if let Some(mut child) = self.server.take() {
             let _ = child.wait();
@@ -363,7 +365,7 @@ impl Cluster {
         }
     }
 
-    /// A killed postmaster leaves a small System V segment, named in its lock file.
+    /// A killed postmaster leaves a small System V segment behind, which its lock file names.
     fn remove_segment(&self) {
         let lock_file = fs::read_to_string(self.data.join("postmaster.pid")).unwrap_or_default();
         let segment = lock_file.lines().nth(6).and_then(|line| line.split_whitespace().nth(1));

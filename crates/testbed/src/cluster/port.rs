@@ -1,4 +1,4 @@
-//! Ports for the servers.
+//! Allocation of ports for the servers.
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, TcpListener};
@@ -6,18 +6,18 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 
-/// Below the range from which systems give ports to outgoing connections, so that a server that
-/// is down for a moment finds its port free again.
+/// A range below the ephemeral ports, so that no outgoing connection takes the port of a stopped
+/// server.
 const RANGE: std::ops::Range<u16> = 20_000..32_000;
 
 static TAKEN: LazyLock<Mutex<HashSet<u16>>> = LazyLock::new(Mutex::default);
 
-/// A port that no other cluster of this process has; free again when dropped.
+/// A port that no other cluster of this process uses. Dropping it frees the port.
 #[derive(Debug)]
 pub(crate) struct Port(u16);
 
 impl Port {
-    /// Takes a port on which nothing listens now.
+    /// Allocates a port on which nothing listens now.
     pub(crate) fn take() -> Result<Self> {
         let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..1000 {

@@ -1,4 +1,4 @@
-//! Running the server as an ordinary user: PostgreSQL refuses to run as root.
+//! The server's operating system user: PostgreSQL refuses to run as root.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -9,7 +9,7 @@ use std::sync::Once;
 
 use crate::error::{Context, Error, Result};
 
-/// The user that the server programs run as when we are root.
+/// The user that runs the server programs when the test runs as root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServerUser {
     name: String,
@@ -18,7 +18,7 @@ pub(crate) struct ServerUser {
 }
 
 impl ServerUser {
-    /// The user to switch to, or none when we are an ordinary user already.
+    /// The user to switch to, or none when the test does not run as root.
     pub(crate) fn needed() -> Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
@@ -46,13 +46,13 @@ impl ServerUser {
         &self.name
     }
 
-    /// Makes the command run as this user, with no supplementary groups: the standard library
-    /// clears them when root sets a user.
+    /// Makes the command run as this user. It has no supplementary groups, because the standard
+    /// library clears them when root sets a user.
     pub(crate) fn apply(&self, command: &mut Command) {
         command.uid(self.uid).gid(self.gid);
     }
 
-    /// Gives a file or directory to this user.
+    /// Makes this user the owner of a file or directory.
     pub(crate) fn own(&self, path: &Path) -> Result<()> {
         chown(path, Some(self.uid), Some(self.gid))
             .context(|| format!("give {} to user {}", path.display(), self.name))

@@ -1,4 +1,4 @@
-//! Processes that are not our children: who they are and how to end them.
+//! Inspection and termination of processes that are not children of this process.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::error::{Context, Error, Result};
 
-/// A process id as rustix wants it.
+/// Converts a process ID for rustix.
 pub(crate) fn pid_of(id: u32) -> Result<Pid> {
     i32::try_from(id)
         .ok()
@@ -21,7 +21,7 @@ pub(crate) fn signal(id: u32, signal: Signal) -> Result<()> {
     kill_process(pid_of(id)?, signal).context(|| format!("send {signal:?} to process {id}"))
 }
 
-/// Whether a process runs; a zombie does not.
+/// Whether a process runs; a zombie does not count.
 pub(crate) fn runs(id: u32) -> bool {
     if Path::new("/proc/self/stat").exists() {
         return stat(id).is_some_and(|(state, _)| state != 'Z' && state != 'X');
@@ -51,7 +51,7 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
         .collect()
 }
 
-/// State letter and parent from /proc; the name in parentheses may contain anything.
+/// State letter and parent from /proc. The process name in parentheses may contain any character.
 fn stat(id: u32) -> Option<(char, u32)> {
     let text = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     let mut fields = text[text.rfind(')')? + 1..].split_whitespace();

@@ -1,4 +1,4 @@
-//! The cache of fetched servers: one directory per major version, shared by processes.
+//! The cache of downloaded servers: one directory for each major version, shared by processes.
 
 use std::env;
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use crate::error::{Context, Result};
 
 const MAJORS: std::ops::RangeInclusive<u16> = 14..=20;
 
-/// The cached installation of `major`, if there is a complete one in any of the caches.
+/// The cached installation of `major`, if any of the caches has a complete one.
 pub(super) fn find(major: u16) -> Option<ServerBinaries> {
     roots().iter().find_map(|root| find_in(root, major))
 }
@@ -34,7 +34,7 @@ fn find_in(root: &Path, major: u16) -> Option<ServerBinaries> {
     }
 }
 
-/// We run what is in a cache only if nobody but us or root could put it there.
+/// Whether only this user or root can write to a cache. Programs from other caches are not run.
 fn is_trusted(root: &Path) -> bool {
     let owner = fs::metadata(root).map(|metadata| metadata.uid());
     owner.is_ok_and(|owner| owner == 0 || owner == rustix::process::geteuid().as_raw())
@@ -45,8 +45,8 @@ pub(super) fn all() -> Vec<ServerBinaries> {
     MAJORS.filter_map(find).collect()
 }
 
-/// Fills the place of `major` with what `unpack` puts into the directory that it is given (and
-/// that does not exist yet). Only one process does it; the others wait and find it done.
+/// Installs `major`: `unpack` fills the directory that it receives, which does not exist yet. Only
+/// one process installs; the others wait for it.
 #[cfg_attr(not(feature = "fetch"), allow(dead_code))]
 pub(super) fn fill(major: u16, unpack: impl FnOnce(&Path) -> Result<()>) -> Result<ServerBinaries> {
     let root = writable_root()?;
@@ -72,11 +72,11 @@ pub(super) fn fill(major: u16, unpack: impl FnOnce(&Path) -> Result<()>) -> Resu
     ServerBinaries::in_directory(&place.join("bin"))
 }
 
-/// Where servers made by root are, for everybody. Root's own cache directory is closed to the
-/// user that runs the servers.
+/// The cache of root, which every user can read. The server's user cannot enter root's own cache
+/// directory.
 const SYSTEM_ROOT: &str = "/var/cache/pgapace/postgresql";
 
-/// Where caches may be, the preferred place first.
+/// The cache directories in order of preference.
 fn roots() -> Vec<PathBuf> {
     let variable = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(directory) = variable("PGAPACE_CACHE") {
@@ -93,7 +93,7 @@ fn roots() -> Vec<PathBuf> {
     roots
 }
 
-/// The first place that we can write to.
+/// The first cache directory that is writable.
 #[cfg_attr(not(feature = "fetch"), allow(dead_code))]
 fn writable_root() -> Result<PathBuf> {
     let mut failure = None;
@@ -111,7 +111,7 @@ fn writable_root() -> Result<PathBuf> {
     Err(error).context(|| format!("write to the cache {}", root.display()))
 }
 
-/// Lets every user read the tree, whatever the umask was.
+/// Makes the tree readable for every user, independent of the umask.
 fn make_readable(path: &Path) -> Result<()> {
     let cannot = || format!("make {} readable", path.display());
     let metadata = fs::symlink_metadata(path).context(cannot)?;

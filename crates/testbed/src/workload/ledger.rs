@@ -1,14 +1,15 @@
-//! Transactions that say what they consist of, so that a reader of the subscriber can tell a torn
-//! transaction, a missing one and a wrong order.
+//! A workload whose transactions describe their own contents. A reader of the subscriber can
+//! therefore detect a torn transaction, a missing transaction and a wrong commit order.
 //!
-//! A writer spreads a known number of rows over several tables, moves money between two accounts,
-//! and last of all takes the next number from a counter row and writes a header with it. It holds
-//! the counter row until its commit has taken effect, so the order of numbers is the order of
-//! commits. The counter is an unlogged table and not replicated: the transactions share no
-//! replicated row but the accounts, and may be applied in parallel.
+//! A writer spreads a known number of rows over several tables and moves money between two
+//! accounts. At the end it takes the next number from a counter row and writes a header with it. It
+//! keeps the counter row locked until its commit has taken effect, so the order of numbers is the
+//! commit order. The counter is in an unlogged table, which is not replicated. The transactions
+//! share no replicated row except the accounts and can be applied in parallel.
 //!
-//! [`check`] on the subscriber, at any moment: the numbers are 1 to n without a gap (a prefix of the
-//! commit order), each transaction has all its rows, and no money is made or lost.
+//! [`check`] on the subscriber must hold at any moment: the numbers are 1 to n without a gap (a
+//! prefix of the commit order), each transaction has all its rows, and the sum of the balances is
+//! constant.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,17 +25,17 @@ use crate::compare::TableName;
 use crate::error::{Context, Error, Result, sql_text};
 
 const ACCOUNTS: i32 = 100;
-/// The key of the advisory lock under which a crash of the publisher is mended.
+/// Key of the advisory lock that protects the recovery after a crash of the publisher.
 const RECOVERY_LOCK: i64 = 0x6c65_6467_6572;
 
-/// The replicated tables of a ledger with this many tables of entries.
+/// The replicated tables of a ledger with `entry_tables` tables of entries.
 pub fn tables(entry_tables: usize) -> Vec<TableName> {
     let fixed = ["ledger_header", "ledger_account"].map(TableName::from);
     let entries = (1..=entry_tables).map(|i| TableName::new("public", format!("ledger_entry_{i}")));
     fixed.into_iter().chain(entries).collect()
 }
 
-/// Creates the empty tables, as on a subscriber that starts with a copy of the data.
+/// Creates the empty tables, for a subscriber that starts with a copy of the data.
 pub fn create_schema(client: &mut Client, entry_tables: usize) -> Result<()> {
     let mut sql = String::from(
         "BEGIN;
@@ -56,7 +57,7 @@ pub fn create_schema(client: &mut Client, entry_tables: usize) -> Result<()> {
     client.batch_execute(&sql).context(|| "create the ledger's tables".to_string())
 }
 
-/// Creates the tables with their first rows, as on a publisher.
+/// Creates the tables with their initial rows, for a publisher.
 pub fn create(client: &mut Client, entry_tables: usize) -> Result<()> {
     create_schema(client, entry_tables)?;
     client
@@ -66,26 +67,26 @@ pub fn create(client: &mut Client, entry_tables: usize) -> Result<()> {
         .context(|| "fill the ledger's accounts".to_string())
 }
 
-/// What the writers do.
+/// The behaviour of the writers.
 #[derive(Clone, Debug)]
 pub struct WriterOptions {
-    /// Makes the writers repeatable, as far as one session goes.
+    /// Seed of the random choices, which are repeatable within one session.
     pub seed: u64,
-    /// Rows of an ordinary transaction, at most.
+    /// Maximum number of rows in an ordinary transaction.
     pub entries_max: u32,
-    /// One in so many transactions is large; 0 for none.
+    /// One in this many transactions is large; 0 for none.
     pub large_every: u64,
-    /// Rows of a large transaction.
+    /// Number of rows in a large transaction.
     pub large_entries: u32,
-    /// One in so many transactions is rolled back at its end; 0 for none.
+    /// One in this many transactions is rolled back at its end; 0 for none.
     pub rollback_every: u64,
-    /// One in so many transactions rolls back to a savepoint; 0 for none.
+    /// One in this many transactions rolls back to a savepoint; 0 for none.
     pub savepoint_every: u64,
-    /// One in so many transactions is prepared and committed in two phases; 0 for none.
+    /// One in this many transactions is prepared and committed in two phases; 0 for none.
     pub two_phase_every: u64,
     /// Transactions per second of all writers together.
     pub rate: Option<f64>,
-    /// Numbers are in commit order; the check for a prefix needs it. Without, the writers take
+    /// Whether numbers are in commit order, which [`check`] requires. Otherwise the writers take
     /// numbers from a sequence and do not wait for each other.
     pub ordered: bool,
 }
@@ -106,7 +107,7 @@ impl Default for WriterOptions {
     }
 }
 
-/// Sessions that write transactions until stopped or dropped.
+/// Sessions that write transactions until they are stopped or dropped.
 #[derive(Debug)]
 pub struct Writer {
     shared: Arc<Shared>,
@@ -131,7 +132,7 @@ impl Writer {
         Self::start_with(conninfo, sessions, WriterOptions::default())
     }
 
-    /// Starts `sessions` writers. They reconnect when the server goes away.
+    /// Starts `sessions` writers. They reconnect after a connection loss.
     pub fn start_with(conninfo: &str, sessions: usize, options: WriterOptions) -> Result<Self> {
         let mut client =
             Client::connect(conninfo, NoTls).context(|| "connect for the ledger".to_string())?;
@@ -161,13 +162,13 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Transactions that are known to be committed.
+    /// Number of transactions that are known to be committed.
     pub fn committed(&self) -> u64 {
         self.shared.committed.load(Ordering::Relaxed)
     }
 
-    /// Ends the writers and returns how many transactions are known to be committed. An error if
-    /// a writer met one that is not the loss of its connection.
+    /// Stops the writers and returns how many transactions are known to be committed. Returns an
+    /// error if a writer had an error other than a connection loss.
     pub fn stop(mut self) -> Result<u64> {
         self.shared.stop.store(true, Ordering::Relaxed);
         for session in self.sessions.drain(..) {
@@ -196,7 +197,7 @@ impl Shared {
         while let Some(mut client) = connect_until(&self.conninfo, &self.stop) {
             let result = self.session(&mut client, number, &mut rng);
             let Err(error) = result else { return };
-            // A server that goes away says so with a code of class 57 (57P01, 57P02, 57P03).
+            // A server that shuts down reports a SQLSTATE of class 57 (57P01, 57P02, 57P03).
             let going = error.code().is_some_and(|code| code.code().starts_with("57"));
             if !(going || client.is_closed() || error.is_closed()) {
                 let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -238,7 +239,7 @@ impl Shared {
         } else {
             rng.u32(1..=options.entries_max.max(1))
         };
-        // Not from the seeded source: a number must not come again after a restart.
+        // Not from the seeded generator, because a key must not repeat after a restart.
         let txn = i64::try_from(fastrand::u64(..) >> 1).unwrap_or(i64::MAX);
         let mut sql = String::from("BEGIN;");
         self.push_entries(&mut sql, txn, entries, rng);
@@ -247,7 +248,7 @@ impl Shared {
             self.push_entries(&mut sql, -txn, rng.u32(1..=5), rng);
             sql.push_str("ROLLBACK TO s;");
         }
-        // In the order of keys, so that two writers cannot wait for each other.
+        // In the order of keys, to avoid deadlocks between writers.
         let (mut from, mut to) = (rng.i32(1..=ACCOUNTS), rng.i32(1..=ACCOUNTS));
         (from, to) = (from.min(to), from.max(to));
         let amount = rng.i64(-100..=100);
@@ -285,7 +286,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Spreads `count` rows over the tables, a run of rows in each.
+    /// Spreads `count` rows over the tables, in runs of consecutive rows.
     fn push_entries(&self, sql: &mut String, txn: i64, count: u32, rng: &mut Rng) {
         let mut next = 1;
         while next <= count {
@@ -301,8 +302,8 @@ impl Shared {
     }
 }
 
-/// Makes a ledger fit for a session: after a crash of the publisher the counter is empty, and
-/// there may be prepared transactions that nobody will end.
+/// Prepares a ledger for a session. After a crash of the publisher the counter table is empty, and
+/// prepared transactions without an owner may remain.
 fn recover(client: &mut Client, number: usize) -> std::result::Result<(), postgres::Error> {
     client.execute("SELECT pg_advisory_lock($1)", &[&RECOVERY_LOCK])?;
     let crashed = client.query("SELECT 1 FROM ledger_counter", &[])?.is_empty();
@@ -322,16 +323,16 @@ fn recover(client: &mut Client, number: usize) -> std::result::Result<(), postgr
     Ok(())
 }
 
-/// What a sound ledger holds.
+/// Contents of a consistent ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LedgerReport {
-    /// Transactions, which is the number of the last one if they are in order.
+    /// Number of transactions; in an ordered ledger this is also the highest number.
     pub transactions: i64,
-    /// Rows that they wrote.
+    /// Number of rows that they wrote.
     pub entries: i64,
 }
 
-/// What is wrong with a ledger.
+/// An inconsistency in a ledger.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Violation {
@@ -342,27 +343,27 @@ pub enum Violation {
         /// The highest number.
         last: i64,
     },
-    /// A transaction is there with only a part of its rows, or with too many.
+    /// Only some rows of a transaction are visible, or too many.
     Torn {
         /// Its number.
         id: i64,
-        /// The rows that it wrote.
+        /// Number of rows that it wrote.
         expected: i64,
-        /// The rows that are there.
+        /// Number of visible rows.
         found: i64,
     },
-    /// Rows of a transaction that itself is not there.
+    /// Rows of a transaction without a header.
     Orphan {
         /// The transaction's key.
         txn: i64,
-        /// Its rows.
+        /// Number of its rows.
         found: i64,
     },
-    /// Money was made or lost: a transaction changed only some of its accounts.
+    /// The sum of the balances changed: only some accounts of a transaction were updated.
     Balance {
-        /// What the accounts should hold together.
+        /// Expected sum of the balances.
         expected: i64,
-        /// What they hold.
+        /// Actual sum of the balances.
         found: i64,
     },
     /// The ledger could not be read.
@@ -397,13 +398,13 @@ impl From<postgres::Error> for Violation {
     }
 }
 
-/// Checks in one snapshot that the transactions are a prefix of the commit order, each whole.
+/// Checks in one snapshot that the transactions are a prefix of the commit order and complete.
 pub fn check(client: &mut Client) -> std::result::Result<LedgerReport, Violation> {
     check_ledger(client, true)
 }
 
-/// Checks in one snapshot that each transaction is whole, whatever the order; for an unordered
-/// writer, or a subscriber that does not keep commit order.
+/// Checks in one snapshot that each transaction is complete, in any order. For an unordered writer,
+/// or a subscriber that does not keep the commit order.
 pub fn check_atomicity(client: &mut Client) -> std::result::Result<LedgerReport, Violation> {
     check_ledger(client, false)
 }

@@ -1,4 +1,4 @@
-//! What changes the publisher during a test, a demo or a benchmark.
+//! Workloads that change the publisher in tests, demos and benchmarks.
 
 pub mod ledger;
 pub mod random_dml;
@@ -13,7 +13,7 @@ use postgres::{Client, NoTls};
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 const NAP: Duration = Duration::from_millis(20);
 
-/// Connects, trying again while the server is away, until told to stop.
+/// Connects, and retries while the server is unavailable, until `stop` is set.
 fn connect_until(conninfo: &str, stop: &AtomicBool) -> Option<Client> {
     while !stop.load(Ordering::Relaxed) {
         match Client::connect(conninfo, NoTls) {
@@ -27,7 +27,7 @@ fn connect_until(conninfo: &str, stop: &AtomicBool) -> Option<Client> {
     None
 }
 
-/// Sleeps until `due`, waking up early when told to stop.
+/// Sleeps until `due`, or until `stop` is set.
 fn sleep_until(due: Instant, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let left = due.saturating_duration_since(Instant::now());

@@ -1,4 +1,4 @@
-//! pgbench's tables and its two classic transactions, without the pgbench program.
+//! The tables and the two standard transactions of pgbench, without the pgbench program.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -45,14 +45,15 @@ pub fn tables() -> Vec<TableName> {
         .to_vec()
 }
 
-/// Creates the empty tables, as on a subscriber. Tables of these names are dropped.
+/// Creates the empty tables, for a subscriber. Existing tables of these names are dropped.
 pub fn create_schema(client: &mut Client) -> Result<()> {
     client
         .batch_execute(&format!("BEGIN; {DROP_TABLES} {TABLES} {KEYS} COMMIT"))
         .context(|| "create the pgbench tables".to_string())
 }
 
-/// Creates and fills the tables; a scale is 100 000 accounts. Tables of these names are dropped.
+/// Creates and fills the tables with 100 000 accounts per unit of scale. Existing tables of these
+/// names are dropped.
 pub fn create_tables(client: &mut Client, scale: u32) -> Result<()> {
     fill(client, u64::from(scale)).context(|| format!("fill the pgbench tables, scale {scale}"))?;
     client
@@ -68,7 +69,7 @@ fn fill(client: &mut Client, scale: u64) -> std::result::Result<(), postgres::Er
     let parts: [(&str, u64, u64); 3] = [
         ("pgbench_branches (bid, bbalance)", BRANCHES_PER_SCALE * scale, 0),
         ("pgbench_tellers (tid, bid, tbalance)", TELLERS_PER_SCALE * scale, TELLERS_PER_SCALE),
-        // pgbench stores an empty filler rather than none, so that a row has its full width.
+        // Like pgbench, store an empty filler instead of null, so that a row has its full width.
         (
             "pgbench_accounts (aid, bid, abalance, filler)",
             ACCOUNTS_PER_SCALE * scale,
@@ -87,7 +88,7 @@ fn fill(client: &mut Client, scale: u64) -> std::result::Result<(), postgres::Er
             };
             if chunk.len() >= COPY_CHUNK || id == rows {
                 if writer.write_all(chunk.as_bytes()).is_err() {
-                    // The server has refused; finishing says why.
+                    // The server has reported an error, which finishing the COPY returns.
                     break;
                 }
                 chunk.clear();
@@ -99,30 +100,31 @@ fn fill(client: &mut Client, scale: u64) -> std::result::Result<(), postgres::Er
     transaction.commit()
 }
 
-/// Which transaction.
+/// The transaction to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Script {
-    /// Account, teller, branch, history: pgbench's default.
+    /// pgbench's default: account, teller, branch, history.
     #[default]
     Tpcb,
-    /// Account and history only, so that clients do not meet: pgbench's `simple-update`.
+    /// pgbench's `simple-update`: only account and history, so that clients rarely update the same
+    /// row.
     SimpleUpdate,
 }
 
-/// How much load.
+/// The amount of load.
 #[derive(Clone, Debug)]
 pub struct TpcbOptions {
-    /// Which transaction.
+    /// The transaction to run.
     pub script: Script,
-    /// Ends after this time.
+    /// The load ends after this time.
     pub duration: Option<Duration>,
-    /// Ends after this many transactions of all clients together.
+    /// The load ends after this many transactions of all clients together.
     pub transactions: Option<u64>,
-    /// Transactions per second of all clients together, rather than as many as possible.
+    /// Transactions per second of all clients together; unlimited if absent.
     pub rate: Option<f64>,
-    /// Makes the choice of rows repeatable.
+    /// Seed of the random choice of rows.
     pub seed: u64,
-    /// Goes on after a lost connection, so that the server may be restarted.
+    /// Whether clients reconnect after a connection loss, so that the server may be restarted.
     pub reconnect: bool,
 }
 
@@ -139,24 +141,24 @@ impl Default for TpcbOptions {
     }
 }
 
-/// What a load has done so far.
+/// Figures of a load so far.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
     /// Committed transactions.
     pub transactions: u64,
     /// Failed transactions.
     pub failures: u64,
-    /// Since the start; until the end once the load has ended.
+    /// Time since the start, or the total time once the load has ended.
     pub elapsed: Duration,
-    /// Mean time of a transaction.
+    /// Mean latency of a transaction.
     pub latency_mean: Duration,
-    /// Half the transactions took no longer.
+    /// Median latency.
     pub latency_p50: Duration,
-    /// 95 of 100 took no longer.
+    /// 95th percentile of the latency.
     pub latency_p95: Duration,
-    /// 99 of 100 took no longer.
+    /// 99th percentile of the latency.
     pub latency_p99: Duration,
-    /// The longest.
+    /// Maximum latency.
     pub latency_max: Duration,
 }
 
@@ -168,16 +170,16 @@ impl Stats {
     }
 }
 
-/// What a load has done.
+/// The result of a load.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// The figures.
     pub stats: Stats,
-    /// The last failure, if there was one.
+    /// The last error, if there was one.
     pub last_failure: Option<String>,
 }
 
-/// Clients at work; they end when dropped.
+/// Running clients; dropping this value stops them.
 #[derive(Debug)]
 pub struct Load {
     shared: Arc<Shared>,
@@ -191,7 +193,8 @@ struct Shared {
     scale: u64,
     started: Instant,
     stop: AtomicBool,
-    /// Transactions begun or about to be: the ticket for the limit and the rate.
+    /// Number of transactions that have begun or wait for their start time; counted for the limit
+    /// and the rate.
     tickets: AtomicU64,
     transactions: AtomicU64,
     failures: AtomicU64,
@@ -248,7 +251,7 @@ impl Load {
         self.shared.stats()
     }
 
-    /// Whether a client still works.
+    /// Whether any client is still running.
     pub fn is_running(&self) -> bool {
         self.clients.iter().any(|client| !client.is_finished())
     }
@@ -258,7 +261,7 @@ impl Load {
         self.join()
     }
 
-    /// Ends the load: each client finishes its transaction.
+    /// Stops the load after each client has finished its transaction.
     pub fn stop(mut self) -> Result<Summary> {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.join()
@@ -321,7 +324,7 @@ impl Shared {
         }
     }
 
-    /// Works on one connection until the end (Ok) or until the connection is lost.
+    /// Runs transactions on one connection until the load ends (Ok) or the connection is lost.
     fn session(
         &self,
         mut client: Client,
@@ -354,7 +357,7 @@ impl Shared {
         *last = Some(sql_text(error));
     }
 
-    /// Waits for the turn of the next transaction; false at the end of the load.
+    /// Waits for the start time of the next transaction; false at the end of the load.
     fn take_ticket(&self) -> bool {
         let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
         if self.options.transactions.is_some_and(|limit| ticket >= limit) {

@@ -1,4 +1,4 @@
-//! The statements that create a random schema on either side.
+//! The DDL of a random schema for publisher and subscriber.
 
 use fastrand::Rng;
 
@@ -17,7 +17,7 @@ pub(super) fn publisher(options: &Options, tables: &[Table]) -> String {
     sql
 }
 
-/// Creates the schema on the subscriber, where columns may be in another order.
+/// Creates the schema on the subscriber, where the order of columns may differ.
 pub(super) fn subscriber(options: &Options, tables: &[Table], rng: &mut Rng) -> String {
     let mut sql = preamble(options);
     for table in tables {

@@ -1,10 +1,10 @@
-//! Random schemas and random changes to them, repeatable by seed.
+//! Random schemas and random changes to them, reproducible by seed.
 //!
-//! [`RandomSchema::generate`] makes tables with every kind of key, type and column that logical
-//! replication treats in its own way. [`RandomDml`] changes them. It never looks at the data:
-//! keys come from a small range, so that statements of different transactions and sessions meet
-//! on the same rows, delete and insert a key again, and collide on unique values. The same seed
-//! gives the same statements; with one session it gives the same data.
+//! [`RandomSchema::generate`] creates tables with every kind of key, type and column that logical
+//! replication treats differently. [`RandomDml`] changes them without reading the data. Keys come
+//! from a small range. Statements of different transactions and sessions therefore change the same
+//! rows, reinsert deleted keys, and violate unique constraints. The same seed gives the same
+//! statements, and with a single session the same data.
 
 mod ddl;
 mod schema;
@@ -22,8 +22,8 @@ pub use schema::{Options, RandomSchema};
 use crate::error::{Context, Error, Result, sql_text};
 use statement::Generator;
 
-/// Failures that come from the random choice of values or from other sessions, not from a fault
-/// of the generator.
+/// Errors that result from random values or concurrent sessions rather than from a fault of the
+/// generator.
 const EXPECTED_FAILURES: [SqlState; 7] = [
     SqlState::UNIQUE_VIOLATION,
     SqlState::FOREIGN_KEY_VIOLATION,
@@ -31,20 +31,20 @@ const EXPECTED_FAILURES: [SqlState; 7] = [
     SqlState::T_R_DEADLOCK_DETECTED,
     SqlState::T_R_SERIALIZATION_FAILURE,
     SqlState::CARDINALITY_VIOLATION,
-    // TRUNCATE behind a deferred check of its own transaction.
+    // TRUNCATE after a change with a pending deferred check in the same transaction.
     SqlState::OBJECT_IN_USE,
 ];
 
-/// What a session has done.
+/// Counters of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DmlReport {
     /// Committed transactions.
     pub committed: u64,
-    /// Transactions rolled back on purpose or after a failure.
+    /// Transactions rolled back on purpose or after an error.
     pub rolled_back: u64,
-    /// Statements that failed as they may, and were undone.
+    /// Statements that failed with an expected error and were rolled back.
     pub failed_statements: u64,
-    /// Rows that statements of committed transactions changed.
+    /// Number of rows that committed transactions changed.
     pub rows: u64,
 }
 
@@ -57,7 +57,7 @@ impl DmlReport {
     }
 }
 
-/// One session's stream of random transactions.
+/// A stream of random transactions for one session.
 #[derive(Debug)]
 pub struct RandomDml<'a> {
     schema: &'a RandomSchema,
@@ -72,10 +72,11 @@ impl<'a> RandomDml<'a> {
         Self { schema, rng: Rng::with_seed(seed), seed, transactions: 0 }
     }
 
-    /// Executes the next `transactions` of the stream. An error is a fault of the generator or
-    /// the loss of the connection; collisions are counted in the report.
+    /// Executes the next `transactions` of the stream. Expected errors are counted in the report.
+    /// An error means a fault of the generator or a connection loss.
     pub fn run(&mut self, client: &mut Client, transactions: u64) -> Result<DmlReport> {
-        // Sessions that meet on rows deadlock now and then; do not wait a second each time.
+        // Sessions sometimes deadlock on the same rows; a short timeout avoids a wait of one
+        // second.
         client
             .batch_execute("SET deadlock_timeout = '10ms'")
             .context(|| "prepare a session for random changes".to_string())?;
@@ -88,8 +89,8 @@ impl<'a> RandomDml<'a> {
     }
 
     fn transaction(&mut self, client: &mut Client, report: &mut DmlReport) -> Result<()> {
-        // Each transaction draws from a source of its own: what one statement's failure skips
-        // does not change the transactions after it.
+        // Each transaction has its own generator, so that statements skipped after an error do not
+        // change later transactions.
         let mut rng = self.rng.fork();
         let schema = self.schema;
         let generator = Generator::new(schema);
@@ -136,7 +137,7 @@ impl<'a> RandomDml<'a> {
         }
         let end = if prepared { format!("PREPARE TRANSACTION '{gid}'") } else { "COMMIT".into() };
         if let Err(error) = client.batch_execute(&end) {
-            // A deferred constraint speaks up now, and the transaction is rolled back.
+            // A deferred constraint is violated, and the transaction is rolled back.
             expect_failure(&error, &end)?;
             report.failed_statements += 1;
             report.rolled_back += 1;
@@ -156,8 +157,8 @@ impl<'a> RandomDml<'a> {
     }
 }
 
-/// Runs `sessions` streams at the same time, `transactions` each. The seeds are `seed`,
-/// `seed + 1` and so on.
+/// Runs `sessions` concurrent streams of `transactions` each. Their seeds are `seed`, `seed + 1`
+/// and so on.
 pub fn run_sessions(
     conninfo: &str,
     schema: &RandomSchema,

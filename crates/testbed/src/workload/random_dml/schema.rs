@@ -1,4 +1,4 @@
-//! Random tables.
+//! Random table definitions.
 
 use fastrand::Rng;
 
@@ -6,42 +6,42 @@ use super::ddl;
 use super::value::ValueType;
 use crate::compare::{TableName, quote};
 
-/// What may occur in a schema and in its changes.
+/// Features that may occur in a schema and its changes.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The number of tables, at least one for each kind of key if six or more.
+    /// Number of tables. With six or more, each kind of key occurs at least once.
     pub tables: usize,
-    /// The schema (in SQL's sense) that the tables are in.
+    /// The SQL schema of the tables.
     pub schema: String,
     /// Tables with REPLICA IDENTITY FULL and no key.
     pub identity_full: bool,
-    /// Partitioned tables, which the subscriber partitions otherwise or not at all.
+    /// Partitioned tables, which the subscriber partitions differently or not at all.
     pub partitioned: bool,
     /// Stored generated columns.
     pub generated_columns: bool,
-    /// Unique indexes beside the key: plain, of several columns, partial, of an expression,
+    /// Unique indexes in addition to the key: plain, multicolumn, partial, on an expression,
     /// deferrable.
     pub unique_indexes: bool,
-    /// Foreign keys with their cascades.
+    /// Foreign keys with cascading actions.
     pub foreign_keys: bool,
-    /// The subscriber has its columns in another order, other defaults, and more columns.
+    /// The subscriber has a different order of columns, different defaults, and additional columns.
     pub subscriber_differs: bool,
-    /// Tables without a key may have more columns on the subscriber, too. Off by default: the native
-    /// apply worker, which compares the whole row, does not find such a row.
+    /// Tables without a key may have additional columns on the subscriber. Off by default, because
+    /// the native apply worker compares the whole row and does not find such a row.
     pub full_identity_extra_columns: bool,
-    /// Names that need quotes.
+    /// Names that require quotes.
     pub odd_names: bool,
     /// Statements that change keys.
     pub key_changes: bool,
-    /// TRUNCATE, now and then.
+    /// TRUNCATE statements.
     pub truncate: bool,
     /// Some transactions commit in two phases.
     pub two_phase: bool,
-    /// Values that are equal and not identical (`1.0` and `1.00`), in keys and in tables without one.
-    /// Off by default: of rows that are equal the native apply worker changes any.
+    /// Values that are equal but not identical (`1.0` and `1.00`), in keys and in tables without a
+    /// key. Off by default, because the native apply worker may change any of several equal rows.
     pub equal_spellings: bool,
-    /// Columns of the subscriber have a smaller precision or length, or are of another type. What
-    /// arrives is then not what the publisher has.
+    /// The subscriber's columns have a smaller precision or length, or another type. The values on
+    /// the subscriber then differ from the publisher's.
     pub narrow_subscriber: bool,
 }
 
@@ -67,21 +67,21 @@ impl Default for Options {
     }
 }
 
-/// A random schema: its DDL for both sides, and the tables.
+/// A random schema: its DDL for both sides, and its tables.
 #[derive(Clone, Debug)]
 pub struct RandomSchema {
-    /// For the publisher.
+    /// DDL for the publisher.
     pub publisher_ddl: String,
-    /// For the subscriber.
+    /// DDL for the subscriber.
     pub subscriber_ddl: String,
-    /// The tables to publish, roots rather than partitions.
+    /// The tables to publish: roots of partition trees, not partitions.
     pub tables: Vec<TableName>,
     pub(super) options: Options,
     pub(super) models: Vec<Table>,
 }
 
 impl RandomSchema {
-    /// The schema of a seed.
+    /// Generates the schema of a seed.
     pub fn generate(seed: u64, options: &Options) -> Self {
         let mut rng = Rng::with_seed(seed ^ 0x5c8e_3a00);
         let mut models = Vec::new();
@@ -95,7 +95,7 @@ impl RandomSchema {
         Self { publisher_ddl, subscriber_ddl, tables, options: options.clone(), models }
     }
 
-    /// A publication of all the tables, through the roots of the partitioned ones.
+    /// The DDL of a publication of all tables that publishes via the partition root.
     pub fn publication_ddl(&self, name: &str) -> String {
         let tables: Vec<String> = self.tables.iter().map(TableName::to_string).collect();
         format!(
@@ -106,7 +106,7 @@ impl RandomSchema {
     }
 }
 
-/// How the rows of a table are identified.
+/// How rows of a table are identified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Primary,
@@ -116,13 +116,13 @@ pub(super) enum Key {
     IdentityAlways,
     /// No primary key: a unique index is the replica identity.
     UniqueIndex,
-    /// No key: the whole old row.
+    /// No key: the whole old row is the replica identity.
     Full,
     /// No key and no replica identity: rows are only inserted.
     InsertOnly,
 }
 
-/// A unique index beside the key.
+/// A unique index in addition to the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unique {
     Column,
@@ -136,12 +136,12 @@ pub(super) enum Unique {
 pub(super) struct Table {
     pub(super) name: TableName,
     pub(super) key: Key,
-    /// Key columns first.
+    /// Columns; the key columns come first.
     pub(super) columns: Vec<Column>,
     pub(super) key_columns: usize,
     pub(super) partitions: u32,
     pub(super) unique: Option<Unique>,
-    /// The table that a column refers to.
+    /// The table that a foreign key references.
     pub(super) parent: Option<TableName>,
 }
 
@@ -161,11 +161,11 @@ pub(super) enum Role {
     Key,
     Identity,
     Plain,
-    /// One of the two columns of unique indexes.
+    /// One of the two columns in unique indexes.
     Unique,
-    /// Refers to a parent's key.
+    /// References the key of the parent table.
     Reference,
-    /// Generated from other columns.
+    /// A generated column, with the column in its expression.
     Generated(String),
 }
 
@@ -175,12 +175,12 @@ impl Column {
         Self { name: name.to_string(), kind, role, nullable, default: None, external: false }
     }
 
-    /// The quoted name.
+    /// The quoted column name.
     pub(super) fn sql(&self) -> String {
         quote(&self.name)
     }
 
-    /// Whether a statement may give it a value.
+    /// Whether a statement may assign a value to the column.
     pub(super) fn is_writable(&self) -> bool {
         !matches!(self.role, Role::Identity | Role::Generated(_))
     }
@@ -198,7 +198,7 @@ impl Table {
         if options.identity_full {
             kinds.push(Key::Full);
         }
-        // Every kind in turn, then at random.
+        // Use every kind once, then choose at random.
         let key = match kinds.get(number) {
             Some(key) => *key,
             None => kinds[rng.usize(..kinds.len())],
@@ -226,7 +226,8 @@ impl Table {
             columns.push(Column::new("u2", ValueType::Text, Role::Unique));
         }
         let mut parent = None;
-        // A cascade deletes and updates rows, which an insert-only table does not publish.
+        // A cascade deletes and updates rows, which a table without replica identity cannot
+        // publish.
         if options.foreign_keys && key != Key::InsertOnly && rng.bool() {
             let parents: Vec<&Self> =
                 earlier.iter().filter(|table| table.key == Key::Primary).collect();
@@ -236,7 +237,7 @@ impl Table {
             }
         }
         columns.extend(plain_columns(rng, options, key));
-        // From PostgreSQL 18 on a replica identity may not hold an unpublished generated column.
+        // Since PostgreSQL 18 a replica identity must not contain an unpublished generated column.
         if options.generated_columns && key != Key::Full && rng.bool() {
             let from = columns.iter().find(|column| column.role == Role::Plain);
             let expression = from.map_or("'none'".into(), |column| {
@@ -268,7 +269,7 @@ fn key_columns(rng: &mut Rng, options: &Options, key: Key) -> Vec<Column> {
             vec![Column::new("k1", kind(), Role::Key), Column::new("k 2", kind(), Role::Key)]
         }
         Key::IdentityAlways => vec![Column::new("id", ValueType::BigInt, Role::Identity)],
-        // Something to choose rows by, not unique.
+        // A column to select rows by; it is not unique.
         Key::Full => vec![Column::new("pick", ValueType::Int, Role::Key)],
         Key::InsertOnly => Vec::new(),
     }
@@ -276,7 +277,7 @@ fn key_columns(rng: &mut Rng, options: &Options, key: Key) -> Vec<Column> {
 
 fn plain_columns(rng: &mut Rng, options: &Options, key: Key) -> Vec<Column> {
     let mut columns = Vec::new();
-    // Few values in few columns, so that whole rows are equal.
+    // Few columns with few values, so that whole rows are equal.
     let spelled = options.equal_spellings && key == Key::Full;
     let count = if spelled { rng.usize(1..=2) } else { rng.usize(2..=7) };
     for number in 0..count {

@@ -1,4 +1,4 @@
-//! Random statements on a random schema.
+//! Random statements for a random schema.
 
 use fastrand::Rng;
 
@@ -6,7 +6,7 @@ use super::schema::{Column, Key, RandomSchema, Role, Table, Unique};
 use super::value::{ValueType, quoted};
 use crate::compare::quote;
 
-/// Highest identity value that statements look for; low ones live longest.
+/// Highest identity value in conditions; low values exist the longest.
 const IDENTITY_MAX: u32 = 300;
 
 pub(super) struct Generator<'a> {
@@ -20,7 +20,7 @@ impl<'a> Generator<'a> {
         Self { schema, schema_sql: quote(&schema.options.schema) }
     }
 
-    /// The next statement.
+    /// Generates the next statement.
     pub(super) fn next(&self, rng: &mut Rng) -> String {
         let table = &self.schema.models[rng.usize(..self.schema.models.len())];
         let options = &self.schema.options;
@@ -55,7 +55,7 @@ impl<'a> Generator<'a> {
             1..20 => rng.usize(2..6),
             _ => 1,
         };
-        // A long row of the same long values makes no test better.
+        // More rows with long values would not improve the test.
         let rows = if table.columns.iter().any(is_long) { rows.min(8) } else { rows };
         let names: Vec<String> = columns.iter().map(|column| column.sql()).collect();
         let values: Vec<String> = (0..rows)
@@ -74,7 +74,7 @@ impl<'a> Generator<'a> {
 
     fn on_conflict(&self, table: &Table, rng: &mut Rng) -> String {
         let choice = rng.u8(0..10);
-        // A deferrable constraint cannot decide a conflict.
+        // A deferrable constraint cannot be the arbiter of ON CONFLICT.
         if table.unique == Some(Unique::Deferrable) || choice < 3 {
             return String::new();
         }
@@ -160,7 +160,7 @@ fn random_column<'t>(
     rng.choice(fitting)
 }
 
-/// A condition for some rows: often one, sometimes a few.
+/// A condition that matches often one row, sometimes a few.
 fn condition(table: &Table, rng: &mut Rng) -> String {
     if table.key == Key::IdentityAlways || rng.u8(0..4) > 0 {
         return one_row(table, rng);
@@ -170,7 +170,7 @@ fn condition(table: &Table, rng: &mut Rng) -> String {
     format!("{} BETWEEN {first} AND {last}", column.sql())
 }
 
-/// A condition on the whole key.
+/// A condition on all key columns.
 fn one_row(table: &Table, rng: &mut Rng) -> String {
     let equal: Vec<String> = table.columns[..table.key_columns]
         .iter()

@@ -1,8 +1,8 @@
-//! Types of columns and random values of them.
+//! Column types and their random values.
 
 use fastrand::Rng;
 
-/// Distinct values of a key column: few, so that sessions meet.
+/// Number of distinct key values, small so that sessions change the same rows.
 const KEY_VALUES: u32 = 60;
 
 /// The type of a column.
@@ -18,7 +18,7 @@ pub(super) enum ValueType {
     Text,
     Varchar,
     Char,
-    /// Text that is often too long for a page and stored elsewhere.
+    /// Text that is often too long for a page, so that TOAST stores it out of line.
     LongText,
     LongBytes,
     Bytea,
@@ -36,11 +36,11 @@ pub(super) enum ValueType {
     Bits,
     Range,
     Point,
-    /// The types below are created with the schema.
+    /// The following types are created with the schema.
     Mood,
     Positive,
     Pair,
-    /// The types below have few values, that are equal and not the same text.
+    /// The following types have few values, some of which are equal but differ as text.
     LooseNumeric,
     SignedZero,
     Span,
@@ -83,7 +83,7 @@ impl ValueType {
         Self::Pair,
     ];
 
-    /// Types whose values are equal and yet not identical.
+    /// Types with values that are equal but not identical.
     pub(super) const SPELLED: [Self; 5] =
         [Self::LooseNumeric, Self::SignedZero, Self::Span, Self::LooseJsonb, Self::NumericArray];
 
@@ -99,7 +99,7 @@ impl ValueType {
         Self::Varchar,
     ];
 
-    /// The type's name in SQL; `schema` is where our own types are.
+    /// The type's name in SQL; `schema` contains the types that the workload creates.
     pub(super) fn sql(self, schema: &str) -> String {
         let own = |name: &str| format!("{schema}.{name}");
         match self {
@@ -139,7 +139,7 @@ impl ValueType {
         }
     }
 
-    /// A type of smaller precision or length, or another one, that takes all values all the same.
+    /// A type with smaller precision or length, or another type, that still accepts all values.
     pub(super) fn narrow_sql(self, schema: &str) -> String {
         match self {
             Self::BigInt => "numeric(20,0)".into(),
@@ -159,26 +159,26 @@ impl ValueType {
         }
     }
 
-    /// Whether rows can be found by equality of such a column, as REPLICA IDENTITY FULL needs.
+    /// Whether the type has an equality operator, which REPLICA IDENTITY FULL requires.
     pub(super) fn has_equality(self) -> bool {
         !matches!(self, Self::Json | Self::Point)
     }
 
-    /// Whether values can be added to.
+    /// Whether values are numbers that can be added to.
     pub(super) fn is_number(self) -> bool {
         matches!(self, Self::Int | Self::BigInt | Self::Numeric)
     }
 
-    /// Whether values are strings of any length.
+    /// Whether values are strings of unlimited length.
     pub(super) fn is_text(self) -> bool {
         matches!(self, Self::Text | Self::LongText)
     }
 
     /// A random value as an SQL expression.
     ///
-    /// Values of one type that are equal have the same text (no `1.0` beside `1.00`), except those
-    /// of [`Self::SPELLED`], because with REPLICA IDENTITY FULL the native apply worker may take
-    /// one equal row for another.
+    /// Equal values of a type have the same text (never both `1.0` and `1.00`), except for the
+    /// types in [`Self::SPELLED`]. With REPLICA IDENTITY FULL the native apply worker may otherwise
+    /// change another row that is equal.
     pub(super) fn random(self, rng: &mut Rng, schema: &str) -> String {
         let sql = self.sql(schema);
         match self {
@@ -254,7 +254,7 @@ impl ValueType {
         }
     }
 
-    /// One of the few values of a key, as an SQL expression.
+    /// A random key value as an SQL expression.
     pub(super) fn random_key(self, rng: &mut Rng) -> String {
         let key = self.key(rng.u32(1..=KEY_VALUES));
         match self {
@@ -263,7 +263,7 @@ impl ValueType {
         }
     }
 
-    /// Two neighbouring values of a key, for a range of rows.
+    /// Two adjacent key values for a range of rows.
     pub(super) fn random_key_range(self, rng: &mut Rng) -> (String, String) {
         let first = rng.u32(1..=KEY_VALUES);
         (self.key(first), self.key(first + rng.u32(1..5)))
@@ -284,7 +284,7 @@ impl ValueType {
     fn integer(self, rng: &mut Rng) -> i64 {
         let (low, high): (i64, i64) = match self {
             Self::SmallInt => (i16::MIN.into(), i16::MAX.into()),
-            // Not to the end, so that adding to it stays within the type.
+            // Less than the range of the type, so that an addition does not overflow.
             Self::Int => (-2_000_000_000, 2_000_000_000),
             _ => (-9_000_000_000_000_000_000, 9_000_000_000_000_000_000),
         };
@@ -292,7 +292,7 @@ impl ValueType {
     }
 }
 
-/// A string literal; the text may hold anything.
+/// A string literal for any text.
 pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
@@ -320,7 +320,7 @@ fn short_text(rng: &mut Rng, length_max: usize) -> String {
     std::iter::repeat_with(|| rng.lowercase()).take(length).collect()
 }
 
-/// Hexadecimal digits: a few, or more than fit into a page even when compressed.
+/// Hexadecimal digits: either few, or more than fit into a page even when compressed.
 fn long_text(rng: &mut Rng) -> String {
     let start = rng.u32(..);
     let pieces = if rng.u8(0..3) == 0 { rng.u32(1..4) } else { rng.u32(150..400) };
