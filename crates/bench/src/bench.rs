@@ -1,4 +1,4 @@
-//! What one invocation measures with: servers, program, regime, sizes.
+//! The context of one invocation: servers, program, regime, sizes.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use crate::outcome::{Outcome, Run, Runner};
 use crate::regime::{Regime, Setting};
 use crate::workload::{Scale, Workload};
 
-/// One invocation.
+/// The context of one invocation.
 #[derive(Debug)]
 pub(crate) struct Bench {
     pub(crate) binaries: ServerBinaries,
@@ -25,21 +25,22 @@ pub(crate) struct Bench {
     pub(crate) rounds: usize,
     pub(crate) scale: Scale,
     pub(crate) limit: Duration,
-    /// Parity only: no raw drain, and no workload has settings of its own.
+    /// Compares tables only: no raw drain, and workload-specific settings are not used.
     pub(crate) quick: bool,
     pub(crate) program: PathBuf,
     pub(crate) program_version: String,
     pub(crate) workers: u32,
-    /// More arguments of pgapace.
+    /// Additional arguments for pgapace.
     pub(crate) arguments: Vec<String>,
-    /// Servers that no workload uses; the next one gets them if it wants the same settings.
+    /// Servers that no workload uses now. The next workload takes them if it needs the same
+    /// settings.
     pub(crate) idle: RefCell<Option<Environment>>,
     pub(crate) clock: Clock,
 }
 
 impl Bench {
-    /// Servers without any user's database: those of the workload before, if they have these
-    /// settings. A quick run starts only one pair.
+    /// Returns servers without user databases. Takes the previous workload's servers if their
+    /// settings match. A quick run starts only one pair.
     pub(crate) fn servers(
         &self,
         publisher: &[Setting],
@@ -49,7 +50,7 @@ impl Bench {
             let (publisher, subscriber) =
                 if self.quick { (&[][..], &[][..]) } else { (publisher, subscriber) };
             let idle = self.idle.take().filter(|idle| idle.was_asked_for(publisher, subscriber));
-            // Those of other settings are gone before new ones start.
+            // Drop servers with other settings before new ones start.
             idle.map_or_else(
                 || Environment::start(&self.binaries, self.regime, publisher, subscriber),
                 Ok,
@@ -57,7 +58,7 @@ impl Bench {
         })
     }
 
-    /// Cleans servers, for the next workload. Those of a workload that failed end with it.
+    /// Cleans the servers for the next workload. If a workload fails, its servers are stopped.
     pub(crate) fn give_back(
         &self,
         servers: Environment,
@@ -69,9 +70,9 @@ impl Bench {
         Ok(())
     }
 
-    /// Runs every runner in every round. The order is reversed in every other round, so that
-    /// drift hits all alike. A runner that was stopped at its limit would be so every time, and
-    /// rests; after tables that differ nothing is worth measuring.
+    /// Runs every runner in every round. Every other round reverses the order, so that drift
+    /// affects all runners equally. A runner that reached its limit would reach it again, and is
+    /// not repeated. After a difference between tables, measuring stops.
     pub(crate) fn alternate(
         &self,
         outcome: &mut Outcome,
@@ -97,7 +98,7 @@ impl Bench {
         Ok(())
     }
 
-    /// An outcome without figures.
+    /// Creates an outcome without figures.
     pub(crate) fn outcome(&self, workload: &Workload, metric: &str, unit: &str) -> Outcome {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Outcome {
@@ -131,7 +132,7 @@ impl Bench {
     }
 }
 
-/// The arguments that ask a pgapace for this many workers, if it can have another number than one.
+/// The arguments that set pgapace's number of workers, if this version supports more than one.
 pub(crate) fn worker_arguments(program: &Path, workers: u32) -> Result<Vec<String>> {
     let help = Command::new(program)
         .args(["run", "--help"])
@@ -144,7 +145,8 @@ pub(crate) fn worker_arguments(program: &Path, workers: u32) -> Result<Vec<Strin
     Ok(Vec::new())
 }
 
-/// The pgapace to measure, or the one beside this binary, and what it calls itself.
+/// Finds the pgapace to measure: the given one, or the one next to this binary. Returns it with its
+/// version.
 pub(crate) fn find_program(given: Option<&Path>) -> Result<(PathBuf, String)> {
     let own = std::env::current_exe().context("cannot find the bench binary")?;
     let beside = own.parent().unwrap_or(Path::new(".")).join("pgapace");
@@ -169,7 +171,7 @@ pub(crate) fn find_program(given: Option<&Path>) -> Result<(PathBuf, String)> {
     Ok((program, version))
 }
 
-/// The commit of the source tree, marked when there are changes on top.
+/// The commit of the source tree, marked if there are uncommitted changes.
 fn commit() -> Option<String> {
     let output = Command::new("git")
         .args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty"])
@@ -179,14 +181,14 @@ fn commit() -> Option<String> {
     (output.status.success() && !text.is_empty()).then_some(text)
 }
 
-/// Where results are kept unless told otherwise: beside the build, `target/bench`.
+/// The default directory of results: `target/bench`.
 pub(crate) fn results_directory() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the bench binary")?;
     let build = own.ancestors().nth(2).unwrap_or(Path::new("."));
     Ok(build.join("bench"))
 }
 
-/// Processors and memory.
+/// A description of the machine: CPU and memory.
 fn machine() -> String {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let field = |path: &str, name: &str| {

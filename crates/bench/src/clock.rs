@@ -1,23 +1,23 @@
-//! Where the time of a pass goes: the runs are what counts, the rest is overhead.
+//! Time spent in each phase of a pass. Only the runs are measurements; everything else is overhead.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// What a pass does.
+/// A phase of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
-    /// Making and starting servers.
+    /// Creating and starting servers.
     Servers,
     /// Filling tables, writing the backlog.
     Prepare,
-    /// Giving the next run what the one before had.
+    /// Resetting servers and databases for the next run.
     Reset,
-    /// Running what is measured, to its end.
+    /// Running the measured program.
     Run,
     /// Comparing tables.
     Compare,
-    /// Removing what a workload left.
+    /// Removing the objects of a workload.
     Clean,
 }
 
@@ -39,7 +39,8 @@ impl Phase {
 pub(crate) struct Clock(RefCell<BTreeMap<Phase, f64>>);
 
 impl Clock {
-    /// Does something that belongs to a phase. What is timed within counts twice: nothing is.
+    /// Runs `what` and adds its time to a phase. Calls must not be nested, because the time would
+    /// count twice.
     pub(crate) fn time<T>(&self, phase: Phase, what: impl FnOnce() -> T) -> T {
         let started = Instant::now();
         let done = what();
@@ -47,7 +48,7 @@ impl Clock {
         done
     }
 
-    /// The seconds so far, by name of the phase; the clock begins anew.
+    /// Returns the seconds of each phase by name, and resets the clock.
     pub(crate) fn take(&self) -> BTreeMap<String, f64> {
         let phases = self.0.take();
         phases.into_iter().map(|(phase, seconds)| (phase.name().to_owned(), seconds)).collect()
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn phases_add_up_and_begin_anew() {
+    fn phases_add_up_and_taking_them_resets_the_clock() {
         let clock = Clock::default();
         assert_eq!(clock.time(Phase::Run, || 7), 7);
         clock.time(Phase::Run, || ());

@@ -1,4 +1,5 @@
-//! The raw drain: one backlog, read into nothing from copies of one slot, in alternating rounds.
+//! The raw drain: reads one backlog without applying it, from copies of one slot, in alternating
+//! rounds.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -14,7 +15,7 @@ use wire::CopyChunk;
 use crate::raw::{Drained, End, Source, by_receiver, by_recvlogical, tool_with_recvlogical};
 
 const DATABASE: &str = "bench";
-/// Copied for every round, never read itself.
+/// Copied for every round; never read itself.
 const SLOT: &str = "backlog";
 const PUBLICATION: &str = "bench";
 
@@ -57,10 +58,10 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
         streaming: false,
         end: End::At(end),
     };
-    let (mut native, mut ours) = (Vec::new(), Vec::new());
+    let (mut native, mut received) = (Vec::new(), Vec::new());
     let mut chunks = Vec::new();
     for round in 0..args.rounds {
-        // The order is reversed in every other round, so that drift hits both alike.
+        // Every other round reverses the order, so that drift affects both readers equally.
         for turn in 0..2 {
             if (round + turn) % 2 == 0 {
                 if let Some(tool) = &recvlogical {
@@ -70,14 +71,14 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
             } else {
                 chunks.clear();
                 copy_slot(&publisher, "by_receiver")?;
-                ours.push(by_receiver(&source("by_receiver"), |chunk| chunks.push(chunk))?);
+                received.push(by_receiver(&source("by_receiver"), |chunk| chunks.push(chunk))?);
             }
         }
     }
     let decoded = (0..args.rounds).map(|_| decode(&chunks)).collect::<Result<Vec<_>>>()?;
-    let ours = median(ours);
+    let received = median(received);
     let decoded = median(decoded);
-    ensure!(decoded.messages == ours.messages, "decoding lost messages");
+    ensure!(decoded.messages == received.messages, "decoding lost messages");
     println!("PostgreSQL {}, {} transactions, TCP", binaries.version(), args.transactions);
     println!("{:<22} {:>12} {:>10} {:>9}", "", "messages/s", "MB/s", "ratio");
     let line = |name: &str, drained: &Drained, ratio: f64| {
@@ -88,29 +89,33 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
         );
     };
     let base = if native.is_empty() {
-        ours
+        received
     } else {
-        // pg_recvlogical counts nothing; it read the same backlog.
-        Drained { messages: ours.messages, bytes: ours.bytes, ..median(native) }
+        // pg_recvlogical does not count messages, but it read the same backlog.
+        Drained { messages: received.messages, bytes: received.bytes, ..median(native) }
     };
     if recvlogical.is_some() {
         line("pg_recvlogical", &base, 1.0);
     }
-    line("our receiver", &ours, ours.messages_per_second() / base.messages_per_second());
+    line(
+        "pgapace receiver",
+        &received,
+        received.messages_per_second() / base.messages_per_second(),
+    );
     line("decode alone", &decoded, decoded.messages_per_second() / base.messages_per_second());
-    let faster = ours.messages_per_second().max(base.messages_per_second());
+    let faster = received.messages_per_second().max(base.messages_per_second());
     println!("decode / raw drain: {:.1}", decoded.messages_per_second() / faster);
     Ok(())
 }
 
-/// Makes the backlog and returns its end.
+/// Writes the backlog and returns its end position.
 fn prepare(publisher: &Cluster, transactions: u32) -> Result<Lsn> {
     publisher.create_database(DATABASE)?;
     let mut client = publisher.connect(DATABASE)?;
     tpcb::create_tables(&mut client, 10)?;
     client.batch_execute(&format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"))?;
     client.query_one("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", &[&SLOT])?;
-    // TPC-B transactions inside the server: the backlog is what counts, not who wrote it.
+    // A procedure runs the TPC-B transactions in the server, because only the backlog matters.
     client.batch_execute(
         "CREATE PROCEDURE tpcb(n int) LANGUAGE plpgsql AS $$
          DECLARE a int; t int; b int; d int;
@@ -128,7 +133,8 @@ fn prepare(publisher: &Cluster, transactions: u32) -> Result<Lsn> {
          END $$",
     )?;
     client.batch_execute(&format!("CALL tpcb({transactions})"))?;
-    // One statement each: VACUUM refuses the transaction that several statements would share.
+    // One statement each, because VACUUM cannot run in the transaction that several statements
+    // would share.
     client.batch_execute("VACUUM")?;
     client.batch_execute("CHECKPOINT")?;
     lsn(&mut client, "SELECT pg_current_wal_insert_lsn()::text")
@@ -139,7 +145,7 @@ fn lsn(client: &mut postgres::Client, sql: &str) -> Result<Lsn> {
     Ok(text.parse()?)
 }
 
-/// A slot of its own for each reader: what is read is not consumed for the others.
+/// Copies the slot for one reader, because reading a slot consumes its changes.
 fn copy_slot(publisher: &Cluster, name: &str) -> Result<()> {
     let sql = format!(
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
@@ -150,7 +156,7 @@ fn copy_slot(publisher: &Cluster, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Decodes what was received, every column looked at.
+/// Decodes the received chunks, including every column.
 fn decode(chunks: &[CopyChunk]) -> Result<Drained> {
     let mut decoder = Decoder::new(Streaming::Off);
     let mut drained = Drained::default();

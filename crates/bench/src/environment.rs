@@ -1,4 +1,4 @@
-//! Publisher and subscriber of one regime: clusters, databases, slots and their copies.
+//! The servers of one regime: clusters, databases, slots and their copies.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,17 +15,17 @@ use crate::regime::{Regime, ServerSettings, Setting};
 
 /// The publication of every workload.
 pub(crate) const PUBLICATION: &str = "bench";
-/// Copied for every round, never read itself.
+/// Copied for every round; never read itself.
 pub(crate) const SLOT: &str = "backlog";
-/// The last transaction of a backlog inserts into this table.
+/// The table into which the last transaction of a backlog inserts a row.
 pub(crate) const MARKER: &str = "bench_marker";
-/// How long the end of a connection may take to be noticed.
+/// Limit for the time until the server notices the end of a connection.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The servers.
+/// A publisher and a subscriber with their proxies.
 #[derive(Debug)]
 pub(crate) struct Environment {
-    // Before the clusters: connections are cut first.
+    // Dropped before the clusters, so that connections are cut first.
     publisher_proxy: Option<Proxy>,
     subscriber_proxy: Option<Proxy>,
     pub(crate) publisher: Cluster,
@@ -33,13 +33,13 @@ pub(crate) struct Environment {
     binaries: ServerBinaries,
     standby: ClusterBuilder,
     settings: String,
-    /// The settings that a workload asked for: publisher, subscriber.
+    /// The settings that a workload requested, for publisher and subscriber.
     asked: [ServerSettings; 2],
 }
 
 impl Environment {
-    /// Starts both servers; the settings of a workload win over those of the regime, except that
-    /// a regime keeps what makes it one.
+    /// Starts both servers. A workload's settings override the regime's, except for those that
+    /// define the regime.
     pub(crate) fn start(
         binaries: &ServerBinaries,
         regime: Regime,
@@ -136,7 +136,7 @@ impl Environment {
         })
     }
 
-    /// Whether these are the settings that it was started with.
+    /// Whether these servers were started with the same settings.
     pub(crate) fn was_asked_for(&self, publisher: &[Setting], subscriber: &[Setting]) -> bool {
         self.asked[0] == publisher && self.asked[1] == subscriber
     }
@@ -146,22 +146,23 @@ impl Environment {
         &self.binaries
     }
 
-    /// A server that could be a standby of the publisher.
+    /// A builder for a server that can become a standby of the publisher.
     pub(crate) fn standby_builder(&self) -> ClusterBuilder {
         self.standby.clone()
     }
 
-    /// What was set, for the report.
+    /// The settings, for the report.
     pub(crate) fn settings(&self) -> &str {
         &self.settings
     }
 
-    /// A place for a program's log, removed with the publisher.
+    /// The path of a log file, which is removed with the publisher.
     pub(crate) fn log_file(&self, name: &str) -> PathBuf {
         self.publisher.socket_dir().join(name)
     }
 
-    /// How the native subscription reaches the publisher: that is where its network is.
+    /// The publisher's address for the native subscription. The simulated network is on this
+    /// connection.
     pub(crate) fn publisher_for_native(&self, database: &str) -> String {
         match &self.publisher_proxy {
             Some(proxy) => proxy.conninfo(database),
@@ -169,12 +170,12 @@ impl Environment {
         }
     }
 
-    /// How pgapace reaches the publisher.
+    /// The publisher's address for pgapace.
     pub(crate) fn publisher_for_pgapace(&self, database: &str) -> String {
         self.publisher.conninfo_tcp(database)
     }
 
-    /// How pgapace reaches the subscriber: that is where its network is.
+    /// The subscriber's address for pgapace. The simulated network is on this connection.
     pub(crate) fn subscriber_for_pgapace(&self, database: &str) -> String {
         match &self.subscriber_proxy {
             Some(proxy) => proxy.conninfo(database),
@@ -182,14 +183,14 @@ impl Environment {
         }
     }
 
-    /// A slot of its own for each reader: what is read is not consumed for the others.
+    /// Copies the slot for one reader, because reading a slot consumes its changes.
     pub(crate) fn copy_slot(&self, database: &str, name: &str) -> Result<()> {
         self.drop_slot(database, name)?;
         let sql = format!("SELECT pg_copy_logical_replication_slot('{SLOT}', '{name}')");
         Ok(self.publisher.sql(database, &sql)?)
     }
 
-    /// Drops a slot, if it exists, once its last reader has gone.
+    /// Drops a slot, if it exists, as soon as no reader uses it.
     pub(crate) fn drop_slot(&self, database: &str, name: &str) -> Result<()> {
         let free = format!(
             "SELECT NOT EXISTS (SELECT 1 FROM pg_replication_slots \
@@ -205,10 +206,11 @@ impl Environment {
         Ok(self.publisher.sql(database, &sql)?)
     }
 
-    /// Makes the subscriber of a round, a copy of `base`, and has both servers begin it alike.
+    /// Creates the subscriber database of a round as a copy of `base`, and gives both servers the
+    /// same initial state.
     pub(crate) fn reset_subscriber(&self, base: &str, round: &str) -> Result<()> {
         self.drop_subscriber(round)?;
-        // A copy of the files writes no WAL and leaves shared_buffers alone.
+        // A file copy writes no WAL and does not use shared_buffers.
         let strategy =
             if self.subscriber.binaries().major() >= 15 { "STRATEGY file_copy" } else { "" };
         self.subscriber
@@ -218,10 +220,10 @@ impl Environment {
         Ok(())
     }
 
-    /// Drops the subscriber of a round and the replication origins it left behind.
+    /// Drops the subscriber database of a round and its remaining replication origins.
     pub(crate) fn drop_subscriber(&self, round: &str) -> Result<()> {
-        // Of a subscriber that was stopped; they would keep the database from being dropped, and
-        // are out of reach for sessions elsewhere.
+        // Prepared transactions of a stopped subscriber would prevent DROP DATABASE, and only
+        // sessions of the same database can end them.
         let prepared = format!("SELECT gid FROM pg_prepared_xacts WHERE database = '{round}'");
         for row in self.subscriber.query_texts("postgres", &prepared)? {
             if let Some(Some(gid)) = row.first() {
@@ -237,7 +239,7 @@ impl Environment {
         Ok(())
     }
 
-    /// Removes what a workload left, so that another finds the servers as they were.
+    /// Removes all objects of a workload, so that the next one finds clean servers.
     pub(crate) fn clean(&self, database: &str, subscribers: &[&str]) -> Result<()> {
         for subscriber in subscribers {
             self.drop_subscriber(subscriber)?;
@@ -254,7 +256,7 @@ impl Environment {
     }
 }
 
-/// A new directory on a disk; the cluster makes and removes it.
+/// The path of a new directory on a disk; the cluster creates and removes it.
 fn disk_directory(name: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let base = std::env::var_os("PGAPACE_TEST_TMP").filter(|value| !value.is_empty());
@@ -263,8 +265,8 @@ fn disk_directory(name: &str) -> PathBuf {
     base.join(format!("pgapace-bench-{}-{number}-{name}", std::process::id()))
 }
 
-/// An LSN that a query says.
+/// Runs a query that returns an LSN.
 pub(crate) fn lsn(client: &mut Client, sql: &str) -> Result<Lsn> {
     let text: String = client.query_one(sql, &[])?.get(0);
-    text.parse().with_context(|| format!("{text} is no LSN"))
+    text.parse().with_context(|| format!("{text} is not a valid LSN"))
 }

@@ -1,8 +1,8 @@
-//! Measurements: `cargo run --release -p bench -- tpcb --server 18 --regime cpu`.
+//! Benchmarks: `cargo run --release -p bench -- tpcb --server 18 --regime cpu`.
 //!
-//! Every figure is a ratio within one run on one machine: the native subscription, pgapace, and
-//! the raw drain, which nobody can beat. The bench drives servers and programs from outside; of
-//! the workspace it uses what the program itself is built on.
+//! Every result is a ratio within one run on one machine, between the native subscription, pgapace,
+//! and the raw drain as the upper limit. The bench drives servers and programs as external
+//! processes. From the workspace it uses only the crates that pgapace itself uses.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -33,9 +33,9 @@ use crate::options::{Cli, Command, MeasureArgs};
 use crate::report::{json, markdown, terminal};
 use crate::workload::{Scale, Workload};
 
-/// The source tree that this was built from.
+/// The source tree of this binary.
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-/// Sizes of `--quick`.
+/// The scale of `--quick`.
 const QUICK_SCALE: f64 = 0.001;
 
 fn main() -> ExitCode {
@@ -79,12 +79,12 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     Ok(())
 }
 
-/// Where results are kept.
+/// The directory of results.
 fn results(args: &MeasureArgs) -> Result<PathBuf> {
     args.results.clone().map_or_else(results_directory, Ok)
 }
 
-/// Measures every workload; one that fails does not keep the others from being measured.
+/// Measures every workload; after a failed workload the others are still measured.
 fn run(
     args: &MeasureArgs,
     workloads: &[Workload],
@@ -94,7 +94,7 @@ fn run(
     let mut arguments = worker_arguments(&program, args.workers)?;
     arguments.extend(args.pgapace_args.split_whitespace().map(str::to_owned));
     if args.quick {
-        println!("quick: whether the tables are equal; the figures mean nothing");
+        println!("quick: only checks that the tables are equal; the figures are not meaningful");
     }
     let binaries = testbed::servers::find_or_fetch(args.server)?;
     let bench = Bench {

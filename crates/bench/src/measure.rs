@@ -1,23 +1,23 @@
-//! What processes use: CPU seconds and memory, read from /proc while they run.
+//! CPU time and memory of processes, read from /proc while they run.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// Jiffies per second in /proc, a constant of Linux's interface.
+/// Jiffies per second in /proc, constant in Linux's interface.
 const JIFFIES: f64 = 100.0;
 
-/// Names of leaders' threads, as far as the kernel keeps them: those of the subscriptions of the
-/// scenarios.
+/// Names of leader threads, as far as the kernel stores them. They are the names of the scenarios'
+/// subscriptions.
 const LEADERS: [&str; 2] = ["pgapace", "bench_subscribe"];
 
-/// What a process is to a round.
+/// The role of a process in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Sends changes on the publisher.
+    /// Sends changes: a walsender on the publisher.
     Walsender,
-    /// Applies them: a worker of the native subscription, or a backend of pgapace.
+    /// Applies changes: an apply worker of the native subscription, or a backend of pgapace.
     Apply,
     /// The pgapace process itself.
     Program,
@@ -32,35 +32,35 @@ pub(crate) struct Usage {
     pub(crate) apply_cpu: f64,
     /// CPU seconds of the pgapace process.
     pub(crate) program_cpu: f64,
-    /// What of them its leader took: decoding, assembling, dependencies, commit order.
+    /// Part of `program_cpu` in the leader: decoding, assembling, dependencies, commit order.
     #[serde(default)]
     pub(crate) leader_cpu: f64,
-    /// What of them the thread took that reads the publisher's stream.
+    /// Part of `program_cpu` in the thread that reads the publisher's stream.
     #[serde(default)]
     pub(crate) receiver_cpu: f64,
-    /// What of them the workers took: folding, encoding, sending.
+    /// Part of `program_cpu` in the apply workers: net changes, encoding, sending.
     #[serde(default)]
     pub(crate) workers_cpu: f64,
-    /// Most memory that the pgapace process ever had (VmHWM), in bytes.
+    /// Peak memory of the pgapace process (VmHWM), in bytes.
     pub(crate) peak_memory: u64,
 }
 
-/// Follows processes until they are gone; what was last seen of them counts.
+/// Samples processes until they end; the last sample counts.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     processes: BTreeMap<u32, (Role, f64)>,
-    /// Of pgapace, by their numbers, with their names.
+    /// Threads of pgapace by thread ID, with their names.
     threads: BTreeMap<u32, (String, f64)>,
     peak_memory: u64,
 }
 
 impl Meter {
-    /// One more process. To watch it again changes nothing.
+    /// Adds a process. Adding it again has no effect.
     pub(crate) fn watch(&mut self, role: Role, pid: u32) {
         self.processes.entry(pid).or_insert((role, 0.0));
     }
 
-    /// Looks at every process that still runs.
+    /// Samples every process that still runs.
     pub(crate) fn sample(&mut self) {
         for (pid, (role, seconds)) in &mut self.processes {
             if let Some(now) = cpu_seconds(*pid) {
@@ -76,7 +76,7 @@ impl Meter {
         }
     }
 
-    /// The sums so far.
+    /// The sums of all samples.
     pub(crate) fn usage(&self) -> Usage {
         let sum = |wanted| {
             let of_role = self.processes.values().filter(|(role, _)| *role == wanted);
@@ -104,7 +104,7 @@ fn cpu_seconds(pid: u32) -> Option<f64> {
     parse_cpu_seconds(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The threads of a process: number, name, CPU seconds.
+/// The threads of a process: ID, name, CPU seconds.
 fn threads(pid: u32) -> Vec<(u32, String, f64)> {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let of = |task: fs::DirEntry| {
@@ -116,7 +116,7 @@ fn threads(pid: u32) -> Vec<(u32, String, f64)> {
     tasks.flatten().filter_map(of).collect()
 }
 
-/// Time in user and kernel mode: fields 14 and 15, counted after the name in parentheses.
+/// CPU time in user and kernel mode: fields 14 and 15, counted after the name in parentheses.
 fn parse_cpu_seconds(stat: &str) -> Option<f64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace().skip(11);
     let mut jiffies = || fields.next()?.parse::<f64>().ok();

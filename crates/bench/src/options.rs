@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line options.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,14 +23,14 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// How fast a publisher can be read, by pg_recvlogical and by our receiver, and how fast what
-    /// was read is decoded
+    /// Measure how fast a publisher can be read, by pg_recvlogical and by pgapace's receiver, and
+    /// how fast the received changes are decoded
     Drain(drain::DrainArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct MeasureArgs {
-    /// What to measure, or all; see --list
+    /// Workloads to measure, or all; see --list
     #[arg(value_name = "WORKLOAD")]
     pub(crate) workloads: Vec<String>,
 
@@ -38,7 +38,7 @@ pub(crate) struct MeasureArgs {
     #[arg(long)]
     pub(crate) list: bool,
 
-    /// cpu, disk, slow-commit:5ms, cold or rtt:5ms
+    /// Regime: cpu, disk, slow-commit:5ms, cold or rtt:5ms
     #[arg(long, default_value = "cpu")]
     pub(crate) regime: Regime,
 
@@ -46,19 +46,19 @@ pub(crate) struct MeasureArgs {
     #[arg(long, default_value_t = 18)]
     pub(crate) server: u16,
 
-    /// Workers of pgapace
+    /// Number of pgapace's apply workers
     #[arg(long, default_value_t = 1)]
     pub(crate) workers: u32,
 
-    /// More arguments of `pgapace run`, separated by spaces
+    /// Additional arguments of `pgapace run`, separated by spaces
     #[arg(long, value_name = "ARGUMENTS", default_value = "", allow_hyphen_values = true)]
     pub(crate) pgapace_args: String,
 
-    /// The pgapace to measure [default: the one beside this program]
+    /// The pgapace to measure [default: the one in this program's directory]
     #[arg(long, value_name = "FILE")]
     pub(crate) pgapace: Option<PathBuf>,
 
-    /// Rounds; the median counts
+    /// Number of rounds; the median is the result
     #[arg(long, default_value_t = 3)]
     pub(crate) rounds: usize,
 
@@ -66,44 +66,45 @@ pub(crate) struct MeasureArgs {
     #[arg(long, default_value_t = 1.0)]
     pub(crate) scale: f64,
 
-    /// Write the results to this file as well
+    /// Also write the results to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 
-    /// Stop a run after this time (600s, 10m) and project it
+    /// Stop a run after this time (600s, 10m) and project its result
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     pub(crate) native_limit: Duration,
 
-    /// Every workload (or those named) tiny, one round, parity only
+    /// Run every workload (or the given ones) at a tiny scale, one round, and only compare the
+    /// tables
     #[arg(long)]
     pub(crate) quick: bool,
 
-    /// Write docs/benchmarks.md and its plots from all results that were kept
+    /// Write docs/benchmarks.md and its plots from all stored results
     #[arg(long)]
     pub(crate) report: bool,
 
-    /// Where the report goes [default: docs of this source tree]
+    /// Directory of the report [default: docs of this source tree]
     #[arg(long, value_name = "DIRECTORY")]
     pub(crate) docs: Option<PathBuf>,
 
-    /// Where results are kept [default: bench in the build directory]
+    /// Directory of the results [default: bench in the build directory]
     #[arg(long, value_name = "DIRECTORY")]
     pub(crate) results: Option<PathBuf>,
 }
 
 impl MeasureArgs {
-    /// Says what does not fit together.
+    /// Checks that the options are consistent.
     pub(crate) fn check(&self) -> Result<()> {
         ensure!(self.rounds > 0, "--rounds must be at least 1");
         ensure!(self.scale > 0.0 && self.scale <= 1000.0, "--scale must be positive");
         ensure!(self.workers > 0, "--workers must be at least 1");
         if self.workloads.is_empty() && !self.quick && !self.list && !self.report {
-            bail!("name the workloads to measure, or all; --list shows them");
+            bail!("give the workloads to measure, or all; --list shows them");
         }
         Ok(())
     }
 
-    /// The workloads that were named.
+    /// The selected workloads.
     pub(crate) fn selected(&self) -> Result<Vec<Workload>> {
         let scale = if self.quick { 0.0 } else { self.scale };
         if self.workloads.iter().any(|name| name == "all") {

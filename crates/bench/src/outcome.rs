@@ -1,4 +1,4 @@
-//! What was measured, as it is kept in JSON, and the arithmetic on it.
+//! Results as they are stored in JSON, and calculations on them.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,20 @@ use serde::{Deserialize, Serialize};
 use crate::measure::Usage;
 use crate::report::terminal::figure;
 
-/// Who ran.
+/// The program that ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Runner {
-    /// Our receiver, which throws away what it reads: values as text.
+    /// pgapace's receiver, which discards what it reads: values as text.
     Receiver,
-    /// The same with binary values.
+    /// pgapace's receiver with binary values.
     ReceiverBinary,
-    /// `pg_recvlogical` into /dev/null, binary values.
+    /// `pg_recvlogical` into /dev/null, with binary values.
     Recvlogical,
-    /// COPY of the tables into nothing: the limit of a table sync.
+    /// COPY of the tables to nowhere: the upper limit of a table sync.
     Copy,
-    /// COPY of the tables into the subscriber's, one after the other on one pair of connections.
+    /// COPY of the tables into the subscriber's tables, one after the other over one pair of
+    /// connections.
     Pipe,
     /// The publisher without any subscriber.
     Alone,
@@ -27,14 +28,14 @@ pub(crate) enum Runner {
     Physical,
     /// The native subscription.
     Native,
-    /// The same with streaming = on, where that is not its best.
+    /// The native subscription with streaming = on, where that is not its fastest mode.
     NativeOn,
-    /// This project.
+    /// pgapace.
     Pgapace,
 }
 
 impl Runner {
-    /// Whether this is a limit rather than a competitor.
+    /// Whether the runner is an upper limit instead of a competitor.
     pub(crate) fn is_raw(self) -> bool {
         matches!(
             self,
@@ -49,8 +50,8 @@ impl Runner {
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Receiver => "our receiver, text",
-            Self::ReceiverBinary => "our receiver, binary",
+            Self::Receiver => "pgapace receiver, text",
+            Self::ReceiverBinary => "pgapace receiver, binary",
             Self::Recvlogical => "pg_recvlogical, binary",
             Self::Copy => "COPY",
             Self::Pipe => "one COPY pipe",
@@ -63,33 +64,33 @@ impl Runner {
     }
 }
 
-/// One run of one runner.
+/// One run of one program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Run {
     pub(crate) runner: Runner,
     pub(crate) round: usize,
-    /// The figure in the outcome's unit.
+    /// The result in the outcome's unit.
     pub(crate) value: f64,
-    /// Wall-clock time; projected where it says so.
+    /// Wall-clock time in seconds; projected if `projected_from` is set.
     pub(crate) seconds: f64,
-    /// The run was stopped at its limit, with this share of the backlog applied.
+    /// Set if the run was stopped at its limit: the share of the backlog that had been applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) projected_from: Option<f64>,
     #[serde(default)]
     pub(crate) usage: Usage,
-    /// Points of a plot: seconds since the start, and the share applied or the lag in bytes.
+    /// Points of a plot: seconds since the start, with the share applied or the lag in bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) curve: Vec<(f64, f64)>,
 }
 
 impl Run {
-    /// A run to its end.
+    /// Creates a run that was not stopped.
     pub(crate) fn new(runner: Runner, value: f64, seconds: f64, usage: Usage) -> Self {
         Self { runner, round: 0, value, seconds, projected_from: None, usage, curve: Vec::new() }
     }
 }
 
-/// Everything about one workload in one regime on one server version.
+/// All results of one workload in one regime on one server version.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) workload: String,
@@ -98,49 +99,49 @@ pub(crate) struct Outcome {
     pub(crate) server: u16,
     pub(crate) metric: String,
     pub(crate) unit: String,
-    /// Medians in that unit; none where there is nothing.
+    /// Medians in `unit`; absent if there is no run.
     pub(crate) raw: Option<f64>,
     pub(crate) native: Option<f64>,
     pub(crate) pgapace: Option<f64>,
-    /// How many times faster than the native subscription pgapace is.
+    /// How many times faster pgapace is than the native subscription.
     pub(crate) ratio_native: Option<f64>,
-    /// The share of the limit that pgapace reaches.
+    /// The share of the upper limit that pgapace reaches.
     pub(crate) ratio_raw: Option<f64>,
-    /// Whether the tables were equal after every round that ran to its end.
+    /// Whether the tables were equal after every completed run.
     pub(crate) parity: Option<bool>,
     pub(crate) rounds: Vec<Run>,
-    /// Rows that the backlog changes.
+    /// Number of rows that the backlog changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) changes: Option<u64>,
-    /// CPU time of the pgapace process, its backends not counted, per change, in microseconds.
+    /// CPU time of the pgapace process per change, in microseconds, without its backends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) client_us_per_change: Option<f64>,
-    /// Which drain is the limit.
+    /// The runner that sets the upper limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) limit: Option<Runner>,
-    /// Wall-clock seconds of the whole measurement, and what of them went where.
+    /// Wall-clock seconds of the whole measurement, and of each phase.
     #[serde(default)]
     pub(crate) seconds: f64,
     #[serde(default)]
     pub(crate) phases: BTreeMap<String, f64>,
-    /// Why there is no figure, or what to know about it.
+    /// Why there is no result, or remarks about it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) notes: Vec<String>,
     pub(crate) scale: f64,
     pub(crate) workers: u32,
-    /// More arguments of pgapace.
+    /// Additional arguments of pgapace.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) pgapace_args: String,
     pub(crate) server_version: String,
     pub(crate) program_version: String,
     pub(crate) machine: String,
     pub(crate) settings: String,
-    /// Seconds since 1970.
+    /// Time of the measurement, in seconds since 1970.
     pub(crate) measured_at: u64,
 }
 
 impl Outcome {
-    /// Fills in the medians and ratios from the runs.
+    /// Computes the medians and ratios from the runs.
     pub(crate) fn conclude(&mut self, direction: Direction) {
         let raws = [
             Runner::Receiver,
@@ -167,7 +168,7 @@ impl Outcome {
         });
     }
 
-    /// Notes what native's two ways with large transactions come to.
+    /// Notes the results of the native subscription's two modes for large transactions.
     fn note_streaming(&mut self, direction: Direction) {
         let (on, parallel) = (self.median_of(Runner::NativeOn), self.median_of(Runner::Native));
         let ratio_on = ratio(direction, self.pgapace, on);
@@ -186,7 +187,7 @@ impl Outcome {
         }
     }
 
-    /// Notes how the comparison of the tables after a run went. Once they differed, that stays.
+    /// Records the comparison of the tables after a run. A difference is never overwritten.
     pub(crate) fn compared(&mut self, runner: Runner, differences: &[String]) {
         if differences.is_empty() {
             self.parity = self.parity.or(Some(true));
@@ -197,19 +198,19 @@ impl Outcome {
         self.notes.push(format!("the tables differ after a run of {}: {list}", runner.name()));
     }
 
-    /// The median of one runner's figures; none of runs that were stopped before they had any.
+    /// The median of a runner's results, without runs that were stopped before they had one.
     pub(crate) fn median_of(&self, runner: Runner) -> Option<f64> {
         let runs = self.rounds.iter().filter(|run| run.runner == runner && run.value > 0.0);
         median(runs.map(|run| run.value).collect())
     }
 
-    /// Whether a figure of this runner is a projection.
+    /// Whether any result of this runner is a projection.
     pub(crate) fn is_projected(&self, runner: Runner) -> bool {
         self.rounds.iter().any(|run| run.runner == runner && run.projected_from.is_some())
     }
 }
 
-/// Which figures are better.
+/// Whether higher or lower results are better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// Rates.
@@ -227,17 +228,17 @@ impl Direction {
     }
 }
 
-/// How much better ours is than the other; more is better, whatever the unit.
-pub(crate) fn ratio(direction: Direction, ours: Option<f64>, other: Option<f64>) -> Option<f64> {
-    let (ours, other) = (ours?, other?);
+/// How many times better pgapace is than another runner; more is better in every unit.
+pub(crate) fn ratio(direction: Direction, pgapace: Option<f64>, other: Option<f64>) -> Option<f64> {
+    let (pgapace, other) = (pgapace?, other?);
     let ratio = match direction {
-        Direction::MoreIsBetter => ours / other,
-        Direction::LessIsBetter => other / ours,
+        Direction::MoreIsBetter => pgapace / other,
+        Direction::LessIsBetter => other / pgapace,
     };
     ratio.is_finite().then_some(ratio)
 }
 
-/// The middle value, or the mean of the two in the middle.
+/// The median: the middle value, or the mean of the two middle values.
 pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -248,7 +249,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// The value below which this share of all is: the nearest one that was measured.
+/// The percentile for a share between 0 and 1, as the nearest measured value.
 #[expect(clippy::cast_possible_truncation, reason = "an index into few values")]
 #[expect(clippy::cast_sign_loss, reason = "a share is not negative")]
 pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> Option<f64> {
@@ -257,7 +258,7 @@ pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> Option<f64> {
     values.get(rank.saturating_sub(1)).copied()
 }
 
-/// The time a stopped run would have taken, if it had gone on as it began.
+/// The time that a stopped run would have taken at constant speed.
 pub(crate) fn project(seconds: f64, share_applied: f64) -> Option<f64> {
     (share_applied > 0.0).then(|| seconds / share_applied)
 }
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn natives_better_way_counts_and_both_are_noted() {
+    fn the_faster_native_mode_counts_and_both_are_noted() {
         let mut outcome = outcome(vec![
             run(Runner::NativeOn, 20.0),
             run(Runner::Native, 12.0),
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn client_time_counts_whole_runs_alone() {
+    fn client_time_excludes_projected_runs() {
         let used = |program_cpu, projected_from| Run {
             usage: Usage { program_cpu, ..Usage::default() },
             projected_from,
@@ -377,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_once_differed_stay_so() {
+    fn a_difference_between_tables_is_not_overwritten() {
         let mut outcome = outcome(Vec::new());
         outcome.parity = None;
         outcome.compared(Runner::Native, &[]);
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_promised_keys_and_reads_back() {
+    fn json_has_the_documented_keys_and_can_be_read() {
         let outcome = outcome(vec![run(Runner::Native, 20.0)]);
         let json = serde_json::to_value(&outcome).unwrap();
         for key in [

@@ -1,4 +1,4 @@
-//! The raw drain: a slot read as fast as the publisher sends, into nothing.
+//! The raw drain: reads a slot as fast as the publisher sends and discards the data.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -12,9 +12,9 @@ use wire::{ConnInfo, CopyChunk, Haste, Received, ReplicationStream, Session, Sta
 
 use crate::measure::{Meter, Role};
 
-/// A publisher that sends nothing for so long has nothing more to send.
+/// If the publisher sends nothing for this time, it has no more changes.
 const STALLED: Duration = Duration::from_secs(40);
-/// How often the other reader's end is looked for.
+/// Interval of checks whether the other reader has ended.
 const POLL: Duration = Duration::from_millis(2);
 
 /// A slot and how to read it.
@@ -24,25 +24,25 @@ pub(crate) struct Source<'a> {
     pub(crate) database: &'a str,
     pub(crate) slot: &'a str,
     pub(crate) publication: &'a str,
-    /// Values in binary form rather than as text.
+    /// Whether values are in binary form instead of text.
     pub(crate) binary: bool,
-    /// Transactions when they are prepared, not when they are committed after that.
+    /// Whether transactions are sent at PREPARE instead of COMMIT PREPARED.
     pub(crate) two_phase: bool,
-    /// Transactions while they run.
+    /// Whether transactions are sent while they run.
     pub(crate) streaming: bool,
     pub(crate) end: End,
 }
 
-/// Where to stop.
+/// Where to stop reading.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum End {
     At(Lsn),
-    /// With the first commit, of which it is not known where it will be.
+    /// At the first commit, whose position is unknown.
     Commit,
 }
 
 impl Source<'_> {
-    /// The oldest version of the protocol that has what is asked for.
+    /// The oldest protocol version with the requested features.
     fn protocol(&self) -> u8 {
         match (self.two_phase, self.streaming) {
             (true, _) => 3,
@@ -52,7 +52,7 @@ impl Source<'_> {
     }
 }
 
-/// What one reader read.
+/// The result of one reader.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Drained {
     pub(crate) messages: u64,
@@ -60,7 +60,7 @@ pub(crate) struct Drained {
     pub(crate) seconds: f64,
     /// CPU seconds of the walsender.
     pub(crate) walsender_cpu: f64,
-    /// When all was read, if that was noted.
+    /// When everything was read, if that was recorded.
     pub(crate) ended: Option<Instant>,
 }
 
@@ -70,14 +70,14 @@ impl Drained {
     }
 }
 
-/// The server's own tools, or those of any server that is installed: the protocol is the same.
+/// The tools of this server version, or else of any installed version: the protocol is the same.
 pub(crate) fn tool_with_recvlogical(binaries: &ServerBinaries) -> Option<ServerBinaries> {
     std::iter::once(binaries.clone())
         .chain((14..=19).rev().filter_map(find_local))
         .find(|candidate| candidate.has("pg_recvlogical"))
 }
 
-/// Reads with `pg_recvlogical`. It counts nothing.
+/// Reads with `pg_recvlogical`, which does not count messages.
 pub(crate) fn by_recvlogical(source: &Source<'_>, tool: &ServerBinaries) -> Result<Drained> {
     let End::At(end) = source.end else { bail!("pg_recvlogical stops at a position") };
     let mut meter = Meter::default();
@@ -113,7 +113,7 @@ pub(crate) fn by_recvlogical(source: &Source<'_>, tool: &ServerBinaries) -> Resu
     Ok(Drained { seconds, walsender_cpu, ..Drained::default() })
 }
 
-/// Watches the walsender of a slot, if there is one by now.
+/// Watches the walsender of a slot, if it has started.
 fn watch_walsender(meter: &mut Meter, publisher: &mut Client, slot: &str) -> Result<bool> {
     let sql = "SELECT active_pid FROM pg_replication_slots \
                WHERE slot_name::text = $1 AND active_pid IS NOT NULL";
@@ -125,7 +125,7 @@ fn watch_walsender(meter: &mut Meter, publisher: &mut Client, slot: &str) -> Res
     Ok(pid.is_some())
 }
 
-/// Reads with our receiver and hands every chunk to `sink`.
+/// Reads with pgapace's receiver and passes every chunk to `sink`.
 pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) -> Result<Drained> {
     let startup = Startup { replication: true, ..Startup::default() };
     let conninfo = ConnInfo::parse(&source.publisher.conninfo_tcp(source.database))?;
@@ -141,7 +141,7 @@ pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) 
         if source.streaming { ", streaming 'on'" } else { "" },
     );
     let mut stream = ReplicationStream::start(session, &command)?;
-    // A backlog is read as the program reads it.
+    // Read as pgapace reads a backlog.
     stream.set_haste(Haste::None);
     let mut drained = Drained::default();
     'stream: loop {
@@ -174,7 +174,7 @@ pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) 
     }
     drained.ended = Some(Instant::now());
     drained.seconds = started.elapsed().as_secs_f64();
-    // The walsender waits for more, and does nothing meanwhile.
+    // The walsender is idle now, so its CPU time is final.
     let mut meter = Meter::default();
     watch_walsender(&mut meter, &mut source.publisher.connect(source.database)?, source.slot)?;
     meter.sample();

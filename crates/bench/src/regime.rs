@@ -1,50 +1,50 @@
-//! Regimes: what a round has to wait for besides the processor.
+//! Regimes: the conditions that limit a round in addition to CPU time.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A setting of a server, name and value.
+/// A server setting: name and value.
 pub(crate) type Setting = (&'static str, String);
-/// Settings of a server.
+/// The settings of a server.
 pub(crate) type ServerSettings = Vec<Setting>;
 
-/// One regime.
+/// A regime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Regime {
-    /// Data directories in memory, where the machine has a memory file system; fsync off.
+    /// Data directories in memory, if the machine has a memory file system; fsync off.
     Cpu,
-    /// Data directories on a disk, fsync on.
+    /// Data directories on disk, fsync on.
     Disk,
-    /// In memory, but each flush of the subscriber's WAL waits this long before it begins.
+    /// Like `Cpu`, but each WAL flush of the subscriber waits for this time before it begins.
     SlowCommit(Duration),
-    /// The subscriber has tiny buffers and, from 16 on, reads past the page cache.
+    /// The subscriber has tiny buffers and, since PostgreSQL 16, bypasses the page cache.
     Cold,
     /// A network with this round-trip time between the two sides.
     Rtt(Duration),
 }
 
 impl Regime {
-    /// What both servers get.
+    /// The settings of both servers.
     pub(crate) fn both(self) -> ServerSettings {
         vec![
             ("shared_buffers", "512MB".into()),
             ("max_wal_size", "8GB".into()),
             ("checkpoint_timeout", "1h".into()),
-            // Servers before 16 start no native worker within this time after another.
+            // Before PostgreSQL 16 a native worker starts only after this interval.
             ("wal_retrieve_retry_interval", "100ms".into()),
             ("max_connections", "200".into()),
             ("max_prepared_transactions", "200".into()),
         ]
     }
 
-    /// What the publisher gets on top.
+    /// Additional settings of the publisher.
     pub(crate) fn publisher(self) -> ServerSettings {
-        // It is to do nothing but decode; the subscriber's autovacuum is part of applying.
+        // The publisher must only decode. On the subscriber, autovacuum is part of applying.
         vec![("autovacuum", "off".into())]
     }
 
-    /// What the subscriber gets on top.
+    /// Additional settings of the subscriber.
     pub(crate) fn subscriber(self, major: u16) -> ServerSettings {
         match self {
             Self::SlowCommit(delay) => vec![
@@ -62,22 +62,22 @@ impl Regime {
         }
     }
 
-    /// Whether the publisher's data is on a disk.
+    /// Whether the publisher's data is on disk.
     pub(crate) fn publisher_on_disk(self) -> bool {
         self == Self::Disk
     }
 
-    /// Whether the subscriber's data is on a disk: memory file systems cannot be read directly.
+    /// Whether the subscriber's data is on disk; direct I/O does not work on a memory file system.
     pub(crate) fn subscriber_on_disk(self) -> bool {
         matches!(self, Self::Disk | Self::Cold)
     }
 
-    /// Whether the publisher flushes.
+    /// Whether the publisher flushes WAL.
     pub(crate) fn publisher_durable(self) -> bool {
         self == Self::Disk
     }
 
-    /// Whether the subscriber flushes; `commit_delay` has no effect where it does not.
+    /// Whether the subscriber flushes WAL; otherwise `commit_delay` has no effect.
     pub(crate) fn subscriber_durable(self) -> bool {
         matches!(self, Self::Disk | Self::SlowCommit(_))
     }
@@ -112,13 +112,13 @@ impl FromStr for Regime {
             number
                 .filter(|number| (1..=1000).contains(number))
                 .map(Duration::from_millis)
-                .ok_or_else(|| format!("{text} is no time from 1ms to 1000ms"))
+                .ok_or_else(|| format!("{text} is not a time from 1ms to 1000ms"))
         };
         match text.split_once(':') {
             None if text == "cpu" => Ok(Self::Cpu),
             None if text == "disk" => Ok(Self::Disk),
             None if text == "cold" => Ok(Self::Cold),
-            // commit_delay has a limit of its own.
+            // commit_delay has its own limit.
             Some(("slow-commit", delay)) => match milliseconds(delay)? {
                 delay if delay <= Duration::from_millis(100) => Ok(Self::SlowCommit(delay)),
                 _ => Err("slow-commit goes up to 100ms".into()),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_trip_is_two_ways() {
+    fn a_round_trip_has_two_directions() {
         let regime: Regime = "rtt:5ms".parse().unwrap();
         assert_eq!(regime.one_way(), Some(Duration::from_micros(2500)));
     }

@@ -1,7 +1,7 @@
-//! One run of one runner over a backlog.
+//! One run of one program over a backlog.
 //!
-//! Native and pgapace are timed alike: from ENABLE, or from the start of the process, until the
-//! last transaction of the backlog is visible on the subscriber.
+//! The native subscription and pgapace are timed in the same way: from ENABLE, or from the start of
+//! the process, until the last transaction of the backlog is visible on the subscriber.
 
 use std::time::{Duration, Instant};
 
@@ -18,51 +18,52 @@ use crate::measure::{Meter, Role, Usage};
 use crate::outcome::Runner;
 use crate::raw::{self, Drained, End, Source};
 
-/// How often the subscriber is asked for the marker.
+/// Interval of queries for the marker on the subscriber.
 const POLL: Duration = Duration::from_millis(10);
-/// How often progress is noted and new processes are looked for.
+/// Interval of progress samples and checks for new processes.
 const LOOK: Duration = Duration::from_millis(100);
-/// pgapace ends when all is durable, soon after all is visible.
+/// Limit for the exit of pgapace, which ends once all changes are durable, shortly after they are
+/// visible.
 const EXIT_PATIENCE: Duration = Duration::from_secs(120);
-/// A run that has applied nothing at its limit gets this many times as long.
+/// A run without any applied transaction at its limit gets this multiple of the limit.
 const PATIENCE: u32 = 3;
-/// A run without any progress for so long has failed, whatever its limit.
+/// A run without progress for this time has failed, regardless of its limit.
 const STALLED: Duration = Duration::from_secs(1200);
 
-/// A backlog and the databases it is replayed between.
+/// A backlog, and the databases between which it is replayed.
 #[derive(Debug)]
 pub(crate) struct Replay<'a> {
     pub(crate) environment: &'a Environment,
-    /// On the publisher.
+    /// The publisher's database.
     pub(crate) database: &'a str,
-    /// On the subscriber, in every round anew.
+    /// The subscriber's database, created again in every round.
     pub(crate) subscriber: &'a str,
     pub(crate) start: Lsn,
     pub(crate) end: Lsn,
-    /// Whether transactions come when they are prepared. A copy of a slot is never a two-phase one;
-    /// the first start of its stream with that option makes it one, from its position on.
+    /// Whether transactions are sent at PREPARE. A copy of a slot has two_phase off. The first
+    /// start of its stream with that option turns it on, from its current position.
     pub(crate) two_phase: bool,
-    /// Whether transactions are to be sent while they run.
+    /// Whether transactions are sent while they run.
     pub(crate) streaming: bool,
-    /// Runs that take longer are stopped and projected.
+    /// Longer runs are stopped and projected.
     pub(crate) limit: Duration,
     pub(crate) bench: &'a Bench,
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    /// Until the end, or until the last progress of a run that was stopped.
+    /// Time to the end in seconds, or to the last progress of a stopped run.
     pub(crate) seconds: f64,
-    /// The share of the backlog that was applied when the limit was reached.
+    /// Set if the limit was reached: the share of the backlog that had been applied.
     pub(crate) stopped_at: Option<f64>,
     pub(crate) usage: Usage,
-    /// The share applied over time.
+    /// The applied share over time.
     pub(crate) curve: Vec<(f64, f64)>,
 }
 
 impl Replay<'_> {
-    /// The raw drain by our receiver.
+    /// The raw drain with pgapace's receiver.
     pub(crate) fn receiver(&self, binary: bool) -> Result<Drained> {
         self.environment.copy_slot(self.database, "by_receiver")?;
         let drained = raw::by_receiver(&self.source("by_receiver", binary), drop)?;
@@ -70,7 +71,7 @@ impl Replay<'_> {
         Ok(drained)
     }
 
-    /// The raw drain by `pg_recvlogical`.
+    /// The raw drain with `pg_recvlogical`.
     pub(crate) fn recvlogical(&self, tool: &ServerBinaries) -> Result<Drained> {
         self.environment.copy_slot(self.database, "by_recvlogical")?;
         let drained = raw::by_recvlogical(&self.source("by_recvlogical", true), tool)?;
@@ -91,7 +92,7 @@ impl Replay<'_> {
         }
     }
 
-    /// The native subscription, with its best options or with streaming = on.
+    /// The native subscription, with its fastest options or with streaming = on.
     pub(crate) fn native(&self, runner: Runner) -> Result<Finished> {
         let environment = self.environment;
         environment.copy_slot(self.database, "native")?;
@@ -129,12 +130,12 @@ impl Replay<'_> {
             Ok(())
         })?;
         self.expect_two_phase("native")?;
-        // Drops its slot with it.
+        // This also drops the slot.
         control.batch_execute("DROP SUBSCRIPTION native").context("cannot drop it")?;
         Ok(finished)
     }
 
-    /// Our program, as a user would run it.
+    /// Runs pgapace as a user would.
     pub(crate) fn pgapace(&self) -> Result<Finished> {
         self.environment.copy_slot(self.database, "pgapace")?;
         let mut watch = Watch::new(
@@ -160,7 +161,7 @@ impl Replay<'_> {
         )?;
         meter.watch(Role::Program, process.pid());
         let mut finished = watch.follow(started, &mut meter, || {
-            // It ends by itself only after the marker, or in failure.
+            // It exits by itself only after the marker, or with an error.
             match process.status() {
                 Some(status) if !status.success() => {
                     bail!("pgapace ended with {status}:\n{}", process.log())
@@ -179,7 +180,7 @@ impl Replay<'_> {
         Ok(finished)
     }
 
-    /// The slot was read as it was meant to be.
+    /// Checks that the slot was read with the intended two_phase option.
     fn expect_two_phase(&self, slot: &str) -> Result<()> {
         let sql = format!(
             "SELECT two_phase = {} FROM pg_replication_slots WHERE slot_name = '{slot}'",
@@ -191,7 +192,7 @@ impl Replay<'_> {
     }
 }
 
-/// The options with which the native subscription is fastest.
+/// The fastest options of the native subscription.
 pub(crate) fn native_options(major: u16) -> &'static str {
     match major {
         16.. => "binary = true, streaming = parallel, origin = any",
@@ -199,7 +200,7 @@ pub(crate) fn native_options(major: u16) -> &'static str {
     }
 }
 
-/// The options of this way of the native subscription.
+/// The options of this mode of the native subscription.
 pub(crate) fn options_of(runner: Runner, major: u16) -> &'static str {
     match runner {
         Runner::NativeOn => "binary = true, streaming = on, origin = any",
@@ -207,7 +208,7 @@ pub(crate) fn options_of(runner: Runner, major: u16) -> &'static str {
     }
 }
 
-/// The native subscription, in both ways with large transactions where it has two.
+/// The modes of the native subscription: both modes for large transactions, if the version has two.
 pub(crate) fn natives(bench: &Bench) -> Vec<Runner> {
     if bench.binaries.major() >= 16 && !bench.quick {
         vec![Runner::NativeOn, Runner::Native]
@@ -234,7 +235,7 @@ pub(crate) fn run_pgapace(
         .spawn_logged(environment.log_file("pgapace.log"))?)
 }
 
-/// Waits until pgapace ends by itself, watching what it uses.
+/// Waits until pgapace exits by itself, and samples its processes.
 pub(crate) fn expect_success(process: &mut Process, meter: &mut Meter) -> Result<()> {
     let deadline = Instant::now() + EXIT_PATIENCE;
     while process.is_running() {
@@ -250,12 +251,12 @@ pub(crate) fn expect_success(process: &mut Process, meter: &mut Meter) -> Result
     }
 }
 
-/// Looks at a run from outside.
+/// Observes a run through SQL.
 struct Watch<'a> {
     publisher: Client,
     subscriber: Client,
     slot: &'static str,
-    /// Which processes of the subscriber apply.
+    /// Query for the subscriber's processes that apply changes.
     appliers: &'static str,
     start: Lsn,
     end: Lsn,
@@ -277,8 +278,8 @@ impl<'a> Watch<'a> {
         })
     }
 
-    /// Follows a run until the marker arrives or the limit is reached. `check` fails when the run
-    /// has.
+    /// Follows a run until the marker arrives or the limit is reached. `check` returns an error
+    /// when the run has failed.
     fn follow(
         &mut self,
         started: Instant,
@@ -308,8 +309,8 @@ impl<'a> Watch<'a> {
                     progressed = elapsed;
                 }
                 curve.push((elapsed.as_secs_f64(), share));
-                // Transactions, and groups of them, arrive whole: only the time until the last of
-                // them says something, and without any the run gets more time.
+                // Transactions and apply groups become visible as a whole, so only the time of the
+                // latest one is meaningful. If none is visible, the run gets more time.
                 if elapsed >= self.limit && (share > 0.0 || elapsed >= self.limit * PATIENCE) {
                     return Ok(self.finished(progressed, Some(share), meter, curve));
                 }
@@ -339,8 +340,8 @@ impl<'a> Watch<'a> {
         look_for_processes(meter, clients, self.slot, self.appliers)
     }
 
-    /// The share of the backlog's WAL that is applied. All transactions of a backlog are alike, so
-    /// it is their share as well.
+    /// The share of the backlog's WAL that is applied. All transactions of a backlog are of the
+    /// same kind, so this is also the share of transactions.
     fn share(&mut self) -> Result<f64> {
         let recorded = "SELECT to_regclass('pgapace.progress') IS NOT NULL";
         let sql = if self.subscriber.query_one(recorded, &[])?.get(0) {
@@ -355,7 +356,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Watches the walsender of a slot and the processes of the subscriber that a query names.
+/// Watches the walsender of a slot and the subscriber processes that a query returns.
 pub(crate) fn look_for_processes(
     meter: &mut Meter,
     [publisher, subscriber]: [&mut Client; 2],

@@ -1,4 +1,4 @@
-//! Results as JSON: one object per workload, in a file of the user's and in the results directory.
+//! Results as JSON: one object per workload, in the user's file and in the results directory.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ pub(crate) fn write(path: &Path, outcomes: &[Outcome]) -> Result<()> {
     fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Keeps each outcome in a file of its own; a later one of the same kind replaces it.
+/// Stores each outcome in its own file; a later outcome of the same kind replaces it.
 pub(crate) fn keep(directory: &Path, outcomes: &[Outcome]) -> Result<()> {
     fs::create_dir_all(directory)
         .with_context(|| format!("cannot create {}", directory.display()))?;
@@ -25,7 +25,7 @@ pub(crate) fn keep(directory: &Path, outcomes: &[Outcome]) -> Result<()> {
     Ok(())
 }
 
-/// Every outcome that was kept in a directory.
+/// Reads all outcomes in a directory.
 pub(crate) fn read_all(directory: &Path) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     let entries =

@@ -1,4 +1,4 @@
-//! `docs/benchmarks.md` and its plots, written anew from all results that were kept.
+//! `docs/benchmarks.md` and its plots, generated from all stored results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -14,41 +14,47 @@ use crate::outcome::{Outcome, Run, Runner};
 use crate::workload;
 
 const METHOD: &str = "\
-Every figure compares programs within one run on one machine; only the ratios travel. Workloads that
-need the same settings share a pair of servers, cleaned between them. The tables are filled on both sides, a replication slot is created, and the
-backlog is written once. Then the rounds replay it from copies of that slot (their order reversed
-every other time, CHECKPOINT on both sides before each, and VACUUM of what has changed) on a subscriber
-that is reset to a copy of the files. After every round the tables are compared by checksum.
+Every result compares programs within one run on one machine, so only the ratios apply elsewhere.
+Workloads with the same settings share a pair of servers, which is cleaned between them. The tables
+are filled on both sides, a replication slot is created, and the backlog is written once. The rounds
+then replay it from copies of that slot on a subscriber that is reset to a copy of the files. Every
+other round reverses the order of the programs. Each run is preceded by CHECKPOINT on both sides and
+VACUUM of the changed tables. After every round the tables are compared by checksum.
 
-- **raw** is the limit: the same slot read into nothing, by our receiver with text or with binary
-  values, or by `pg_recvlogical` with binary ones, whichever is faster (the table of all rounds says
-  which). For table syncs it is COPY of all tables into nothing; for `sync`, `large`: the publisher
-  without a subscriber; for `large-…-visible` our receiver, which reads while the insert runs.
-- **native** is CREATE SUBSCRIPTION with the server's best options (binary, streaming parallel where
-  there is such a thing), timed from ENABLE. `rollback` and `large`, which are about large
-  transactions, run it with streaming = on as well; the better of the two counts, and notes have both.
-- **pgapace** is `pgapace run`, timed from the start of the process. It is in a session of its own, as
-  a service is, because the kernel shares processors between sessions first, and every process of a
-  server has one.
-- Both are timed until the last transaction is visible on the subscriber; table syncs until all is
-  copied (pgapace: until it has ended, without ANALYZE, which natively is left to autovacuum).
-- **× native** and **of raw** are ratios in which more is better, whatever the unit.
-- `~` marks a run that was stopped at its limit and projected from the share of the backlog that was
-  applied (by the position in the publisher's WAL). It is not repeated in later rounds.
+- **raw** is the upper limit: the same slot, read and discarded by pgapace's receiver with text or
+  binary values, or by `pg_recvlogical` with binary values. The fastest of them counts; the table of
+  all rounds names it. For table syncs it is COPY of all tables without a destination, for `sync` and
+  `large` the publisher without a subscriber. For `large-…-visible` it is pgapace's receiver, which
+  reads while the insert runs.
+- **native** is CREATE SUBSCRIPTION with the server's fastest options (binary, and streaming =
+  parallel where it exists), timed from ENABLE. `rollback` and `large` test large transactions and
+  also run it with streaming = on. The faster of the two counts; the notes show both.
+- **pgapace** is `pgapace run`, timed from the start of the process. It runs in its own session, like
+  a service, because Linux first divides CPU time between sessions, and every process of a server has
+  its own.
+- Both are timed until the last transaction is visible on the subscriber; table syncs until all
+  tables are copied. For pgapace that is its exit, without ANALYZE, which the native subscription
+  leaves to autovacuum.
+- **× native** and **of raw** are ratios in which more is better, in every unit.
+- `~` marks a run that was stopped at its limit. Its result is projected from the share of the
+  backlog that had been applied, measured in the publisher's WAL. The run is not repeated in later
+  rounds.
 - `sync` runs the native subscription with synchronous_commit on and off in its first round, and
-  goes on with the better one.
-- `latency` is the time from sending COMMIT on the publisher until a query that is repeated without
-  a pause sees the row on the subscriber; one transaction at a time, 10 ms of rest between them.
-- `large` has a size of logical_decoding_work_mem in its name; a pass at a scale below 0.5 measures
-  the smallest and the largest of the eleven. `-visible` is of the same runs: from sending COMMIT until
-  a query that is repeated every two milliseconds sees the last row on the subscriber.
-- `twophase` is a load of 80 connections and the way back into step after it. Its notes say by how
-  many milliseconds the lag grew in each second of the load: the slope of the straight line that is
-  nearest to all samples. `twophase-drain` is a backlog of the same transactions.
-- CPU seconds are those of the publisher's walsenders, of the appliers (native workers, or the
-  backends of pgapace) and of the pgapace process, and what of the last its leader took (decoding,
-  dependencies, commit order), the thread that reads the stream, and the workers (folding,
-  encoding); memory is the most that process ever had.
+  with the faster setting in the others.
+- `latency` is the time from sending COMMIT on the publisher until a query on the subscriber sees the
+  row. The query is repeated without a pause. One transaction runs at a time, with a pause of 10 ms
+  between them.
+- `large` has a value of logical_decoding_work_mem in its name. At a scale below 0.5 only the
+  smallest and the largest of the eleven values are measured. `-visible` measures the same runs from
+  sending COMMIT until a query on the subscriber sees the last row. The query runs every two
+  milliseconds.
+- `twophase` is a load of 80 connections, followed by the time to catch up. Its notes show the growth
+  of the lag in milliseconds per second of the load, as the slope of the least-squares line through
+  all samples. `twophase-drain` is a backlog of the same transactions.
+- CPU seconds are those of the publisher's walsenders, of the processes that apply (native apply
+  workers, or backends of pgapace), and of the pgapace process. The last are also shown for its
+  leader (decoding, dependencies, commit order), its receiver (reading the stream) and its apply
+  workers (net changes, encoding). Memory is the peak of the pgapace process.
 - **client µs** is the CPU time of the pgapace process, without its backends, per changed row.
 ";
 
@@ -69,7 +75,7 @@ pub(crate) fn write(results: &Path, docs: &Path) -> Result<()> {
     save("benchmarks.md", &text)
 }
 
-/// Outcomes of one server version in one regime, in the order of the workloads.
+/// Outcomes grouped by server version and regime, in the order of the workloads.
 fn groups(outcomes: &[Outcome]) -> BTreeMap<(u16, u8, &str), Vec<&Outcome>> {
     let mut groups = BTreeMap::<_, Vec<_>>::new();
     for outcome in outcomes {
@@ -77,7 +83,7 @@ fn groups(outcomes: &[Outcome]) -> BTreeMap<(u16, u8, &str), Vec<&Outcome>> {
         groups.entry(key).or_default().push(outcome);
     }
     for group in groups.values_mut() {
-        // Variants of one workload as they were measured.
+        // Variants of a workload are in the order of measurement.
         group.sort_by_key(|outcome| (workload_rank(&outcome.workload), outcome.measured_at));
     }
     groups
@@ -123,7 +129,7 @@ fn page(outcomes: &[Outcome], plots: &mut BTreeMap<String, String>) -> String {
     text
 }
 
-/// All ratios to the native subscription: a line for each workload, a column for each group.
+/// All ratios to the native subscription: one line per workload, one column per group.
 fn overview(text: &mut String, groups: &BTreeMap<(u16, u8, &str), Vec<&Outcome>>) {
     let _ = writeln!(text, "## How many times faster than the native subscription\n");
     let heads: Vec<_> =
@@ -148,7 +154,7 @@ fn overview(text: &mut String, groups: &BTreeMap<(u16, u8, &str), Vec<&Outcome>>
     text.push('\n');
 }
 
-/// How many times faster, marked where it is projected or the tables differ.
+/// The ratio to the native subscription, marked if it is projected or the tables differ.
 fn faster(outcome: &Outcome) -> String {
     if outcome.parity == Some(false) {
         return "**differ**".into();
@@ -158,7 +164,7 @@ fn faster(outcome: &Outcome) -> String {
     outcome.ratio_native.map_or("-".into(), |value| format!("{mark}{}", ratio(Some(value))))
 }
 
-/// Says plainly where pgapace loses.
+/// Lists the workloads in which pgapace is slower.
 fn slower(text: &mut String, groups: &BTreeMap<(u16, u8, &str), Vec<&Outcome>>) {
     let _ = writeln!(text, "## Where pgapace is slower than the native subscription\n");
     let mut any = false;
@@ -174,7 +180,7 @@ fn slower(text: &mut String, groups: &BTreeMap<(u16, u8, &str), Vec<&Outcome>>) 
         }
     }
     if !any {
-        let _ = writeln!(text, "In no workload that was measured.");
+        let _ = writeln!(text, "In none of the measured workloads.");
     }
     text.push('\n');
 }
@@ -255,7 +261,7 @@ fn details(text: &mut String, group: &[&Outcome]) {
     let _ = writeln!(text, "\n</details>\n");
 }
 
-/// How long the workloads took, with everything around their runs.
+/// The duration of the workloads, including all overhead.
 fn spent(text: &mut String, group: &[&Outcome]) {
     let total: f64 = group.iter().map(|outcome| outcome.seconds).sum();
     if total > 0.0 {
@@ -266,7 +272,7 @@ fn spent(text: &mut String, group: &[&Outcome]) {
     }
 }
 
-/// One line: the figures of every round, and the means of what they used.
+/// One line: the results of every round, and mean CPU time and memory.
 fn detail(outcome: &Outcome, runner: Runner, runs: &[&Run]) -> String {
     let figures: Vec<_> = runs
         .iter()

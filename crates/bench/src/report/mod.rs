@@ -1,4 +1,4 @@
-//! What was measured, for people and for programs.
+//! Reports of results, for people and for programs.
 
 pub(crate) mod json;
 pub(crate) mod markdown;

@@ -1,4 +1,4 @@
-//! Line plots as SVG, for the report.
+//! Line plots as SVG for the report.
 
 use std::fmt::Write as _;
 
@@ -8,9 +8,9 @@ const LEFT: f64 = 80.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 50.0;
-/// Lines of the grid in each direction.
+/// Number of grid lines in each direction.
 const STEPS: f64 = 5.0;
-/// Readable on light and on dark pages, and by those who do not tell red from green.
+/// Readable on light and dark backgrounds, and with red-green colour blindness.
 const COLOURS: [&str; 4] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7"];
 
 /// One line of a plot.
@@ -20,7 +20,7 @@ pub(crate) struct Series<'a> {
     pub(crate) points: &'a [(f64, f64)],
 }
 
-/// What the axes say.
+/// The labels of a plot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Labels<'a> {
     pub(crate) title: &'a str,
@@ -28,7 +28,7 @@ pub(crate) struct Labels<'a> {
     pub(crate) y: &'a str,
 }
 
-/// Draws all series into one plot whose axes begin at zero.
+/// Draws all series into one plot; both axes start at zero.
 pub(crate) fn plot(labels: Labels<'_>, series: &[Series<'_>]) -> String {
     let points = || series.iter().flat_map(|series| series.points);
     let x_max = nice(points().map(|point| point.0).fold(0.0, f64::max));
@@ -68,7 +68,7 @@ pub(crate) fn plot(labels: Labels<'_>, series: &[Series<'_>]) -> String {
         HEIGHT / 2.0,
         escaped(labels.y),
     );
-    // Beside the title, where no line is.
+    // Next to the title, where no line is.
     let width = |series: &Series<'_>| 9.0 * series.name.len() as f64 + 20.0;
     let mut legend = WIDTH - RIGHT - series.iter().map(width).sum::<f64>();
     for (one, colour) in series.iter().zip(COLOURS.iter().cycle()) {
@@ -89,7 +89,7 @@ pub(crate) fn plot(labels: Labels<'_>, series: &[Series<'_>]) -> String {
     svg + "</svg>\n"
 }
 
-/// The next number with one digit of 1, 2 or 5, so that fifths of it are readable.
+/// Rounds up to a number with the single digit 1, 2 or 5, so that a fifth of it is readable.
 fn nice(value: f64) -> f64 {
     if value <= 0.0 {
         return 1.0;
@@ -99,7 +99,7 @@ fn nice(value: f64) -> f64 {
     steps.map(|step| step * power).into_iter().find(|nice| *nice >= value).unwrap_or(value)
 }
 
-/// A number for an axis.
+/// Formats a number for an axis.
 fn short(value: f64) -> String {
     match value {
         value if value >= 1e9 => format!("{}G", trimmed(value / 1e9)),

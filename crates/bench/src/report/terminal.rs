@@ -1,8 +1,8 @@
-//! The table on the terminal.
+//! The result table on the terminal.
 
 use crate::outcome::{Outcome, Runner};
 
-/// The head of the table.
+/// Prints the head of the table.
 pub(crate) fn print_head(outcome: &Outcome) {
     println!(
         "PostgreSQL {}, regime {}, scale {}, {}, {}",
@@ -18,7 +18,7 @@ pub(crate) fn print_head(outcome: &Outcome) {
     );
 }
 
-/// One line, and the notes below it.
+/// Prints one line and its notes.
 pub(crate) fn print_line(outcome: &Outcome) {
     let value = |value: Option<f64>, runner| {
         let mark = if outcome.is_projected(runner) { "~" } else { "" };
@@ -47,7 +47,7 @@ pub(crate) fn print_line(outcome: &Outcome) {
     }
 }
 
-/// How long each workload took, and what of that went where.
+/// Prints the duration of each workload and of its phases.
 pub(crate) fn print_times(outcomes: &[Outcome]) {
     let total: f64 = outcomes.iter().map(|outcome| outcome.seconds).sum();
     println!("seconds: {total:.0}");
@@ -58,7 +58,7 @@ pub(crate) fn print_times(outcomes: &[Outcome]) {
     }
 }
 
-/// Enough digits to compare by.
+/// Formats a number with enough digits for comparison.
 pub(crate) fn figure(value: f64) -> String {
     match value.abs() {
         size if size >= 1000.0 => format!("{value:.0}"),

@@ -1,4 +1,4 @@
-//! The same backlog in alternating rounds: raw drain, native subscription, pgapace.
+//! Replays one backlog in alternating rounds: raw drain, native subscription, pgapace.
 
 use std::thread;
 
@@ -17,9 +17,9 @@ use crate::round::{Finished, Replay, natives};
 use crate::scenario::live::{MEMORY, set};
 use crate::workload::{Backlog, Workload, Write, twophase};
 
-/// The database of the publisher.
+/// The publisher's database.
 const DATABASE: &str = "bench";
-/// The state of the subscriber at the slot; copied for every round.
+/// The subscriber's state at the start of the slot; copied for every round.
 const BASE: &str = "bench_base";
 const ROUND: &str = "bench_round";
 
@@ -69,7 +69,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
             return Ok(Run::new(runner, units / drained.seconds, drained.seconds, usage));
         }
         bench.clock.time(Phase::Reset, || {
-            // Nothing has changed there since the backlog was written and vacuumed.
+            // The publisher has not changed since the backlog was written and vacuumed.
             servers.publisher.sql(DATABASE, "CHECKPOINT")?;
             servers.reset_subscriber(BASE, ROUND)
         })?;
@@ -98,14 +98,14 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
     Ok(outcome)
 }
 
-/// Sets the publisher's logical_decoding_work_mem; returns what it was.
+/// Sets the publisher's logical_decoding_work_mem and returns the previous value.
 fn decode_with(servers: &Environment, memory: &str) -> Result<String> {
     let usual = servers.publisher.query_one_text("postgres", &format!("SHOW {MEMORY}"))?;
     set(&servers.publisher, MEMORY, memory)?;
     Ok(usual)
 }
 
-/// Projects a run that was stopped.
+/// Projects a stopped run.
 fn apply_limit(run: &mut Run, finished: &Finished, units: f64, notes: &mut Vec<String>) {
     let Some(share) = finished.stopped_at else { return };
     let (name, seconds) = (run.runner.name(), finished.seconds);
@@ -126,7 +126,7 @@ fn apply_limit(run: &mut Run, finished: &Finished, units: f64, notes: &mut Vec<S
     }
 }
 
-/// A backlog in its slot.
+/// A backlog in a slot.
 struct Prepared {
     start: pgoutput::Lsn,
     end: pgoutput::Lsn,
@@ -134,7 +134,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// How the tables of the round differ from the publisher's.
+    /// The differences between the tables of the round and the publisher's.
     fn differences(&self, environment: &Environment) -> Result<Vec<String>> {
         let mut subscriber = environment.subscriber.connect(ROUND)?;
         let mut all = Vec::new();
@@ -152,7 +152,7 @@ impl Prepared {
     }
 }
 
-/// Makes tables on both sides, then the slot, then the backlog.
+/// Creates the tables on both sides, then the slot, then the backlog.
 fn prepare(environment: &Environment, backlog: &Backlog) -> Result<Prepared> {
     let (mut publisher, base) = thread::scope(|scope| {
         let base = scope.spawn(|| tables(&environment.subscriber, BASE, backlog));
@@ -160,7 +160,7 @@ fn prepare(environment: &Environment, backlog: &Backlog) -> Result<Prepared> {
         let base = base.join().map_err(|_| anyhow!("filling the subscriber panicked"))?;
         anyhow::Ok((publisher?, base?))
     })?;
-    // A template must have no sessions.
+    // A template database must not have sessions.
     drop(base);
     publisher
         .batch_execute(&format!(
@@ -172,7 +172,8 @@ fn prepare(environment: &Environment, backlog: &Backlog) -> Result<Prepared> {
     write(environment, &mut publisher, backlog).context("cannot write the backlog")?;
     publisher.batch_execute(&format!("INSERT INTO {MARKER} VALUES (1)"))?;
     let end = lsn(&mut publisher, "SELECT pg_current_wal_insert_lsn()::text")?;
-    // One statement each: VACUUM refuses the transaction that several statements would share.
+    // One statement each, because VACUUM cannot run in the transaction that several statements
+    // would share.
     publisher.batch_execute("VACUUM")?;
     publisher.batch_execute("CHECKPOINT")?;
     let tables = published_tables(&mut publisher, PUBLICATION)?
@@ -188,7 +189,7 @@ fn write(environment: &Environment, publisher: &mut Client, backlog: &Backlog) -
             publisher.batch_execute(&format!(
                 "CREATE PROCEDURE write_backlog() LANGUAGE plpgsql AS $$ {body} $$"
             ))?;
-            // The same choices at every run.
+            // The same random numbers in every run.
             publisher.query_one("SELECT setseed(0.42)", &[])?;
             publisher.batch_execute("CALL write_backlog()")?;
         }

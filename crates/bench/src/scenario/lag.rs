@@ -1,4 +1,4 @@
-//! How far a subscriber is behind in time, and whether that grows.
+//! The lag of a subscriber in time, and its growth.
 
 use std::time::Duration;
 
@@ -6,26 +6,26 @@ use pgoutput::Lsn;
 
 use crate::scenario::live::Positions;
 
-/// Positions that were looked at, one after the other.
+/// A series of samples of positions.
 #[derive(Debug)]
 pub(crate) struct Lag {
-    /// Seconds, and how far the publisher's WAL went then.
+    /// Seconds since the start, with the publisher's WAL position at that time.
     written: Vec<(f64, f64)>,
-    /// Seconds, and by how many milliseconds the subscriber was behind then: how long ago the
-    /// publisher's WAL went as far as was applied.
+    /// Seconds since the start, with the lag in milliseconds: the time since the publisher's WAL
+    /// was at the applied position.
     behind: Vec<(f64, f64)>,
-    /// Bytes that the subscriber was behind, and those of them that were not sent, over all looks.
+    /// Sums over all samples: the lag in bytes, and the part of it that was not sent.
     bytes: f64,
     unsent: f64,
 }
 
 impl Lag {
-    /// The publisher's WAL goes so far when the load begins.
+    /// Starts with the publisher's WAL position at the start of the load.
     pub(crate) fn from(start: Lsn) -> Self {
         Self { written: vec![(0.0, start.0 as f64)], behind: Vec::new(), bytes: 0.0, unsent: 0.0 }
     }
 
-    /// Notes positions, so long after the load began.
+    /// Adds a sample at a time since the start of the load.
     pub(crate) fn note(&mut self, at: Duration, positions: Positions) {
         let at = at.as_secs_f64();
         self.written.push((at, positions.written.0 as f64));
@@ -43,8 +43,8 @@ impl Lag {
         (self.bytes > 0.0).then(|| self.unsent / self.bytes)
     }
 
-    /// By how many milliseconds the lag grew in each second: the slope of the straight line that
-    /// is nearest to all samples by least squares.
+    /// The growth of the lag in milliseconds per second: the slope of the least-squares line
+    /// through all samples.
     pub(crate) fn slope(&self) -> Option<f64> {
         let number = self.behind.len() as f64;
         let mean =
@@ -55,8 +55,8 @@ impl Lag {
         slope.is_finite().then_some(slope)
     }
 
-    /// When the WAL went so far; between two looks it grows evenly. What comes before the load was
-    /// there when it began.
+    /// The time at which the WAL reached a position, interpolated between samples. WAL from before
+    /// the load counts as written at its start.
     fn written_at(&self, position: f64) -> f64 {
         let after = self.written.partition_point(|(_, written)| *written < position);
         let earlier = after.checked_sub(1).map(|before| self.written[before]);
@@ -88,13 +88,13 @@ mod tests {
     }
 
     #[test]
-    fn half_the_speed_loses_half_a_second_in_each() {
+    fn at_half_the_speed_the_lag_grows_half_a_second_per_second() {
         let slope = lag(|second| 1000 + second * 50).slope().unwrap();
         assert!((slope - 500.0).abs() < 1e-6, "{slope}");
     }
 
     #[test]
-    fn who_keeps_pace_has_no_slope() {
+    fn a_subscriber_that_keeps_up_has_no_slope() {
         for behind in [0, 30, 100] {
             let slope = lag(|second| 1000 + second * 100 - behind).slope().unwrap();
             assert!(slope.abs() < 1e-6, "{behind}: {slope}");
@@ -102,13 +102,13 @@ mod tests {
     }
 
     #[test]
-    fn who_applies_nothing_loses_every_second() {
+    fn a_subscriber_that_applies_nothing_loses_every_second() {
         let slope = lag(|_| 900).slope().unwrap();
         assert!((slope - 1000.0).abs() < 1e-6, "{slope}");
     }
 
     #[test]
-    fn nothing_is_known_without_samples() {
+    fn there_is_no_slope_without_samples() {
         assert_eq!(Lag::from(Lsn(1000)).slope(), None);
     }
 }

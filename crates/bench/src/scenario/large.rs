@@ -1,4 +1,4 @@
-//! Seed 001: one large insert, until the COMMIT that waits for the subscriber returns.
+//! One large insert, timed until its synchronous COMMIT returns.
 
 use std::sync::mpsc;
 use std::thread;
@@ -20,9 +20,9 @@ use crate::workload::Workload;
 
 const ROWS: u64 = 5_000_000;
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a int, b text)";
-/// Between two looks at the subscriber, once COMMIT was sent.
+/// Interval of queries on the subscriber after COMMIT was sent.
 const LOOK: Duration = Duration::from_millis(2);
-/// How long a row may take to be seen after that.
+/// Limit for the time until the rows are visible after that.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
 pub(crate) fn measure(bench: &Bench, workload: &Workload, memory: &str) -> Result<Vec<Outcome>> {
@@ -77,8 +77,8 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, memory: &str) -> Resul
     Ok(vec![outcome, visible])
 }
 
-/// The insert and its COMMIT, which waits for whoever is synchronous: seconds. Says when it sends
-/// COMMIT.
+/// Runs the insert and its COMMIT, which waits for the synchronous standby, and returns the
+/// seconds. Calls `commits` when it sends COMMIT.
 fn insert(environment: &Environment, rows: u64, commits: impl FnOnce(Instant)) -> Result<f64> {
     let mut client = environment.publisher.connect(DATABASE)?;
     client.batch_execute("SET synchronous_commit = on")?;
@@ -91,15 +91,15 @@ fn insert(environment: &Environment, rows: u64, commits: impl FnOnce(Instant)) -
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// The same, and the seconds from sending COMMIT until the subscriber shows the rows. Nobody looks
-/// before.
+/// Also measures the seconds from sending COMMIT until the subscriber shows the rows. There are no
+/// queries before that.
 fn insert_and_see(environment: &Environment, rows: u64) -> Result<(f64, f64)> {
     let mut subscriber = environment.subscriber.connect(ROUND)?;
     let (sender, sent) = mpsc::channel();
     thread::scope(|scope| {
         let seen = scope.spawn(move || see(&mut subscriber, rows, &sent));
         let seconds = insert(environment, rows, |at| {
-            // Its receiver is gone only if it has failed, which it says itself.
+            // The receiver has ended only if it has failed, and then reports that itself.
             let _ = sender.send(at);
         });
         // If the insert has failed, this ends the wait for its COMMIT.
@@ -109,17 +109,17 @@ fn insert_and_see(environment: &Environment, rows: u64) -> Result<(f64, f64)> {
     })
 }
 
-/// What our receiver came to, which reads the stream into nothing while nobody waits for it.
+/// Result of pgapace's receiver, which reads and discards the stream while no commit waits for it.
 struct ReceivedLive {
-    /// Until it had the whole transaction.
+    /// Seconds until it had received the whole transaction.
     seconds: f64,
-    /// Of them after COMMIT was sent.
+    /// The part of these seconds after COMMIT was sent.
     after_commit: f64,
     walsender_cpu: f64,
 }
 
-/// The insert, and how long the publisher takes to send all of it to somebody who keeps nothing:
-/// nobody can show the rows earlier.
+/// Runs the insert and measures how long the publisher takes to send all of it to a reader that
+/// discards it. No subscriber can show the rows earlier.
 fn insert_and_receive(environment: &Environment, rows: u64) -> Result<ReceivedLive> {
     const SLOT: &str = "by_receiver";
     environment.publisher.sql(

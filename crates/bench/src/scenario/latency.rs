@@ -1,4 +1,4 @@
-//! How long a lone transaction takes to arrive, while nothing else happens.
+//! Latency of single transactions on idle servers.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,13 +15,13 @@ use crate::workload::Workload;
 
 const ROWS: i64 = 1000;
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, value bigint)";
-/// Fill the caches of both sides, and are not counted.
+/// Number of warm-up transactions, which fill the caches of both sides and are not counted.
 const FIRST: usize = 10;
-/// Everything has come to rest before the next transaction.
+/// Pause before the next transaction, so that both sides are idle.
 const REST: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Two outcomes: the median, and the time within which 95 % arrive.
+/// Returns two outcomes: the median and the 95th percentile.
 pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>> {
     let load = format!("INSERT INTO t SELECT i, 0 FROM generate_series(1, {ROWS}) i");
     let servers = live::prepare(bench, SCHEMA, &load)?;
@@ -63,8 +63,8 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>
     Ok(vec![medians, slowest])
 }
 
-/// Milliseconds from sending COMMIT until a query on the subscriber sees the row, one transaction
-/// after the other.
+/// Milliseconds from sending COMMIT until a query on the subscriber sees the row, for one
+/// transaction after the other.
 fn sample(environment: &Environment, samples: usize) -> Result<Vec<f64>> {
     let mut publisher = environment.publisher.connect(DATABASE)?;
     let mut subscriber = environment.subscriber.connect(ROUND)?;
@@ -78,7 +78,7 @@ fn sample(environment: &Environment, samples: usize) -> Result<Vec<f64>> {
         transaction.execute(&update, &[&value, &id])?;
         let sent = Instant::now();
         transaction.commit()?;
-        // As fast as the subscriber answers: it is asked again at once.
+        // The query is repeated without a pause.
         while subscriber.query_one(&visible, &[&id])?.get::<_, i64>(0) != value {
             ensure!(sent.elapsed() < PATIENCE, "a transaction does not arrive");
         }

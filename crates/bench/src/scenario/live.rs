@@ -1,4 +1,5 @@
-//! A subscriber that follows a publisher at work: native or pgapace, from the first copy on.
+//! A subscriber that follows a publisher under load: native or pgapace, starting with the initial
+//! copy.
 
 use std::time::{Duration, Instant};
 
@@ -16,60 +17,60 @@ use crate::measure::{Meter, Role, Usage};
 use crate::outcome::{Outcome, Runner};
 use crate::round::{look_for_processes, run_pgapace};
 
-/// The database of the publisher.
+/// The publisher's database.
 pub(crate) const DATABASE: &str = "bench";
-/// The empty tables of the subscriber.
+/// The database with the subscriber's empty tables.
 pub(crate) const BASE: &str = "bench_base";
-/// The subscriber of the run.
+/// The subscriber's database in the run.
 pub(crate) const ROUND: &str = "bench_round";
-/// The subscription, its slot, and its name in `synchronous_standby_names`.
+/// The name of the subscription, its slot, and its entry in `synchronous_standby_names`.
 pub(crate) const NAME: &str = "bench_subscriber";
 
-/// From which size on the publisher streams transactions.
+/// The size from which the publisher streams transactions.
 pub(crate) const MEMORY: &str = "logical_decoding_work_mem";
 
-/// How often it is looked at while it works: often enough, and not so often as to disturb it.
+/// Interval of samples under load, long enough not to disturb the run.
 pub(crate) const LOOK: Duration = Duration::from_millis(200);
-/// How long the first copy may take.
+/// Limit for the initial copy.
 const START_PATIENCE: Duration = Duration::from_secs(600);
-/// How long a subscriber may take to be in step after the load.
+/// Limit for catching up after the load.
 const CATCH_UP_PATIENCE: Duration = Duration::from_secs(1800);
-/// pgapace finishes what it has received before it ends.
+/// Limit for the exit of pgapace, which first applies everything it has received.
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How to run a subscriber.
+/// Options of a subscriber.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Options<'a> {
-    /// More options of CREATE SUBSCRIPTION.
+    /// Additional options of CREATE SUBSCRIPTION.
     pub(crate) native: &'a str,
-    /// More arguments of `pgapace run`.
+    /// Additional arguments of `pgapace run`.
     pub(crate) pgapace: &'a [&'a str],
-    /// Whether the publisher's commits wait for it.
+    /// Whether the publisher's commits wait for the subscriber.
     pub(crate) synchronous: bool,
 }
 
-/// Positions in the publisher's WAL, at one time.
+/// Positions in the publisher's WAL at one time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Positions {
     pub(crate) written: Lsn,
-    /// How far the walsender has come.
+    /// The position up to which the walsender has sent.
     pub(crate) sent: Lsn,
     pub(crate) applied: Lsn,
 }
 
 impl Positions {
-    /// Bytes between them.
+    /// The lag in bytes.
     pub(crate) fn behind(self) -> f64 {
         self.written.0.saturating_sub(self.applied.0) as f64
     }
 
-    /// Bytes that the walsender has not sent, nor decoded.
+    /// Bytes that the walsender has neither decoded nor sent.
     pub(crate) fn unsent(self) -> f64 {
         self.written.0.saturating_sub(self.sent.0) as f64
     }
 }
 
-/// A subscriber at work.
+/// A running subscriber.
 pub(crate) struct Live<'a> {
     bench: &'a Bench,
     environment: &'a Environment,
@@ -80,7 +81,7 @@ pub(crate) struct Live<'a> {
     subscriber: Client,
 }
 
-/// Servers with the tables on both sides, filled on the publisher, and the publication.
+/// Starts servers with the tables on both sides, filled on the publisher, and the publication.
 pub(crate) fn prepare(bench: &Bench, schema: &str, load: &str) -> Result<Environment> {
     let environment = bench.servers(&[], &[])?;
     bench.clock.time(Phase::Prepare, || create(&environment, schema, load))?;
@@ -105,7 +106,7 @@ fn create(environment: &Environment, schema: &str, load: &str) -> Result<()> {
     Ok(environment.subscriber.sql(BASE, &schema)?)
 }
 
-/// Sets a server setting that needs no restart.
+/// Changes a server setting that requires no restart.
 pub(crate) fn set(cluster: &Cluster, name: &str, value: &str) -> Result<()> {
     cluster.sql("postgres", &format!("ALTER SYSTEM SET {name} = '{value}'"))?;
     cluster.sql("postgres", "SELECT pg_reload_conf()")?;
@@ -116,13 +117,13 @@ pub(crate) fn set(cluster: &Cluster, name: &str, value: &str) -> Result<()> {
     wait_until(STOP_PATIENCE, format!("{name} to be set"), || {
         Ok(cluster.query_one_text("postgres", &sql)? == "t")
     })?;
-    // Sessions that are there already have seen the signal by now.
+    // By now, existing sessions have also received the signal.
     std::thread::sleep(Duration::from_millis(100));
     Ok(())
 }
 
 impl<'a> Live<'a> {
-    /// Starts a subscriber on an empty subscriber and waits until it is in step.
+    /// Starts a subscriber with empty tables and waits until it streams.
     pub(crate) fn start(
         bench: &'a Bench,
         environment: &'a Environment,
@@ -144,7 +145,7 @@ impl<'a> Live<'a> {
     ) -> Result<Self> {
         environment.reset_subscriber(BASE, ROUND)?;
         let names = if options.synchronous { NAME } else { "" };
-        // First: pgapace looks at it when it starts.
+        // Set first, because pgapace reads it at startup.
         set(&environment.publisher, "synchronous_standby_names", names)?;
         let mut live = Self {
             bench,
@@ -208,7 +209,7 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Notes what its processes have used; fails when it has.
+    /// Samples the processes; returns an error if the subscriber has failed.
     pub(crate) fn look(&mut self) -> Result<()> {
         self.check()?;
         look_for_processes(
@@ -233,8 +234,8 @@ impl<'a> Live<'a> {
         Ok(())
     }
 
-    /// How far the publisher has written its WAL and the subscriber has applied it, if it is
-    /// connected and has said so.
+    /// The positions of the publisher's WAL and of the subscriber, if it is connected and has
+    /// reported its position.
     pub(crate) fn positions(&mut self) -> Result<Option<Positions>> {
         let sql = "SELECT pg_current_wal_lsn()::text, sent_lsn::text, replay_lsn::text \
                    FROM pg_stat_replication \
@@ -242,7 +243,7 @@ impl<'a> Live<'a> {
         let Some(row) = self.publisher.query_opt(sql, &[&NAME])? else { return Ok(None) };
         let position = |column| {
             let text: &str = row.get(column);
-            text.parse::<Lsn>().with_context(|| format!("{text} is no LSN"))
+            text.parse::<Lsn>().with_context(|| format!("{text} is not a valid LSN"))
         };
         Ok(Some(Positions { written: position(0)?, sent: position(1)?, applied: position(2)? }))
     }
@@ -252,8 +253,8 @@ impl<'a> Live<'a> {
         Ok(self.positions()?.map(|positions| positions.behind()))
     }
 
-    /// Waits until what is committed now is visible on the subscriber. Nobody waits for the
-    /// subscriber any more. `idle` runs now and then.
+    /// Waits until all transactions committed so far are visible on the subscriber, after making
+    /// commits asynchronous. Calls `idle` repeatedly.
     pub(crate) fn catch_up(&mut self, idle: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         let arrived = self.catch_up_within(CATCH_UP_PATIENCE, idle)?;
         ensure!(
@@ -265,7 +266,7 @@ impl<'a> Live<'a> {
         Ok(())
     }
 
-    /// Like [`catch_up`](Self::catch_up), but says no when it takes longer than this.
+    /// Like [`catch_up`](Self::catch_up), but returns false after `limit`.
     pub(crate) fn catch_up_within(
         &mut self,
         limit: Duration,
@@ -291,7 +292,7 @@ impl<'a> Live<'a> {
         Ok(true)
     }
 
-    /// Ends the subscriber, notes how its tables compare, and removes what it left.
+    /// Stops the subscriber, compares its tables, and removes its objects.
     pub(crate) fn finish(mut self, outcome: &mut Outcome) -> Result<Usage> {
         self.look()?;
         let differences = self.bench.clock.time(Phase::Compare, || {
@@ -306,7 +307,7 @@ impl<'a> Live<'a> {
         Ok(usage)
     }
 
-    /// Ends a subscriber that is still behind: its tables say nothing.
+    /// Stops a subscriber that still lags, without comparing its tables.
     pub(crate) fn abandon(mut self) -> Result<Usage> {
         self.look()?;
         let usage = self.meter.usage();

@@ -1,4 +1,4 @@
-//! How each kind of workload is set up and measured.
+//! Scenarios: how each kind of workload is set up and measured.
 
 pub(crate) mod backlog;
 mod lag;

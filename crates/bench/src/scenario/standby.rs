@@ -1,4 +1,4 @@
-//! A physical standby of the publisher, for comparison. It rests, stopped, between its runs.
+//! A physical standby of the publisher, for comparison. It is stopped between its runs.
 
 use std::fs;
 use std::path::Path;
@@ -10,14 +10,14 @@ use testbed::{Cluster, Stop, wait_until};
 
 use crate::environment::Environment;
 
-/// Its name in `synchronous_standby_names`, and its slot.
+/// Its name in `synchronous_standby_names` and of its slot.
 pub(crate) const STANDBY: &str = "bench_standby";
-/// These stay its own: directories and settings, no slots.
+/// Files that are not copied from the publisher: directories, settings, slots.
 const KEPT: [&str; 4] = ["postgresql.conf", "postgresql.auto.conf", "pg_hba.conf", "pg_replslot"];
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Makes a standby from the files of the publisher, which is stopped meanwhile. No base backup:
-/// not every build of the servers has the program.
+/// Creates a standby from the files of the publisher, which is stopped meanwhile. It does not use
+/// pg_basebackup, because some server builds do not include that program.
 pub(crate) fn create(environment: &mut Environment) -> Result<Cluster> {
     let slot = format!("SELECT pg_create_physical_replication_slot('{STANDBY}', true)");
     environment.publisher.sql("postgres", &slot)?;
@@ -27,7 +27,7 @@ pub(crate) fn create(environment: &mut Environment) -> Result<Cluster> {
     let copied = replace_files(environment.publisher.data_dir(), standby.data_dir());
     environment.publisher.start()?;
     copied?;
-    // The file that makes it a standby, owned as the others are.
+    // Create the signal file as a copy, so that it has the same owner.
     copy(&standby.data_dir().join("PG_VERSION"), &standby.data_dir().join("standby.signal"))?;
     let conninfo =
         format!("{} application_name={STANDBY}", environment.publisher_for_native("postgres"));
@@ -41,7 +41,7 @@ pub(crate) fn create(environment: &mut Environment) -> Result<Cluster> {
     Ok(standby)
 }
 
-/// Starts it and waits until it has all that the publisher has.
+/// Starts the standby and waits until it has replayed all of the publisher's WAL.
 pub(crate) fn start(environment: &Environment, standby: &mut Cluster) -> Result<()> {
     standby.start()?;
     let sql = format!(
@@ -72,7 +72,7 @@ fn replace_files(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies with owner and mode: the servers may run as another user.
+/// Copies with owner and mode, because the servers may run as another user.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let status =
         Command::new("cp").arg("-a").arg(from).arg(to).status().context("cannot run cp")?;

@@ -1,4 +1,4 @@
-//! Seed 000: how fast the publisher is when its commits wait for the subscriber.
+//! The publisher's transaction rate while its commits wait for the subscriber.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::scenario::standby::{self, STANDBY};
 use crate::workload::{Workload, tpcb};
 
 const CLIENTS: usize = 40;
-/// Lets caches and connections settle.
+/// Time to warm up caches and connections.
 const WARM_UP: Duration = Duration::from_millis(500);
 
 pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>> {
@@ -63,8 +63,8 @@ fn measure_mode(
     };
     let (on, off) = (native("on"), native("off"));
     let native = |native| Options { native, ..Options::default() };
-    // Which of native's settings is better depends on what the publisher waits for; the first
-    // round says it for all.
+    // Which synchronous_commit of the native subscription is faster depends on what the publisher
+    // waits for. The first round decides for all.
     let mut better = None;
     let mut runners = vec![Runner::Native, Runner::Pgapace];
     if !bench.quick {
@@ -120,7 +120,7 @@ fn physical(
     rate
 }
 
-/// Transactions per second of the clients.
+/// Runs the clients and returns their transactions per second.
 fn rate(bench: &Bench, environment: &Environment, mode: &str, duration: Duration) -> Result<f64> {
     let conninfo = format!(
         "{} options='-c synchronous_commit={mode}'",

@@ -1,4 +1,4 @@
-//! The first run of a subscription: creating it, copying its tables, being in step.
+//! The first run of a subscription: creating it, copying its tables, and catching up.
 
 use std::fmt::Write as _;
 use std::io::{self, Read as _, Write as _};
@@ -23,21 +23,21 @@ const DATABASE: &str = "bench";
 const BASE: &str = "bench_base";
 const ROUND: &str = "bench_round";
 const SYNC_WORKERS: &str = "max_sync_workers_per_subscription";
-/// Of the server.
+/// Default of the server.
 const DEFAULT_WORKERS: u32 = 2;
 const MOST_WORKERS: u32 = 4;
 const POLL: Duration = Duration::from_millis(10);
-/// Asking about thousands of tables takes time from those who copy them.
+/// A long interval, because querying thousands of tables takes CPU time from the copy.
 const POLL_MANY: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(200);
-/// Tables per statement when thousands are made: each takes a lock until its end.
+/// Tables per CREATE TABLE batch: each table holds a lock until the end of the transaction.
 const TABLES_AT_ONCE: u64 = 500;
-/// A run of which nothing can be seen at its limit gets this many times as long.
+/// A run without visible progress at its limit gets this multiple of the limit.
 const PATIENCE: u32 = 3;
-/// So many tables are many at every scale.
+/// From this number, tables count as many at every scale.
 const MANY: u64 = 1000;
 
-/// A small scale has smaller tables, and fewer where there are thousands; a quick run has few.
+/// At a small scale tables are smaller, and fewer if there are thousands; a quick run has few.
 fn scaled(tables: Tables, bench: &Bench) -> Tables {
     if bench.quick {
         return Tables { number: tables.number.min(10), megabytes: tables.megabytes.min(1) };
@@ -48,7 +48,7 @@ fn scaled(tables: Tables, bench: &Bench) -> Tables {
 
 pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Result<Outcome> {
     let tables = scaled(asked, bench);
-    // Every copied table has a slot and an origin for a while.
+    // During its copy each table has a slot and a replication origin.
     let settings: ServerSettings =
         vec![("max_replication_slots", "30".into()), ("max_locks_per_transaction", "1024".into())];
     let workers = [
@@ -75,8 +75,8 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
             runners.insert(1, Runner::Pipe);
         }
     }
-    // The server's default, and as many workers as pgapace has; the first round says which is better
-    // for it.
+    // The native subscription runs with the server's default and with as many workers as pgapace.
+    // The first round decides which one is faster.
     let mut better = None;
     bench.alternate(&mut outcome, runners, |outcome, runner| {
         bench.clock.time(Phase::Reset, || servers.publisher.sql(DATABASE, "CHECKPOINT"))?;
@@ -149,16 +149,16 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
     Ok(outcome)
 }
 
-/// How a first run went.
+/// The result of a first run.
 struct Copied {
     seconds: f64,
-    /// The share of the tables that was copied when the limit was reached.
+    /// Set if the limit was reached: the share of tables that had been copied.
     stopped_at: Option<f64>,
     usage: Usage,
 }
 
 impl Copied {
-    /// How long all tables take; unknown if none was copied when the limit was reached.
+    /// The time for all tables; unknown if none was copied before the limit.
     fn projected(&self) -> Option<f64> {
         self.stopped_at.map_or(Some(self.seconds), |share| project(self.seconds, share))
     }
@@ -183,7 +183,7 @@ fn create(cluster: &Cluster, database: &str, tables: Tables, fill: bool) -> Resu
     Ok(())
 }
 
-/// Reads every table once, on one connection, into nothing.
+/// Reads every table once on one connection and discards the rows.
 fn copy_out(environment: &Environment, tables: Tables) -> Result<f64> {
     let conninfo = environment.publisher.conninfo_tcp(DATABASE);
     let started = Instant::now();
@@ -195,8 +195,8 @@ fn copy_out(environment: &Environment, tables: Tables) -> Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// Copies every table, one after the other, as `psql -c 'COPY … TO STDOUT' | psql -c 'COPY … FROM
-/// STDIN'` would: one thread reads while another one writes.
+/// Copies one table after the other, as `psql -c 'COPY … TO STDOUT' | psql -c 'COPY … FROM STDIN'`
+/// does: one thread reads while another writes.
 fn pipe(environment: &Environment, tables: Tables) -> Result<f64> {
     const CHUNK: usize = 64 << 10;
     const CHUNKS: usize = 16;
@@ -214,7 +214,7 @@ fn pipe(environment: &Environment, tables: Tables) -> Result<f64> {
                 loop {
                     let mut chunk = Vec::with_capacity(CHUNK);
                     io::Read::take(&mut rows, CHUNK as u64).read_to_end(&mut chunk)?;
-                    // Behind its end the stream must not be read again.
+                    // After its end the stream must not be read again.
                     let end = chunk.len() < CHUNK;
                     if sender.send(Some(chunk)).is_err() || end {
                         break;
@@ -240,7 +240,7 @@ fn pipe(environment: &Environment, tables: Tables) -> Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// From CREATE SUBSCRIPTION until every table is ready.
+/// Time from CREATE SUBSCRIPTION until every table is ready.
 fn native(environment: &Environment, tables: Tables, limit: Duration) -> Result<Copied> {
     let mut control = environment.subscriber.connect(ROUND)?;
     let mut publisher = environment.publisher.connect(DATABASE)?;
@@ -287,14 +287,14 @@ const NATIVE_WORKERS: &str =
 const PGAPACE_BACKENDS: &str = "SELECT pid FROM pg_stat_activity \
      WHERE datname = current_database() AND application_name LIKE 'pgapace %'";
 
-/// The start of `pgapace run --until current` to its end.
+/// Time of `pgapace run --until current`, from start to exit.
 fn pgapace(environment: &Environment, tables: Tables, bench: &Bench) -> Result<Copied> {
     let mut control = environment.subscriber.connect(ROUND)?;
     let mut publisher = environment.publisher.connect(DATABASE)?;
     let mut meter = Meter::default();
     let started = Instant::now();
     let databases = [DATABASE, ROUND];
-    // Natively, autovacuum does that later.
+    // Without ANALYZE, because the native subscription leaves it to a later autovacuum.
     let arguments = ["--until=current", "--analyze=false"];
     let mut process = run_pgapace(environment, bench, databases, "pgapace", &arguments)?;
     meter.watch(Role::Program, process.pid());
@@ -307,7 +307,8 @@ fn pgapace(environment: &Environment, tables: Tables, bench: &Bench) -> Result<C
             if started.elapsed() > bench.limit {
                 let sql = "SELECT count(*) FROM pgapace.relation WHERE copied_rows IS NOT NULL";
                 let copied: i64 = control.query_one(sql, &[])?.get(0);
-                // What is copied in one transaction is seen all at once: it gets more time.
+                // Tables copied in one transaction become visible together, so such a run gets more
+                // time.
                 if copied == 0 && started.elapsed() < bench.limit * PATIENCE {
                     continue;
                 }
@@ -326,7 +327,7 @@ fn pgapace(environment: &Environment, tables: Tables, bench: &Bench) -> Result<C
     Ok(Copied { seconds, stopped_at: None, usage: meter.usage() })
 }
 
-/// The walsenders, and what applies.
+/// Samples the walsenders and the processes that apply.
 fn look(
     meter: &mut Meter,
     subscriber: &mut testbed::postgres::Client,

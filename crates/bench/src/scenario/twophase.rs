@@ -1,4 +1,4 @@
-//! Seed 003: two-phase transactions of one update each, and how far the subscriber falls behind.
+//! Two-phase transactions with one update each, and the lag of the subscriber.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -78,15 +78,15 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// What was done while the lag was looked at.
+/// The result of a load.
 struct Worked {
     transactions: u64,
-    /// Until the subscriber was in step again, or was no longer waited for.
+    /// Seconds until the subscriber had caught up, or until the wait was given up.
     seconds: f64,
-    /// The share of the load's WAL that was applied then.
+    /// The share of the load's WAL that was applied at that time.
     stopped_at: Option<f64>,
     curve: Vec<(f64, f64)>,
-    /// By how many milliseconds the lag grew in each second of the load.
+    /// Growth of the lag during the load, in milliseconds per second.
     slope: Option<f64>,
     /// The share of the lag that the publisher had not sent yet.
     unsent: Option<f64>,
@@ -101,7 +101,7 @@ fn work(
     connections: u64,
 ) -> Result<Worked> {
     if runner == Runner::Native {
-        // Its slot becomes a two-phase one only after the copy.
+        // PostgreSQL enables two_phase for its slot only after the copy.
         let enabled = "SELECT bool_and(subtwophasestate = 'e') FROM pg_subscription";
         wait_until(Duration::from_secs(60), "two_phase to be enabled", || {
             Ok(environment.subscriber.query_one_text(ROUND, enabled)? == "t")
@@ -168,7 +168,7 @@ fn work(
     })
 }
 
-/// How far the publisher's WAL goes.
+/// The end of the publisher's WAL.
 fn position(environment: &Environment) -> Result<Lsn> {
     let mut client = environment.publisher.connect(DATABASE)?;
     lsn(&mut client, "SELECT pg_current_wal_lsn()::text")

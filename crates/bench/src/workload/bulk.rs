@@ -1,4 +1,4 @@
-//! Seed 002: a million tuples inserted or updated by transactions of a thousand.
+//! A million rows inserted or updated by transactions of a thousand rows each.
 
 use super::{Backlog, ROWS, Scale};
 

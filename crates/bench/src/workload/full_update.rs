@@ -1,4 +1,4 @@
-//! Seed 002: updates of a table without any key. Every row is looked for in the whole table.
+//! Updates of a table without a key: the native apply worker scans the whole table for every row.
 
 use super::{Backlog, ROWS, Scale};
 

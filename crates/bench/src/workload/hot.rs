@@ -1,4 +1,4 @@
-//! Half of the transactions meet at ten rows: what depends on each other cannot be spread.
+//! Half of the transactions update ten rows: dependent changes cannot be applied in parallel.
 
 use super::{Backlog, Scale, TRANSACTIONS};
 

@@ -1,4 +1,4 @@
-//! Index maintenance: every change touches five indexes, two of them unique.
+//! Index maintenance: every change updates five indexes, two of them unique.
 
 use super::{Backlog, Scale, TRANSACTIONS};
 

@@ -1,4 +1,4 @@
-//! What is measured. A backlog workload is data: tables, rows, and the transactions to be applied.
+//! The workloads. A backlog workload is data: tables, rows, and the transactions to apply.
 
 mod bulk;
 mod full_update;
@@ -16,11 +16,11 @@ use anyhow::{Result, bail};
 use self::tablesync::Tables;
 use crate::regime::ServerSettings;
 
-/// One workload.
+/// A workload.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Workload {
     pub(crate) name: &'static str,
-    /// What happens, for the list and the report.
+    /// A description for the list and the report.
     pub(crate) about: &'static str,
     pub(crate) kind: Kind,
 }
@@ -32,22 +32,22 @@ pub(crate) enum Kind {
     Backlog(fn(Scale) -> Backlog),
     /// The first run of a subscription.
     TableSync(Tables),
-    /// The publisher's rate when its commits wait for the subscriber.
+    /// The publisher's transaction rate while its commits wait for the subscriber.
     Synchronous,
-    /// One large transaction, with this logical_decoding_work_mem.
+    /// One large transaction with this logical_decoding_work_mem.
     Large(&'static str),
     /// One small transaction at a time.
     Latency,
-    /// Two-phase transactions and the lag behind them.
+    /// Two-phase transactions and the resulting lag.
     TwoPhase,
 }
 
-/// Multiplies the sizes of a workload.
+/// A multiplier for the sizes of a workload.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scale(pub(crate) f64);
 
 impl Scale {
-    /// This many at scale 1, at least `min`.
+    /// Scales `base`, the number at scale 1; the result is at least `min`.
     #[expect(clippy::cast_possible_truncation, reason = "the number is positive and small")]
     #[expect(clippy::cast_sign_loss, reason = "the number is positive")]
     pub(crate) fn of(self, base: u64, min: u64) -> u64 {
@@ -55,35 +55,35 @@ impl Scale {
     }
 }
 
-/// Tables and the transactions that change them, the same at every run.
+/// Tables and the transactions that change them, the same in every run.
 #[derive(Debug)]
 pub(crate) struct Backlog {
-    /// DDL, for both sides.
+    /// DDL for both sides.
     pub(crate) schema: String,
-    /// Fills the tables, on both sides alike.
+    /// SQL that fills the tables, for both sides.
     pub(crate) load: String,
     pub(crate) write: Write,
-    /// What `rate` counts: transactions or rows of the backlog.
+    /// The unit of the rate: transactions or rows of the backlog.
     pub(crate) units: u64,
     pub(crate) unit: &'static str,
-    /// Rows that it changes.
+    /// Number of rows that the backlog changes.
     pub(crate) changes: u64,
-    /// The publisher's logical_decoding_work_mem, where its transactions are to be larger and so
-    /// streamed. Then the native subscription is measured in both of its ways with those.
+    /// A logical_decoding_work_mem of the publisher that makes it stream the transactions. The
+    /// native subscription is then measured in both of its modes for streamed transactions.
     pub(crate) streamed_from: Option<&'static str>,
-    /// Settings of the subscriber that the workload depends on.
+    /// Settings of the subscriber that the workload requires.
     pub(crate) subscriber_settings: ServerSettings,
 }
 
-/// How a backlog is written.
+/// How the backlog is written.
 #[derive(Debug)]
 pub(crate) enum Write {
     /// Declarations and body of a PL/pgSQL procedure.
     Procedure(String),
-    /// By many connections at once, each one's transactions prepared and then committed. The slot
-    /// is read as a two-phase one.
+    /// By many concurrent connections, which prepare and commit their transactions. The slot is
+    /// read with two_phase on.
     TwoPhase {
-        /// Transactions of each connection.
+        /// Number of transactions of each connection.
         each: u64,
     },
 }
@@ -192,7 +192,7 @@ pub(crate) const ALL: &[Workload] = &[
     },
     Workload {
         name: "twophase-drain",
-        about: "a backlog of them",
+        about: "a backlog of the same two-phase transactions",
         kind: Kind::Backlog(twophase::drain),
     },
 ];
@@ -212,17 +212,17 @@ const fn table_sync(
     Workload { name, about, kind: Kind::TableSync(Tables { number, megabytes }) }
 }
 
-/// Below this scale, what is measured at many sizes is measured at the smallest and the largest,
-/// unless it is named.
+/// Below this scale, a workload with several sizes is measured at its smallest and largest size
+/// only, unless it is named.
 const FEW_SIZES_BELOW: f64 = 0.5;
 
-/// The workloads of these names, and those whose names begin with one of them and a dash; all,
-/// with few sizes of `large` and without the most tables at a small scale, when there are no names.
+/// Selects workloads by name, or by a prefix that a dash follows. Without names it selects all; at
+/// a small scale only few sizes of `large`, and not the largest numbers of tables.
 pub(crate) fn select(names: &[String], scale: f64) -> Result<Vec<Workload>> {
     let wanted = |workload: &&Workload| match workload.kind {
         _ if scale >= FEW_SIZES_BELOW => true,
         Kind::Large(memory) => matches!(memory, "64kB" | "64MB"),
-        // It would be one of 1000.
+        // At a small scale this would be one of 1000.
         Kind::TableSync(tables) => tables.number <= 1000,
         _ => true,
     };

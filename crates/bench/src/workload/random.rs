@@ -1,11 +1,11 @@
-//! Seed 002: random updates, and inserts of random keys, where the table does not fit into memory.
+//! Random updates, and inserts of random keys, in a table larger than shared_buffers.
 
 use super::{Backlog, Scale, TRANSACTIONS};
 use crate::regime::ServerSettings;
 
 const SCHEMA: &str = "CREATE TABLE t (pk bigint PRIMARY KEY, value int, filler text)";
 
-/// Rows of about 140 bytes with their index entry: more than three times `shared_buffers`.
+/// Rows of about 140 bytes including their index entry: more than three times `shared_buffers`.
 const ROWS: u64 = 3_000_000;
 
 fn small_buffers() -> ServerSettings {
@@ -42,7 +42,8 @@ pub(super) fn insert(scale: Scale) -> Backlog {
     let (rows, transactions) = (scale.of(ROWS, 1000), scale.of(300_000, 300));
     Backlog {
         schema: SCHEMA.into(),
-        // A 64-bit hash scatters the keys; among so few none comes twice, or the key would say so.
+        // A 64-bit hash scatters the keys. Among so few rows it is unique; otherwise the primary
+        // key would be violated.
         load: format!(
             "INSERT INTO t SELECT hashint8extended(i, 0),
                0, repeat('x', 80) FROM generate_series(1, {rows}) i"

@@ -1,4 +1,4 @@
-//! Seed 001: savepoints that are rolled back in large transactions.
+//! Large transactions in which savepoints are rolled back.
 
 use super::{Backlog, ROWS, Scale};
 
@@ -6,7 +6,7 @@ const TRANSACTIONS: u64 = 10;
 const ROWS_EACH: u64 = 1000;
 
 pub(super) fn rollback(scale: Scale) -> Backlog {
-    // Two savepoints, of which one stays.
+    // Two savepoints each, of which one is rolled back.
     let pairs = scale.of(60, 1);
     Backlog {
         schema: "CREATE TABLE t (id int PRIMARY KEY, a int, b text)".into(),

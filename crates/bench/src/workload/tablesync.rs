@@ -1,16 +1,16 @@
-//! Seed 004: many tables, empty or filled, copied when a subscription begins.
+//! Many tables, empty or filled, for the initial copy of a subscription.
 
 use std::fmt;
 
-/// Tables to copy.
+/// The tables to copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tables {
     pub(crate) number: u64,
-    /// Megabytes in each.
+    /// Size of each table in megabytes.
     pub(crate) megabytes: u64,
 }
 
-/// Rows of a megabyte: 128 bytes each with their header.
+/// Rows per megabyte: each has 128 bytes including its header.
 const ROWS_PER_MEGABYTE: u64 = 8192;
 
 impl fmt::Display for Tables {

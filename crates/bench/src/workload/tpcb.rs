@@ -1,4 +1,4 @@
-//! pgbench's transactions (seeds 000 and 002: backlogs of 40 clients, here written in the server).
+//! pgbench's transactions, here written by a procedure in the server.
 
 use super::{Backlog, Scale, TRANSACTIONS};
 
@@ -13,7 +13,7 @@ CREATE TABLE pgbench_accounts
 CREATE TABLE pgbench_branches
     (bid int PRIMARY KEY, bbalance int, filler char(88)) WITH (fillfactor=100);";
 
-/// Rows of pgbench's scale 10: accounts, tellers, branches.
+/// Number of rows at pgbench's scale 10: accounts, tellers, branches.
 const ACCOUNTS: u64 = 1_000_000;
 const TELLERS: u64 = 100;
 const BRANCHES: u64 = 10;
@@ -21,7 +21,7 @@ const BRANCHES: u64 = 10;
 const TELLER_AND_BRANCH: &str = "UPDATE pgbench_tellers SET tbalance = tbalance + d WHERE tid = t;
      UPDATE pgbench_branches SET bbalance = bbalance + d WHERE bid = b;";
 
-/// Fills the tables; ten tellers to a branch.
+/// SQL that fills the tables; each branch has ten tellers.
 pub(crate) fn load(accounts: u64, branches: u64) -> String {
     format!(
         "INSERT INTO pgbench_branches SELECT i, 0 FROM generate_series(1, {branches}) i;

@@ -1,16 +1,16 @@
-//! Seed 003: two-phase transactions of one update each, of many connections.
+//! Two-phase transactions with one update each, from many connections.
 
 use anyhow::Result;
 use testbed::Cluster;
 
 use super::{Backlog, Scale, TRANSACTIONS, Write};
 
-/// How many transactions are under way at once.
+/// Number of concurrent transactions.
 pub(crate) const CONNECTIONS: u64 = 80;
 pub(crate) const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, value bigint)";
 const ROWS: u64 = 100_000;
 
-/// Fills the table.
+/// SQL that fills the table.
 pub(crate) fn load() -> String {
     format!("INSERT INTO t SELECT i, 0 FROM generate_series(1, {ROWS}) i")
 }
@@ -29,8 +29,8 @@ pub(super) fn drain(scale: Scale) -> Backlog {
     }
 }
 
-/// One connection's transactions, one after the other, until `goes_on`, which is told how many
-/// there were, says no.
+/// Runs the transactions of one connection, one after the other, until `goes_on` returns false. It
+/// receives the number of transactions so far.
 pub(crate) fn client(
     publisher: &Cluster,
     database: &str,
@@ -41,7 +41,8 @@ pub(crate) fn client(
     let mut next = number;
     let mut done = 0;
     while goes_on(done) {
-        // All over the table, and no two connections at one row: their remainders differ.
+        // The updates are spread over the table. No two connections update the same row, because
+        // their remainders differ.
         next = (next + CONNECTIONS * 617) % (ROWS / CONNECTIONS * CONNECTIONS);
         client.batch_execute(&format!(
             "BEGIN; UPDATE t SET value = value + 1 WHERE id = {}; PREPARE TRANSACTION 'c{number}'",

@@ -1,4 +1,4 @@
-//! Wide rows: most updates leave the TOASTed columns alone, and they are not sent.
+//! Wide rows: most updates do not change the TOASTed columns, which are then not sent.
 
 use super::{Backlog, Scale, TRANSACTIONS};
 
