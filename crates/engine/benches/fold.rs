@@ -1,4 +1,4 @@
-//! What folding costs for each change: decoding it again, its key, its place, the net changes.
+//! The cost of folding one change: decoding it again, its key, its entry, and the net changes.
 
 use std::hint::black_box;
 
@@ -12,7 +12,7 @@ use pgoutput::{
 /// Changes of one group.
 const CHANGES: u32 = 40_000;
 
-/// Payloads one behind the other, as in the receive buffers.
+/// Payloads one after the other, as in the receive buffers.
 #[derive(Default)]
 struct Group {
     bytes: Vec<u8>,
@@ -89,7 +89,7 @@ fn tpcb() -> (Vec<TableRules>, Group) {
     (tables, group)
 }
 
-/// Each row once; `id` gives the order of the keys.
+/// One update per change; `id` determines the keys and their order.
 fn updates(id: fn(u32) -> u32) -> (Vec<TableRules>, Group) {
     let filler = "0123456789abcdef".repeat(7);
     let mut group = Group::default();
@@ -106,7 +106,7 @@ fn updates(id: fn(u32) -> u32) -> (Vec<TableRules>, Group) {
     (vec![rules(0, 6, key())], group)
 }
 
-/// REPLICA IDENTITY FULL without a key.
+/// Updates under REPLICA IDENTITY FULL without a key.
 fn whole_rows() -> (Vec<TableRules>, Group) {
     let mut group = Group::default();
     for number in 0..CHANGES {

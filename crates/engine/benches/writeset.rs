@@ -1,5 +1,5 @@
-//! What the locks cost the leader for each change: decoding it, its keys, their places; and how
-//! many bytes the locks in flight take.
+//! The cost of the writeset for the leader: decoding a change, computing its keys, and looking them
+//! up; and the memory of the locks in flight.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -12,13 +12,13 @@ use engine::writeset::{
 };
 use pgoutput::{Insert, Message, RelId, TupleBuilder, Update, builder, decode_change};
 
-/// Changes of one group, and groups in flight: as many as four workers have.
+/// Changes of one group, and number of groups in flight: as many as four workers have.
 const CHANGES: u32 = 4_000;
 const IN_FLIGHT: usize = 8;
-/// Groups that come round again; far more than are in flight.
+/// Number of groups that the benchmark repeats: far more than are in flight.
 const GROUPS: u32 = 64;
 
-/// Payloads one behind the other, as in the receive buffers.
+/// Payloads one after the other, as in the receive buffers.
 #[derive(Default)]
 struct Changes {
     bytes: Vec<u8>,
@@ -95,7 +95,7 @@ fn tpcb() -> (Vec<LockRules>, Vec<Changes>) {
     (tables, (0..GROUPS).map(group).collect())
 }
 
-/// Each row once, found by `id`; `unique` says whether there is an index over the second column.
+/// Updates by key; with `unique` there is a unique index on the second column.
 fn updates(unique: bool) -> (Vec<LockRules>, Vec<Changes>) {
     let filler = "0123456789abcdef".repeat(7);
     let group = |group: u32| {
@@ -119,7 +119,7 @@ fn updates(unique: bool) -> (Vec<LockRules>, Vec<Changes>) {
     (vec![rules], (0..GROUPS).map(group).collect())
 }
 
-/// Groups that come, and go in order.
+/// Groups that are opened and commit in order.
 struct Traffic {
     writeset: Writeset,
     in_flight: VecDeque<GroupSeq>,
@@ -132,7 +132,7 @@ impl Traffic {
         Self { writeset, in_flight: VecDeque::new(), next: GroupSeq(1) }
     }
 
-    /// One more group; how many of its changes are dependent.
+    /// Runs one more group, and returns how many of its changes are dependent.
     fn group(&mut self, tables: &[LockRules], changes: &Changes) -> usize {
         if self.in_flight.len() == IN_FLIGHT
             && let Some(oldest) = self.in_flight.pop_front()

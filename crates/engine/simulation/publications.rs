@@ -1,30 +1,30 @@
-//! Publications that change, and the looks that are to notice it.
+//! Publications that change, and catalog readings that must detect it.
 //!
-//! A model of one table, and of the catalogue rows by which publications have it. Between writes they
-//! are dropped, made anew, altered; the walsender sends a write if any publication has the table then,
-//! with that operation. The process looks now and then, is stopped for long, and copies the table again.
-//! After a last look:
+//! The model has one table and the catalog rows that publish it. Between writes, these rows are
+//! dropped, recreated and altered. The walsender sends a write if a publication includes the table
+//! at that time, with that operation. The process reads the catalog now and then, may be stopped
+//! for long, and copies the table again. After a last reading, this must hold:
 //!
-//! * a write that is not in the copy, and was not sent although what published the table as of the copy
-//!   would have sent it, has the table stale, from before that write on;
-//! * a table is not stale if nothing that publishes it has changed.
+//! * If a write is not in the copy and was not sent, but the publications at the time of the copy
+//!   would have sent it, the table is stale from a position before that write.
+//! * A table is not stale if nothing that publishes it has changed.
 
 use engine::published::{By, Entry, PublishedBy, Relation};
 
 use crate::simulation::rng::Rng;
 
-/// A rule that is broken on purpose.
+/// A rule that a test breaks on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GapSabotage {
     /// Only whether the table is published is compared.
     NoIdentity,
-    /// A row that was written again counts as the same.
+    /// A row with another `xmin` counts as unchanged.
     NoWritten,
-    /// What was published is recorded when the copy has ended, not as of its snapshot.
+    /// The baseline is recorded at the end of the copy instead of at its snapshot.
     LateBaseline,
-    /// Stale from the look that has noticed it.
+    /// The table is stale from the reading that detected the gap.
     LateStale,
-    /// The last look is left out.
+    /// The last reading is left out.
     NoLastLook,
 }
 
@@ -39,13 +39,13 @@ struct Publisher {
     /// The next LSN, oid and transaction.
     clock: u32,
     entries: Vec<Entry>,
-    /// Writes that were not sent, by LSN, with their operation.
+    /// Writes that were not sent: their LSN and operation.
     unsent: Vec<(u32, char)>,
-    /// Whether anything that publishes the table was changed, with a new owner left out.
+    /// Whether anything that publishes the table was changed, except for an owner.
     changed: bool,
-    /// Publications that have got another owner, and those of which options were changed. Both of one
-    /// publication is not tried: between the same two looks, a new owner hides options that are changed
-    /// and changed back.
+    /// Publications that got another owner, and publications whose options were altered. The test
+    /// never does both to one publication: between two readings, a new owner hides options that are
+    /// changed and changed back.
     owned: Vec<u32>,
     altered: Vec<u32>,
 }
@@ -89,7 +89,7 @@ impl Publisher {
         self.changed = true;
         match rng.below(6) {
             0 if number > 0 => drop(self.entries.remove(which)),
-            // Put into a publication that is there, or a new one.
+            // Add the table to an existing publication, or to a new one.
             1 | 2 if number < 3 => {
                 let publication = if rng.below(2) == 0 { oid } else { 1 };
                 self.entries.retain(|entry| entry.publication != publication);
@@ -99,7 +99,7 @@ impl Publisher {
             }
             3 if number > 0 && !self.owned.contains(&publication) => {
                 self.altered.push(publication);
-                // Options that come back are written again all the same.
+                // Options that are changed back are written again all the same.
                 let without = OPERATIONS[rng.below(4)];
                 let had = self.entries[which].options.contains(without);
                 let options = OPERATIONS.iter().filter(|one| **one != without || !had);
@@ -107,7 +107,7 @@ impl Publisher {
                 self.entries[which].written = oid;
             }
             4 if number > 0 => {
-                // A filter is set with another row.
+                // Another filter comes with another row of `pg_publication_rel`.
                 let filter = self.entries[which].filter.is_none().then(|| "f".to_owned());
                 self.entries[which].filter = filter;
                 self.entries[which].by = By::Table(oid);
@@ -123,11 +123,11 @@ impl Publisher {
     }
 }
 
-/// What the subscriber knows of the table.
+/// What the subscriber knows about the table.
 struct Subscriber {
     seen: PublishedBy,
     looked_at: u32,
-    /// Where the snapshot of its copy was made, and what published the table then.
+    /// Position of the snapshot of its copy, and what published the table then.
     copied_at: u32,
     copied_with: Vec<Entry>,
     stale_from: Option<u32>,
@@ -136,7 +136,7 @@ struct Subscriber {
 impl Subscriber {
     fn look(&mut self, publisher: &mut Publisher, sabotage: Option<GapSabotage>) {
         let (now, published) = (publisher.next(), publisher.published_by());
-        // A table that is not published stays as it was seen.
+        // A table that is not published keeps its last reading.
         if publisher.entries.is_empty() {
             return;
         }
@@ -173,7 +173,7 @@ impl Subscriber {
 /// Runs one seed.
 ///
 /// # Errors
-/// What was broken.
+/// The property that does not hold.
 pub(crate) fn run(seed: u64, sabotage: Option<GapSabotage>) -> Result<(), String> {
     let mut rng = Rng(seed);
     let mut publisher = Publisher { clock: 100, ..Publisher::default() };
@@ -197,7 +197,8 @@ pub(crate) fn run(seed: u64, sabotage: Option<GapSabotage>) -> Result<(), String
             }
             7 | 8 => subscriber.look(&mut publisher, sabotage),
             _ if !publisher.entries.is_empty() => {
-                // It is copied again, and while that goes on, written to and changed.
+                // Copy the table again. During the copy, the table is written and the publications
+                // change.
                 let copied_at = publisher.next();
                 let (snapshot, copied_with) = (publisher.published_by(), publisher.entries.clone());
                 changed = false;
@@ -219,7 +220,8 @@ pub(crate) fn run(seed: u64, sabotage: Option<GapSabotage>) -> Result<(), String
             _ => {}
         }
     }
-    // What is published again in the end is looked at; of the rest everybody knows.
+    // Only a table that is published at the end is read again. An unpublished one is reported
+    // anyway.
     if publisher.entries.is_empty() {
         return Ok(());
     }

@@ -1,8 +1,8 @@
-//! Chance from a seed.
+//! Random numbers from a seed.
 
 use std::time::Duration;
 
-/// SplitMix64.
+/// The SplitMix64 generator.
 #[derive(Debug, Clone)]
 pub(crate) struct Rng(pub(crate) u64);
 
@@ -19,12 +19,12 @@ impl Rng {
         mix(self.0)
     }
 
-    /// Chance of its own, that goes on from here.
+    /// An independent generator, seeded from this one.
     pub(crate) fn fork(&mut self) -> Self {
         Self(self.next())
     }
 
-    /// A number below `bound`, which is not 0.
+    /// A number below `bound`, which must not be 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % bound as u64).expect("below a usize")
     }
@@ -35,12 +35,12 @@ impl Rng {
         Duration::from_micros(self.next() % bound.max(1))
     }
 
-    /// One of them.
+    /// One of the elements.
     pub(crate) fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.below(all.len())]
     }
 
-    /// True `times` out of `of`.
+    /// True with probability `times / of`.
     pub(crate) fn chance(&mut self, times: usize, of: usize) -> bool {
         self.below(of) < times
     }

@@ -1,32 +1,34 @@
-//! Hidden waits: which later groups must give way so that the oldest one can go on.
+//! Hidden waits: which later groups are rolled back so that the oldest group can proceed.
 //!
-//! A later group may hold a lock that the oldest one needs, while it waits for its turn to commit.
-//! The server cannot see that wait, so it finds no deadlock. Somebody has to look who blocks the
-//! oldest group, and whom those wait for in turn: a user's ALTER in the queue of a lock, between two
-//! sessions of ours, hides the cycle from one step (design 5). Victims are always later groups: the
-//! oldest never gives way, so something always commits.
+//! A later group may hold a lock that the oldest group needs, while it waits for its turn to
+//! commit. The server does not know about the wait for the turn, so its deadlock detector finds no
+//! cycle. pgapace therefore follows `pg_blocking_pids` from the oldest group on. One step is not
+//! enough: an ALTER of a user can queue for a lock between two sessions of pgapace and hide the
+//! cycle.
+//!
+//! Victims are always later groups. The oldest group is never rolled back, so one group always
+//! makes progress.
 
 use crate::group::GroupSeq;
 
-/// Process id that stands for a prepared transaction in `pg_blocking_pids`.
+/// Process id by which `pg_blocking_pids` reports a prepared transaction.
 pub const PREPARED: i32 = 0;
 
-/// What keeps the oldest group from going on.
+/// What blocks the oldest group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Blocking {
-    /// Later groups that must be rolled back and carried out again after the oldest, in commit
-    /// order.
+    /// Later groups to roll back and apply again after the oldest group, in commit order.
     pub victims: Vec<GroupSeq>,
-    /// Whether a prepared transaction is part of it: only whoever prepared it can end it.
+    /// Whether a prepared transaction is among the blockers. Only its owner can end it.
     pub prepared: bool,
-    /// Sessions of others that are part of it, in the order in which they are met.
+    /// Other sessions among the blockers, in the order in which the search found them.
     pub foreign: Vec<i32>,
 }
 
-/// Follows who waits for whom from the oldest group on.
+/// Follows the waits from the oldest group on.
 ///
-/// `waits`: pairs of a waiting session and one that blocks it, of any sessions of the server.
-/// `groups`: sessions of ours with the group that each carries out, the oldest first.
+/// `waits` pairs a waiting session with a session that blocks it, for any sessions of the server.
+/// `groups` pairs each apply session with its group, the oldest first.
 #[must_use]
 pub fn blocking(waits: &[(i32, i32)], groups: &[(i32, GroupSeq)]) -> Blocking {
     let mut found = Blocking::default();
@@ -70,28 +72,28 @@ mod tests {
     }
 
     #[test]
-    fn who_blocks_the_oldest_gives_way() {
+    fn groups_that_block_the_oldest_group_are_victims() {
         assert_eq!(victims(&[(11, 13)]), [8]);
         assert_eq!(victims(&[(11, 13), (11, 14)]), [6, 8]);
     }
 
     #[test]
-    fn waits_of_others_are_followed() {
-        // A user's ALTER is queued behind group 8, and the oldest behind the ALTER.
+    fn the_search_follows_waits_of_other_sessions() {
+        // The ALTER of a user is queued behind group 8, and the oldest group behind the ALTER.
         let found = blocking(&[(11, 99), (99, 13)], &GROUPS);
         assert_eq!((found.victims, found.foreign), (vec![GroupSeq(8)], vec![99]));
-        // Groups that wait for each other behind the oldest are none of its business.
+        // Waits among later groups do not concern the oldest group.
         assert_eq!(victims(&[(14, 12), (12, 13), (99, 13)]), [0_u64; 0]);
     }
 
     #[test]
-    fn the_oldest_never_gives_way() {
+    fn the_oldest_group_is_never_a_victim() {
         assert_eq!(victims(&[(11, 13), (13, 11), (11, 11)]), [8]);
         assert_eq!(victims(&[(11, 99), (99, 11)]), [0_u64; 0]);
     }
 
     #[test]
-    fn prepared_transactions_are_told() {
+    fn prepared_transactions_are_reported() {
         let found = blocking(&[(11, 99), (99, PREPARED)], &GROUPS);
         assert!(found.prepared && found.victims.is_empty());
         assert_eq!(found.foreign, [99]);
@@ -100,7 +102,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn victims_are_what_can_be_reached(
+        fn victims_are_the_reachable_groups(
             waits in prop::collection::vec((11i32..18, 10i32..18), 0..30),
         ) {
             let found = blocking(&waits, &GROUPS);
@@ -113,13 +115,13 @@ mod tests {
                 }
             }
             for (index, (pid, group)) in GROUPS.iter().enumerate() {
-                let gives_way = found.victims.contains(group);
-                prop_assert_eq!(gives_way, index > 0 && reached.contains(pid));
+                let is_victim = found.victims.contains(group);
+                prop_assert_eq!(is_victim, index > 0 && reached.contains(pid));
             }
             let foreign: HashSet<_> = found.foreign.iter().copied().collect();
             prop_assert_eq!(foreign.len(), found.foreign.len());
-            let ours: HashSet<_> = GROUPS.iter().map(|(pid, _)| *pid).collect();
-            prop_assert_eq!(foreign, reached.difference(&ours).copied().collect());
+            let applying: HashSet<_> = GROUPS.iter().map(|(pid, _)| *pid).collect();
+            prop_assert_eq!(foreign, reached.difference(&applying).copied().collect());
         }
     }
 }

@@ -1,29 +1,35 @@
 //! Apply groups: adjacent committed transactions that become one subscriber transaction.
 //!
-//! Natural batching (promise P9): what waits when a worker is free becomes the next group. A lone
-//! transaction never waits for company; groups only grow while every worker is busy, up to limits.
-//! Small groups waste the work of both servers, and where the subscriber is just as fast as the
-//! publisher sends, small groups would stay small for ever. So a subscription that is behind gathers
-//! more before it hands a group over, for no longer than a tenth of what it is behind.
-//! Without a backlog, what many sessions of the publisher commit side by side is gathered for a
-//! moment: if they wait for us, each of them commits again only when we have answered, so small
-//! groups would stay small as well. How many they are is seen from what was on its way at once; when
-//! half of that waits, no more is waited for, so a session that commits alone never waits.
-//! A transaction that arrives in several parts is never grouped: each part is handed over alone,
-//! so that its memory is given back while it goes on. Transactions that must each be committed alone
-//! (by rows: code of users sees where they end) travel together, but not with others.
+//! Transactions that wait when a worker becomes free form the next group. A lone transaction never
+//! waits for others. Apart from the two waits below, a group grows only while every worker is busy,
+//! up to its limits.
+//!
+//! Small groups cost both servers more work per change. Where the subscriber applies as fast as the
+//! publisher sends, groups would stay small for ever. So a subscription with a backlog waits for a
+//! larger group before it hands one over, for at most a tenth of its lag.
+//!
+//! Without a backlog, a worker waits a moment for concurrent committers. If they use synchronous
+//! replication, each of them commits again only after pgapace has acknowledged, so groups would
+//! stay small here too. The number of committers is estimated from the transactions that were in
+//! flight at once. The wait ends when half of that number waits, so a session that commits alone
+//! never waits.
+//!
+//! A transaction that arrives in several parts is never grouped. Each part is handed over alone, so
+//! that its memory is released while the next part arrives. Transactions that must be committed
+//! alone, row by row, share a group with each other but with no others: user code can observe where
+//! they end.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::dispatch::Pacing;
 
-/// The number of a group: groups are numbered from 1, in commit order.
+/// The number of a group. Groups are numbered from 1 in commit order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct GroupSeq(pub u64);
 
 impl GroupSeq {
-    /// Before the first group.
+    /// Precedes the first group.
     pub const NONE: Self = Self(0);
 
     /// The group after this one.
@@ -32,7 +38,7 @@ impl GroupSeq {
         Self(self.0 + 1)
     }
 
-    /// The group before this one; that of the first, or of none, is [`Self::NONE`].
+    /// The group before this one, or [`Self::NONE`] before the first group.
     #[must_use]
     pub fn previous(self) -> Self {
         Self(self.0.saturating_sub(1))
@@ -42,7 +48,8 @@ impl GroupSeq {
 /// When a group is closed although more transactions wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupLimits {
-    /// Source transactions, at least 1; 1 gives one subscriber transaction per source transaction.
+    /// Source transactions, at least 1. With 1, each source transaction is one subscriber
+    /// transaction.
     pub transactions: usize,
     /// Changes. A single transaction may have more.
     pub changes: usize,
@@ -50,18 +57,18 @@ pub struct GroupLimits {
     pub bytes: usize,
 }
 
-/// What a waiting part counts for.
+/// How much a waiting part counts against the limits of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
-    /// Its changes.
+    /// Number of changes.
     pub changes: usize,
-    /// Its payload bytes.
+    /// Payload bytes.
     pub bytes: usize,
     /// Whether it is a whole transaction.
     pub whole: bool,
-    /// Whether its transaction must be committed alone.
+    /// Whether its transaction must be committed alone, row by row.
     pub by_rows: bool,
-    /// Whether it cannot be in a group with what comes before it.
+    /// Whether it must be the first part of its group.
     pub starts_group: bool,
 }
 
@@ -71,41 +78,42 @@ pub struct Batcher<T> {
     limits: GroupLimits,
     pacing: Pacing,
     waiting: VecDeque<(Size, T)>,
-    /// Transactions that were on their way at once lately.
-    side_by_side: usize,
-    /// Of all that waits.
+    /// Recent maximum of transactions that were in flight at once.
+    recent_in_flight: usize,
+    /// Changes of all waiting parts.
     changes: usize,
+    /// Payload bytes of all waiting parts.
     bytes: usize,
 }
 
 impl<T> Batcher<T> {
-    /// Nothing waits.
+    /// A batcher without waiting parts.
     #[must_use]
     pub fn new(limits: GroupLimits, pacing: Pacing) -> Self {
-        Self { limits, pacing, waiting: VecDeque::new(), side_by_side: 0, changes: 0, bytes: 0 }
+        Self { limits, pacing, waiting: VecDeque::new(), recent_in_flight: 0, changes: 0, bytes: 0 }
     }
 
-    /// The next part in commit order.
+    /// Adds the next part in commit order.
     pub fn push(&mut self, size: Size, part: T) {
         self.changes += size.changes;
         self.bytes += size.bytes;
         self.waiting.push_back((size, part));
     }
 
-    /// Whether nothing waits.
+    /// Whether no part waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// How much waits: parts of transactions.
+    /// Number of waiting parts.
     #[must_use]
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether so much waits that a group of it is worth being put together while the worker is
-    /// busy: see [`Pacing::worth_part`].
+    /// Whether enough waits to assemble a group while the worker is still busy. See
+    /// [`Pacing::worth_part`].
     #[must_use]
     pub fn is_worth_a_group(&self) -> bool {
         let part = self.pacing.worth_part;
@@ -115,10 +123,10 @@ impl<T> Batcher<T> {
             || self.waiting.front().is_some_and(|(size, _)| !size.whole)
     }
 
-    /// How much longer a free worker is kept waiting for a larger group; zero is not at all.
+    /// How much longer a free worker waits for a larger group; zero if it does not wait.
     ///
-    /// `behind` is how old the newest transaction was when the publisher sent it, by the
-    /// publisher's own clock; `waited` is for how long a worker has been free.
+    /// `behind` is the age of the newest transaction when the publisher sent it, by the publisher's
+    /// clock. `waited` is the time for which a worker has been free.
     #[must_use]
     pub fn gathering(&self, behind: Duration, waited: Duration) -> Duration {
         if self.is_worth_a_group() {
@@ -128,29 +136,29 @@ impl<T> Batcher<T> {
             let gathering = behind / self.pacing.gathered_part;
             return gathering.min(self.pacing.longest_gathering).saturating_sub(waited);
         }
-        if self.waiting.len() * 2 >= self.side_by_side {
+        if self.waiting.len() * 2 >= self.recent_in_flight {
             return Duration::ZERO;
         }
         self.pacing.committers_wait.saturating_sub(waited)
     }
 
-    /// Tells how many transactions are on their way: received and not committed on the subscriber. The
-    /// most of them counts, and fades by an eighth with each group.
+    /// Reports the number of transactions in flight: received, and not yet committed on the
+    /// subscriber. The maximum counts; it decays by an eighth with each group.
     pub fn on_their_way(&mut self, transactions: usize) {
-        self.side_by_side = self.side_by_side.max(transactions);
+        self.recent_in_flight = self.recent_in_flight.max(transactions);
     }
 
-    /// Whether many sessions of the publisher commit side by side.
+    /// Whether many sessions of the publisher commit concurrently.
     #[must_use]
     pub fn has_concurrent_committers(&self) -> bool {
-        self.side_by_side >= self.pacing.many_committers
+        self.recent_in_flight >= self.pacing.many_committers
     }
 
-    /// The group for a worker that is free: as many whole transactions from the front as the
-    /// limits allow, at least one; or one part of a larger transaction.
+    /// The group for a free worker: as many whole transactions from the front as the limits allow
+    /// and at least one, or one part of a larger transaction.
     pub fn take(&mut self) -> Option<Vec<T>> {
         let (first, part) = self.waiting.pop_front()?;
-        self.side_by_side -= self.side_by_side.div_ceil(8);
+        self.recent_in_flight -= self.recent_in_flight.div_ceil(8);
         let mut group = vec![part];
         let (mut changes, mut bytes) = (first.changes, first.bytes);
         while first.whole
@@ -215,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn transactions_that_are_committed_alone_are_not_mixed_with_others() {
+    fn transactions_that_are_committed_alone_share_no_group_with_others() {
         let mut batcher = Batcher::new(LIMITS, Pacing::MEASURED);
         for (index, by_rows) in [false, true, true, false].into_iter().enumerate() {
             batcher.push(
@@ -228,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backlog_is_gathered() {
+    fn a_backlog_waits_for_larger_groups() {
         let milliseconds = Duration::from_millis;
         let mut batcher = batcher(&[]);
         batcher.limits = GroupLimits { transactions: 8, changes: 80, bytes: 800 };
@@ -249,19 +257,19 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_commit_side_by_side_have_concurrent_committers() {
+    fn half_of_the_concurrent_committers_are_waited_for() {
         const RECENT: Duration = Duration::from_millis(1);
         let one = Size { changes: 1, bytes: 1, whole: true, by_rows: false, starts_group: false };
         let mut batcher = batcher(&[]);
         batcher.limits = GroupLimits { transactions: 100, changes: 1000, bytes: 10_000 };
-        // One session: nothing else is on its way when its transaction comes.
+        // With one session, no other transaction is in flight when its transaction arrives.
         for transaction in 0..3 {
             batcher.push(one, transaction);
             batcher.on_their_way(1);
             assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
             assert_eq!(batcher.take().map(|group| group.len()), Some(1));
         }
-        // Six of them: half are waited for, and not for long.
+        // With six sessions, the worker waits for half of them, and only briefly.
         batcher.push(one, 0);
         batcher.on_their_way(6);
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Pacing::MEASURED.committers_wait);
@@ -271,7 +279,7 @@ mod tests {
         batcher.push(one, 2);
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
         assert_eq!(batcher.take().map(|group| group.len()), Some(3));
-        // They have gone.
+        // The sessions have ended: the estimate decays.
         for transaction in 0..6 {
             batcher.push(one, transaction);
             batcher.take();

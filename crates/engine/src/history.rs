@@ -1,28 +1,27 @@
-//! Is the publisher's history still the one that our progress belongs to?
+//! Whether the publisher still has the history that the recorded progress belongs to.
 //!
-//! LSNs and xids of two histories cannot be told from each other, and what commits before the
-//! progress is skipped as applied. So a publisher of another history loses its changes in silence,
-//! unless it is found out. These are the ways in which the history can change, what shows it, and
-//! what is certain:
-//!
-//! | the publisher | what shows it | certain |
+//! LSNs and xids do not tell which history they belong to, and pgapace skips what commits before
+//! its progress. A publisher with another history would therefore lose changes without an error,
+//! unless pgapace detects it. The table lists how the history can change, what reveals the change,
+//! and whether the detection is certain.
+//! | the publisher | revealed by | certain |
 //! |---|---|---|
 //! | is another database system | the system identifier | yes |
 //! | was promoted, or recovered to a point in time: another timeline | the timeline history: the switch point is before the progress ([`check_history`]) | yes |
-//! | is of our timeline and went back (its storage was restored), and its WAL ends before the progress | walsenders send flushed WAL only, and a crash loses nothing of that ([`Standpoint::check`]) | yes, but a standby may only have replayed less than before: it is waited for |
-//! | …, and its WAL has passed the progress again | the slot went back too, so its stream begins where both histories are one, and brings all that was written since. The last transaction that we remember is missing, or there is one where we know of none ([`Witness`]) | yes: if neither is so, nothing is lost |
-//! | …, and the subscriber has prepared transactions since, behind its progress | their PREPAREs do not come again ([`Witness::with_prepared`]) | yes |
-//! | …, and somebody has moved the slot on, or made it anew, up to the progress | the xid of the last transaction is not assigned yet, or was rolled back; with `track_commit_timestamp`, it has committed at another time ([`Standpoint::check`]) | no: if xids have caught up too and the server keeps no commit timestamps, nothing shows it |
+//! | is on the same timeline but was restored to an earlier state, and its WAL ends before the progress | walsenders send only flushed WAL, and a crash loses none of that ([`Standpoint::check`]) | yes, except on a standby, which may only have replayed less than before: pgapace waits for it |
+//! | …, and its WAL has passed the progress again | the slot went back too, so the stream starts where both histories are still the same, and sends everything written since. The last remembered transaction is missing, or there is a transaction where none was before ([`Witness`]) | yes: otherwise nothing is lost |
+//! | …, and the subscriber has since prepared transactions, behind its progress | their PREPAREs are not sent again ([`Witness::with_prepared`]) | yes |
+//! | …, and a user has advanced or recreated the slot, up to the progress | the xid of the last transaction is not assigned yet, or was rolled back; with `track_commit_timestamp`, it committed at another time ([`Standpoint::check`]) | no: nothing reveals it once xids have caught up on a server without commit timestamps |
 //! | …, and the slot is now beyond the progress | the slot is ahead | yes, as a gap |
-//! | …, and other publications are asked for than before, or other origins | the same, but for what the stream brings: other transactions are missing or new in that | only while its WAL ends before the progress, and by xid and commit timestamp |
-//! | has crashed | its slot may have gone back; the stream brings again what we remember | no other history |
+//! | …, and the subscription now names other publications or another origin than before | as above, except by the stream: it has other transactions for this reason alone | only while its WAL ends before the progress, and by xid and commit timestamp |
+//! | has crashed | its slot may have gone back; the stream sends the remembered transaction again | it is the same history |
 //!
-//! What is remembered ([`Memory`]) is one transaction, not a list. All that was applied before it is
-//! older. So if it is there in the stream, with its LSNs, xid and commit time, then so was all before
-//! it when the histories parted. And behind it we know of nothing up to the progress.
+//! [`Memory`] keeps one transaction, not a list. Everything applied before that transaction is
+//! older. If the stream has it again with the same LSNs, xid and commit time, both histories also
+//! share everything before it. After it, no transaction is known up to the progress.
 //!
-//! A table whose copy is ahead of the stream is compared only with the end of the WAL: there is no
-//! transaction yet that we remember of that stretch.
+//! A table whose copy is ahead of the stream is compared only with the end of the WAL, because no
+//! transaction of that range is remembered yet.
 
 use std::collections::VecDeque;
 
@@ -31,169 +30,174 @@ use thiserror::Error;
 
 use crate::progress::Range;
 
-/// A timeline id of PostgreSQL, from 1.
+/// A timeline ID of PostgreSQL. The first timeline is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timeline(pub u32);
 
-/// Why a publisher's history cannot be followed.
+/// Why pgapace cannot follow the history of a publisher.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HistoryError {
-    /// We have applied beyond the point where the new timeline branched off.
+    /// The subscriber has applied transactions beyond the point where the new timeline branched off.
     #[error(
-        "the publisher is on timeline {current}, which left timeline {recorded} at {switch}, \
-         but the subscriber has applied up to {progress}: the promoted server lacks what was applied"
+        "the publisher is on timeline {current}, which branched off timeline {recorded} at {switch}, \
+         but the subscriber has applied up to {progress}: the promoted server lacks transactions \
+         that the subscriber has applied"
     )]
     Diverged {
-        /// Timeline that our progress belongs to.
+        /// Timeline that the recorded progress belongs to.
         recorded: u32,
         /// Timeline of the publisher now.
         current: u32,
-        /// Where the new one left ours.
+        /// Where the current timeline branched off the recorded one.
         switch: Lsn,
-        /// What the subscriber has.
+        /// Position up to which the subscriber has applied.
         progress: Lsn,
     },
-    /// The publisher's timeline does not descend from ours.
-    #[error("timeline {recorded} of our progress is not in the history of timeline {current}")]
+    /// The publisher's timeline does not descend from the recorded one.
+    #[error(
+        "the subscriber's progress is on timeline {recorded}, which is not in the history of \
+         timeline {current}"
+    )]
     Unrelated {
-        /// Timeline that our progress belongs to.
+        /// Timeline that the recorded progress belongs to.
         recorded: u32,
         /// Timeline of the publisher now.
         current: u32,
     },
-    /// The WAL of the publisher ends before what we have.
+    /// The WAL of the publisher ends before the position of the subscriber.
     #[error(
-        "the publisher's WAL ends at {end}, behind {needed}, which the subscriber has already \
-         followed on this timeline: the publisher went back in time"
+        "the publisher's WAL ends at {end}, before {needed}, up to which the subscriber has already \
+         followed this timeline: the publisher was restored to an earlier state"
     )]
     WentBack {
         /// Where its WAL ends.
         end: Lsn,
-        /// What the subscriber has followed.
+        /// Position up to which the subscriber has followed.
         needed: Lsn,
     },
-    /// The same of a standby, which may only have to replay it again.
+    /// As [`Self::WentBack`], on a standby, which may only have to replay that WAL again.
     #[error(
-        "the publisher is a standby that has replayed WAL up to {end}, behind {needed}, which the \
-         subscriber has already followed"
+        "the publisher is a standby that has replayed WAL up to {end}, before {needed}, up to which \
+         the subscriber has already followed"
     )]
     StandbyBehind {
-        /// How far it has replayed.
+        /// Position up to which it has replayed.
         end: Lsn,
-        /// What the subscriber has followed.
+        /// Position up to which the subscriber has followed.
         needed: Lsn,
     },
-    /// An xid that we have applied is not assigned yet.
+    /// The xid of an applied transaction is not assigned yet.
     #[error(
-        "the publisher has another history: it has not assigned transaction {} yet, which the \
+        "the publisher has another history: it has not yet assigned transaction ID {}, which the \
          subscriber has applied (commit LSN {})", .applied.xid, .applied.commit_lsn
     )]
     NotAssigned {
-        /// What we have applied.
+        /// The applied transaction.
         applied: Identity,
     },
-    /// A transaction that we have applied was rolled back.
+    /// An applied transaction was rolled back.
     #[error(
-        "the publisher has another history: it has rolled back transaction {}, which the subscriber \
+        "the publisher has another history: it rolled back transaction {}, which the subscriber \
          has applied (commit LSN {})", .applied.xid, .applied.commit_lsn
     )]
     RolledBack {
-        /// What we have applied.
+        /// The applied transaction.
         applied: Identity,
     },
-    /// An xid that we have applied has committed at another time.
+    /// The xid of an applied transaction has committed at another time.
     #[error(
-        "the publisher has another history: its transaction {} has committed at another time than \
-         the one that the subscriber has applied (commit LSN {})", .applied.xid, .applied.commit_lsn
+        "the publisher has another history: its transaction {} did not commit at the time of the \
+         transaction that the subscriber has applied (commit LSN {})", .applied.xid, .applied.commit_lsn
     )]
     OtherTime {
-        /// What we have applied.
+        /// The applied transaction.
         applied: Identity,
     },
-    /// The last transaction that we have applied does not come again.
+    /// The last applied transaction is not sent again.
     #[error(
         "the publisher has another history: it does not send transaction {} again (commit LSN {}), \
          which the subscriber has applied", .applied.xid, .applied.commit_lsn
     )]
     Missing {
-        /// What we have applied.
+        /// The applied transaction.
         applied: Identity,
     },
-    /// Another transaction stands at the commit LSN of the last one that we have applied.
+    /// Another transaction has the commit LSN of the last applied one.
     #[error(
-        "the publisher has another history: transaction {} has commit LSN {}, where the subscriber \
-         has applied transaction {}, with another commit time, end or xid",
+        "the publisher has another history: it sends transaction {} with commit LSN {}, where the \
+         subscriber has applied transaction {} with another xid, commit time or end LSN",
         .sent.xid, .sent.commit_lsn, .applied.xid
     )]
     Replaced {
-        /// What came.
+        /// The transaction that the publisher sent.
         sent: Identity,
-        /// What we have applied.
+        /// The applied transaction.
         applied: Identity,
     },
-    /// A transaction comes where there was none.
+    /// The publisher sends a transaction where there was none.
     #[error(
         "the publisher has another history: it sends transaction {} with commit LSN {}, where it \
-         had none when the subscriber went on to {progress}", .sent.xid, .sent.commit_lsn
+         had none when the subscriber applied up to {progress}", .sent.xid, .sent.commit_lsn
     )]
     Unexpected {
-        /// What came.
+        /// The transaction that the publisher sent.
         sent: Identity,
-        /// How far the subscriber has come.
+        /// Position up to which the subscriber has applied.
         progress: Lsn,
     },
-    /// A transaction ends that was still prepared when we had come farther.
+    /// A prepared transaction ends before a position at which it was still prepared.
     #[error(
-        "the publisher has another history: it ends a prepared transaction at {end}, and that was \
+        "the publisher has another history: it ends a prepared transaction at {end}, which was \
          still prepared when the subscriber had followed it to {progress}"
     )]
     EndedBefore {
         /// Where it ends now.
         end: Lsn,
-        /// How far the subscriber has come.
+        /// Position up to which the subscriber has followed.
         progress: Lsn,
     },
-    /// A transaction commits before others that we have applied, and ends behind their beginning.
+    /// A transaction commits before the applied ones, but ends after their start.
     #[error(
-        "the publisher has another history: it sends a transaction that ends at {end}, and the \
-         subscriber has applied others from {after} on"
+        "the publisher has another history: it sends a transaction that ends at {end}, inside the \
+         range that the subscriber has applied from {after} on"
     )]
     EndsInside {
         /// Where it ends.
         end: Lsn,
-        /// Where those begin that are applied.
+        /// Where the applied range begins.
         after: Lsn,
     },
-    /// A transaction that is prepared on the subscriber, or was about to be, is not prepared on the
-    /// publisher.
+    /// The publisher does not prepare a transaction again that is prepared on the subscriber, or
+    /// was about to be.
     #[error(
         "the publisher has another history: it does not prepare transaction {xid} at {prepare_lsn} \
          again, which the subscriber has prepared"
     )]
     NotPrepared {
-        /// Its id.
+        /// The xid of the transaction.
         xid: Xid,
         /// Where it was prepared.
         prepare_lsn: Lsn,
     },
-    /// The history file has a line that is no history.
+    /// A line of the history file cannot be parsed.
     #[error("cannot read line {line} of the timeline history: {text:?}")]
     Unreadable {
-        /// Line number from 1.
+        /// Line number, from 1.
         line: usize,
         /// The line.
         text: String,
     },
 }
 
-/// Checks progress on `recorded` against a publisher on `current` with this history file.
+/// Checks progress on timeline `recorded` against a publisher on timeline `current`, whose history
+/// file is `history`.
 ///
-/// The format is that of `src/backend/access/transam/timeline.c`: parent timeline, switch point
-/// and a reason, separated by tabs; `#` starts a comment.
+/// `src/backend/access/transam/timeline.c` defines the format: parent timeline, switch point and
+/// reason, separated by tabs. A `#` starts a comment.
 ///
 /// # Errors
-/// When the publisher's history does not contain all that was applied.
+/// When the publisher's history does not contain everything that was applied.
 pub fn check_history(
     recorded: Timeline,
     progress: Lsn,
@@ -227,51 +231,51 @@ pub fn check_history(
     Err(HistoryError::Unrelated { recorded: recorded.0, current: current.0 })
 }
 
-/// A transaction of the publisher, by all that the stream says of it.
+/// Everything by which the stream identifies a transaction of the publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// Its commit record.
+    /// Start of its commit record.
     pub commit_lsn: Lsn,
-    /// The end of that record.
+    /// End of its commit record.
     pub end_lsn: Lsn,
-    /// Its id.
+    /// Its transaction ID.
     pub xid: Xid,
-    /// Its time.
+    /// Its commit time.
     pub commit_time: Timestamp,
 }
 
 /// What is remembered of the publisher's history up to a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// The last transaction with changes; `None` if there was none since the slot was made.
+    /// The last transaction with changes; `None` if there was none since the slot was created.
     pub last: Option<Identity>,
-    /// Its end, or where the slot began: no transaction with changes ends between here and the
-    /// position.
+    /// End of [`Self::last`], or the start of the slot. No transaction with changes ends between
+    /// here and the position.
     pub quiet_from: Lsn,
 }
 
 impl Memory {
-    /// Behind a transaction with changes.
+    /// Memory after a transaction with changes.
     #[must_use]
     pub fn of(last: Identity) -> Self {
         Self { last: Some(last), quiet_from: last.end_lsn }
     }
 
-    /// Behind the start of a slot.
+    /// Memory after the start of a slot.
     #[must_use]
     pub fn since(start: Lsn) -> Self {
         Self { last: None, quiet_from: start }
     }
 }
 
-/// WAL in which fewer than 2^31 transaction ids can have been assigned: each takes part in a commit
-/// or abort record, with at least its four bytes. Within it, ids can be compared.
+/// A length of WAL in which fewer than 2^31 xids can be assigned. Each xid is part of a commit or
+/// abort record, with at least its four bytes. Within this distance xids can be compared.
 pub const COMPARABLE: u64 = 4 << 31;
 
-/// What the publisher says today of the last transaction that we remember.
+/// The fate that the publisher reports today for the last remembered transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// Nothing that would count: it is too old, or its backend still waits for a standby.
+    /// No evidence: the transaction is too old, or its backend still waits for a standby.
     Unknown,
     /// Its xid is not assigned yet.
     Unassigned,
@@ -281,19 +285,19 @@ pub enum Fate {
     CommittedAt(Timestamp),
 }
 
-/// Where a publisher of our timeline stands before a stream is started.
+/// The position and state of a publisher on the recorded timeline, before a stream is started.
 #[derive(Debug, Clone, Copy)]
 pub struct Standpoint {
     /// Whether it is a standby.
     pub in_recovery: bool,
-    /// Where its WAL ends: what is flushed, or replayed.
+    /// End of its WAL: the flushed position, or the replayed one of a standby.
     pub end: Lsn,
-    /// Of the last transaction that we remember, if [`Memory::is_comparable`].
+    /// Fate of the last remembered transaction, if [`Memory::is_comparable`].
     pub fate: Fate,
 }
 
 impl Memory {
-    /// Whether the id of the last transaction means the same transaction as ever, on a server whose
+    /// Whether the xid of the last transaction still names the same transaction, on a server whose
     /// WAL ends at `end`.
     #[must_use]
     pub fn is_comparable(&self, end: Lsn) -> bool {
@@ -303,10 +307,11 @@ impl Memory {
 }
 
 impl Standpoint {
-    /// Compares it with how far the subscriber has come, and with what is remembered of that.
+    /// Compares it with the position `needed` of the subscriber, and with the memory of that
+    /// position.
     ///
     /// # Errors
-    /// When the publisher has another history; or is a standby that may only have to replay it.
+    /// When the publisher has another history, or is a standby that may only have to replay it.
     pub fn check(&self, needed: Lsn, memory: Option<&Memory>) -> Result<(), HistoryError> {
         let end = self.end;
         if end < needed && self.in_recovery {
@@ -328,53 +333,55 @@ impl Standpoint {
     }
 }
 
-/// Transactions that are applied, and what is remembered of the last of them.
+/// A range of applied transactions, and what is remembered of the last of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Applied {
-    /// Which they are.
+    /// The range of LSNs.
     pub range: Range,
-    /// `None` where nothing is known.
+    /// `None` if nothing is known.
     pub memory: Option<Memory>,
 }
 
 impl Applied {
-    /// A transaction commits before these, and ends here.
+    /// Checks a transaction that commits before this range and ends at `end`.
     ///
     /// # Errors
-    /// If it ends behind their beginning: in the history that they are of, one of them did.
+    /// When it ends after the start of the range: in the applied history, it would be part of the
+    /// range.
     pub fn expect_before(&self, end: Lsn) -> Result<(), HistoryError> {
         let after = self.range.after;
         if end <= after { Ok(()) } else { Err(HistoryError::EndsInside { end, after }) }
     }
 }
 
-/// Watches what a stream brings again of what was applied before it was started.
+/// Checks what a stream sends again of the transactions applied before it started.
 ///
-/// It is told of the end of every transaction in the order in which they come, and before one is
-/// skipped or applied.
+/// The caller reports the end of every transaction in stream order, before it skips or applies the
+/// transaction.
 #[derive(Debug)]
 pub struct Witness {
-    /// What commits before it is not sent.
+    /// The publisher does not send what commits before this position.
     sent_from: Lsn,
-    /// In order; without those that the stream has passed.
+    /// The applied ranges that the stream has not passed yet, in order.
     applied: VecDeque<Applied>,
-    /// The last transaction of the first of them has come.
+    /// Whether the stream has sent the last transaction of the first range.
     seen: bool,
-    /// What is prepared on the subscriber, in the order of the PREPAREs that must come again.
+    /// Transactions prepared on the subscriber whose PREPAREs must be sent again, in that order.
     prepared: VecDeque<(Lsn, Xid)>,
 }
 
 impl Witness {
-    /// The stream begins with what commits at or after `sent_from`. `applied` is in order, and
-    /// does not overlap.
+    /// A witness for a stream that starts with what commits at or after `sent_from`. The ranges in
+    /// `applied` are in order and do not overlap.
     #[must_use]
     pub fn new(sent_from: Lsn, applied: impl IntoIterator<Item = Applied>) -> Self {
         let applied = applied.into_iter().collect();
         Self { sent_from, applied, seen: false, prepared: VecDeque::new() }
     }
 
-    /// These transactions are prepared on the subscriber, or were about to be. Their PREPAREs come
-    /// again if they are sent at all; the progress may be before them, so that it says nothing of them.
+    /// Adds transactions that are prepared on the subscriber, or were about to be. Their PREPAREs
+    /// are sent again if they are at or after the start of the stream. They are checked on their
+    /// own, because the progress may be before them.
     #[must_use]
     pub fn with_prepared(mut self, prepared: impl IntoIterator<Item = (Lsn, Xid)>) -> Self {
         self.prepared = prepared.into_iter().filter(|(lsn, _)| *lsn >= self.sent_from).collect();
@@ -382,10 +389,11 @@ impl Witness {
         self
     }
 
-    /// A transaction is prepared; its record ends at `end`. All that commits before it has come.
+    /// A transaction is prepared, and its record ends at `end`. Everything that commits before it
+    /// was sent.
     ///
     /// # Errors
-    /// When something is missing before it.
+    /// When a transaction is missing before it.
     pub fn prepares(&mut self, prepare_lsn: Lsn, end: Lsn, xid: Xid) -> Result<(), HistoryError> {
         self.must_be_prepared_before(prepare_lsn)?;
         self.forget_before(end, true)?;
@@ -402,13 +410,13 @@ impl Witness {
         }
     }
 
-    /// A transaction ends, of which there were `changes` or not; where that is not known, not.
+    /// A transaction ends. `changes` is true only if it is known to have changes.
     ///
     /// # Errors
-    /// When it shows that the publisher has another history.
+    /// When it reveals that the publisher has another history.
     pub fn ended(&mut self, sent: Identity, changes: bool) -> Result<(), HistoryError> {
         self.compare(sent, changes)?;
-        // Records do not overlap: nothing that is still to come ends before this one does.
+        // Records do not overlap, so every later transaction ends after this one.
         self.passed(sent.end_lsn)
     }
 
@@ -436,16 +444,16 @@ impl Witness {
         Ok(())
     }
 
-    /// All that commits before `lsn` has come.
+    /// The stream has sent everything that commits before `lsn`.
     ///
     /// # Errors
-    /// When something is missing that was applied: the publisher has another history.
+    /// When an applied transaction is missing: the publisher has another history.
     pub fn passed(&mut self, lsn: Lsn) -> Result<(), HistoryError> {
         self.must_be_prepared_before(lsn)?;
         self.forget_before(lsn, true)
     }
 
-    /// What ends at or before `lsn` must have come.
+    /// Everything that ends at or before `lsn` must have been sent.
     fn forget_before(&mut self, lsn: Lsn, whole: bool) -> Result<(), HistoryError> {
         while let Some(first) = self.applied.front()
             && first.range.through <= lsn
@@ -461,13 +469,13 @@ impl Witness {
         Ok(())
     }
 
-    /// The last transaction of the first range, if it is sent at all.
+    /// The last transaction of the first range must have been sent, unless it is before the stream.
     fn must_be_seen(&self) -> Result<(), HistoryError> {
         let Some(Applied { range, memory: Some(memory) }) = self.applied.front() else {
             return Ok(());
         };
         match memory.last {
-            // In an earlier range, if it is not in this one.
+            // If the range does not cover it, it belongs to an earlier range.
             Some(applied)
                 if !self.seen
                     && applied.commit_lsn >= self.sent_from
@@ -489,8 +497,7 @@ mod tests {
     use crate::progress::Range;
     use pgoutput::{Lsn, Timestamp, Xid};
 
-    const HISTORY: &str =
-        "1\t0/3000060\tno recovery subscriber specified\n\n2\t0/5000000\tpromoted\n";
+    const HISTORY: &str = "1\t0/3000060\tno recovery target specified\n\n2\t0/5000000\tpromoted\n";
 
     fn check(recorded: u32, progress: u64, current: u32) -> Result<(), HistoryError> {
         check_history(Timeline(recorded), Lsn(progress), Timeline(current), HISTORY)
@@ -543,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn wal_that_ends_before_the_progress_is_certain_but_on_a_standby() {
+    fn wal_that_ends_before_the_progress_is_conclusive_except_on_a_standby() {
         let check = |standpoint: Standpoint| standpoint.check(Lsn(110), Some(&memory()));
         assert_eq!(check(standpoint(110)), Ok(()));
         assert!(matches!(check(standpoint(109)), Err(HistoryError::WentBack { .. })));
@@ -554,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_transaction_with_another_fate_is_another_history() {
+    fn another_fate_of_the_last_transaction_is_another_history() {
         let at = |end: u64, fate| {
             Standpoint { fate, ..standpoint(end) }.check(Lsn(110), Some(&memory()))
         };
@@ -564,21 +571,20 @@ mod tests {
         assert!(matches!(at(200, other), Err(HistoryError::OtherTime { .. })));
         assert_eq!(at(200, Fate::CommittedAt(Timestamp(70))), Ok(()));
         assert_eq!(at(200, Fate::Unknown), Ok(()));
-        // So far on, the same xid may be another transaction's.
+        // At this distance the same xid may belong to another transaction.
         for fate in [Fate::Unassigned, Fate::Aborted, other] {
             assert_eq!(at(LAST + COMPARABLE, fate), Ok(()));
             assert!(at(LAST + COMPARABLE - 1, fate).is_err());
         }
     }
 
-    /// Applied up to 130, and nothing since the transaction at 100.
     #[test]
-    fn what_is_prepared_here_is_prepared_again() {
+    fn transactions_prepared_on_the_subscriber_are_prepared_again() {
         let known = [(Lsn(140), Xid(8)), (Lsn(120), Xid(7)), (Lsn(40), Xid(6))];
         let watching = || Witness::new(Lsn(50), []).with_prepared(known);
         let missing = Err(HistoryError::NotPrepared { xid: Xid(7), prepare_lsn: Lsn(120) });
         let mut same = watching();
-        // Not the one before the slot, which is not sent any more.
+        // Xid 6 was prepared before the start of the stream, so it is not expected.
         assert_eq!(same.passed(Lsn(120)), Ok(()));
         assert_eq!(same.prepares(Lsn(110), Lsn(111), Xid(5)), Ok(()));
         assert_eq!(same.prepares(Lsn(120), Lsn(121), Xid(7)), Ok(()));
@@ -587,7 +593,7 @@ mod tests {
         assert_eq!(same.passed(Lsn(999)), Ok(()));
         assert_eq!(watching().passed(Lsn(121)), missing);
         assert_eq!(watching().prepares(Lsn(140), Lsn(141), Xid(8)), missing);
-        // The same xid, or the same place, is not enough.
+        // The same xid at another position, or another xid at the same position, does not count.
         let mut other = watching();
         assert_eq!(other.prepares(Lsn(115), Lsn(116), Xid(7)), Ok(()));
         assert_eq!(other.prepares(Lsn(120), Lsn(121), Xid(9)), Ok(()));
@@ -600,22 +606,23 @@ mod tests {
         assert_eq!(other.ended(sent, true), missing);
     }
 
+    /// Applied up to 130, with no transaction since the one at 100.
     fn witness(sent_from: u64) -> Witness {
         let range = Range { after: Lsn(0), through: Lsn(130) };
         Witness::new(Lsn(sent_from), [Applied { range, memory: Some(memory()) }])
     }
 
     #[test]
-    fn what_is_remembered_comes_again_and_nothing_behind_it() {
+    fn the_remembered_transaction_is_sent_again_with_none_after_it() {
         let mut same = witness(50);
-        // What was before it need not be known.
+        // Transactions before the remembered one need not be known.
         assert_eq!(same.ended(identity(60, 5, 50), true), Ok(()));
         assert_eq!(same.passed(Lsn(80)), Ok(()));
         assert_eq!(same.ended(identity(100, 7, 70), true), Ok(()));
         assert_eq!(same.ended(identity(110, 8, 80), false), Ok(()));
         assert_eq!(same.ended(identity(130, 9, 90), true), Ok(()));
         assert_eq!(same.passed(Lsn(200)), Ok(()));
-        // It is older than what is sent.
+        // A stream that starts after the remembered transaction does not send it.
         let mut later = witness(105);
         assert_eq!(later.ended(identity(130, 9, 90), true), Ok(()));
     }
@@ -624,7 +631,7 @@ mod tests {
     fn a_missing_a_replaced_and_an_unexpected_transaction_are_another_history() {
         let next = identity(130, 9, 90);
         assert!(matches!(witness(50).ended(next, true), Err(HistoryError::Missing { .. })));
-        // It commits before the one that we remember, and ends behind it.
+        // It commits before the remembered transaction and ends after it.
         let across = Identity { end_lsn: Lsn(131), ..identity(99, 6, 60) };
         assert!(matches!(witness(50).ended(across, true), Err(HistoryError::Missing { .. })));
         assert!(matches!(witness(100).passed(Lsn(105)), Err(HistoryError::Missing { .. })));
@@ -639,14 +646,14 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_not_judged_and_nothing_is_known_without_a_memory() {
+    fn gaps_and_ranges_without_a_memory_accept_any_transaction() {
         let applied = |after, through, memory| Applied {
             range: Range { after: Lsn(after), through: Lsn(through) },
             memory,
         };
         let marks = [
             applied(0, 130, Some(memory())),
-            // Idle progress carries what was before it.
+            // Idle progress carries the memory of the range before it.
             applied(150, 160, Some(memory())),
             applied(170, 190, Some(Memory::of(identity(180, 12, 120)))),
         ];

@@ -1,36 +1,38 @@
-//! When two key values are equal on the subscriber: canonical forms by type.
+//! Canonical forms of key values: values that are equal on the subscriber have equal bytes.
 //!
-//! Byte-equal is not operator-equal: numeric 1.0 and 1.00, float -0 and 0, char(n) padding. Each
-//! key column has a form, chosen from the subscriber's type; a type whose equality is not certain has
-//! none, and its table is not folded (reference 7.4).
+//! Equal bytes are not the same as equal values: numeric 1.0 and 1.00, float -0 and 0, and char(n)
+//! padding are equal by their operators. The type of the subscriber's column determines the form of
+//! each key column. A type whose equality is not certain has no form, and changes of such a table
+//! are not folded.
 
 use pgoutput::Column;
 
-/// How values of a key column are brought to a form in which equal values have equal bytes.
+/// The rule that brings values of a key column into a canonical form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeyForm {
-    /// Equal if and only if the bytes are: integers of one type, oid, boolean, uuid, date, timestamps, bytea,
-    /// enums, text under a deterministic collation, …
+    /// Values are equal if and only if their bytes are: integers of one type, oid, boolean, uuid,
+    /// date, timestamps, bytea, enums, text under a deterministic collation and others.
     Bytes,
-    /// int2, int4, int8, by value: in binary they differ in length.
+    /// int2, int4 and int8, compared by value: their binary formats differ in length.
     Integer,
-    /// char(n): trailing blanks do not count.
+    /// char(n), without trailing blanks.
     Blanks,
-    /// numeric, in text or binary: the scale does not count.
+    /// numeric, in text or binary, without its scale.
     Numeric,
-    /// float4, in text or binary: -0 is 0, NaN is NaN.
+    /// float4, in text or binary. -0 equals 0, and NaN equals NaN.
     Float4,
-    /// float8.
+    /// float8, with the same rules.
     Float8,
 }
 
 impl KeyForm {
-    /// Appends the canonical form of a value; false, with nothing appended, if the value has none
-    /// (it is NULL or was not sent, or is not spelled as the type's output functions spell it).
+    /// Appends the canonical form of a value. Returns false, and appends nothing, if the value has
+    /// no form: it is NULL, was not sent, or is not spelled as the output function of its type
+    /// spells it.
     ///
-    /// A value has the same form in text and in binary, except under [`Self::Bytes`], where the
-    /// form ends with the format: such values are never equal, which is right because one
-    /// connection sends a column in one format only.
+    /// A value has the same form in text and binary, except under [`Self::Bytes`], where the form
+    /// ends with the format. There the two formats never compare equal. That is correct, because
+    /// one connection sends a column in one format only.
     #[inline]
     pub fn append(self, value: Column<'_>, out: &mut Vec<u8>) -> bool {
         match (self, value) {
@@ -74,7 +76,7 @@ impl KeyForm {
     }
 }
 
-/// An integer in text or binary.
+/// Parses an integer in text or binary.
 #[inline]
 fn integer(value: Column<'_>) -> Option<i64> {
     match value {
@@ -101,8 +103,8 @@ fn integer(value: Column<'_>) -> Option<i64> {
     }
 }
 
-/// First byte of a numeric's form; finite values other than zero continue with the weight and the
-/// digits to base 10000, without zeros at either end.
+/// First byte of the form of a numeric. The form of a finite nonzero value continues with the
+/// weight and the base-10000 digits, without zeros at either end.
 mod numeric {
     pub(super) const MINUS_INFINITY: u8 = 0;
     pub(super) const NEGATIVE: u8 = 1;
@@ -112,7 +114,7 @@ mod numeric {
     pub(super) const NAN: u8 = 5;
 }
 
-/// Appends the form of a numeric; on `None` something may have been appended.
+/// Appends the form of a numeric. On `None` it may leave appended bytes.
 fn append_numeric(value: Column<'_>, out: &mut Vec<u8>) -> Option<()> {
     match value {
         Column::Text(text) => append_numeric_text(text, out),
@@ -121,7 +123,8 @@ fn append_numeric(value: Column<'_>, out: &mut Vec<u8>) -> Option<()> {
     }
 }
 
-/// What `numeric_out` writes: `-12.3400`, `0.5`, `NaN`, `Infinity`; no exponent, no plus sign.
+/// Parses the output of `numeric_out`: `-12.3400`, `0.5`, `NaN`, `Infinity`; no exponent, no plus
+/// sign.
 fn append_numeric_text(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let special = match text {
         b"NaN" => Some(numeric::NAN),
@@ -159,14 +162,14 @@ fn append_numeric_text(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     digits.finish()
 }
 
-/// Up to four decimal digits as a number.
+/// Parses up to four decimal digits.
 fn base_10000(digits: &[u8]) -> Option<u16> {
     digits.iter().try_fold(0, |number, &digit| {
         digit.is_ascii_digit().then(|| number * 10 + u16::from(digit - b'0'))
     })
 }
 
-/// What `numeric_send` writes: the number of digits, weight, sign and display scale, two bytes
+/// Parses the output of `numeric_send`: number of digits, weight, sign and display scale, two bytes
 /// each, then the digits.
 fn append_numeric_binary(bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let (header, digits) = bytes.split_first_chunk::<8>()?;
@@ -202,7 +205,7 @@ struct Digits<'o> {
     out: &'o mut Vec<u8>,
     start: usize,
     negative: bool,
-    /// Power of 10000 of the first digit that counts, or of the next one while all were zero.
+    /// Power of 10000 of the first significant digit; of the next digit while all were zero.
     weight: i32,
 }
 
@@ -243,7 +246,7 @@ fn float4(value: Column<'_>) -> Option<f32> {
         Column::Binary(bytes) => f32::from_be_bytes(bytes.try_into().ok()?),
         Column::Null | Column::Unchanged => return None,
     };
-    // Adding 0 makes 0 of -0.
+    // Adding 0 turns -0 into 0.
     Some(if value.is_nan() { f32::NAN } else { value + 0.0 })
 }
 
@@ -256,7 +259,8 @@ fn float8(value: Column<'_>) -> Option<f64> {
     Some(if value.is_nan() { f64::NAN } else { value + 0.0 })
 }
 
-/// What `float4out` and `float8out` write. A number out of range is none: PostgreSQL refuses it.
+/// Parses the output of `float4out` or `float8out`. Rejects a number out of range, as PostgreSQL
+/// does.
 fn parse_float<F: std::str::FromStr + Copy>(text: &[u8], is_finite: fn(F) -> bool) -> Option<F> {
     let text = str::from_utf8(text).ok()?;
     if matches!(text, "NaN" | "Infinity" | "-Infinity") {
@@ -283,7 +287,7 @@ mod tests {
         form(kind, Column::Text(value.as_bytes()))
     }
 
-    /// A numeric as `numeric_send` writes it.
+    /// A numeric as `numeric_send` encodes it.
     fn sent(weight: i16, sign: u16, scale: u16, digits: &[u16]) -> Vec<u8> {
         let count = u16::try_from(digits.len()).unwrap();
         let head = [count, weight.cast_unsigned(), sign, scale];
@@ -291,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn null_and_values_that_were_not_sent_have_no_form() {
+    fn null_and_unsent_values_have_no_form() {
         for kind in [
             KeyForm::Bytes,
             KeyForm::Integer,
@@ -306,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_two_formats_are_never_equal() {
+    fn text_and_binary_bytes_are_never_equal() {
         assert_eq!(text(KeyForm::Bytes, "1"), text(KeyForm::Bytes, "1"));
         assert_ne!(text(KeyForm::Bytes, "1"), text(KeyForm::Bytes, "01"));
         assert_ne!(text(KeyForm::Bytes, "1"), form(KeyForm::Bytes, Column::Binary(b"1")));
@@ -332,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn trailing_blanks_do_not_count_in_char() {
+    fn char_ignores_trailing_blanks() {
         assert_eq!(text(KeyForm::Blanks, "ab  "), text(KeyForm::Blanks, "ab"));
         assert_eq!(text(KeyForm::Blanks, "ab"), form(KeyForm::Blanks, Column::Binary(b"ab ")));
         assert_eq!(text(KeyForm::Blanks, "  "), text(KeyForm::Blanks, ""));
@@ -341,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scale_of_a_numeric_does_not_count() {
+    fn numeric_ignores_the_scale() {
         let classes: [&[&str]; 12] = [
             &["1", "1.0", "1.0000", "1.00000000"],
             &["0", "0.0", "-0.00"],

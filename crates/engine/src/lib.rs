@@ -1,33 +1,36 @@
-//! The pure core of pgapace: what happens between a decoded message and a statement.
+//! The pure core of pgapace: everything between a decoded message and a statement.
 //!
-//! Nothing here knows sockets, clocks or threads: events go in, commands come out. That is what
-//! lets a test run any interleaving, crash or error from a seed. Modules stand in the order in
-//! which a change meets them:
+//! Nothing here knows sockets, clocks or threads. Events go in and commands come out, so a test can
+//! replay any interleaving, crash or error from a seed. The modules are listed in the order in
+//! which a change passes through them:
 //!
-//! 1. [`relation`]: what the publisher says its tables look like, by version.
+//! 1. [`relation`]: the versions of the publisher's table definitions.
 //! 1. [`transaction`]: a run of changes of one source transaction, kept as references into the
 //!    received bytes.
-//! 1. [`assemble`]: messages to transactions, large ones in parts.
-//! 1. [`early`], [`streams`]: what of a streamed transaction may be applied while it is open, and on
-//!    which session.
-//! 1. [`sync LSN`]: which changes of a table are already in its initial copy.
-//! 1. [`table_sync`]: how far the copy of a table has come.
-//! 1. [`deferred`]: changes of a table that is being copied, put off.
-//! 1. [`group`]: adjacent transactions to apply groups.
-//! 1. [`key`], [`net`]: the changes of one row folded into one, inside a group.
-//! 1. [`writeset`]: which changes of a group must wait for which groups before it.
-//! 1. [`work`], [`dispatch`]: which group goes to which worker, and when.
-//! 1. [`order`]: which groups have ended, and who may go on.
-//! 1. [`worker`]: what a worker does with its groups next, and what answers mean for them.
-//! 1. [`blockers`]: which groups give way when the oldest one waits for a lock of a later one.
-//! 1. [`serialized`]: which tables are applied in stream order because that happens often.
+//! 1. [`assemble`]: turns messages into transactions, and splits large ones into parts.
+//! 1. [`streaming`]: which changes of a streamed transaction may be applied before its commit, and
+//!    in which session.
+//! 1. [`sync_lsn`]: which changes of a table its initial copy already contains.
+//! 1. [`table_sync`]: the synchronization state of a table.
+//! 1. [`deferred`]: the changes that wait until the copy of their table is complete.
+//! 1. [`group`]: turns adjacent transactions into apply groups.
+//! 1. [`key`], [`net`]: fold the changes of one row in a group into one net change.
+//! 1. [`writeset`]: which changes of a group depend on which earlier groups.
+//! 1. [`work`], [`dispatch`]: which worker gets which group, and when.
+//! 1. [`order`]: which groups have ended, and which may proceed.
+//! 1. [`worker`]: the next step of a worker, and what the answers of the subscriber mean for it.
+//! 1. [`blockers`]: which groups are rolled back when they block the oldest group.
+//! 1. [`serialized`]: which tables run one transaction at a time because that happens often.
 //! 1. [`read_ahead`]: whether reads are so slow that rows are read before they are needed.
 //! 1. [`share`]: how many sessions each of several subscriptions has.
-//! 1. [`progress`]: received, applied, durable: what may be acknowledged.
-//! 1. [`unresolved`]: prepared transactions: when one is due, and what keeps it from being forgotten.
-//! 1. [`published`]: was a table published all the time?
-//! 1. [`history`]: is the publisher's history the one that our progress belongs to?
-//! 1. [`sequence`]: where a sequence of the subscriber is to stand; sequences are not in the stream.
+//! 1. [`progress`]: the received, applied and durable positions, and what may be acknowledged.
+//! 1. [`unresolved`]: when a held prepared transaction is due, and how long a committed one is
+//!    kept.
+//! 1. [`published`]: whether a table was published without interruption.
+//! 1. [`history`]: whether the publisher still has the history that the recorded progress belongs
+//!    to.
+//! 1. [`sequence`]: the position to set for a sequence of the subscriber; the stream has no
+//!    sequences.
 #![forbid(unsafe_code)]
 
 pub mod assemble;

@@ -1,61 +1,67 @@
 //! What publishes a table, and whether it was published without a gap.
 //!
-//! The walsender decodes each change with the publications as they were at that time. A table that was
-//! taken out of a publication and put back lost what was written in between, and nothing in the stream
-//! says so. But catalogue rows that are made anew have other oids: pg_publication, pg_publication_rel
-//! and pg_publication_namespace never reuse one within any time that matters, and an ALTER PUBLICATION
-//! that changes a row in place writes it again (its xmin).
+//! The walsender decodes each change with the publications as they were at that time. A table that
+//! was removed from a publication and added again lost the changes in between, and the stream does
+//! not report that. pgapace therefore reads the catalog of the publisher now and then, and compares
+//! each reading with the one before. If both find the same rows, everything in between was
+//! published in the same way:
 //!
-//! A new owner writes the row of a publication too, and is no change of what is published: so between two
-//! looks a new owner would hide options that are changed and changed back.
+//! * A row of `pg_publication`, `pg_publication_rel` or `pg_publication_namespace` that was dropped
+//!   and created again has another oid. Oids are not reused within any relevant time.
+//! * ALTER PUBLICATION updates a row in place, which changes its `xmin`.
+//! * ALTER PUBLICATION … OWNER TO changes `xmin` too, but not what is published. So a new owner
+//!   hides options that were changed and changed back between the same two readings.
 //!
-//! So two looks that find the same rows have seen everything between them published in the same way.
+//! Changes carry the name of the table at the time of the change, so the table itself is compared
+//! as well:
 //!
-//! Changes carry the name that the table has when they are written, so the same must be known of the
-//! table itself. Another oid is another table. ALTER TABLE … RENAME and SET SCHEMA write the row type
-//! of the table again (its `pg_type.xmin`), and nothing else does but a new owner. A partition is
-//! published with the tables above it only while it is attached: each ATTACH writes a new row of
-//! pg_inherits. If the rows of a partition arrive as those of its root, then those that it held before
-//! it was attached never arrive. A partition that was created as one held none: its first catalogue
-//! rows were written by the transaction that attached it.
+//! * Another oid is another table.
+//! * ALTER TABLE … RENAME and SET SCHEMA update the row type of the table (its `pg_type.xmin`).
+//!   Only a new owner does so too.
+//! * A partition is published through its partitioned table only while it is attached, and each
+//!   ATTACH inserts a row in `pg_inherits`. If its rows are published under the name of the root,
+//!   the rows that it held before it was attached are never sent. A partition that was created as
+//!   one held none: the transaction that attached it also wrote its first catalog rows.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
 use pgoutput::Lsn;
 
-/// One way in which a publication has a table.
+/// One way in which a publication includes a table.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
     /// `pg_publication.oid`.
     pub publication: u32,
-    /// `pg_publication.xmin`: the transaction that has written the row.
+    /// `pg_publication.xmin`: the transaction that wrote the row.
     pub written: u32,
-    /// `pg_publication.pubowner`. A new owner writes the row too, and changes nothing else.
+    /// `pg_publication.pubowner`. ALTER PUBLICATION … OWNER TO updates the row too, and changes
+    /// nothing else.
     pub owner: u32,
-    /// One letter each: i, u, d, t for operations, v for publish_via_partition_root, g for generated
-    /// columns.
+    /// One letter for each option: i, u, d, t for the published operations, v for
+    /// `publish_via_partition_root`, g for generated columns.
     pub options: String,
-    /// By which row the publication has the table.
+    /// The catalog row that adds the table to the publication.
     pub by: By,
     /// A hash of the row filter.
     pub filter: Option<String>,
-    /// The numbers of the columns in the list.
+    /// The numbers of the columns in the column list.
     pub columns: Option<String>,
-    /// If the publication has a table above it: which transactions (xmin) attached it, and those between.
+    /// If the publication includes a table above this one: the transactions (`pg_inherits.xmin`)
+    /// that attached each level in between.
     pub path: Option<String>,
 }
 
-/// The table itself.
+/// Identity and name of the table itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Relation {
     /// `pg_class.oid`.
     pub oid: u32,
-    /// `pg_type.xmin` of its row type: the transaction that has named it.
+    /// `pg_type.xmin` of its row type: the transaction that named the table.
     pub named: u32,
-    /// `pg_type.typowner`. A new owner writes the row too.
+    /// `pg_type.typowner`. A new owner updates the row too.
     pub owner: u32,
-    /// Partitions that are published under its name, and existed before they were attached.
+    /// Partitions that are published under its name and existed before they were attached.
     pub attached: Vec<Attached>,
 }
 
@@ -64,29 +70,30 @@ pub struct Relation {
 pub struct Attached {
     /// `pg_class.oid`.
     pub oid: u32,
-    /// `pg_inherits.xmin`: the transaction that has attached it.
+    /// `pg_inherits.xmin`: the transaction that attached it.
     pub by: u32,
-    /// Whether it has no row now.
+    /// Whether it has no rows now.
     pub empty: bool,
 }
 
-/// The row by which a publication has a table, or one of the partitioned tables above it.
+/// The catalog row that adds a table, or one of the partitioned tables above it, to a publication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum By {
     /// FOR ALL TABLES.
     All,
-    /// This one of pg_publication_namespace.
+    /// The row of `pg_publication_namespace` with this oid.
     Schema(u32),
-    /// This one of pg_publication_rel.
+    /// The row of `pg_publication_rel` with this oid.
     Table(u32),
 }
 
-/// Everything that publishes a table, as of one moment. Its text form can be recorded.
+/// Everything that publishes a table at one moment. Its text form can be stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PublishedBy {
     relation: Option<Relation>,
     entries: Vec<Entry>,
-    /// The latest look that found it published, if another did not since.
+    /// The last position at which the table was seen published, if a later reading found it
+    /// unpublished.
     unpublished_since: Option<Lsn>,
 }
 
@@ -95,21 +102,21 @@ pub struct PublishedBy {
 pub enum Gap {
     /// The publication has another oid.
     PublicationMadeAnew,
-    /// Its options were changed.
+    /// The options of the publication were changed.
     PublicationAltered,
-    /// The row filter of the table is another one.
+    /// The row filter of the table was changed.
     FilterChanged,
-    /// The column list is another one.
+    /// The column list of the table was changed.
     ColumnsChanged,
-    /// It was taken out of the publication, and put back if it is there.
+    /// The table was removed from the publication, and perhaps added again.
     TakenOut,
-    /// One more publication has it, with other rows, columns or operations.
+    /// One more publication includes the table, with other rows, columns or operations.
     PublishedByMore,
-    /// It is another table, of the same name.
+    /// The table has another oid: it is another table of the same name.
     MadeAnew,
-    /// It had another name, or was in another schema.
+    /// The table had another name or schema in between.
     Renamed,
-    /// It was no partition of the table that is published, and is one again.
+    /// The table was detached from the published partitioned table, and attached again.
     Detached,
     /// A partition was attached that may have held rows.
     PartitionAttached,
@@ -122,18 +129,18 @@ impl Display for Gap {
             Self::PublicationAltered => "the options of its publication were changed",
             Self::FilterChanged => "its row filter was changed",
             Self::ColumnsChanged => "its column list was changed",
-            Self::TakenOut => "it was taken out of a publication",
-            Self::PublishedByMore => "another publication has it with other rows or columns",
+            Self::TakenOut => "it was removed from a publication",
+            Self::PublishedByMore => "another publication includes it with other rows or columns",
             Self::MadeAnew => "it was dropped and created again, or another table took its name",
-            Self::Renamed => "it had another name or schema for a while",
+            Self::Renamed => "it had another name or schema in between",
             Self::Detached => "it was detached from its partitioned table",
-            Self::PartitionAttached => "a partition was attached that may have held rows",
+            Self::PartitionAttached => "a partition was attached that may already have held rows",
         })
     }
 }
 
 impl Entry {
-    /// Whether this is the same row, and nothing was changed since.
+    /// Whether this is the same row, unchanged since.
     fn is_still(&self, now: &Self) -> bool {
         let Self { publication, options, by, filter, columns, path, .. } = self;
         let same = (publication, options, by, filter, columns, path)
@@ -141,7 +148,7 @@ impl Entry {
         same && (self.written == now.written || self.owner != now.owner)
     }
 
-    /// Whether every change of the table is published by it alone.
+    /// Whether this entry alone publishes every change of the table.
     fn is_whole(&self) -> bool {
         self.filter.is_none()
             && self.columns.is_none()
@@ -167,35 +174,36 @@ impl Relation {
 }
 
 impl PublishedBy {
-    /// What publishes a table, in any order.
+    /// Everything that publishes a table; `entries` may be in any order.
     #[must_use]
     pub fn new(relation: Relation, mut entries: Vec<Entry>) -> Self {
         entries.sort();
         Self { relation: Some(relation), entries, unpublished_since: None }
     }
 
-    /// The same after a look that found the table not published; `since` is the look before it.
+    /// The same, after a reading that found the table unpublished. `since` is the position of the
+    /// reading before that one.
     #[must_use]
     pub fn unpublished(&self, since: Lsn) -> Self {
         let unpublished_since = self.unpublished_since.or(Some(since));
         Self { unpublished_since, ..self.clone() }
     }
 
-    /// From where on it was not published, if a look has found that.
+    /// The position from which on the table was unpublished, if a reading found that.
     #[must_use]
     pub fn unpublished_since(&self) -> Option<Lsn> {
         self.unpublished_since
     }
 
-    /// Compares this earlier look with a later one: `None` if every change between them was published
-    /// as before.
+    /// Compares this earlier reading with a later one. Returns `None` if every change in between
+    /// was published as before.
     #[must_use]
     pub fn gap_until(&self, now: &Self) -> Option<Gap> {
         let itself = self.relation.as_ref().zip(now.relation.as_ref());
         if let Some(gap) = itself.and_then(|(old, new)| old.gap_until(new)) {
             return Some(gap);
         }
-        // An unlogged table is not published, whatever the catalogue of publications says.
+        // An unlogged table is not published, whatever the catalog rows of publications say.
         if self.unpublished_since.is_some() {
             return Some(Gap::TakenOut);
         }
@@ -231,9 +239,9 @@ impl PublishedBy {
     }
 }
 
-/// A recorded text is not one of [`PublishedBy`].
+/// A stored text is not the text form of [`PublishedBy`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("what published a table is recorded in a form that is not known")]
+#[error("cannot parse the recorded publications of a table")]
 pub struct Unreadable;
 
 impl Display for Entry {
@@ -280,7 +288,7 @@ impl FromStr for Entry {
     }
 }
 
-/// What the lines begin with that are no entries.
+/// Prefixes of the lines that are not entries.
 const RELATION: &str = "relation ";
 const UNPUBLISHED: &str = "unpublished ";
 
@@ -376,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn another_table_or_name_is_a_gap() {
+    fn another_oid_or_name_is_a_gap() {
         let old = relation();
         assert_eq!(old.gap_until(&old), None);
         assert_eq!(old.gap_until(&Relation { oid: 51, ..relation() }), Some(Gap::MadeAnew));
@@ -405,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_made_anew_are_a_gap() {
+    fn recreated_catalog_rows_are_a_gap() {
         let old = entry(1, By::Table(5));
         assert_eq!(gap(std::slice::from_ref(&old), std::slice::from_ref(&old)), None);
         assert_eq!(
@@ -417,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_in_place_are_seen_and_another_owner_is_none() {
+    fn altered_catalog_rows_are_a_gap_unless_only_the_owner_changed() {
         let old = entry(1, By::All);
         let altered = Entry { written: 8, ..old.clone() };
         assert_eq!(gap(std::slice::from_ref(&old), &[altered]), Some(Gap::PublicationAltered));
@@ -430,9 +438,9 @@ mod tests {
         assert_eq!(gap(&[old], &[listed]), Some(Gap::ColumnsChanged));
     }
 
-    /// What one publication has always published whole does not depend on the others.
+    /// If one publication publishes the whole table all the time, the others do not matter.
     #[test]
-    fn one_that_publishes_all_of_it_is_enough() {
+    fn one_publication_of_the_whole_table_is_enough() {
         let whole = entry(1, By::Schema(9));
         let part = Entry { filter: Some("f".to_owned()), ..entry(2, By::Table(5)) };
         let both = [whole.clone(), part.clone()];

@@ -1,35 +1,37 @@
-//! Whether keys of groups that cannot run yet are worth reading: only where reads are slow.
+//! Whether to read the rows of waiting groups in advance: only where reads are slow.
 //!
-//! What decides is how long the subscriber takes to read rows by key, seen in samples. A sample may be
-//! slow because processors are busy, which reading ahead would only make worse; so it is the fastest
-//! of several that counts. Where every one of them is slow, it is not the processor.
+//! The decision depends on how long the subscriber takes to read a row by key, measured in samples.
+//! A sample may also be slow because processors are busy, and reading ahead would make that worse.
+//! So the fastest of several samples decides: if even that one is slow, the cause is not the
+//! processor.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Samples that decide.
+/// Number of samples that decide.
 const SAMPLES: usize = 8;
-/// A key in memory takes about 5 µs; from here on it was read from somewhere else.
+/// A key in memory takes about 5 µs. From this time on it was read from storage.
 const SLOW: Duration = Duration::from_micros(40);
-/// While keys are read ahead, others have read part of what is asked for already.
+/// The limit for stopping is lower: while pgapace reads ahead, part of each sample is already in
+/// memory.
 const FAST: Duration = Duration::from_micros(12);
 
 /// Decides from the latest samples.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
     on: bool,
-    /// Time of one key.
+    /// Time to read one key, for each sample.
     samples: VecDeque<Duration>,
 }
 
 impl ReadAhead {
-    /// Whether keys are to be read ahead.
+    /// Whether to read rows ahead.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.on
     }
 
-    /// So many keys were read in this time. Whether that changes the decision.
+    /// Adds a sample: reading `keys` keys took `took`. Returns whether the decision changed.
     pub fn sampled(&mut self, keys: u32, took: Duration) -> bool {
         if keys == 0 {
             return false;
@@ -46,7 +48,7 @@ impl ReadAhead {
         let on = if self.on { sorted[SAMPLES / 2] >= FAST } else { sorted[0] >= SLOW };
         let changed = on != self.on;
         if changed {
-            // What was seen before does not count: it was seen under the other rule.
+            // Earlier samples were measured under the other decision.
             self.samples.clear();
             self.on = on;
         }
@@ -76,16 +78,16 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_processor_is_no_slow_disk() {
+    fn a_busy_processor_is_not_a_slow_disk() {
         let mut ahead = ReadAhead::default();
         for _ in 0..100 {
-            // Most samples wait for their turn, some do not.
+            // Most samples wait for a processor, some do not.
             assert!(!sample(&mut ahead, &[900, 300, 5000, 6, 70, 800]));
         }
     }
 
     #[test]
-    fn a_few_fast_ones_do_not_turn_it_off() {
+    fn a_few_fast_samples_do_not_turn_it_off() {
         let mut ahead = ReadAhead::default();
         sample(&mut ahead, &[100; SAMPLES]);
         assert!(sample(&mut ahead, &[3, 100, 3, 100, 100, 3, 100, 100, 3, 100]));

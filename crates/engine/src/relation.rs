@@ -1,7 +1,8 @@
-//! What the publisher says its tables look like, by version.
+//! Versions of the publisher's table definitions.
 //!
-//! A Relation message is sent again after every invalidation on the publisher, mostly unchanged.
-//! Only a changed content makes a new version; the identity of the `Arc` is the version.
+//! The publisher sends a Relation message again after every cache invalidation, mostly with the
+//! same content. Only another content creates a new version. The identity of the `Arc` identifies
+//! the version.
 
 use std::sync::Arc;
 
@@ -11,11 +12,12 @@ use rustc_hash::FxHashMap;
 /// One published column, in the order in which tuples carry it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteColumn {
-    /// Name on the publisher; mapping to the subscriber is by this name.
+    /// Name on the publisher. Columns are mapped to the subscriber by name.
     pub name: String,
     /// Whether the column is part of the replica identity (every column under FULL).
     pub key: bool,
-    /// The publisher's type; a local oid for types that are not built in.
+    /// The publisher's type. For types that are not built in, the oid is only valid on the
+    /// publisher.
     pub type_oid: TypeOid,
     /// The publisher's `atttypmod`, -1 for none.
     pub type_modifier: i32,
@@ -24,9 +26,9 @@ pub struct RemoteColumn {
 /// One version of a published table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteRelation {
-    /// The publisher's oid of the table: stable under rename, so never used for mapping.
+    /// The publisher's oid of the table. It survives a rename, so it is never used for mapping.
     pub id: RelId,
-    /// Schema name; `pg_catalog` where the wire has an empty string.
+    /// Schema name; `pg_catalog` where the message has an empty string.
     pub schema: String,
     /// Table name.
     pub name: String,
@@ -59,24 +61,24 @@ impl RemoteRelation {
         }
     }
 
-    /// `schema.name`, for people; not quoted.
+    /// `schema.name` for messages, without quotes.
     #[must_use]
     pub fn display_name(&self) -> String {
         format!("{}.{}", self.schema, self.name)
     }
 }
 
-/// The newest version of every relation seen on this connection.
+/// The newest version of every relation on this connection.
 ///
-/// The publisher sends a Relation message before the first change that needs it on every
-/// connection, so the cache starts empty with each and a change without its relation is an error.
+/// On every connection, the publisher sends a Relation message before the first change that needs
+/// it. So the cache starts empty, and a change without its relation is an error.
 #[derive(Debug, Default)]
 pub struct RelationCache {
     by_id: FxHashMap<RelId, Arc<RemoteRelation>>,
 }
 
 impl RelationCache {
-    /// Takes a Relation message; an unchanged one keeps its version. Returns the version.
+    /// Takes a Relation message and returns its version. The same content keeps its version.
     pub fn update(&mut self, message: &Relation<'_>) -> Arc<RemoteRelation> {
         let relation = RemoteRelation::from_message(message);
         match self.by_id.get(&relation.id) {
@@ -89,7 +91,7 @@ impl RelationCache {
         }
     }
 
-    /// The newest version of a relation, if one was announced.
+    /// The newest version of a relation, if the publisher has sent one.
     #[must_use]
     pub fn get(&self, id: RelId) -> Option<&Arc<RemoteRelation>> {
         self.by_id.get(&id)

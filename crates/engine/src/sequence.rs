@@ -1,24 +1,24 @@
-//! Where a sequence of the subscriber is to stand, given where the publisher's stands.
+//! The position to set for a sequence of the subscriber, given the position on the publisher.
 //!
-//! A sequence has no changes in the stream, so its value is carried over now and then. Values only
-//! move in the direction of the increment: a sequence that goes back hands out values that rows
-//! have already. `CYCLE` makes that legal, so there a lower value may mean either; it is left to the
-//! user to say.
+//! Logical replication does not send changes of sequences, so pgapace copies their values now and
+//! then. A sequence only moves in the direction of its increment: one that went back would return
+//! values that rows already have. With `CYCLE` a lower value can also be a new round, so there the
+//! user must decide.
 
-/// What a sequence relation holds (`last_value`, `is_called`). Values that sessions have cached are
-/// behind `last_value`, so nothing else is needed to continue it.
+/// The state of a sequence relation (`last_value`, `is_called`). `last_value` already includes the
+/// values that sessions have cached, so nothing else is needed to continue the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
-    /// The last value that was handed out, or is reserved by a session.
+    /// The last value that was returned, or reserved by a session.
     pub last_value: i64,
-    /// False: `last_value` itself is handed out next.
+    /// If false, `nextval` returns `last_value` itself next.
     pub is_called: bool,
 }
 
-/// A sequence's definition, as far as values depend on it (`pg_sequence`).
+/// The part of a sequence's definition (`pg_sequence`) that determines its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Definition {
-    /// Never zero.
+    /// `INCREMENT`; never zero.
     pub increment: i64,
     /// `MINVALUE`.
     pub min: i64,
@@ -28,87 +28,89 @@ pub struct Definition {
     pub cycle: bool,
 }
 
-/// One side's sequence.
+/// The sequence on one server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sequence {
     /// Its definition.
     pub definition: Definition,
-    /// Where it stands.
+    /// Its position.
     pub position: Position,
 }
 
-/// How a sequence is to be carried over.
+/// Rules for copying the value of a sequence.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Values to be left out beyond the publisher's, for those that it still hands out.
+    /// Number of values to skip beyond the publisher's position, for values that the publisher
+    /// still hands out.
     pub margin: u64,
-    /// Whether the subscriber's sequence may be set to a value that it has passed.
+    /// Whether to set the subscriber's sequence back.
     pub allow_backwards: bool,
 }
 
-/// What is to be done with the subscriber's sequence.
+/// What to do with the subscriber's sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// It is to be set.
+    /// Set it.
     Set {
-        /// To this.
+        /// The new position.
         to: Position,
-        /// The bounds of the sequence left no room for all of the margin.
+        /// Whether the bounds of the sequence had no room for the whole margin.
         margin_cut: bool,
     },
-    /// It stands there already.
+    /// Nothing: it has that position already.
     Same,
-    /// It has passed that value.
+    /// Nothing: it is beyond that position.
     Ahead {
-        /// The sequences cycle: the publisher's may also have begun again.
+        /// Whether a sequence cycles: the publisher's may have started a new round.
         cycles: bool,
     },
-    /// The value does not fit between the subscriber's bounds, of which this one is in the way.
+    /// Nothing: the value is outside the bounds of the subscriber's sequence.
     OutOfBounds {
-        /// `MINVALUE` or `MAXVALUE` of the subscriber's sequence.
+        /// The bound that the value violates: `MINVALUE` or `MAXVALUE` of the subscriber's
+        /// sequence.
         bound: i64,
     },
-    /// One counts up and the other down.
+    /// Nothing: one sequence ascends and the other descends.
     OppositeDirections,
 }
 
-/// Decides where the subscriber's sequence is to stand.
+/// Decides what to do with the subscriber's sequence.
 #[must_use]
 pub fn decide(publisher: Sequence, subscriber: Sequence, rules: Rules) -> Decision {
-    let (theirs, ours) = (publisher.definition, subscriber.definition);
-    if (theirs.increment > 0) != (ours.increment > 0) {
+    let bounds = subscriber.definition;
+    let ascending = publisher.definition.increment > 0;
+    if ascending != (bounds.increment > 0) {
         return Decision::OppositeDirections;
     }
-    let ascending = theirs.increment > 0;
-    let (to, margin_cut) = with_margin(publisher, ours, rules.margin);
-    let place = |position: Position| {
+    let (to, margin_cut) = with_margin(publisher, bounds, rules.margin);
+    let order = |position: Position| {
         let value = i128::from(position.last_value);
         (if ascending { value } else { -value }, position.is_called)
     };
-    match place(to).cmp(&place(subscriber.position)) {
+    match order(to).cmp(&order(subscriber.position)) {
         std::cmp::Ordering::Equal => return Decision::Same,
         std::cmp::Ordering::Less if !rules.allow_backwards => {
-            return Decision::Ahead { cycles: theirs.cycle || ours.cycle };
+            return Decision::Ahead { cycles: publisher.definition.cycle || bounds.cycle };
         }
         _ => {}
     }
-    if to.last_value > ours.max {
-        Decision::OutOfBounds { bound: ours.max }
-    } else if to.last_value < ours.min {
-        Decision::OutOfBounds { bound: ours.min }
+    if to.last_value > bounds.max {
+        Decision::OutOfBounds { bound: bounds.max }
+    } else if to.last_value < bounds.min {
+        Decision::OutOfBounds { bound: bounds.min }
     } else {
         Decision::Set { to, margin_cut }
     }
 }
 
-/// The publisher's position, moved on by as many steps of the margin as the bounds of both sides
-/// leave room for.
-fn with_margin(publisher: Sequence, ours: Definition, margin: u64) -> (Position, bool) {
+/// The publisher's position, advanced by as many steps of the margin as the bounds of both
+/// sequences allow.
+fn with_margin(publisher: Sequence, bounds: Definition, margin: u64) -> (Position, bool) {
     let Position { last_value, is_called } = publisher.position;
-    let theirs = publisher.definition;
-    let step = i128::from(theirs.increment);
-    let end = if step > 0 { theirs.max.min(ours.max) } else { theirs.min.max(ours.min) };
-    // As often as it fits; a value beyond the end stays what it is.
+    let Definition { increment, min, max, .. } = publisher.definition;
+    let step = i128::from(increment);
+    let end = if step > 0 { max.min(bounds.max) } else { min.max(bounds.min) };
+    // Zero if the value is already beyond the end, so that it stays as it is.
     let room = ((i128::from(end) - i128::from(last_value)) / step).max(0);
     let steps = i128::from(margin).min(room);
     let moved = i128::from(last_value) + steps * step;
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn values_out_of_bounds_and_cycles_are_reported() {
         let small = sequence(1, false, 1, 1, 2_147_483_647);
         let wide = up(3_000_000_000, true);
         let bound = Decision::OutOfBounds { bound: 2_147_483_647 };
@@ -184,18 +186,18 @@ mod tests {
         #[test]
         fn a_decision_never_repeats_values(
             step in prop_oneof![1..1000i64, -1000..0i64, Just(i64::MAX), Just(i64::MIN)],
-            theirs in any::<i64>(), ours in any::<i64>(),
+            published in any::<i64>(), subscribed in any::<i64>(),
             called in any::<(bool, bool)>(), bounds in any::<(i64, i64)>(), margin in any::<u64>(),
         ) {
             let (min, max) = (bounds.0.min(bounds.1), bounds.0.max(bounds.1));
-            let publisher = sequence(theirs, called.0, step, i64::MIN, i64::MAX);
-            let subscriber = sequence(ours.clamp(min, max), called.1, step, min, max);
+            let publisher = sequence(published, called.0, step, i64::MIN, i64::MAX);
+            let subscriber = sequence(subscribed.clamp(min, max), called.1, step, min, max);
             if let Decision::Set { to, margin_cut } = decide(publisher, subscriber, MARGIN(margin)) {
                 prop_assert!((min..=max).contains(&to.last_value));
                 let forward = |from: i64, to: i64| if step > 0 { from <= to } else { from >= to };
                 prop_assert!(forward(subscriber.position.last_value, to.last_value));
-                prop_assert!(forward(theirs, to.last_value));
-                let moved = (i128::from(to.last_value) - i128::from(theirs)) / i128::from(step);
+                prop_assert!(forward(published, to.last_value));
+                let moved = (i128::from(to.last_value) - i128::from(published)) / i128::from(step);
                 prop_assert_eq!(moved < i128::from(margin), margin_cut);
             }
         }

@@ -1,24 +1,25 @@
-//! Which tables are applied in stream order for a while, because their changes often hold locks that
-//! an earlier group needs.
+//! Which tables run one transaction at a time for a while, because their changes often hold locks
+//! that an earlier group needs.
 //!
-//! A group that gives way costs the oldest one the time until somebody looks, and its own work. Where
-//! that happens again and again (unique values that move from row to row, which the stream does not
-//! tell), waiting for each other costs less. A table is serialized when it has had a few victims within
-//! some time, and promoted after a term; each time that it comes back soon, the term doubles.
+//! When a group is rolled back for the oldest one, its work is lost, and the oldest group has
+//! waited until the blocker was detected. Some workloads cause this again and again: unique values
+//! that move from row to row are not visible in the stream. There it is cheaper to apply the groups
+//! one after the other. A table is serialized after a few victims within a time window, and
+//! released after a term. Each time that it is serialized again soon, the term doubles.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::dispatch::Pacing;
 
-/// The tables that have had victims, by the oid of their topmost relation. Times count from any one
-/// instant, and never go back.
+/// The tables that had victims, by the oid of their topmost relation. All times count from the same
+/// instant and never decrease.
 #[derive(Debug)]
 pub struct SerializedTables {
-    /// Victims within the window that serialize a table.
+    /// Number of victims within the window after which a table is serialized.
     victims: usize,
     window: Duration,
-    /// How long a table is serialized the first time.
+    /// The first term of a table.
     term: Duration,
     /// The longest term.
     longest: Duration,
@@ -27,13 +28,13 @@ pub struct SerializedTables {
 
 #[derive(Debug)]
 struct Record {
-    /// When its last victims gave way, while it is not serialized.
+    /// Times of the latest victims, while the table is not serialized.
     victims: Vec<Duration>,
-    /// While it is serialized: until when.
+    /// End of the term, while the table is serialized.
     until: Option<Duration>,
-    /// Of the last serialized, or of the next if it comes before `forgotten`.
+    /// The latest term. The next one is twice as long, if it starts before `forgotten`.
     term: Duration,
-    /// From then on it is a table like any other.
+    /// Time from which on earlier victims and terms do not count.
     forgotten: Duration,
 }
 
@@ -50,8 +51,8 @@ impl SerializedTables {
         }
     }
 
-    /// A group gave way to another; both have changes of this table. Whether the table is serialized
-    /// for it, and was not before.
+    /// A group with changes of this table was rolled back for another group with such changes.
+    /// Returns whether the table is serialized because of that.
     pub fn victim(&mut self, table: u32, now: Duration) -> bool {
         let record = self.tables.entry(table).or_insert_with(|| Record {
             victims: Vec::new(),
@@ -60,7 +61,8 @@ impl SerializedTables {
             forgotten: Duration::ZERO,
         });
         if record.until.is_some() {
-            // Of the time before: its groups follow each other by now.
+            // This group started before the table was serialized. Later ones run one after the
+            // other.
             return false;
         }
         record.victims.retain(|then| *then + self.window > now);
@@ -75,7 +77,7 @@ impl SerializedTables {
         true
     }
 
-    /// Promotes the tables whose term is over; returns them.
+    /// Ends the terms that are over, and returns their tables.
     pub fn promote(&mut self, now: Duration) -> Vec<u32> {
         let mut promoted = Vec::new();
         for (table, record) in &mut self.tables {
@@ -130,12 +132,12 @@ mod tests {
         assert!(!serialized.victim(8, at(4)));
         assert!(serialized.victim(7, at(4)));
         assert!(serialized.is_serialized(7) && !serialized.is_serialized(8));
-        // What had begun before may still give way.
+        // Groups that started before may still become victims.
         assert!(!serialized.victim(7, at(4)));
     }
 
     #[test]
-    fn victims_now_and_then_serialize_nothing() {
+    fn rare_victims_serialize_nothing() {
         let mut serialized = SerializedTables::new(&Pacing::MEASURED);
         for second in (0..1000).step_by(7) {
             assert!(!serialized.victim(7, at(second)), "{second}");
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_soon_stays_longer_and_who_behaves_is_forgotten() {
+    fn the_term_doubles_if_the_table_returns_soon_and_resets_later() {
         let mut serialized = SerializedTables::new(&Pacing::MEASURED);
         let (mut now, mut term) = (at(1), TERM);
         for _ in 0..8 {
@@ -172,7 +174,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every serialization ends, needs its victims anew, and nothing is remembered for ever.
+        /// Every term ends, each one needs new victims, and no table is remembered for ever.
         #[test]
         fn whatever_happens(steps in prop::collection::vec((0..3_u32, 0..9000_u64, any::<bool>()), 0..200)) {
             let mut serialized = SerializedTables::new(&Pacing::MEASURED);

@@ -1,8 +1,8 @@
-//! Which changes of a table are already in its initial copy.
+//! Which changes of a table its initial copy already contains.
 //!
-//! A copied table holds everything that had committed at its snapshot's consistent point. A
-//! change passes the sync LSN if its transaction commits at or after that point (the commit record
-//! starts at or after it); earlier ones are in the copy.
+//! The copy contains everything that had committed at the consistent point of its snapshot. A
+//! change must be applied if its transaction commits at or after that point, that is, if the commit
+//! record starts there. Earlier changes are in the copy.
 
 use pgoutput::Lsn;
 
@@ -18,10 +18,11 @@ impl SyncLsn {
     }
 }
 
-/// Whether a transaction is already in the subscriber: its commit record starts before the progress.
+/// Whether the subscriber has already applied a transaction: its commit record starts before the
+/// progress.
 ///
-/// Progress is always the end of a commit record or a position that only skipped work precedes,
-/// so a commit record that starts before it also ends at or before it.
+/// The progress is always the end of a commit record, or a position before which all transactions
+/// were skipped or applied. So a commit record that starts before it also ends at or before it.
 #[must_use]
 pub fn already_applied(commit_lsn: Lsn, progress: Lsn) -> bool {
     commit_lsn < progress

@@ -1,8 +1,8 @@
-//! A run of changes of one source transaction, kept as references into the received bytes.
+//! Runs of changes of one source transaction, kept as references into the received bytes.
 //!
-//! A change is four integers: which received chunk, where in it, which relation version. The
-//! chunk is reference-counted, so nothing is copied between the socket and the statement, and a
-//! worker decodes the change again where it needs the columns.
+//! A change is a few integers: the received chunk, the byte range in it, and the relation version.
+//! Chunks are reference-counted, so nothing is copied between the socket and the statement. A
+//! worker decodes the change again when it needs the columns.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use pgoutput::{DecodeError, Lsn, Message, Timestamp, Xid, decode_change};
 use crate::history::Identity;
 use crate::relation::RemoteRelation;
 
-/// Where a change lies: chunk, byte range of its payload, relation version.
+/// The location of a change: chunk, byte range of its payload, relation version.
 #[derive(Debug, Clone, Copy)]
 struct ChangeRef {
     chunk: u32,
@@ -23,10 +23,10 @@ struct ChangeRef {
     is_truncate: bool,
 }
 
-/// What Begin says of a transaction.
+/// The fields of a Begin message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransactionHead {
-    /// LSN of the commit record: what sync LSNs and skips compare.
+    /// LSN of the commit record. Sync LSNs and progress are compared with it.
     pub commit_lsn: Lsn,
     /// The publisher's commit time.
     pub commit_time: Timestamp,
@@ -35,7 +35,8 @@ pub struct TransactionHead {
 }
 
 impl TransactionHead {
-    /// What identifies the transaction in the publisher's history; its commit record ends at `end`.
+    /// The identity of the transaction in the publisher's history, given the end of its commit
+    /// record.
     #[must_use]
     pub fn ends_at(&self, end: Lsn) -> Identity {
         let Self { commit_lsn, commit_time, xid } = *self;
@@ -43,26 +44,26 @@ impl TransactionHead {
     }
 }
 
-/// Which relations a change touches.
+/// The relations that a change touches.
 #[derive(Debug, Clone, Copy)]
 pub enum Touched<'a> {
-    /// Insert, update or delete: one relation version.
+    /// Insert, update or delete: one relation version, with its index.
     One(usize, &'a Arc<RemoteRelation>),
-    /// Truncate: several, by index into [`TransactionPart::relations`].
+    /// Truncate: several, as indexes into [`TransactionPart::relations`].
     Many(&'a [u32]),
 }
 
-/// Consecutive changes of one source transaction; most transactions are one part.
+/// Consecutive changes of one source transaction. Most transactions are one part.
 ///
-/// A transaction larger than the assembler's part limit arrives in several parts, in order and
-/// with no other transaction between them, so that memory stays bounded.
+/// A transaction that exceeds the assembler's part limit arrives in several parts. They are in
+/// order, with no other transaction between them. This bounds the memory.
 #[derive(Debug, Clone)]
 pub struct TransactionPart {
-    /// What Begin said.
+    /// The fields of the Begin message.
     pub head: TransactionHead,
-    /// Whether this part opens the transaction.
+    /// Whether this is the first part of the transaction.
     pub first: bool,
-    /// End of the commit record, on the part that ends the transaction.
+    /// End of the commit record, on the last part of the transaction.
     pub end_lsn: Option<Lsn>,
     chunks: Vec<Bytes>,
     relations: Vec<Arc<RemoteRelation>>,
@@ -85,32 +86,33 @@ impl TransactionPart {
         }
     }
 
-    /// An empty transaction that only carries progress to `lsn`: filtered or foreign work.
+    /// An empty transaction that only advances the progress to `lsn`, past transactions without
+    /// changes to apply.
     #[must_use]
     pub fn idle(lsn: Lsn) -> Self {
         let head = TransactionHead { commit_lsn: lsn, commit_time: Timestamp(0), xid: Xid(0) };
         Self::empty(head, lsn)
     }
 
-    /// A transaction without changes here that ends at `end`.
+    /// A transaction without changes to apply that ends at `end`.
     #[must_use]
     pub fn empty(head: TransactionHead, end: Lsn) -> Self {
         Self { end_lsn: Some(end), ..Self::new(head, true) }
     }
 
-    /// The end of a transaction whose changes were handed out before.
+    /// The end of a transaction whose changes were handed over before.
     #[must_use]
     pub fn end_of(head: TransactionHead, end_lsn: Lsn) -> Self {
         Self { end_lsn: Some(end_lsn), ..Self::new(head, false) }
     }
 
-    /// Whether it holds a TRUNCATE.
+    /// Whether it contains a TRUNCATE.
     #[must_use]
     pub fn truncates(&self) -> bool {
         !self.truncates.is_empty()
     }
 
-    /// Whether this only carries progress (see [`Self::idle`]).
+    /// Whether it only advances the progress (see [`Self::idle`]).
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.head.xid == Xid(0)
@@ -128,30 +130,30 @@ impl TransactionPart {
         self.changes.is_empty()
     }
 
-    /// Payload bytes that its changes refer to.
+    /// Payload bytes of its changes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The relation versions that [`Touched`] indexes.
+    /// The relation versions, as [`Touched`] indexes them.
     #[must_use]
     pub fn relations(&self) -> &[Arc<RemoteRelation>] {
         &self.relations
     }
 
-    /// Decodes change `index` again and says what it touches.
+    /// Decodes change `index` again and returns it with the relations that it touches.
     ///
     /// # Errors
-    /// Never for bytes that the assembler accepted; the type is kept so that nobody unwraps.
+    /// Never for bytes that the assembler accepted. The error type avoids an unwrap.
     ///
     /// # Panics
-    /// When `index` is not below [`Self::len`].
+    /// If `index` is not below [`Self::len`].
     pub fn change(&self, index: usize) -> Result<(Message<'_>, Touched<'_>), DecodeError> {
         Ok((decode_change(self.payload(index), false)?, self.touched(index)))
     }
 
-    /// What a change touches.
+    /// The relations that a change touches.
     pub(crate) fn touched(&self, index: usize) -> Touched<'_> {
         let at = self.changes[index];
         if at.is_truncate {
@@ -161,7 +163,7 @@ impl TransactionPart {
         }
     }
 
-    /// A change as it was received, outside of streams.
+    /// A change as it was received, without the xid of a stream block.
     pub(crate) fn payload(&self, index: usize) -> &[u8] {
         let at = self.changes[index];
         let chunk = &self.chunks[at.chunk as usize];
@@ -200,7 +202,7 @@ impl TransactionPart {
     }
 
     fn relation_index(&mut self, relation: &Arc<RemoteRelation>) -> u32 {
-        // A transaction touches few relations, and mostly the same one again: search backwards.
+        // A transaction touches few relations, mostly the same one as before, so search backwards.
         let known = self.relations.iter().rposition(|version| Arc::ptr_eq(version, relation));
         index_u32(known.unwrap_or_else(|| {
             self.relations.push(Arc::clone(relation));
@@ -209,26 +211,26 @@ impl TransactionPart {
     }
 }
 
-/// A message's payload inside a received chunk.
+/// The location of a message's payload inside a received chunk.
 #[derive(Debug, Clone, Copy)]
 pub struct Location<'a> {
     /// The chunk that holds it.
     pub chunk: &'a Bytes,
-    /// Offset of the payload (after the XLogData header) in the chunk.
+    /// Offset of the payload, after the XLogData header, in the chunk.
     pub offset: usize,
-    /// Length of the payload.
+    /// Length of the payload in bytes.
     pub length: usize,
 }
 
 impl<'a> Location<'a> {
-    /// The payload itself.
+    /// The payload.
     pub(crate) fn payload(&self) -> &'a [u8] {
         &self.chunk[self.offset..self.offset + self.length]
     }
 }
 
-/// Chunks are below 4 GiB (a message is below 1 GiB) and parts below `u32::MAX` changes (the
-/// assembler closes them long before), so an index always fits.
+/// Always fits: a chunk is smaller than 4 GiB, because a message is smaller than 1 GiB, and the
+/// assembler closes a part long before `u32::MAX` changes.
 fn index_u32(index: usize) -> u32 {
     u32::try_from(index).expect("parts and chunks are bounded well below 4 Gi")
 }

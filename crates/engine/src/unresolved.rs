@@ -1,8 +1,8 @@
-//! What is remembered of prepared transactions beside their changes: when a held one is due, and from
-//! where on a committed one would have to be sent again.
+//! Deadlines of held prepared transactions, and the position from which committed ones must be sent
+//! again.
 //!
-//! Both are looked at on every event, so both give their answer without a scan, and neither grows
-//! with the number of transactions that have come and gone.
+//! Both are queried on every event. So both answer without a scan, and neither grows with the
+//! number of transactions that have ended.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,20 +10,20 @@ use std::time::Duration;
 use pgoutput::{Lsn, Xid};
 use rustc_hash::FxHashMap;
 
-/// The transactions that are held, by the time at which something is to be done about each.
+/// The held transactions, by the time at which each is due.
 ///
-/// Times are those since any fixed moment.
+/// Times count from any fixed instant.
 #[derive(Debug, Default)]
 pub struct HeldByTime {
-    /// By time, then by the order in which they came.
+    /// Ordered by time, then by arrival.
     due: BTreeMap<(Duration, u64), Xid>,
     places: FxHashMap<Xid, (Duration, u64)>,
     next: u64,
 }
 
 impl HeldByTime {
-    /// A transaction is held, and is due `at` this time. An xid that came before is another
-    /// transaction now.
+    /// Holds a transaction until it is due at `at`. An xid that is held already now names another
+    /// transaction.
     pub fn hold(&mut self, xid: Xid, at: Duration) {
         self.release(xid);
         let place = (at, self.next);
@@ -32,14 +32,15 @@ impl HeldByTime {
         self.places.insert(xid, place);
     }
 
-    /// It is held no more, whatever came of it.
+    /// Releases a transaction, however it ended.
     pub fn release(&mut self, xid: Xid) {
         if let Some(place) = self.places.remove(&xid) {
             self.due.remove(&place);
         }
     }
 
-    /// Takes the next one that is due `now`: the oldest of those with the earliest time.
+    /// Takes the next transaction that is due at `now`: among those with the earliest time, the one
+    /// that arrived first.
     pub fn take_due(&mut self, now: Duration) -> Option<Xid> {
         let entry = self.due.first_entry().filter(|entry| entry.key().0 <= now)?;
         let xid = entry.remove();
@@ -47,38 +48,38 @@ impl HeldByTime {
         Some(xid)
     }
 
-    /// How many there are.
+    /// Number of held transactions.
     #[must_use]
     pub fn len(&self) -> usize {
         self.due.len()
     }
 
-    /// Whether there are none.
+    /// Whether no transaction is held.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.due.is_empty()
     }
 }
 
-/// Committed transactions that were prepared: until the end of one is durable, it has to be sent
-/// again from its PREPARE on.
+/// Committed transactions that were prepared. Until the end of such a transaction is durable, the
+/// publisher must be able to send it again from its PREPARE on.
 ///
-/// Not more than [`Self::LIMIT`] of them are told apart. Beyond it neighbours become one, which begins
-/// where the first of both was prepared and lasts until the last is durable: more is sent again after
-/// a crash, and nothing is acknowledged too early.
+/// The queue keeps at most [`Self::LIMIT`] entries. Beyond that it merges neighbours: the merged
+/// entry begins at the earlier PREPARE and lasts until the later end is durable. After a crash more
+/// is then sent again, but nothing is acknowledged too early.
 #[derive(Debug, Default)]
 pub struct Resolving {
-    /// Where each was prepared, and where its commit ends. Both rise: one that was prepared before
-    /// another, and becomes durable after it, stands for both.
+    /// Position of each PREPARE and end of each commit. Both increase from entry to entry: a
+    /// transaction that was prepared before another and ends after it stands for both.
     places: VecDeque<(Lsn, Lsn)>,
 }
 
 impl Resolving {
-    /// How many are told apart at most.
+    /// Maximum number of entries.
     pub const LIMIT: usize = 1024;
 
-    /// A transaction that was prepared at `prepared` is committed; its commit ends at `end`, behind
-    /// all before it.
+    /// The transaction prepared at `prepared` has committed. Its commit ends at `end`, after all
+    /// earlier ones.
     pub fn committed(&mut self, prepared: Lsn, end: Lsn) {
         while self.places.back().is_some_and(|(later, _)| *later >= prepared) {
             self.places.pop_back();
@@ -93,7 +94,8 @@ impl Resolving {
         }
     }
 
-    /// Everything up to here is durable. Returns the first PREPARE whose transaction may not be.
+    /// Everything up to `durable` is durable. Returns the first PREPARE whose transaction may not
+    /// be.
     pub fn durable(&mut self, durable: Lsn) -> Option<Lsn> {
         while self.places.front().is_some_and(|(_, end)| *end <= durable) {
             self.places.pop_front();
@@ -101,13 +103,13 @@ impl Resolving {
         self.places.front().map(|(prepared, _)| *prepared)
     }
 
-    /// How many are told apart.
+    /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Whether there are none.
+    /// Whether there is no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_is_due_first_and_one_that_is_put_back_comes_later() {
+    fn the_oldest_is_due_first_and_a_postponed_one_later() {
         let mut held = HeldByTime::default();
         held.hold(Xid(7), at(5));
         held.hold(Xid(5), at(5));
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn an_early_prepare_holds_back_until_its_own_end_is_durable() {
+    fn an_early_prepare_is_kept_until_its_own_end_is_durable() {
         let mut resolving = Resolving::default();
         resolving.committed(Lsn(20), Lsn(50));
         resolving.committed(Lsn(10), Lsn(60));
@@ -152,7 +154,7 @@ mod tests {
         assert_eq!(resolving.durable(Lsn(70)), None);
     }
 
-    /// What happens to prepared transactions: PREPARE, its end, and what becomes durable.
+    /// Events of prepared transactions: PREPARE, their end, and durability.
     #[derive(Debug, Clone)]
     enum Event {
         Prepare,
@@ -173,7 +175,7 @@ mod tests {
     }
 
     fn events() -> impl Strategy<Value = Vec<Event>> {
-        // So many go beyond the limit, as nothing becomes durable.
+        // Without durable positions, the long histories exceed the limit.
         prop_oneof![
             20 => prop::collection::vec(event(1), 0..60),
             1 => prop::collection::vec(event(0), 4000..5000)
@@ -183,7 +185,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-        /// Nothing is released too early, everything in the end, and what is remembered is bounded.
+        /// Nothing is released too early, everything in the end, and the memory is bounded.
         #[test]
         fn bounded_and_never_too_early(events in events()) {
             let mut held = HeldByTime::default();
@@ -217,7 +219,7 @@ mod tests {
                         while let Some(xid) = held.take_due(at(now)) {
                             taken.push(xid);
                         }
-                        // None of them may be prepared: each is looked at again later.
+                        // None of them may be prepared yet, so each is due again later.
                         for xid in taken {
                             held.hold(xid, at(now + 1));
                         }

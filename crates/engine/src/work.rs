@@ -1,4 +1,4 @@
-//! What the leader hands to a worker: parts of transactions, with the subscriber's tables.
+//! Work that the leader hands to a worker: parts of transactions, with the subscriber's tables.
 
 use std::sync::Arc;
 
@@ -12,32 +12,32 @@ use crate::transaction::{Touched, TransactionPart};
 use crate::worker::GroupMember;
 use crate::writeset::LockRules;
 
-/// A table of the subscriber, as far as the leader and the workers decide by it.
+/// The properties of a subscriber's table that the leader and the workers decide by.
 pub trait Table {
-    /// Which table it is.
+    /// The identity of the table.
     fn id(&self) -> TableId;
 
-    /// What its changes lock; `None` where there is only one worker.
+    /// The locks of its changes; `None` if there is only one worker.
     fn locks(&self) -> Option<&LockRules>;
 
     /// How its changes are folded.
     fn fold(&self) -> &TableFolding;
 
-    /// Whether rules decide about its conflicts.
+    /// Whether conflict rules apply to it.
     fn is_under_rules(&self) -> bool;
 
-    /// Whether such a rule looks at the time of the commit: its transactions are committed alone.
+    /// Whether such a rule compares commit times. Its transactions are then committed alone.
     fn is_under_rules_of_time(&self) -> bool;
 }
 
-/// A step of a transaction that is prepared on the subscriber: a subscriber transaction of its own kind.
+/// A step of a two-phase transaction, executed as a transaction of its own on the subscriber.
 #[derive(Debug)]
 pub enum TwoPhase<P> {
-    /// The changes of the part are prepared.
+    /// Prepare the changes of the part.
     Prepare(Arc<P>),
-    /// What was prepared is committed. The part has no changes.
+    /// Commit the prepared transaction. The part has no changes.
     Commit(Arc<P>),
-    /// What was prepared is rolled back. The part has no changes.
+    /// Roll back the prepared transaction. The part has no changes.
     Rollback(Arc<P>),
 }
 
@@ -46,15 +46,15 @@ pub enum TwoPhase<P> {
 pub struct Work<M, P> {
     /// The part.
     pub part: TransactionPart,
-    /// By index of `part.relations()`; `None` where the changes are not to be applied (already in
-    /// the initial copy, or a table of ours).
+    /// By index of `part.relations()`. `None` if the changes are not applied: the initial copy
+    /// contains them, or the table belongs to pgapace.
     pub tables: Vec<Option<Arc<M>>>,
     /// The progress before this transaction.
     pub predecessor: Lsn,
-    /// What is remembered of the publisher's history once it is applied.
+    /// What is remembered of the publisher's history once this transaction is applied.
     pub memory: Option<Memory>,
-    /// The transaction before it was applied in an earlier run: a progress row stands for adjacent
-    /// transactions, so a group cannot reach over it.
+    /// Whether an earlier run applied the transaction before this one. A progress row stands for
+    /// adjacent transactions, so a group cannot span the applied one.
     pub after_applied: bool,
     /// `None` for an ordinary transaction.
     pub two_phase: Option<TwoPhase<P>>,
@@ -81,7 +81,7 @@ impl<M: Table, P> Work<M, P> {
         self.tables.iter().flatten().map(AsRef::as_ref)
     }
 
-    /// What a change of this relation locks; `None` if it is not applied.
+    /// The locks of a change of this relation; `None` if it is not applied.
     fn rules(&self, relation: usize) -> Result<Option<&LockRules>, LockError> {
         match &self.tables[relation] {
             None => Ok(None),

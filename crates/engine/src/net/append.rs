@@ -1,4 +1,4 @@
-//! Tables whose rows cannot be found: inserts are collected.
+//! Folding for tables whose rows cannot be identified: only inserts are collected.
 
 use pgoutput::{Message, Tuple};
 
@@ -17,7 +17,7 @@ impl<'a> Append<'a> {
         Self { columns, rows: Vec::new() }
     }
 
-    /// Takes a change, or leaves everything as it is and returns false.
+    /// Takes a change. Returns false, and changes nothing, if it cannot be folded.
     #[inline]
     pub(super) fn push(&mut self, message: &Message<'a>) -> bool {
         match message {
@@ -38,7 +38,7 @@ impl<'a> Append<'a> {
         self.rows.is_empty()
     }
 
-    /// The net changes; nothing is left.
+    /// Returns the net changes and empties the segment.
     pub(super) fn close(&mut self, table: usize) -> Segment<'a> {
         Segment { table, inserts: std::mem::take(&mut self.rows), ..Segment::default() }
     }

@@ -1,4 +1,4 @@
-//! Which changes are collected in which segment, and when a segment ends.
+//! The folder: which segment collects a change, and when a segment ends.
 
 use pgoutput::Message;
 use rustc_hash::FxHashMap;
@@ -8,30 +8,30 @@ use super::keyed::Keyed;
 use super::whole_row::WholeRow;
 use super::{ChangeAt, Segment, Step, TableFolding, TableRules};
 
-/// Folds the changes of one group. `'a` is the life of the received bytes.
+/// Folds the changes of one group. `'a` is the lifetime of the received bytes.
 #[derive(Debug)]
 pub struct Folder<'t, 'a> {
     tables: &'t [TableRules],
-    /// For each table version its place in `lanes`.
+    /// Index into `lanes`, for each table version.
     lane_of: Vec<usize>,
     lanes: Vec<Lane<'t, 'a>>,
-    /// Segments opened so far.
+    /// Number of segments opened so far.
     opened: usize,
     steps: Vec<Step<'a>>,
 }
 
-/// The segment that a lane has open, or nothing in it.
+/// A lane and its open segment, which may be empty.
 #[derive(Debug)]
 struct Lane<'t, 'a> {
     table: usize,
-    /// How many segments were opened before it.
+    /// Number of segments that were opened before this one.
     opened: usize,
     collector: Collector<'t, 'a>,
 }
 
 #[derive(Debug)]
 enum Collector<'t, 'a> {
-    /// No table version of the lane had a change yet that could be folded.
+    /// No change of the lane could be folded yet.
     None,
     Keyed(Keyed<'t, 'a>),
     WholeRow(WholeRow<'a>),
@@ -39,7 +39,7 @@ enum Collector<'t, 'a> {
 }
 
 impl<'t, 'a> Folder<'t, 'a> {
-    /// A folder for a group that touches these table versions.
+    /// A folder for a group with changes of these table versions.
     #[must_use]
     pub fn new(tables: &'t [TableRules]) -> Self {
         let mut places = FxHashMap::default();
@@ -59,7 +59,7 @@ impl<'t, 'a> Folder<'t, 'a> {
     /// Takes an insert, update or delete of table version `table`.
     ///
     /// # Panics
-    /// When there is no such table version.
+    /// If there is no such table version.
     #[inline]
     pub fn push(&mut self, at: ChangeAt, table: usize, message: &Message<'a>) {
         let rules = &self.tables[table];
@@ -83,7 +83,7 @@ impl<'t, 'a> Folder<'t, 'a> {
     /// Takes a truncate of these table versions.
     ///
     /// # Panics
-    /// When there is no such table version.
+    /// If there is no such table version.
     pub fn push_truncate(&mut self, at: ChangeAt, tables: &[usize]) {
         if tables
             .iter()
@@ -97,15 +97,15 @@ impl<'t, 'a> Folder<'t, 'a> {
         self.steps.push(Step::Alone(at));
     }
 
-    /// Closes every open segment.
+    /// Closes every open segment and returns the steps.
     #[must_use]
     pub fn finish(mut self) -> Vec<Step<'a>> {
         self.close_all();
         self.steps
     }
 
-    /// Adds a change to the open segment of its table; false, with nothing changed in it, if it
-    /// must be executed alone.
+    /// Adds a change to the open segment of its table. Returns false, and adds nothing, if the
+    /// change must be executed alone.
     #[inline]
     fn collect(&mut self, table: usize, message: &Message<'a>) -> bool {
         let place = self.lane_of[table];
@@ -144,7 +144,7 @@ impl<'t, 'a> Folder<'t, 'a> {
             return;
         }
         let segment = lane.collector.close(lane.table);
-        // Under WholeRow rows that came and went leave nothing.
+        // A WholeRow segment is empty if all of its rows were inserted and deleted again.
         if !segment.is_empty() {
             self.steps.push(Step::Segment(segment));
         }
@@ -171,7 +171,7 @@ impl<'t, 'a> Collector<'t, 'a> {
         }
     }
 
-    /// The net changes; nothing is left, but the memory is kept for the next segment.
+    /// Returns the net changes and empties the segment, but keeps its memory for the next one.
     fn close(&mut self, table: usize) -> Segment<'a> {
         match self {
             Self::None => Segment { table, ..Segment::default() },

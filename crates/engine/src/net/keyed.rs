@@ -1,4 +1,4 @@
-//! Folding by key: what happened to each row since the segment was opened.
+//! Folding by key: the net change of each row since the segment was opened.
 
 use std::cmp::Ordering;
 use std::hash::Hasher;
@@ -17,43 +17,45 @@ use crate::key::KeyForm;
 #[derive(Debug)]
 pub(super) struct Keyed<'t, 'a> {
     key: &'t [(usize, KeyForm)],
-    /// Column and place in the key, in the order of the columns.
+    /// Column and its position in the key, in the order of the columns.
     key_columns: Vec<(usize, usize)>,
     columns: usize,
-    /// Forms of the keys of `entries`; in a key of several columns each after its length.
+    /// Canonical forms of the keys of `entries`. In a key of several columns, each form follows its
+    /// length.
     keys: Vec<u8>,
     index: HashTable<Indexed>,
     entries: Vec<Entry<'a>>,
-    /// Entry of every insert in stream order; outdated where the entry names a later one.
+    /// Entry of every insert, in stream order. Outdated if the entry names a later insert.
     inserts: Vec<u32>,
-    /// Key columns of the change at hand, in the order of the key.
+    /// Key columns of the current change, in the order of the key.
     values: Vec<Column<'a>>,
 }
 
-/// An entry, with enough of its hash that most comparisons are spared and growing is cheap.
+/// An entry with 32 bits of its hash: these avoid most key comparisons, and hashing again when the
+/// index grows.
 #[derive(Debug, Clone, Copy)]
 struct Indexed {
     hash: u32,
     entry: u32,
 }
 
-/// What happened to the row of one key.
+/// The net change of the row with one key.
 #[derive(Debug)]
 struct Entry<'a> {
     key_start: u32,
     key_end: u32,
     net: Net,
-    /// Place of its last insert in `inserts`.
+    /// Index of its last insert in `inserts`.
     inserted: u32,
-    /// What finds the row, if it was deleted.
+    /// The old row that identifies it, if it was deleted.
     deleted: Tuple<'a>,
-    /// The row, if it is there now.
+    /// The current row, if it exists.
     row: Row<'a>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Net {
-    /// Inserted and deleted: it was not there and is not there.
+    /// Inserted and deleted: the row did not exist before and does not exist now.
     Absent,
     Insert,
     Update,
@@ -62,15 +64,16 @@ enum Net {
     Replace,
 }
 
-/// Keys of one segment lie in 4 GiB; far less, so that a change more always fits.
+/// Keys of one segment take at most 4 GiB. This limit is far lower, so that the key of one more
+/// change always fits.
 const MAX_KEY_BYTES: usize = 1 << 31;
 
-/// What [`Keyed::find`] says of a key.
+/// The result of [`Keyed::find`].
 #[derive(Debug, Clone, Copy)]
-enum Found {
-    /// Place of its entry.
+enum KeyLookup {
+    /// The key has this entry.
     Known(u32),
-    /// It has none: one must be added, whose key starts here.
+    /// The key has no entry: one must be added, whose key starts here.
     New(usize),
 }
 
@@ -95,7 +98,7 @@ impl<'t, 'a> Keyed<'t, 'a> {
         self.entries.is_empty()
     }
 
-    /// Takes a change, or leaves everything as it is and returns false.
+    /// Takes a change. Returns false, and changes nothing, if it cannot be folded.
     #[inline]
     pub(super) fn push(&mut self, message: &Message<'a>) -> bool {
         let folded = match message {
@@ -110,11 +113,11 @@ impl<'t, 'a> Keyed<'t, 'a> {
     fn insert(&mut self, new: Tuple<'a>) -> Option<()> {
         self.read_key(&new)?;
         match self.find()? {
-            Found::New(key) => {
+            KeyLookup::New(key) => {
                 let place = self.add(key, Net::Insert, Tuple::default(), inserted(new));
                 self.inserts.push(place);
             }
-            Found::Known(place) => {
+            KeyLookup::Known(place) => {
                 let inserted_at = index_u32(self.inserts.len());
                 let entry = &mut self.entries[place as usize];
                 entry.net = match entry.net {
@@ -137,14 +140,14 @@ impl<'t, 'a> Keyed<'t, 'a> {
             None => false,
         };
         match self.find()? {
-            Found::New(key) => {
+            KeyLookup::New(key) => {
                 let mut row = Row::Sent(new);
                 if filled {
                     self.fill_key(&mut row);
                 }
                 self.add(key, Net::Update, Tuple::default(), row);
             }
-            Found::Known(place) => {
+            KeyLookup::Known(place) => {
                 let entry = &mut self.entries[place as usize];
                 match entry.net {
                     Net::Insert | Net::Update | Net::Replace => overwrite(&mut entry.row, new),
@@ -158,10 +161,10 @@ impl<'t, 'a> Keyed<'t, 'a> {
     fn delete(&mut self, old: Tuple<'a>) -> Option<()> {
         self.read_key(&old)?;
         match self.find()? {
-            Found::New(key) => {
+            KeyLookup::New(key) => {
                 self.add(key, Net::Delete, old, Row::Sent(Tuple::default()));
             }
-            Found::Known(place) => {
+            KeyLookup::Known(place) => {
                 let entry = &mut self.entries[place as usize];
                 entry.net = match entry.net {
                     Net::Insert => Net::Absent,
@@ -175,7 +178,8 @@ impl<'t, 'a> Keyed<'t, 'a> {
         Some(())
     }
 
-    /// Reads the key columns of a row into `values`; `None` if the row cannot be of this table.
+    /// Reads the key columns of a row into `values`. Returns `None` if the row does not fit the
+    /// table.
     #[inline]
     fn read_key(&mut self, row: &Tuple<'a>) -> Option<()> {
         if row.len() != self.columns || self.key.is_empty() {
@@ -190,9 +194,9 @@ impl<'t, 'a> Keyed<'t, 'a> {
         Some(())
     }
 
-    /// Compares `values`, the key of the new row, with the old row and takes from there what was
-    /// left out. `None` if the key changed, be it only its spelling: that must be written. Whether
-    /// something was left out.
+    /// Compares `values`, the key of the new row, with the old row, and fills unchanged values from
+    /// the old row. Returns whether it filled any. Returns `None` if the key changed, even if only
+    /// its spelling did: the new spelling must be written.
     fn compare_key(&mut self, old: &Tuple<'a>) -> Option<bool> {
         if old.len() != self.columns {
             return None;
@@ -224,10 +228,10 @@ impl<'t, 'a> Keyed<'t, 'a> {
         *row = Row::Merged(columns);
     }
 
-    /// Finds the entry of the key in `values`, or makes room for it in the index: then [`Self::add`]
-    /// must follow. `None` if the key has no form.
+    /// Finds the entry of the key in `values`. If there is none, reserves one in the index; then
+    /// [`Self::add`] must follow. Returns `None` if the key has no form.
     #[inline]
-    fn find(&mut self) -> Option<Found> {
+    fn find(&mut self) -> Option<KeyLookup> {
         let Self { keys, entries, .. } = self;
         let start = keys.len();
         if start > MAX_KEY_BYTES {
@@ -252,16 +256,16 @@ impl<'t, 'a> Keyed<'t, 'a> {
             Place::Occupied(place) => {
                 let entry = place.get().entry;
                 keys.truncate(start);
-                Some(Found::Known(entry))
+                Some(KeyLookup::Known(entry))
             }
             Place::Vacant(place) => {
                 place.insert(Indexed { hash, entry: index_u32(entries.len()) });
-                Some(Found::New(start))
+                Some(KeyLookup::New(start))
             }
         }
     }
 
-    /// Adds the entry whose key [`Self::find`] has appended from `key_start` on.
+    /// Adds the entry whose key [`Self::find`] appended at `key_start`.
     #[inline]
     fn add(&mut self, key_start: usize, net: Net, deleted: Tuple<'a>, row: Row<'a>) -> u32 {
         let entry = index_u32(self.entries.len());
@@ -276,7 +280,7 @@ impl<'t, 'a> Keyed<'t, 'a> {
         entry
     }
 
-    /// The net changes; nothing is left, but the memory is kept for the next segment.
+    /// Returns the net changes and empties the segment, but keeps its memory for the next one.
     pub(super) fn close(&mut self, table: usize) -> Segment<'a> {
         let mut counts = Counts::default();
         for entry in &self.entries {
@@ -289,7 +293,7 @@ impl<'t, 'a> Keyed<'t, 'a> {
             updates: Vec::with_capacity(counts.updates),
             inserts: Vec::with_capacity(counts.inserts),
         };
-        // Before the others, which take the rows away.
+        // The inserts are first, because the loop below takes the rows.
         for (at, &place) in self.inserts.iter().enumerate() {
             let entry = &mut self.entries[place as usize];
             if entry.net.inserts() && entry.inserted as usize == at {
@@ -319,15 +323,15 @@ impl<'t, 'a> Keyed<'t, 'a> {
         segment
     }
 
-    /// The entries that are not just inserts, sorted by their keys: by length, then bytes, so that
-    /// integers are in order in text as well as in binary.
+    /// The entries that are not plain inserts, sorted by their keys: by length, then by bytes. This
+    /// orders integers in text and in binary.
     fn sorted(&self) -> impl Iterator<Item = u32> + use<'t, 'a> {
         let mut places: Vec<(u32, u32, u64)> = Vec::with_capacity(self.entries.len());
         for (place, entry) in self.entries.iter().enumerate() {
             if entry.net == Net::Insert {
                 continue;
             }
-            // The first bytes decide nearly always, without a look at the keys themselves.
+            // The first eight bytes nearly always decide, without access to the keys.
             let key = &self.keys[entry.key()];
             let mut first = [0; 8];
             let length = key.len().min(8);
@@ -356,13 +360,13 @@ impl<'a> Entry<'a> {
 }
 
 impl Net {
-    /// Whether the row is there now because it was inserted.
+    /// Whether the row exists now because it was inserted.
     fn inserts(self) -> bool {
         matches!(self, Self::Insert | Self::Replace)
     }
 }
 
-/// How many rows of each kind a segment has.
+/// Number of rows of each kind in a segment.
 #[derive(Debug, Default)]
 struct Counts {
     absent: usize,
@@ -380,8 +384,7 @@ impl Counts {
     }
 }
 
-/// Appends a form after its length, so that the forms of several columns cannot run into each
-/// other.
+/// Appends the length of a form, then the form, so that the columns of a key stay distinct.
 fn append_with_length(form: KeyForm, value: Column<'_>, out: &mut Vec<u8>) -> bool {
     let start = out.len();
     out.extend_from_slice(&[0; 4]);
@@ -393,7 +396,7 @@ fn append_with_length(form: KeyForm, value: Column<'_>, out: &mut Vec<u8>) -> bo
     true
 }
 
-/// The lower half: in the upper one, keys that differ little differ little.
+/// The lower half of the hash. In the upper half, similar keys have similar values.
 #[inline]
 fn hash(key: &[u8]) -> u32 {
     let mut hasher = FxHasher::default();
@@ -402,13 +405,13 @@ fn hash(key: &[u8]) -> u32 {
     u32::from_be_bytes([a, b, c, d])
 }
 
-/// The index looks at the lowest and at the highest bits of 64.
+/// Spreads a hash over 64 bits, because the index uses the lowest and the highest of them.
 #[inline]
 fn spread(hash: u32) -> u64 {
     u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Keys of a segment are limited and a group has far fewer changes, so an index always fits.
+/// Always fits: the keys of a segment are limited, and a group has far fewer changes.
 #[inline]
 fn index_u32(index: usize) -> u32 {
     u32::try_from(index).expect("groups are bounded well below 4 Gi")

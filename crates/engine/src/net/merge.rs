@@ -1,17 +1,18 @@
-//! Rows out of several messages, where later ones left large values out.
+//! Rows merged from several messages, of which later ones left out unchanged TOASTed values.
 
 use pgoutput::{Column, Tuple};
 
 use super::Row;
 
-/// Whether a value was left out of the row because it is large and did not change.
+/// Whether the message left out a value because it is TOASTed and did not change.
 #[inline]
 pub(super) fn has_unchanged(tuple: &Tuple<'_>) -> bool {
     tuple.columns().any(|column| column == Column::Unchanged)
 }
 
-/// The row that an insert makes: a value that was left out is NULL there, as natively (a row
-/// filter made an insert of an update; reference 3.3).
+/// The row that an insert creates. A value that was left out becomes NULL, as PostgreSQL's apply
+/// worker does (`slot_store_data` in `src/backend/replication/logical/worker.c`). This happens when
+/// a row filter turns an update into an insert.
 #[inline]
 pub(super) fn inserted<'a>(new: Tuple<'a>) -> Row<'a> {
     if !has_unchanged(&new) {
@@ -21,7 +22,7 @@ pub(super) fn inserted<'a>(new: Tuple<'a>) -> Row<'a> {
     Row::Merged(new.columns().map(null).collect())
 }
 
-/// Lets `row` be overwritten by a later row of the same lineage: what that left out stays.
+/// Overwrites `row` with a later version of the same row. Values that `new` left out stay.
 #[inline]
 pub(super) fn overwrite<'a>(row: &mut Row<'a>, new: Tuple<'a>) {
     match row {
@@ -43,7 +44,7 @@ pub(super) fn overwrite<'a>(row: &mut Row<'a>, new: Tuple<'a>) {
     }
 }
 
-/// What `new` left out, filled from `old`.
+/// The row `new`, with values that it left out taken from `old`.
 #[inline]
 pub(super) fn filled<'a>(old: &Tuple<'a>, new: Tuple<'a>) -> Row<'a> {
     let mut row = Row::Sent(*old);

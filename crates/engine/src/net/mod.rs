@@ -1,15 +1,17 @@
-//! Net changes: inside a group the changes of one row fold into one.
+//! Net changes: the changes of one row within a group fold into one.
 //!
-//! A [`Folder`] takes the changes of a group in stream order and gives [`Step`]s: for each table
-//! *segments* of net changes, which may be executed as sets (deletes, then updates, then inserts),
-//! and between them single changes that must be executed as the publisher sent them. Executing the
-//! steps in order gives the same tables as executing every change in stream order, or it affects
-//! another number of rows than the step says; then the group is rolled back and its transactions
-//! are executed one by one. So the result, and every conflict, is the same at every group size
-//! (promise P8).
+//! A [`Folder`] takes the changes of a group in stream order and returns [`Step`]s. For each table
+//! these are *segments* of net changes, which may be executed as sets: deletes, then updates, then
+//! inserts. Between segments there are single changes, which must be executed as the publisher sent
+//! them.
+//!
+//! Executing the steps in order leaves the same tables as executing every change in stream order,
+//! or it affects another number of rows than a step states. In that case the group is rolled back,
+//! and its transactions are executed one by one. So the result and every conflict are the same at
+//! every group size.
 //!
 //! Steps of different lanes never touch the same rows. The segments and single changes of one lane
-//! stay in stream order; those of different lanes only around a barrier.
+//! stay in stream order. Between lanes, the order is kept only around a barrier.
 
 mod append;
 mod fold;
@@ -25,50 +27,50 @@ use pgoutput::{Column, Tuple, TupleColumns};
 
 use crate::key::KeyForm;
 
-/// Where a change stands: which part of the group, which change of the part.
+/// The position of a change in its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangeAt {
     /// Index of the transaction part in the group.
     pub part: u32,
-    /// Index of the change in the part.
+    /// Index of the change in that part.
     pub change: u32,
 }
 
 /// How the changes of one version of a table may be folded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableRules {
-    /// The topmost relation of the subscriber that holds its rows. Tables of one lane share rows, so
-    /// a change of one closes the open segment of every other.
+    /// The topmost relation of the subscriber that holds the rows. Tables of one lane share rows,
+    /// so a change of one table closes the open segments of the others.
     pub lane: u32,
-    /// Number of published columns: a tuple of another size is left to row mode, which refuses it.
+    /// Number of published columns. A tuple of another size is left to row mode, which rejects it.
     pub columns: usize,
-    /// How rows are told apart.
+    /// How rows are identified.
     pub fold: TableFolding,
-    /// Updates are executed one by one (a column that UPDATE cannot set is published, and only the
-    /// subscriber knows whether it changed).
+    /// Whether updates are executed one by one. This is so if a published column cannot be set by
+    /// UPDATE: only the subscriber can tell whether its value changed.
     pub updates_alone: bool,
 }
 
-/// How rows of a table are told apart.
+/// How the rows of a table are identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TableFolding {
-    /// By columns that find at most one row on the subscriber: index of the published column, and when
-    /// two of its values are equal there.
+    /// By columns that find at most one row on the subscriber. Each has its index among the
+    /// published columns and the form in which its values are compared.
     Key(Vec<(usize, KeyForm)>),
-    /// By nothing but all columns together: equal rows are counted (REPLICA IDENTITY FULL without
-    /// a usable key). Only changes with a complete old row can be folded.
+    /// By all columns together, so equal rows are counted (REPLICA IDENTITY FULL without a usable
+    /// key). Only changes with a complete old row can be folded.
     WholeRow,
-    /// Rows cannot be found: inserts are collected, everything else is left to row mode.
+    /// Not at all: inserts are collected, and everything else is left to row mode.
     Append,
-    /// Row mode: nothing is folded. With `barrier` a change may run code of users, so everything
-    /// before it, of every table, is executed before it.
+    /// Row mode: nothing is folded. With `barrier`, a change may run user code, so all earlier
+    /// changes of every table are executed before it.
     Never {
         /// Whether user code may run.
         barrier: bool,
     },
 }
 
-/// What is to be executed next.
+/// The next thing to execute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step<'a> {
     /// Net changes of one table.
@@ -77,28 +79,30 @@ pub enum Step<'a> {
     Alone(ChangeAt),
 }
 
-/// Net changes of one table version, each of another row: executed as absent, deletes, updates,
-/// inserts. Only under [`TableFolding::Key`] a row may stand in two of them: deleted, then inserted. Under
-/// [`TableFolding::WholeRow`] the rows are not distinct but counted; then all updates must be matched with
-/// rows before any is written, because one may leave what another looks for.
+/// Net changes of one table version, each of another row. They are executed in the order absent,
+/// deletes, updates, inserts.
+///
+/// Only under [`TableFolding::Key`] may one row be in two lists: deleted, then inserted. Under
+/// [`TableFolding::WholeRow`] rows are counted instead of distinguished. There, all updates must be matched
+/// with rows before any is written, because one update may create the row that another looks for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Segment<'a> {
-    /// The caller's number of the table version.
+    /// Index of the table version, as the caller numbered it.
     pub table: usize,
-    /// Rows that were inserted and deleted again: a delete of them must find nothing.
+    /// Rows that were inserted and deleted again. A delete of such a row must find nothing.
     pub absent: Vec<Row<'a>>,
-    /// Rows to delete: each must be found. Only the columns that find the row have values.
-    /// Under [`TableFolding::Key`] deletes, updates and absent rows are sorted by the forms of their keys:
-    /// neighbours lie together, and locks are taken in one order everywhere.
+    /// Rows to delete, each of which must be found. Only the columns that find the row have values.
+    /// Under [`TableFolding::Key`], deletes, updates and absent rows are sorted by the forms of their keys.
+    /// So neighbouring rows are accessed together, and all workers take row locks in one order.
     pub deletes: Vec<Old<'a>>,
-    /// Rows to update: each must be found.
+    /// Rows to update, each of which must be found.
     pub updates: Vec<Update<'a>>,
     /// Rows to insert.
     pub inserts: Vec<Row<'a>>,
 }
 
 impl Segment<'_> {
-    /// Whether nothing is to be executed.
+    /// Whether there is nothing to execute.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.absent.is_empty()
@@ -108,15 +112,15 @@ impl Segment<'_> {
     }
 }
 
-/// The row that a delete or update finds.
+/// The old row that a delete or update must find.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Old<'a> {
     /// Its columns.
     pub row: Row<'a>,
-    /// Under [`TableFolding::WholeRow`]: number of the equal rows it belongs to, counted from 0 over the
+    /// Under [`TableFolding::WholeRow`], the number of its class of equal rows, counted from 0 over the
     /// deletes and updates of the segment. Otherwise 0.
     pub class: u32,
-    /// Under [`TableFolding::WholeRow`]: its number among the deletes (or among the updates) of its class,
+    /// Under [`TableFolding::WholeRow`], its number among the deletes, or among the updates, of its class,
     /// counted from 0. Otherwise 0.
     pub nth: u32,
 }
@@ -124,10 +128,11 @@ pub struct Old<'a> {
 /// A row and its new values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Update<'a> {
-    /// The row to find under [`TableFolding::WholeRow`]; under [`TableFolding::Key`] the key columns of `new` find
-    /// it, and this is `None`.
+    /// The row to find under [`TableFolding::WholeRow`]. `None` under [`TableFolding::Key`], where the key columns
+    /// of `new` find it.
     pub old: Option<Old<'a>>,
-    /// New values. `Unchanged` columns keep what the subscriber has. Key columns always have a value.
+    /// The new values. `Unchanged` columns keep the subscriber's values. Key columns always have a
+    /// value.
     pub new: Row<'a>,
 }
 
@@ -136,12 +141,12 @@ pub struct Update<'a> {
 pub enum Row<'a> {
     /// As one message sent them.
     Sent(Tuple<'a>),
-    /// Taken from several messages, where later ones left large values out.
+    /// Merged from several messages, of which later ones left out unchanged values.
     Merged(Vec<Column<'a>>),
 }
 
 impl<'a> Row<'a> {
-    /// Walks the columns.
+    /// Iterates over the columns.
     #[must_use]
     pub fn columns(&self) -> RowColumns<'_, 'a> {
         match self {
@@ -151,7 +156,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Walks the columns of a [`Row`].
+/// Iterates over the columns of a [`Row`].
 #[derive(Debug, Clone)]
 pub enum RowColumns<'r, 'a> {
     /// See [`Row::Sent`].

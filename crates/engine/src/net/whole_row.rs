@@ -1,13 +1,13 @@
-//! Folding of rows without a key: equal rows are counted, because they are interchangeable.
+//! Folding of rows without a key: equal rows are interchangeable, so they are counted.
 //!
-//! A change takes one of the equal rows that its old image names: rather one that the segment
-//! itself made than one that was there before. So what remains to be found on the subscriber is of
-//! each old image the number by which its changes outnumbered what the segment had made of it, at
-//! the worst moment. That number never decreases, and executing one by one finds all rows if and
-//! only if the subscriber has so many; so no missing row is hidden and none is invented.
+//! A change takes one of the rows that equal its old image. It prefers a row that the segment
+//! itself produced to one that existed before. For each old image, the subscriber must therefore
+//! provide as many rows as the maximum by which takes exceeded the rows produced so far. That
+//! number never decreases. Executing one by one finds all rows if and only if the subscriber has
+//! that many, so no missing row is hidden and none is invented.
 //!
-//! Images are equal if their bytes are. The subscriber may take more for equal (numeric 1.0 and
-//! 1.00), but each class finds only the rows that are identical to it; where there are too few, fewer
+//! Images are equal if their bytes are. The subscriber may consider more images equal (numeric 1.0
+//! and 1.00), but each class finds only rows that are identical to it. If there are too few, fewer
 //! rows than expected are affected.
 
 use std::hash::Hasher;
@@ -25,9 +25,9 @@ use super::{Old, Row, Segment, Update};
 pub(super) struct WholeRow<'a> {
     columns: usize,
     lineages: Vec<Lineage<'a>>,
-    /// Of each image that lineages have now, the one that took it last.
+    /// For each current image, the lineage that took it last.
     images: HashTable<Indexed>,
-    /// The different old images of rows that were there before.
+    /// The distinct old images of rows that existed before the segment.
     classes: Vec<Class<'a>>,
     class_index: HashTable<Indexed>,
 }
@@ -39,18 +39,18 @@ struct Indexed {
     place: u32,
 }
 
-/// What became of one row.
+/// The history of one row within the segment.
 #[derive(Debug)]
 struct Lineage<'a> {
-    /// Its class if it was there before; without one it was inserted.
+    /// The class of a row that existed before; `None` if the row was inserted.
     class: Option<u32>,
-    /// The row as it is now; without one it was deleted.
+    /// The current row; `None` if it was deleted.
     image: Option<Row<'a>>,
     /// The lineage that took the same image before this one.
     next: Option<u32>,
 }
 
-/// Equal rows that were there before.
+/// Equal rows that existed before the segment.
 #[derive(Debug)]
 struct Class<'a> {
     row: Tuple<'a>,
@@ -73,7 +73,7 @@ impl<'a> WholeRow<'a> {
         self.lineages.is_empty()
     }
 
-    /// Takes a change, or leaves everything as it is and returns false.
+    /// Takes a change. Returns false, and changes nothing, if it cannot be folded.
     pub(super) fn push(&mut self, message: &Message<'a>) -> bool {
         match message {
             Message::Insert(insert) => self.insert(insert.new),
@@ -109,7 +109,7 @@ impl<'a> WholeRow<'a> {
         true
     }
 
-    /// The old row, if all its values are known.
+    /// The old row, if all of its values are known.
     fn complete(&self, old: &OldTuple<'a>) -> Option<Tuple<'a>> {
         match old {
             OldTuple::Full(row) if row.len() == self.columns && !has_unchanged(row) => Some(*row),
@@ -117,8 +117,7 @@ impl<'a> WholeRow<'a> {
         }
     }
 
-    /// A lineage whose image was `row`, now without image: one of the segment, or else one that
-    /// was there before.
+    /// Takes the image `row` from a lineage of the segment, or else from a row that existed before.
     fn take(&mut self, row: Tuple<'a>) -> u32 {
         let image = Row::Sent(row);
         let hash = hash(&image);
@@ -184,7 +183,7 @@ impl<'a> WholeRow<'a> {
         lineage.next = next;
     }
 
-    /// The net changes, perhaps none; nothing is left.
+    /// Returns the net changes, which may be none, and empties the segment.
     pub(super) fn close(&mut self, table: usize) -> Segment<'a> {
         let mut segment = Segment { table, ..Segment::default() };
         for lineage in self.lineages.drain(..) {
@@ -211,7 +210,7 @@ impl<'a> WholeRow<'a> {
     }
 }
 
-/// Whether the row is the lineage's image, however the two came about.
+/// Whether the row equals the image of the lineage, whichever messages they came from.
 fn has_image(lineage: &Lineage<'_>, row: &Row<'_>) -> bool {
     match (&lineage.image, row) {
         (Some(Row::Sent(image)), Row::Sent(row)) => image == row,
@@ -220,7 +219,7 @@ fn has_image(lineage: &Lineage<'_>, row: &Row<'_>) -> bool {
     }
 }
 
-/// Depends on the columns only, not on how the row came about.
+/// Hashes the columns only, so it does not matter which messages the row came from.
 fn hash(row: &Row<'_>) -> u64 {
     let mut hasher = FxHasher::default();
     for column in row.columns() {
@@ -235,7 +234,7 @@ fn hash(row: &Row<'_>) -> u64 {
     hasher.finish()
 }
 
-/// Groups are bounded well below 4 Gi changes, so an index always fits.
+/// Always fits: a group has far fewer than 4 Gi changes.
 fn index_u32(index: usize) -> u32 {
     u32::try_from(index).expect("groups are bounded well below 4 Gi")
 }

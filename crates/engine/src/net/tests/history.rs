@@ -1,7 +1,7 @@
-//! Histories in a small language, sent as real messages.
+//! Histories written in a small language and sent as real messages.
 //!
 //! `1:U K a - N b u` is an update of table 1 with a K tuple; without a number it is table 0. `-` is
-//! NULL, `u` unchanged, `_` a blank; `b=` starts a binary value.
+//! NULL, `u` an unchanged value and `_` a blank; `b=` starts a binary value.
 
 use pgoutput::{
     Column, Delete, Insert, Message, OldTuple, RelId, RelIdsBuilder, Truncate, TupleBuilder,
@@ -10,7 +10,7 @@ use pgoutput::{
 
 use crate::net::{ChangeAt, Folder, Row, Step, TableRules};
 
-/// Changes as payloads.
+/// Changes, each with its tables and payload.
 #[derive(Debug, Clone, Default)]
 pub(super) struct History {
     changes: Vec<(Vec<usize>, Vec<u8>)>,
@@ -64,7 +64,7 @@ impl History {
             .map(|(tables, payload)| (tables.as_slice(), decode_change(payload, false).unwrap()))
     }
 
-    /// The steps; the number of a change in [`Step::Alone`] is its number in the history.
+    /// The steps. The change number in [`Step::Alone`] is the number of the change in the history.
     pub(super) fn fold(&self, rules: &[TableRules]) -> Vec<Step<'_>> {
         let mut folder = Folder::new(rules);
         for (change, (tables, message)) in (0..).zip(self.messages()) {
@@ -97,7 +97,7 @@ fn tuple(text: &str) -> TupleBuilder {
     tuple
 }
 
-/// Steps in a form to compare, one a line.
+/// Steps as text to compare, one step per line.
 pub(super) fn shown(steps: &[Step<'_>]) -> Vec<String> {
     steps.iter().map(shown_step).collect()
 }

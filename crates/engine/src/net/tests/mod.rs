@@ -1,4 +1,4 @@
-//! What holds for each kind of fold, and for random histories.
+//! The rules of each kind of fold, and properties of random histories.
 
 mod history;
 mod model;
@@ -46,7 +46,7 @@ fn changes_of_one_row_fold_into_one() {
 }
 
 #[test]
-fn what_cannot_follow_on_a_row_is_executed_alone_after_the_segment() {
+fn a_change_that_does_not_fit_its_row_is_executed_alone_after_the_segment() {
     check_keyed("I 1 a; I 1 b; U 1 c", &["0 | insert 1 a", "alone 1", "0 | update 1 c"]);
     check_keyed("U 1 a; I 1 b", &["0 | update 1 a", "alone 1"]);
     check_keyed("D 1 -; D 1 -", &["0 | delete 1 -", "alone 1"]);
@@ -58,7 +58,7 @@ fn what_cannot_follow_on_a_row_is_executed_alone_after_the_segment() {
 }
 
 #[test]
-fn a_changed_key_is_executed_alone_even_if_only_its_spelling_changed() {
+fn an_update_of_a_key_is_executed_alone_even_if_only_the_spelling_changes() {
     check_keyed("U 1 a; U K 1 - N 2 b; U 2 c", &["0 | update 1 a", "alone 1", "0 | update 2 c"]);
     check_keyed("U K 1.0 - N 1.00 b", &["alone 0"]);
     check_keyed("U K 1 - N b=1 b", &["alone 0"]);
@@ -67,20 +67,20 @@ fn a_changed_key_is_executed_alone_even_if_only_its_spelling_changed() {
 }
 
 #[test]
-fn spellings_of_one_key_are_one_row() {
+fn equal_keys_of_different_spelling_are_one_row() {
     check_keyed("D 1.0 -; I 1.00 a", &["0 | delete 1.0 - | insert 1.00 a"]);
     check_keyed("I 1.0 a; D 1 -", &["0 | absent 1 -"]);
 }
 
 #[test]
-fn a_key_column_that_was_left_out_is_taken_from_the_old_row() {
+fn an_unchanged_key_column_is_filled_from_the_old_row() {
     check_keyed("U K 1 - N u b", &["0 | update 1 b"]);
     check_keyed("U 1 a; U K 1 - N u b", &["0 | update 1 b"]);
     check_keyed("I 1 a; U K 1 - N u u", &["0 | insert 1 a"]);
 }
 
 #[test]
-fn a_value_that_was_left_out_keeps_what_the_same_lineage_gave_it() {
+fn an_unchanged_value_keeps_the_earlier_value_of_the_row() {
     check_keyed("U 1 a; U 1 u", &["0 | update 1 a"]);
     check_keyed("U 1 a; U 1 u; U 1 b; U 1 u", &["0 | update 1 b"]);
     check_keyed("U 1 u; U 1 u", &["0 | update 1 u"]);
@@ -90,7 +90,7 @@ fn a_value_that_was_left_out_keeps_what_the_same_lineage_gave_it() {
 }
 
 #[test]
-fn a_value_left_out_of_an_insert_is_null() {
+fn an_unchanged_value_in_an_insert_becomes_null() {
     check_keyed("I 1 u", &["0 | insert 1 -"]);
     check_keyed("I 1 u; U 1 u", &["0 | insert 1 -"]);
     check_whole("I 1 u", &["0 | insert 1 -"]);
@@ -108,7 +108,7 @@ fn rows_without_a_usable_key_are_executed_alone() {
 }
 
 #[test]
-fn keys_of_several_columns_do_not_run_into_each_other() {
+fn the_columns_of_a_key_stay_distinct() {
     let key = vec![(2, KeyForm::Blanks), (0, KeyForm::Blanks)];
     let tables = [rules(0, 3, TableFolding::Key(key))];
     check(&tables, "U b x ca; U ab y c", &["0 | update ab y c | update b x ca"]);
@@ -116,7 +116,7 @@ fn keys_of_several_columns_do_not_run_into_each_other() {
 }
 
 #[test]
-fn deletes_and_updates_are_sorted_by_key_and_inserts_stay_as_they_came() {
+fn deletes_and_updates_are_sorted_by_key_and_inserts_keep_stream_order() {
     check_keyed("U 3 a; U 1 b; U 2 c", &["0 | update 1 b | update 2 c | update 3 a"]);
     check_keyed("D 3 -; D 1 -", &["0 | delete 1 - | delete 3 -"]);
     check_keyed("I 3 a; I 1 b; U 3 c", &["0 | insert 3 c | insert 1 b"]);
@@ -143,7 +143,7 @@ fn updates_are_executed_alone_where_a_column_cannot_be_set() {
 }
 
 #[test]
-fn equal_rows_without_key_are_counted() {
+fn equal_rows_without_a_key_are_counted() {
     check_whole(
         "DO 1 a; DO 1 a; U O 1 a N 1 b; DO 2 c; U O 2 c N 3 d",
         &["0 | delete 1 a | delete 1 a #0.1 | delete 2 c #1.0 | update 1 a to 1 b \
@@ -156,7 +156,7 @@ fn equal_rows_without_key_are_counted() {
 }
 
 #[test]
-fn a_row_without_key_that_the_segment_made_is_taken_first() {
+fn a_row_that_the_segment_produced_is_taken_first() {
     check_whole("I 1 a; U O 1 a N 1 b", &["0 | insert 1 b"]);
     check_whole("I 1 a; I 1 a; DO 1 a", &["0 | insert 1 a"]);
     check_whole("U O 1 a N 1 b; U O 1 b N 1 c", &["0 | update 1 a to 1 c"]);
@@ -172,7 +172,7 @@ fn a_row_without_key_that_the_segment_made_is_taken_first() {
 }
 
 #[test]
-fn rows_that_came_and_went_leave_no_step() {
+fn rows_inserted_and_deleted_without_a_key_leave_no_step() {
     check_whole("I 1 a; DO 1 a", &[]);
 }
 
@@ -184,7 +184,7 @@ fn an_update_that_changes_nothing_must_still_find_its_row() {
 }
 
 #[test]
-fn rows_without_key_that_are_not_complete_are_executed_alone() {
+fn changes_with_an_incomplete_old_row_are_executed_alone() {
     for odd in ["D 1 a", "DO 1 u", "DO 1", "U 1 a", "U K 1 - N 1 a", "U O 1 u N 1 a", "U O 1 a N 1"]
     {
         check_whole(&format!("I 1 a; {odd}"), &["0 | insert 1 a", "alone 1"]);
@@ -192,7 +192,7 @@ fn rows_without_key_that_are_not_complete_are_executed_alone() {
 }
 
 #[test]
-fn null_is_no_value_in_a_row_without_key() {
+fn null_and_an_empty_value_are_different_rows() {
     let tables = [rules(0, 1, TableFolding::WholeRow)];
     let mut history = History::new("I -");
     history.push("DO b=");
@@ -200,7 +200,7 @@ fn null_is_no_value_in_a_row_without_key() {
 }
 
 #[test]
-fn only_inserts_are_collected_where_rows_cannot_be_found() {
+fn only_inserts_are_collected_where_rows_cannot_be_identified() {
     check(
         &[rules(0, 2, TableFolding::Append)],
         "I 1 a; I 1 a; DO 1 a; I 1 a; I 1; U 1 b",
@@ -237,7 +237,7 @@ fn a_table_in_row_mode_stops_its_lane_only() {
 }
 
 #[test]
-fn a_barrier_closes_everything_in_the_order_in_which_it_was_opened() {
+fn a_barrier_closes_all_segments_in_the_order_in_which_they_were_opened() {
     let barrier = rules(9, 2, TableFolding::Never { barrier: true });
     let tables = [keyed(0), keyed(1), keyed(2), barrier];
     for alone in ["3:U 1 x", "T 3"] {

@@ -1,4 +1,4 @@
-//! Tables of a subscriber that executes changes one by one, or steps as sets.
+//! A model of the subscriber's tables that executes changes one by one, or steps as sets.
 
 use pgoutput::{Column, Message, Tuple};
 
@@ -8,17 +8,18 @@ use crate::net::{Row, Segment, Step, TableFolding, TableRules};
 
 type Values = Vec<Option<String>>;
 
-/// The rows of each lane. A key says which are equal, as the subscriber's operators would.
+/// The rows of each lane. The key of a lane decides which rows are equal, as the subscriber's
+/// operators would.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Model {
     pub(super) rows: Vec<Vec<Values>>,
 }
 
-/// A row was missing or in the way.
+/// A row was missing, or a row with the same key existed already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Conflict;
 
-/// Independent of the canonical forms.
+/// Compares values without the canonical forms under test.
 fn equal(form: KeyForm, one: &str, other: &str) -> bool {
     match form {
         KeyForm::Bytes | KeyForm::Integer => one == other,
@@ -49,7 +50,7 @@ fn write<'a>(row: &mut Values, columns: impl Iterator<Item = Column<'a>>) {
     }
 }
 
-/// In row mode the model finds rows as it would in set mode.
+/// In row mode the model finds rows by the key that set mode would use.
 fn key(rules: &TableRules) -> Option<Vec<(usize, KeyForm)>> {
     match &rules.fold {
         TableFolding::Key(key) => Some(key.clone()),
@@ -58,7 +59,7 @@ fn key(rules: &TableRules) -> Option<Vec<(usize, KeyForm)>> {
     }
 }
 
-/// Where a row with the key of `wanted` is; a conflict if `wanted` has no key.
+/// Position of the row with the key of `wanted`; a conflict if `wanted` has no key.
 fn find_key(
     rows: &[Values],
     key: &[(usize, KeyForm)],
@@ -157,7 +158,7 @@ impl Model {
         Ok(self.sorted())
     }
 
-    /// Makes keys that are equal the same.
+    /// Gives equal keys the same spelling.
     pub(super) fn forget_spelling(&mut self, tables: &[TableRules]) {
         for rules in tables {
             for (column, form) in key(rules).unwrap_or_default() {

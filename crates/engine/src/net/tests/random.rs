@@ -1,5 +1,5 @@
-//! Random histories: net changes give what the changes give one by one, and they conflict with
-//! what the subscriber has if and only if those do.
+//! Random histories: net changes leave the same rows as the changes one by one, and conflict with
+//! the subscriber's rows if and only if those do.
 
 use proptest::prelude::*;
 
@@ -28,17 +28,18 @@ fn tables() -> Vec<TableRules> {
     tables
 }
 
-/// What the publisher may do next, if its tables allow it.
+/// A change that the publisher makes if its tables allow it.
 #[derive(Debug, Clone)]
 struct Candidate {
     table: usize,
     kind: Kind,
-    /// Which of the rows it is about.
+    /// Selects one of the existing rows.
     pick: usize,
-    /// The old row, where the publisher is not asked.
+    /// The old row, for a change that ignores the publisher's rows.
     old: [&'static str; 3],
     new: [&'static str; 3],
-    /// The change is sent even if no publisher could: that must not hide anything either.
+    /// The change is sent even if no publisher could make it: net changes must not hide that
+    /// either.
     force: bool,
 }
 
@@ -134,7 +135,7 @@ fn candidates(most: usize, force: f64) -> impl Strategy<Value = Vec<Candidate>> 
     prop::collection::vec(candidate(force), 0..most)
 }
 
-/// Applies what can be applied, and says what was sent.
+/// Applies the changes that the publisher can make, and returns what it sent.
 fn run(model: &mut Model, candidates: &[Candidate]) -> History {
     let tables = tables();
     let mut sent = History::default();
@@ -149,7 +150,7 @@ fn run(model: &mut Model, candidates: &[Candidate]) -> History {
     sent
 }
 
-/// Compares the two ways; `exact` if not even the spelling of a key may differ.
+/// Compares both ways of execution. With `exact`, the spelling of keys must be the same too.
 fn compare(subscriber: &Model, history: &History, exact: bool) -> Result<bool, TestCaseError> {
     let tables = tables();
     let mut expected = subscriber.clone().one_by_one(&tables, history);
