@@ -511,14 +511,15 @@ pub struct Locks<'w> {
 impl Locks<'_> {
     /// A change of one table; `None` if it is not applied.
     pub fn change(&mut self, rules: Option<&LockRules>, message: &Message<'_>) {
-        let verdict = rules.map_or(Verdict::Free, |rules| self.writeset.change(rules, message));
+        let verdict =
+            rules.map_or(Verdict::Independent, |rules| self.writeset.change(rules, message));
         self.dependent.push(verdict == Verdict::Dependent);
     }
 
     /// A TRUNCATE of these tables.
     pub fn truncate(&mut self, tables: &[&LockRules]) {
         let verdict =
-            if tables.is_empty() { Verdict::Free } else { self.writeset.truncate(tables) };
+            if tables.is_empty() { Verdict::Independent } else { self.writeset.truncate(tables) };
         self.dependent.push(verdict == Verdict::Dependent);
     }
 }

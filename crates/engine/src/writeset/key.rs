@@ -1,4 +1,4 @@
-//! From a row to the number of a key.
+//! Hashes of the keys of a row.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -7,7 +7,7 @@ use pgoutput::{Column, Delete, Insert, Message, OldTuple, Tuple, Update};
 
 use super::rules::LockColumn;
 
-/// What a key belongs to.
+/// The kind of constraint that a key belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Row,
@@ -15,26 +15,26 @@ pub(super) enum Kind {
     Foreign,
 }
 
-/// A key of a change.
+/// The key of a row in some columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Key {
     Is(u64),
     /// A column is NULL.
     Null,
-    /// The stream does not tell.
+    /// The stream does not contain the value of a column.
     Unknown,
 }
 
-/// What a NULL in a key means.
+/// What a NULL in a key equals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Nulls {
-    /// Nothing is equal to it.
+    /// Nothing.
     Distinct,
-    /// It is equal to NULL.
+    /// Another NULL.
     Equal,
 }
 
-/// Makes numbers of keys, without allocating.
+/// Hashes keys without allocating for each one.
 #[derive(Debug)]
 pub(super) struct Keys {
     state: FixedState,
@@ -43,20 +43,20 @@ pub(super) struct Keys {
 
 impl Keys {
     pub(super) fn new() -> Self {
-        // A seed that those who write the rows do not know. It decides nothing but which keys share
-        // a number by chance, one in 2^64.
+        // The seed is random, so that writers of rows cannot construct collisions. It only
+        // determines which keys share a hash: one pair in 2^64.
         let seed = std::hash::RandomState::new().hash_one(0_u64);
         Self { state: FixedState::with_seed(seed), bytes: Vec::new() }
     }
 
-    /// The only key of a constraint of which nothing more is certain.
+    /// The only key of a constraint whose keys cannot be compared with certainty.
     pub(super) fn constant(&self, kind: Kind, root: u32, id: u32) -> u64 {
         let mut hasher = self.state.build_hasher();
         start(&mut hasher, kind, root, id);
         hasher.finish()
     }
 
-    /// The key that a row has in these columns; `value` says what it has in one of them, if that is
+    /// The key that a row has in these columns. `value` returns the value of a column, if it is
     /// known.
     #[inline]
     pub(super) fn key<'a>(
@@ -80,7 +80,7 @@ impl Keys {
                     return Key::Unknown;
                 }
             } else {
-                // After its length, so that values cannot run into each other.
+                // The length precedes the value, so that the columns stay distinct.
                 let at = self.bytes.len();
                 self.bytes.extend_from_slice(&[0; 4]);
                 if !column.form.append(value, &mut self.bytes) {
@@ -99,7 +99,7 @@ impl Keys {
     }
 }
 
-/// In place of a length that no value has.
+/// Written instead of a length. No value has this length.
 const NULL: [u8; 4] = u32::MAX.to_be_bytes();
 
 fn start(hasher: &mut impl Hasher, kind: Kind, root: u32, id: u32) {
@@ -112,7 +112,7 @@ fn start(hasher: &mut impl Hasher, kind: Kind, root: u32, id: u32) {
     hasher.write_u8(kind);
 }
 
-/// What happens to a row.
+/// The operation on a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     Insert,
@@ -120,7 +120,7 @@ enum Change {
     Delete,
 }
 
-/// The rows of a change: what the stream says of them.
+/// The old and new row of a change, as far as the stream contains them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rows<'a> {
     change: Change,
@@ -129,7 +129,7 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// `None` for what changes no row.
+    /// Returns `None` for a message that changes no row.
     pub(super) fn of(message: &Message<'a>) -> Option<Self> {
         match *message {
             Message::Insert(Insert { new, .. }) => {
@@ -153,19 +153,20 @@ impl<'a> Rows<'a> {
         self.change == Change::Update
     }
 
-    /// The value before, if the stream has it.
+    /// The old value of a column, if the stream contains it.
     #[inline]
     pub(super) fn before(&self, column: &LockColumn) -> Option<Column<'a>> {
         match &self.old {
             Some(OldTuple::Full(row)) => sent(row, column),
-            // A column of a replica identity that is not FULL is never NULL: this one was left out.
+            // A replica identity that is not FULL has no NULL values. A NULL here is a column
+            // outside of it.
             Some(OldTuple::Key(row)) => sent(row, column).filter(|value| *value != Column::Null),
             None if column.in_identity => sent(&self.new?, column),
             None => None,
         }
     }
 
-    /// The value after, if the stream has it.
+    /// The new value of a column, if the stream contains it.
     #[inline]
     pub(super) fn after(&self, column: &LockColumn) -> Option<Column<'a>> {
         let row = self.new.as_ref()?;
@@ -175,7 +176,7 @@ impl<'a> Rows<'a> {
         })
     }
 
-    /// Whether an update surely left a column as it was.
+    /// Whether an update certainly left a column unchanged.
     fn is_unchanged(&self, column: &LockColumn) -> bool {
         let Some(new) = self.new.and_then(|row| row.columns().nth(column.column)) else {
             return false;
@@ -187,7 +188,7 @@ impl<'a> Rows<'a> {
             }
     }
 
-    /// Whether an update surely left these columns as they were.
+    /// Whether an update certainly left these columns unchanged.
     pub(super) fn are_unchanged(&self, columns: &[LockColumn]) -> bool {
         !columns.is_empty() && columns.iter().all(|column| self.is_unchanged(column))
     }

@@ -1,4 +1,4 @@
-//! The locks of a change.
+//! The locks that a change takes.
 
 use pgoutput::{Message, OldTuple};
 
@@ -8,12 +8,12 @@ use super::table::{Access, Past};
 use super::{Touched, Verdict, Writeset};
 use crate::group::GroupSeq;
 
-/// The stream does not say what is to be locked: it must be the table.
+/// The stream does not tell which keys to lock, so the whole table must be locked.
 struct Uncertain;
 
 type Certain = Result<(), Uncertain>;
 
-/// Of the table that changes.
+/// The topmost relation of the changed table.
 #[derive(Clone, Copy)]
 struct Root {
     oid: u32,
@@ -22,32 +22,33 @@ struct Root {
 
 impl Writeset {
     pub(super) fn begin_change(&mut self) {
-        debug_assert!(self.now.open, "changes belong to a group");
-        if self.table.is_worth_a_sweep() {
+        debug_assert!(self.newest.open, "changes belong to a group");
+        if self.table.needs_sweep() {
             self.sweep();
         }
-        self.now.taken.clear();
-        self.now.touched.clear();
-        self.now.dependent = self.now.all;
-        if self.barrier != self.now.seq {
-            self.meet(self.barrier);
+        self.newest.taken.clear();
+        self.newest.touched.clear();
+        self.newest.dependent = self.newest.all;
+        if self.barrier != self.newest.seq {
+            self.wait_for(self.barrier);
         }
     }
 
-    /// Whoever conflicts with the locks of a dependent change of the group is dependent too.
+    /// Marks the locks of a dependent change, so that later changes of the group that conflict with
+    /// them become dependent too.
     pub(super) fn end_change(&mut self) -> Verdict {
-        let now = &self.now;
-        if !now.dependent {
-            return Verdict::Free;
+        let newest = &self.newest;
+        if !newest.dependent {
+            return Verdict::Independent;
         }
-        for &(hash, access) in &now.taken {
-            self.table.contend(hash, access);
+        for &(hash, access) in &newest.taken {
+            self.table.mark_dependent(hash, access);
         }
-        for touched in &now.touched {
+        for touched in &newest.touched {
             let root = self.roots.at(touched.place);
-            root.dependent = now.seq;
+            root.dependent = newest.seq;
             if touched.rest {
-                root.rest = now.seq;
+                root.rest = newest.seq;
             }
         }
         Verdict::Dependent
@@ -55,21 +56,22 @@ impl Writeset {
 
     pub(super) fn lock(&mut self, rules: &LockRules, message: &Message<'_>) {
         let Some(rows) = Rows::of(message) else {
-            // TRUNCATE, or what is no change at all and should not be here.
+            // A TRUNCATE. Other messages are not expected here, and lock the whole table to be
+            // safe.
             return self.lock_tables(&[rules]);
         };
         if rules.barrier {
-            return self.stand_alone();
+            return self.lock_everything();
         }
         let own = Root { oid: rules.root, place: self.roots.place(rules.root) };
         let root = self.roots.at(own.place);
         let known = root.identity.replace(rules.identity).unwrap_or(rules.identity);
         let whole = rules.whole_table
             || root.serialized
-            || root.escalated == self.now.seq
+            || root.escalated == self.newest.seq
             || known != rules.identity
             || rules.row == RowLock::Table && !matches!(message, Message::Insert(_));
-        // Even who is about to lock the table has nothing to lock in it but the rest of its keys.
+        // Locking the whole table replaces the locks of the remaining keys.
         if whole || self.lock_keys(own, rules, &rows).is_err() {
             self.lock_table(own.place);
         }
@@ -79,31 +81,31 @@ impl Writeset {
     }
 
     pub(super) fn lock_tables(&mut self, tables: &[&LockRules]) {
-        self.meet_through(self.now.seq.previous());
+        self.wait_through(self.newest.seq.previous());
         for rules in tables {
             let place = self.roots.place(rules.root);
             self.lock_table(place);
             for foreign in &rules.foreign {
                 let parent = self.roots.place(foreign.parent);
                 self.share_table(parent);
-                self.roots.at(parent).unknown_drops.note(self.now.seq);
+                self.roots.at(parent).unknown_drops.note(self.newest.seq);
             }
         }
-        // A TRUNCATE runs code of users as any other change does.
+        // A TRUNCATE runs triggers of users as any other change does.
         if tables.iter().any(|rules| rules.barrier) {
-            self.stand_alone();
+            self.lock_everything();
         }
     }
 
-    /// The change, and with it all that follow in the group, waits for everything before the group,
-    /// and everything after waits for it.
-    pub(super) fn stand_alone(&mut self) {
-        self.meet_through(self.now.seq.previous());
-        self.now.all = self.now.dependent;
-        self.barrier = self.now.seq;
+    /// Makes the change and all further changes of its group wait for all earlier groups, and all
+    /// later groups wait for this one.
+    pub(super) fn lock_everything(&mut self) {
+        self.wait_through(self.newest.seq.previous());
+        self.newest.all = self.newest.dependent;
+        self.barrier = self.newest.seq;
     }
 
-    /// What a change locks in its own table.
+    /// Takes the locks of a change in its own table.
     fn lock_keys(&mut self, own: Root, rules: &LockRules, rows: &Rows<'_>) -> Certain {
         self.share_table(own.place);
         self.lock_row(own, &rules.row, rows)?;
@@ -177,8 +179,8 @@ impl Writeset {
         }
     }
 
-    /// Keys that others refer to. Those who insert such references say so to this root too, so
-    /// that who holds the table holds all keys.
+    /// Locks keys that other tables may refer to. Inserts of such references share the table lock
+    /// of this root too, so a lock on the whole table covers all keys.
     fn lock_referenced(
         &mut self,
         own: Root,
@@ -212,28 +214,30 @@ impl Writeset {
         }
     }
 
-    /// A key that others refer to goes: after the references to it. One whose key is not known may
-    /// have been to this one, and a key that is not known may have been in any of them. Not the
-    /// other way round: who takes away a reference need not wait for the end of some other key.
+    /// Orders the removal of a referenced key after the removal of references to it. A removed
+    /// reference with an unknown key may have referred to this key; and if the removed key is
+    /// unknown, any removed reference may have referred to it. The reverse order is not enforced: a
+    /// removed reference need not wait for the removal of another key.
     fn follow_drops(&mut self, place: usize, any: bool) {
-        let group = self.now.seq;
+        let group = self.newest.seq;
         let root = self.roots.at(place);
         let (known, unknown) = (root.known_drops, root.unknown_drops);
         let own = unknown.is(group) || any && known.is(group);
-        self.now.dependent |= own && root.dependent == group;
-        self.meet_through(unknown.other_than(group));
+        self.newest.dependent |= own && root.dependent == group;
+        self.wait_through(unknown.other_than(group));
         if any {
-            self.meet_through(known.other_than(group));
+            self.wait_through(known.other_than(group));
         }
     }
 
-    /// Keys that the row refers to. These locks are the parent's, whatever happens to this table.
+    /// Locks the keys that the row refers to. These locks belong to the root of the referenced
+    /// table.
     fn lock_parents(&mut self, foreign: &ForeignLock, rows: &Rows<'_>) {
         if rows.is_update() && rows.are_unchanged(&foreign.columns) {
             return;
         }
         let parent = Root { oid: foreign.parent, place: self.roots.place(foreign.parent) };
-        let escalated = self.roots.at(parent.place).escalated == self.now.seq;
+        let escalated = self.roots.at(parent.place).escalated == self.newest.seq;
         if escalated || self.lock_parent_keys(parent, foreign, rows).is_err() {
             self.lock_table(parent.place);
         }
@@ -252,10 +256,10 @@ impl Writeset {
         let (id, columns) = (foreign.id, &foreign.columns);
         match self.key_before(Kind::Foreign, parent.oid, id, columns, Nulls::Distinct, rows) {
             Key::Is(old) => {
-                self.roots.at(parent.place).known_drops.note(self.now.seq);
+                self.roots.at(parent.place).known_drops.note(self.newest.seq);
                 self.take(parent.place, old, Access::Read)?;
             }
-            Key::Unknown => self.roots.at(parent.place).unknown_drops.note(self.now.seq),
+            Key::Unknown => self.roots.at(parent.place).unknown_drops.note(self.newest.seq),
             Key::Null => {}
         }
         if rows.new.is_none() {
@@ -297,35 +301,35 @@ impl Writeset {
         self.keys.key((kind, root, id), columns, nulls, |column| rows.after(column))
     }
 
-    /// Takes a key for the change. `Err` if the group has too many of this root: then the table
-    /// must be taken.
+    /// Locks a key for the current change. Returns `Err` if the group now has too many keys of this
+    /// root: then the whole table must be locked.
     #[inline]
     fn take(&mut self, place: usize, hash: u64, access: Access) -> Certain {
-        let group = self.now.seq;
-        let past = Past { committed: self.committed, settled: self.now.settled };
+        let group = self.newest.seq;
+        let past = Past { committed: self.committed, settled: self.newest.settled };
         let before = self.table.take(hash, access, group, past);
-        self.now.taken.push((hash, access));
+        self.newest.taken.push((hash, access));
         let (writer, reader) = (before.writer.group(group), before.reader.group(group));
         if access == Access::Read && reader != group {
-            self.now.reads += 1;
+            self.newest.reads += 1;
         }
         if writer == group {
-            self.now.dependent |= before.writer.is_dependent();
+            self.newest.dependent |= before.writer.is_dependent();
         } else {
-            self.meet(writer);
+            self.wait_for(writer);
         }
         if access == Access::Write {
             if reader == group {
-                self.now.dependent |= before.reader.is_dependent();
+                self.newest.dependent |= before.reader.is_dependent();
                 if before.reader.is_shared() {
-                    self.meet_through(group.previous());
+                    self.wait_through(group.previous());
                 }
             } else {
-                self.meet_through(reader);
+                self.wait_through(reader);
             }
         }
         if writer != group && reader != group {
-            self.now.keys += 1;
+            self.newest.keys += 1;
             let root = self.roots.at(place);
             if root.count(group) > self.limits.keys_per_table {
                 root.escalated = group;
@@ -335,42 +339,42 @@ impl Writeset {
         Ok(())
     }
 
-    /// Notes that the change has locks in a table, which whoever holds the table holds too.
+    /// Notes that the change has locks in a table. A lock on the whole table conflicts with them.
     #[inline]
     fn share_table(&mut self, place: usize) {
-        let group = self.now.seq;
+        let group = self.newest.seq;
         let root = self.roots.at(place);
         root.rows.note(group);
-        self.now.dependent |= root.rest == group;
+        self.newest.dependent |= root.rest == group;
         let holder = root.table;
         if holder != group {
-            self.meet(holder);
+            self.wait_for(holder);
         }
         self.touch(place, false);
     }
 
-    /// Takes a table whole.
+    /// Locks a whole table.
     fn lock_table(&mut self, place: usize) {
-        let group = self.now.seq;
+        let group = self.newest.seq;
         let root = self.roots.at(place);
         let (holder, others) = (root.table, root.rows.other_than(group));
         root.table = group;
-        self.now.dependent |= root.rest == group || root.dependent == group;
+        self.newest.dependent |= root.rest == group || root.dependent == group;
         if holder != group {
-            self.meet(holder);
+            self.wait_for(holder);
         }
-        self.meet_through(others);
+        self.wait_through(others);
         self.touch(place, true);
     }
 
     #[inline]
     fn touch(&mut self, place: usize, rest: bool) {
-        self.now.touched.push(Touched { place, rest });
+        self.newest.touched.push(Touched { place, rest });
     }
 
     #[cold]
     fn sweep(&mut self) {
-        let Self { table, groups, committed, ordered, now, .. } = self;
+        let Self { table, groups, committed, ordered, newest, .. } = self;
         let holds = |group: GroupSeq| {
             group > *committed
                 && (*ordered
@@ -378,11 +382,11 @@ impl Writeset {
                         .binary_search_by_key(&group, |group| group.seq)
                         .is_ok_and(|place| !groups[place].committed))
         };
-        table.sweep(now.seq, holds, |group| group > *committed);
+        table.sweep(newest.seq, holds, |group| group > *committed);
     }
 }
 
-/// The key of a row: one that has none, or of which the stream does not tell, may be any.
+/// The hash of a row's key. A NULL or unknown key may be that of any row.
 fn certain(key: Key) -> Result<u64, Uncertain> {
     match key {
         Key::Is(hash) => Ok(hash),

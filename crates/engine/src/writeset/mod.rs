@@ -1,19 +1,22 @@
-//! Which changes of a group may run before the groups ahead of it have committed.
+//! Which changes of a group may run before the earlier groups have committed.
 //!
-//! The leader walks the changes of each group in stream order. Each takes the locks of what it
-//! touches: its row, its keys in unique indexes, the keys of its foreign keys, or the whole table.
-//! Nothing in a database is locked, and nobody waits here. What comes out is, for each change,
-//! whether it is *free*, and for the group what it waits for before the others may run.
+//! The leader passes the changes of each group through the writeset in stream order. Each change
+//! takes locks on what it touches: its row, its keys in unique indexes, the keys of its foreign
+//! keys, or the whole table. These locks exist only in the writeset. They lock nothing in a
+//! database, and taking them never waits. The result is, for each change, whether it is
+//! *independent* or *dependent*, and for the group, which groups must commit before its dependent
+//! changes run.
 //!
-//! A change is *dependent* if a lock of it conflicts with one of a group that has not committed, or
-//! with one of an earlier dependent change of its own group, for that one will run later than it
-//! stands. Without the latter, of "2→3, 5→2, set row 2" behind a group that holds 3 and 5 the last
-//! change would look free, find the row that was 2 before, and its values would be lost without an
-//! error. Locks are therefore those of the changes as they are, not of net ones.
+//! A change is dependent if one of its locks conflicts with a lock of a group that has not
+//! committed. It is also dependent if it conflicts with an earlier dependent change of its own
+//! group, because that change will run later than its place in the stream. Example: "2→3, 5→2, set
+//! row 2" comes after a group that locks 3 and 5. Without the second rule, the last change would
+//! count as independent. It would find the row that was 2 before, and its values would be lost
+//! without an error. For the same reason, locks belong to the changes as sent, not to net changes.
 //!
-//! Keys are 64-bit hashes; two keys of one hash only cost a needless wait. No lock is forgotten
-//! while its group is in flight: a group with too many keys takes the table, and a full writeset
-//! says so.
+//! Keys are 64-bit hashes. Two keys with one hash only cost a needless wait. No lock is forgotten
+//! while its group is in flight: a group with too many keys locks the whole table, and a full
+//! writeset reports that it is full.
 
 mod key;
 mod locks;
@@ -40,8 +43,8 @@ use crate::order::Waits;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// At once.
-    Free,
-    /// When the groups have committed that its group waits for.
+    Independent,
+    /// After the groups that its group waits for have committed.
     Dependent,
 }
 
@@ -51,18 +54,18 @@ pub struct Writeset {
     limits: WritesetLimits,
     /// Whether groups commit in the order of their numbers.
     ordered: bool,
-    /// Those that have not committed, and between them those that have.
+    /// The groups in flight. A group that commits out of order stays until all before it have.
     groups: VecDeque<Group>,
     /// All groups up to this one have committed.
     committed: GroupSeq,
-    /// Keys that groups hold.
+    /// Number of keys that the groups hold.
     held: usize,
     table: LockTable,
     roots: Roots,
     keys: Keys,
-    /// The latest group with a change that everything after it waits for.
+    /// The latest group with a barrier: all later changes depend on it.
     barrier: GroupSeq,
-    now: Current,
+    newest: NewestGroup,
 }
 
 /// A group in flight.
@@ -70,41 +73,44 @@ pub struct Writeset {
 struct Group {
     seq: GroupSeq,
     committed: bool,
-    /// Keys it holds.
+    /// Number of keys that it holds.
     keys: usize,
-    /// Those that it reads: these are held until every group before has committed too.
+    /// Number of those that it only reads. They are held until every earlier group has committed
+    /// too.
     reads: usize,
 }
 
-/// The newest group, and the change of it that is at hand.
+/// The newest group and its current change.
 #[derive(Debug, Default)]
-struct Current {
+struct NewestGroup {
     seq: GroupSeq,
     open: bool,
     ahead: GroupSeq,
-    /// All groups up to this one will have committed when the group begins.
+    /// All groups up to this one will have committed when the newest group begins.
     settled: GroupSeq,
-    /// Every further change is dependent.
+    /// Whether every further change is dependent.
     all: bool,
     waits: Waits,
     keys: usize,
     reads: usize,
-    /// Of the change: whether it is dependent, keys it has taken, and roots it has locks of.
+    /// Of the current change: whether it is dependent, the keys that it locks, and the roots in
+    /// which it has locks.
     dependent: bool,
     taken: Vec<(u64, Access)>,
     touched: Vec<Touched>,
 }
 
-/// A root that a change has locks of.
+/// A root in which the current change has locks.
 #[derive(Debug, Clone, Copy)]
 struct Touched {
     place: usize,
-    /// Whether further changes there are dependent if this one is.
+    /// Whether all further changes of the group in this root are dependent if this change is.
     rest: bool,
 }
 
 impl Writeset {
-    /// No locks. `ordered` is whether groups commit in the order of their numbers.
+    /// A writeset without locks. `ordered` tells whether groups commit in the order of their
+    /// numbers.
     #[must_use]
     pub fn new(limits: WritesetLimits, ordered: bool) -> Self {
         Self {
@@ -117,25 +123,28 @@ impl Writeset {
             roots: Roots::default(),
             keys: Keys::new(),
             barrier: GroupSeq::NONE,
-            now: Current::default(),
+            newest: NewestGroup::default(),
         }
     }
 
-    /// Starts a group, later than all others; none may be open. `ahead` is the group that runs
-    /// before it on the same session: it will have committed before this one begins.
+    /// Opens the next group. No other group may be open. `ahead` is the group before it in the same
+    /// session: it will have committed when the new group begins.
     ///
     /// # Panics
     ///
     /// If a group is open, or groups come out of order.
     pub fn open(&mut self, group: GroupSeq, ahead: Option<GroupSeq>) {
         let ahead = ahead.unwrap_or(GroupSeq::NONE);
-        assert!(!self.now.open && group > self.now.seq && ahead < group, "groups come in order");
+        assert!(
+            !self.newest.open && group > self.newest.seq && ahead < group,
+            "groups come in order"
+        );
         self.groups.push_back(Group { seq: group, committed: false, keys: 0, reads: 0 });
-        let now = &mut self.now;
-        (now.seq, now.open, now.ahead) = (group, true, ahead);
-        (now.all, now.keys, now.reads) = (false, 0, 0);
-        now.waits = Waits::default();
-        self.settle();
+        let newest = &mut self.newest;
+        (newest.seq, newest.open, newest.ahead) = (group, true, ahead);
+        (newest.all, newest.keys, newest.reads) = (false, 0, 0);
+        newest.waits = Waits::default();
+        self.update_settled();
     }
 
     /// Takes the locks of the next change of the open group, in stream order.
@@ -145,61 +154,63 @@ impl Writeset {
         self.end_change()
     }
 
-    /// Takes the tables whole, as TRUNCATE does, or a change of what they look like. It waits for
-    /// everything before it: the lock on the subscriber would make readers wait for as long as the
-    /// group waits for its turn.
+    /// Locks the whole tables, for a TRUNCATE or a changed table definition. The change depends on
+    /// all earlier groups. If it ran earlier, the ACCESS EXCLUSIVE lock on the subscriber would
+    /// block readers while the group waits for its turn to commit.
     pub fn truncate(&mut self, tables: &[&LockRules]) -> Verdict {
         self.begin_change();
         self.lock_tables(tables);
         self.end_change()
     }
 
-    /// What the open group changes from here on is not known, or what was locked so far may be locked
-    /// by other names: it waits for everything before the group, and everything after the group waits
-    /// for it.
+    /// Makes the open group wait for all earlier groups, and all later groups wait for it. This is
+    /// needed if the further changes of the group are unknown, or if the keys locked so far may
+    /// have other identities from here on.
     pub fn barrier(&mut self) {
         self.begin_change();
-        self.stand_alone();
+        self.lock_everything();
         self.end_change();
     }
 
-    /// From the next group on, whether every change of the tables below a topmost relation takes
-    /// them whole, whatever their rules say: groups with such changes follow each other.
+    /// Starts or ends a serialized period of the tables below a topmost relation, from the next
+    /// group on. While it lasts, every change locks the whole table, so groups with such changes
+    /// run one after the other.
     ///
     /// # Panics
     ///
     /// If a group is open.
     pub fn serialize(&mut self, root: u32, serialized: bool) {
-        assert!(!self.now.open, "a group is locked in one way");
+        assert!(!self.newest.open, "a group is locked in one way");
         let place = self.roots.place(root);
         self.roots.at(place).serialized = serialized;
     }
 
-    /// All changes of the open group are in.
+    /// Closes the open group and returns what its dependent changes wait for.
     ///
     /// # Panics
     ///
-    /// If none is open.
+    /// If no group is open.
     pub fn close(&mut self) -> Waits {
-        assert!(self.now.open, "only an open group is closed");
-        self.now.open = false;
+        assert!(self.newest.open, "only an open group is closed");
+        self.newest.open = false;
         if let Some(group) = self.groups.back_mut() {
-            (group.keys, group.reads) = (self.now.keys, self.now.reads);
+            (group.keys, group.reads) = (self.newest.keys, self.newest.reads);
             self.held += group.keys;
         }
-        let mut waits = std::mem::take(&mut self.now.waits);
+        let mut waits = std::mem::take(&mut self.newest.waits);
         waits.groups.retain(|group| *group > waits.through);
         waits.groups.sort_unstable();
         waits
     }
 
-    /// A group has committed: its locks are gone. In order, unless commits are not.
+    /// Releases the locks of a group that has committed. If the writeset is ordered, groups commit
+    /// in order.
     ///
     /// # Panics
     ///
-    /// If the group is open: it has not been handed over.
+    /// If the group is open, and so not handed over yet.
     pub fn committed(&mut self, group: GroupSeq) {
-        assert!(!self.now.open || group < self.now.seq, "an open group does not commit");
+        assert!(!self.newest.open || group < self.newest.seq, "an open group does not commit");
         if let Ok(place) = self.groups.binary_search_by_key(&group, |group| group.seq) {
             let group = &mut self.groups[place];
             if !group.committed {
@@ -213,7 +224,7 @@ impl Writeset {
             self.held -= group.keys;
             self.committed = group.seq;
         }
-        self.settle();
+        self.update_settled();
     }
 
     /// Whether so many keys are held that no group should be opened before the oldest has
@@ -223,10 +234,10 @@ impl Writeset {
         self.len() >= self.limits.keys && !self.groups.is_empty()
     }
 
-    /// Keys that are held.
+    /// Number of keys held.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.held + if self.now.open { self.now.keys } else { 0 }
+        self.held + if self.newest.open { self.newest.keys } else { 0 }
     }
 
     /// Whether no key is held.
@@ -235,27 +246,27 @@ impl Writeset {
         self.len() == 0
     }
 
-    /// Bytes allocated.
+    /// Allocated memory in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.table.bytes() + self.roots.bytes()
     }
 
-    /// Sees anew which groups do not matter any more to the open one.
-    fn settle(&mut self) {
+    /// Updates which groups the newest one need not wait for any more.
+    fn update_settled(&mut self) {
         if let Some(first) = self.groups.front() {
             self.committed = first.seq.previous();
         }
-        let now = &mut self.now;
-        now.settled = if self.ordered {
-            self.committed.max(now.ahead)
+        let newest = &mut self.newest;
+        newest.settled = if self.ordered {
+            self.committed.max(newest.ahead)
         } else {
-            let matters = |group: &&Group| !group.committed && group.seq != now.ahead;
+            let matters = |group: &&Group| !group.committed && group.seq != newest.ahead;
             self.groups.iter().find(matters).map_or(self.committed, |group| group.seq.previous())
         };
     }
 
-    /// Whether a group has committed, where commits are not in order.
+    /// Whether a group has committed, if groups may commit out of order.
     fn has_committed(&self, group: GroupSeq) -> bool {
         group <= self.committed
             || self
@@ -264,28 +275,29 @@ impl Writeset {
                 .map_or(true, |place| self.groups[place].committed)
     }
 
-    /// The change conflicts with what one group holds, if that group is still to be waited for.
+    /// Notes that the current change conflicts with a group, unless that group needs no wait any
+    /// more.
     #[inline]
-    fn meet(&mut self, group: GroupSeq) {
-        if group <= self.now.settled {
+    fn wait_for(&mut self, group: GroupSeq) {
+        if group <= self.newest.settled {
             return;
         }
         if self.ordered {
-            self.meet_through(group);
-        } else if group != self.now.ahead && !self.has_committed(group) {
-            self.now.dependent = true;
-            if !self.now.waits.groups.contains(&group) {
-                self.now.waits.groups.push(group);
+            self.wait_through(group);
+        } else if group != self.newest.ahead && !self.has_committed(group) {
+            self.newest.dependent = true;
+            if !self.newest.waits.groups.contains(&group) {
+                self.newest.waits.groups.push(group);
             }
         }
     }
 
-    /// The change conflicts with what groups up to this one hold.
+    /// Notes that the current change conflicts with groups up to this one.
     #[inline]
-    fn meet_through(&mut self, group: GroupSeq) {
-        if group > self.now.settled {
-            self.now.dependent = true;
-            self.now.waits.through = self.now.waits.through.max(group);
+    fn wait_through(&mut self, group: GroupSeq) {
+        if group > self.newest.settled {
+            self.newest.dependent = true;
+            self.newest.waits.through = self.newest.waits.through.max(group);
         }
     }
 }

@@ -1,37 +1,38 @@
-//! Locks of whole tables, by the topmost relation.
+//! Table locks, by topmost relation.
 
 use rustc_hash::FxHashMap;
 
 use crate::group::GroupSeq;
 
-/// Who has changed, or holds, the rows below one topmost relation. Groups that have committed since
-/// are not removed: they are recognized by their number.
+/// The groups that have changed or locked the rows below one topmost relation. Groups that have
+/// committed since then are not removed, but recognized by their number.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Root {
-    /// By what rows were told apart last; `None` before the first change.
+    /// The [`LockRules::identity`](super::LockRules::identity) of the last change; `None` before
+    /// the first change.
     pub(super) identity: Option<u64>,
-    /// The latest group that holds the table.
+    /// The latest group that locked the whole table.
     pub(super) table: GroupSeq,
-    /// Who has locks of rows.
+    /// The latest groups with row locks.
     pub(super) rows: Latest,
-    /// Who has taken references to rows away, of which it is known to which.
+    /// The latest groups that removed references to known rows.
     pub(super) known_drops: Latest,
-    /// Who has taken references to rows away, of which that is not known.
+    /// The latest groups that removed references to unknown rows.
     pub(super) unknown_drops: Latest,
-    /// The latest group of which a change here is dependent.
+    /// The latest group with a dependent change here.
     pub(super) dependent: GroupSeq,
-    /// The latest group whose further changes here are dependent, whatever they are.
+    /// The latest group whose further changes here are all dependent.
     pub(super) rest: GroupSeq,
-    /// The latest group that holds the table because it has locked too many keys.
+    /// The latest group that locked the whole table because it had too many keys.
     pub(super) escalated: GroupSeq,
-    /// Every change takes the table, for now.
+    /// Whether every change locks the whole table, while the table is serialized.
     pub(super) serialized: bool,
-    /// The group whose keys are counted.
+    /// The group that `keys` counts for.
     counted: GroupSeq,
     keys: usize,
 }
 
-/// The latest group that has done something, and the latest other one.
+/// The latest group that did something, and the latest one before it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Latest {
     group: GroupSeq,
@@ -39,7 +40,7 @@ pub(super) struct Latest {
 }
 
 impl Latest {
-    /// Notes that the newest group has done it.
+    /// Notes that the newest group did it.
     #[inline]
     pub(super) fn note(&mut self, group: GroupSeq) {
         if self.group != group {
@@ -47,19 +48,19 @@ impl Latest {
         }
     }
 
-    /// Whether this was the last to do it.
+    /// Whether this group was the latest to do it.
     pub(super) fn is(&self, group: GroupSeq) -> bool {
         self.group == group
     }
 
-    /// The latest other group than this that has done it.
+    /// The latest group, other than this one, that did it.
     pub(super) fn other_than(&self, group: GroupSeq) -> GroupSeq {
         if self.group == group { self.before } else { self.group }
     }
 }
 
 impl Root {
-    /// Counts another key of the newest group; how many it has.
+    /// Counts another key of the newest group, and returns its number of keys.
     #[inline]
     pub(super) fn count(&mut self, group: GroupSeq) -> usize {
         if self.counted != group {
@@ -71,17 +72,17 @@ impl Root {
     }
 }
 
-/// The topmost relations that have been changed.
+/// The topmost relations that had changes.
 #[derive(Debug, Default)]
 pub(super) struct Roots {
     places: FxHashMap<u32, usize>,
     roots: Vec<Root>,
-    /// The one asked for last.
+    /// The latest lookup.
     last: Option<(u32, usize)>,
 }
 
 impl Roots {
-    /// The place of a root, for [`Self::at`].
+    /// The index of a root, for [`Self::at`].
     #[inline]
     pub(super) fn place(&mut self, root: u32) -> usize {
         if let Some((last, place)) = self.last
@@ -103,7 +104,7 @@ impl Roots {
         &mut self.roots[place]
     }
 
-    /// Bytes allocated, about.
+    /// Allocated memory in bytes, approximately.
     pub(super) fn bytes(&self) -> usize {
         self.roots.capacity() * size_of::<Root>()
             + self.places.capacity() * size_of::<(u32, usize)>()

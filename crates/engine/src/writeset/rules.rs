@@ -1,110 +1,113 @@
-//! What of a table must be locked: made from the constraints of the subscriber.
+//! Which locks the changes of a table take, derived from the constraints of the subscriber.
 
 use crate::key::KeyForm;
 
-/// The locks of one version of a published table on one version of its subscriber table.
+/// The locks for one version of a published table and one version of its subscriber table.
 ///
-/// What is certain is that two values that the subscriber takes for equal have the same form; columns
-/// for which that is not so must not stand in a lock that is `certain`. Leaving a column of a key
-/// out is always right: it only makes more rows share a lock.
+/// A lock is `certain` if values that are equal on the subscriber always have the same form.
+/// Columns without that property must not be part of a certain lock. It is always correct to leave
+/// a column out of a key: more rows then share a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockRules {
-    /// The topmost relation of the subscriber that holds the rows: what table-wide locks are taken of,
-    /// and what the locks of rows belong to.
+    /// The topmost relation of the subscriber that holds the rows. Table locks and row locks belong
+    /// to it.
     pub root: u32,
-    /// Rules of one root that give every row the same row lock have the same number, others
-    /// another (a column of the key or its form differs). Where one number follows another, the
-    /// table is locked.
+    /// Identifies how rows are locked. Two rules of one root have the same number if they give
+    /// every row the same lock, and different numbers if a key column or its form differs. When the
+    /// number changes, the whole table is locked.
     pub identity: u64,
-    /// How rows are told apart.
+    /// How rows are identified.
     pub row: RowLock,
-    /// Unique indexes and exclusion constraints of the subscriber, other than what finds the row.
+    /// Unique indexes and exclusion constraints of the subscriber, except the index that identifies
+    /// the row.
     pub unique: Vec<UniqueLock>,
     /// Foreign keys of the table.
     pub foreign: Vec<ForeignLock>,
-    /// Foreign keys of other tables, or of its own, that refer to the table.
+    /// Foreign keys of other tables, or of the table itself, that refer to the table.
     pub referenced: Vec<ReferencedLock>,
-    /// Every change takes the table.
+    /// Whether every change locks the whole table.
     pub whole_table: bool,
-    /// A change may run code of users, which may look at any table: it waits for everything before
-    /// it, and everything after it waits for it.
+    /// Whether a change may run user code, which may access any table. Such a change waits for all
+    /// earlier groups, and all later groups wait for it.
     pub barrier: bool,
 }
 
-/// How rows are told apart.
+/// How rows are identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RowLock {
-    /// By columns in which no two rows of the subscriber are equal, or by some of them.
+    /// By columns in which no two rows of the subscriber are equal, or by some of these columns.
     Key(Vec<LockColumn>),
-    /// By all columns, or some of them: rows may be equal, and NULL is equal to NULL. Updates and
-    /// deletes must come with the complete old row.
+    /// By all columns, or by some of them. Rows may be equal, and NULL equals NULL. Updates and
+    /// deletes must contain the complete old row.
     WholeRow(Vec<LockColumn>),
-    /// Not with certainty: updates and deletes take the table, inserts share it.
+    /// Not with certainty: updates and deletes lock the whole table, and inserts share it.
     Table,
 }
 
-/// A column that a lock is made of.
+/// A column of a lock's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockColumn {
     /// Index among the published columns.
     pub column: usize,
-    /// When two of its values are equal on the subscriber.
+    /// The form in which its values are compared.
     pub form: KeyForm,
-    /// Whether it belongs to the publisher's replica identity: then an update that comes without an
-    /// old row left it as it was, and an old row has its value.
+    /// Whether the column belongs to the publisher's replica identity. If so, an update without an
+    /// old row left it unchanged, and an old row contains its value.
     pub in_identity: bool,
 }
 
-/// A constraint by which two different rows exclude each other.
+/// A constraint that two different rows can violate together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UniqueLock {
-    /// Tells the constraints of one root apart.
+    /// Identifies the constraint within its root.
     pub id: u32,
-    /// Its columns. If these are not certain and none, every update may change the key.
+    /// Its columns. If there are none, and the constraint is not certain, every update may change
+    /// the key.
     pub columns: Vec<LockColumn>,
-    /// Whether the forms are certain. If not, the constraint is one lock, which inserts share.
+    /// Whether the forms are certain. If not, the constraint is a single lock, which inserts share.
     pub certain: bool,
-    /// A NULL is equal to another; otherwise a key with a NULL takes no lock.
+    /// Whether NULL equals NULL. Otherwise a key with a NULL takes no lock.
     pub nulls_not_distinct: bool,
 }
 
-/// A foreign key of the table that changes.
+/// A foreign key of the changed table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForeignLock {
-    /// Number of the foreign key, the same on both sides.
+    /// The number of the foreign key, the same on both sides.
     pub id: u32,
-    /// The topmost relation of the table it refers to.
+    /// The topmost relation of the referenced table.
     pub parent: u32,
-    /// The referring columns, in the order of the constraint, with forms that give a value and the
-    /// one it refers to the same bytes.
+    /// The referencing columns, in the order of the constraint. Their forms give a value and the
+    /// value that it refers to the same bytes.
     pub columns: Vec<LockColumn>,
-    /// Whether the forms do. If not, the table it refers to is taken.
+    /// Whether the forms are certain. If not, the referenced table is locked.
     pub certain: bool,
 }
 
-/// A foreign key that refers to the table that changes.
+/// A foreign key that refers to the changed table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReferencedLock {
-    /// As in [`ForeignLock`].
+    /// The number, as in [`ForeignLock`].
     pub id: u32,
-    /// The columns referred to, in the order of the constraint.
+    /// The referenced columns, in the order of the constraint.
     pub columns: Vec<LockColumn>,
-    /// Whether the forms are those of the referring columns. If not, this table is taken.
+    /// Whether the forms equal those of the referencing columns. If not, the changed table is
+    /// locked.
     pub certain: bool,
 }
 
-/// How much a writeset remembers.
+/// Limits of a writeset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WritesetLimits {
-    /// A group that locks more keys of one table holds the table from then on.
+    /// Number of keys of one table from which on a group locks the whole table.
     pub keys_per_table: usize,
-    /// With so many keys of all groups the writeset is full. The group at hand may go beyond, by
-    /// no more than what it locks itself.
+    /// Number of keys of all groups from which on the writeset is full. The open group may exceed
+    /// it by the keys that it locks itself.
     pub keys: usize,
 }
 
 impl Default for WritesetLimits {
-    /// About 32 MB, and twice that for the moment in which the table is swept.
+    /// About 32 MB, and twice that while the table is swept.
     fn default() -> Self {
         Self { keys_per_table: 1 << 17, keys: 1 << 19 }
     }

@@ -1,53 +1,53 @@
-//! Who holds which key.
+//! The lock table: which groups hold which key.
 //!
-//! An entry names the latest group that wrote a key and the latest that read it. That is enough:
-//! who takes a lock that conflicts waits for those who had it, so whoever waits for the latest
-//! writer waits for all before it; and readers are waited for by number, with every group before
-//! them.
+//! An entry names the latest group that wrote a key and the latest group that read it. That is
+//! enough. A group with a conflicting lock waits for the earlier holders, so a wait for the latest
+//! writer includes all earlier ones. A wait for readers is a wait for all groups up to the latest
+//! reader.
 //!
 //! Nothing is removed when a group commits. Entries of committed groups are recognized by their
-//! number; others take their places, and what is left of them is swept out before the table grows.
-//! That costs far less than looking every key up again. Keys are hashes already, so each is looked
-//! for from its own place on: one cache line, mostly.
+//! number and reused; a sweep drops the rest before the table grows. That costs far less than
+//! another lookup of every key. Keys are hashes, so the search for a key starts at its own slot and
+//! mostly stays within one cache line.
 
 use crate::group::GroupSeq;
 
-/// How a lock is held: any number of groups may read, and who writes excludes everybody else.
+/// How a lock is held: any number of groups may read, and a writer excludes all others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     Read,
     Write,
 }
 
-/// A group that holds a lock, or nobody, in 32 bits.
+/// A group that holds a lock, or none, in 32 bits.
 ///
-/// Numbers are cut to 29 bits. The groups in flight are far fewer, so they are never confused with
-/// each other; an entry that was forgotten for so long may look like one of them, which costs a
-/// needless wait.
+/// Numbers are truncated to 29 bits. That is far more than the number of groups in flight, so two
+/// of those are never confused. A very old entry may look like one of them, which costs a needless
+/// wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp(u32);
 
 impl Stamp {
-    const NOBODY: Self = Self(0);
-    const SOMEBODY: u32 = 1 << 31;
-    /// A change that took the lock is dependent.
+    const NONE: Self = Self(0);
+    const PRESENT: u32 = 1 << 31;
+    /// A dependent change took the lock.
     const DEPENDENT: u32 = 1 << 30;
-    /// Of a reader: there were others before it that matter to it.
+    /// For a reader: earlier readers also matter to it.
     const SHARED: u32 = 1 << 29;
     const NUMBER: u32 = Self::SHARED - 1;
 
     fn new(group: GroupSeq) -> Self {
-        Self(Self::SOMEBODY | low_bits(group))
+        Self(Self::PRESENT | low_bits(group))
     }
 
-    /// Which group this is; `now` is the newest one.
+    /// The number of the group, given the newest one.
     #[inline]
-    pub(super) fn group(self, now: GroupSeq) -> GroupSeq {
-        if self == Self::NOBODY {
+    pub(super) fn group(self, newest: GroupSeq) -> GroupSeq {
+        if self == Self::NONE {
             return GroupSeq::NONE;
         }
-        let ago = low_bits(now).wrapping_sub(self.0) & Self::NUMBER;
-        GroupSeq(now.0.saturating_sub(u64::from(ago)))
+        let ago = low_bits(newest).wrapping_sub(self.0) & Self::NUMBER;
+        GroupSeq(newest.0.saturating_sub(u64::from(ago)))
     }
 
     pub(super) fn is_dependent(self) -> bool {
@@ -64,7 +64,7 @@ fn low_bits(group: GroupSeq) -> u32 {
     u32::from_be_bytes([a, b, c, d]) & Stamp::NUMBER
 }
 
-/// A key, or nothing where neither has a group.
+/// The holders of a key. Empty if there is neither a writer nor a reader.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     hash: u64,
@@ -73,49 +73,50 @@ struct Entry {
 }
 
 impl Entry {
-    const NOTHING: Self = Self { hash: 0, writer: Stamp::NOBODY, reader: Stamp::NOBODY };
+    const EMPTY: Self = Self { hash: 0, writer: Stamp::NONE, reader: Stamp::NONE };
 
     #[inline]
-    fn is_nothing(&self) -> bool {
-        self.writer == Stamp::NOBODY && self.reader == Stamp::NOBODY
+    fn is_empty(&self) -> bool {
+        self.writer == Stamp::NONE && self.reader == Stamp::NONE
     }
 
-    /// Whether all its groups have committed, `now` being the newest.
+    /// Whether all its groups have committed.
     #[inline]
-    fn is_past(&self, now: GroupSeq, committed: GroupSeq) -> bool {
-        self.writer.group(now) <= committed && self.reader.group(now) <= committed
+    fn is_past(&self, newest: GroupSeq, committed: GroupSeq) -> bool {
+        self.writer.group(newest) <= committed && self.reader.group(newest) <= committed
     }
 }
 
-/// Who held a key before.
+/// The earlier holders of a key.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Before {
     pub(super) writer: Stamp,
     pub(super) reader: Stamp,
 }
 
-/// What groups do not matter any more.
+/// Groups that do not matter any more.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Past {
     /// All groups up to this one have committed.
     pub(super) committed: GroupSeq,
-    /// Groups up to this one do not matter to the newest one.
+    /// The newest group need not wait for groups up to this one.
     pub(super) settled: GroupSeq,
 }
 
 /// The keys that are held, and some that were.
 #[derive(Debug, Default)]
 pub(super) struct LockTable {
-    /// A power of two of them, never all in use.
-    places: Vec<Entry>,
+    /// The number of slots is a power of two, and never all are in use.
+    slots: Vec<Entry>,
     used: usize,
 }
 
-/// The smallest table.
-const LEAST: usize = 1 << 10;
+/// The minimum number of slots.
+const MIN_SLOTS: usize = 1 << 10;
 
 impl LockTable {
-    /// Takes the lock of a key for the newest group, whoever holds it. Who held it before.
+    /// Takes the lock of a key for the newest group, whichever groups hold it. Returns the earlier
+    /// holders.
     #[inline]
     pub(super) fn take(
         &mut self,
@@ -125,16 +126,16 @@ impl LockTable {
         past: Past,
     ) -> Before {
         let own = Stamp::new(group);
-        let place = self.place(hash, group, past.committed);
-        let entry = &mut self.places[place];
-        if entry.hash != hash || entry.is_nothing() {
-            self.used += usize::from(entry.is_nothing());
+        let slot = self.slot(hash, group, past.committed);
+        let entry = &mut self.slots[slot];
+        if entry.hash != hash || entry.is_empty() {
+            self.used += usize::from(entry.is_empty());
             let (writer, reader) = match access {
-                Access::Write => (own, Stamp::NOBODY),
-                Access::Read => (Stamp::NOBODY, own),
+                Access::Write => (own, Stamp::NONE),
+                Access::Read => (Stamp::NONE, own),
             };
             *entry = Entry { hash, writer, reader };
-            return Before { writer: Stamp::NOBODY, reader: Stamp::NOBODY };
+            return Before { writer: Stamp::NONE, reader: Stamp::NONE };
         }
         let before = Before { writer: entry.writer, reader: entry.reader };
         match access {
@@ -152,35 +153,35 @@ impl LockTable {
         before
     }
 
-    /// Where a key is, or else where it may be put: in the first place on its way where nothing is,
-    /// or nothing that matters.
+    /// The slot of a key. If there is none, the first slot on its search path that is empty or
+    /// past.
     #[inline]
-    fn place(&mut self, hash: u64, now: GroupSeq, committed: GroupSeq) -> usize {
-        if self.used + 1 >= self.places.len() {
+    fn slot(&mut self, hash: u64, newest: GroupSeq, committed: GroupSeq) -> usize {
+        if self.used + 1 >= self.slots.len() {
             self.rebuild(|_| true);
         }
-        let mut at = home(hash, self.places.len());
+        let mut at = home(hash, self.slots.len());
         let mut free = None;
         loop {
-            let entry = &self.places[at];
-            if entry.is_nothing() {
+            let entry = &self.slots[at];
+            if entry.is_empty() {
                 return free.unwrap_or(at);
             }
             if entry.hash == hash {
                 return at;
             }
-            if free.is_none() && entry.is_past(now, committed) {
+            if free.is_none() && entry.is_past(newest, committed) {
                 free = Some(at);
             }
-            at = (at + 1) & (self.places.len() - 1);
+            at = (at + 1) & (self.slots.len() - 1);
         }
     }
 
-    /// Notes that a change of the newest group is dependent, which has just taken this lock.
-    pub(super) fn contend(&mut self, hash: u64, access: Access) {
-        let mut at = home(hash, self.places.len());
-        while !self.places[at].is_nothing() {
-            let entry = &mut self.places[at];
+    /// Marks a lock that the newest group has just taken: the change is dependent.
+    pub(super) fn mark_dependent(&mut self, hash: u64, access: Access) {
+        let mut at = home(hash, self.slots.len());
+        while !self.slots[at].is_empty() {
+            let entry = &mut self.slots[at];
             if entry.hash == hash {
                 match access {
                     Access::Write => entry.writer.0 |= Stamp::DEPENDENT,
@@ -188,53 +189,55 @@ impl LockTable {
                 }
                 return;
             }
-            at = (at + 1) & (self.places.len() - 1);
+            at = (at + 1) & (self.slots.len() - 1);
         }
     }
 
-    /// Whether it is time for [`Self::sweep`]: ways become long.
+    /// Whether to call [`Self::sweep`]: the search paths become long.
     #[inline]
-    pub(super) fn is_worth_a_sweep(&self) -> bool {
-        self.used * 3 >= self.places.len() * 2
+    pub(super) fn needs_sweep(&self) -> bool {
+        self.used * 3 >= self.slots.len() * 2
     }
 
-    /// Drops the entries that no group holds, and makes room. `writes` and `reads` say of a group
-    /// whether what it wrote or read still counts.
+    /// Drops the entries that no group holds, and makes room. `writes` and `reads` tell whether the
+    /// locks that a group wrote or read still count.
     pub(super) fn sweep(
         &mut self,
-        now: GroupSeq,
+        newest: GroupSeq,
         writes: impl Fn(GroupSeq) -> bool,
         reads: impl Fn(GroupSeq) -> bool,
     ) {
-        self.rebuild(|entry| writes(entry.writer.group(now)) || reads(entry.reader.group(now)));
+        self.rebuild(|entry| {
+            writes(entry.writer.group(newest)) || reads(entry.reader.group(newest))
+        });
     }
 
     #[cold]
     fn rebuild(&mut self, keeps: impl Fn(&Entry) -> bool) {
-        let keeps = |entry: &&Entry| !entry.is_nothing() && keeps(entry);
-        let kept = self.places.iter().filter(keeps).count();
-        // Room for as many again, at least, before the next time.
-        let size = (kept * 3).next_power_of_two().max(LEAST);
-        let mut places = vec![Entry::NOTHING; size];
-        for entry in self.places.iter().filter(keeps) {
+        let keeps = |entry: &&Entry| !entry.is_empty() && keeps(entry);
+        let kept = self.slots.iter().filter(keeps).count();
+        // At least as many slots stay free as are in use.
+        let size = (kept * 3).next_power_of_two().max(MIN_SLOTS);
+        let mut slots = vec![Entry::EMPTY; size];
+        for entry in self.slots.iter().filter(keeps) {
             let mut at = home(entry.hash, size);
-            while !places[at].is_nothing() {
+            while !slots[at].is_empty() {
                 at = (at + 1) & (size - 1);
             }
-            places[at] = *entry;
+            slots[at] = *entry;
         }
-        (self.places, self.used) = (places, kept);
+        (self.slots, self.used) = (slots, kept);
     }
 
-    /// Bytes allocated.
+    /// Allocated memory in bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.places.capacity() * size_of::<Entry>()
+        self.slots.capacity() * size_of::<Entry>()
     }
 }
 
-/// Where a key should be among so many places.
+/// The slot at which the search for a key starts.
 #[inline]
-fn home(hash: u64, places: usize) -> usize {
+fn home(hash: u64, slots: usize) -> usize {
     let [.., a, b, c, d] = hash.to_be_bytes();
-    u32::from_be_bytes([a, b, c, d]) as usize & (places - 1)
+    u32::from_be_bytes([a, b, c, d]) as usize & (slots - 1)
 }

@@ -1,4 +1,4 @@
-//! Changes and rules in few words.
+//! A compact notation for changes and rules.
 
 use pgoutput::{
     Delete, Insert, Message, OldTuple, RelId, TupleBuilder, Update, builder, decode_change,
@@ -6,7 +6,7 @@ use pgoutput::{
 
 use crate::group::GroupSeq;
 use crate::key::KeyForm;
-use crate::writeset::Verdict::{Dependent, Free};
+use crate::writeset::Verdict::{Dependent, Independent};
 use crate::writeset::{
     LockColumn, LockRules, RowLock, UniqueLock, Verdict, Waits, Writeset, WritesetLimits,
 };
@@ -23,7 +23,7 @@ pub(super) fn key(column: usize) -> LockColumn {
     LockColumn { column, form: KeyForm::Bytes, in_identity: true }
 }
 
-/// A table whose rows are found by its first column.
+/// A table whose rows are identified by the first column.
 pub(super) fn table(root: u32) -> LockRules {
     LockRules {
         root,
@@ -37,14 +37,14 @@ pub(super) fn table(root: u32) -> LockRules {
     }
 }
 
-/// The same, with a unique index over its second column.
+/// The same with a unique index on the second column.
 pub(super) fn with_unique(root: u32) -> LockRules {
     let unique =
         UniqueLock { id: 7, columns: vec![column(1)], certain: true, nulls_not_distinct: false };
     LockRules { unique: vec![unique], ..table(root) }
 }
 
-/// A row in words: `-` is NULL, `~` a value that was not sent.
+/// A row as text: `-` is NULL, `~` is a value that was not sent.
 pub(super) fn row(words: &str) -> TupleBuilder {
     words.split_whitespace().fold(TupleBuilder::new(), |row, word| match word {
         "-" => row.null(),
@@ -77,7 +77,7 @@ pub(super) fn bytes(change: &str) -> Vec<u8> {
     })
 }
 
-/// A writeset in which groups are opened one after the other.
+/// A writeset that opens one group after the other.
 pub(super) struct Bed {
     pub(super) set: Writeset,
     next: u64,
@@ -96,7 +96,8 @@ impl Bed {
         Self { set: Writeset::new(limits, ordered), next: 1 }
     }
 
-    /// The verdicts of the next group, `.` for free and `x` for dependent, and what it waits for.
+    /// The verdicts of the next group, `.` for independent and `x` for dependent, and what it waits
+    /// for.
     pub(super) fn group(
         &mut self,
         ahead: Option<u64>,
@@ -127,12 +128,12 @@ impl Bed {
 
 pub(super) fn letter(verdict: Verdict) -> char {
     match verdict {
-        Free => '.',
+        Independent => '.',
         Dependent => 'x',
     }
 }
 
-/// The verdict of a change behind another that is in flight.
+/// The verdict of a change after another change in flight.
 #[track_caller]
 pub(super) fn after(
     (first_rules, first): (&LockRules, &str),

@@ -1,15 +1,15 @@
-//! Bounds.
+//! Limits of the writeset.
 
 use super::bed::{Bed, table, waits};
 use crate::writeset::WritesetLimits;
 
 #[test]
-fn too_many_keys_are_the_table() {
+fn a_group_with_too_many_keys_locks_the_table() {
     let rules = &table(1);
     let mut bed = Bed::new(WritesetLimits { keys_per_table: 2, keys: 1000 }, true);
     let two = [(rules, "U 1 a"), (rules, "U 2 a"), (rules, "U 1 b")];
     assert_eq!(bed.group(None, &two).0, "...");
-    // A row of its own, but somebody else has rows too.
+    // Row 5 itself is not locked, but another group has locks in the table.
     let three = [(rules, "U 3 a"), (rules, "U 4 a"), (rules, "U 5 a"), (rules, "U 6 a")];
     assert_eq!(bed.group(None, &three), ("..xx".into(), waits(1, &[])));
     assert_eq!(bed.group(None, &[(rules, "U 7 a")]), ("x".into(), waits(2, &[])));
@@ -22,7 +22,7 @@ fn too_many_keys_are_the_table() {
 }
 
 #[test]
-fn a_full_writeset_says_so_until_the_oldest_commits() {
+fn a_writeset_is_full_until_the_oldest_group_commits() {
     let rules = &table(1);
     let mut bed = Bed::new(WritesetLimits { keys_per_table: 1000, keys: 3 }, true);
     bed.group(None, &[(rules, "U 1 a"), (rules, "U 2 a")]);

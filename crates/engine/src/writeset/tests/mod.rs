@@ -1,4 +1,4 @@
-//! Rules one by one, and random histories against a naive model.
+//! Each rule alone, and random histories against a naive model.
 
 mod bed;
 mod limits;

@@ -1,11 +1,11 @@
-//! The locks of a change, from its true rows, kept in a list.
+//! A naive model: the locks of a change, computed from its true rows and kept in a list.
 
 use std::collections::BTreeMap;
 
 use super::bed::{column, key, table, with_unique};
 use crate::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock};
 
-/// A row of three columns; 0 is NULL where the column may be NULL.
+/// A row of three columns; 0 is NULL in a column that allows NULL.
 pub(super) type Values = [u8; 3];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +22,11 @@ pub(super) struct Op {
     pub(super) kind: Kind,
     pub(super) old: Values,
     pub(super) new: Values,
-    /// Whether values of the second column that did not change are left out.
+    /// Whether the second column is left out if it did not change.
     pub(super) toasted: bool,
 }
 
-/// Rules, and whether the replica identity is FULL.
+/// Rules of each table, and whether its replica identity is FULL.
 pub(super) fn tables() -> Vec<(LockRules, bool)> {
     let foreign = |id, parent| ForeignLock { id, parent, columns: vec![column(2)], certain: true };
     let referenced = |id| ReferencedLock { id, columns: vec![key(0)], certain: true };
@@ -57,7 +57,7 @@ pub(super) fn tables() -> Vec<(LockRules, bool)> {
     ]
 }
 
-/// A change as in [`bytes`](super::bed::bytes).
+/// A change in the notation of [`bytes`](super::bed::bytes).
 pub(super) fn words(op: &Op, full: bool) -> String {
     let word =
         |at: usize, value: u8| if at > 0 && value == 0 { "-".into() } else { value.to_string() };
@@ -86,7 +86,7 @@ fn left_out(op: &Op) -> bool {
 pub(super) enum Lock {
     Everything,
     Table(u32),
-    /// Nothing more than that rows of the table are touched.
+    /// The change touches rows of the table.
     Share(u32),
     Key {
         root: u32,
@@ -95,9 +95,9 @@ pub(super) enum Lock {
         key: Vec<u8>,
         write: bool,
     },
-    /// References to rows of the table are taken away, and whether it is known which.
+    /// References to rows of the table are removed; whether the rows are known.
     Drops(u32, bool),
-    /// Keys that others may refer to are taken away, and whether it is known which.
+    /// Keys that other tables may refer to are removed; whether the keys are known.
     Removes(u32, bool),
 }
 
@@ -113,7 +113,7 @@ impl Lock {
         }
     }
 
-    /// Whether `other`, which comes later, must not overtake this one.
+    /// Whether the later lock `other` must not overtake this one.
     fn conflicts(&self, other: &Self) -> bool {
         if *self == Self::Everything || *other == Self::Everything {
             return true;
@@ -127,19 +127,19 @@ impl Lock {
                 Self::Key { kind, id, key, write, .. },
                 Self::Key { kind: kind2, id: id2, key: key2, write: write2, .. },
             ) => (kind, id, key) == (kind2, id2, key2) && (*write || *write2),
-            // If both are known, their keys tell.
+            // If both are known, their key locks decide.
             (Self::Drops(_, known), Self::Removes(_, known2)) => !known || !known2,
             _ => false,
         }
     }
 }
 
-/// Whether what comes later must not overtake what comes before.
+/// Whether the later change must not overtake the earlier one.
 pub(super) fn conflict(before: &[Lock], later: &[Lock]) -> bool {
     before.iter().any(|one| later.iter().any(|other| one.conflicts(other)))
 }
 
-/// The locks of an operation. `identities` has, for each root, by what rows were told apart last.
+/// The locks of an operation. `identities` has the last identity number of each root.
 pub(super) fn locks(
     op: &Op,
     rules: &LockRules,
@@ -159,7 +159,7 @@ pub(super) fn locks(
     let by_table = match &rules.row {
         RowLock::Table => op.kind != Kind::Insert,
         RowLock::WholeRow(_) => false,
-        // NULL is no key: the row may be any.
+        // With a NULL in the key, the row may be any.
         RowLock::Key(columns) => columns.iter().any(|column| {
             let at = column.column;
             let null = |row: Values| at > 0 && row[at] == 0;
@@ -185,7 +185,7 @@ pub(super) fn locks(
             take(root, 'r', 0, columns, op.new, true);
         }
     }
-    // What the stream tells: old values, and that something did not change.
+    // What the stream reveals: old values, and which columns did not change.
     let knows = |columns: &[LockColumn]| full || columns.iter().all(|column| column.in_identity);
     let same = |columns: &[LockColumn]| {
         op.kind == Kind::Update

@@ -1,10 +1,10 @@
-//! Within a group, on one session, in and out of order.
+//! The order within a group, within a session, and with commits in and out of order.
 
 use super::bed::{Bed, table, waits, with_unique};
 use crate::writeset::LockRules;
 
 #[test]
-fn contention_is_transitive() {
+fn dependence_is_transitive() {
     let rules = &table(1);
     let mut bed = Bed::ordered();
     assert_eq!(bed.group(None, &[(rules, "U 3 a"), (rules, "U 5 a")]).0, "..");
@@ -14,11 +14,11 @@ fn contention_is_transitive() {
 }
 
 #[test]
-fn contention_is_transitive_by_locks_of_any_kind() {
+fn dependence_is_transitive_over_locks_of_any_kind() {
     let rules = &with_unique(1);
     let mut bed = Bed::ordered();
     bed.group(None, &[(rules, "U 1 a")]);
-    // The second change frees its row for nobody, but it is as late as the first.
+    // The second change has no conflict on its row, but on the unique key of the first.
     let changes =
         [(rules, "I 1 b"), (rules, "U 2 b"), (rules, "U 2 c"), (rules, "U 3 c"), (rules, "U 4 d")];
     assert_eq!(bed.group(None, &changes).0, "xxxx.");
@@ -35,7 +35,7 @@ fn hot_rows_cost_a_short_tail() {
 }
 
 #[test]
-fn after_a_contended_truncate_the_rest_of_the_table_is() {
+fn after_a_dependent_truncate_further_changes_of_the_table_are_dependent() {
     let (rules, other) = (&table(1), &table(2));
     let mut bed = Bed::ordered();
     bed.group(None, &[(other, "U 1 a")]);
@@ -47,13 +47,13 @@ fn after_a_contended_truncate_the_rest_of_the_table_is() {
 }
 
 #[test]
-fn one_session_runs_one_after_the_other() {
+fn groups_of_one_session_run_one_after_the_other() {
     let rules = &table(1);
     let mut bed = Bed::ordered();
     bed.group(None, &[(rules, "U 1 a")]);
     bed.group(None, &[(rules, "U 2 a")]);
     assert_eq!(bed.group(Some(1), &[(rules, "U 1 b"), (rules, "U 2 b")]).0, ".x");
-    // In order, everything before the one ahead has committed too.
+    // In order, all groups before the group ahead have committed too.
     assert_eq!(bed.group(Some(2), &[(rules, "U 2 b"), (rules, "T")]), ("xx".into(), waits(3, &[])));
     assert_eq!(bed.group(Some(4), &[(rules, "U 1 b"), (rules, "T"), (rules, "U 4 b")]).0, "...");
 }
@@ -77,7 +77,7 @@ fn locks_end_with_their_group() {
 }
 
 #[test]
-fn out_of_order_each_group_is_waited_for_alone() {
+fn out_of_order_a_group_waits_for_each_conflicting_group() {
     let rules = &table(1);
     let mut bed = Bed::unordered();
     for change in ["U 1 a", "U 2 a", "U 3 a"] {
@@ -90,7 +90,8 @@ fn out_of_order_each_group_is_waited_for_alone() {
         bed.group(None, &[(rules, "U 2 b"), (rules, "U 5 b")]),
         ("x.".into(), waits(0, &[2]))
     );
-    // Of the groups before the one ahead, nothing is known but what it waited for.
+    // Group 2 ran ahead in the session. Of the groups before it, only those that it waited for are
+    // known.
     assert_eq!(bed.group(Some(2), &[(rules, "U 2 c")]), ("x".into(), waits(0, &[5])));
     assert_eq!(
         bed.group(Some(6), &[(rules, "U 2 d"), (rules, "U 1 d")]),
@@ -99,7 +100,7 @@ fn out_of_order_each_group_is_waited_for_alone() {
 }
 
 #[test]
-fn groups_of_a_serialized_table_follow_each_other_until_it_is_promoted() {
+fn groups_of_a_serialized_table_run_one_after_the_other() {
     let (one, other) = (&table(1), &table(2));
     for mut bed in [Bed::ordered(), Bed::unordered()] {
         assert_eq!(bed.group(None, &[(one, "U 1 a")]).0, ".");
@@ -107,7 +108,7 @@ fn groups_of_a_serialized_table_follow_each_other_until_it_is_promoted() {
         assert_eq!(bed.group(None, &[(other, "U 1 a"), (one, "U 2 a")]).0, ".x");
         assert_eq!(bed.group(None, &[(one, "U 3 a"), (other, "U 2 a")]).0, "x.");
         bed.set.serialize(1, false);
-        // Still behind who has it whole.
+        // The table is not serialized any more, but group 3 still locks the whole table.
         assert_eq!(bed.group(None, &[(one, "U 4 a")]).0, "x");
         (1..=3).for_each(|group| bed.committed(group));
         assert_eq!(bed.group(None, &[(one, "U 5 a")]).0, ".");
@@ -115,7 +116,7 @@ fn groups_of_a_serialized_table_follow_each_other_until_it_is_promoted() {
 }
 
 #[test]
-fn nothing_passes_a_barrier() {
+fn nothing_overtakes_a_barrier() {
     for mut bed in [Bed::ordered(), Bed::unordered()] {
         assert_eq!(bed.group(None, &[(&table(1), "U 1 a")]).0, ".");
         bed.open(None);
@@ -132,23 +133,23 @@ fn nothing_passes_a_barrier() {
 }
 
 #[test]
-fn out_of_order_a_table_waits_for_all_who_have_rows() {
+fn out_of_order_a_table_lock_waits_for_all_row_locks() {
     let (rules, other) = (&table(1), &table(2));
     let mut bed = Bed::unordered();
     bed.group(None, &[(rules, "U 1 a")]);
     bed.group(None, &[(rules, "U 2 a")]);
     bed.committed(2);
     let whole = LockRules { whole_table: true, ..table(1) };
-    // The second has committed, the first has not.
+    // Group 2 has committed, group 1 has not.
     assert_eq!(bed.group(None, &[(&whole, "U 3 a")]), ("x".into(), waits(2, &[])));
     assert_eq!(bed.group(None, &[(rules, "U 3 a")]), ("x".into(), waits(0, &[3])));
     assert_eq!(bed.group(None, &[(other, "U 3 a")]), (".".into(), waits(0, &[])));
     assert_eq!(bed.group(None, &[(other, "T")]), ("x".into(), waits(5, &[])));
 }
 
-/// The end of a transaction that is prepared on the subscriber: what it changed is not at hand.
+/// This is how a prepared transaction ends on the subscriber: its changes are not at hand.
 #[test]
-fn all_wait_for_a_barrier_and_it_for_all() {
+fn a_barrier_waits_for_all_groups_and_all_groups_for_it() {
     let rules = &table(1);
     for mut bed in [Bed::ordered(), Bed::unordered()] {
         bed.group(None, &[(rules, "U 1 a")]);

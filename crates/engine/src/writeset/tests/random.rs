@@ -1,4 +1,4 @@
-//! Random histories: groups on sessions, which commit when they may.
+//! Random histories: groups run in sessions and commit as soon as they may.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,18 +10,19 @@ use crate::writeset::{Waits, WritesetLimits};
 
 /// A group of a history.
 #[derive(Debug, Clone)]
-struct Spec {
+struct GroupSpec {
     session: usize,
-    /// Which groups commit before it is opened, by their place among those that may.
+    /// Which groups commit before this one is opened, as indexes into those that may commit.
     commits: Vec<prop::sample::Index>,
     ops: Vec<Op>,
 }
 
-/// A group that was dispatched.
-struct Done {
+/// A group that was handed over.
+struct DispatchedGroup {
     ops: Vec<(Vec<Lock>, bool)>,
     ahead: Option<u64>,
-    /// Who has committed when it begins, and when its dependent changes run, of those in flight.
+    /// The committed groups among those in flight: when it begins, and when its dependent changes
+    /// run.
     begins_after: BTreeSet<u64>,
     ends_after: BTreeSet<u64>,
     committed: bool,
@@ -30,11 +31,11 @@ struct Done {
 #[derive(Default)]
 struct History {
     ordered: bool,
-    groups: Vec<Done>,
+    groups: Vec<DispatchedGroup>,
 }
 
 impl History {
-    fn group(&self, number: u64) -> &Done {
+    fn group(&self, number: u64) -> &DispatchedGroup {
         &self.groups[usize::try_from(number).unwrap() - 1]
     }
 
@@ -42,8 +43,8 @@ impl History {
         (1..).zip(&self.groups).filter(|(_, group)| !group.committed).map(|(number, _)| number)
     }
 
-    /// A group and everyone who has committed once it has.
-    fn and_before(&self, number: u64) -> BTreeSet<u64> {
+    /// A group, and all groups that have committed once it has.
+    fn with_committed_before(&self, number: u64) -> BTreeSet<u64> {
         if self.ordered {
             return (1..=number).collect();
         }
@@ -83,17 +84,17 @@ fn op() -> impl Strategy<Value = Op> {
     )
 }
 
-fn history(groups: usize) -> impl Strategy<Value = Vec<Spec>> {
+fn history(groups: usize) -> impl Strategy<Value = Vec<GroupSpec>> {
     let spec = (
         0..3_usize,
         prop::collection::vec(any::<prop::sample::Index>(), 0..3),
         prop::collection::vec(op(), 0..7),
     )
-        .prop_map(|(session, commits, ops)| Spec { session, commits, ops });
+        .prop_map(|(session, commits, ops)| GroupSpec { session, commits, ops });
     prop::collection::vec(spec, 1..groups)
 }
 
-fn run(specs: &[Spec], limits: WritesetLimits, ordered: bool) -> Result<(), TestCaseError> {
+fn run(specs: &[GroupSpec], limits: WritesetLimits, ordered: bool) -> Result<(), TestCaseError> {
     let tables = tables();
     let mut bed = Bed::new(limits, ordered);
     let mut history = History { ordered, groups: Vec::new() };
@@ -117,22 +118,29 @@ fn run(specs: &[Spec], limits: WritesetLimits, ordered: bool) -> Result<(), Test
             ops.push((locks(op, rules, *full, &mut identities), dependent));
         }
         let waits = bed.set.close();
-        let begins_after = ahead.map(|ahead| history.and_before(ahead)).unwrap_or_default();
+        let begins_after =
+            ahead.map(|ahead| history.with_committed_before(ahead)).unwrap_or_default();
         let mut ends_after = begins_after.clone();
         ends_after.extend(1..=waits.through.0);
         for group in &waits.groups {
-            ends_after.extend(history.and_before(group.0));
+            ends_after.extend(history.with_committed_before(group.0));
         }
-        history.groups.push(Done { ops, ahead, begins_after, ends_after, committed: false });
+        history.groups.push(DispatchedGroup {
+            ops,
+            ahead,
+            begins_after,
+            ends_after,
+            committed: false,
+        });
         check(&history, number, &waits)?;
         if ordered && limits == LIMITS {
-            check_that_nothing_waits_without_need(&history, number)?;
+            check_that_waits_are_needed(&history, number)?;
         }
     }
     Ok(())
 }
 
-/// Whatever conflicts runs in stream order.
+/// Conflicting changes run in stream order.
 fn check(history: &History, number: u64, waits: &Waits) -> Result<(), TestCaseError> {
     let group = history.group(number);
     prop_assert_eq!(waits.is_none(), group.ops.iter().all(|(_, dependent)| !dependent));
@@ -156,12 +164,9 @@ fn check(history: &History, number: u64, waits: &Waits) -> Result<(), TestCaseEr
     Ok(())
 }
 
-/// In order, a change is dependent only if another group holds what it needs, or if it comes after
-/// a dependent one of the same table.
-fn check_that_nothing_waits_without_need(
-    history: &History,
-    number: u64,
-) -> Result<(), TestCaseError> {
+/// With ordered commits, a change is dependent only if another group holds a lock that it needs, or
+/// if it follows a dependent change of the same table.
+fn check_that_waits_are_needed(history: &History, number: u64) -> Result<(), TestCaseError> {
     let group = history.group(number);
     let ahead = group.ahead.unwrap_or(0);
     for (at, (locks, dependent)) in group.ops.iter().enumerate() {
@@ -187,22 +192,22 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn in_order_what_conflicts_runs_in_stream_order(specs in history(10)) {
+    fn conflicting_changes_run_in_stream_order_with_ordered_commits(specs in history(10)) {
         run(&specs, LIMITS, true)?;
     }
 
     #[test]
-    fn out_of_order_what_conflicts_runs_in_stream_order(specs in history(12)) {
+    fn conflicting_changes_run_in_stream_order_with_unordered_commits(specs in history(12)) {
         run(&specs, LIMITS, false)?;
     }
 
     #[test]
-    fn so_it_does_when_groups_have_too_many_keys(specs in history(10), keys in 0..6_usize, ordered: bool) {
+    fn conflicting_changes_run_in_stream_order_with_too_many_keys(specs in history(10), keys in 0..6_usize, ordered: bool) {
         run(&specs, WritesetLimits { keys_per_table: keys, ..LIMITS }, ordered)?;
     }
 
     #[test]
-    fn rows_of_nobody_else_are_free(groups in prop::collection::vec(
+    fn rows_of_no_other_group_are_independent(groups in prop::collection::vec(
         prop::collection::vec((0..10_u32, 0..3_u32), 0..20), 1..10)
     ) {
         let rules = &super::bed::with_unique(1);

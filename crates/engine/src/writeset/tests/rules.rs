@@ -1,10 +1,10 @@
-//! What conflicts with what.
+//! Which changes conflict.
 
 use super::bed::{Bed, after, column, key, table, waits, with_unique};
 use crate::key::KeyForm;
 use crate::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock, UniqueLock};
 
-/// What comes after which change, and its verdict.
+/// Each case has a first change, a second change, and the verdict of the second.
 fn check(rules: &LockRules, cases: &[(&str, &str, char)]) {
     for &(first, second, verdict) in cases {
         assert_eq!(after((rules, first), (rules, second)), verdict, "{first:?} then {second:?}");
@@ -27,10 +27,10 @@ fn changes_of_one_row() {
             ("U 2 a", "U K 1 - > 2 a", 'x'),
             ("U 1 a", "U K 1 - > 2 a", 'x'),
             ("U K 1 - > 2 a", "U 3 a", '.'),
-            // The key is so large that it was not sent again.
+            // The key is TOASTed and was not sent again.
             ("U K 1 - > ~ a", "U 1 a", 'x'),
             ("U K 1 - > ~ a", "U 2 a", '.'),
-            // It is not known at all.
+            // The key is unknown.
             ("U ~ a", "U 2 a", 'x'),
             ("I - a", "U 2 a", 'x'),
             ("D K - a", "U 2 a", 'x'),
@@ -39,7 +39,7 @@ fn changes_of_one_row() {
 }
 
 #[test]
-fn rows_of_several_columns_do_not_run_into_each_other() {
+fn the_columns_of_a_key_stay_distinct() {
     let rules = LockRules { row: RowLock::Key(vec![key(1), key(0)]), ..table(1) };
     check(
         &rules,
@@ -53,12 +53,12 @@ fn rows_of_several_columns_do_not_run_into_each_other() {
 }
 
 #[test]
-fn equal_by_value_is_equal() {
+fn keys_are_compared_by_value() {
     let keyed =
         |form| LockRules { row: RowLock::Key(vec![LockColumn { form, ..key(0) }]), ..table(1) };
     check(&keyed(KeyForm::Numeric), &[("U 1.0", "U 1.00", 'x'), ("U 1.0", "U 1.01", '.')]);
     check(&keyed(KeyForm::Float8), &[("U 0", "U -0", 'x')]);
-    // What is not spelled as expected may be equal to anything.
+    // A key with an unexpected spelling may equal any other.
     check(
         &keyed(KeyForm::Integer),
         &[("U 1", "U 1", 'x'), ("U 1", "U 2", '.'), ("U 1", "U +2", 'x')],
@@ -66,13 +66,13 @@ fn equal_by_value_is_equal() {
 }
 
 #[test]
-fn tables_do_not_touch_each_other() {
+fn changes_of_different_tables_are_independent() {
     assert_eq!(after((&table(1), "U 1 a"), (&table(2), "U 1 a")), '.');
     assert_eq!(after((&table(1), "T"), (&table(2), "U 1 a")), '.');
 }
 
 #[test]
-fn a_row_that_the_table_finds_by_all_columns() {
+fn rows_identified_by_all_columns() {
     let rules = LockRules { row: RowLock::WholeRow(vec![key(0), key(1)]), ..table(1) };
     check(
         &rules,
@@ -84,7 +84,7 @@ fn a_row_that_the_table_finds_by_all_columns() {
             ("U O 1 a > 1 b", "U O 1 d > 1 c", '.'),
             ("U O 1 a > 2 ~", "D O 2 a", 'x'),
             ("U O 1 a > 2 ~", "D O 2 b", '.'),
-            // An old row that is not complete may be any.
+            // An incomplete old row may be any row.
             ("U 1 a", "I 2 b", 'x'),
             ("D K 1 -", "I 2 b", 'x'),
         ],
@@ -92,7 +92,7 @@ fn a_row_that_the_table_finds_by_all_columns() {
 }
 
 #[test]
-fn rows_that_cannot_be_told_apart() {
+fn rows_without_an_identity() {
     let rules = LockRules { row: RowLock::Table, ..table(1) };
     check(
         &rules,
@@ -114,17 +114,17 @@ fn unique_keys() {
             ("I 1 a", "I 2 b", '.'),
             ("U 1 a", "U 2 a", 'x'),
             ("I 1 -", "I 2 -", '.'),
-            // The key that a delete frees is in the stream only with the whole row.
+            // A delete frees a unique key, but only a complete old row contains it.
             ("D O 1 a", "I 2 a", 'x'),
             ("D K 1 -", "I 2 a", '.'),
             ("U O 1 a > 1 b", "I 2 a", 'x'),
             ("U O 1 a > 1 b", "I 2 b", 'x'),
             ("U O 1 a > 1 b", "I 2 c", '.'),
-            // Unchanged for certain.
+            // The unique key is certainly unchanged.
             ("U 1 ~", "I 2 a", '.'),
             ("U O 1 a > 1 a", "I 2 a", '.'),
             ("U O 1 a > 1 ~", "I 2 a", '.'),
-            // A value that no one knows.
+            // The value is unknown.
             ("I 1 ~", "I 2 a", 'x'),
         ],
     );
@@ -132,7 +132,7 @@ fn unique_keys() {
 }
 
 #[test]
-fn nulls_that_are_not_distinct() {
+fn nulls_not_distinct() {
     let mut rules = with_unique(1);
     rules.unique[0].nulls_not_distinct = true;
     check(&rules, &[("I 1 -", "I 2 -", 'x'), ("I 1 -", "I 2 a", '.')]);
@@ -155,7 +155,7 @@ fn a_unique_key_within_the_replica_identity_is_unchanged_without_an_old_row() {
 }
 
 #[test]
-fn part_of_a_unique_key_that_was_not_sent() {
+fn a_unique_key_of_which_a_part_was_not_sent() {
     let mut rules = with_unique(1);
     rules.unique[0].columns = vec![column(1), column(2)];
     check(
@@ -171,7 +171,7 @@ fn part_of_a_unique_key_that_was_not_sent() {
 }
 
 #[test]
-fn a_constraint_that_is_not_certain_is_one_lock() {
+fn an_uncertain_constraint_is_one_lock() {
     for columns in [vec![column(1)], Vec::new()] {
         let unique = UniqueLock { id: 7, columns, certain: false, nulls_not_distinct: false };
         let provable = !unique.columns.is_empty();
@@ -189,7 +189,7 @@ fn a_constraint_that_is_not_certain_is_one_lock() {
     }
 }
 
-/// A child that refers with its second column to the key of the parent.
+/// A child table whose second column refers to the key of the parent.
 fn family(certain: bool) -> (LockRules, LockRules) {
     let foreign = ForeignLock { id: 9, parent: 1, columns: vec![column(1)], certain };
     let referenced = ReferencedLock { id: 9, columns: vec![key(0)], certain };
@@ -198,14 +198,14 @@ fn family(certain: bool) -> (LockRules, LockRules) {
 }
 
 #[test]
-fn children_wait_for_parents_and_parents_for_children() {
+fn references_and_referenced_keys_conflict() {
     let (parent, child) = family(true);
     let (p, c) = (&parent, &child);
     for ((first_rules, first), (rules, second), verdict) in [
         ((p, "I 1 x"), (c, "I 5 1"), 'x'),
         ((p, "I 1 x"), (c, "I 5 2"), '.'),
         ((p, "I 1 x"), (c, "I 5 -"), '.'),
-        // The parent's key stays.
+        // The key of the parent is unchanged.
         ((p, "U 1 x"), (c, "I 5 1"), '.'),
         ((p, "U K 1 - > 2 x"), (c, "I 5 2"), 'x'),
         ((c, "I 5 1"), (c, "I 6 1"), '.'),
@@ -216,7 +216,7 @@ fn children_wait_for_parents_and_parents_for_children() {
         ((c, "U O 5 1 > 5 2"), (p, "D K 2 -"), 'x'),
         ((c, "U O 5 1 > 5 1"), (p, "D K 1 -"), '.'),
         ((c, "U 5 2"), (p, "D K 2 -"), 'x'),
-        // Where the reference was to that goes is not known: it may have been to this parent.
+        // The old reference is unknown: it may have been to this parent.
         ((c, "U 5 2"), (p, "D K 1 -"), 'x'),
         ((c, "D K 5 -"), (p, "D K 1 -"), 'x'),
         ((c, "D K 5 -"), (p, "U K 1 - > 2 x"), 'x'),
@@ -227,7 +227,7 @@ fn children_wait_for_parents_and_parents_for_children() {
         ((c, "D O 5 2"), (p, "D K 1 -"), '.'),
         ((p, "D K 1 -"), (c, "D K 5 -"), '.'),
         ((p, "D K 1 -"), (c, "U 5 2"), '.'),
-        // Who holds the parent's table holds its keys.
+        // A lock on the whole parent table covers its keys.
         ((p, "T"), (c, "I 5 1"), 'x'),
         ((c, "I 5 1"), (p, "T"), 'x'),
         ((c, "I 5 ~"), (p, "U 1 x"), 'x'),
@@ -245,7 +245,7 @@ fn children_wait_for_parents_and_parents_for_children() {
 }
 
 #[test]
-fn a_parent_whose_key_was_not_sent_waits_for_whoever_refers_to_its_table() {
+fn a_parent_with_an_unknown_key_waits_for_all_removed_references() {
     let (parent, child) = family(true);
     let columns = vec![column(1)];
     let referenced = ReferencedLock { columns, ..parent.referenced[0].clone() };
@@ -265,13 +265,13 @@ fn a_parent_whose_key_was_not_sent_waits_for_whoever_refers_to_its_table() {
 }
 
 #[test]
-fn a_parent_goes_after_the_contended_child_of_its_own_group() {
+fn the_removal_of_a_parent_follows_a_dependent_child_of_its_group() {
     let (parent, child) = family(true);
     let mut bed = Bed::unordered();
     bed.group(None, &[(&child, "U 5 ~")]);
     let changes = [(&parent, "D K 3 -"), (&child, "D K 5 -"), (&parent, "D K 1 -")];
     assert_eq!(bed.group(None, &changes).0, ".xx");
-    // Out of order it waits for the child's group alone if that has gone before.
+    // Out of order, it waits only for the group of the child.
     bed.committed(1);
     assert_eq!(bed.group(None, &[(&parent, "D K 2 -")]), ("x".to_owned(), waits(2, &[])));
     bed.committed(2);
@@ -279,7 +279,7 @@ fn a_parent_goes_after_the_contended_child_of_its_own_group() {
 }
 
 #[test]
-fn who_reads_a_key_and_then_writes_it_waits_for_the_other_readers() {
+fn a_group_that_reads_and_then_writes_a_key_waits_for_the_other_readers() {
     let (parent, child) = family(true);
     let mut bed = Bed::ordered();
     bed.group(None, &[(&child, "I 5 1")]);
@@ -289,7 +289,7 @@ fn who_reads_a_key_and_then_writes_it_waits_for_the_other_readers() {
 }
 
 #[test]
-fn a_table_that_every_change_takes() {
+fn a_table_that_every_change_locks() {
     let rules = LockRules { whole_table: true, ..table(1) };
     check(&rules, &[("I 1 a", "I 2 b", 'x'), ("U 1 a", "U 2 b", 'x')]);
     let mut bed = Bed::ordered();
@@ -298,7 +298,7 @@ fn a_table_that_every_change_takes() {
 }
 
 #[test]
-fn another_way_to_tell_rows_apart_takes_the_table() {
+fn another_identity_of_rows_locks_the_table() {
     let other = LockRules { identity: 2, row: RowLock::Key(vec![key(1)]), ..table(1) };
     assert_eq!(after((&table(1), "U 1 a"), (&other, "U 2 b")), 'x');
     let mut bed = Bed::ordered();
@@ -307,7 +307,7 @@ fn another_way_to_tell_rows_apart_takes_the_table() {
 }
 
 #[test]
-fn code_of_users_waits_for_everything_and_everything_for_it() {
+fn user_code_waits_for_all_groups_and_all_groups_for_it() {
     let code = LockRules { barrier: true, ..table(9) };
     let mut bed = Bed::ordered();
     assert_eq!(bed.group(None, &[(&table(1), "U 1 a")]).0, ".");
