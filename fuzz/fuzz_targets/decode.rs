@@ -1,10 +1,10 @@
-//! Any bytes as a replication connection, for each way of streaming.
+//! Fuzz target: decodes any bytes as a replication connection, for each `streaming` option.
 //!
 //! `mkdir -p fuzz/corpus.local`
 //! `cargo +nightly fuzz run decode fuzz/corpus.local fuzz/corpus/decode`
 //!
-//! What is found goes to `corpus.local`; `corpus/decode` holds the seeds, which are written by
-//! `cargo run -p pgoutput --example seed_corpus` and tried by its tests.
+//! New inputs are written to `corpus.local`. The seeds in `corpus/decode` are written by `cargo run
+//! -p pgoutput --example seed_corpus`, and the tests of that crate run them too.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,7 +1,7 @@
-//! How fast messages are decoded, and decoded with every column walked.
+//! Throughput of decoding, without and with iterating over every column.
 //!
-//! The fastest publisher sends some half a million messages a second, so a rate of 5.5 million
-//! leaves nine tenths of a core to everything else.
+//! The fastest publisher sends about half a million messages per second. At a rate of 5.5 million,
+//! decoding leaves nine tenths of a core for everything else.
 
 use std::hint::black_box;
 
@@ -11,19 +11,19 @@ use pgoutput::{
     Timestamp, Tuple, TupleBuilder, Update, Xid, builder,
 };
 
-/// Packets as they come: each a frame with one message.
+/// Packets as a publisher sends them: frames with one message each.
 struct Stream {
     bytes: Vec<u8>,
     ends: Vec<usize>,
 }
 
-/// Enough not to fit into the first two caches, as in life.
+/// Too large for the first two levels of cache, as in real use.
 const STREAM_BYTES: usize = 8 << 20;
 /// The frame in front of each message.
 const FRAME_BYTES: usize = 25;
 
 impl Stream {
-    /// As many units of work as fill the stream; `work` sends the messages of one.
+    /// Fills the stream with units of work. `work` sends the messages of one unit.
     fn new(mut work: impl FnMut(u32, &mut dyn FnMut(Message<'_>))) -> Self {
         let mut stream = Self { bytes: Vec::new(), ends: Vec::new() };
         for number in 0.. {
@@ -47,7 +47,7 @@ impl Stream {
         })
     }
 
-    /// Messages, and their bytes without the frames.
+    /// Number of messages, and their bytes without the frames.
     fn throughput(&self) -> Throughput {
         let elements = self.ends.len();
         let bytes = self.bytes.len() - elements * FRAME_BYTES;
@@ -87,7 +87,7 @@ fn tpcb() -> Stream {
     })
 }
 
-/// Rows of about 190 bytes, ten thousand in a transaction.
+/// Rows of about 190 bytes, ten thousand per transaction.
 fn bulk_insert() -> Stream {
     let text = "0123456789abcdef".repeat(7);
     Stream::new(move |transaction, send| {
@@ -137,7 +137,7 @@ fn commit() -> Message<'static> {
     Message::Commit(Commit { flags: 0, commit_lsn, end_lsn, commit_time })
 }
 
-/// Touches what a user of the row would: every column's place and length.
+/// Accesses the position and length of every column, as a user of the row does.
 fn walk(tuple: &Tuple<'_>) -> usize {
     tuple
         .columns()

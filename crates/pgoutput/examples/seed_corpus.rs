@@ -1,5 +1,5 @@
-//! Writes the seeds of the fuzz subscriber `decode`: connections in the form which
-//! `tests/protocol/exercise.rs` describes, with every message and frame in at least one.
+//! Writes the seeds of the fuzz target `decode`: connections in the format that
+//! `tests/protocol/exercise.rs` describes. Every message and frame is in at least one of them.
 //!
 //! `cargo run -p pgoutput --example seed_corpus`
 

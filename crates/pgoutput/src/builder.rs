@@ -1,7 +1,7 @@
-//! Owned rows, columns and lists to make messages from, for tests and simulations.
+//! Builders that own the rows, columns and lists of a message, for tests and simulations.
 //!
-//! A message borrows; something must own what it borrows. The program itself never builds
-//! messages, so nothing here is made to be fast, and what cannot be sent panics.
+//! A message borrows its contents, so something must own them. pgapace itself never builds
+//! messages. So nothing here is optimized, and contents that cannot be sent cause a panic.
 //!
 //! ```
 //! use pgoutput::{Insert, Message, RelId, TupleBuilder};
@@ -14,7 +14,7 @@
 use crate::message::{Columns, Message, RelIds, RelationColumn};
 use crate::{Column, Frame, Lsn, MAX_COLUMNS, RelId, Timestamp, Tuple, TypeOid, writer};
 
-/// The message alone, as a payload.
+/// The encoded message: the payload of a frame.
 #[must_use]
 pub fn encoded(message: &Message<'_>) -> Vec<u8> {
     let mut out = Vec::new();
@@ -22,7 +22,7 @@ pub fn encoded(message: &Message<'_>) -> Vec<u8> {
     out
 }
 
-/// The message in its envelope, as the contents of one CopyData packet.
+/// The encoded message in its frame: the contents of one CopyData packet.
 #[must_use]
 pub fn in_frame(lsn: Lsn, sent: Timestamp, message: &Message<'_>) -> Vec<u8> {
     let mut out = Vec::new();
@@ -44,39 +44,39 @@ impl TupleBuilder {
         Self::default()
     }
 
-    /// With SQL NULL as the next column.
+    /// Appends SQL NULL as the next column.
     #[must_use]
     pub fn null(mut self) -> Self {
         self.push(Column::Null);
         self
     }
 
-    /// With a large value that was not sent as the next column.
+    /// Appends an unchanged TOASTed value, which is not sent, as the next column.
     #[must_use]
     pub fn unchanged(mut self) -> Self {
         self.push(Column::Unchanged);
         self
     }
 
-    /// With a value in its text form as the next column.
+    /// Appends a value in its text format as the next column.
     #[must_use]
     pub fn text(mut self, value: impl AsRef<[u8]>) -> Self {
         self.push(Column::Text(value.as_ref()));
         self
     }
 
-    /// With a value in its binary form as the next column.
+    /// Appends a value in its binary format as the next column.
     #[must_use]
     pub fn binary(mut self, value: impl AsRef<[u8]>) -> Self {
         self.push(Column::Binary(value.as_ref()));
         self
     }
 
-    /// Adds the next column.
+    /// Appends a column.
     ///
     /// # Panics
     ///
-    /// If the row has [`MAX_COLUMNS`] columns already, or the value 2 GiB or more.
+    /// If the row already has [`MAX_COLUMNS`] columns, or if the value has 2 GiB or more.
     pub fn push(&mut self, column: Column<'_>) {
         count_one_more(&mut self.count);
         let (kind, value) = match column {
@@ -92,7 +92,7 @@ impl TupleBuilder {
         }
     }
 
-    /// The row, for a message.
+    /// The row, to use in a message.
     #[must_use]
     pub fn tuple(&self) -> Tuple<'_> {
         Tuple::from_parts(self.count, &self.columns)
@@ -123,30 +123,31 @@ pub struct ColumnsBuilder {
 }
 
 impl ColumnsBuilder {
-    /// No columns.
+    /// An empty list.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With one more column; see [`RelationColumn`] for what the arguments are.
+    /// Appends a column; see [`RelationColumn`] for the arguments.
     #[must_use]
     pub fn column(mut self, key: bool, name: &str, type_oid: TypeOid, type_modifier: i32) -> Self {
         self.push(RelationColumn { key, name, type_oid, type_modifier });
         self
     }
 
-    /// Adds a column.
+    /// Appends a column.
     ///
     /// # Panics
     ///
-    /// If there are [`MAX_COLUMNS`] already, or in debug builds if the name holds a zero byte.
+    /// If there are already [`MAX_COLUMNS`] columns. In debug builds, also if the name contains a
+    /// zero byte.
     pub fn push(&mut self, column: RelationColumn<'_>) {
         count_one_more(&mut self.count);
         column.encode(&mut self.columns);
     }
 
-    /// The columns, for a message.
+    /// The columns, to use in a message.
     #[must_use]
     pub fn columns(&self) -> Columns<'_> {
         Columns::from_parts(self.count, &self.columns)
@@ -176,25 +177,25 @@ pub struct RelIdsBuilder {
 }
 
 impl RelIdsBuilder {
-    /// No tables.
+    /// An empty list.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With one more table.
+    /// Appends a table.
     #[must_use]
     pub fn id(mut self, id: RelId) -> Self {
         self.push(id);
         self
     }
 
-    /// Adds a table.
+    /// Appends a table.
     pub fn push(&mut self, id: RelId) {
         self.ids.push(id.0.to_be_bytes());
     }
 
-    /// The tables, for a message.
+    /// The tables, to use in a message.
     #[must_use]
     pub fn rel_ids(&self) -> RelIds<'_> {
         RelIds::from_ids(&self.ids)
@@ -227,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_gives_back_its_columns() {
+    fn a_row_returns_its_columns() {
         let columns =
             [Column::Null, Column::Unchanged, Column::Text(b"t"), Column::Binary(b"\x00")];
         let row = TupleBuilder::from_iter(columns);
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_goes_into_its_frame() {
+    fn a_message_is_wrapped_in_a_frame() {
         let copy_data = in_frame(Lsn(1), Timestamp(2), &Message::StreamStop);
         assert_eq!(
             Frame::decode(&copy_data),

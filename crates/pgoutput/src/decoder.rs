@@ -1,26 +1,28 @@
-//! From payloads to messages, in the order in which the publisher sent them.
+//! The decoder of a connection: payloads to messages, in the order in which the publisher sent
+//! them.
 
 use crate::message::{Message, is_change};
 use crate::reader::Reader;
 use crate::{DecodeError, DecodeErrorKind};
 
-/// How the publisher was asked to send large transactions: the option `streaming` of `pgoutput`.
+/// The option `streaming` of `pgoutput`: when the publisher sends large transactions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Streaming {
-    /// Only after they have committed.
+    /// Only after their commit.
     #[default]
     Off,
-    /// While they run (protocol 2, PostgreSQL 14 and later).
+    /// While they are in progress (protocol 2, PostgreSQL 14 and later).
     On,
-    /// While they run, and aborts say where and when (protocol 4, PostgreSQL 16 and later).
+    /// While they are in progress. Aborts include an LSN and a time (protocol 4, PostgreSQL 16 and
+    /// later).
     Parallel,
 }
 
-/// Reads the messages of one replication connection.
+/// Decodes the messages of one replication connection.
 ///
-/// Inside a stream block changes carry their transaction in front, outside they do not, and
-/// nothing in a change itself tells which; so the decoder remembers whether a block is open. That
-/// is all it remembers. A new connection needs a new decoder.
+/// Inside a stream block, a change starts with its xid; outside, it does not. The change itself
+/// does not show which is the case, so the decoder remembers whether a block is open. It has no
+/// other state. A new connection needs a new decoder.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     streaming: Streaming,
@@ -28,21 +30,21 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// For a connection that was started with this `streaming`.
+    /// A decoder for a connection that was started with this `streaming` option.
     #[must_use]
     pub const fn new(streaming: Streaming) -> Self {
         Self { streaming, in_stream: false }
     }
 
-    /// Whether a stream block is open: the next message must be a change in it, or its end.
+    /// Whether a stream block is open. If so, the next message must be a change in it, or its end.
     #[must_use]
     pub const fn in_stream(&self) -> bool {
         self.in_stream
     }
 
-    /// Reads one message: the payload of one [`Frame::XLogData`](crate::Frame::XLogData).
+    /// Decodes one message: the payload of one [`Frame::XLogData`](crate::Frame::XLogData).
     ///
-    /// After an error the decoder is as it was before, but there is no use in going on: see
+    /// After an error the state is unchanged, but the stream must not be continued: see
     /// [`DecodeError`].
     pub fn decode<'a>(&mut self, payload: &'a [u8]) -> Result<Message<'a>, DecodeError> {
         let mut reader = Reader::new(payload);
@@ -62,7 +64,8 @@ impl Decoder {
         Ok(message)
     }
 
-    /// Whether a message of this kind may come now. Unknown kinds are left to the message itself.
+    /// Checks that a message of this kind may come now. Unknown kinds are rejected by
+    /// [`Message::decode`].
     #[inline]
     fn check_state(&self, tag: u8, reader: &Reader<'_>) -> Result<(), DecodeError> {
         let expected_in_stream = match tag {
@@ -74,7 +77,7 @@ impl Decoder {
         if self.in_stream != expected_in_stream {
             return Err(reader.error_before(1, DecodeErrorKind::UnexpectedStreamState));
         }
-        // A Stream Abort is let through: see `StreamAbort`.
+        // A Stream Abort is accepted: see `StreamAbort`.
         if tag == b'S' && self.streaming == Streaming::Off {
             return Err(reader.error_before(1, DecodeErrorKind::StreamingNotRequested));
         }
@@ -82,11 +85,11 @@ impl Decoder {
     }
 }
 
-/// Reads one change again that was kept as its payload, without a [`Decoder`].
+/// Decodes the payload of one change again, without a [`Decoder`].
 ///
-/// `in_stream` is what [`Decoder::in_stream`] was when the change arrived. Changes are what may
-/// stand in a stream block: Insert, Update, Delete, Truncate, Relation, Type, Logical and Origin;
-/// other messages are refused.
+/// `in_stream` is what [`Decoder::in_stream`] was when the change arrived. Changes are the messages
+/// that a stream block may contain: Insert, Update, Delete, Truncate, Relation, Type, Logical and
+/// Origin. Other messages are rejected.
 pub fn decode_change(payload: &[u8], in_stream: bool) -> Result<Message<'_>, DecodeError> {
     let mut reader = Reader::new(payload);
     let tag = reader.u8()?;
@@ -112,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_carry_their_transaction_inside_a_block_only() {
+    fn changes_have_an_xid_only_inside_a_block() {
         let mut decoder = Decoder::new(Streaming::On);
         assert_eq!(decoder.decode(INSERT).unwrap().stream_xid(), None);
         decoder.decode(START).unwrap();
@@ -125,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_begins_and_ends_once_and_holds_changes_only() {
+    fn a_block_starts_and_stops_once_and_contains_only_changes() {
         let mut decoder = Decoder::new(Streaming::Parallel);
         assert_eq!(decoder.decode(STOP), Err(unexpected(b'E')));
         decoder.decode(START).unwrap();
@@ -138,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_was_not_asked_for_is_refused() {
+    fn a_block_that_was_not_requested_is_rejected() {
         let mut decoder = Decoder::new(Streaming::Off);
         let error = decoder.decode(START).unwrap_err();
         assert_eq!(error.kind, DecodeErrorKind::StreamingNotRequested);
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_empty_messages_are_refused() {
+    fn unknown_and_empty_messages_are_rejected() {
         for streamed in [false, true] {
             let mut decoder = Decoder::new(Streaming::On);
             if streamed {
@@ -161,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_change_is_read_again_without_a_decoder() {
+    fn a_stored_change_is_decoded_again_without_a_decoder() {
         let mut decoder = Decoder::new(Streaming::On);
         assert_eq!(decode_change(INSERT, false), decoder.decode(INSERT));
         decoder.decode(START).unwrap();

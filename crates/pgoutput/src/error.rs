@@ -1,4 +1,4 @@
-//! What can be wrong with the publisher's bytes.
+//! Errors in the bytes that a publisher sent.
 
 use std::fmt;
 
@@ -6,15 +6,15 @@ use crate::tuple::MAX_COLUMNS;
 
 /// The bytes are not a frame or message of the protocol.
 ///
-/// There is no way to go on after this error: one that is skipped is a change that is lost.
+/// The stream cannot be continued after this error: to skip the message would be to lose a change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}at byte {offset}: {kind}", Place(*message))]
 pub struct DecodeError {
-    /// Where, in bytes from the beginning of the slice that was given to decode.
+    /// Offset of the error in bytes from the start of the decoded slice.
     pub offset: usize,
-    /// What was found there.
+    /// What is wrong there.
     pub kind: DecodeErrorKind,
-    /// The message being read: its first byte, once that was read. `None` for a frame.
+    /// Type of the message (its first byte), if that was read. `None` for a frame.
     pub message: Option<u8>,
 }
 
@@ -31,76 +31,73 @@ impl DecodeError {
     }
 }
 
-/// What is wrong at one place.
+/// What is wrong at the offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeErrorKind {
     /// The bytes end inside a field.
-    #[error("the data ends here: {needed} bytes are needed, {left} are left")]
+    #[error("insufficient data: the field needs {needed} bytes, {left} are left")]
     Truncated {
-        /// Bytes the field takes.
+        /// Number of bytes that the field needs.
         needed: usize,
-        /// Bytes there are.
+        /// Number of bytes left.
         left: usize,
     },
-    /// No message begins with this byte.
-    #[error("there is no message of kind {}", Byte(*.0))]
+    /// No message has this type.
+    #[error("unrecognized message type {}", Byte(*.0))]
     UnknownMessage(u8),
-    /// No frame begins with this byte.
-    #[error("there is no frame of kind {}", Byte(*.0))]
+    /// No frame has this type.
+    #[error("unrecognized frame type {}", Byte(*.0))]
     UnknownFrame(u8),
-    /// Not one of `N`, `K`, `O`, or not where it may be.
-    #[error("{} does not announce a row that may be here", Byte(*.0))]
+    /// Not one of `N`, `K`, `O`, or not allowed here.
+    #[error("unexpected tuple type {}", Byte(*.0))]
     UnknownTupleKind(u8),
     /// Not one of `n`, `u`, `t`, `b`.
-    #[error("there is no column value of kind {}", Byte(*.0))]
+    #[error("unrecognized data representation type {}", Byte(*.0))]
     UnknownColumnKind(u8),
     /// Not one of `d`, `n`, `f`, `i`.
-    #[error("there is no replica identity {}", Byte(*.0))]
+    #[error("unrecognized replica identity {}", Byte(*.0))]
     UnknownReplicaIdentity(u8),
-    /// A length or count below zero.
-    #[error("the length is negative: {0}")]
+    /// A length or count is negative.
+    #[error("negative length: {0}")]
     NegativeLength(i32),
-    /// More columns than a row of PostgreSQL can have, [`MAX_COLUMNS`].
+    /// More columns than a row of PostgreSQL can have ([`MAX_COLUMNS`]).
     #[error("more than {MAX_COLUMNS} columns")]
     TooManyColumns,
-    /// A name that is not UTF-8.
+    /// A name is not UTF-8.
     ///
-    /// Names are quoted into SQL for a session whose encoding is UTF-8. A byte sequence that is
-    /// none could change meaning on the way, so it is refused here rather than repaired.
-    #[error("the name is not UTF-8")]
+    /// Names are quoted into SQL for a session with client encoding UTF-8. An invalid byte sequence
+    /// could change its meaning there, so it is rejected instead of repaired.
+    #[error("the name is not valid UTF-8")]
     NotUtf8,
-    /// A name without its end.
-    #[error("the name is not ended by a zero byte")]
+    /// A name has no terminating zero byte.
+    #[error("the name has no terminating zero byte")]
     MissingNul,
-    /// Bytes after the last field.
-    #[error("the message is over, but {0} bytes follow")]
+    /// Bytes follow the last field.
+    #[error("{0} bytes follow the end of the message")]
     TrailingBytes(usize),
-    /// Flag bits this program does not know; they may change what the message means.
+    /// Flag bits are set that this crate does not know. They may change the meaning of the message.
     #[error("unknown flags {0:#04x}")]
     UnexpectedFlags(u8),
-    /// A position that PostgreSQL always sets is 0/0. Its own subscriber refuses these too.
-    #[error("the log position is not set")]
+    /// An LSN that PostgreSQL always sets is 0/0. PostgreSQL's apply worker rejects these too.
+    #[error("the LSN is not set")]
     ZeroLsn,
-    /// The transaction of a streamed change is 0. PostgreSQL's own subscriber refuses it too.
-    #[error("the transaction id is not set")]
+    /// The xid of a streamed change is 0. PostgreSQL's apply worker rejects it too.
+    #[error("the transaction ID is not set")]
     ZeroXid,
-    /// A block of a streamed transaction holds changes only; a block cannot begin inside another
-    /// nor end without having begun.
-    #[error(
-        "the message cannot come here: a stream block begins and ends once, and holds changes only"
-    )]
+    /// A message is inside a stream block that allows only changes, or outside of the block that it
+    /// must end.
+    #[error("unexpected message: a stream block starts and stops once, and contains only changes")]
     UnexpectedStreamState,
-    /// A stream block although streaming was not asked for.
-    #[error("a stream block begins, but streaming was not asked for")]
+    /// A stream block starts although streaming was not requested.
+    #[error("unexpected stream start: streaming was not requested")]
     StreamingNotRequested,
-    /// A message that belongs to no relation's data was given to
-    /// [`decode_change`](crate::decode_change).
-    #[error("a message of this kind is not a change")]
+    /// A message other than a change was passed to [`decode_change`](crate::decode_change).
+    #[error("a message of this type is not a change")]
     NotAChange,
 }
 
-/// The message in which the error lies, for the front of the text.
+/// The message that contains the error, as a prefix of the error text.
 struct Place(Option<u8>);
 
 impl fmt::Display for Place {
@@ -112,7 +109,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// A byte that should have been a letter: `'I'`, `'\x00'`.
+/// A message type or other byte, printed as `'I'` or `'\x00'`.
 struct Byte(u8);
 
 impl fmt::Display for Byte {
@@ -126,15 +123,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_says_where_and_what_in_plain_words() {
+    fn an_error_states_the_message_the_offset_and_the_cause() {
         let kind = DecodeErrorKind::Truncated { needed: 8, left: 3 };
         assert_eq!(
             DecodeError::new(17, kind).in_message(b'I').to_string(),
-            "message 'I' at byte 17: the data ends here: 8 bytes are needed, 3 are left"
+            "message 'I' at byte 17: insufficient data: the field needs 8 bytes, 3 are left"
         );
         assert_eq!(
             DecodeError::new(0, DecodeErrorKind::UnknownFrame(0)).to_string(),
-            "at byte 0: there is no frame of kind '\\x00'"
+            "at byte 0: unrecognized frame type '\\x00'"
         );
         assert_eq!(DecodeErrorKind::UnexpectedFlags(2).to_string(), "unknown flags 0x02");
     }

@@ -1,50 +1,52 @@
-//! The envelope: what one CopyData packet holds, in either direction.
+//! Frames: the contents of one CopyData packet, in either direction.
 //!
-//! Chapter "Streaming Replication Protocol"; the publisher's side is
-//! `src/backend/replication/walsender.c`.
+//! See the chapter "Streaming Replication Protocol" of the PostgreSQL documentation. The
+//! publisher's side is `src/backend/replication/walsender.c`.
 
 use crate::reader::Reader;
 use crate::{DecodeError, DecodeErrorKind, Lsn, Timestamp, writer};
 
-/// What the publisher sends.
+/// A frame that the publisher sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
     /// `w`: one message of the output plugin.
     XLogData {
-        /// Position of the change, or the end of the transaction for messages that end one; 0/0
-        /// if another message of the same change follows, so it may go backwards.
+        /// LSN of the change, or end of the transaction for a message that ends one. It is 0/0 if
+        /// another message of the same change follows, so it may go backwards.
         start: Lsn,
-        /// The same as `start` in logical replication.
+        /// Equal to `start` in logical replication.
         end: Lsn,
-        /// The publisher's clock when it sent this.
+        /// Time on the publisher when it sent the frame.
         sent: Timestamp,
         /// The message, for [`Decoder::decode`](crate::Decoder::decode).
         payload: &'a [u8],
     },
-    /// `k`: a sign of life.
+    /// `k`: primary keepalive message.
     Keepalive {
-        /// How far the publisher has come.
+        /// Current end of WAL on the publisher.
         wal_end: Lsn,
-        /// The publisher's clock when it sent this.
+        /// Time on the publisher when it sent the frame.
         sent: Timestamp,
-        /// The publisher wants a [`StatusUpdate`] at once, or will drop the connection.
+        /// Whether the publisher needs a [`StatusUpdate`] at once. Without one it closes the
+        /// connection.
         reply_requested: bool,
     },
-    /// `s`: the answer to a [`PrimaryStatusRequest`] (PostgreSQL 19 and later).
+    /// `s`: primary status update, the reply to a [`PrimaryStatusRequest`] (PostgreSQL 19 and
+    /// later).
     PrimaryStatus {
-        /// The end of what was written on the publisher.
+        /// Position up to which WAL was written on the publisher.
         lsn: Lsn,
-        /// The oldest transaction that is just committing: 64 bits, epoch included.
+        /// The oldest transaction ID that is being committed: 64 bits, with its epoch.
         oldest_commit_xid: u64,
-        /// The next transaction to be assigned: 64 bits, epoch included.
+        /// The next transaction ID to be assigned: 64 bits, with its epoch.
         next_xid: u64,
-        /// The publisher's clock when it sent this.
+        /// Time on the publisher when it sent the frame.
         sent: Timestamp,
     },
 }
 
 impl<'a> Frame<'a> {
-    /// Reads the contents of one CopyData packet.
+    /// Decodes the contents of one CopyData packet.
     pub fn decode(copy_data: &'a [u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(copy_data);
         let frame = match reader.u8()? {
@@ -69,7 +71,7 @@ impl<'a> Frame<'a> {
         Ok(frame)
     }
 
-    /// Appends the contents of one CopyData packet to `out`, as a publisher would send it.
+    /// Appends the contents of one CopyData packet to `out`, as a publisher sends it.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match *self {
             Self::XLogData { start, end, sent, payload } => {
@@ -96,20 +98,21 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// `r`: how far the subscriber is.
+/// `r`: standby status update, the positions of the subscriber.
 ///
-/// The publisher may forget everything before `flush`; what was not made durable by then is lost.
+/// The publisher may discard all WAL before `flush`. Changes that are not durable by then are lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StatusUpdate {
-    /// Received up to here. Shown on the publisher, without further effect.
+    /// Position up to which the subscriber has received. The publisher only displays it.
     pub write: Lsn,
-    /// Durable up to here: moves the slot's `confirmed_flush_lsn`, and it alone does.
+    /// Position up to which the subscriber is durable. Only this one advances the slot's
+    /// `confirmed_flush_lsn`.
     pub flush: Lsn,
-    /// Visible to readers up to here. Used by `synchronous_commit = remote_apply`.
+    /// Position up to which changes are visible. `synchronous_commit = remote_apply` waits for it.
     pub apply: Lsn,
-    /// The subscriber's clock.
+    /// Time on the subscriber.
     pub clock: Timestamp,
-    /// The publisher is to answer at once with a [`Frame::Keepalive`].
+    /// Whether the publisher must reply at once with a [`Frame::Keepalive`].
     pub reply_requested: bool,
 }
 
@@ -124,7 +127,7 @@ impl StatusUpdate {
         writer::u8(out, u8::from(self.reply_requested));
     }
 
-    /// Reads the contents of one CopyData packet, as a publisher would.
+    /// Decodes the contents of one CopyData packet, as a publisher does.
     pub fn decode(copy_data: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(copy_data);
         expect_kind(&mut reader, b'r')?;
@@ -140,10 +143,11 @@ impl StatusUpdate {
     }
 }
 
-/// `p`: asks the publisher for a [`Frame::PrimaryStatus`] (PostgreSQL 19 and later).
+/// `p`: primary status request, which asks for a [`Frame::PrimaryStatus`] (PostgreSQL 19 and
+/// later).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrimaryStatusRequest {
-    /// The subscriber's clock.
+    /// Time on the subscriber.
     pub clock: Timestamp,
 }
 
@@ -154,7 +158,7 @@ impl PrimaryStatusRequest {
         writer::timestamp(out, self.clock);
     }
 
-    /// Reads the contents of one CopyData packet, as a publisher would.
+    /// Decodes the contents of one CopyData packet, as a publisher does.
     pub fn decode(copy_data: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(copy_data);
         expect_kind(&mut reader, b'p')?;
@@ -184,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn log_data_carries_its_payload_untouched() {
+    fn log_data_contains_the_payload_unchanged() {
         check(
             Frame::XLogData {
                 start: Lsn(0x16B_3748),
@@ -244,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn other_packets_are_refused() {
+    fn other_packets_are_rejected() {
         let cases: [(&[u8], usize, DecodeErrorKind); 5] = [
             (b"", 0, DecodeErrorKind::Truncated { needed: 1, left: 0 }),
             (b"x", 0, DecodeErrorKind::UnknownFrame(b'x')),

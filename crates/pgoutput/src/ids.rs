@@ -1,16 +1,18 @@
-//! The publisher's numbers: transactions, relations, types. None means anything on the subscriber.
+//! Identifiers of the publisher: transactions, relations, types. They have no meaning on the
+//! subscriber.
 
 use std::fmt;
 
-/// A transaction of the publisher, 32 bits and therefore reused after about four thousand million
-/// (`TransactionId` in `src/include/c.h`).
+/// A transaction ID of the publisher (`TransactionId` in `src/include/c.h`). It has 32 bits, so it
+/// wraps around after about four billion transactions.
 ///
-/// The order is that of the numbers, not PostgreSQL's circular one: it serves maps, not age.
+/// The order is numeric, not PostgreSQL's circular order. It serves as a map key, not to compare
+/// ages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Xid(pub u32);
 
 impl Xid {
-    /// `InvalidTransactionId`: no transaction. The publisher never sends it in front of a change.
+    /// `InvalidTransactionId`: no transaction. The publisher never sends it as the xid of a change.
     pub const INVALID: Self = Self(0);
 }
 
@@ -18,8 +20,9 @@ impl Xid {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelId(pub u32);
 
-/// The OID of a type on the publisher. Those below 10000 are the same on every server; for others
-/// a Type message gives the name (`FirstGenbkiObjectId` in `src/include/access/transam.h`).
+/// The OID of a type on the publisher. OIDs below 10000 are the same on every server
+/// (`FirstGenbkiObjectId` in `src/include/access/transam.h`). For others, a Type message contains
+/// the name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TypeOid(pub u32);
 

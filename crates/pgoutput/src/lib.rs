@@ -1,24 +1,25 @@
-//! PostgreSQL's logical replication protocol: bytes to messages, and for tests back.
+//! PostgreSQL's logical replication protocol: decodes bytes into messages, and encodes messages for
+//! tests.
 //!
-//! A publisher sends CopyData packets. Each holds one [`Frame`]; a frame of kind
-//! [`Frame::XLogData`] holds one [`Message`] of the output plugin `pgoutput`. This crate knows
-//! these bytes and nothing else: no socket, no clock, no state but whether the publisher is inside
-//! a block of a streamed transaction (see [`Decoder`]).
+//! A publisher sends CopyData packets. Each contains one [`Frame`]; a frame of kind
+//! [`Frame::XLogData`] contains one [`Message`] of the output plugin `pgoutput`. This crate knows
+//! only these bytes. It has no socket and no clock. Its only state is whether the publisher is
+//! inside a block of a streamed transaction (see [`Decoder`]).
 //!
 //! Three rules hold throughout:
 //!
-//! * **Borrowed.** A message points into the bytes it was decoded from. Nothing is copied and
-//!   nothing is allocated; columns are walked where they lie.
-//! * **Checked once.** Decoding looks at every length, kind and name in the message. What it
-//!   returns can be walked without a further error.
-//! * **Strict.** Input that is cut short, too long, of an unknown kind or with unknown flags is a
-//!   [`DecodeError`] which names the byte, never a panic and never a guess. A change that is
-//!   misread would be applied to somebody's table.
+//! * **Borrowed.** A message refers to the bytes that it was decoded from. Decoding copies and
+//!   allocates nothing, and columns are read in place.
+//! * **Checked once.** Decoding checks every length, kind and name of the message. Iterating over
+//!   the result cannot fail.
+//! * **Strict.** Input that is truncated, too long, of an unknown kind or with unknown flags is a
+//!   [`DecodeError`] that names the byte. It is never a panic, and the decoder never guesses: a
+//!   change that is misread would corrupt a user's table.
 //!
-//! All versions of the protocol are covered, 1 to 4, and the primary status exchange of
-//! PostgreSQL 19. The names follow the chapters "Streaming Replication Protocol", "Logical
-//! Streaming Replication Protocol" and "Logical Replication Message Formats" of the PostgreSQL
-//! documentation; the authority is `src/backend/replication/logical/proto.c`.
+//! The crate covers all versions of the protocol, 1 to 4, and the primary status messages of
+//! PostgreSQL 19. Names follow the chapters "Streaming Replication Protocol", "Logical Streaming
+//! Replication Protocol" and "Logical Replication Message Formats" of the PostgreSQL documentation.
+//! The authority is `src/backend/replication/logical/proto.c`.
 //!
 //! ```
 //! use pgoutput::{Column, Decoder, Frame, Message, Streaming};

@@ -1,32 +1,32 @@
-//! Positions in the publisher's log.
+//! Log sequence numbers.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A position in the write-ahead log, in bytes from its beginning (`XLogRecPtr` in
+/// A log sequence number: a position in the WAL, in bytes from its beginning (`XLogRecPtr` in
 /// `src/include/access/xlogdefs.h`).
 ///
-/// Printed and read as PostgreSQL does, `16/B374D848`: upper and lower half in hexadecimal.
+/// Printed and parsed as PostgreSQL does, `16/B374D848`: the upper and lower half in hexadecimal.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lsn(pub u64);
 
 impl Lsn {
-    /// `InvalidXLogRecPtr`: no position. No record begins at byte 0.
+    /// `InvalidXLogRecPtr`: no position. No record starts at byte 0.
     pub const INVALID: Self = Self(0);
 
-    /// The position `bytes` from the beginning of the log.
+    /// The LSN at `bytes` bytes from the beginning of the WAL.
     #[must_use]
     pub const fn from_u64(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// Bytes from the beginning of the log.
+    /// The distance from the beginning of the WAL in bytes.
     #[must_use]
     pub const fn as_u64(self) -> u64 {
         self.0
     }
 
-    /// Whether this is a position at all.
+    /// Whether this is a valid LSN.
     #[must_use]
     pub const fn is_valid(self) -> bool {
         self.0 != 0
@@ -39,22 +39,22 @@ impl fmt::Display for Lsn {
     }
 }
 
-/// Shown as printed: nobody compares positions in decimal.
+/// Printed as an LSN, not as a decimal number.
 impl fmt::Debug for Lsn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Lsn({self})")
     }
 }
 
-/// The text is not a log position.
+/// A text is not an LSN.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a log position: expected two hexadecimal numbers such as 16/B374D848")]
+#[error("{text:?} is not an LSN: expected two hexadecimal numbers such as 16/B374D848")]
 pub struct ParseLsnError {
     text: String,
 }
 
-/// The rule of `pg_lsn_in` (`src/backend/utils/adt/pg_lsn.c`): one to eight hexadecimal digits on
-/// either side of a slash, in either case, and nothing else.
+/// Parses as `pg_lsn_in` does (`src/backend/utils/adt/pg_lsn.c`): one to eight hexadecimal digits
+/// of either case on both sides of a slash, and nothing else.
 impl FromStr for Lsn {
     type Err = ParseLsnError;
 
@@ -67,7 +67,7 @@ impl FromStr for Lsn {
 }
 
 fn half(digits: &str) -> Option<u32> {
-    // `from_str_radix` alone would take a leading plus sign.
+    // `from_str_radix` alone would accept a leading plus sign.
     let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     (plain && digits.len() <= 8).then(|| u32::from_str_radix(digits, 16).ok()).flatten()
 }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_print_as_postgresql_prints_them() {
+    fn lsns_are_printed_as_by_postgresql() {
         assert_eq!(Lsn(0x16_B374_D848).to_string(), "16/B374D848");
         assert_eq!(Lsn::INVALID.to_string(), "0/0");
         assert_eq!(Lsn(u64::MAX).to_string(), "FFFFFFFF/FFFFFFFF");
@@ -85,14 +85,14 @@ mod tests {
     }
 
     #[test]
-    fn positions_are_read_in_either_case_and_with_leading_zeros() {
+    fn lsns_are_parsed_in_either_case_and_with_leading_zeros() {
         assert_eq!("16/b374d848".parse(), Ok(Lsn(0x16_B374_D848)));
         assert_eq!("0/016B3748".parse(), Ok(Lsn(0x16B_3748)));
         assert_eq!("FFFFFFFF/FFFFFFFF".parse(), Ok(Lsn(u64::MAX)));
     }
 
     #[test]
-    fn other_text_is_refused() {
+    fn other_text_is_rejected() {
         for text in
             ["", "/", "0", "1/", "/1", "0x1/2", "+1/2", "1/2/3", "1/123456789", " 1/2", "g/1"]
         {

@@ -1,10 +1,10 @@
-//! A cursor over one frame or message. Every step is checked; every error knows its byte.
+//! A cursor over one frame or message. Every read is checked, and every error has its offset.
 
 use std::str;
 
 use crate::{DecodeError, DecodeErrorKind, Lsn, MAX_COLUMNS, Timestamp, Xid};
 
-/// What is left to read. All numbers are big-endian.
+/// The bytes left to read. All numbers are big-endian.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
@@ -16,24 +16,24 @@ impl<'a> Reader<'a> {
         Self { rest: bytes, total: bytes.len() }
     }
 
-    /// Bytes read so far.
+    /// Number of bytes read so far.
     pub(crate) const fn offset(&self) -> usize {
         self.total - self.rest.len()
     }
 
-    /// What was not read yet.
+    /// The bytes left to read.
     pub(crate) const fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// What was read since `earlier`, an older state of this reader.
+    /// The bytes read since `earlier`, an older state of this reader.
     #[inline]
     pub(crate) fn read_since(&self, earlier: &Self) -> &'a [u8] {
-        // A reader only moves forward, so what is left now is a tail of what was left then.
+        // A reader only moves forward, so its rest is a suffix of the earlier rest.
         &earlier.rest[..earlier.rest.len() - self.rest.len()]
     }
 
-    /// An error about the last `width` bytes that were read.
+    /// An error at the start of the last `width` bytes read.
     #[cold]
     pub(crate) fn error_before(&self, width: usize, kind: DecodeErrorKind) -> DecodeError {
         DecodeError::new(self.offset() - width, kind)
@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
         self.u64().map(Lsn)
     }
 
-    /// A position that PostgreSQL always sets.
+    /// Reads an LSN that PostgreSQL always sets.
     pub(crate) fn valid_lsn(&mut self) -> Result<Lsn, DecodeError> {
         let lsn = self.lsn()?;
         if !lsn.is_valid() {
@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
         self.u32().map(Xid)
     }
 
-    /// The transaction of something streamed, which is never 0.
+    /// Reads the xid of a streamed transaction, which is never 0.
     #[inline]
     pub(crate) fn valid_xid(&mut self) -> Result<Xid, DecodeError> {
         let xid = self.xid()?;
@@ -105,13 +105,13 @@ impl<'a> Reader<'a> {
         Ok(xid)
     }
 
-    /// The transaction in front of a change, which is there only inside a stream block.
+    /// Reads the xid in front of a change, which is present only inside a stream block.
     #[inline]
     pub(crate) fn stream_xid(&mut self, in_stream: bool) -> Result<Option<Xid>, DecodeError> {
         if in_stream { self.valid_xid().map(Some) } else { Ok(None) }
     }
 
-    /// A byte of flags of which only the bits in `known` may be set.
+    /// Reads a byte of flags in which only the bits of `known` may be set.
     pub(crate) fn flags(&mut self, known: u8) -> Result<u8, DecodeError> {
         let flags = self.u8()?;
         if flags & !known != 0 {
@@ -120,12 +120,12 @@ impl<'a> Reader<'a> {
         Ok(flags)
     }
 
-    /// A byte that is 0 or 1.
+    /// Reads a byte that is 0 or 1.
     pub(crate) fn bool(&mut self) -> Result<bool, DecodeError> {
         self.flags(1).map(|flag| flag == 1)
     }
 
-    /// A length or count in four bytes, at least 0.
+    /// Reads a four-byte length or count, which must not be negative.
     #[inline]
     pub(crate) fn length(&mut self) -> Result<usize, DecodeError> {
         let length = self.i32()?;
@@ -133,7 +133,7 @@ impl<'a> Reader<'a> {
             .map_err(|_| self.error_before(4, DecodeErrorKind::NegativeLength(length)))
     }
 
-    /// A number of columns in two bytes. A negative one is too large when read unsigned.
+    /// Reads a two-byte number of columns. A negative one exceeds the limit when read as unsigned.
     #[inline]
     pub(crate) fn column_count(&mut self) -> Result<u16, DecodeError> {
         let count = u16::from_be_bytes(self.array()?);
@@ -152,7 +152,7 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// A name, ended by a zero byte.
+    /// Reads a name with its terminating zero byte.
     pub(crate) fn name(&mut self) -> Result<&'a str, DecodeError> {
         let start = self.offset();
         let Some(length) = memchr::memchr(0, self.rest) else {
@@ -165,14 +165,14 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A schema name; PostgreSQL sends `pg_catalog` as an empty one
-    /// (`logicalrep_write_namespace`).
+    /// Reads a schema name. PostgreSQL sends `pg_catalog` as an empty name
+    /// (`logicalrep_write_namespace` in `proto.c`).
     pub(crate) fn schema(&mut self) -> Result<&'a str, DecodeError> {
         let schema = self.name()?;
         Ok(if schema.is_empty() { PG_CATALOG } else { schema })
     }
 
-    /// Nothing may be left.
+    /// Checks that no bytes are left.
     #[inline]
     pub(crate) fn finish(&self) -> Result<(), DecodeError> {
         if self.rest.is_empty() {
@@ -182,7 +182,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The schema that goes over the wire without its name.
+/// The schema whose name is sent as an empty string.
 pub(crate) const PG_CATALOG: &str = "pg_catalog";
 
 #[cfg(test)]
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_is_cut_short_is_an_error_at_its_first_byte() {
+    fn a_truncated_field_is_an_error_at_its_first_byte() {
         let mut reader = Reader::new(b"\x01\0\0");
         reader.u8().unwrap();
         let kind = DecodeErrorKind::Truncated { needed: 4, left: 2 };
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_below_zero_and_too_many_columns_are_refused() {
+    fn negative_lengths_and_too_many_columns_are_rejected() {
         let kind = DecodeErrorKind::NegativeLength(-1);
         assert_eq!(Reader::new(b"\xFF\xFF\xFF\xFF").length(), Err(DecodeError::new(0, kind)));
         assert_eq!(Reader::new(&1664_u16.to_be_bytes()).column_count(), Ok(1664));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn names_end_at_the_zero_byte_and_are_utf8() {
+    fn names_are_utf8_and_end_at_the_zero_byte() {
         let mut reader = Reader::new("größe\0\0".as_bytes());
         assert_eq!(reader.name(), Ok("größe"));
         assert_eq!(reader.schema(), Ok("pg_catalog"));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_flags_and_trailing_bytes_are_refused() {
+    fn unknown_flags_and_trailing_bytes_are_rejected() {
         let mut reader = Reader::new(b"\x03\x04rest");
         assert_eq!(reader.flags(3), Ok(3));
         assert_eq!(reader.flags(3), Err(DecodeError::new(1, DecodeErrorKind::UnexpectedFlags(4))));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_and_transactions_that_must_be_set_are_not_zero() {
+    fn required_lsns_and_xids_are_not_zero() {
         assert_eq!(
             Reader::new(&[0; 8]).valid_lsn(),
             Err(DecodeError::new(0, DecodeErrorKind::ZeroLsn))

@@ -1,7 +1,7 @@
-//! The publisher's clock.
+//! Timestamps.
 
-/// A point in time: microseconds since 2000-01-01 00:00:00 UTC, negative before
-/// (`TimestampTz` in `src/include/datatype/timestamp.h`).
+/// A timestamp: microseconds since 2000-01-01 00:00:00 UTC, negative before (`TimestampTz` in
+/// `src/include/datatype/timestamp.h`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub i64);
 
@@ -9,14 +9,14 @@ pub struct Timestamp(pub i64);
 const UNIX_TO_POSTGRES_MICROS: i64 = 10_957 * 86_400 * 1_000_000;
 
 impl Timestamp {
-    /// From microseconds since 1970-01-01 UTC. Times beyond the range (some 292 000 years) stop at
-    /// its end.
+    /// Converts from microseconds since 1970-01-01 00:00:00 UTC. Saturates at the ends of the range
+    /// of some 292,000 years.
     #[must_use]
     pub const fn from_unix_micros(micros: i64) -> Self {
         Self(micros.saturating_sub(UNIX_TO_POSTGRES_MICROS))
     }
 
-    /// To microseconds since 1970-01-01 UTC. Times beyond the range stop at its end.
+    /// Converts to microseconds since 1970-01-01 00:00:00 UTC. Saturates at the ends of the range.
     #[must_use]
     pub const fn to_unix_micros(self) -> i64 {
         self.0.saturating_add(UNIX_TO_POSTGRES_MICROS)
@@ -35,7 +35,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_the_range_do_not_wrap() {
+    fn conversions_saturate_at_the_ends_of_the_range() {
         assert_eq!(Timestamp(i64::MAX).to_unix_micros(), i64::MAX);
         assert_eq!(Timestamp::from_unix_micros(i64::MIN), Timestamp(i64::MIN));
     }

@@ -1,4 +1,4 @@
-//! Rows: column values in the order of the Relation message.
+//! Tuples: the column values of a row, in the order of the Relation message.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -6,28 +6,27 @@ use std::iter::FusedIterator;
 use crate::reader::Reader;
 use crate::{DecodeError, DecodeErrorKind, writer};
 
-/// The most columns a row can have (`MaxTupleAttributeNumber` in
+/// Maximum number of columns of a row (`MaxTupleAttributeNumber` in
 /// `src/include/access/htup_details.h`).
 pub const MAX_COLUMNS: u16 = 1664;
 
-/// One column value as the publisher sent it ("TupleData" in the chapter "Logical Replication
-/// Message Formats", `logicalrep_write_tuple` in `proto.c`).
+/// A column value as the publisher sent it ("TupleData" in the chapter "Logical Replication Message
+/// Formats", `logicalrep_write_tuple` in `proto.c`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Column<'a> {
-    /// SQL NULL. In an [`OldTuple::Key`] it also stands for every column that is not part of the
-    /// key.
+    /// SQL NULL. In an [`OldTuple::Key`] it also stands for every column outside the key.
     Null,
-    /// A large value that was stored out of line and did not change; it was not sent.
+    /// An unchanged TOASTed value, which is not sent.
     Unchanged,
-    /// The text form, in the encoding of the replication connection, without a zero byte at its
-    /// end. Not checked: it is the subscriber's type that judges it.
+    /// The text format, in the encoding of the replication connection, without a terminating zero
+    /// byte. It is not checked here: the input function of the subscriber's type does that.
     Text(&'a [u8]),
-    /// What the type's send function gives, asked for with `binary`. Columns whose type has no
-    /// such function come as text among these.
+    /// The output of the type's send function, requested by the option `binary`. A type without
+    /// such a function is sent as text all the same.
     Binary(&'a [u8]),
 }
 
-/// Values are shown as text with escapes, not as lists of numbers.
+/// Values are printed as escaped text instead of lists of numbers.
 impl fmt::Debug for Column<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -39,10 +38,10 @@ impl fmt::Debug for Column<'_> {
     }
 }
 
-/// A row, checked but not unpacked: its columns are read when they are walked.
+/// A row whose bytes are checked but not unpacked: iterating over its columns reads them.
 ///
-/// Two are equal if their bytes are, which is if all their columns are equal. A row without
-/// columns is legal, as is a table without them.
+/// Two rows are equal if their bytes are, that is, if all columns are. A row without columns is
+/// legal, as is a table without columns.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Tuple<'a> {
     count: u16,
@@ -92,8 +91,8 @@ impl<'a> Tuple<'a> {
         self.count == 0
     }
 
-    /// The columns in the order of the Relation message. Each walk costs as much as the row has
-    /// columns; values are not touched.
+    /// The columns in the order of the Relation message. Each iteration takes time in proportion to
+    /// the number of columns; values are not accessed.
     #[must_use]
     pub const fn columns(&self) -> TupleColumns<'a> {
         TupleColumns { left: self.count, rest: self.columns }
@@ -106,7 +105,7 @@ impl fmt::Debug for Tuple<'_> {
     }
 }
 
-/// Walks the columns of a [`Tuple`].
+/// Iterates over the columns of a [`Tuple`].
 #[derive(Clone, Debug)]
 pub struct TupleColumns<'a> {
     left: u16,
@@ -118,8 +117,8 @@ impl<'a> Iterator for TupleColumns<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Column<'a>> {
-        // The bytes were checked when the tuple was decoded, so each `?` only ends the walk after
-        // the last column.
+        // The bytes were checked when the tuple was decoded, so each `?` only ends the iteration
+        // after the last column.
         let (&kind, rest) = self.rest.split_first()?;
         self.left -= 1;
         if kind == b'n' || kind == b'u' {
@@ -143,18 +142,18 @@ impl<'a> Iterator for TupleColumns<'a> {
 impl ExactSizeIterator for TupleColumns<'_> {}
 impl FusedIterator for TupleColumns<'_> {}
 
-/// What the publisher says of a row before its change.
+/// The old row of an update or delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OldTuple<'a> {
-    /// `K`: the columns of the replica identity. All published columns are there; those outside
+    /// `K`: the columns of the replica identity. All published columns are present; those outside
     /// the key are [`Column::Null`].
     Key(Tuple<'a>),
-    /// `O`: the complete row, sent for REPLICA IDENTITY FULL.
+    /// `O`: the complete row, for REPLICA IDENTITY FULL.
     Full(Tuple<'a>),
 }
 
 impl<'a> OldTuple<'a> {
-    /// The columns, whichever kind.
+    /// The columns, for either kind.
     #[must_use]
     pub const fn tuple(&self) -> &Tuple<'a> {
         match self {
@@ -162,7 +161,8 @@ impl<'a> OldTuple<'a> {
         }
     }
 
-    /// The tuple after a `K` or `O`; `None`, with nothing more read, after any other `kind`.
+    /// Decodes the tuple after a `K` or `O`. Returns `None`, and reads nothing, after any other
+    /// `kind`.
     #[inline]
     pub(crate) fn decode_after(
         kind: u8,
@@ -185,7 +185,7 @@ impl<'a> OldTuple<'a> {
     }
 }
 
-/// The `N` that announces the new row was read as `kind`: reads the row.
+/// Decodes the new row. `kind` is the byte before it, which must be `N`.
 #[inline]
 pub(crate) fn decode_new_after<'a>(
     kind: u8,
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_four_kinds_of_column_are_told_apart() {
+    fn the_four_kinds_of_column_are_distinguished() {
         let tuple = decode(b"\0\x05nut\0\0\0\x02hib\0\0\0\x01\xFFt\0\0\0\0").unwrap();
         assert_eq!((tuple.len(), tuple.is_empty()), (5, false));
         let mut columns = tuple.columns();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_columns_are_refused_where_they_are() {
+    fn wrong_columns_are_rejected_at_their_offset() {
         let cases: [(&[u8], usize, DecodeErrorKind); 5] = [
             (b"\0\x02nx", 3, DecodeErrorKind::UnknownColumnKind(b'x')),
             (b"\0\x01t\xFF\xFF\xFF\xFF", 3, DecodeErrorKind::NegativeLength(-1)),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_shown_as_text() {
+    fn rows_are_printed_as_text() {
         let tuple = decode(b"\0\x03nt\0\0\0\x02a\"b\0\0\0\x01\0").unwrap();
         assert_eq!(format!("{tuple:?}"), r#"[Null, Text("a\""), Binary("\x00")]"#);
     }

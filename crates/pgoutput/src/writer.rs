@@ -1,4 +1,4 @@
-//! The other direction of the reader, for tests and simulations. All numbers are big-endian.
+//! The counterpart of the reader, for tests and simulations. All numbers are big-endian.
 
 use crate::reader::PG_CATALOG;
 use crate::{Lsn, Timestamp, Xid};
@@ -35,14 +35,14 @@ pub(crate) fn xid(out: &mut Vec<u8>, xid: Xid) {
     u32(out, xid.0);
 }
 
-/// The transaction in front of a streamed change.
+/// Writes the xid in front of a streamed change.
 pub(crate) fn stream_xid(out: &mut Vec<u8>, stream_xid: Option<Xid>) {
     if let Some(stream_xid) = stream_xid {
         xid(out, stream_xid);
     }
 }
 
-/// A length of contents, which PostgreSQL itself keeps below 1 GiB.
+/// Writes a length. PostgreSQL itself limits it to less than 1 GiB.
 pub(crate) fn length(out: &mut Vec<u8>, length: usize) {
     i32(out, i32::try_from(length).expect("contents of 2 GiB and more cannot be sent"));
 }

@@ -1,19 +1,20 @@
-//! `B`: a transaction begins.
+//! `B`: the begin of a transaction.
 
 use crate::reader::Reader;
 use crate::{DecodeError, Lsn, Timestamp, Xid, writer};
 
-/// A transaction begins whose changes follow, up to the [`Commit`](crate::Commit)
+/// The begin of a transaction whose changes follow, up to its [`Commit`](crate::Commit)
 /// (`logicalrep_write_begin` in `proto.c`).
 ///
-/// Sent in front of the first change that is published, so transactions without one do not show.
+/// It is sent before the first published change, so a transaction without published changes is not
+/// sent at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Begin {
-    /// Where its commit record begins, that is the `commit_lsn` of its commit. Never 0/0.
+    /// Start of the commit record, equal to the `commit_lsn` of its commit. Never 0/0.
     pub final_lsn: Lsn,
-    /// When it committed on the publisher.
+    /// Commit time on the publisher.
     pub commit_time: Timestamp,
-    /// Its number on the publisher.
+    /// Its xid on the publisher.
     pub xid: Xid,
 }
 
@@ -52,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn the_position_must_be_set() {
+    fn the_lsn_must_be_set() {
         refused(b"B\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x05\0\0\x02\xDC", 1, DecodeErrorKind::ZeroLsn);
     }
 }

@@ -1,20 +1,18 @@
-//! `C`: a transaction ends.
+//! `C`: the commit of a transaction.
 
 use crate::reader::Reader;
 use crate::{DecodeError, Lsn, Timestamp, writer};
 
-/// The transaction that began last is over and has committed (`logicalrep_write_commit` in
-/// `proto.c`).
+/// The commit of the last begun transaction (`logicalrep_write_commit` in `proto.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Commit {
     /// Always 0 in versions 1 to 4 of the protocol.
     pub flags: u8,
-    /// Where the commit record begins.
+    /// Start of the commit record.
     pub commit_lsn: Lsn,
-    /// Where the commit record ends. A subscriber that has made the transaction durable reports
-    /// this.
+    /// End of the commit record. The subscriber reports it once the transaction is durable there.
     pub end_lsn: Lsn,
-    /// When it committed on the publisher.
+    /// Commit time on the publisher.
     pub commit_time: Timestamp,
 }
 
@@ -56,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flag_is_known() {
+    fn all_flags_are_unknown() {
         refused(b"C\x01", 1, DecodeErrorKind::UnexpectedFlags(1));
     }
 }

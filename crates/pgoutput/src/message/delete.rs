@@ -1,17 +1,17 @@
-//! `D`: a row is gone.
+//! `D`: a deleted row.
 
 use crate::reader::Reader;
 use crate::{DecodeError, DecodeErrorKind, OldTuple, RelId, Xid, writer};
 
-/// A row was deleted, or a row filter made a delete of an update (`logicalrep_write_delete` in
+/// A row was deleted, or a row filter turned an update into a delete (`logicalrep_write_delete` in
 /// `proto.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Delete<'a> {
-    /// The transaction or subtransaction; inside a stream block only.
+    /// The xid of the transaction or subtransaction; only inside a stream block.
     pub xid: Option<Xid>,
-    /// The table, as in its last [`Relation`](crate::Relation) message.
+    /// The table, as described by its last [`Relation`](crate::Relation) message.
     pub relation: RelId,
-    /// The row before.
+    /// The old row.
     pub old: OldTuple<'a>,
 }
 

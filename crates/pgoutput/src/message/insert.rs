@@ -1,19 +1,19 @@
-//! `I`: a row is new.
+//! `I`: an inserted row.
 
 use crate::reader::Reader;
 use crate::tuple::{decode_new_after, encode_new};
 use crate::{DecodeError, RelId, Tuple, Xid, writer};
 
-/// A row was inserted, or a row filter made an insert of an update (`logicalrep_write_insert` in
-/// `proto.c`).
+/// A row was inserted, or a row filter turned an update into an insert (`logicalrep_write_insert`
+/// in `proto.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Insert<'a> {
-    /// The transaction or subtransaction; inside a stream block only.
+    /// The xid of the transaction or subtransaction; only inside a stream block.
     pub xid: Option<Xid>,
-    /// The table, as in its last [`Relation`](crate::Relation) message.
+    /// The table, as described by its last [`Relation`](crate::Relation) message.
     pub relation: RelId,
-    /// The row. It may hold [`Column::Unchanged`](crate::Column::Unchanged) if a row filter made
-    /// an insert of an update.
+    /// The new row. It may contain [`Column::Unchanged`](crate::Column::Unchanged) if a row filter
+    /// turned an update into an insert.
     pub new: Tuple<'a>,
 }
 

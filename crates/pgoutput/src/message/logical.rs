@@ -1,22 +1,22 @@
-//! `M`: something an application wrote into the log.
+//! `M`: a logical decoding message that an application wrote to the WAL.
 
 use crate::reader::Reader;
 use crate::{DecodeError, Lsn, Xid, writer};
 
-/// What `pg_logical_emit_message` wrote (`logicalrep_write_message` in `proto.c`). Sent only if
-/// `messages` was asked for.
+/// A message written by `pg_logical_emit_message` (`logicalrep_write_message` in `proto.c`). It is
+/// sent only if the option `messages` is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LogicalMessage<'a> {
-    /// The transaction or subtransaction; inside a stream block only.
+    /// The xid of the transaction or subtransaction; only inside a stream block.
     pub xid: Option<Xid>,
-    /// Whether it is part of the transaction. One that is not arrives at once, outside of any
-    /// transaction, even if its transaction fails.
+    /// Whether the message is part of its transaction. A non-transactional message is sent at once,
+    /// outside of any transaction, even if its transaction is rolled back.
     pub transactional: bool,
-    /// Where it stands in the log.
+    /// Its LSN.
     pub lsn: Lsn,
-    /// Says for whom it is.
+    /// The prefix, which names the application that it is for.
     pub prefix: &'a str,
-    /// What it says: any bytes.
+    /// The content, as arbitrary bytes.
     pub content: &'a [u8],
 }
 
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_flags_and_lengths_are_refused() {
+    fn wrong_flags_and_lengths_are_rejected() {
         refused(b"M\x02", 1, DecodeErrorKind::UnexpectedFlags(2));
         refused(
             b"M\0\0\0\0\0\0\0\0\x01p\0\x80\0\0\0",

@@ -1,4 +1,4 @@
-//! The messages of `pgoutput`: one module each, with its fields, both directions and its tests.
+//! The messages of `pgoutput`: one module each, with its fields, decoding, encoding and tests.
 
 mod begin;
 mod commit;
@@ -29,57 +29,58 @@ pub use update::Update;
 use crate::reader::Reader;
 use crate::{DecodeError, DecodeErrorKind, Xid};
 
-/// One message of the output plugin.
+/// A message of the output plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// `B`: a transaction begins.
+    /// `B`: the begin of a transaction.
     Begin(Begin),
-    /// `C`: it has committed.
+    /// `C`: the commit of a transaction.
     Commit(Commit),
-    /// `O`: it did not begin on this publisher.
+    /// `O`: the origin of a transaction that was replicated to this publisher.
     Origin(Origin<'a>),
-    /// `R`: what a table looks like from now on.
+    /// `R`: the definition of a table from here on.
     Relation(Relation<'a>),
     /// `Y`: the name of a type that is not built in.
     Type(TypeInfo<'a>),
-    /// `I`: a row is new.
+    /// `I`: an inserted row.
     Insert(Insert<'a>),
-    /// `U`: a row is different.
+    /// `U`: an updated row.
     Update(Update<'a>),
-    /// `D`: a row is gone.
+    /// `D`: a deleted row.
     Delete(Delete<'a>),
-    /// `T`: tables are emptied.
+    /// `T`: truncated tables.
     Truncate(Truncate<'a>),
-    /// `M`: something an application wrote into the log.
+    /// `M`: a logical decoding message of an application.
     Logical(LogicalMessage<'a>),
-    /// `S`: a block of a streamed transaction begins.
+    /// `S`: the start of a block of a streamed transaction.
     StreamStart(StreamStart),
-    /// `E`: the block ends.
+    /// `E`: the end of the block.
     StreamStop,
-    /// `c`: a streamed transaction has committed.
+    /// `c`: the commit of a streamed transaction.
     StreamCommit(StreamCommit),
-    /// `A`: a streamed transaction, or a part of it, did not happen.
+    /// `A`: the abort of a streamed transaction or of one of its subtransactions.
     StreamAbort(StreamAbort),
-    /// `b`: a transaction begins that will be prepared.
+    /// `b`: the begin of a transaction that will be prepared.
     BeginPrepare(BeginPrepare<'a>),
-    /// `P`: it is prepared.
+    /// `P`: a transaction is prepared.
     Prepare(Prepare<'a>),
-    /// `K`: a prepared transaction has committed.
+    /// `K`: the commit of a prepared transaction.
     CommitPrepared(CommitPrepared<'a>),
-    /// `r`: a prepared transaction was undone.
+    /// `r`: the rollback of a prepared transaction.
     RollbackPrepared(RollbackPrepared<'a>),
     /// `p`: a streamed transaction is prepared.
     StreamPrepare(Prepare<'a>),
 }
 
-/// The changes: what may stand in a stream block, each with its transaction in front (except
-/// Origin).
+/// Whether this is a change: a message that a stream block may contain. All except Origin start
+/// with their xid there.
 pub(crate) fn is_change(tag: u8) -> bool {
     matches!(tag, b'I' | b'U' | b'D' | b'R' | b'Y' | b'T' | b'M' | b'O')
 }
 
 impl<'a> Message<'a> {
-    /// Reads what follows the first byte. `abort_has_position` is so for parallel streaming.
+    /// Decodes the bytes after the message type. Under parallel streaming, `abort_has_position` is
+    /// true.
     #[inline]
     pub(crate) fn decode(
         tag: u8,
@@ -113,15 +114,15 @@ impl<'a> Message<'a> {
         Ok(message)
     }
 
-    /// Appends the message to `out` as a publisher would send it; for tests and simulations.
+    /// Appends the message to `out` as a publisher sends it, for tests and simulations.
     ///
-    /// The transaction in front of a change is written if the change has one, so changes inside a
-    /// stream block must and others must not. Nothing else is checked: flags that are unknown and
-    /// positions that are not set are written as they are.
+    /// The xid in front of a change is written if the change has one. So changes inside a stream
+    /// block must have one, and others must not. Nothing else is checked: unknown flags and unset
+    /// LSNs are written as they are.
     ///
     /// # Panics
     ///
-    /// If a [`LogicalMessage`] holds 2 GiB or more, or in debug builds if a name holds a zero
+    /// If a [`LogicalMessage`] has 2 GiB or more. In debug builds, also if a name contains a zero
     /// byte.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(self.tag());
@@ -147,7 +148,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// The message's first byte on the wire.
+    /// The message type: its first byte.
     #[must_use]
     pub const fn tag(&self) -> u8 {
         match self {
@@ -173,7 +174,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// The transaction or subtransaction in front of a change; inside a stream block only.
+    /// The xid of the transaction or subtransaction of a change; only inside a stream block.
     #[must_use]
     pub const fn stream_xid(&self) -> Option<Xid> {
         match self {
@@ -191,7 +192,7 @@ impl<'a> Message<'a> {
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! Compares one message with its bytes.
+    //! Helpers that compare a message with its bytes.
 
     use super::Message;
     use crate::{DecodeError, DecodeErrorKind, Decoder, Streaming};

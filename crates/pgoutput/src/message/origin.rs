@@ -1,18 +1,18 @@
-//! `O`: the transaction did not begin on this publisher.
+//! `O`: the origin of a transaction that was replicated to this publisher.
 
 use crate::reader::Reader;
 use crate::{DecodeError, Lsn, writer};
 
-/// Where the transaction came from before it was replicated to the publisher
-/// (`logicalrep_write_origin` in `proto.c`).
+/// The replication origin of the transaction (`logicalrep_write_origin` in `proto.c`).
 ///
-/// Follows the message that begins a transaction; in a streamed one it stands in the first block.
-/// It never carries a transaction id.
+/// It follows the message that begins a transaction. In a streamed transaction it is in the first
+/// block. It never has an xid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Origin<'a> {
-    /// Its commit on the server of origin; 0/0 in a streamed transaction, which has none yet.
+    /// LSN of the commit on the server of origin. It is 0/0 in a streamed transaction, which has
+    /// not committed there yet.
     pub lsn: Lsn,
-    /// The name the publisher gave to that origin (`pg_replication_origin.roname`).
+    /// The name of the origin on the publisher (`pg_replication_origin.roname`).
     pub name: &'a str,
 }
 
@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_inside_a_stream_has_no_transaction_id() {
+    fn an_origin_inside_a_stream_block_has_no_xid() {
         check_in_stream(
             b"O\0\0\0\0\0\0\0\0pg_16389\0",
             Message::Origin(Origin { lsn: Lsn::INVALID, name: "pg_16389" }),

@@ -1,24 +1,25 @@
-//! `b`, `P`, `K`, `r`, `p`: transactions in two phases.
+//! `b`, `P`, `K`, `r`, `p`: two-phase transactions.
 //!
-//! A transaction may be prepared under a name (`gid`, at most 199 bytes) and committed or undone
-//! later, by anyone. If `two_phase` was asked for, both steps are sent as they happen.
+//! A transaction can be prepared under a global identifier (`gid`, at most 199 bytes), and
+//! committed or rolled back later by another session. With the option `two_phase`, both steps are
+//! sent when they happen.
 
 use crate::reader::Reader;
 use crate::{DecodeError, Lsn, Timestamp, Xid, writer};
 
-/// `b`: a transaction begins that ends with a [`Prepare`] (`logicalrep_write_begin_prepare` in
-/// `proto.c`).
+/// `b`: the begin of a transaction that ends with a [`Prepare`] (`logicalrep_write_begin_prepare`
+/// in `proto.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BeginPrepare<'a> {
-    /// Where its prepare record begins. Never 0/0.
+    /// Start of the prepare record. Never 0/0.
     pub prepare_lsn: Lsn,
-    /// Where its prepare record ends. Never 0/0.
+    /// End of the prepare record. Never 0/0.
     pub end_lsn: Lsn,
-    /// When it was prepared on the publisher.
+    /// Prepare time on the publisher.
     pub prepare_time: Timestamp,
-    /// Its number on the publisher.
+    /// Its xid on the publisher.
     pub xid: Xid,
-    /// Its name.
+    /// Its global identifier.
     pub gid: &'a str,
 }
 
@@ -42,21 +43,21 @@ impl<'a> BeginPrepare<'a> {
     }
 }
 
-/// `P`: the transaction that began last is prepared; `p`: a streamed transaction is
+/// `P`: the last begun transaction is prepared; `p`: a streamed transaction is prepared
 /// (`logicalrep_write_prepare` and `logicalrep_write_stream_prepare` in `proto.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Prepare<'a> {
     /// Always 0 in versions 3 and 4 of the protocol.
     pub flags: u8,
-    /// Where its prepare record begins. Never 0/0.
+    /// Start of the prepare record. Never 0/0.
     pub prepare_lsn: Lsn,
-    /// Where its prepare record ends. Never 0/0.
+    /// End of the prepare record. Never 0/0.
     pub end_lsn: Lsn,
-    /// When it was prepared on the publisher.
+    /// Prepare time on the publisher.
     pub prepare_time: Timestamp,
-    /// Its number on the publisher.
+    /// Its xid on the publisher.
     pub xid: Xid,
-    /// Its name.
+    /// Its global identifier.
     pub gid: &'a str,
 }
 
@@ -82,20 +83,20 @@ impl<'a> Prepare<'a> {
     }
 }
 
-/// `K`: a prepared transaction has committed (`logicalrep_write_commit_prepared` in `proto.c`).
+/// `K`: the commit of a prepared transaction (`logicalrep_write_commit_prepared` in `proto.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CommitPrepared<'a> {
     /// Always 0 in versions 3 and 4 of the protocol.
     pub flags: u8,
-    /// Where the commit record begins. Never 0/0.
+    /// Start of the commit record. Never 0/0.
     pub commit_lsn: Lsn,
-    /// Where the commit record ends. Never 0/0.
+    /// End of the commit record. Never 0/0.
     pub end_lsn: Lsn,
-    /// When it committed on the publisher.
+    /// Commit time on the publisher.
     pub commit_time: Timestamp,
-    /// Its number on the publisher.
+    /// Its xid on the publisher.
     pub xid: Xid,
-    /// Its name.
+    /// Its global identifier.
     pub gid: &'a str,
 }
 
@@ -121,23 +122,23 @@ impl<'a> CommitPrepared<'a> {
     }
 }
 
-/// `r`: a prepared transaction was undone (`logicalrep_write_rollback_prepared` in `proto.c`).
+/// `r`: the rollback of a prepared transaction (`logicalrep_write_rollback_prepared` in `proto.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RollbackPrepared<'a> {
     /// Always 0 in versions 3 and 4 of the protocol.
     pub flags: u8,
-    /// Where its prepare record ended: with the name it tells which transaction is meant, as names
-    /// are used again. Never 0/0.
+    /// End of its prepare record. It identifies the transaction together with the `gid`, because a
+    /// `gid` can be reused. Never 0/0.
     pub prepare_end_lsn: Lsn,
-    /// Where the rollback record ends. Never 0/0.
+    /// End of the rollback record. Never 0/0.
     pub rollback_end_lsn: Lsn,
-    /// When it was prepared on the publisher.
+    /// Prepare time on the publisher.
     pub prepare_time: Timestamp,
-    /// When it was undone on the publisher.
+    /// Rollback time on the publisher.
     pub rollback_time: Timestamp,
-    /// Its number on the publisher.
+    /// Its xid on the publisher.
     pub xid: Xid,
-    /// Its name.
+    /// Its global identifier.
     pub gid: &'a str,
 }
 
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_unknown_and_positions_are_set() {
+    fn all_flags_are_unknown_and_lsns_must_be_set() {
         for tag in [b"P", b"p", b"K", b"r"] {
             refused(&[tag, &b"\x01"[..]].concat(), 1, DecodeErrorKind::UnexpectedFlags(1));
             refused(&[tag, &b"\0"[..], &[0; 8]].concat(), 2, DecodeErrorKind::ZeroLsn);

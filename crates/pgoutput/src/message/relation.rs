@@ -1,4 +1,4 @@
-//! `R`: what a table looks like from now on.
+//! `R`: the definition of a table from here on.
 
 use std::iter::FusedIterator;
 use std::str;
@@ -6,24 +6,25 @@ use std::str;
 use crate::reader::Reader;
 use crate::{DecodeError, DecodeErrorKind, RelId, TypeOid, Xid, writer};
 
-/// The columns of a table as of the changes that follow (`logicalrep_write_rel` in `proto.c`).
+/// The columns of a table, as of the changes that follow (`logicalrep_write_rel` in `proto.c`).
 ///
-/// Sent before the first change of a table and again whenever it may have changed, even in the
-/// middle of a transaction. Only published columns are listed.
+/// It is sent before the first change of a table, and again whenever the table may have changed,
+/// even within a transaction. It lists only published columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Relation<'a> {
-    /// The transaction it is part of; inside a stream block only.
+    /// The xid of its transaction; only inside a stream block.
     pub xid: Option<Xid>,
-    /// The number by which changes refer to this message. Two messages with the same number
-    /// replace one another.
+    /// The OID by which changes refer to this message. A later message with the same OID replaces
+    /// an earlier one.
     pub id: RelId,
-    /// The schema. Never empty: an empty name on the wire means `pg_catalog`, and is decoded so.
+    /// The schema. Never empty: PostgreSQL sends `pg_catalog` as an empty name, and decoding
+    /// restores it.
     pub schema: &'a str,
-    /// The table.
+    /// The table name.
     pub name: &'a str,
-    /// By what the publisher identifies rows.
+    /// The columns that identify rows on the publisher.
     pub replica_identity: ReplicaIdentity,
-    /// The columns, in the order in which [`Tuple`](crate::Tuple)s hold them.
+    /// The columns, in the order in which a [`Tuple`](crate::Tuple) contains them.
     pub columns: Columns<'a>,
 }
 
@@ -49,16 +50,16 @@ impl<'a> Relation<'a> {
     }
 }
 
-/// What old rows hold, from `pg_class.relreplident`.
+/// The contents of old rows, from `pg_class.relreplident`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReplicaIdentity {
-    /// `d`: the primary key; nothing if there is none.
+    /// `d`: the primary key; no columns if there is none.
     Default,
-    /// `n`: nothing. Updates and deletes are refused on the publisher.
+    /// `n`: no columns. The publisher rejects updates and deletes.
     Nothing,
     /// `f`: all columns.
     Full,
-    /// `i`: the columns of a chosen unique index.
+    /// `i`: the columns of the unique index chosen by REPLICA IDENTITY USING INDEX.
     Index,
 }
 
@@ -86,14 +87,13 @@ impl ReplicaIdentity {
 /// One column of a [`Relation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RelationColumn<'a> {
-    /// Whether it belongs to the replica identity; with [`ReplicaIdentity::Full`] all do.
+    /// Whether it belongs to the replica identity. With [`ReplicaIdentity::Full`] all columns do.
     pub key: bool,
-    /// Its name.
+    /// The column name.
     pub name: &'a str,
-    /// Its type on the publisher (`pg_attribute.atttypid`).
+    /// The type on the publisher (`pg_attribute.atttypid`).
     pub type_oid: TypeOid,
-    /// Its type modifier, such as the length of a `varchar`; -1 if there is none
-    /// (`pg_attribute.atttypmod`).
+    /// The type modifier, such as the length of a `varchar`, or -1 (`pg_attribute.atttypmod`).
     pub type_modifier: i32,
 }
 
@@ -180,7 +180,7 @@ impl std::fmt::Debug for Columns<'_> {
     }
 }
 
-/// Walks the columns of a [`Relation`].
+/// Iterates over the columns of a [`Relation`].
 #[derive(Clone, Debug)]
 pub struct RelationColumns<'a> {
     left: u16,
@@ -192,8 +192,8 @@ impl<'a> Iterator for RelationColumns<'a> {
 
     fn next(&mut self) -> Option<RelationColumn<'a>> {
         self.left = self.left.checked_sub(1)?;
-        // The bytes were checked when the message was decoded. Names are checked a second time,
-        // which costs little: relations are rare.
+        // The bytes were checked when the message was decoded. The second check of each name is
+        // cheap, because relations are rare.
         RelationColumn::decode(&mut self.reader).ok()
     }
 
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_walked_in_order() {
+    fn columns_are_returned_in_order() {
         let built = ColumnsBuilder::new().column(true, "a", TypeOid(23), -1).column(
             false,
             "b",
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_relations_are_refused_where_they_are() {
+    fn wrong_relations_are_rejected_at_their_offset() {
         refused(b"R\0\0\0\x07s\0t", 7, DecodeErrorKind::MissingNul);
         refused(b"R\0\0\0\x07s\xC3\0t\0", 6, DecodeErrorKind::NotUtf8);
         refused(b"R\0\0\0\x07s\0t\0x", 9, DecodeErrorKind::UnknownReplicaIdentity(b'x'));

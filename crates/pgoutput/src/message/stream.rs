@@ -1,16 +1,17 @@
-//! `S`, `E`, `c`, `A`: large transactions that are sent before they end.
+//! `S`, `E`, `c`, `A`: large transactions that are sent while they are in progress.
 //!
-//! Their changes come in blocks between Stream Start and Stream Stop, those of several
-//! transactions in turn. A Stream Commit or Stream Abort ends them, outside of any block.
+//! Their changes are sent in blocks between Stream Start and Stream Stop. Blocks of several
+//! transactions may alternate. A Stream Commit or Stream Abort, outside of any block, ends the
+//! transaction.
 
 use crate::reader::Reader;
 use crate::{DecodeError, Lsn, Timestamp, Xid, writer};
 
-/// `S`: a block of changes of one transaction begins (`logicalrep_write_stream_start` in
+/// `S`: the start of a block of changes of one transaction (`logicalrep_write_stream_start` in
 /// `proto.c`). It ends with [`Message::StreamStop`](crate::Message::StreamStop).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamStart {
-    /// The transaction; its changes may carry the numbers of subtransactions. Never 0.
+    /// The xid of the transaction. Its changes may have xids of subtransactions. Never 0.
     pub xid: Xid,
     /// Whether this is the first block of the transaction.
     pub first_segment: bool,
@@ -27,18 +28,18 @@ impl StreamStart {
     }
 }
 
-/// `c`: a streamed transaction has committed (`logicalrep_write_stream_commit` in `proto.c`).
+/// `c`: the commit of a streamed transaction (`logicalrep_write_stream_commit` in `proto.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamCommit {
-    /// The transaction.
+    /// The xid of the transaction.
     pub xid: Xid,
     /// Always 0 in versions 2 to 4 of the protocol.
     pub flags: u8,
-    /// Where the commit record begins.
+    /// Start of the commit record.
     pub commit_lsn: Lsn,
-    /// Where the commit record ends.
+    /// End of the commit record.
     pub end_lsn: Lsn,
-    /// When it committed on the publisher.
+    /// Commit time on the publisher.
     pub commit_time: Timestamp,
 }
 
@@ -62,19 +63,19 @@ impl StreamCommit {
     }
 }
 
-/// `A`: a streamed transaction, or a part of it, did not happen (`logicalrep_write_stream_abort`
-/// in `proto.c`).
+/// `A`: the abort of a streamed transaction or of one of its subtransactions
+/// (`logicalrep_write_stream_abort` in `proto.c`).
 ///
-/// It may name a transaction of which nothing was sent; PostgreSQL 18 before the minor releases of
-/// August 2026 does so even if streaming was not asked for.
+/// It may name a transaction of which nothing was sent. PostgreSQL 18 before the minor releases of
+/// August 2026 sends such a message even if streaming was not requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamAbort {
-    /// The transaction.
+    /// The xid of the transaction.
     pub xid: Xid,
-    /// The subtransaction that was undone; the same as `xid` if all of it was.
+    /// The xid of the aborted subtransaction; equal to `xid` if the whole transaction was aborted.
     pub subxid: Xid,
-    /// Where the abort record ends and when it was written: sent only for
-    /// [`Streaming::Parallel`](crate::Streaming::Parallel), and always then.
+    /// End and time of the abort record: sent always with
+    /// [`Streaming::Parallel`](crate::Streaming::Parallel), and otherwise never.
     pub abort: Option<(Lsn, Timestamp)>,
 }
 

@@ -1,20 +1,21 @@
-//! `T`: tables are emptied.
+//! `T`: truncated tables.
 
 use std::iter::FusedIterator;
 
 use crate::reader::Reader;
 use crate::{DecodeError, RelId, Xid, writer};
 
-/// Tables were emptied by one command (`logicalrep_write_truncate` in `proto.c`).
+/// Tables were truncated by one command (`logicalrep_write_truncate` in `proto.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Truncate<'a> {
-    /// The transaction or subtransaction; inside a stream block only.
+    /// The xid of the transaction or subtransaction; only inside a stream block.
     pub xid: Option<Xid>,
-    /// Tables that refer to these were emptied with them.
+    /// Whether CASCADE was used: tables that refer to these were truncated too.
     pub cascade: bool,
-    /// Sequences owned by columns of these tables began anew.
+    /// Whether RESTART IDENTITY was used: sequences owned by columns of these tables were
+    /// restarted.
     pub restart_identity: bool,
-    /// The tables.
+    /// The truncated tables.
     pub relations: RelIds<'a>,
 }
 
@@ -58,8 +59,8 @@ impl<'a> RelIds<'a> {
     }
 
     fn decode(reader: &mut Reader<'a>, count: usize) -> Result<Self, DecodeError> {
-        // The count is at most 2^31 - 1, so the product fits wherever a pointer has 64 bits; a
-        // smaller machine cannot hold such a message at all.
+        // The count is at most 2^31 - 1, so the product fits into 64 bits. A 32-bit machine cannot
+        // hold such a message at all.
         let (ids, _) = reader.bytes(count.saturating_mul(4))?.as_chunks();
         Ok(Self { ids })
     }
@@ -98,7 +99,7 @@ impl std::fmt::Debug for RelIds<'_> {
     }
 }
 
-/// Walks the tables of a [`Truncate`].
+/// Iterates over the tables of a [`Truncate`].
 #[derive(Clone, Debug)]
 pub struct RelIdsIter<'a> {
     ids: std::slice::Iter<'a, [u8; 4]>,
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn streamed_truncate_of_nothing() {
+    fn streamed_truncate_of_no_tables() {
         check_in_stream(
             b"T\0\0\0\x05\0\0\0\0\x01",
             Message::Truncate(Truncate {
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_counts_and_flags_are_refused() {
+    fn wrong_counts_and_flags_are_rejected() {
         refused(b"T\xFF\xFF\xFF\xFF\0", 1, DecodeErrorKind::NegativeLength(-1));
         refused(b"T\0\0\0\0\x04", 5, DecodeErrorKind::UnexpectedFlags(4));
         refused(

@@ -6,16 +6,18 @@ use crate::{DecodeError, TypeOid, Xid, writer};
 /// The name of a type, sent before the [`Relation`](crate::Relation) that uses it
 /// (`logicalrep_write_typ` in `proto.c`).
 ///
-/// Only types whose OID is at least 10000 are named; the others are the same on every server.
+/// It is sent only for types with an OID of at least 10000. Other OIDs are the same on every
+/// server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TypeInfo<'a> {
-    /// The transaction it is part of; inside a stream block only.
+    /// The xid of its transaction; only inside a stream block.
     pub xid: Option<Xid>,
-    /// Its number on the publisher.
+    /// The OID of the type on the publisher.
     pub type_oid: TypeOid,
-    /// Its schema. Never empty: an empty name on the wire means `pg_catalog`, and is decoded so.
+    /// The schema. Never empty: PostgreSQL sends `pg_catalog` as an empty name, and decoding
+    /// restores it.
     pub schema: &'a str,
-    /// Its name; for a domain that of the type beneath.
+    /// The type name; for a domain, the name of its base type.
     pub name: &'a str,
 }
 

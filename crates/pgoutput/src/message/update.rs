@@ -1,4 +1,4 @@
-//! `U`: a row is different.
+//! `U`: an updated row.
 
 use crate::reader::Reader;
 use crate::tuple::{decode_new_after, encode_new};
@@ -7,14 +7,14 @@ use crate::{DecodeError, OldTuple, RelId, Tuple, Xid, writer};
 /// A row was updated (`logicalrep_write_update` in `proto.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Update<'a> {
-    /// The transaction or subtransaction; inside a stream block only.
+    /// The xid of the transaction or subtransaction; only inside a stream block.
     pub xid: Option<Xid>,
-    /// The table, as in its last [`Relation`](crate::Relation) message.
+    /// The table, as described by its last [`Relation`](crate::Relation) message.
     pub relation: RelId,
-    /// The row before. Without one the replica identity did not change, and the row is found by
-    /// its columns in `new`.
+    /// The old row. Without it the replica identity is unchanged, and its columns in `new` identify
+    /// the row.
     pub old: Option<OldTuple<'a>>,
-    /// The row after.
+    /// The new row.
     pub new: Tuple<'a>,
 }
 
@@ -48,7 +48,7 @@ mod tests {
     use crate::{DecodeErrorKind, Message, TupleBuilder};
 
     #[test]
-    fn an_update_with_the_key_as_it_was() {
+    fn an_update_with_an_unchanged_key() {
         let new = TupleBuilder::new().text("1").text("x");
         check(
             b"U\0\0\x40\x01N\0\x02t\0\0\0\x011t\0\0\0\x01x",
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rows_come_in_one_order() {
+    fn the_old_row_precedes_the_new_row() {
         refused(b"U\0\0\x40\x01x\0\0", 5, DecodeErrorKind::UnknownTupleKind(b'x'));
         refused(b"U\0\0\x40\x01K\0\0O\0\0", 8, DecodeErrorKind::UnknownTupleKind(b'O'));
         refused(b"U\0\0\x40\x01K\0\0", 8, DecodeErrorKind::Truncated { needed: 1, left: 0 });

@@ -1,14 +1,14 @@
-//! What must hold for any bytes whatever. The fuzz subscriber `fuzz/fuzz_targets/decode.rs` runs this
-//! very file.
+//! Properties that must hold for any bytes. The fuzz target `fuzz/fuzz_targets/decode.rs` includes
+//! this file.
 
 use pgoutput::{
     Column, DecodeErrorKind, Decoder, Frame, Message, OldTuple, PrimaryStatusRequest, StatusUpdate,
     Streaming, Tuple, decode_change,
 };
 
-/// One replication connection: the first byte chooses how streaming was asked for, then come
-/// packets, each with its length in two bytes in front. A packet that is no frame of log data is
-/// taken for a message itself, so that short inputs reach far.
+/// Decodes one replication connection. The first byte selects the `streaming` option. Packets
+/// follow, each after its two-byte length. A packet that is not a frame of log data is decoded as a
+/// message itself, so that short inputs reach much of the code.
 pub(crate) fn exercise(connection: &[u8]) {
     let Some((mode, mut rest)) = connection.split_first() else { return };
     let mut decoder = Decoder::new(match mode % 3 {
@@ -73,7 +73,7 @@ fn exercise_message(decoder: &mut Decoder, payload: &[u8]) {
     let mut out = Vec::new();
     message.encode(&mut out);
     assert_eq!(before.decode(&out), Ok(message));
-    // There are two ways to write the schema pg_catalog and one to say everything else.
+    // The schema pg_catalog has two encodings; everything else has one.
     let schema = match &message {
         Message::Relation(relation) => relation.schema,
         Message::Type(type_info) => type_info.schema,
@@ -82,7 +82,7 @@ fn exercise_message(decoder: &mut Decoder, payload: &[u8]) {
     assert!(out == payload || schema == "pg_catalog");
 }
 
-/// Whatever was decoded can be walked to its end.
+/// Iterates over everything in a decoded message.
 fn walk(message: &Message<'_>) {
     match message {
         Message::Relation(relation) => {

@@ -1,4 +1,4 @@
-//! What is not a message is refused, without a panic and with the right byte.
+//! Input that is not a message is rejected at the right byte and without a panic.
 
 use pgoutput::{DecodeErrorKind, Frame, builder};
 use proptest::collection::vec;
@@ -8,7 +8,7 @@ use proptest::sample::{Index, select};
 use crate::exercise::exercise;
 use crate::strategy::{cases, frames};
 
-/// A connection with one packet, as `exercise` takes it.
+/// A connection with one packet, in the format of `exercise`.
 fn connection(mode: u8, packets: &[&[u8]]) -> Vec<u8> {
     let mut bytes = vec![mode];
     for packet in packets {
@@ -18,14 +18,14 @@ fn connection(mode: u8, packets: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-fn is_cut_short(kind: DecodeErrorKind) -> bool {
+fn is_truncated(kind: DecodeErrorKind) -> bool {
     matches!(kind, DecodeErrorKind::Truncated { .. } | DecodeErrorKind::MissingNul)
 }
 
-/// Bytes that begin like a message and are none.
+/// Bytes that start like a message but are not one.
 fn messagelike() -> impl Strategy<Value = Vec<u8>> {
     let tags = select(b"BCORYIUDTMSEcAbPKrpwks".as_slice());
-    // Small numbers make lengths and counts that come near to what is there.
+    // Small numbers produce lengths and counts near the real ones.
     let bytes =
         vec(proptest::prop_oneof![0..4_u8, select(b"NKOntubdfi".as_slice()), any::<u8>()], 0..64);
     (tags, bytes).prop_map(|(tag, mut bytes)| {
@@ -36,18 +36,18 @@ fn messagelike() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn a_message_that_is_cut_short_is_refused_at_any_byte(case in cases()) {
+    fn a_truncated_message_is_rejected_at_any_byte(case in cases()) {
         let payload = builder::encoded(&case.message);
         for length in 0..payload.len() {
             let error = case.decoder().decode(&payload[..length]).unwrap_err();
-            prop_assert!(is_cut_short(error.kind), "{length}: {error}");
+            prop_assert!(is_truncated(error.kind), "{length}: {error}");
             prop_assert!(error.offset <= length);
             prop_assert_eq!(error.message, payload[..length].first().copied());
         }
     }
 
     #[test]
-    fn a_message_with_bytes_after_it_is_refused(case in cases(), more in vec(any::<u8>(), 1..9)) {
+    fn a_message_with_trailing_bytes_is_rejected(case in cases(), more in vec(any::<u8>(), 1..9)) {
         let mut payload = builder::encoded(&case.message);
         let offset = payload.len();
         payload.extend_from_slice(&more);
@@ -57,18 +57,18 @@ proptest! {
     }
 
     #[test]
-    fn a_frame_that_is_cut_short_is_refused(frame in frames()) {
+    fn a_truncated_frame_is_rejected(frame in frames()) {
         let mut copy_data = Vec::new();
         frame.encode(&mut copy_data);
         let header = if let Frame::XLogData { .. } = frame { 25 } else { copy_data.len() };
         for length in 0..header {
             let error = Frame::decode(&copy_data[..length]).unwrap_err();
-            prop_assert!(is_cut_short(error.kind), "{length}: {error}");
+            prop_assert!(is_truncated(error.kind), "{length}: {error}");
         }
     }
 
     #[test]
-    fn one_wrong_byte_is_refused_or_makes_another_message(
+    fn one_wrong_byte_is_rejected_or_gives_another_message(
         case in cases(), at in any::<Index>(), byte in any::<u8>(),
     ) {
         let mut payload = builder::encoded(&case.message);

@@ -1,4 +1,4 @@
-//! The protocol as a whole: what is encoded is decoded, and what is not a message is refused.
+//! Tests of the whole protocol: encoded messages are decoded, and other input is rejected.
 
 mod corpus;
 mod exercise;

@@ -1,4 +1,4 @@
-//! What is encoded is decoded.
+//! Decoding returns what was encoded.
 
 use pgoutput::{
     DecodeErrorKind, Frame, Lsn, PrimaryStatusRequest, StatusUpdate, Timestamp, builder,
@@ -10,7 +10,7 @@ use crate::strategy::{cases, frames, lsns, times};
 
 proptest! {
     #[test]
-    fn messages_come_back_as_they_were(case in cases()) {
+    fn messages_are_decoded_as_encoded(case in cases()) {
         let payload = builder::encoded(&case.message);
         prop_assert_eq!(payload[0], case.message.tag());
         prop_assert_eq!(case.decoder().decode(&payload), Ok(case.message));
@@ -24,14 +24,14 @@ proptest! {
     }
 
     #[test]
-    fn frames_come_back_as_they_were(frame in frames()) {
+    fn frames_are_decoded_as_encoded(frame in frames()) {
         let mut copy_data = Vec::new();
         frame.encode(&mut copy_data);
         prop_assert_eq!(Frame::decode(&copy_data), Ok(frame));
     }
 
     #[test]
-    fn replies_come_back_as_they_were(
+    fn replies_are_decoded_as_encoded(
         write in lsns(), flush in lsns(), apply in lsns(), clock in times(),
         reply_requested in any::<bool>(),
     ) {
@@ -47,13 +47,13 @@ proptest! {
     }
 
     #[test]
-    fn positions_come_back_as_they_were(lsn in lsns()) {
+    fn lsns_are_parsed_as_printed(lsn in lsns()) {
         prop_assert_eq!(lsn.to_string().parse::<Lsn>(), Ok(lsn));
         prop_assert_eq!(Lsn::from_u64(lsn.as_u64()), lsn);
     }
 
     #[test]
-    fn no_other_text_is_a_position(text in "\\PC{0,20}") {
+    fn no_other_text_is_an_lsn(text in "\\PC{0,20}") {
         if let Ok(lsn) = text.parse::<Lsn>() {
             let printed = lsn.to_string();
             prop_assert!(printed.len() <= text.len());
@@ -61,7 +61,7 @@ proptest! {
     }
 
     #[test]
-    fn times_come_back_within_the_range(
+    fn times_within_the_range_are_converted_back(
         micros in i64::MIN..=i64::MAX - Timestamp(0).to_unix_micros(),
     ) {
         let time = Timestamp(micros);

@@ -1,6 +1,7 @@
-//! Any message, for property tests.
+//! Strategies that generate any message, for property tests.
 //!
-//! Messages borrow. What these borrow is leaked: a few kilobytes for each test process.
+//! A message borrows its contents. The generated contents are leaked: a few kilobytes per test
+//! process.
 
 use pgoutput::{
     Begin, BeginPrepare, Column, Columns, ColumnsBuilder, Commit, CommitPrepared, Decoder, Delete,
@@ -14,7 +15,7 @@ use proptest::option;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::strategy::Union;
 
-/// A message where it may be sent.
+/// A message and a state of the connection in which it is allowed.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) streaming: Streaming,
@@ -23,7 +24,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// A decoder to which the message may come next.
+    /// A decoder in that state.
     pub(crate) fn decoder(&self) -> Decoder {
         let mut decoder = Decoder::new(self.streaming);
         if self.in_stream {
