@@ -233,11 +233,11 @@ pub(crate) fn run(seed: u64, sabotage: Option<GapSabotage>) -> Result<(), String
     });
     let missed = missed.map(|(lsn, _)| lsn);
     match (missed, subscriber.stale_from) {
-        (Some(missed), None) => Err(format!("the write at {missed} was missed in silence")),
+        (Some(missed), None) => Err(format!("no gap was found for the write at {missed}")),
         (Some(missed), Some(stale)) if stale > *missed => {
             Err(format!("the write at {missed} was missed, and the table is stale from {stale} on"))
         }
-        (None, Some(stale)) if !changed => Err(format!("stale from {stale} on for no reason")),
+        (None, Some(stale)) if !changed => Err(format!("stale from {stale} on without a gap")),
         _ => Ok(()),
     }
 }

@@ -63,9 +63,9 @@ pub struct Work<M, P> {
 impl<P> Clone for TwoPhase<P> {
     fn clone(&self) -> Self {
         match self {
-            Self::Prepare(here) => Self::Prepare(Arc::clone(here)),
-            Self::Commit(here) => Self::Commit(Arc::clone(here)),
-            Self::Rollback(here) => Self::Rollback(Arc::clone(here)),
+            Self::Prepare(prepared) => Self::Prepare(Arc::clone(prepared)),
+            Self::Commit(prepared) => Self::Commit(Arc::clone(prepared)),
+            Self::Rollback(prepared) => Self::Rollback(Arc::clone(prepared)),
         }
     }
 }
@@ -74,10 +74,10 @@ impl<M: Table, P> Work<M, P> {
     /// Whether it must be committed alone, as the publisher committed it.
     #[must_use]
     pub fn is_alone(&self) -> bool {
-        self.runs_user_code() || self.maps().any(Table::is_under_rules_of_time)
+        self.runs_user_code() || self.applied_tables().any(Table::is_under_rules_of_time)
     }
 
-    fn maps(&self) -> impl Iterator<Item = &M> {
+    fn applied_tables(&self) -> impl Iterator<Item = &M> {
         self.tables.iter().flatten().map(AsRef::as_ref)
     }
 
@@ -85,7 +85,7 @@ impl<M: Table, P> Work<M, P> {
     fn rules(&self, relation: usize) -> Result<Option<&LockRules>, LockError> {
         match &self.tables[relation] {
             None => Ok(None),
-            Some(map) => map.locks().map(Some).ok_or(LockError::Unmapped),
+            Some(table) => table.locks().map(Some).ok_or(LockError::Unmapped),
         }
     }
 
@@ -112,11 +112,11 @@ impl<M: Table, P> GroupMember for Work<M, P> {
     }
 
     fn runs_user_code(&self) -> bool {
-        self.maps().any(|map| *map.fold() == TableFolding::Never { barrier: true })
+        self.applied_tables().any(|table| *table.fold() == TableFolding::Never { barrier: true })
     }
 
     fn is_under_rules(&self) -> bool {
-        self.maps().any(Table::is_under_rules)
+        self.applied_tables().any(Table::is_under_rules)
     }
 
     fn is_step(&self) -> bool {
@@ -148,7 +148,7 @@ impl<M: Table, P> Dispatchable for Work<M, P> {
     }
 
     fn tables(&self) -> impl Iterator<Item = TableId> {
-        self.maps().map(Table::id)
+        self.applied_tables().map(Table::id)
     }
 
     fn lock(&self, locks: &mut Locks<'_>) -> Result<(), LockError> {
