@@ -1,5 +1,5 @@
-//! Tables that are copied while others stream: nobody else waits, and whatever ends in the middle,
-//! each change is in the table once.
+//! Tables that are copied while others stream. The other tables do not wait, and every change is
+//! applied exactly once, even if the process is killed.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::support::{Case, PATIENCE, must, on_versions};
 /// Number of the advisory lock that the trigger on the subscriber waits for.
 pub(super) const LOCK: u32 = 4711;
 
-/// A change of each table in one transaction, several times.
+/// Commits several transactions that each change every table.
 pub(super) fn changes(case: &Case, numbers: std::ops::Range<u32>) {
     let mut client = case.publisher.connect();
     for number in numbers {
@@ -27,8 +27,8 @@ pub(super) fn changes(case: &Case, numbers: std::ops::Range<u32>) {
     }
 }
 
-/// Tables that are not part of the subscription yet. On the subscriber, updates of the first wait for the
-/// advisory lock.
+/// Creates tables that are not part of the subscription yet. On the subscriber, updates of the
+/// first table wait for the advisory lock.
 pub(crate) fn late_tables(case: &Case) {
     case.both("CREATE TABLE late (id int PRIMARY KEY, v int); CREATE TABLE late_log (id int)");
     case.subscriber.sql(&format!(
@@ -50,7 +50,8 @@ pub(crate) fn wait_for(case: &Case, process: &mut Process, what: &str, sql: &str
     waited.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
 }
 
-/// Of this case's sessions, by the state of this run: none that a killed process left behind.
+/// Waits until a session of this case waits for a lock, according to the state of this run.
+/// Sessions of a killed process do not count.
 pub(crate) fn wait_for_a_waiter(case: &Case, process: &mut Process, lock: &str) {
     let sql = format!(
         "SELECT count(*) > 0 FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
@@ -80,14 +81,14 @@ pub(crate) fn holder(case: &Case, sql: &str) -> Client {
 }
 
 #[test]
-fn others_go_on_while_tables_are_copied() {
+fn the_other_tables_stream_while_tables_are_copied() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
         late_tables(&case);
         let applying = holder(&case, &format!("SELECT pg_advisory_lock({LOCK})"));
         let mut copying = holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
 
-        // Its copy waits, nothing else does.
+        // Its copy waits; other tables do not.
         let mut process = case.start();
         changes(&case, 0..20);
         wait_for_a_waiter(&case, &mut process, "relation");
@@ -95,7 +96,7 @@ fn others_go_on_while_tables_are_copied() {
         other_has(&case, &mut process, 40);
         must(process.kill9());
 
-        // What was put off is sent again; the copy begins anew.
+        // The deferred changes are sent again, and the copy starts again.
         let mut process = case.start();
         wait_for_a_waiter(&case, &mut process, "relation");
         changes(&case, 40..60);
@@ -104,9 +105,9 @@ fn others_go_on_while_tables_are_copied() {
         changes(&case, 60..80);
         other_has(&case, &mut process, 80);
         std::thread::sleep(Duration::from_millis(300));
-        assert_eq!(acknowledged(&case), held, "acknowledged beyond what is put off");
+        assert_eq!(acknowledged(&case), held, "acknowledged past deferred changes");
 
-        // The copy ends, and what was put off waits.
+        // The copy ends, and the deferred changes wait.
         must(copying.batch_execute("COMMIT"));
         wait_for_a_waiter(&case, &mut process, "advisory");
         let copies = "SELECT string_agg(table_name || ' ' || sync_lsn || ' ' || copied_at, ', ' ORDER BY table_name) \
@@ -117,7 +118,7 @@ fn others_go_on_while_tables_are_copied() {
         other_has(&case, &mut process, 100);
         must(process.kill9());
 
-        // It goes on without another copy.
+        // The run resumes without another copy.
         let mut process = case.start();
         wait_for_a_waiter(&case, &mut process, "advisory");
         changes(&case, 100..120);
@@ -138,9 +139,9 @@ fn others_go_on_while_tables_are_copied() {
     });
 }
 
-/// The goal is that of all tables, and a stop does not wait for them.
+/// `--until` waits for all tables, but a stop does not wait for their copies.
 #[test]
-fn goals_and_stops_while_a_table_is_copied() {
+fn until_waits_for_a_copy_and_a_stop_does_not() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
         case.both("CREATE TABLE late (id int PRIMARY KEY, v int); CREATE TABLE late_log (id int)");
@@ -151,7 +152,7 @@ fn goals_and_stops_while_a_table_is_copied() {
         wait_for_a_waiter(&case, &mut process, "relation");
         case.stop(process);
         changes(&case, 10..20);
-        // What is put off goes to files as small as its place is.
+        // With this limit the deferred changes are written to files.
         case.tool.args = vec!["--spool-limit=1".to_owned()];
         std::thread::scope(|scope| {
             let run = scope.spawn(|| case.tool.run());
@@ -160,7 +161,7 @@ fn goals_and_stops_while_a_table_is_copied() {
                 Ok(look.query_one("SELECT count(*) FROM other", &[])?.get::<_, i64>(0) == 20)
             }));
             std::thread::sleep(Duration::from_millis(300));
-            assert!(!run.is_finished(), "the goal was reached without a table");
+            assert!(!run.is_finished(), "the run ended without one of the tables");
             must(copying.batch_execute("COMMIT"));
             run.join().unwrap_or_else(|_| panic!("the run panicked")).expect(0, &[]);
         });
@@ -168,10 +169,10 @@ fn goals_and_stops_while_a_table_is_copied() {
     });
 }
 
-/// More is put off than the spool may hold: the others wait for as long as they must. A transaction
-/// that is larger than its parts, streamed or not, is put off like any other.
+/// There are more deferred changes than the spool may hold: the other tables wait as long as
+/// necessary. A transaction larger than its parts, streamed or not, is deferred like any other.
 #[test]
-fn much_is_put_off() {
+fn deferred_changes_beyond_the_spool_limit_make_the_others_wait() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
         case.both("CREATE TABLE late (id int PRIMARY KEY, v text)");
@@ -215,10 +216,10 @@ fn much_is_put_off() {
     });
 }
 
-/// Where the publisher waits for us, what is put off is acknowledged; after a crash the table is
-/// copied again.
+/// While the publisher waits for the subscriber, deferred changes are acknowledged. After a crash
+/// the table is copied again.
 #[test]
-fn a_publisher_that_waits_is_not_held_up() -> Result<()> {
+fn a_synchronous_publisher_does_not_wait_for_a_copy() -> Result<()> {
     for major in [15, 18] {
         let site = Site::of(Pair::start(major, major)?)?;
         site.tables("CREATE TABLE other (id int PRIMARY KEY)")?;
@@ -244,7 +245,7 @@ fn a_publisher_that_waits_is_not_held_up() -> Result<()> {
         writer.batch_execute(&format!(
             "{ddl}; INSERT INTO late SELECT i, 0 FROM generate_series(1, 100) i"
         ))?;
-        // From here on every commit waits.
+        // From here on every commit waits for the subscriber.
         writer.batch_execute("SET synchronous_commit = on")?;
         for number in 0..10 {
             writer.batch_execute(&format!(
@@ -282,10 +283,10 @@ fn a_publisher_that_waits_is_not_held_up() -> Result<()> {
     Ok(())
 }
 
-/// A load on others, read all the time, while tables join under a load of their own and the process
-/// is killed again and again.
+/// A load changes the other tables, and a reader checks them all the time. Meanwhile tables with
+/// their own load are added, and the process is killed repeatedly.
 #[test]
-fn tables_join_under_load() -> Result<()> {
+fn tables_are_added_under_load_and_kills() -> Result<()> {
     for major in [15, 18] {
         let site = Site::of(Pair::start(major, major)?)?;
         site.load_tables()?;

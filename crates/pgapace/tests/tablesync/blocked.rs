@@ -1,4 +1,5 @@
-//! Tables that cannot be copied, or of which a change cannot be applied: the others go on.
+//! Tables that cannot be copied, or a change of which cannot be applied, are blocked; the others
+//! stream on.
 
 use serde_json::Value;
 
@@ -14,7 +15,7 @@ fn with_state(state: &str, names: &str) -> String {
     )
 }
 
-/// A table, as `status` shows it.
+/// The status of a table.
 fn shown(case: &Case, name: &str) -> Value {
     let status = case.tool.finish("status", &["--json"]);
     let statuses: Value = serde_json::from_str(&status.stdout).unwrap_or_default();
@@ -30,7 +31,7 @@ fn reason(case: &Case, name: &str) -> String {
 }
 
 #[test]
-fn tables_that_cannot_be_copied_stop_themselves() {
+fn tables_that_cannot_be_copied_are_blocked() {
     on_versions(&BOTH, |mut case| {
         case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
         case.tool.args = vec!["--refresh-interval=1".to_owned()];
@@ -56,7 +57,7 @@ fn tables_that_cannot_be_copied_stop_themselves() {
         assert!(process.events("table_blocked") > 0, "{}", process.log());
         assert!(case.tool.finish("status", &[]).stdout.contains("public.filled: blocked since"));
 
-        // The others go on, and nothing of these is kept.
+        // The other tables stream on, and no changes are stored for the blocked ones.
         let changes = "INSERT INTO first SELECT count(*) FROM first; \
              INSERT INTO absent SELECT count(*) FROM absent; \
              INSERT INTO filled SELECT count(*) FROM filled; \
@@ -68,7 +69,7 @@ fn tables_that_cannot_be_copied_stop_themselves() {
         let counted: u32 = must(case.statistic("tables_blocked").parse());
         assert!(counted >= 4, "{counted}");
 
-        // What is mended is found by looking.
+        // A periodic check finds that the cause was removed.
         case.subscriber.sql("DELETE FROM filled; CREATE TABLE absent (id int PRIMARY KEY)");
         let ready = with_state("ready", "absent filled first");
         wait_for(&case, &mut process, "the mended tables to be copied", &ready);
@@ -78,7 +79,7 @@ fn tables_that_cannot_be_copied_stop_themselves() {
         case.expect_equal(&["first", "absent", "filled"]);
         case.stop(process);
 
-        // The goal is not reached by the others.
+        // `--until` is not reached while other tables are blocked.
         case.run().expect(6, &["public.unfit", "public.wrong"]);
         case.subscriber.sql(
             "ALTER TABLE unfit RENAME other TO id; ALTER TABLE wrong DROP CONSTRAINT wrong_id_check",
@@ -90,9 +91,9 @@ fn tables_that_cannot_be_copied_stop_themselves() {
     });
 }
 
-/// Whoever asks for a copy of a table that is blocked because it holds rows has them removed.
+/// Resync of a table that is blocked because it contains rows removes these rows.
 #[test]
-fn resync_of_a_blocked_table() {
+fn resync_truncates_and_copies_a_blocked_table() {
     on_versions(&BOTH, |case| {
         case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
         case.both("CREATE TABLE filled (id int PRIMARY KEY)");
@@ -107,7 +108,7 @@ fn resync_of_a_blocked_table() {
 }
 
 #[test]
-fn an_error_of_a_member_blocks_it_if_asked_to() {
+fn an_apply_error_blocks_its_table_with_on_table_error_block() {
     on_versions(&BOTH, |mut case| {
         case.replicate(
             "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); \
@@ -130,7 +131,7 @@ fn an_error_of_a_member_blocks_it_if_asked_to() {
             assert!(shown["stale_lsn"].is_string(), "{shown:#}");
         }
 
-        // It lacks changes, so it does not come back by itself.
+        // The table lacks changes, so it stays blocked until a resync.
         case.subscriber
             .sql("ALTER TABLE a DROP CONSTRAINT a_id_check; CREATE TABLE c (id int PRIMARY KEY)");
         case.stop(process);
@@ -148,9 +149,10 @@ fn an_error_of_a_member_blocks_it_if_asked_to() {
     });
 }
 
-/// Somebody has locked a table that joins: neither the others nor other new tables wait for it.
+/// Another session has locked a table that is being added. Neither the other tables nor other new
+/// tables wait for it.
 #[test]
-fn a_locked_table_that_joins_holds_nobody_up() {
+fn a_lock_on_an_added_table_delays_no_other_table() {
     on_versions(&BOTH, |mut case| {
         case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
         case.tool.args = vec!["--refresh-interval=1".to_owned()];
@@ -164,7 +166,7 @@ fn a_locked_table_that_joins_holds_nobody_up() {
             "CREATE TABLE absent (id int PRIMARY KEY); CREATE TABLE locked (id int PRIMARY KEY)",
         );
         wait_for(&case, &mut process, "the other new table", &with_state("blocked", "absent"));
-        // Its first change does not wait for it either.
+        // Its first change does not wait for the lock either.
         case.publisher.sql("INSERT INTO locked VALUES (1); INSERT INTO first VALUES (1)");
         let first = "SELECT count(*) = 1 FROM first";
         wait_for(&case, &mut process, "the other table to go on", first);
@@ -181,9 +183,9 @@ fn a_locked_table_that_joins_holds_nobody_up() {
     });
 }
 
-/// A table that catches up, and one that is truncated with others.
+/// Errors of a table that catches up, and of a table that is truncated together with others.
 #[test]
-fn blocked_behind_the_others_and_among_others() {
+fn tables_are_blocked_while_catching_up_and_in_a_truncate_of_several() {
     on_versions(&BOTH, |mut case| {
         case.replicate("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)");
         case.both("CREATE TABLE late (id int PRIMARY KEY)");
@@ -203,7 +205,7 @@ fn blocked_behind_the_others_and_among_others() {
         case.expect_equal(&["a", "b"]);
         let left = "SELECT count(*) FROM pgapace.progress WHERE subscription < 0";
         assert_eq!(case.subscriber.value(left), "0");
-        // All of them at once, and one of them is blocked.
+        // One TRUNCATE of three tables, of which one is blocked.
         case.publisher
             .sql("TRUNCATE a, late, b; INSERT INTO a VALUES (3); INSERT INTO late VALUES (3)");
         case.wait_until_applied(&mut process);
@@ -217,9 +219,10 @@ fn blocked_behind_the_others_and_among_others() {
     });
 }
 
-/// No copy brings what was not applied while the table was blocked: somebody has to ask for one.
+/// With --copy-data=false no copy contains the changes that were skipped while the table was
+/// blocked, so it stays blocked until a resync.
 #[test]
-fn a_table_that_would_join_without_a_copy() {
+fn a_blocked_table_is_not_added_without_a_copy() {
     on_versions(&BOTH, |mut case| {
         case.tool.args = vec!["--copy-data=false".to_owned()];
         case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
@@ -239,9 +242,9 @@ fn a_table_that_would_join_without_a_copy() {
     });
 }
 
-/// Of a TRUNCATE of several tables that is refused whole, and of an error at COMMIT.
+/// Errors of a TRUNCATE of several tables, and of a COMMIT.
 #[test]
-fn errors_of_one_of_several_tables() {
+fn an_error_at_truncate_or_commit_blocks_the_table_that_it_names() {
     on_versions(&BOTH, |mut case| {
         case.replicate(
             "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); \

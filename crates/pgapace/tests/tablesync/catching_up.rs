@@ -1,4 +1,4 @@
-//! Tables that catch up, at the moments at which that goes wrong most easily.
+//! Interruptions while tables catch up.
 
 use testbed::Proxy;
 use testbed::postgres::Client;
@@ -11,14 +11,14 @@ use crate::tablesync::beside::{
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
-/// When and under which snapshot a table was copied.
+/// The snapshot and the time of a table's copy.
 fn copy_of(case: &Case, table: &str) -> String {
     case.subscriber.value(&format!(
         "SELECT sync_lsn || ' ' || copied_at FROM pgapace.relation WHERE table_name = '{table}'"
     ))
 }
 
-/// Whether a table is copied, and still behind the others.
+/// Whether a table is copied and still catching up.
 fn is_behind(case: &Case, table: &str) -> bool {
     let sql = format!(
         "SELECT sync_lsn IS NOT NULL AND catch_up IS NOT NULL FROM pgapace.relation \
@@ -27,14 +27,14 @@ fn is_behind(case: &Case, table: &str) -> bool {
     case.subscriber.value(&sql) == "t"
 }
 
-/// Starts the program with 20 changes. The first table that is late is copied, and waits with the
-/// changes that the copy does not have until the session is gone that is returned.
+/// Starts the program, with 20 changes. The first late table is copied. Applying the changes that
+/// its copy lacks waits until the returned session ends.
 pub(crate) fn start_behind(case: &Case) -> (Client, Process) {
     let applying = holder(case, &format!("SELECT pg_advisory_lock({LOCK})"));
     let mut copying = holder(case, "BEGIN; LOCK TABLE late IN SHARE MODE");
     let mut process = case.start();
     changes(case, 0..10);
-    // The snapshot is made.
+    // The snapshot exists now.
     wait_for_a_waiter(case, &mut process, "relation");
     changes(case, 10..20);
     must(copying.batch_execute("COMMIT"));
@@ -42,7 +42,7 @@ pub(crate) fn start_behind(case: &Case) -> (Client, Process) {
     (applying, process)
 }
 
-/// Everything ends well: no table was copied twice, and no change got lost or came twice.
+/// Checks the result: no table was copied twice, and every change was applied exactly once.
 pub(crate) fn expect_all(case: &Case, tables: &[&str]) {
     case.expect_equal(tables);
     assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
@@ -51,11 +51,11 @@ pub(crate) fn expect_all(case: &Case, tables: &[&str]) {
     assert_eq!(case.subscriber.value(left), "0 0");
 }
 
-/// The process is killed while a table lacks what the others have. The next run has received nothing
-/// of that yet when the copy of another table ends: nothing was put off, and nothing is to be done,
-/// but the table has not caught up.
+/// The process is killed while a table lacks changes that the other tables have. When the copy of
+/// another table ends in the next run, none of these changes has been received again. The table has
+/// no deferred changes then, but it has not caught up.
 #[test]
-fn what_was_applied_before_must_be_received_again() {
+fn a_table_is_behind_until_the_changes_it_lacks_are_received_again() {
     on_versions(&BOTH, |mut case| {
         case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
         late_tables(&case);
@@ -77,7 +77,7 @@ fn what_was_applied_before_must_be_received_again() {
         let joined = "SELECT count(*) = 1 FROM pgapace.relation \
                       WHERE table_name = 'third' AND sync_lsn IS NOT NULL AND catch_up IS NULL";
         wait_for(&case, &mut process, "the other table to be copied", joined);
-        assert!(is_behind(&case, "late"), "it has joined without what it lacks");
+        assert!(is_behind(&case, "late"), "it is ready although it lacks changes");
         proxy.hold_streams(false);
         changes(&case, 40..60);
         case.publisher.sql("UPDATE third SET v = 1 WHERE id <= 10");
@@ -88,10 +88,10 @@ fn what_was_applied_before_must_be_received_again() {
     });
 }
 
-/// The process is killed when one of two tables that are copied together is complete and the other
-/// is not, again and again.
+/// Two tables are copied together. The process is killed repeatedly when one copy is complete and
+/// the other is not.
 #[test]
-fn killed_between_two_copies() {
+fn a_kill_between_two_copies_repeats_only_the_incomplete_copy() {
     on_versions(&BOTH, |case| {
         case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
         late_tables(&case);
@@ -122,10 +122,10 @@ fn killed_between_two_copies() {
     });
 }
 
-/// A session of the subscriber keeps a row locked that a table needs to catch up. There is little to be
-/// done, each time as little as before: the others do not wait for it.
+/// A session of the subscriber locks a row that a table needs to catch up. Only few changes are
+/// applied in each attempt, and the other tables do not wait for them.
 #[test]
-fn a_locked_row_holds_nobody_else_up() {
+fn a_locked_row_of_a_table_that_catches_up_delays_no_other_table() {
     on_versions(&BOTH, |case| {
         case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
         late_tables(&case);

@@ -1,11 +1,11 @@
-//! `--truncate`: a decision about the rows that somebody has looked at, and for one start.
+//! `--truncate` removes only rows that existed when the user decided, and only at one start.
 
 use testbed::Program;
 
 use crate::support::{Case, Finished, PATIENCE, VERSIONS, must, on_versions};
 use crate::tablesync::beside::{holder, wait_for};
 
-/// What the error about tables that are not empty says to give.
+/// The `--truncate` values that the error about non-empty tables suggests.
 pub(super) fn decisions(refused: &Finished) -> Vec<String> {
     let parts = refused.log.split("--truncate '").skip(1);
     parts
@@ -32,7 +32,7 @@ fn rows(case: &Case) -> String {
 fn rows_written_since_the_decision_stay() {
     on_versions(&VERSIONS, |mut case| {
         case.tool.args = filled_tables(&case);
-        // Of one table only.
+        // A decision for one table only.
         let one = case.tool.args[..2].to_vec();
         let both = std::mem::replace(&mut case.tool.args, one);
         case.run().expect(6, &["not empty: public.b"]);
@@ -49,9 +49,10 @@ fn rows_written_since_the_decision_stay() {
     });
 }
 
-/// The subscriber has lost our state, and the service still has the option: nothing is emptied again.
+/// The subscriber has lost pgapace's state, but the service still has the option: no table is
+/// truncated again.
 #[test]
-fn it_is_for_one_start() {
+fn truncate_applies_to_one_start_only() {
     on_versions(&VERSIONS, |mut case| {
         case.tool.args = filled_tables(&case);
         case.run_until_current();
@@ -67,7 +68,7 @@ fn it_is_for_one_start() {
     });
 }
 
-/// It was decided, and somebody writes before the copy has come to the table.
+/// Another session writes to the table after the decision and before its copy begins.
 #[test]
 fn rows_written_before_the_copy_begins_stay() {
     on_versions(&VERSIONS, |mut case| {
@@ -78,11 +79,11 @@ fn rows_written_before_the_copy_begins_stay() {
                      AND l.relation = 'a'::regclass AND l.database = \
                        (SELECT oid FROM pg_database WHERE datname = current_database())";
         wait_for(&case, &mut process, "the emptying to wait", waits);
-        must(writer.batch_execute("INSERT INTO a VALUES (8, 'theirs'); COMMIT"));
+        must(writer.batch_execute("INSERT INTO a VALUES (8, 'local'); COMMIT"));
         let status = must(process.wait(PATIENCE));
         assert_eq!(status.code(), Some(6), "{}", process.log());
         assert_eq!(rows(&case), "7 8");
-        // Decided again, by hand.
+        // The user decides again and truncates the table.
         case.subscriber.sql("TRUNCATE a");
         case.tool.args = Vec::new();
         case.run_until_current();
@@ -91,7 +92,7 @@ fn rows_written_before_the_copy_begins_stay() {
 }
 
 #[test]
-fn it_is_no_setting() {
+fn truncate_is_rejected_in_a_configuration_file() {
     let case = Case::new(18, 18);
     let directory = must(tempfile::tempdir());
     let file = directory.path().join("pgapace.toml");

@@ -1,4 +1,4 @@
-//! A copy that is half done: `status` says so, and the half that is done stays.
+//! Interrupted copies: `status` shows the progress, and completed tables are not copied again.
 
 use serde_json::Value;
 use testbed::wait_until;
@@ -9,13 +9,14 @@ use crate::support::{PATIENCE, must, on_versions};
 const LOCK: u32 = 4712;
 
 #[test]
-fn half_of_the_tables_stay_when_the_process_is_killed() {
+fn copied_tables_stay_when_the_process_is_killed() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         let mut names = Vec::new();
         for number in 0..10 {
             let name = format!("t{number}");
             case.both(&format!("CREATE TABLE {name} (id int PRIMARY KEY, v text)"));
-            // The largest come first: the second half waits, one of them in the middle.
+            // The largest tables are copied first. The second half waits, one of its tables in the
+            // middle of the copy.
             let rows = if number < 5 { 3000 } else { 2900 - number * 10 };
             case.publisher.sql(&format!(
                 "INSERT INTO {name} SELECT i, repeat('x', 800) FROM generate_series(1, {rows}) i"

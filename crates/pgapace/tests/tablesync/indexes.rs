@@ -1,4 +1,4 @@
-//! Indexes of empty tables that are built after their rows.
+//! Indexes of empty tables are built after the rows are copied.
 
 use std::process::Command;
 use testbed::program::events;
@@ -8,7 +8,7 @@ use testbed::wait_until;
 use crate::support::{Database, PATIENCE, VERSIONS, must, on_versions};
 use crate::verbs::json;
 
-/// More than the least that it is done for.
+/// More rows than the minimum for this method.
 const ROWS: u32 = 60_000;
 
 fn fill(publisher: &Database<'_>, table: &str) {
@@ -18,8 +18,8 @@ fn fill(publisher: &Database<'_>, table: &str) {
     ));
 }
 
-/// Everything that is known of columns, constraints and indexes, and, where it is installed, what
-/// the servers' own tool makes of it.
+/// The catalogue entries of columns, constraints and indexes, and the output of pg_dump if it is
+/// installed.
 fn schema(database: &Database<'_>) -> Vec<String> {
     let mut known = database.rows(
         "SELECT a.attrelid::regclass::text, a.attname, a.attnotnull, a.attstattarget \
@@ -49,7 +49,7 @@ fn schema(database: &Database<'_>) -> Vec<String> {
         );
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        // Against tricks with its commands there is a random key.
+        // pg_dump adds a random key to each dump, as protection against injected meta-commands.
         let lines = text.lines().filter(|line| !line.contains("restrict "));
         known.extend(lines.map(str::to_owned));
     }
@@ -63,7 +63,7 @@ fn expect_schema(database: &Database<'_>, before: &[String]) {
     assert!(now == before, "{changed:#?}");
 }
 
-/// Names and OIDs of the indexes of the tables.
+/// Names and OIDs of the tables' indexes.
 fn oids(database: &Database<'_>) -> Vec<String> {
     database.rows(
         "SELECT c.relname, c.oid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid \
@@ -71,8 +71,8 @@ fn oids(database: &Database<'_>) -> Vec<String> {
     )
 }
 
-/// Names of the indexes that are other ones than before.
-fn made_anew(before: &[String], after: &[String]) -> Vec<String> {
+/// Names of the indexes that were created again.
+fn recreated(before: &[String], after: &[String]) -> Vec<String> {
     let names = |rows: &[String]| -> Vec<String> {
         rows.iter().map(|row| row.split('|').next().unwrap_or_default().to_owned()).collect()
     };
@@ -81,10 +81,10 @@ fn made_anew(before: &[String], after: &[String]) -> Vec<String> {
     names(&anew)
 }
 
-/// What can be made again exactly is; everything that more is recorded of, or that others rely on,
-/// stays.
+/// Only indexes that can be recreated identically are dropped. Indexes with additional properties
+/// or dependent objects stay.
 #[test]
-fn exactly_what_was_there() {
+fn indexes_are_recreated_exactly() {
     on_versions(&VERSIONS, |case| {
         let columns = "(id int PRIMARY KEY, n int NOT NULL, v text)";
         for table in ["t_plain", "t_more", "t_referenced", "t_identity", "t_heir"] {
@@ -128,7 +128,7 @@ fn exactly_what_was_there() {
         assert!(events(&log, "indexes_in_place") == 0, "{log}");
         expect_schema(&case.subscriber, &schema_before);
         assert_eq!(
-            made_anew(&before, &oids(&case.subscriber)),
+            recreated(&before, &oids(&case.subscriber)),
             [
                 "t_more Unique",
                 "t_more_brin",
@@ -155,10 +155,10 @@ fn exactly_what_was_there() {
     });
 }
 
-/// Nobody is waited for: a table that is in use, one that is kept as it is, one of somebody else,
-/// and one that event triggers look after are copied with their indexes in place.
+/// The copy keeps the indexes in place when it would have to wait for other sessions: for a table
+/// that is in use, holds rows, belongs to another owner, or is watched by event triggers.
 #[test]
-fn in_place_where_it_would_disturb() {
+fn indexes_stay_in_place_where_dropping_them_would_wait() {
     on_versions(&VERSIONS, |case| {
         let columns = "(id int PRIMARY KEY, n int, v text)";
         for table in ["t_used", "t_kept", "t_free"] {
@@ -173,7 +173,7 @@ fn in_place_where_it_would_disturb() {
         let finished = case.tool.finish("run", &["--until", "current", "--keep"]);
         finished.expect(0, &["t_used", "event=\"indexes_in_place\""]);
         must(reader.batch_execute("COMMIT"));
-        assert_eq!(made_anew(&before, &oids(&case.subscriber)), ["t_free_pkey"]);
+        assert_eq!(recreated(&before, &oids(&case.subscriber)), ["t_free_pkey"]);
         assert_eq!(case.subscriber.value("SELECT count(*) FROM t_kept"), (ROWS + 1).to_string());
         case.expect_equal(&["t_used", "t_free"]);
     });
@@ -192,15 +192,16 @@ fn in_place_where_it_would_disturb() {
         case.run_until_current();
         case.subscriber.sql("DROP EVENT TRIGGER see_ddl");
         assert_eq!(case.subscriber.value("SELECT count(*) FROM ddl_seen"), "0");
-        assert_eq!(made_anew(&before, &oids(&case.subscriber)), [""; 0]);
+        assert_eq!(recreated(&before, &oids(&case.subscriber)), [""; 0]);
         case.expect_equal(&["t_watched"]);
     });
 }
 
-/// Triggers may look for rows by an index, another subscription applies to the table, and rows
-/// without a key are of no use to who decodes them.
+/// The copy also keeps the indexes for a table with triggers, which may use an index; for a table
+/// to which another subscription applies changes; and for a table that is decoded, because its rows
+/// need the replica identity.
 #[test]
-fn in_place_for_those_who_rely_on_it() {
+fn indexes_stay_in_place_where_others_need_them() {
     on_versions(&VERSIONS, |case| {
         for table in ["t_decoded", "t_shared", "t_triggered"] {
             case.both(&format!("CREATE TABLE {table} (id int PRIMARY KEY, n int, v text)"));
@@ -230,7 +231,7 @@ fn in_place_for_those_who_rely_on_it() {
         let log = case.run_until_current();
         assert!(events(&log, "indexes_in_place") == 0, "{log}");
         case.subscriber.rows(&format!("SELECT pg_drop_replication_slot('{slot}')"));
-        assert_eq!(made_anew(&before, &oids(&case.subscriber)), ["t_decoded_n"]);
+        assert_eq!(recreated(&before, &oids(&case.subscriber)), ["t_decoded_n"]);
         assert_eq!(
             case.subscriber.value("DELETE FROM t_triggered WHERE id = -1 RETURNING id"),
             "-1"
@@ -240,9 +241,10 @@ fn in_place_for_those_who_rely_on_it() {
     });
 }
 
-/// A lock takes privileges, and a sort takes room, that rows do not.
+/// Without the privileges for the lock, or without disk space for the sort, the copy keeps the
+/// indexes in place.
 #[test]
-fn what_only_indexes_need_is_done_without() {
+fn indexes_stay_in_place_without_privileges_or_disk_space() {
     let ddl = "CREATE TABLE t (id int PRIMARY KEY, n int, v text); CREATE INDEX t_v ON t (v)";
     on_versions(&VERSIONS, |mut case| {
         let role = format!("{}_owner", case.tool.name);
@@ -279,9 +281,10 @@ fn what_only_indexes_need_is_done_without() {
     });
 }
 
-/// What only an index of the subscriber refuses is named with its line, and the indexes are all there.
+/// A row that only an index of the subscriber rejects is reported with its line, and all indexes
+/// exist afterwards.
 #[test]
-fn a_row_that_an_index_refuses() {
+fn a_row_that_an_index_rejects_is_named() {
     on_versions(&VERSIONS, |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY, n int, v text)");
         fill(&case.publisher, "t");
@@ -299,16 +302,16 @@ fn a_row_that_an_index_refuses() {
     });
 }
 
-/// A process that is killed while the rows are copied, or while the indexes are built, has taken
-/// nothing from the table. While they are built, `status` says so, and it waits for nobody.
+/// A process that is killed during the copy or while the indexes are built leaves the table
+/// unchanged. Meanwhile `status` reports the index build without waiting for a lock.
 #[test]
-fn killed_before_the_indexes_are_there() {
+fn a_kill_before_the_indexes_are_built_leaves_the_table_unchanged() {
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                  AND wait_event_type = 'Lock' AND application_name LIKE 'pgapace%copy'";
     on_versions(&VERSIONS, |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY, n int, v text)");
         fill(&case.publisher, "t");
-        // The first row, and the first comparison of it, wait for whoever holds the locks.
+        // The first row and its first comparison wait for the session that holds the locks.
         case.subscriber.sql(
             "CREATE FUNCTION row_waits(id int) RETURNS bool LANGUAGE plpgsql AS \
                $$BEGIN IF id = 1 THEN PERFORM pg_catalog.pg_advisory_xact_lock_shared(1); END IF; \

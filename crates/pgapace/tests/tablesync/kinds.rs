@@ -1,18 +1,19 @@
-//! What is copied, and how.
+//! The initial copy of various tables, with various options.
 
 use crate::support::{Case, VERSIONS, on_versions};
 use crate::tablesync::emptying::decisions;
 
-/// Empty, small, large and very large tables, several workers, ranges of blocks, or all of a table
-/// before its index.
+/// Empty, small, large and very large tables; several workers; block ranges; and indexes before or
+/// after the rows.
 #[test]
-fn tables_of_all_sizes() {
+fn tables_of_all_sizes_are_copied() {
     let (in_place, after) = ("--indexes-after=false", "--indexes-after");
     on_versions(&VERSIONS, |case| all_sizes(case, in_place, ["t", "t", "t"]));
     on_versions(&VERSIONS, |case| all_sizes(case, after, ["t", "f", "t"]));
 }
 
-/// `split`: which of the tables holes, long (whose rows are short) and wide are copied in parts.
+/// `split` names those of the tables holes, long (with short rows) and wide that are copied in
+/// parts.
 fn all_sizes(mut case: Case, indexes: &str, split: [&str; 3]) {
     let args = ["--copy-split-size=1", "--copy-workers=3", indexes];
     case.tool.args = args.map(str::to_owned).into();
@@ -39,7 +40,7 @@ fn all_sizes(mut case: Case, indexes: &str, split: [&str; 3]) {
              INSERT INTO holes SELECT i, md5(i::text) FROM generate_series(1, 60000) i; \
              DELETE FROM holes WHERE id % 3 = 0 OR id BETWEEN 5000 AND 30000",
     );
-    // Rows that are not where they were.
+    // Move rows to other blocks.
     case.publisher.sql("UPDATE long SET v = v + 1 WHERE id % 5 = 0");
     names.extend(["wide", "long", "holes"].map(str::to_owned));
     case.publish("FOR ALL TABLES");
@@ -56,22 +57,22 @@ fn all_sizes(mut case: Case, indexes: &str, split: [&str; 3]) {
             format!("wide|{}|t|t|300", split[2])
         ]
     );
-    // The sync LSNs hold: what came before is in the copy, what comes after is applied.
+    // The sync LSNs are correct: earlier changes are part of the copy, later changes are applied.
     case.publisher.sql("UPDATE long SET v = 0 WHERE id < 100; DELETE FROM t2 WHERE id = 3; INSERT INTO t1 VALUES (1, 'x')");
     case.run_until_current();
     case.expect_equal(&names);
     assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
 }
 
-/// Partitions are copied by themselves, into the root if that is what is published.
+/// Partitions are copied individually, into the root if the publication publishes the root.
 #[test]
-fn partitioned_tables_in_parts() {
+fn partitions_are_copied_individually() {
     on_versions(&VERSIONS, |mut case| {
         case.tool.args = vec!["--copy-split-size=1".to_owned()];
         case.both(
             "CREATE TABLE p (id int, kind int, v text, PRIMARY KEY (id, kind)) PARTITION BY LIST (kind)",
         );
-        // Another order of columns in a partition, and partitions of partitions.
+        // A partition with another order of columns, and partitions of partitions.
         case.publisher.sql(
             "CREATE TABLE p1 (v text, kind int NOT NULL, id int NOT NULL); ALTER TABLE p ATTACH PARTITION p1 FOR VALUES IN (1); \
              CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2, 3) PARTITION BY LIST (kind); \
@@ -91,9 +92,9 @@ fn partitioned_tables_in_parts() {
     });
 }
 
-/// Filters, column lists and generated columns hold for each part.
+/// Filters, column lists and generated columns apply to each part.
 #[test]
-fn parts_of_filtered_tables() {
+fn filters_and_column_lists_apply_to_each_part() {
     on_versions(&VERSIONS, |mut case| {
         case.tool.args = vec!["--copy-split-size=1".to_owned()];
         case.publisher.sql(
@@ -116,9 +117,9 @@ fn parts_of_filtered_tables() {
     });
 }
 
-/// Tables of the subscriber that are not empty are refused, emptied or kept, as asked.
+/// Non-empty tables of the subscriber are rejected, truncated or kept, as the options say.
 #[test]
-fn tables_that_hold_rows() {
+fn non_empty_tables_are_rejected_truncated_or_kept() {
     on_versions(&VERSIONS, |mut case| {
         case.both(
             "CREATE TABLE a (id int PRIMARY KEY, v text); CREATE TABLE b (id int PRIMARY KEY); \
@@ -127,7 +128,7 @@ fn tables_that_hold_rows() {
         case.publisher.sql("INSERT INTO a SELECT i, 'new' FROM generate_series(1, 100) i; INSERT INTO part1 VALUES (1)");
         case.subscriber
             .sql("INSERT INTO a VALUES (1, 'old'), (1000, 'old'); INSERT INTO part1 VALUES (7)");
-        // The subscriber refers to a table that is to be emptied.
+        // A table of the subscriber references a table that has to be truncated.
         case.subscriber.sql("CREATE TABLE child (a int REFERENCES a); ");
         case.publish("FOR TABLE a, b, part1");
         let refused = case.run();

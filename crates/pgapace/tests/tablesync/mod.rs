@@ -1,4 +1,4 @@
-//! Table sync: all kinds of tables, ends in the middle, tables that change or do not fit.
+//! Table sync: all kinds of tables, interrupted copies, and tables that change or do not match.
 
 pub(crate) mod beside;
 mod blocked;

@@ -1,4 +1,4 @@
-//! What is asked for: tables copied again, tables that joined the publication.
+//! Requests: resync of tables, and refresh after the publication has new tables.
 
 use serde_json::Value;
 use testbed::program::Process;
@@ -7,7 +7,7 @@ use testbed::wait_until;
 use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions};
 use crate::tablesync::beside::{holder, wait_for, wait_for_a_waiter};
 
-/// The arguments of verbs that need no more than to find the subscription.
+/// Runs a verb that needs only the name of the subscription.
 fn finish(case: &Case, verb: &str, more: &[&str]) -> String {
     let finished = case.tool.finish(verb, more);
     finished.expect(0, &[]);
@@ -15,7 +15,7 @@ fn finish(case: &Case, verb: &str, more: &[&str]) -> String {
 }
 
 #[test]
-fn resync_of_a_stopped_and_of_a_running_subscription() {
+fn resync_copies_tables_of_a_stopped_and_of_a_running_subscription() {
     on_versions(&VERSIONS, |case| {
         case.both(
             "CREATE TABLE a (id int PRIMARY KEY, v text); CREATE TABLE b (id int PRIMARY KEY, v text)",
@@ -74,7 +74,7 @@ fn refresh_copies_new_tables_before_their_first_change() {
 }
 
 #[test]
-fn new_tables_are_found_by_looking() {
+fn new_tables_are_found_periodically() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
         case.tool.args = vec!["--refresh-interval=1".to_owned()];
@@ -101,9 +101,9 @@ fn new_tables_are_found_by_looking() {
     });
 }
 
-/// The goal is that of every table that is published at the start.
+/// `--until current` includes every table that is published at the start.
 #[test]
-fn tables_published_before_the_start_are_part_of_the_goal() {
+fn until_current_includes_tables_published_before_the_start() {
     on_versions(&VERSIONS, |mut case| {
         case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
         case.both(
@@ -115,7 +115,7 @@ fn tables_published_before_the_start_are_part_of_the_goal() {
         let ready = "SELECT string_agg(table_name, ' ' ORDER BY table_name) FROM pgapace.relation WHERE state = 'ready'";
         assert_eq!(case.subscriber.value(ready), "empty first later");
 
-        // Rows that are there already: no copy, and all changes from now on.
+        // The table holds rows already: there is no copy, and all changes from now on are applied.
         case.both("CREATE TABLE kept (id int PRIMARY KEY)");
         case.subscriber.sql("INSERT INTO kept VALUES (-1)");
         case.publisher.sql("INSERT INTO kept VALUES (1), (2)");
@@ -129,7 +129,7 @@ fn tables_published_before_the_start_are_part_of_the_goal() {
             case.subscriber.value("SELECT string_agg(id::text, ' ' ORDER BY id) FROM kept"),
             "-1 2 3"
         );
-        // A copy that is asked for is made.
+        // A requested copy is made despite --copy-data=false.
         finish(&case, "resync", &["kept"]);
         case.tool.args = vec!["--copy-data=false".to_owned()];
         case.run_until_current();
@@ -137,12 +137,12 @@ fn tables_published_before_the_start_are_part_of_the_goal() {
     });
 }
 
-/// Locks that a copy waits for in the middle, and a change.
+/// Advisory locks for which a copy in progress and a change wait.
 pub(crate) const COPY: u32 = 4713;
 pub(crate) const CHANGE: u32 = 4714;
 
-/// A table of twenty parts. Its copy waits for one lock in the fourth part, and each UPDATE for
-/// another one.
+/// Creates a table that is copied in twenty parts. Its copy waits for one lock in the fourth part,
+/// and each UPDATE waits for another lock.
 pub(crate) fn wide(case: &mut Case) {
     case.tool.args = vec!["--copy-split-size=1".to_owned(), "--copy-workers=1".to_owned()];
     case.both("CREATE TABLE wide (id int PRIMARY KEY, v text)");
@@ -168,7 +168,7 @@ pub(crate) fn wait_for_part(case: &Case, process: &mut Process) {
     wait_for_a_waiter(case, process, "advisory");
 }
 
-/// The row of the table, as `status` shows it.
+/// The status of the table.
 fn shown(case: &Case) -> Value {
     let status = case.tool.finish("status", &["--json"]);
     let tables: Value = serde_json::from_str(&status.stdout).unwrap_or_default();
@@ -176,9 +176,9 @@ fn shown(case: &Case) -> Value {
     tables.into_iter().find(|table| table["name"] == "wide").unwrap_or_default()
 }
 
-/// Every request for a table is followed by a copy, and never changes the copy that goes on.
+/// Each resync request is followed by a copy and never changes the copy in progress.
 #[test]
-fn resync_during_the_first_copy() {
+fn resync_during_the_first_copy_copies_again() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         wide(&mut case);
         case.publish("FOR ALL TABLES");
@@ -203,7 +203,7 @@ fn resync_during_the_first_copy() {
 }
 
 #[test]
-fn verbs_while_a_table_joins() {
+fn resync_and_refresh_while_a_table_is_added() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         case.replicate("CREATE TABLE other (id int PRIMARY KEY)");
         wide(&mut case);
@@ -216,7 +216,7 @@ fn verbs_while_a_table_joins() {
         finish(&case, "resync", &["wide"]);
         must(process.kill9());
 
-        // A copy that was interrupted begins anew, and then again.
+        // An interrupted copy starts again, followed by another copy.
         finish(&case, "resync", &["wide"]);
         finish(&case, "refresh", &[]);
         let mut process = case.start();
@@ -227,7 +227,7 @@ fn verbs_while_a_table_joins() {
         wait_for(&case, &mut process, "the changes of that transaction", received);
         drop(copying);
 
-        // Between the end of the copy and the hand-over.
+        // Between the end of the copy and the end of the catchup.
         let behind = "SELECT count(*) = 1 FROM pgapace.relation WHERE table_name = 'wide' \
                       AND state = 'catchup'";
         wait_for(&case, &mut process, "the table to be behind", behind);
@@ -250,7 +250,7 @@ fn verbs_while_a_table_joins() {
         case.expect_equal(&["wide", "other"]);
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
 
-        // A request is forgotten with the subscription.
+        // Dropping the subscription also drops the request.
         finish(&case, "resync", &["wide"]);
         must(process.kill9());
         case.tool.finish("drop", &["--busy-timeout=60"]).expect(0, &[]);

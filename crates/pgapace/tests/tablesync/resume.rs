@@ -1,5 +1,5 @@
-//! Ends in the middle of a copy: what is copied stays, what is not is copied again, and no change
-//! is lost or applied twice.
+//! Interrupted copies: copied tables stay, the others are copied again, and every change is applied
+//! exactly once.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::faults::site::{
 
 const TABLES: u32 = 30;
 
-/// Many tables of some megabytes, one of them larger, and a load on others meanwhile.
+/// Many tables of a few megabytes, one of them larger, with a load on other tables.
 fn copy_site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
     site.load_tables()?;
@@ -44,7 +44,7 @@ fn copied(site: &Site) -> Result<HashMap<String, String>> {
     Ok(subscriber.query(sql, &[])?.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
-/// Changes rows of the tables that are copied until it is dropped.
+/// Changes rows of the tables that are being copied, until it is dropped.
 struct Changes {
     stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
     thread: Option<std::thread::JoinHandle<u64>>,
@@ -61,7 +61,7 @@ impl Changes {
             while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
                 let table = random.u32(0..TABLES);
                 let row = random.u32(1..15_000);
-                // A row that changes its place, one that comes, and one that goes.
+                // An update that moves rows, an insert, and a delete.
                 let sql = format!(
                     "UPDATE c{table} SET n = n + 1 WHERE id BETWEEN {row} AND {row} + 20; \
                      INSERT INTO c{table} VALUES (1000000 + {done}, 'new', 1); \
@@ -94,7 +94,7 @@ fn wait_until_more_are_copied(site: &Site, run: &mut Process, than: usize) -> Re
 }
 
 #[test]
-fn kill_9_during_the_copy() -> Result<()> {
+fn kill_9_during_the_copy_repeats_only_incomplete_tables() -> Result<()> {
     let site = copy_site()?;
     let load = Load::start(&site.publisher, 50.0)?;
     let changes = Changes::start(&site)?;
@@ -104,7 +104,7 @@ fn kill_9_during_the_copy() -> Result<()> {
     let mut interrupted = 0;
     for _ in 0..6 {
         let mut run = site.spawn(&program)?;
-        // Each attempt gets further, unless it is through.
+        // Each attempt copies more tables, until all are copied.
         if wait_until_more_are_copied(&site, &mut run, before.len()).is_err() {
             break;
         }
@@ -140,11 +140,11 @@ fn kill_9_during_the_copy() -> Result<()> {
     expect_exit(&mut run, 0, &[])
 }
 
-/// Restarts of either server are waited for, and nothing that is copied is copied again.
+/// pgapace waits for the restart of either server and does not copy tables again.
 #[test]
-fn restarts_during_the_copy() -> Result<()> {
+fn restarts_of_either_server_during_the_copy_are_waited_for() -> Result<()> {
     let mut site = copy_site()?;
-    // The ports stay what they are.
+    // The servers keep their ports.
     let program = site.program().args(["--copy-split-size", "1", "--copy-workers", "2"]);
     let mut run = site.spawn(&program)?;
     wait_until_more_are_copied(&site, &mut run, 2)?;

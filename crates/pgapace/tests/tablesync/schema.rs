@@ -1,4 +1,4 @@
-//! `--schema`: the publisher's schema is made on the subscriber.
+//! `--schema`: pgapace creates the publisher's schema on the subscriber.
 
 use std::process::Command;
 
@@ -29,8 +29,8 @@ fn tools_are_there() -> bool {
 }
 
 #[test]
-fn the_schema_is_made_around_the_copy() {
-    // A pg_dump of any supported version can read the oldest publisher.
+fn the_schema_is_created_before_and_after_the_copy() {
+    // The oldest publisher can be read by pg_dump of any supported version.
     on_versions(&[(15, 15), (15, 18)], |mut case| {
         case.publisher.sql(DDL);
         case.publish("FOR ALL TABLES");
@@ -44,7 +44,8 @@ fn the_schema_is_made_around_the_copy() {
         if !tools_are_there() {
             return;
         }
-        // Something is in the way of an index: the tables are copied, the rest can be made later.
+        // An existing object prevents an index: the tables are copied, and the rest can be created
+        // later.
         case.subscriber.sql("CREATE TABLE child_v ()");
         case.run().expect(5, &["index or constraint cannot be made", "child_v"]);
         assert_eq!(case.subscriber.value("SELECT count(*) FROM child"), "20000");
@@ -66,7 +67,7 @@ fn the_schema_is_made_around_the_copy() {
 }
 
 #[test]
-fn a_schema_is_not_made_over_another() {
+fn the_schema_is_not_created_over_existing_tables() {
     on_versions(&[(15, 15)], |mut case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
         case.publish("FOR ALL TABLES");

@@ -1,5 +1,5 @@
-//! The slot of a set-up that was interrupted: gone on with if it is ours, never touched if it may be
-//! somebody else's.
+//! The slot of an interrupted setup: pgapace adopts its own slot, and never touches a slot that may
+//! belong to another user.
 
 use std::path::PathBuf;
 use testbed::program::events;
@@ -10,7 +10,8 @@ use crate::support::{Case, PATIENCE, Tool, must, on_versions};
 
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
-/// A case with another subscription beside the first one, so that the subscriber has our schema.
+/// Adds a second subscription. The first one has already created pgapace's schema on the
+/// subscriber.
 fn second(case: &Case) -> Tool {
     case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
     case.both("CREATE TABLE u (id int PRIMARY KEY, v text)");
@@ -32,16 +33,16 @@ fn slots(case: &Case, columns: &str, tool: &Tool) -> Vec<String> {
     ))
 }
 
-/// The tables of the first are not asked about.
+/// The tables of the first subscription do not matter here.
 fn drop_slot(case: &Case, tool: &Tool) {
     case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", tool.name));
 }
 
 #[test]
-fn a_kill_between_making_the_slot_and_recording_it() {
+fn a_slot_is_adopted_after_a_kill_before_it_was_recorded() {
     on_versions(&VERSIONS, |case| {
         let tool = second(&case);
-        // What is recorded of the slot waits, and the process does not live to see it.
+        // Recording the slot waits for a lock, and the process is killed meanwhile.
         let mut locker = case.subscriber.connect();
         must(locker.batch_execute("BEGIN; LOCK TABLE pgapace.progress IN SHARE MODE"));
         let log = std::env::temp_dir().join(format!("{}-{}.log", tool.name, std::process::id()));
@@ -51,7 +52,7 @@ fn a_kill_between_making_the_slot_and_recording_it() {
         }));
         must(process.kill9());
         must(std::fs::remove_file(&log));
-        // The server would go on with what it was sent.
+        // The server would otherwise finish the statements that it has received.
         let sessions = format!(
             "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgapace {}%'",
             tool.name
@@ -77,10 +78,10 @@ fn a_kill_between_making_the_slot_and_recording_it() {
 }
 
 #[test]
-fn a_slot_of_somebody_else_is_never_dropped() {
+fn a_slot_of_another_user_is_never_dropped() {
     on_versions(&VERSIONS, |case| {
         let tool = second(&case);
-        // As a process leaves it that is killed before it has made its slot.
+        // The state of a process that was killed before it created its slot.
         case.subscriber.sql(&format!(
             "INSERT INTO pgapace.subscription (name, slot_name, publications, phase, owns_slot, \
                copy_data) VALUES ('{name}', '{name}', '{{second}}', 'creating', true, true)",
@@ -98,7 +99,7 @@ fn a_slot_of_somebody_else_is_never_dropped() {
         }
         tool.finish("drop", &[]).expect(0, &["event=\"slot_left\""]);
         assert_eq!(slots(&case, "plugin, confirmed_flush_lsn", &tool), theirs);
-        // What the hint says works.
+        // The command in the hint works.
         drop_slot(&case, &tool);
         tool.run_until_current();
         case.expect_equal(&["u"]);
@@ -106,9 +107,9 @@ fn a_slot_of_somebody_else_is_never_dropped() {
     });
 }
 
-/// It appears while ours waits for the transactions that run on the publisher.
+/// The other slot is created while pgapace waits for running transactions of the publisher.
 #[test]
-fn a_slot_of_somebody_else_that_appears_meanwhile() {
+fn a_slot_of_another_user_that_appears_during_setup_is_never_dropped() {
     on_versions(&VERSIONS, |case| {
         let tool = second(&case);
         let mut writer = case.publisher.connect();
@@ -120,7 +121,7 @@ fn a_slot_of_somebody_else_that_appears_meanwhile() {
             "a slot to be made",
             || Ok(!slots(&case, "1", &tool).is_empty()),
         ));
-        // A physical one waits for nobody.
+        // The creation of a physical slot does not wait for transactions.
         let make = format!("SELECT pg_create_physical_replication_slot('{}')", tool.name);
         case.publisher.sql(&make);
         must(writer.batch_execute("COMMIT"));

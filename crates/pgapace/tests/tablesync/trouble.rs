@@ -1,4 +1,4 @@
-//! Tables that cannot be copied, or that change while others are.
+//! Tables that cannot be copied, or that change while others are copied.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Stdio};
@@ -13,9 +13,10 @@ use crate::faults::site::{
 };
 use crate::support::{PATIENCE, VERSIONS, must, on_versions};
 
-/// A row that the subscriber does not take: its table and line are named, the other tables are copied.
+/// The subscriber rejects a row: the error names its table and line, and the other tables are
+/// copied.
 #[test]
-fn a_row_that_the_subscriber_rejects() {
+fn a_row_that_the_subscriber_rejects_is_named() {
     on_versions(&VERSIONS, |case| {
         case.publisher.sql(
             "CREATE TABLE good (id int PRIMARY KEY); INSERT INTO good SELECT generate_series(1, 100); \
@@ -32,7 +33,7 @@ fn a_row_that_the_subscriber_rejects() {
         let copied = "SELECT string_agg(table_name, ' ' ORDER BY table_name) FROM pgapace.relation WHERE sync_lsn IS NOT NULL";
         assert_eq!(case.subscriber.value(copied), "also_good empty good");
         assert_eq!(case.subscriber.value("SELECT count(*) FROM bad"), "0");
-        // What is published meanwhile is there in the end, once.
+        // Changes that the publisher commits meanwhile are applied exactly once.
         case.publisher.sql("INSERT INTO good VALUES (1000); UPDATE bad SET id = 43000 WHERE id = 43; INSERT INTO empty VALUES (1)");
         case.subscriber.sql("ALTER TABLE bad DROP CONSTRAINT bad_id_check");
         case.run_until_current();
@@ -41,10 +42,10 @@ fn a_row_that_the_subscriber_rejects() {
     });
 }
 
-/// A statistics expression that fails for a copied row: that table has no statistics, the others
-/// have theirs, and nothing else fails.
+/// A statistics expression fails for a copied row. Only this table has no statistics, and nothing
+/// else fails.
 #[test]
-fn a_table_that_cannot_be_analyzed() {
+fn a_failed_analyze_affects_only_its_table() {
     on_versions(&VERSIONS, |case| {
         case.both(
             "CREATE TABLE a (v int); CREATE TABLE b (v int); CREATE TABLE c (v int PRIMARY KEY)",
@@ -66,10 +67,10 @@ fn a_table_that_cannot_be_analyzed() {
     });
 }
 
-/// A table that is rewritten, and one that is dropped, between the snapshot and their turn. To the
-/// snapshot the rewritten one looks empty.
+/// One table is rewritten and another dropped after the snapshot but before their copies. The
+/// rewritten table appears empty in the snapshot.
 #[test]
-fn tables_that_change_while_others_are_copied() {
+fn tables_rewritten_after_the_snapshot_are_copied_again() {
     on_versions(&VERSIONS, |mut case| {
         case.tool.args = vec!["--copy-workers=1".to_owned()];
         case.both(
@@ -91,7 +92,7 @@ fn tables_that_change_while_others_are_copied() {
             ));
         }
         case.publish("FOR ALL TABLES");
-        // The largest table comes first, and waits.
+        // The largest table is copied first, and waits.
         let mut holder = case.subscriber.connect();
         must(holder.batch_execute("BEGIN; LOCK TABLE first IN SHARE MODE"));
         std::thread::scope(|scope| {
@@ -121,7 +122,7 @@ fn tables_that_change_while_others_are_copied() {
     });
 }
 
-/// A file system of some megabytes, for a tablespace; root alone can make one.
+/// A file system of a few megabytes for a tablespace; only root can mount it.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
@@ -144,7 +145,7 @@ impl SmallDisk {
         status.is_ok_and(|status| status.success())
     }
 
-    /// Makes room.
+    /// Adds disk space.
     fn grow(&self) {
         assert!(self.run(&["-o", "remount,size=256m"]), "the file system does not grow");
     }
@@ -152,15 +153,15 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Before its directory is removed.
+        // Unmount before the directory is removed.
         let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
     }
 }
 
-/// The subscriber's disk is full: the table is named, the others are copied, and it is tried again until
-/// there is room.
+/// The subscriber's disk is full: the error names the table, the other tables are copied, and
+/// pgapace retries until there is space.
 #[test]
-fn a_disk_of_the_subscriber_that_is_full() -> Result<()> {
+fn a_full_disk_of_the_subscriber_is_retried() -> Result<()> {
     for major in [15, 18] {
         let site = Site::of(Pair::start(major, major)?)?;
         let data = site.subscriber.query_one_text(DB, "SHOW data_directory")?;
@@ -178,7 +179,7 @@ fn a_disk_of_the_subscriber_that_is_full() -> Result<()> {
         let place = format!("CREATE TABLESPACE tight LOCATION '{}'", disk.0.path().display());
         site.subscriber.sql(DB, &place)?;
         site.subscriber.sql(DB, "ALTER TABLE large SET TABLESPACE tight")?;
-        // One worker: the large table comes first.
+        // One worker: the large table is copied first.
         let mut run = site.spawn(&site.program().args(["--copy-workers", "1"]))?;
         wait_for_log(&mut run, "53100", LONG)?;
         let copied =
@@ -197,17 +198,17 @@ fn a_disk_of_the_subscriber_that_is_full() -> Result<()> {
         site.expect_equal(&[TableName::from("large"), TableName::from("small")])?;
         run.terminate()?;
         expect_exit(&mut run, 0, &[])?;
-        // Before its file system goes.
+        // Drop these before the file system is unmounted.
         site.subscriber.sql(DB, "DROP TABLE large")?;
         site.subscriber.sql(DB, "DROP TABLESPACE tight")?;
     }
     Ok(())
 }
 
-/// The slot keeps WAL while tables are copied, and the publisher has a limit: a warning says how much
-/// is left; beyond it the copy is in vain, and ends.
+/// The slot retains WAL while tables are copied, and the publisher limits it. A warning shows the
+/// remaining size. If the slot exceeds the limit, the copy is useless and the run ends.
 #[test]
-fn a_slot_that_comes_near_its_limit() -> Result<()> {
+fn a_slot_near_its_wal_limit_is_reported() -> Result<()> {
     for major in [15, 18] {
         let limit = |builder: testbed::ClusterBuilder| {
             builder.setting("max_slot_wal_keep_size", "96MB").setting("max_wal_size", "64MB")

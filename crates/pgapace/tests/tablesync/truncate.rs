@@ -1,5 +1,5 @@
-//! TRUNCATE of tables that foreign keys link and that were copied under different snapshots: each is
-//! emptied if the change is not older than its copy, and the others keep their rows.
+//! TRUNCATE of tables that are linked by foreign keys but were copied under different snapshots. A
+//! table is truncated only if the TRUNCATE is newer than its copy; the others keep their rows.
 
 use crate::support::{Case, VERSIONS, must, on_versions};
 use crate::tablesync::beside::{holder, wait_for, wait_for_a_waiter};
@@ -19,10 +19,10 @@ fn fill(case: &Case, first: u32) {
 
 const ALL: [&str; 3] = ["parent", "child", "grandchild"];
 
-/// A child is copied again, so that the TRUNCATE is older than its rows and younger than those of its
-/// parent.
+/// A child is copied again. The TRUNCATE is then older than its rows, but newer than the rows of
+/// its parent.
 #[test]
-fn of_tables_with_different_sync_lsns() {
+fn truncate_of_tables_with_different_sync_lsns() {
     on_versions(&VERSIONS, |case| {
         case.replicate(TABLES);
         fill(&case, 0);
@@ -42,10 +42,10 @@ fn of_tables_with_different_sync_lsns() {
     });
 }
 
-/// The parent is copied while the others stream: its part of the TRUNCATE is deferred, and then applied
-/// alone.
+/// The parent is copied while the others stream. Its part of the TRUNCATE is deferred and applied
+/// later.
 #[test]
-fn of_a_table_that_is_behind_the_others() {
+fn truncate_of_a_table_that_catches_up() {
     on_versions(&VERSIONS, |case| {
         case.replicate(TABLES);
         fill(&case, 0);
@@ -65,10 +65,10 @@ fn of_a_table_that_is_behind_the_others() {
     });
 }
 
-/// A foreign key that the subscriber's user has enabled always would delete rows of the child with
-/// those of its parent.
+/// With a foreign key that is ENABLE ALWAYS, the TRUNCATE of the parent would also delete rows of
+/// the child.
 #[test]
-fn a_foreign_key_that_is_always_enforced_stops_it() {
+fn truncate_stops_at_a_foreign_key_that_is_enabled_always() {
     on_versions(&VERSIONS, |case| {
         case.replicate(TABLES);
         fill(&case, 0);

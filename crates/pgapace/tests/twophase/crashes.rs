@@ -1,21 +1,22 @@
-//! A crash between any two steps of a transaction that is prepared on the subscriber: what is found
-//! afterwards tells how far it had come.
+//! Crashes between any two steps of a transaction that is prepared on the subscriber. The state of
+//! the subscriber shows which steps were completed.
 
 use testbed::program::events;
 use testbed::workload::ledger;
 use testbed::{Pair, Result, Stop};
 
 use super::{
-    TABLE, expect_nothing_left, here, holder, is_acknowledged, notes, prepare, prepared, release,
-    resolve, wait_until_here, wait_until_value,
+    TABLE, expect_nothing_left, holder, is_acknowledged, notes, prepare, prepared, prepared_count,
+    release, resolve, wait_until_prepared, wait_until_value,
 };
 use crate::faults::site::{DB, Reader, Site};
 use crate::support::{Case, must, on_versions};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
-/// Nothing becomes durable by the durability session, which removes these rows.
+/// A lock that blocks the durability session, which deletes these rows, so that nothing becomes
+/// durable.
 const NOT_DURABLE: &str = "SELECT FROM pgapace.progress FOR SHARE";
-/// Nobody can record the end of a prepared transaction.
+/// A lock that prevents recording the end of a prepared transaction.
 const NO_END: &str = "SELECT FROM pgapace.prepared FOR SHARE";
 
 fn start(case: &mut Case) {
@@ -25,7 +26,7 @@ fn start(case: &mut Case) {
     case.run_until_current();
 }
 
-/// In the end: all is applied once, and nothing is left.
+/// Checks the result: every transaction was applied once, and no prepared transaction remains.
 fn expect_settled(case: &Case) {
     case.publisher.sql("UPDATE t SET v = v || ', and after' WHERE id < 10");
     case.run_until_current();
@@ -33,9 +34,9 @@ fn expect_settled(case: &Case) {
     expect_nothing_left(case);
 }
 
-/// It is noted, and its changes are on their way.
+/// It is recorded, and its changes are being applied.
 #[test]
-fn before_it_is_prepared() {
+fn a_crash_before_the_prepare() {
     on_versions(&BOTH, |mut case| {
         start(&mut case);
         for end in ["COMMIT", "ROLLBACK", "later COMMIT"] {
@@ -46,12 +47,12 @@ fn before_it_is_prepared() {
             wait_until_value(&case, "SELECT count(*) FROM pgapace.prepared", "1");
             std::thread::sleep(std::time::Duration::from_millis(300));
             must(process.kill9());
-            assert_eq!(here(&case), "0");
+            assert_eq!(prepared_count(&case), "0");
             assert!(!is_acknowledged(&case, &lsn));
             release(blocked);
             if let Some(end) = end.strip_prefix("later ") {
                 case.run_until_current();
-                assert_eq!((here(&case).as_str(), notes(&case).as_str()), ("1", "1"));
+                assert_eq!((prepared_count(&case).as_str(), notes(&case).as_str()), ("1", "1"));
                 resolve(&case, end, "one");
             } else {
                 resolve(&case, end, "one");
@@ -61,9 +62,9 @@ fn before_it_is_prepared() {
     });
 }
 
-/// It is prepared, and the publisher does not know that, so it sends it again.
+/// It is prepared, but the publisher has no acknowledgement and sends it again.
 #[test]
-fn before_it_is_acknowledged() {
+fn a_crash_before_the_acknowledgement() {
     on_versions(&BOTH, |mut case| {
         start(&mut case);
         for end in ["COMMIT", "ROLLBACK", "later COMMIT", "later ROLLBACK"] {
@@ -71,7 +72,7 @@ fn before_it_is_acknowledged() {
             let blocked = holder(&case, NOT_DURABLE);
             prepare(&case, "one", "UPDATE t SET v = v || ' one' WHERE id <= 2");
             let lsn = case.publisher.value("SELECT pg_current_wal_lsn()");
-            wait_until_here(&case, 1);
+            wait_until_prepared(&case, 1);
             must(process.kill9());
             assert!(!is_acknowledged(&case, &lsn));
             release(blocked);
@@ -79,7 +80,7 @@ fn before_it_is_acknowledged() {
                 None => resolve(&case, end, "one"),
                 Some(end) => {
                     case.run_until_current();
-                    assert_eq!((here(&case).as_str(), notes(&case).as_str()), ("1", "1"));
+                    assert_eq!((prepared_count(&case).as_str(), notes(&case).as_str()), ("1", "1"));
                     assert!(is_acknowledged(&case, &lsn));
                     resolve(&case, end, "one");
                 }
@@ -89,20 +90,20 @@ fn before_it_is_acknowledged() {
     });
 }
 
-/// It is committed, or rolled back, and its progress is not recorded.
+/// It is committed or rolled back, but its progress is not recorded.
 #[test]
-fn before_its_end_is_recorded() {
+fn a_crash_before_the_end_is_recorded() {
     on_versions(&BOTH, |mut case| {
         start(&mut case);
         for end in ["COMMIT", "ROLLBACK"] {
             prepare(&case, "one", "UPDATE t SET v = v || ' one' WHERE id <= 2");
             case.run_until_current();
-            assert_eq!(here(&case), "1");
+            assert_eq!(prepared_count(&case), "1");
             let mut process = case.start();
             let blocked = holder(&case, NO_END);
             resolve(&case, end, "one");
             let lsn = case.publisher.value("SELECT pg_current_wal_lsn()");
-            wait_until_here(&case, 0);
+            wait_until_prepared(&case, 0);
             must(process.kill9());
             assert!(!is_acknowledged(&case, &lsn));
             assert_eq!(notes(&case), if end == "COMMIT" { "2" } else { "1" });
@@ -112,9 +113,9 @@ fn before_its_end_is_recorded() {
     });
 }
 
-/// Somebody has rolled it back by hand: what it would have changed is not passed over in silence.
+/// A user has rolled it back: pgapace must not silently skip its changes.
 #[test]
-fn lost_by_other_hands() {
+fn a_transaction_that_a_user_rolled_back_stops_the_run() {
     on_versions(&BOTH, |mut case| {
         start(&mut case);
         prepare(&case, "one", "UPDATE t SET v = v || ' one' WHERE id <= 2");
@@ -135,10 +136,10 @@ fn lost_by_other_hands() {
     });
 }
 
-/// Kills of every party while the ledger prepares many of its transactions: what a reader sees is
-/// always sound, and nothing is applied twice.
+/// All processes are killed in turn while the ledger prepares many of its transactions. A reader
+/// always sees a consistent ledger, and no change is applied twice.
 #[test]
-fn of_every_party_under_load() -> Result<()> {
+fn crashes_of_all_processes_under_load() -> Result<()> {
     for major in [15, 18] {
         let mut site = Site::of(Pair::start(major, major)?)?;
         site.load_tables()?;
@@ -168,7 +169,7 @@ fn of_every_party_under_load() -> Result<()> {
             assert!(run.is_running(), "pgapace ended:\n{}", run.log());
         }
         let written = writer.stop()?;
-        // Those that the publisher's crash left prepared: they end here.
+        // Ends transactions that the crash of the publisher left prepared.
         let left = "SELECT 'ROLLBACK PREPARED ''' || gid || '''' FROM pg_prepared_xacts";
         for row in site.publisher.query_texts(DB, left)? {
             if let Some(Some(sql)) = row.first() {

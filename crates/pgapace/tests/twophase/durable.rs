@@ -1,8 +1,9 @@
-//! What is prepared on the subscriber: acknowledged there, and ended there.
+//! Transactions that are prepared on the subscriber: acknowledged while prepared, and resolved
+//! there.
 
 use super::{
-    TABLE, expect_nothing_left, here, is_acknowledged, notes, prepare, prepared, release, resolve,
-    wait_until_here,
+    TABLE, expect_nothing_left, is_acknowledged, notes, prepare, prepared, prepared_count, release,
+    resolve, wait_until_prepared,
 };
 use crate::support::{Case, Database, PATIENCE, Tool, VERSIONS, must, on_versions};
 use testbed::program::events;
@@ -13,7 +14,7 @@ fn now(case: &Case) -> String {
 }
 
 #[test]
-fn they_are_acknowledged_and_resolved_in_any_order() {
+fn prepared_transactions_are_acknowledged_and_resolved_in_any_order() {
     on_versions(&VERSIONS, |mut case| {
         prepared(&mut case);
         case.replicate(TABLE);
@@ -28,22 +29,22 @@ fn they_are_acknowledged_and_resolved_in_any_order() {
         let end = now(&case);
         case.publisher.sql("INSERT INTO t VALUES (4, 'ordinary')");
         case.run_until_current();
-        assert_eq!((here(&case), notes(&case)), ("3".to_owned(), "3".to_owned()));
+        assert_eq!((prepared_count(&case), notes(&case)), ("3".to_owned(), "3".to_owned()));
         assert!(is_acknowledged(&case, &end), "the slot moves on");
         assert_eq!(case.subscriber.value("SELECT count(*) FROM t WHERE v = 'before'"), "3");
         resolve(&case, "COMMIT", "two");
-        // Behind it, on the same rows.
+        // Later transactions change the same rows.
         case.publisher.sql("UPDATE t SET v = v || '!' WHERE id IN (2, 20)");
         resolve(&case, "ROLLBACK", "three");
         case.publisher.sql("UPDATE t SET v = 'not deleted' WHERE id = 3");
         case.run_until_current();
         case.expect_equal(&["t"]);
-        assert_eq!((here(&case), notes(&case)), ("1".to_owned(), "1".to_owned()));
+        assert_eq!((prepared_count(&case), notes(&case)), ("1".to_owned(), "1".to_owned()));
         let mut process = case.start();
         resolve(&case, "COMMIT", "one");
         case.publisher.sql("DELETE FROM t WHERE id = 1");
         prepare(&case, "one", "INSERT INTO t VALUES (1, 'again')");
-        wait_until_here(&case, 1);
+        wait_until_prepared(&case, 1);
         resolve(&case, "COMMIT", "one");
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
@@ -52,16 +53,16 @@ fn they_are_acknowledged_and_resolved_in_any_order() {
     });
 }
 
-/// Held first, in memory.
+/// The transaction is first held in memory.
 #[test]
-fn what_is_held_for_too_long_is_prepared() {
+fn a_transaction_held_too_long_is_prepared() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         case.tool.args.extend(["--two-phase", "--two-phase-hold", "1"].map(str::to_owned));
         case.replicate(TABLE);
         let mut process = case.start();
         prepare(&case, "one", "INSERT INTO t VALUES (1, 'one')");
         let end = now(&case);
-        wait_until_here(&case, 1);
+        wait_until_prepared(&case, 1);
         case.publisher.sql("INSERT INTO t VALUES (2, 'two')");
         let moved = || Ok(is_acknowledged(&case, &end));
         must(wait_until(PATIENCE, "the slot to move on", moved));
@@ -73,9 +74,9 @@ fn what_is_held_for_too_long_is_prepared() {
     });
 }
 
-/// A transaction that only locked rows, one that did nothing that is published, and an empty name.
+/// A transaction that only locked rows, one without published changes, and an empty identifier.
 #[test]
-fn transactions_without_changes() {
+fn prepared_transactions_without_changes() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         prepared(&mut case);
         case.both("CREATE TABLE other (id int)");
@@ -113,7 +114,7 @@ fn two_phase_is_switched_while_one_is_pending() {
             case.tool.name
         );
         assert_eq!(case.publisher.value(&two_phase), "f");
-        // Prepared before it is switched on: sent when it is committed.
+        // Prepared before two_phase is switched on, so it is sent at its commit.
         prepare(&case, "one", "INSERT INTO t VALUES (1, 'one')");
         prepare(&case, "two", "INSERT INTO t VALUES (2, 'two')");
         case.run_until_current();
@@ -125,7 +126,10 @@ fn two_phase_is_switched_while_one_is_pending() {
         prepare(&case, "four", "INSERT INTO t VALUES (4, 'four')");
         case.run_until_current();
         assert_eq!(
-            (here(&case).as_str(), case.subscriber.value("SELECT count(*) FROM t").as_str()),
+            (
+                prepared_count(&case).as_str(),
+                case.subscriber.value("SELECT count(*) FROM t").as_str()
+            ),
             ("2", "1")
         );
         case.tool.args = off;
@@ -155,8 +159,8 @@ fn two_phase_is_switched_while_one_is_pending() {
     });
 }
 
-/// Where the subscriber cannot prepare, or rules have to decide when the transaction is known to have
-/// committed, it is held.
+/// A transaction is held if the subscriber cannot prepare it, or if conflict rules need the time of
+/// its commit.
 #[test]
 fn rules_keep_transactions_held() {
     on_versions(&[(18, 18)], |mut case| {
@@ -165,7 +169,7 @@ fn rules_keep_transactions_held() {
         case.tool.args.extend(["--on-conflict", "insert_exists=skip"].map(str::to_owned));
         prepare(&case, "one", "INSERT INTO t VALUES (1, 'one')");
         case.run_until_current();
-        assert_eq!(here(&case), "0");
+        assert_eq!(prepared_count(&case), "0");
         case.subscriber.sql("INSERT INTO t VALUES (1, 'mine')");
         resolve(&case, "COMMIT", "one");
         case.run_until_current();
@@ -173,9 +177,9 @@ fn rules_keep_transactions_held() {
     });
 }
 
-/// A to B to C: what is prepared on B is prepared on C.
+/// A cascade from A to B to C: a transaction prepared on B is also prepared on C.
 #[test]
-fn cascade() {
+fn a_prepared_transaction_cascades_to_a_second_subscriber() {
     for major in [15, 18] {
         let mut case = Case::new(major, major);
         prepared(&mut case);
@@ -193,12 +197,18 @@ fn cascade() {
             next.run_until_current();
             let prepared =
                 "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()";
-            assert_eq!((here(&case), last.value(prepared)), ("1".to_owned(), "1".to_owned()));
+            assert_eq!(
+                (prepared_count(&case), last.value(prepared)),
+                ("1".to_owned(), "1".to_owned())
+            );
             resolve(&case, end, "one");
             case.run_until_current();
             next.run_until_current();
             assert_eq!(last.value("SELECT string_agg(v, ',') FROM t"), "COMMIT");
-            assert_eq!((here(&case), last.value(prepared)), ("0".to_owned(), "0".to_owned()));
+            assert_eq!(
+                (prepared_count(&case), last.value(prepared)),
+                ("0".to_owned(), "0".to_owned())
+            );
         }
         case.expect_equal(&["t"]);
         let drop = format!("SELECT pg_drop_replication_slot('{name}')");
@@ -206,7 +216,8 @@ fn cascade() {
     }
 }
 
-/// Somebody waits for a lock of it on the subscriber, and others behind that; what ends it does not.
+/// A session of the subscriber waits for a lock of the prepared transaction, and others wait behind
+/// it. COMMIT PREPARED does not have to wait.
 #[test]
 fn waits_behind_a_prepared_transaction_end_with_it() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
@@ -215,7 +226,7 @@ fn waits_behind_a_prepared_transaction_end_with_it() {
         case.publisher.sql("INSERT INTO t SELECT i, 'a' FROM generate_series(1, 100) i");
         let mut process = case.start();
         prepare(&case, "one", "UPDATE t SET v = 'one' WHERE id <= 50");
-        wait_until_here(&case, 1);
+        wait_until_prepared(&case, 1);
         case.publisher.sql("UPDATE t SET v = 'b' WHERE id > 50");
         let blocked = super::holder(&case, "SELECT FROM t WHERE id = 100 FOR UPDATE");
         case.publisher.sql("UPDATE t SET v = 'c' WHERE id = 100");
@@ -230,9 +241,10 @@ fn waits_behind_a_prepared_transaction_end_with_it() {
     });
 }
 
-/// By hand, while the program runs or not: the publisher's word comes later.
+/// A user resolves transactions with `pgapace prepared`, whether the program runs or not. The
+/// publisher's COMMIT PREPARED or ROLLBACK PREPARED arrives later.
 #[test]
-fn resolved_by_hand() {
+fn transactions_that_a_user_resolves_are_not_applied_again() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         prepared(&mut case);
         case.replicate(TABLE);
@@ -261,12 +273,12 @@ fn resolved_by_hand() {
         case.stop(process);
         case.expect_equal(&["t"]);
         expect_nothing_left(&case);
-        // What is dropped leaves no locks behind.
+        // Dropping the subscription also ends prepared transactions, so that no locks remain.
         prepare(&case, "five", "INSERT INTO t VALUES (5, 'five')");
         case.run_until_current();
-        assert_eq!(here(&case), "1");
+        assert_eq!(prepared_count(&case), "1");
         case.tool.finish("drop", &[]).expect(0, &[]);
-        assert_eq!(here(&case), "0");
+        assert_eq!(prepared_count(&case), "0");
         resolve(&case, "ROLLBACK", "five");
     });
 }

@@ -1,14 +1,14 @@
-//! Prepared transactions that change a table which is still behind the others.
+//! Prepared transactions that change a table which is still catching up.
 
-use super::{expect_nothing_left, here, prepare, prepared, resolve, wait_until_here};
+use super::{expect_nothing_left, prepare, prepared, prepared_count, resolve, wait_until_prepared};
 use crate::support::{VERSIONS, on_versions};
 use crate::tablesync::beside::{late_tables, wait_for};
 use crate::tablesync::catching_up::{expect_all, start_behind};
 
-/// It deletes a row that only a deferred change inserts: prepared before that change, it finds
-/// nothing, and the row stays.
+/// The transaction deletes a row that only a deferred change inserts. If it were prepared before
+/// that change, it would find no row, and the row would remain.
 #[test]
-fn a_table_that_catches_up_keeps_its_transactions_held() {
+fn transactions_of_a_table_that_catches_up_are_held() {
     on_versions(&VERSIONS, |mut case| {
         prepared(&mut case);
         case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
@@ -17,18 +17,18 @@ fn a_table_that_catches_up_keeps_its_transactions_held() {
         case.publisher.sql("INSERT INTO late VALUES (2000, 0)");
         prepare(&case, "late", "DELETE FROM late WHERE id = 2000");
         prepare(&case, "other", "DELETE FROM other WHERE id = 0");
-        wait_until_here(&case, 1);
+        wait_until_prepared(&case, 1);
         let names = "SELECT string_agg(gid, ' ') FROM pgapace.prepared";
         assert_eq!(case.subscriber.value(names), format!("{}_other", case.tool.name));
 
         drop(applying);
         let joined = "SELECT count(*) = 0 FROM pgapace.relation WHERE catch_up IS NOT NULL";
         wait_for(&case, &mut process, "the tables to join", joined);
-        wait_until_here(&case, 2);
+        wait_until_prepared(&case, 2);
         resolve(&case, "COMMIT", "late");
         resolve(&case, "COMMIT", "other");
         case.wait_until_applied(&mut process);
-        assert_eq!(here(&case), "0");
+        assert_eq!(prepared_count(&case), "0");
         expect_all(&case, &["other", "late", "late_log"]);
         expect_nothing_left(&case);
         case.stop(process);

@@ -1,5 +1,5 @@
-//! Prepared transactions: held at their PREPARE, applied at COMMIT PREPARED; or prepared on the
-//! subscriber as well.
+//! Prepared transactions: held from PREPARE and applied at COMMIT PREPARED, or prepared on the
+//! subscriber, too.
 
 mod crashes;
 mod durable;
@@ -14,24 +14,24 @@ use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions};
 const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
 const CONFIRMED: &str = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = ";
 
-/// For longer than any test takes.
+/// Holds transactions longer than any test takes.
 fn held(case: &mut Case) {
     case.tool.args.extend(["--two-phase", "--two-phase-hold", "3600"].map(str::to_owned));
 }
 
-/// At once.
+/// Prepares transactions on the subscriber at once.
 fn prepared(case: &mut Case) {
     case.tool.args.extend(["--two-phase", "--two-phase-hold", "0"].map(str::to_owned));
 }
 
-/// What is prepared on the subscriber.
-fn here(case: &Case) -> String {
+/// Number of prepared transactions on the subscriber.
+fn prepared_count(case: &Case) -> String {
     case.subscriber
         .value("SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()")
 }
 
-fn wait_until_here(case: &Case, number: u32) {
-    let there = || Ok(here(case) == number.to_string());
+fn wait_until_prepared(case: &Case, number: u32) {
+    let there = || Ok(prepared_count(case) == number.to_string());
     must(wait_until(PATIENCE, "transactions to be prepared on the subscriber", there));
 }
 
@@ -39,10 +39,10 @@ fn wait_until_value(case: &Case, sql: &str, value: &str) {
     must(wait_until(PATIENCE, sql, || Ok(case.subscriber.value(sql) == value)));
 }
 
-/// Nothing is left of prepared transactions.
+/// Checks that no prepared transaction and no record of one remains.
 #[track_caller]
 fn expect_nothing_left(case: &Case) {
-    assert_eq!((here(case).as_str(), notes(case).as_str()), ("0", "0"));
+    assert_eq!((prepared_count(case).as_str(), notes(case).as_str()), ("0", "0"));
 }
 
 fn notes(case: &Case) -> String {
@@ -53,13 +53,13 @@ fn resolve(case: &Case, what: &str, name: &str) {
     case.publisher.sql(&format!("{what} PREPARED '{}_{name}'", case.tool.name));
 }
 
-/// Whether the slot has moved to this position of the publisher.
+/// Whether the slot has advanced to this position of the publisher.
 fn is_acknowledged(case: &Case, lsn: &str) -> bool {
     let sql = format!("SELECT ({CONFIRMED}'{}') >= '{lsn}'::pg_lsn", case.tool.name);
     case.publisher.value(&sql) == "t"
 }
 
-/// Another session of the subscriber in a transaction that has done this.
+/// Opens a session of the subscriber and runs `sql` in a transaction that stays open.
 fn holder(case: &Case, sql: &str) -> Client {
     let mut client = case.subscriber.connect();
     must(client.batch_execute("BEGIN").map_err(|e| e.to_string()));
@@ -71,7 +71,8 @@ fn release(mut holder: Client) {
     must(holder.batch_execute("COMMIT").map_err(|e| e.to_string()));
 }
 
-/// Resolved in another order than prepared, with other transactions in between, over restarts.
+/// Transactions are resolved in another order than prepared, with other transactions in between and
+/// with restarts.
 #[test]
 fn prepared_transactions_are_applied_when_they_are_committed() {
     on_versions(&VERSIONS, |mut case| {
@@ -85,7 +86,7 @@ fn prepared_transactions_are_applied_when_they_are_committed() {
         let now = || case.publisher.value("SELECT pg_current_wal_lsn()");
         let mut prepared = Vec::new();
         for gid in ["one", "two", "three"] {
-            // A transaction cannot be prepared together with other statements of one message.
+            // PREPARE TRANSACTION cannot be sent in one message with other statements.
             for statement in [
                 "BEGIN",
                 &format!(
@@ -108,7 +109,7 @@ fn prepared_transactions_are_applied_when_they_are_committed() {
         case.publisher.sql(&format!("COMMIT PREPARED '{}_two'", case.tool.name));
         case.run_until_current();
         assert_eq!(case.subscriber.value("SELECT count(*) FROM t WHERE v = 'two'"), "100");
-        // Sent again, and known to be applied.
+        // The transactions are sent again and recognised as applied.
         case.publisher.sql("UPDATE t SET v = 'changed' WHERE v = 'two' AND id % 2 = 0");
         case.run_until_current();
         case.expect_equal(&["t"]);
@@ -127,10 +128,10 @@ fn prepared_transactions_are_applied_when_they_are_committed() {
     });
 }
 
-/// After a reconnect what was applied is sent again before the PREPARE that is still held is known
-/// again: nothing may be acknowledged before that, however long it takes.
+/// After a reconnect the publisher sends applied transactions again, before it sends the PREPARE
+/// that is still held. Until then nothing may be acknowledged, however long it takes.
 #[test]
-fn what_is_held_survives_reconnects_behind_a_backlog() {
+fn held_transactions_survive_reconnects_with_a_backlog() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         held(&mut case);
         case.replicate(TABLE);
@@ -156,9 +157,9 @@ fn what_is_held_survives_reconnects_behind_a_backlog() {
     });
 }
 
-/// A goal between PREPARE and COMMIT PREPARED leaves the transaction for the next run.
+/// If a run ends between PREPARE and COMMIT PREPARED, the next run applies the transaction.
 #[test]
-fn a_goal_before_commit_prepared_keeps_it_held() {
+fn a_run_that_ends_before_commit_prepared_leaves_the_transaction_to_the_next() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         held(&mut case);
         case.replicate(TABLE);
@@ -175,14 +176,14 @@ fn a_goal_before_commit_prepared_keeps_it_held() {
 }
 
 fn prepare(case: &Case, name: &str, sql: &str) {
-    // A transaction cannot be prepared together with other statements of one message.
+    // PREPARE TRANSACTION cannot be sent in one message with other statements.
     for statement in ["BEGIN", sql, &format!("PREPARE TRANSACTION '{}_{name}'", case.tool.name)] {
         case.publisher.sql(statement);
     }
 }
 
-/// What is prepared is kept until it is resolved: in the spool, as far as it does not fit into
-/// memory; and if it does not fit there either, the run stops and says so.
+/// A prepared transaction is kept until it is resolved, in the spool if it does not fit into
+/// memory. If it does not fit into the spool either, the run ends with an error.
 #[test]
 fn held_transactions_beyond_memory_are_spooled() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {

@@ -1,4 +1,4 @@
-//! A publisher that waits for the subscription, with PREPARE too.
+//! A publisher that waits for the subscription, with prepared transactions.
 
 use std::time::{Duration, Instant};
 
@@ -6,8 +6,8 @@ use testbed::{Pair, Result, TableName};
 
 use crate::faults::site::{DB, NAME, Site};
 
-/// PREPARE returns when it is prepared on the subscriber, COMMIT PREPARED when it is committed there;
-/// many at once, of several connections.
+/// PREPARE returns when the transaction is prepared on the subscriber, and COMMIT PREPARED when it
+/// is committed there. Several connections do this concurrently.
 #[test]
 fn prepare_returns_when_it_is_prepared_on_the_subscriber() -> Result<()> {
     for major in [15, 18] {

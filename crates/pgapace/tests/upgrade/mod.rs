@@ -1,4 +1,4 @@
-//! A subscriber whose state an earlier version has written goes on where that stood.
+//! A run continues from the state that an earlier version wrote on the subscriber.
 
 use crate::support::{Case, VERSIONS, must, on_versions};
 use crate::tablesync::beside::{holder, wait_for, wait_for_a_waiter};
@@ -6,7 +6,7 @@ use crate::tablesync::requests::{CHANGE, COPY, wait_for_part, wide};
 
 const VERSION_0_1: &str = include_str!("version_0_1.sql");
 
-/// Columns that were renamed since, so that their names are those of version 0.1 again.
+/// Gives renamed columns the names that they had in version 0.1.
 const RENAMED_BACK: &str = "
 ALTER TABLE saved_relation RENAME sync_lsn TO gate_lsn;
 ALTER TABLE saved_relation RENAME snapshot_lsn TO sync_lsn;
@@ -15,7 +15,8 @@ ALTER TABLE saved_stat_subscription RENAME wait_subscriber_lock TO wait_target_l
 ALTER TABLE saved_stat_subscription RENAME wait_publisher TO wait_source;
 ALTER TABLE saved_stat_subscription RENAME tables_serialized TO demotions";
 
-/// Makes the state what version 0.1 would have written: its schema, and of every row what it knew.
+/// Replaces the state by the one that version 0.1 would have written: its schema, with its columns
+/// of every row.
 fn as_of_0_1(case: &Case) {
     let tables = ["subscription", "relation", "progress", "stat_subscription", "prepared"];
     let number = case.subscriber.value("SELECT nextval('pgapace.catch_up')");
@@ -43,7 +44,7 @@ fn as_of_0_1(case: &Case) {
 }
 
 #[test]
-fn in_the_middle_of_the_first_copy() {
+fn upgrade_during_the_first_copy() {
     on_versions(&VERSIONS, |mut case| {
         wide(&mut case);
         case.both("CREATE TABLE small (id int PRIMARY KEY, v text)");
@@ -64,7 +65,7 @@ fn in_the_middle_of_the_first_copy() {
 }
 
 #[test]
-fn while_a_table_is_behind_the_others() {
+fn upgrade_while_a_table_catches_up() {
     on_versions(&VERSIONS, |mut case| {
         case.replicate("CREATE TABLE other (id int PRIMARY KEY)");
         wide(&mut case);
@@ -84,7 +85,7 @@ fn while_a_table_is_behind_the_others() {
         case.publisher.sql(update);
         case.run_until_current();
         case.expect_equal(&["other", "wide"]);
-        // The publications are known from now on: what was published before is taken as it is.
+        // The publications are recorded from now on; earlier publications are accepted as they are.
         case.publisher.sql("INSERT INTO other VALUES (2)");
         case.run_until_current();
         case.expect_equal(&["other", "wide"]);
