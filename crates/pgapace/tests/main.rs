@@ -1,5 +1,5 @@
-//! pgapace against real servers, as a user runs it: the built program, its exit code, its log, and
-//! the tables.
+//! Tests of pgapace against real servers, from a user's perspective: the program, its exit code,
+//! its log and the tables.
 
 mod conflicts;
 mod documentation;

@@ -1,11 +1,11 @@
-//! Every conflict is counted under the native worker's name and recorded, whatever became of it.
+//! Every conflict is recorded and counted under PostgreSQL's name for it, whatever its resolution.
 
 use std::fmt::Write;
 
 use crate::support::{Case, Tool, on_versions};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
-/// Ways to apply the same transactions.
+/// The apply settings with which each test runs.
 const WAYS: [&[&str]; 3] = [&[], &["--apply-mode", "row"], &["--preserve-commit-order=false"]];
 
 fn in_every_way(body: impl Fn(Case)) {
@@ -21,7 +21,7 @@ fn is_ordered(case: &Case) -> bool {
     !case.tool.args.iter().any(|arg| arg == "--preserve-commit-order=false")
 }
 
-/// Each statement is a transaction of its own.
+/// Runs each statement as a separate transaction.
 fn transactions(case: &Case, statements: &[&str]) {
     let mut sql = String::new();
     for statement in statements {
@@ -37,7 +37,7 @@ fn conflicts(case: &Case) -> Vec<String> {
     )
 }
 
-/// The counters that are not 0, by name.
+/// The counters that are not 0, with their names.
 fn counted(case: &Case) -> String {
     case.subscriber.value(
         "SELECT string_agg(key || '=' || value, ' ' ORDER BY key) \
@@ -46,17 +46,17 @@ fn counted(case: &Case) -> String {
     )
 }
 
-/// The transaction that stopped is left out.
+/// Skips the transaction that stopped the run.
 fn skip(case: &Case) {
     let lsn = case.subscriber.value("SELECT max(commit_lsn) FROM pgapace.conflict");
     let tool = Tool { args: Vec::new(), ..case.tool.clone() };
     tool.finish("skip", &["--lsn", &lsn]).expect(0, &[]);
 }
 
-/// A conflict that stops is counted once, however often it is met, though nothing of its transaction
-/// stays.
+/// A conflict that stops the run is counted once, even if it recurs at every start. Nothing of its
+/// transaction remains.
 #[test]
-fn what_stops() {
+fn a_conflict_that_stops_is_counted_once() {
     in_every_way(|case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE)");
         case.publisher.sql("INSERT INTO t VALUES (1, 1), (2, 2)");
@@ -84,7 +84,7 @@ fn what_stops() {
         assert_eq!(conflicts(&case), [existing]);
         let rows = "SELECT string_agg(id::text, ',' ORDER BY id) FROM t";
         let applied = case.subscriber.value(rows);
-        // Out of order, a transaction may be committed while one before it stops.
+        // Without commit order, a later transaction may be committed while an earlier one stops.
         let ahead = applied == "1,2,3,6,8,9" && !is_ordered(&case);
         assert!(applied == "1,2,3,8,9" || ahead, "{applied}");
         skip(&case);
@@ -99,7 +99,7 @@ fn what_stops() {
     });
 }
 
-/// The errors of other classes are no conflicts.
+/// Errors of other classes are not conflicts.
 #[test]
 fn other_errors_are_not_counted() {
     on_versions(&BOTH, |case| {
@@ -115,7 +115,7 @@ fn other_errors_are_not_counted() {
         transactions(&case, &["INSERT INTO t VALUES (1, 'bad')"]);
         case.run().expect(9, &["23514", "(id)=(1)"]);
         case.subscriber.sql("ALTER TABLE t DROP CONSTRAINT t_v_check");
-        // Of another table, which a trigger changed.
+        // A violation in another table, which a trigger changed.
         transactions(&case, &["INSERT INTO t VALUES (2, 'p')"]);
         case.run().expect(9, &["23505", "(id)=(2)"]);
         assert_eq!(counted(&case), "∅");
@@ -125,10 +125,10 @@ fn other_errors_are_not_counted() {
     });
 }
 
-/// Several unique indexes, of every kind, in the way of one row: of the same row of the subscriber or of
-/// several, plain and partitioned.
+/// A row violates several unique indexes of various kinds. The existing rows are one or several, in
+/// a plain or a partitioned table.
 #[test]
-fn several_unique_indexes() {
+fn violations_of_several_unique_indexes_are_one_conflict() {
     in_every_way(|case| {
         case.both(
             "CREATE TABLE t (id int PRIMARY KEY, a int, b text, c int, big text); \
@@ -163,20 +163,21 @@ fn several_unique_indexes() {
         };
         let several = "multiple_unique_conflicts";
         let insert = |id| format!("INSERT t (id)=({id})");
-        // One row of the subscriber, and several.
+        // Violations by one row of the subscriber, and by several.
         stops("INSERT INTO t VALUES (10, 50, 'B10', 50)", several, &insert(10));
         stops("INSERT INTO t VALUES (11, 12, 'x', 51)", several, &insert(11));
         stops("INSERT INTO t VALUES (52, 13, 'B14', 52)", several, &insert(52));
-        // The one index has no place for it, the other may be violated until COMMIT.
+        // One index does not contain the row, the other may be violated until COMMIT.
         stops("INSERT INTO t VALUES (15, 15, 'y', 53)", "insert_exists", &insert(15));
         stops("INSERT INTO t VALUES (16, 54, 'z', 17)", "insert_exists", &insert(16));
-        // A row that the same transaction has made.
+        // A violation by a row that the same transaction inserted.
         stops(
             "INSERT INTO t VALUES (55, 55, 'v', 55); UPDATE t SET a = 18, b = 'B19' WHERE id = 55",
             several,
             "UPDATE t (id)=(55)",
         );
-        // Its own row is not in the way of an update, nor is a value known that was not sent.
+        // An update does not conflict with its own row. The value of an unchanged TOAST column is
+        // unknown.
         let update = |id| format!("UPDATE t (id)=({id})");
         stops("UPDATE t SET b = 'B20' WHERE id = 1", "update_exists", &update(1));
         stops("UPDATE t SET b = 'B21', a = 22 WHERE id = 2", several, &update(2));
@@ -188,7 +189,7 @@ fn several_unique_indexes() {
     });
 }
 
-/// The rule of several indexes counts where the other's is to stop.
+/// The rule for several unique indexes applies even if the rule for one index is to stop.
 #[test]
 fn a_rule_for_several_unique_indexes() {
     on_versions(&BOTH, |mut case| {
@@ -223,10 +224,10 @@ fn a_rule_for_several_unique_indexes() {
     });
 }
 
-/// Rows that an update or a delete does not find, without a rule: all are counted, and recorded if
-/// they are few. With one, all are recorded.
+/// Rows that an update or delete does not find. Without a rule all are counted, but only recorded
+/// if they are few. With a rule all are recorded.
 #[test]
-fn missing_rows() {
+fn missing_rows_are_counted_and_recorded() {
     in_every_way(|mut case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int)");
         case.publisher.sql("INSERT INTO t SELECT g, 0 FROM generate_series(1, 500) g");

@@ -1,4 +1,4 @@
-//! Conflicts: what rules decide, what stops, and how it goes on.
+//! Conflicts: resolution by rules, stops, and how a run continues.
 
 mod counted;
 mod origins;

@@ -1,4 +1,4 @@
-//! Rules that need to know who made a row, and when.
+//! Conflict rules that need the origin and the commit time of a row.
 
 use crate::support::{Case, Database, on_versions};
 
@@ -10,7 +10,7 @@ fn with_rules(case: &mut Case, rules: &[&str]) {
     }
 }
 
-/// Rows 1 and 2 were copied, 3 and 4 were applied; 2 and 4 were changed on the subscriber since.
+/// Rows 1 and 2 were copied, 3 and 4 applied; afterwards the subscriber changed 2 and 4.
 fn four_rows(case: &Case) {
     case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
     case.publish("FOR TABLE t");
@@ -32,12 +32,12 @@ fn conflicts(case: &Case) -> Vec<String> {
 }
 
 #[test]
-fn rows_of_others_are_left_alone() {
+fn changes_of_rows_of_another_origin_are_skipped() {
     on_versions(&BOTH, |mut case| {
         with_rules(&mut case, &["update_origin_differs=skip", "delete_origin_differs=apply"]);
         four_rows(&case);
         case.publisher.sql("UPDATE t SET v = 'x'; UPDATE t SET v = v || 'y'");
-        // A row that was made in the same transaction.
+        // A row that the same transaction inserted.
         case.publisher.sql(
             "BEGIN; INSERT INTO t VALUES (5, 'p'); UPDATE t SET v = 'z' WHERE id = 5; COMMIT; \
              DELETE FROM t WHERE id IN (1, 2)",
@@ -61,7 +61,7 @@ fn rows_of_others_are_left_alone() {
 }
 
 #[test]
-fn rows_of_others_stop() {
+fn changes_of_rows_of_another_origin_stop() {
     on_versions(&BOTH, |mut case| {
         with_rules(&mut case, &["public.t:update_origin_differs=error"]);
         four_rows(&case);
@@ -74,17 +74,17 @@ fn rows_of_others_stop() {
 }
 
 #[test]
-fn the_later_one_wins() {
+fn the_later_change_wins() {
     on_versions(&BOTH, |mut case| {
         let rules = ["insert_exists", "update_origin_differs", "delete_origin_differs"]
             .map(|kind| format!("{kind}=last_update_wins"));
         with_rules(&mut case, &rules.each_ref().map(String::as_str));
         four_rows(&case);
         case.subscriber.sql("INSERT INTO t VALUES (6, 't')");
-        // Later than the subscriber's.
+        // The publisher's changes are later than the subscriber's.
         case.publisher.sql("INSERT INTO t VALUES (6, 'p'), (7, 'p')");
         case.publisher.sql("UPDATE t SET v = 'x' WHERE id = 2");
-        // Earlier.
+        // The publisher's changes are earlier.
         case.publisher.sql("UPDATE t SET v = 'x' WHERE id IN (1, 4)");
         case.publisher.sql("DELETE FROM t WHERE id = 3");
         case.subscriber
@@ -101,8 +101,8 @@ fn the_later_one_wins() {
                 "delete_origin_differs last_update_wins f (id)=(3)",
             ]
         );
-        // What was applied carries the publisher's time, each transaction its own.
-        // The publisher sends whole rows, also of one whose last change had lost.
+        // Applied rows have the commit time of their transaction on the publisher. The publisher
+        // sends whole rows, even if an earlier change of the row was skipped.
         case.publisher.sql("UPDATE t SET v = v || '!' WHERE id < 7");
         case.run_until_current();
         assert_eq!(rows(&case), "1x! 2x! 3u 4x! 6p! 7t");

@@ -1,14 +1,14 @@
-//! What rules decide, the same at every group size.
+//! Conflict rules give the same result for every size of apply groups.
 
 use std::fmt::Write;
 
 use crate::support::{Case, on_versions};
 
-/// Ways to apply the same transactions.
+/// The apply settings with which each test runs.
 const WAYS: [&[&str]; 3] = [&[], &["--group-transactions", "1"], &["--apply-mode", "row"]];
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
-/// Runs a body on each pair of versions in each way.
+/// Runs a body on each pair of versions with each setting.
 fn in_every_way(rules: &[&str], body: impl Fn(&Case)) {
     for way in WAYS {
         on_versions(&BOTH, |mut case| {
@@ -21,7 +21,7 @@ fn in_every_way(rules: &[&str], body: impl Fn(&Case)) {
     }
 }
 
-/// Each statement is a transaction of its own.
+/// Runs each statement as a separate transaction.
 fn transactions(case: &Case, statements: &[&str]) {
     let mut sql = String::new();
     for statement in statements {
@@ -30,7 +30,8 @@ fn transactions(case: &Case, statements: &[&str]) {
     case.publisher.sql(&sql);
 }
 
-/// Rows 1 to 20 on both sides; on the subscriber 31 to 33 as well, and not 5 to 8.
+/// Rows 1 to 20 exist on both sides, except that the subscriber lacks 5 to 8. It has 31 to 33 in
+/// addition.
 fn apart(case: &Case) {
     case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)");
     case.publisher.sql("INSERT INTO t SELECT g, 10 * g, 'p' FROM generate_series(1, 20) g");
@@ -54,7 +55,7 @@ fn subscriber_rows(case: &Case, condition: &str) -> Vec<String> {
 }
 
 #[test]
-fn skipped_changes_and_no_others() {
+fn skip_affects_only_the_conflicting_changes() {
     let rules =
         ["insert_exists=skip", "update_exists=skip", "update_missing=skip", "delete_missing=skip"];
     in_every_way(&rules, |case| {
@@ -71,7 +72,7 @@ fn skipped_changes_and_no_others() {
                 "UPDATE t SET u = 320 WHERE id = 3; UPDATE t SET v = 'x4' WHERE id = 4",
                 // Another row of the subscriber has one of its values.
                 "INSERT INTO t VALUES (41, 330, 'p')",
-                // Of rows whose insert was skipped.
+                // Updates of rows whose insert was skipped.
                 "UPDATE t SET v = 'later' WHERE id IN (31, 41)",
                 "INSERT INTO t VALUES (42, 420, 'p')",
             ],
@@ -108,14 +109,14 @@ fn skipped_changes_and_no_others() {
                        || t.delete_missing || ',' || t.transactions";
         assert_eq!(case.statistic(counted), "2,1,2,1,9", "{log}");
         assert!(log.contains("insert_exists") && log.contains("(id)=(41)"), "{log}");
-        // Nothing comes twice.
+        // Nothing is applied twice.
         case.run_until_current();
         assert_eq!(conflicts(case).len(), 6);
     });
 }
 
 #[test]
-fn applied_changes() {
+fn apply_overwrites_the_existing_row() {
     in_every_way(&["public.t:insert_exists=apply", "update_missing=apply"], |case| {
         apart(case);
         transactions(
@@ -148,10 +149,10 @@ fn applied_changes() {
     });
 }
 
-/// The row that is in the way has another key: nobody knows which of them is meant. And a row that
-/// two others are in the way of.
+/// The conflicting row has another key, so it is unclear which row is meant. Another change
+/// conflicts with two rows.
 #[test]
-fn what_cannot_be_applied_stops() {
+fn conflicts_with_a_row_of_another_key_stop() {
     in_every_way(&["insert_exists=apply"], |case| {
         apart(case);
         transactions(
@@ -178,9 +179,9 @@ fn what_cannot_be_applied_stops() {
     });
 }
 
-/// Rules of one table leave others alone, and missing rows may stop.
+/// Rules for one table do not affect others, and missing rows may stop the run.
 #[test]
-fn rules_of_one_table() {
+fn rules_apply_to_their_table_only() {
     in_every_way(&["public.t:insert_exists=skip", "public.t:update_missing=error"], |case| {
         case.both("CREATE TABLE other (id int PRIMARY KEY)");
         apart(case);
@@ -191,7 +192,7 @@ fn rules_of_one_table() {
         );
         let failed = case.run();
         failed.expect(9, &["conflict=update_missing", "UPDATE on public.t", "(id)=(5)"]);
-        // What was committed before it is committed.
+        // Transactions before the stop stay committed.
         let recorded = [
             "insert_exists skip f INSERT (id)=(31) 23505",
             "update_missing error f UPDATE (id)=(5)",
@@ -209,9 +210,9 @@ fn rules_of_one_table() {
     });
 }
 
-/// Foreign keys that are enforced for replicated changes, and exclusion constraints.
+/// Foreign keys that are enabled for replicated changes, and exclusion constraints.
 #[test]
-fn other_constraints() {
+fn rules_for_foreign_keys_and_exclusion_constraints() {
     let rules = ["foreign_key_violation=skip", "exclusion_violation=skip", "delete_missing=error"];
     in_every_way(&rules, |case| {
         case.both(
@@ -263,7 +264,7 @@ fn other_constraints() {
     });
 }
 
-/// Errors that are no conflicts are never decided by rules.
+/// Rules never apply to errors that are not conflicts.
 #[test]
 fn other_errors_stop() {
     in_every_way(&["insert_exists=skip", "update_exists=skip"], |case| {
@@ -276,7 +277,8 @@ fn other_errors_stop() {
         case.run().expect(9, &["23514", "(id)=(50)"]);
         assert_eq!(conflicts(case).len(), 1);
         case.subscriber.sql("ALTER TABLE t DROP CONSTRAINT t_v_check");
-        // Nor is an error of the same class that a trigger met in another table.
+        // Neither do they apply to an error of the same class that a trigger caused in another
+        // table.
         case.subscriber.sql(
             "CREATE TABLE log (id int PRIMARY KEY); INSERT INTO log VALUES (51); \
              CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS \
@@ -290,10 +292,10 @@ fn other_errors_stop() {
     });
 }
 
-/// A transaction that does not fit in memory, with conflicts in several of its parts, and one whose
-/// conflicts are many.
+/// A transaction that does not fit into memory, with conflicts in several of its parts, and a
+/// transaction with many conflicts.
 #[test]
-fn large_transactions() {
+fn rules_apply_to_large_transactions() {
     on_versions(&BOTH, |mut case| {
         case.tool.args = ["--memory-limit", "16", "--on-conflict", "insert_exists=skip"]
             .map(str::to_owned)
@@ -321,10 +323,10 @@ fn large_transactions() {
     });
 }
 
-/// Columns that UPDATE cannot set, keys of other spelling, tables found by other columns than the
-/// publisher's key, and partitions.
+/// Columns that UPDATE cannot set, equal keys with different text, tables with another key than the
+/// publisher's, and partitions.
 #[test]
-fn rows_of_every_shape() {
+fn apply_handles_all_kinds_of_rows() {
     in_every_way(&["insert_exists=apply"], |case| {
         case.both(
             "CREATE TABLE ident (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, v text); \

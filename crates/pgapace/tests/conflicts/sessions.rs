@@ -1,4 +1,4 @@
-//! Conflicts are decided exactly once, whatever happens to the sessions that decide them.
+//! Conflicts are resolved exactly once, even if the sessions that resolve them are lost.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use crate::support::{Case, PATIENCE};
 
 const ROWS: usize = 6000;
 
-/// Every tenth row stands in the way of its insert, while the sessions of the workers are killed.
+/// Every tenth insert conflicts with an existing row, while the workers' sessions are terminated.
 fn lost_sessions(publisher: u16, subscriber: u16, args: &[&str]) {
     let mut case = Case::new(publisher, subscriber);
     case.tool.args = ["--workers", "3", "--on-conflict", "insert_exists=skip"]
@@ -38,7 +38,7 @@ fn lost_sessions(publisher: u16, subscriber: u16, args: &[&str]) {
     while case.publisher.value(&applied) != "1" {
         assert!(process.is_running(), "{}", process.log());
         assert!(started.elapsed() < PATIENCE, "{}", process.log());
-        // More and more rarely, so that it comes to an end.
+        // The intervals grow, so that the test ends.
         std::thread::sleep(Duration::from_millis(random.u64(5..50 + 5 * killed)));
         killed += case.subscriber.value(&kill).parse::<u64>().expect("a number");
     }
@@ -53,16 +53,16 @@ fn lost_sessions(publisher: u16, subscriber: u16, args: &[&str]) {
 }
 
 #[test]
-fn lost_while_deciding_15() {
+fn sessions_lost_during_resolution_15() {
     lost_sessions(15, 15, &[]);
 }
 
 #[test]
-fn lost_while_deciding_18() {
+fn sessions_lost_during_resolution_18() {
     lost_sessions(18, 18, &[]);
 }
 
 #[test]
-fn lost_while_deciding_out_of_order() {
+fn sessions_lost_during_resolution_without_commit_order() {
     lost_sessions(15, 18, &["--preserve-commit-order=false"]);
 }

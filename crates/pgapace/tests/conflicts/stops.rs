@@ -1,4 +1,4 @@
-//! Stopping for good, and going on.
+//! Conflicts that stop a run, and how to continue.
 
 use testbed::program::events;
 use testbed::wait_until;
@@ -8,7 +8,7 @@ use crate::verbs::json;
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
-/// A row that the subscriber has already stands in the way of the second of three transactions.
+/// The second of three transactions conflicts with a row of the subscriber.
 fn in_the_way(case: &Case) {
     case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
     case.publish("FOR TABLE t");
@@ -24,20 +24,20 @@ fn ids(case: &Case) -> String {
     case.subscriber.value("SELECT string_agg(id::text, ',' ORDER BY id) FROM t")
 }
 
-/// The commit LSN that an error message names.
+/// The commit LSN in an error message.
 fn commit_lsn(failed: &Finished) -> String {
     let after = failed.log.rsplit_once("with commit LSN ").expect("a commit LSN").1;
     after.split(',').next().expect("its end").to_owned()
 }
 
-/// A verb that works on what the subscriber has recorded.
+/// Runs a verb that only needs the state on the subscriber.
 fn tell(case: &Case, verb: &str, args: &[&str]) -> Finished {
     let tool = crate::support::Tool { args: Vec::new(), ..case.tool.clone() };
     tool.finish(verb, args)
 }
 
 #[test]
-fn a_transaction_is_left_out() {
+fn skip_leaves_out_one_transaction() {
     on_versions(&BOTH, |case| {
         in_the_way(&case);
         let failed = case.run();
@@ -51,7 +51,7 @@ fn a_transaction_is_left_out() {
         assert!(events(&log, "transaction_skipped") == 1 && log.contains(&lsn), "{log}");
         assert_eq!(ids(&case), "1,2,3");
         assert_eq!(case.statistic("transactions_skipped"), "1");
-        // Once; then it is behind.
+        // The transaction is skipped once; then the position lies behind the progress.
         case.publisher.sql("DELETE FROM t WHERE id = 2");
         case.run_until_current();
         assert_eq!(ids(&case), "1,3");
@@ -64,9 +64,10 @@ fn a_transaction_is_left_out() {
     });
 }
 
-/// One that is too large for memory, and one that touches a table the subscriber does not have.
+/// A transaction larger than memory, and one that changes a table which the subscriber does not
+/// have.
 #[test]
-fn large_and_hopeless_transactions_are_left_out() {
+fn skip_leaves_out_large_and_inapplicable_transactions() {
     on_versions(&BOTH, |mut case| {
         case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
@@ -83,7 +84,7 @@ fn large_and_hopeless_transactions_are_left_out() {
 }
 
 #[test]
-fn an_error_disables() {
+fn an_error_disables_with_disable_on_error() {
     on_versions(&BOTH, |mut case| {
         case.tool.args = vec!["--disable-on-error".to_owned()];
         in_the_way(&case);
@@ -109,7 +110,8 @@ fn an_error_disables() {
     });
 }
 
-/// What may pass does not disable: the subscriber goes away while changes are applied.
+/// A temporary error does not disable the subscription: here the subscriber's sessions are lost
+/// during apply.
 #[test]
 fn a_lost_session_does_not_disable() {
     let mut case = Case::new(15, 15);

@@ -1,4 +1,5 @@
-//! Crashes of each party under load: nothing lost, nothing twice, readers see a prefix.
+//! Crashes of each process under load: no change is lost or applied twice, and readers see a prefix
+//! of the commit order.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -21,7 +22,8 @@ fn kill_9_of_pgapace_under_load() -> Result<()> {
     for round in 0..if long() { 200 } else { 20 } {
         sleep(Duration::from_millis(random.u64(20..700)));
         run.kill9()?;
-        // Every other one dies wherever it is by then; on a busy machine that is before it streams.
+        // Every other process is killed at an arbitrary moment; on a busy machine that is before it
+        // streams.
         run = if round % 2 == 0 { site.spawn_streaming(&program)? } else { site.spawn(&program)? };
     }
     let written = load.stop()?;
@@ -31,11 +33,11 @@ fn kill_9_of_pgapace_under_load() -> Result<()> {
     site.expect_equal_load()
 }
 
-/// Asynchronous commits of the subscriber get lost, and are applied again; the publisher was never
-/// told that they were safe.
+/// Asynchronous commits of the subscriber are lost and applied again. The publisher has no
+/// acknowledgement for them.
 #[test]
 fn immediate_restarts_of_the_subscriber_under_load() -> Result<()> {
-    // A walwriter that hardly works, so that what the program does not make durable is lost.
+    // A slow walwriter, so that commits are lost unless pgapace makes them durable.
     let lazy = [("wal_writer_delay", "10s"), ("wal_writer_flush_after", "2GB")];
     let mut site = Site::start(&[], &lazy)?;
     site.load_tables()?;
@@ -48,7 +50,7 @@ fn immediate_restarts_of_the_subscriber_under_load() -> Result<()> {
     let mut lost = 0;
     let rounds = if long() { 100 } else { 10 };
     for round in 0..5 * rounds {
-        // On a busy machine the walwriter may be faster, and then a round does not tell.
+        // On a busy machine the walwriter may be faster, and a round then shows nothing.
         if round >= rounds && lost >= 3 {
             break;
         }
@@ -59,7 +61,7 @@ fn immediate_restarts_of_the_subscriber_under_load() -> Result<()> {
         sleep(Duration::from_millis(random.u64(50..400)));
         let mut observer = site.subscriber.connect(DB)?;
         if round % 2 == 0 {
-            // Rows that it has locked hold up the durability session, and nothing else.
+            // Locked rows block only the durability session.
             observer.batch_execute("BEGIN; SELECT FROM pgapace.progress FOR SHARE")?;
             sleep(Duration::from_millis(300));
         }

@@ -1,4 +1,4 @@
-//! What error messages say: where, and what helps.
+//! The context and the hint of error messages.
 
 use testbed::{Pair, Result};
 
@@ -9,7 +9,7 @@ use crate::support::{Case, Finished, on_versions};
 const MAJORS: [u16; 2] = [15, 18];
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
-/// The last change of table t cannot be applied, and the message names it.
+/// The last change of table t fails, and the message names it.
 fn stops(case: &Case, code: i32, sql: &str, named: &[&str]) -> Finished {
     case.publisher.sql(sql);
     let lsn = case.publisher.value("SELECT pg_current_wal_lsn()");
@@ -19,14 +19,14 @@ fn stops(case: &Case, code: i32, sql: &str, named: &[&str]) -> Finished {
     assert!(!failed.log.contains("conflicting row"), "{}", failed.log);
     let status = case.tool.finish("status", &[]);
     assert!(status.stdout.contains("with commit LSN"), "{}", status.stdout);
-    // What was not applied is not behind.
+    // The progress has not passed the failed transaction.
     let sql = format!("SELECT max(lsn) < '{lsn}' FROM pgapace.progress");
     assert_eq!(case.subscriber.value(&sql), "t");
     failed
 }
 
 #[test]
-fn a_column_that_the_subscriber_lacks() {
+fn a_missing_column_is_named_with_the_alter_table() {
     on_versions(&VERSIONS, |case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
         case.publisher.sql("ALTER TABLE t ADD w int");
@@ -40,7 +40,7 @@ fn a_column_that_the_subscriber_lacks() {
 }
 
 #[test]
-fn values_that_do_not_fit() {
+fn values_that_do_not_fit_are_named_with_the_alter_table() {
     on_versions(&VERSIONS, |case| {
         case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v text, n numeric)");
         case.subscriber.sql("CREATE TABLE t (id int PRIMARY KEY, v varchar(3), n int)");
@@ -60,7 +60,7 @@ fn values_that_do_not_fit() {
 }
 
 #[test]
-fn constraints_that_only_the_subscriber_has() {
+fn violated_constraints_are_named_with_the_alter_table() {
     on_versions(&VERSIONS, |case| {
         case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v text)");
         case.subscriber.sql(
@@ -91,7 +91,7 @@ fn constraints_that_only_the_subscriber_has() {
 }
 
 #[test]
-fn roles_and_databases_that_are_not_there() {
+fn missing_roles_and_databases_are_named() {
     on_versions(&VERSIONS, |case| {
         let nobody = |conninfo: &str| conninfo.replace("user=postgres", "user=nobody_at_all");
         let nowhere = |conninfo: &str| conninfo.replace("dbname='case", "dbname='no_case");
@@ -113,7 +113,7 @@ fn roles_and_databases_that_are_not_there() {
 }
 
 #[test]
-fn roles_that_may_not() -> Result<()> {
+fn roles_without_permission_are_named_with_the_grant() -> Result<()> {
     for major in MAJORS {
         let site = Site::of(Pair::start(major, major)?)?;
         for cluster in [&site.publisher, &site.subscriber] {
@@ -151,7 +151,7 @@ fn roles_that_may_not() -> Result<()> {
 }
 
 #[test]
-fn a_publisher_that_cannot_make_slots() -> Result<()> {
+fn settings_that_prevent_slots_are_named() -> Result<()> {
     for major in MAJORS {
         for (setting, value, hint, not) in [
             ("wal_level", "replica", "wal_level = logical", "Raise max_replication_slots"),
@@ -168,9 +168,9 @@ fn a_publisher_that_cannot_make_slots() -> Result<()> {
     Ok(())
 }
 
-/// The GRANT is the one that check prints.
+/// The error prints the same GRANT as `pgapace check`.
 #[test]
-fn privileges_that_are_taken_away() -> Result<()> {
+fn revoked_privileges_are_named_with_the_grant() -> Result<()> {
     for major in MAJORS {
         let site = Site::of(Pair::start(major, major)?)?;
         for cluster in [&site.publisher, &site.subscriber] {

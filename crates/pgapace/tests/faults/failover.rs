@@ -1,4 +1,5 @@
-//! A standby of the publisher is promoted: followed only if it has all that the subscriber has.
+//! Promotion of a standby of the publisher: pgapace follows it only if it has every transaction
+//! that the subscriber has.
 
 use std::fs;
 use std::process::Command;
@@ -9,14 +10,14 @@ use testbed::{Cluster, Error, Program, Result, Stop, servers, wait_until};
 
 use super::site::{DB, NAME, PATIENCE, Site, expect_exit, wait_while_running};
 
-/// A running standby, made from the files of the stopped publisher, which is started again.
+/// Creates a running standby from the files of the publisher, which is stopped meanwhile.
 fn standby(site: &mut Site, settings: &str) -> Result<Cluster> {
     let mut standby = Cluster::builder(&servers::find_or_fetch(18)?).name("standby").start()?;
     standby.stop(Stop::Fast)?;
     site.publisher.sql(DB, "SELECT pg_create_physical_replication_slot('standby', true)")?;
     site.publisher.stop(Stop::Fast)?;
     let (from, to) = (site.publisher.data_dir(), standby.data_dir());
-    // Its own directories and settings stay; the rest is the publisher's.
+    // Keep the standby's own directories and settings, and copy the publisher's other files.
     let keep = ["postgresql.conf", "pg_hba.conf", "postgresql.auto.conf", "pg_replslot"];
     for entry in fs::read_dir(to)? {
         let entry = entry?;
@@ -34,13 +35,13 @@ fn standby(site: &mut Site, settings: &str) -> Result<Cluster> {
         if keep.iter().any(|name| entry.file_name() == *name) {
             continue;
         }
-        // Owners stay as they are: the servers may run as another user than the test.
+        // Keep the owners, because the servers may run as a different user than the test.
         let copied = Command::new("cp").arg("-a").arg(entry.path()).arg(to).status()?.success();
         if !copied {
             return Err(Error::other(format!("cannot copy {}", entry.path().display())));
         }
     }
-    // An empty file owned as the others are.
+    // Create an empty file with the same owner as the others.
     let owned = to.join("PG_VERSION");
     let signal = to.join("standby.signal");
     let copied = Command::new("cp").arg("-a").arg(owned).arg(&signal).status()?.success();
@@ -83,7 +84,7 @@ fn a_promoted_standby_that_lacks_applied_transactions_is_refused() -> Result<()>
     site.catch_up(&mut run)?;
     run.kill9()?;
     let standby = standby(&mut site, "")?;
-    // The standby stops where it is, and the rest goes on.
+    // The standby stops replaying, while the publisher and the subscriber continue.
     standby.sql(DB, "ALTER SYSTEM SET primary_conninfo = ''")?;
     standby.sql(DB, "SELECT pg_reload_conf()")?;
     wait_until(PATIENCE, "the standby to be cut off", || {
@@ -109,8 +110,8 @@ fn a_promoted_standby_that_lacks_applied_transactions_is_refused() -> Result<()>
     Ok(())
 }
 
-/// A standby to which the slot of a first run with these arguments is synchronised, and the program
-/// that is told both servers, as it would be in production.
+/// Creates a standby to which the slot of a first run with these arguments is synchronised. The
+/// returned program connects to both servers, as in production.
 fn followed(site: &mut Site, args: &[&str]) -> Result<(Cluster, Program)> {
     let mut run = site.spawn(&site.program().args(args).args(["--until", "current"]))?;
     expect_exit(&mut run, 0, &[])?;
@@ -152,7 +153,7 @@ fn a_promoted_standby_with_a_synchronised_slot_is_followed() -> Result<()> {
     }
     site.catch_up(&mut run)?;
     wait_until_synchronised(&standby, "failover")?;
-    // A fast stop waits until the standby and we have everything.
+    // A fast shutdown waits until the standby and the subscriber have all WAL.
     site.publisher.sql(DB, "INSERT INTO log VALUES (21)")?;
     site.publisher.stop(Stop::Fast)?;
     assert!(run.is_running(), "{}", run.log());
@@ -161,7 +162,7 @@ fn a_promoted_standby_with_a_synchronised_slot_is_followed() -> Result<()> {
     expect_followed(&site, &standby, &mut run, 22)
 }
 
-/// The program goes on with the promoted standby until so many rows were logged.
+/// The program continues with the promoted standby until `rows` rows are logged.
 fn expect_followed(site: &Site, standby: &Cluster, run: &mut Process, rows: u32) -> Result<()> {
     wait_while_running(run, "the program to follow", PATIENCE, || {
         let there = site.subscriber.query_one_text(DB, "SELECT count(*) FROM log")?;
@@ -176,8 +177,8 @@ fn expect_followed(site: &Site, standby: &Cluster, run: &mut Process, rows: u32)
     Ok(())
 }
 
-/// Transactions are prepared when the publisher goes, held in memory or prepared on the subscriber, and
-/// end on the promoted standby.
+/// Transactions are prepared when the publisher is stopped, either held in memory or prepared on
+/// the subscriber. They are resolved on the promoted standby.
 #[test]
 fn prepared_transactions_outlive_a_promotion() -> Result<()> {
     for hold in ["3600", "0"] {
@@ -186,7 +187,8 @@ fn prepared_transactions_outlive_a_promotion() -> Result<()> {
         let mut run = site.spawn_streaming(&program)?;
         site.publisher.sql(DB, "INSERT INTO t SELECT i, 'old' FROM generate_series(1, 9) i")?;
         site.catch_up(&mut run)?;
-        // The slot has to move on for that, which it does not while something is held.
+        // Synchronisation requires that the slot advances, which it does not while a transaction is
+        // held.
         wait_until_synchronised(&standby, "failover AND two_phase")?;
         let prepare = |server: &Cluster, gid: &str, sql: &str| {
             server.sql(DB, &format!("BEGIN; {sql}; PREPARE TRANSACTION '{gid}'"))
@@ -206,12 +208,13 @@ fn prepared_transactions_outlive_a_promotion() -> Result<()> {
         wait_while_running(&mut run, "what is prepared to be so here", PATIENCE, || {
             Ok(site.subscriber.query_one_text(DB, here)? == expected)
         })?;
-        // So is one that is prepared, and one that is committed, just before the publisher goes.
+        // One transaction is prepared and another committed just before the publisher is stopped.
         prepare(&site.publisher, "late", "UPDATE t SET v = 'four' WHERE id = 4")?;
         prepare(&site.publisher, "both", "UPDATE t SET v = 'five' WHERE id = 5")?;
         resolve(&site.publisher, "COMMIT", "both")?;
         wait_for_replay(&site, &standby)?;
-        // What is held in memory is not acknowledged, and a fast stop would wait for that.
+        // A transaction that is held in memory is not acknowledged, and a fast shutdown would wait
+        // for that.
         site.publisher.stop(if hold == "0" { Stop::Fast } else { Stop::Immediate })?;
         assert!(run.is_running(), "{}", run.log());
         promote(&standby)?;

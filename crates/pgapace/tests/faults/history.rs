@@ -1,5 +1,6 @@
-//! A server whose storage goes back in time, as when a snapshot of a virtual machine is restored,
-//! on the same timeline. Roles have the privileges of docs/privileges.sql, and no more.
+//! A server whose storage returns to an earlier state on the same timeline, as when a virtual
+//! machine is restored from a snapshot. The roles have exactly the privileges of
+//! docs/privileges.sql.
 
 use testbed::compare::{TableName, expect_equal};
 use testbed::program::Process;
@@ -9,7 +10,7 @@ use super::privileges::{SHOP, arguments, part};
 use super::site::{NAME, PATIENCE, Site, expect_exit, pgapace, wait_for_event, wait_while_running};
 
 const MAJORS: [u16; 2] = [15, 18];
-/// The second is not published.
+/// The second table is not published.
 const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (v text)";
 
 fn site(major: u16, publisher: &[(&str, &str)]) -> Result<Site> {
@@ -34,13 +35,13 @@ fn program(site: &Site) -> Program {
     pgapace("run").args(arguments(site)).env("PGAPACE_STATUS_INTERVAL", "1")
 }
 
-/// Runs until everything is applied.
+/// Runs until all changes are applied.
 fn follow(site: &Site) -> Result<()> {
     let mut run = site.spawn(&program(site).args(["--until", "current"]))?;
     expect_exit(&mut run, 0, &[])
 }
 
-/// A site that has followed the publisher, whose storage is saved then.
+/// A site in which the subscriber has caught up; then the publisher's storage is saved.
 fn saved(major: u16, settings: &[(&str, &str)]) -> Result<Site> {
     let mut site = site(major, settings)?;
     insert(&site, "1, 9", "both")?;
@@ -51,7 +52,7 @@ fn saved(major: u16, settings: &[(&str, &str)]) -> Result<Site> {
     Ok(site)
 }
 
-/// The publisher as it was saved.
+/// Restores the publisher's storage.
 fn go_back(site: &mut Site) -> Result<()> {
     site.publisher.stop(Stop::Fast)?;
     site.publisher.restore_storage()?;
@@ -63,7 +64,7 @@ fn insert(site: &Site, range: &str, v: &str) -> Result<()> {
     site.publisher.sql(SHOP, &sql)
 }
 
-/// Writes WAL of no published table.
+/// Writes WAL without changes of published tables.
 fn write_other(site: &Site, rows: u32) -> Result<()> {
     let sql = format!("INSERT INTO other SELECT repeat('x', 100) FROM generate_series(1, {rows})");
     site.publisher.sql(SHOP, &sql)
@@ -73,7 +74,7 @@ fn rows(site: &Site) -> Result<Vec<Vec<Option<String>>>> {
     site.subscriber.query_texts(SHOP, "SELECT id, v FROM t ORDER BY id")
 }
 
-/// Every start ends so, and none changes a row.
+/// Every start fails with these messages and changes no row.
 fn expect_refused(site: &Site, messages: &[&str]) -> Result<()> {
     let before = rows(site)?;
     for _ in 0..2 {
@@ -91,24 +92,25 @@ fn expect_equal_rows(site: &Site) -> Result<()> {
 }
 
 #[test]
-fn a_publisher_that_went_back_behind_the_progress_is_refused() -> Result<()> {
+fn a_publisher_restored_to_before_the_progress_is_refused() -> Result<()> {
     for major in MAJORS {
         let mut site = saved(major, &[])?;
         insert(&site, "10, 3000", "lost")?;
         follow(&site)?;
         go_back(&mut site)?;
         expect_refused(&site, &["behind", "HINT:", "pgapace drop"])?;
-        // And with a little that is new.
+        // The same after a few new changes.
         insert(&site, "10, 10", "new")?;
         expect_refused(&site, &["behind", "HINT:", "pgapace drop"])?;
-        // Once it has passed the old position, the first of that is missing.
+        // The publisher has passed the old position, but the first of its new changes would be
+        // missing.
         write_other(&site, 20_000)?;
         expect_refused(&site, &["HINT:", "pgapace drop"])?;
     }
     Ok(())
 }
 
-/// The same LSNs and xids are given out again: only the time tells.
+/// The new history uses the same LSNs and xids, and differs only in the commit time.
 #[test]
 fn the_same_transactions_at_another_time_are_another_history() -> Result<()> {
     for major in MAJORS {
@@ -128,8 +130,8 @@ fn the_same_transactions_at_another_time_are_another_history() -> Result<()> {
     Ok(())
 }
 
-/// What the old history had behind its last published transaction was not for us, and what the new
-/// one has there is.
+/// After the last common transaction the old history has none that is published, and the new
+/// history has one.
 #[test]
 fn a_transaction_where_there_was_none_is_another_history() -> Result<()> {
     for major in MAJORS {
@@ -144,7 +146,8 @@ fn a_transaction_where_there_was_none_is_another_history() -> Result<()> {
     Ok(())
 }
 
-/// It went back behind all that was received, but nothing of that was, or is, published.
+/// The publisher returns to a state before the received position, but no published transaction was
+/// lost.
 #[test]
 fn a_publisher_that_lost_nothing_published_is_followed() -> Result<()> {
     for major in MAJORS {
@@ -156,7 +159,7 @@ fn a_publisher_that_lost_nothing_published_is_followed() -> Result<()> {
         insert(&site, "10, 10", "new")?;
         follow(&site)?;
         expect_equal_rows(&site)?;
-        // Nor is anything wrong with one that went back to where we stand.
+        // Neither is it an error if the publisher returns exactly to the subscriber's position.
         site.publisher.stop(Stop::Fast)?;
         site.publisher.save_storage()?;
         site.publisher.start()?;
@@ -169,8 +172,8 @@ fn a_publisher_that_lost_nothing_published_is_followed() -> Result<()> {
     Ok(())
 }
 
-/// The slot says nothing about the old transactions any more, but the server remembers when its own
-/// were committed.
+/// The slot has passed the old transactions, but the server still has the commit timestamps of its
+/// own.
 #[test]
 fn commit_timestamps_tell_where_the_slot_was_moved() -> Result<()> {
     for major in MAJORS {
@@ -194,8 +197,8 @@ fn commit_timestamps_tell_where_the_slot_was_moved() -> Result<()> {
     Ok(())
 }
 
-/// Whatever kind the last transaction is of, it is remembered: after a crash it is the same one, and
-/// in another history it is not.
+/// The last transaction is recorded, whatever its kind: after a crash it is recognised, and in
+/// another history it is not found.
 #[test]
 fn streamed_and_prepared_transactions_are_remembered() -> Result<()> {
     let prepared = "BEGIN; UPDATE t SET v = 'x'; PREPARE TRANSACTION 'x'";
@@ -237,7 +240,7 @@ fn streamed_and_prepared_transactions_are_remembered() -> Result<()> {
 }
 
 #[test]
-fn a_running_process_notices_it() -> Result<()> {
+fn a_running_process_detects_a_restored_publisher() -> Result<()> {
     for major in MAJORS {
         let mut site = saved(major, &[])?;
         let mut run: Process = site.spawn(&program(&site))?;
@@ -262,8 +265,8 @@ fn a_running_process_notices_it() -> Result<()> {
     Ok(())
 }
 
-/// Crashes of the publisher move the slot back, which is no other history; nor is another list of
-/// publications, which has other transactions sent.
+/// Crashes of the publisher move the slot back, and another list of publications changes which
+/// transactions are sent. Neither is another history.
 #[test]
 fn crashes_and_other_publications_are_no_other_history() -> Result<()> {
     for major in MAJORS {
@@ -300,9 +303,9 @@ fn crashes_and_other_publications_are_no_other_history() -> Result<()> {
     Ok(())
 }
 
-/// The other way round the slot is ahead.
+/// From the other perspective, the slot is ahead.
 #[test]
-fn a_subscriber_that_went_back_is_refused() -> Result<()> {
+fn a_restored_subscriber_is_refused() -> Result<()> {
     for major in MAJORS {
         let mut site = site(major, &[])?;
         follow(&site)?;

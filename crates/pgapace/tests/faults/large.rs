@@ -1,4 +1,4 @@
-//! Transactions and values larger than the memory that the program may use.
+//! Transactions and values that are larger than the memory limit.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::site::{DB, PATIENCE, Site, wait_while_running};
 
 const LIMIT_MB: u64 = 16;
 const VALUE_MB: u64 = 60;
-/// What the program takes beside its limit (code, stacks, buffers, prepared statements, what the
-/// allocator keeps): 18 to 30 MB were measured.
+/// Memory that the program uses in addition to its limit, for code, stacks, buffers, prepared
+/// statements and the allocator. 18 to 30 MB were measured.
 const FIXED_MB: u64 = 40;
-/// A value exists twice for a moment: as it was received, and in the message that is sent.
+/// At one moment a value exists twice: as it was received, and in the message that is sent.
 const COPIES: u64 = 2;
 
 fn site() -> Result<Site> {
@@ -35,7 +35,7 @@ fn tables() -> [TableName; 3] {
     ["big", "log", "value"].map(TableName::from)
 }
 
-/// The most memory that a process has ever had.
+/// The peak memory of a process.
 fn peak_mb(run: &Process) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", run.pid()))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -63,7 +63,7 @@ fn memory_is_bounded_by_the_limit_not_by_the_transaction() -> Result<()> {
     eprintln!("peak after a value of {VALUE_MB} MB: {peak} MB");
     assert!(peak <= LIMIT_MB + COPIES * VALUE_MB + FIXED_MB, "{peak} MB");
 
-    // Several wide values in one transaction are not there together.
+    // Several wide values of one transaction are not in memory at the same time.
     let values = format!(
         "INSERT INTO value SELECT i, repeat('0123456789abcdef', {units} / 2) \
          FROM generate_series(2, 4) i"
@@ -77,7 +77,7 @@ fn memory_is_bounded_by_the_limit_not_by_the_transaction() -> Result<()> {
 }
 
 #[test]
-fn killed_inside_a_large_transaction() -> Result<()> {
+fn a_kill_inside_a_large_transaction_rolls_it_back() -> Result<()> {
     let site = site()?;
     let program = site.program().args(["--memory-limit", "16"]);
     let mut run = site.spawn_streaming(&program)?;

@@ -1,4 +1,4 @@
-//! What faults do: crashes, restarts, cuts, take-overs, lost slots; always on real servers.
+//! Faults on real servers: crashes, restarts, lost connections, takeovers and lost slots.
 
 mod crashes;
 mod errors;

@@ -1,4 +1,4 @@
-//! The network on a bad day, on either side.
+//! Network failures on either side.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -51,10 +51,10 @@ fn cuts_refusals_and_silence_on_either_side() -> Result<()> {
     site.expect_equal_load()
 }
 
-/// The network drops our packets, so the servers keep our old sessions: the next attempt, by
-/// another way, must not take them for somebody else.
+/// The network drops pgapace's packets, so the servers keep its old sessions. The next attempt,
+/// over another connection, must not mistake them for another process.
 #[test]
-fn a_half_open_connection_does_not_lock_us_out() -> Result<()> {
+fn a_half_open_connection_does_not_prevent_the_next_attempt() -> Result<()> {
     let site = Site::start(&[("wal_sender_timeout", "3s")], &[])?;
     site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
     let publisher = [Proxy::in_front_of(&site.publisher)?, Proxy::in_front_of(&site.publisher)?];
@@ -86,8 +86,8 @@ fn a_half_open_connection_does_not_lock_us_out() -> Result<()> {
     Ok(())
 }
 
-/// A session is lost while it waits for the rest of a large transaction, the first parts of which rules
-/// have carried out: they are lost with it.
+/// A session is lost while it waits for the rest of a large transaction, after conflict rules have
+/// resolved its first parts. These parts are rolled back.
 #[test]
 fn a_session_is_lost_between_parts_under_rules() -> Result<()> {
     for major in [15, 18] {

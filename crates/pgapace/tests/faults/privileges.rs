@@ -6,10 +6,10 @@ use testbed::{Program, Result};
 use super::site::{NAME, Site, expect_exit, pgapace, wait_while_running};
 
 const SQL: &str = include_str!("../../../../docs/privileges.sql");
-/// The database of that file.
+/// The database that this file names.
 pub(super) const SHOP: &str = "shop";
 
-/// The statements under this heading.
+/// The statements under a heading of this file.
 pub(super) fn part(heading: &str) -> &'static str {
     let start = SQL.find(&format!("\n-- {heading}: ")).expect("the heading");
     let end = SQL[start + 1..].find("\n\n").map_or(SQL.len(), |length| start + 1 + length);
@@ -34,7 +34,7 @@ fn site() -> Result<Site> {
     Ok(site)
 }
 
-/// As the roles of that file.
+/// Connection arguments with the roles of this file.
 pub(super) fn arguments(site: &Site) -> [String; 8] {
     let role = |conninfo: String, role| conninfo.replace("user=postgres", &format!("user={role}"));
     [
@@ -53,7 +53,7 @@ fn program(site: &Site) -> Program {
     pgapace("run").args(arguments(site)).args(["--until", "current"])
 }
 
-/// Every kind of change, and a change of the publisher that comes while nobody reads.
+/// All kinds of changes, one of them while pgapace does not run.
 fn change(site: &Site) -> Result<()> {
     site.publisher.sql(
         SHOP,
@@ -81,7 +81,7 @@ fn the_documented_privileges_are_enough() -> Result<()> {
     let mut run = site.spawn(&program(&site))?;
     expect_exit(&mut run, 0, &[untagged])?;
     expect_equal_tables(&site)?;
-    // --origin none is a promise that needs the tags.
+    // `--origin none` requires replication origins.
     let mut run = site.spawn(&program(&site).args(["--origin", "none"]))?;
     expect_exit(&mut run, 5, &["cannot tag commits", "--tag-commits=false"])?;
 
@@ -92,10 +92,10 @@ fn the_documented_privileges_are_enough() -> Result<()> {
     assert!(!run.log().contains(untagged), "{}", run.log());
     expect_equal_tables(&site)?;
     let origins = "SELECT count(*) FROM pg_replication_origin WHERE roname LIKE 'pgapace%'";
-    // One for each worker.
+    // One origin for each worker.
     assert_eq!(site.subscriber.query_one_text(SHOP, origins)?, "4");
 
-    // Ending the sessions of another process takes no privilege either.
+    // Terminating the sessions of another process needs no additional privilege.
     let endless = pgapace("run").args(arguments(&site));
     let mut first = site.spawn_streaming(&endless.clone().args(["--busy-timeout", "1"]))?;
     let mut second = site.spawn_streaming(&endless.clone().arg("--take-over"))?;
@@ -113,7 +113,7 @@ fn the_documented_privileges_are_enough() -> Result<()> {
     Ok(())
 }
 
-/// Each privilege is needed: without it there is an error that says which, and nothing is created.
+/// Each privilege is necessary: without it an error names the privilege, and nothing is created.
 #[test]
 fn each_missing_privilege_is_named() -> Result<()> {
     let site = site()?;

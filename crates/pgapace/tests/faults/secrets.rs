@@ -1,4 +1,4 @@
-//! Passwords stay out of every message.
+//! Passwords appear in no message.
 
 use std::process::Command;
 
@@ -37,7 +37,7 @@ fn no_password_in_any_output() -> Result<()> {
             .args(["--connect-timeout", "1"])
     };
     let nowhere = format!("host=nowhere.invalid user=secretive password={SECRET}");
-    // A mistake in the string itself is shown as well as may be.
+    // The error for an invalid connection string does not show the password either.
     let broken = format!("host=127.0.0.1 password={SECRET} bogus=1");
     let unbalanced = format!("host=127.0.0.1 password='{SECRET}");
     let bad_uri = format!("postgresql://secretive:{SECRET}@127.0.0.1:notaport/{DB}");
@@ -66,7 +66,7 @@ fn no_password_in_any_output() -> Result<()> {
             expect_silence(&run.log());
         }
     }
-    // The environment, a file, and what --help shows of them.
+    // Passwords from the environment and from a file, and the output of --help.
     let help = pgapace("run").arg("--help").env("PGAPACE_PUBLISHER", good(from)).output()?;
     expect_silence(&String::from_utf8_lossy(&help.stdout));
     let directory = tempfile::tempdir()?;
@@ -79,7 +79,7 @@ fn no_password_in_any_output() -> Result<()> {
     let file_run = pgapace("run").arg("--config").arg(&file).output()?;
     assert_eq!(file_run.status.code(), Some(3));
     expect_silence(&String::from_utf8_lossy(&file_run.stderr));
-    // And nothing on the subscriber keeps it.
+    // The state on the subscriber does not contain the password.
     let state = "SELECT string_agg(s::text, ' ') FROM pgapace.subscription s";
     expect_silence(&site.subscriber.query_one_text(DB, state)?);
     let logs = Command::new("cat").arg(site.subscriber.log_file()).output()?;

@@ -1,4 +1,5 @@
-//! A publisher and a subscriber of a test's own, which may be killed, and pgapace between them.
+//! A site: publisher and subscriber servers of one test, which may kill them, and pgapace between
+//! them.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,16 +13,16 @@ use testbed::program::Process;
 use testbed::workload::{ledger, tpcb};
 use testbed::{Cluster, Error, Pair, Program, Result, wait_until};
 
-/// The database on both sides.
+/// The name of the database on both sides.
 pub(crate) const DB: &str = "postgres";
-/// The subscription, its slot and its application_name.
+/// The name of the subscription, its slot and its application_name.
 pub(crate) const NAME: &str = "sub";
-/// Long enough for a loaded machine; only a fault takes so long.
+/// A time limit for a loaded machine; only a fault exceeds it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
-/// Tables of entries of the ledger.
+/// Number of the ledger's tables of entries.
 const ENTRY_TABLES: usize = 3;
 
-/// Two servers, publication `pub`, and a directory for logs.
+/// Two servers, a publication `pub`, and a directory for logs.
 pub(crate) struct Site {
     pub(crate) publisher: Cluster,
     pub(crate) subscriber: Cluster,
@@ -30,7 +31,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Two servers with these settings.
+    /// Starts two servers with these settings.
     pub(crate) fn start(publisher: &[(&str, &str)], subscriber: &[(&str, &str)]) -> Result<Self> {
         let pair = Pair::start_with(
             18,
@@ -57,7 +58,7 @@ impl Site {
         self.publisher.sql(DB, "CREATE PUBLICATION pub FOR ALL TABLES")
     }
 
-    /// Ledger and pgbench tables on both sides, filled on the publisher.
+    /// Creates the ledger and pgbench tables on both sides and fills them on the publisher.
     pub(crate) fn load_tables(&self) -> Result<()> {
         let mut publisher = self.publisher.connect(DB)?;
         ledger::create(&mut publisher, ENTRY_TABLES)?;
@@ -65,7 +66,7 @@ impl Site {
         let mut subscriber = self.subscriber.connect(DB)?;
         ledger::create_schema(&mut subscriber, ENTRY_TABLES)?;
         tpcb::create_schema(&mut subscriber)?;
-        // The history has no key, and its duplicates are what would show a double apply.
+        // The history table has no key, so its duplicates show changes that were applied twice.
         let names: Vec<String> = load_tables().iter().map(ToString::to_string).collect();
         publisher
             .batch_execute(&format!("CREATE PUBLICATION pub FOR TABLE {}", names.join(", ")))?;
@@ -85,7 +86,7 @@ impl Site {
             .env("PGAPACE_STATUS_INTERVAL", "1")
     }
 
-    /// Starts a program with a log of its own.
+    /// Starts a program with its own log.
     pub(crate) fn spawn(&self, program: &Program) -> Result<Process> {
         let number = self.spawned.get();
         self.spawned.set(number + 1);
@@ -99,7 +100,7 @@ impl Site {
         Ok(run)
     }
 
-    /// Where the publisher's WAL ends.
+    /// The end of the publisher's WAL.
     pub(crate) fn publisher_lsn(&self) -> Result<String> {
         self.publisher.query_one_text(DB, "SELECT pg_current_wal_flush_lsn()")
     }
@@ -113,12 +114,12 @@ impl Site {
         })
     }
 
-    /// The same rows in these tables.
+    /// Checks that these tables are equal on both sides.
     pub(crate) fn expect_equal(&self, tables: &[TableName]) -> Result<()> {
         expect_equal(&mut self.publisher.connect(DB)?, &mut self.subscriber.connect(DB)?, tables)
     }
 
-    /// The load's tables are equal, and add up.
+    /// Checks that the tables of the load are equal and consistent.
     pub(crate) fn expect_equal_load(&self) -> Result<()> {
         self.expect_equal(&load_tables())?;
         let sums = "SELECT (SELECT coalesce(sum(delta), 0) FROM pgbench_history) = ALL (ARRAY[ \
@@ -131,7 +132,7 @@ impl Site {
         Ok(())
     }
 
-    /// How far the slot is acknowledged.
+    /// The slot's confirmed_flush_lsn.
     pub(crate) fn confirmed(&self) -> Result<u64> {
         lsn(&self.publisher.query_one_text(
             DB,
@@ -164,14 +165,14 @@ pub(crate) fn load_tables() -> Vec<TableName> {
     ledger::tables(ENTRY_TABLES).into_iter().chain(tpcb::tables()).collect()
 }
 
-/// Both workloads at once.
+/// Both workloads together.
 pub(crate) struct Load {
     ledger: ledger::Writer,
     tpcb: tpcb::Load,
 }
 
 impl Load {
-    /// Starts both on the publisher, at most so many transactions per second each.
+    /// Starts both workloads on the publisher, each with at most `rate` transactions per second.
     pub(crate) fn start(publisher: &Cluster, rate: f64) -> Result<Self> {
         let conninfo = publisher.conninfo(DB);
         let options = ledger::WriterOptions {
@@ -187,14 +188,15 @@ impl Load {
         Ok(Self { ledger, tpcb })
     }
 
-    /// Stops both; returns the ledger's committed transactions.
+    /// Stops both workloads and returns the number of transactions that the ledger committed.
     pub(crate) fn stop(self) -> Result<u64> {
         self.tpcb.stop()?;
         self.ledger.stop()
     }
 }
 
-/// Reads the ledger on the subscriber again and again: prefix of the commit order, whole transactions.
+/// Checks the ledger on the subscriber repeatedly: a prefix of the commit order with complete
+/// transactions.
 pub(crate) struct Reader {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<std::result::Result<u64, ledger::Violation>>,
@@ -215,7 +217,7 @@ impl Reader {
                 while !stopped.load(Ordering::Relaxed) {
                     match ledger::check(&mut client) {
                         Ok(_) => sound += 1,
-                        // The subscriber is away.
+                        // The subscriber is unavailable.
                         Err(ledger::Violation::Unreadable(_)) => break,
                         Err(violation) => return Err(violation),
                     }
@@ -227,7 +229,7 @@ impl Reader {
         Self { stop, thread }
     }
 
-    /// Ends it; returns how often the ledger was found sound.
+    /// Stops and returns how often the ledger was consistent.
     pub(crate) fn stop(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| Error::other("the reader panicked"))?.map_err(|violation| {
@@ -236,7 +238,7 @@ impl Reader {
     }
 }
 
-/// The number behind `16/B374D848`.
+/// Parses an LSN such as `16/B374D848`.
 pub(crate) fn lsn(text: &str) -> Result<u64> {
     let parsed = text.split_once('/').and_then(|(high, low)| {
         let part = |text| u64::from_str_radix(text, 16).ok();
@@ -245,7 +247,7 @@ pub(crate) fn lsn(text: &str) -> Result<u64> {
     parsed.ok_or_else(|| Error::other(format!("{text:?} is no LSN")))
 }
 
-/// Waits for a condition, but not beyond the program's end.
+/// Waits for a condition; fails if the program ends first.
 pub(crate) fn wait_while_running(
     run: &mut Process,
     what: &str,
@@ -267,7 +269,7 @@ pub(crate) fn wait_while_running(
     Ok(())
 }
 
-/// Waits until this event is in the log.
+/// Waits until the log contains this event.
 pub(crate) fn wait_for_event(run: &mut Process, event: &str, timeout: Duration) -> Result<()> {
     wait_for_log(run, &format!("event=\"{event}\""), timeout)
 }
@@ -280,7 +282,7 @@ pub(crate) fn wait_for_log(run: &mut Process, text: &str, timeout: Duration) -> 
     })
 }
 
-/// Waits for the end and checks exit code and message.
+/// Waits for the end of the program and checks its exit code and messages.
 pub(crate) fn expect_exit(run: &mut Process, code: i32, messages: &[&str]) -> Result<()> {
     run.wait(PATIENCE)?;
     let log = run.log();
@@ -291,7 +293,7 @@ pub(crate) fn expect_exit(run: &mut Process, code: i32, messages: &[&str]) -> Re
     Ok(())
 }
 
-/// Whether rounds are to be many rather than few.
+/// Whether tests run many rounds.
 pub(crate) fn long() -> bool {
     std::env::var("PGAPACE_TEST_LONG").is_ok_and(|value| value == "1")
 }

@@ -1,4 +1,4 @@
-//! Slots and publishers that cannot be followed: each is refused with its own exit code.
+//! Slots and publishers that pgapace cannot follow: each is rejected with its own exit code.
 
 use testbed::compare::TableName;
 use testbed::program::Process;
@@ -14,7 +14,7 @@ fn site(settings: &[(&str, &str)]) -> Result<Site> {
     Ok(site)
 }
 
-/// Runs until everything is applied, then stops in order.
+/// Runs until all changes are applied, then stops.
 fn follow_and_stop(site: &Site) -> Result<()> {
     let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
     expect_exit(&mut run, 0, &[])
@@ -41,14 +41,14 @@ fn a_dropped_slot_is_refused() -> Result<()> {
         &["slot \"sub\" does not exist on the publisher", "HINT:", "pgapace drop"],
     )?;
     assert_eq!(rows_on_subscriber(&site)?, "0");
-    // The hint works: drop the subscription, empty the tables, start anew.
+    // The hint works: drop the subscription, truncate the tables, start again.
     let mut drop = site.spawn(&drop_program(&site))?;
     expect_exit(&mut drop, 0, &["dropped subscription sub"])?;
     follow_and_stop(&site)?;
     site.expect_equal(&[TableName::from("t")])
 }
 
-/// A publisher that cannot have two slots for a moment gets one all the same.
+/// A publisher with room for only one slot is sufficient.
 #[test]
 fn a_single_free_slot_is_enough() -> Result<()> {
     for major in [15, 18] {
@@ -95,7 +95,7 @@ fn a_slot_that_lost_its_wal_is_refused() -> Result<()> {
 }
 
 #[test]
-fn a_slot_that_somebody_advanced_is_a_gap() -> Result<()> {
+fn an_advanced_slot_is_refused() -> Result<()> {
     let site = site(&[])?;
     follow_and_stop(&site)?;
     insert(&site, 1)?;
@@ -109,10 +109,10 @@ fn a_slot_that_somebody_advanced_is_a_gap() -> Result<()> {
 }
 
 #[test]
-fn a_slot_in_use_elsewhere_is_waited_for() -> Result<()> {
+fn a_slot_in_use_is_waited_for() -> Result<()> {
     let site = site(&[])?;
     follow_and_stop(&site)?;
-    // Another subscriber that was given the same slot.
+    // Another subscriber uses the same slot.
     site.subscriber.create_database("other")?;
     site.subscriber.sql("other", DDL)?;
     let elsewhere = site
@@ -121,8 +121,7 @@ fn a_slot_in_use_elsewhere_is_waited_for() -> Result<()> {
     let mut other: Process = site.spawn_streaming(&elsewhere)?;
     let mut run = site.spawn(&site.program().args(["--busy-timeout", "1"]))?;
     expect_exit(&mut run, 8, &["slot \"sub\" is in use by walsender", "pg_stat_replication"])?;
-    // It does not come to streaming before the slot is free, and then it goes on: nothing was
-    // consumed meanwhile.
+    // It streams only when the slot is free, and then continues without a gap.
     let mut run = site.spawn(&site.program())?;
     std::thread::sleep(std::time::Duration::from_millis(700));
     assert!(run.is_running() && run.events("streaming") == 0, "{}", run.log());

@@ -1,4 +1,4 @@
-//! What the publisher is told, and when.
+//! Positions and keepalives that the publisher receives.
 
 use std::collections::HashSet;
 use std::thread::sleep;
@@ -15,7 +15,8 @@ const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
 fn site(settings: &[(&str, &str)]) -> Result<Site> {
     let site = Site::start(settings, &[])?;
     site.tables(DDL)?;
-    // After the publication FOR ALL TABLES this one would be published too.
+    // A publication FOR ALL TABLES would include this table, so it is created before the
+    // publication.
     site.publisher.sql(
         DB,
         "CREATE TABLE unpublished (v int); DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE t",
@@ -23,7 +24,7 @@ fn site(settings: &[(&str, &str)]) -> Result<Site> {
     Ok(site)
 }
 
-/// What pg_stat_replication says: pid and the three positions.
+/// The pid and the three positions in pg_stat_replication.
 fn walsender(site: &Site) -> Result<Option<(i32, [u64; 3])>> {
     let sql = format!(
         "SELECT pid, write_lsn, flush_lsn, replay_lsn FROM pg_stat_replication \
@@ -89,14 +90,14 @@ fn an_idle_slot_advances_while_unpublished_tables_are_written() -> Result<()> {
         })?;
         assert!(site.progress()? >= site.confirmed()?, "recorded before it is acknowledged");
     }
-    // And old progress does not pile up.
+    // Old progress rows are removed.
     let left: i64 = site.subscriber.query_one_text(DB, rows)?.parse().unwrap_or(i64::MAX);
     assert!(left < 20, "{left} progress rows");
     Ok(())
 }
 
 #[test]
-fn a_synchronous_publisher_gets_its_answers_at_once() -> Result<()> {
+fn a_synchronous_publisher_gets_acknowledgements_at_once() -> Result<()> {
     let mut site = site(&[])?;
     let mut run = site.spawn_streaming(&site.program())?;
     site.catch_up(&mut run)?;
@@ -136,8 +137,8 @@ fn a_synchronous_publisher_gets_its_answers_at_once() -> Result<()> {
     site.expect_equal(&[TableName::from("t")])
 }
 
-/// What was applied and not acknowledged is sent again to the next run, which acknowledges none of it
-/// before it was: the publisher would remove the WAL that it is reading.
+/// Changes that were applied but not acknowledged are sent again to the next run. It must not
+/// acknowledge them before they arrive, because the publisher would remove WAL that it still reads.
 #[test]
 fn nothing_is_acknowledged_ahead_of_the_stream() -> Result<()> {
     for major in [15, 18] {
@@ -145,7 +146,7 @@ fn nothing_is_acknowledged_ahead_of_the_stream() -> Result<()> {
         site.tables(DDL)?;
         let mut run = site.spawn_streaming(&site.program())?;
         site.catch_up(&mut run)?;
-        // While a table's changes are put off, nothing is acknowledged that comes behind them.
+        // While changes of a table are deferred, no later position is acknowledged.
         let late = "CREATE TABLE late (id int PRIMARY KEY)";
         site.subscriber.sql(DB, late)?;
         let mut copying = site.subscriber.connect(DB)?;
@@ -172,8 +173,8 @@ fn nothing_is_acknowledged_ahead_of_the_stream() -> Result<()> {
     Ok(())
 }
 
-/// The same where what was applied lies beyond a gap: the first transaction of the next run closes it,
-/// and the rest is still to be sent.
+/// The same for changes that were applied beyond a gap: the first transaction of the next run
+/// closes the gap, but the rest must be sent again first.
 #[test]
 fn nothing_beyond_a_gap_is_acknowledged_ahead_of_the_stream() -> Result<()> {
     for major in [15, 18] {
@@ -191,13 +192,13 @@ fn nothing_beyond_a_gap_is_acknowledged_ahead_of_the_stream() -> Result<()> {
             Ok(site.subscriber.query_one_text(DB, waits)? != "0")
         })?;
         for part in 0..40 {
-            // Larger ones are applied in parts, and only as the oldest.
+            // Larger transactions would be applied in parts, and only as the oldest.
             let rows = "repeat(md5(i::text), 60) FROM generate_series(1, 1000) i";
             site.publisher.sql(DB, &format!("INSERT INTO t SELECT {part} * 1000 + i, {rows}"))?;
             site.publisher.sql(DB, "CHECKPOINT")?;
         }
         let end = lsn(&site.publisher_lsn()?)?;
-        // Some wait behind the blocked one on its session.
+        // Some transactions wait on the session of the blocked one.
         let applied = "SELECT count(*) >= 20000 FROM t WHERE id > 0";
         wait_while_running(&mut run, "others to be applied", PATIENCE, || {
             Ok(site.subscriber.query_one_text(DB, applied)? == "t")
@@ -211,7 +212,8 @@ fn nothing_beyond_a_gap_is_acknowledged_ahead_of_the_stream() -> Result<()> {
     Ok(())
 }
 
-/// Runs until all up to `end` is acknowledged, with one stream, and never more than it has brought.
+/// Runs with one stream until everything up to `end` is acknowledged. The acknowledged position
+/// never passes the received one.
 fn expect_no_acknowledgement_ahead(site: &Site, program: &Program, end: u64) -> Result<()> {
     let mut run = site.spawn(program)?;
     let positions = format!(
@@ -233,11 +235,10 @@ fn expect_no_acknowledgement_ahead(site: &Site, program: &Program, end: u64) -> 
     Ok(())
 }
 
-/// A commit that has returned on the publisher is durable on the subscriber, however that comes about:
-/// by a synchronous commit of the worker where a flush is quick, by the durability session where it
-/// is not.
+/// When a commit has returned on the publisher, it is durable on the subscriber. Either the worker
+/// commits synchronously, if a flush is fast, or the durability session makes it durable.
 #[test]
-fn what_a_synchronous_publisher_was_told_survives_a_crash() -> Result<()> {
+fn acknowledged_commits_of_a_synchronous_publisher_survive_a_crash() -> Result<()> {
     for slow in [false, true] {
         let mut lazy = vec![("wal_writer_delay", "10s"), ("wal_writer_flush_after", "2GB")];
         if slow {
@@ -263,7 +264,7 @@ fn what_a_synchronous_publisher_was_told_survives_a_crash() -> Result<()> {
             let rows = site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?;
             assert_eq!(rows, told.to_string(), "slow: {slow}, workers: {workers}");
         }
-        // What lies between goes on.
+        // The transactions between them are applied.
         let run = site.spawn_streaming(&site.program())?;
         site.publisher.sql(DB, "SET statement_timeout = '60s'; INSERT INTO t VALUES (0, 'y')")?;
         site.expect_equal(&[TableName::from("t")]).inspect_err(|_| eprintln!("{}", run.log()))?;

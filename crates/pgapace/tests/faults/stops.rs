@@ -1,4 +1,4 @@
-//! Ends in order, ends out of order during the first copy, and goals.
+//! Stops: regular ones, stops during the initial copy, and `--until`.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use testbed::{Result, Stop, wait_until};
 
 use super::site::{DB, Load, PATIENCE, Site, expect_exit, lsn, wait_for_event, wait_while_running};
 
-/// Everything applied is acknowledged: slot and progress are at the same place.
+/// Checks that everything that is applied is acknowledged: slot and progress are equal.
 fn expect_acknowledged(site: &Site) -> Result<()> {
     let (confirmed, progress) = (site.confirmed()?, site.progress()?);
     assert_eq!(format!("{confirmed:X}"), format!("{progress:X}"), "confirmed and progress");
@@ -16,7 +16,7 @@ fn expect_acknowledged(site: &Site) -> Result<()> {
 }
 
 #[test]
-fn signals_under_load() -> Result<()> {
+fn signals_stop_the_run_under_load() -> Result<()> {
     let site = Site::start(&[], &[])?;
     site.load_tables()?;
     let load = Load::start(&site.publisher, 300.0)?;
@@ -33,7 +33,7 @@ fn signals_under_load() -> Result<()> {
         assert!(started.elapsed() < Duration::from_secs(10), "took {:?}", started.elapsed());
         expect_acknowledged(&site)?;
     }
-    // A goal that is reached while the load goes on.
+    // `--until` is reached while the load continues.
     let last = "SELECT max(id) FROM ledger_header";
     let number = |text: String| text.parse::<i64>().unwrap_or(-1);
     let before = number(site.publisher.query_one_text(DB, last)?);
@@ -53,7 +53,7 @@ fn signals_under_load() -> Result<()> {
 }
 
 #[test]
-fn a_goal_is_reached_only_when_it_is_durable() -> Result<()> {
+fn until_is_reached_only_when_changes_are_durable() -> Result<()> {
     let lazy = [("wal_writer_delay", "10s"), ("wal_writer_flush_after", "2GB")];
     let mut site = Site::start(&[], &lazy)?;
     site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
@@ -67,18 +67,18 @@ fn a_goal_is_reached_only_when_it_is_durable() -> Result<()> {
         site.subscriber.restart(Stop::Immediate)?;
         site.expect_equal(&[TableName::from("t")])?;
     }
-    // A goal that the publisher has not reached yet is waited for.
+    // pgapace waits for an `--until` position that the publisher has not reached yet.
     let goal = site.publisher.query_one_text(DB, "SELECT pg_current_wal_flush_lsn() + 20000")?;
     let mut run = site.spawn_streaming(&site.program().args(["--until", &goal]))?;
     assert!(run.wait_timeout(Duration::from_millis(1500)).is_none(), "too early");
     site.publisher.sql(DB, "INSERT INTO t SELECT generate_series(10000, 10010)")?;
     assert!(lsn(&site.publisher_lsn()?)? < lsn(&goal)?, "this one is before the goal");
-    // The goal lies inside this transaction, which therefore commits after it.
+    // The position lies within this transaction, which therefore commits after it.
     site.publisher.sql(DB, "INSERT INTO t SELECT generate_series(20000, 23000)")?;
     expect_exit(&mut run, 0, &[])?;
     let rows = "SELECT count(*) FROM t WHERE id BETWEEN 10000 AND 10010";
     assert_eq!(site.subscriber.query_one_text(DB, rows)?, "11");
-    // A goal that was not reached is not a success.
+    // Stopping before the `--until` position is not a success.
     let mut run = site.spawn_streaming(&site.program().args(["--until", "FF/0"]))?;
     run.terminate()?;
     expect_exit(&mut run, 11, &["stopped before the goal"])
@@ -87,7 +87,7 @@ fn a_goal_is_reached_only_when_it_is_durable() -> Result<()> {
 fn copy_site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
     site.load_tables()?;
-    // A copy that takes a while: rows are slow to arrive on the subscriber.
+    // A slow copy: rows are inserted slowly on the subscriber.
     site.publisher.sql(
         DB,
         "CREATE TABLE wide (id int PRIMARY KEY, v text);
@@ -98,14 +98,14 @@ fn copy_site() -> Result<Site> {
     Ok(site)
 }
 
-/// The subscriber's sessions in a COPY, as `{pid,…}`.
+/// The pids of the subscriber's sessions in COPY, as `{pid,…}`.
 fn copying(site: &Site) -> Result<String> {
     let sessions = "SELECT coalesce(array_agg(pid), '{}')::text FROM pg_stat_progress_copy";
     site.subscriber.query_one_text(DB, sessions)
 }
 
-/// Starts the program and waits until it copies: a session that a killed process left behind may
-/// still be at work, and is not this one's.
+/// Starts the program and waits until it copies. Sessions of a killed process may still exist and
+/// do not count.
 fn spawn_copying(site: &Site) -> Result<Process> {
     let left = copying(site)?;
     let mut run = site.spawn(&site.program())?;
@@ -119,7 +119,7 @@ fn spawn_copying(site: &Site) -> Result<Process> {
 }
 
 #[test]
-fn ends_during_the_first_copy() -> Result<()> {
+fn stops_during_the_first_copy_leave_no_slot() -> Result<()> {
     let site = copy_site()?;
     let load = Load::start(&site.publisher, 100.0)?;
     let mut random = fastrand::Rng::with_seed(7);
@@ -141,15 +141,15 @@ fn ends_during_the_first_copy() -> Result<()> {
     site.catch_up(&mut run)?;
     site.expect_equal(&[TableName::from("wide")])?;
     site.expect_equal_load()?;
-    // Nothing of the attempts is left on the publisher.
+    // No slot of the attempts remains on the publisher.
     let slots = "SELECT string_agg(slot_name, ' ') FROM pg_replication_slots";
     assert_eq!(site.publisher.query_one_text(DB, slots)?, "sub");
     Ok(())
 }
 
-/// A lock that somebody holds on the subscriber does not keep a stop from being one.
+/// A lock on the subscriber does not prevent a stop.
 #[test]
-fn a_stop_while_everything_waits_for_a_lock() -> Result<()> {
+fn a_stop_does_not_wait_for_a_lock() -> Result<()> {
     let site = Site::start(&[], &[])?;
     site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
@@ -161,7 +161,7 @@ fn a_stop_while_everything_waits_for_a_lock() -> Result<()> {
             Ok(site.subscriber.query_one_text(DB, waiting)? == "1")
         })
     };
-    // During the first copy.
+    // During the initial copy.
     holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
     let mut run = site.spawn(&site.program())?;
     wait_for_lock(&mut run)?;
@@ -169,7 +169,7 @@ fn a_stop_while_everything_waits_for_a_lock() -> Result<()> {
     let started = Instant::now();
     expect_exit(&mut run, 0, &["stopped during table sync"])?;
     holder.batch_execute("COMMIT")?;
-    // While changes are applied: what is under way is given a while, unless the user insists.
+    // During apply: running statements get some time, unless the user repeats the signal.
     let mut run = site.spawn_streaming(&site.program())?;
     site.catch_up(&mut run)?;
     holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;

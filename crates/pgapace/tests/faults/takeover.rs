@@ -1,4 +1,5 @@
-//! The fence: what an earlier run has still on its way cannot commit once another run has begun.
+//! Fencing: statements of an earlier run that are still on their way cannot commit after another
+//! run has begun.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use testbed::{Result, wait_until};
 
 use super::site::{DB, PATIENCE, Site, expect_exit, wait_while_running};
 
-/// A table with a key and one without, which shows a double apply.
+/// One table with a key, and one without, which shows changes that were applied twice.
 fn site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
     site.tables("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE log (v int)")?;
@@ -22,7 +23,7 @@ fn tables() -> [TableName; 2] {
     [TableName::from("t"), TableName::from("log")]
 }
 
-/// Transactions that all need row 1, each with a row in the log.
+/// Transactions that all update row 1 and insert a row into the log.
 fn write(site: &Site, count: i32) -> Result<()> {
     let mut client = site.publisher.connect(DB)?;
     for i in 1..=count {
@@ -33,7 +34,7 @@ fn write(site: &Site, count: i32) -> Result<()> {
     Ok(())
 }
 
-/// A session of the subscriber that holds row 1.
+/// A session of the subscriber that locks row 1.
 fn hold(site: &Site) -> Result<Client> {
     let mut holder = site.subscriber.connect(DB)?;
     holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 1 FOR UPDATE")?;
@@ -51,15 +52,16 @@ fn wait_for_block(site: &Site, run: &mut Process) -> Result<()> {
 }
 
 #[test]
-fn killed_while_its_commit_waits_for_a_lock() -> Result<()> {
+fn a_run_killed_while_its_commit_waits_cannot_commit_later() -> Result<()> {
     let site = site()?;
     let mut first = site.spawn_streaming(&site.program())?;
     let mut holder = hold(&site)?;
     write(&site, 5)?;
     wait_for_block(&site, &mut first)?;
     first.kill9()?;
-    // The old backend has statements and COMMIT in its socket, and the lock is not free. A new run
-    // does not wait for that: it ends the old backend, then its own waits in the same place.
+    // The old backend has statements and a COMMIT in its socket, and waits for the lock. The new
+    // run terminates the old backend without waiting for the lock. Then its own backend waits at
+    // the same place.
     let mut second = site.spawn_streaming(&site.program())?;
     wait_for_block(&site, &mut second)?;
     holder.batch_execute("COMMIT")?;
@@ -69,7 +71,7 @@ fn killed_while_its_commit_waits_for_a_lock() -> Result<()> {
 }
 
 #[test]
-fn killed_and_the_lock_released_while_the_next_run_starts() -> Result<()> {
+fn a_lock_released_while_the_next_run_starts_lets_nothing_commit_twice() -> Result<()> {
     let site = site()?;
     let mut run = site.spawn_streaming(&site.program())?;
     for round in 0..6 {
@@ -78,7 +80,7 @@ fn killed_and_the_lock_released_while_the_next_run_starts() -> Result<()> {
         wait_for_block(&site, &mut run)?;
         run.kill9()?;
         run = site.spawn(&site.program())?;
-        // From before the new run's first connection to after its fence.
+        // From before the new run's first connection until after it has fenced the old one.
         sleep(Duration::from_millis(round * 15));
         holder.batch_execute("COMMIT")?;
         site.catch_up(&mut run)?;
@@ -102,7 +104,7 @@ fn a_second_process_is_refused_unless_it_takes_over() -> Result<()> {
     site.catch_up(&mut first)?;
 
     let mut third = site.spawn_streaming(&site.program().arg("--take-over"))?;
-    // The first one tries to come back, in vain: its patience ends.
+    // The first process tries to reconnect until its time limit expires.
     write(&site, 3)?;
     site.catch_up(&mut third)?;
     assert!(third.is_running());
@@ -117,15 +119,15 @@ fn a_frozen_process_commits_nothing_after_a_take_over() -> Result<()> {
     write(&site, 50)?;
     wait_for_block(&site, &mut frozen)?;
     frozen.freeze()?;
-    // Its session waits with all that it was sent, and its socket stays open. Its walsender cannot
-    // even say good-bye: the socket is full.
+    // The session of the frozen process waits with all its statements, and its socket stays open.
+    // Its walsender cannot send the end of the stream, because the socket is full.
     write(&site, 50)?;
     site.publisher.sql(DB, "INSERT INTO log SELECT 0 FROM generate_series(1, 20000)")?;
     let mut next = site.spawn_streaming(&site.program().arg("--take-over"))?;
     wait_for_block(&site, &mut next)?;
     let before = site.progress()?;
     frozen.thaw()?;
-    // With the row still locked nothing can be applied; a commit would show in the progress.
+    // While the row is locked nothing can be applied; a commit would change the progress.
     expect_exit(&mut frozen, 8, &["run by another process"])?;
     assert_eq!(site.progress()?, before);
     holder.batch_execute("COMMIT")?;

@@ -1,4 +1,4 @@
-//! Servers that are not there: waited for if they may come, and what `status` says meanwhile.
+//! Unavailable servers: pgapace waits for those that may become available, and `status` shows it.
 
 use std::fs;
 use std::process::Command;
@@ -29,7 +29,7 @@ fn follow(site: &Site) -> Result<()> {
     expect_exit(&mut site.spawn(&until_current(site))?, 0, &[])
 }
 
-/// What `status --json` says of the subscription.
+/// The subscription's part of `status --json`.
 fn status(site: &Site) -> Result<serde_json::Value> {
     let program = pgapace("status").args(["--subscriber", &site.subscriber.conninfo(DB), "--json"]);
     let output = program.output()?;
@@ -38,11 +38,11 @@ fn status(site: &Site) -> Result<serde_json::Value> {
     Ok(all[0].clone())
 }
 
-/// Makes the next start of a stopped server a recovery that takes until the returned file exists:
-/// until then it answers with 57P03.
+/// Makes the next start of a stopped server a recovery that lasts until the returned file exists.
+/// Until then the server answers with 57P03.
 fn recovers_slowly(server: &Cluster) -> Result<std::path::PathBuf> {
     let data = server.data_dir();
-    // An empty file owned as the others are.
+    // Create an empty file with the same owner as the others.
     let signal = data.join("recovery.signal");
     let copied =
         Command::new("cp").arg("-a").arg(data.join("PG_VERSION")).arg(&signal).status()?.success();
@@ -96,7 +96,7 @@ fn servers_that_recover_are_waited_for() -> Result<()> {
     for major in MAJORS {
         for publisher in [true, false] {
             let mut site = site(major)?;
-            // A first start of the subscription waits as well.
+            // The first start of the subscription waits, too.
             if publisher {
                 follow(&site)?;
             }
@@ -127,10 +127,10 @@ fn servers_that_recover_are_waited_for() -> Result<()> {
     Ok(())
 }
 
-/// A first start by hand fails soon, and says what it has waited for; what no waiting mends fails at
+/// A first start by hand fails soon and reports what it waited for. A permanent error fails at
 /// once.
 #[test]
-fn a_first_start_does_not_wait_for_long_or_for_what_does_not_pass() -> Result<()> {
+fn a_first_start_waits_briefly_and_only_for_temporary_errors() -> Result<()> {
     let site = site(18)?;
     let closed = format!("host=127.0.0.1 port=1 user=postgres dbname={DB}");
     let subscriber = site.subscriber.conninfo(DB);
@@ -156,10 +156,10 @@ fn a_first_start_does_not_wait_for_long_or_for_what_does_not_pass() -> Result<()
     Ok(())
 }
 
-/// While the process streams, both servers go one after the other; it goes on within moments of
-/// their return, and says meanwhile what it waits for.
+/// While the process streams, the servers are stopped one after the other. It reports the
+/// unavailable server, and continues shortly after its return.
 #[test]
-fn a_running_process_says_what_it_waits_for() -> Result<()> {
+fn status_shows_the_server_that_a_running_process_waits_for() -> Result<()> {
     for major in MAJORS {
         let mut site = site(major)?;
         let mut run = site.spawn_streaming(&site.program())?;
@@ -184,9 +184,10 @@ fn a_running_process_says_what_it_waits_for() -> Result<()> {
     Ok(())
 }
 
-/// The publisher is told to wait for us, and not to, while the process runs.
+/// While the process runs, the publisher is configured to wait for the subscriber, and then not to
+/// wait.
 #[test]
-fn a_publisher_that_begins_to_wait_is_served() -> Result<()> {
+fn a_publisher_may_become_synchronous_during_a_run() -> Result<()> {
     for major in MAJORS {
         let mut site = site(major)?;
         site.publisher.sql(
@@ -194,7 +195,8 @@ fn a_publisher_that_begins_to_wait_is_served() -> Result<()> {
             "CREATE TABLE unpublished (v int); DROP PUBLICATION pub; \
              CREATE PUBLICATION pub FOR TABLE t",
         )?;
-        // Without an answer at once, a commit of nothing published waits for this long.
+        // Without an immediate acknowledgement, a commit without published changes waits for this
+        // long.
         let mut run =
             site.spawn_streaming(&site.program().env("PGAPACE_STATUS_INTERVAL", "3600"))?;
         for (number, name) in [NAME, "", NAME].into_iter().enumerate() {
@@ -221,7 +223,7 @@ fn a_publisher_that_begins_to_wait_is_served() -> Result<()> {
     Ok(())
 }
 
-/// The same conflict at each start is one conflict.
+/// A conflict that recurs at each start is one conflict.
 #[test]
 fn a_supervised_process_counts_a_conflict_once() -> Result<()> {
     for major in MAJORS {
@@ -245,7 +247,7 @@ fn a_supervised_process_counts_a_conflict_once() -> Result<()> {
         assert_eq!(status["state"], "stopped", "{status:#}");
         assert!(status["last_error"].is_null(), "{status:#}");
         assert_eq!(site.subscriber.query_one_text(DB, once)?, "1 1 0");
-        // Another one is another one.
+        // Another conflict is counted.
         site.subscriber.sql(DB, "INSERT INTO t VALUES (2, 'in the way')")?;
         site.publisher.sql(DB, "INSERT INTO t VALUES (2, 'x')")?;
         expect_exit(&mut site.spawn(&site.program())?, 9, &["23505"])?;
@@ -283,7 +285,7 @@ fn old_conflicts_are_removed() -> Result<()> {
         })?;
         run.terminate()?;
         expect_exit(&mut run, 0, &[])?;
-        // Kept for ever, and for a shorter time.
+        // Once retained indefinitely, once for a shorter time.
         insert(1000, 1, this)?;
         let mut run = site.spawn_streaming(&site.program().args(["--conflict-retention", "0"]))?;
         site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'x')")?;

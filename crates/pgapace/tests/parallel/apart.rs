@@ -8,8 +8,8 @@ use crate::verbs::json;
 
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
-/// Tables `good` and `bad`, each with a subscription of its own, in one configuration file. A row of
-/// the subscriber is in the way of the second.
+/// Tables `good` and `bad`, each with its own subscription in one configuration file. A row of the
+/// subscriber conflicts with the changes of `bad`.
 struct Two {
     case: Case,
     directory: tempfile::TempDir,
@@ -83,7 +83,7 @@ impl Drop for Two {
 }
 
 #[test]
-fn one_that_fails_is_reported_and_tried_again() {
+fn a_failing_subscription_is_reported_and_retried() {
     on_versions(&VERSIONS, |case| {
         let two = Two::new(case);
         let mut process = two.start(&[]);
@@ -94,11 +94,11 @@ fn one_that_fails_is_reported_and_tried_again() {
         assert_eq!(status["state"], "retrying", "{status:#}");
         assert!(status["next_try_at"].is_string(), "{status:#}");
         assert!(status["last_error"].as_str().is_some_and(|error| error.contains("23505")));
-        // The other one does not care.
+        // The other subscription continues.
         two.case.publisher.sql("INSERT INTO good VALUES (1, 'x')");
         two.wait_for(&mut process, "the other one to go on", |_| two.rows("good") == "1");
         assert_eq!(two.status("good")["state"], "running");
-        // Somebody mends it.
+        // A user removes the conflicting row.
         two.case.subscriber.sql("DELETE FROM bad");
         two.wait_for(&mut process, "it to be tried again", |_| two.rows("bad") == "2");
         two.wait_for(&mut process, "the error to be over", |_| {
@@ -111,7 +111,7 @@ fn one_that_fails_is_reported_and_tried_again() {
 }
 
 #[test]
-fn one_that_still_fails_is_the_result() {
+fn a_still_failing_subscription_determines_the_exit_code() {
     on_versions(&VERSIONS, |case| {
         let two = Two::new(case);
         let mut process = two.start(&[]);
@@ -122,7 +122,7 @@ fn one_that_still_fails_is_the_result() {
         assert_eq!(process.exit_code(), Some(9), "{}", process.log());
         assert_eq!(two.status("bad")["state"], "failed");
         assert_eq!(two.status("good")["state"], "stopped");
-        // A goal is not waited for in vain.
+        // A run with `--until` ends instead of waiting for the failed subscription.
         two.case.publisher.sql("INSERT INTO good VALUES (1, 'x')");
         let mut process = two.start(&["--until", "current"]);
         must(process.wait(PATIENCE));
@@ -132,7 +132,7 @@ fn one_that_still_fails_is_the_result() {
 }
 
 #[test]
-fn together_if_that_is_wanted() {
+fn fail_together_ends_all_subscriptions() {
     on_versions(&VERSIONS, |case| {
         let two = Two::new(case);
         two.case.publisher.sql("INSERT INTO bad VALUES (1, 'x')");
@@ -143,10 +143,10 @@ fn together_if_that_is_wanted() {
     });
 }
 
-/// A subscription that somebody drops because it fails is not made anew by the process that still
-/// runs the others.
+/// A subscription is dropped because it fails. The process, which still runs the other one, does
+/// not create it again.
 #[test]
-fn one_that_is_dropped_meanwhile_stays_dropped() {
+fn a_dropped_subscription_is_not_created_again() {
     on_versions(&VERSIONS, |case| {
         let two = Two::new(case);
         let mut process = two.start(&[]);

@@ -1,5 +1,4 @@
-//! A subscriber to which a round trip takes longer than the work: answers are waited for only where that
-//! cannot be helped.
+//! A subscriber with high network latency: workers wait for replies only where that is unavoidable.
 
 use std::time::Duration;
 
@@ -13,7 +12,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const DELAY: Duration = Duration::from_millis(3);
 const TRANSACTIONS: u32 = 6;
 
-/// A subscriber behind a proxy, and a subscription that streams. `log` shows what is applied twice.
+/// A subscriber behind a proxy, and a subscription that streams. The table `log` shows changes that
+/// were applied twice.
 fn start(case: &mut Case) -> (Proxy, Process) {
     let proxy = must(Proxy::in_front_of(case.subscriber.cluster));
     proxy.set_delay(DELAY);
@@ -28,13 +28,13 @@ fn start(case: &mut Case) -> (Proxy, Process) {
     (proxy, process)
 }
 
-/// A run looks at tables when it first sees them, and has to wait for what it is told.
+/// The run reads the catalogue for new tables, and has to wait for the replies.
 fn touch(case: &Case, process: &mut Process) {
     case.publisher.sql("UPDATE t SET v = 0 WHERE id = 100; INSERT INTO log VALUES (0)");
     case.wait_until_applied(process);
 }
 
-/// Transactions that all depend on each other, too large to be sent change by change.
+/// Transactions that all depend on each other and are too large to be sent change by change.
 fn write(case: &Case) {
     for _ in 0..TRANSACTIONS {
         case.publisher.sql(
@@ -52,7 +52,7 @@ fn wait_until_there(case: &Case, logged: u32) {
 }
 
 #[test]
-fn nobody_waits_for_answers() {
+fn transactions_are_sent_without_waiting_for_replies() {
     on_versions(&VERSIONS, |mut case| {
         let (proxy, mut process) = start(&mut case);
         proxy.hold_answers(true);
@@ -65,10 +65,10 @@ fn nobody_waits_for_answers() {
     });
 }
 
-/// What was sent behind a group that found other rows than it must is not committed before that group is
-/// carried out row by row.
+/// A group finds other rows than it must. Groups that were sent after it are not committed before
+/// it is applied row by row.
 #[test]
-fn a_missing_row_stops_what_was_sent_behind_it() {
+fn a_missing_row_stops_transactions_sent_after_it() {
     on_versions(&VERSIONS, |mut case| {
         let (proxy, mut process) = start(&mut case);
         case.subscriber.sql("DELETE FROM t WHERE id = 7");
@@ -83,7 +83,7 @@ fn a_missing_row_stops_what_was_sent_behind_it() {
     });
 }
 
-/// A conflict in the middle: everything before it is there, nothing after it.
+/// A conflict in the middle: everything before it is applied, and nothing after it.
 #[test]
 fn a_conflict_is_named_and_nothing_after_it_is_applied() {
     on_versions(&VERSIONS, |mut case| {
@@ -106,9 +106,9 @@ fn a_conflict_is_named_and_nothing_after_it_is_applied() {
     });
 }
 
-/// Sessions that are lost with commits that nobody has heard of.
+/// Sessions are lost together with the replies to their commits.
 #[test]
-fn lost_sessions() {
+fn sessions_lost_with_unconfirmed_commits_apply_nothing_twice() {
     on_versions(&VERSIONS, |mut case| {
         let (proxy, mut process) = start(&mut case);
         for round in 1..=3 {

@@ -13,7 +13,7 @@ use crate::faults::site::{DB, Load, Reader, Site, long};
 
 const RATE: f64 = 150.0;
 
-/// Only the groups of that worker are carried out again, and the run goes on.
+/// Only the groups of that worker are applied again; the run continues.
 #[test]
 fn sessions_of_workers_are_terminated_under_load() -> Result<()> {
     let site = Site::start(&[], &[])?;
@@ -40,8 +40,7 @@ fn sessions_of_workers_are_terminated_under_load() -> Result<()> {
     site.expect_equal_load()
 }
 
-/// The number of workers, the size of groups and the order mode change at every start, most of them
-/// after a kill.
+/// Number of workers, group size and commit order change at every start, usually after a kill.
 #[test]
 fn restarts_with_other_workers_and_orders() -> Result<()> {
     let site = Site::start(&[], &[])?;
@@ -57,11 +56,11 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
             .arg(format!("--preserve-commit-order={ordered}"))
     };
     let mut run = site.spawn_streaming(&program(Some(false)))?;
-    // From here on: tables are copied one by one.
+    // From here on, tables are copied one by one.
     let stop = Arc::new(AtomicBool::new(false));
     let reader = {
         let (conninfo, stop) = (site.subscriber.conninfo(DB), Arc::clone(&stop));
-        // Not in order, but whole transactions at any moment.
+        // Not in commit order, but transactions are complete at any moment.
         std::thread::spawn(move || -> Result<u64> {
             let mut client =
                 testbed::postgres::Client::connect(&conninfo, testbed::postgres::NoTls)

@@ -1,4 +1,5 @@
-//! Locks on the subscriber, of ours and of others: they delay apply, and never wedge or kill it.
+//! Locks on the subscriber, of pgapace and of users, delay apply but neither block nor end it
+//! permanently.
 
 use std::time::Duration;
 use testbed::program::events;
@@ -17,10 +18,10 @@ fn start(case: &mut Case) -> testbed::program::Process {
     case.start()
 }
 
-/// The oldest transaction waits for a user's lock on a table, the user for a later transaction, and
-/// that one for its turn: no server can see this circle.
+/// The oldest transaction waits for a user's lock on a table, the user waits for a later
+/// transaction, and that one waits for its turn to commit. PostgreSQL cannot detect this deadlock.
 #[test]
-fn a_lock_of_a_user_between_two_transactions_of_ours() {
+fn a_deadlock_through_a_lock_of_a_user_is_resolved() {
     on_versions(&VERSIONS, |mut case| {
         let mut process = start(&mut case);
         let mut brake = case.subscriber.connect();
@@ -54,8 +55,8 @@ fn a_lock_of_a_user_between_two_transactions_of_ours() {
     });
 }
 
-/// Nothing is applied yet, and no session of ours has anything on the subscriber that others could wait
-/// for: no transaction, and no lock but those that say whose session it is.
+/// With nothing to apply, no session of pgapace holds anything for which others could wait: no
+/// transaction, and only its session locks.
 #[test]
 fn an_idle_subscription_holds_nothing() {
     for (publisher, subscriber) in VERSIONS {
@@ -69,7 +70,7 @@ fn an_idle_subscription_holds_nothing() {
             case.both("CREATE TABLE t (id int PRIMARY KEY)");
             case.publish("FOR ALL TABLES");
             let process = case.start();
-            // What a session does now and then, it ends.
+            // An occasional statement of a session ends its transaction.
             let sql = "SELECT a.application_name, a.state, a.query, l.locktype, \
                          l.relation::regclass, l.mode \
                        FROM pg_stat_activity a LEFT JOIN pg_locks l \
@@ -89,9 +90,9 @@ fn an_idle_subscription_holds_nothing() {
     }
 }
 
-/// A row that a user has updated and not committed.
+/// A row that a user has updated but not committed.
 #[test]
-fn a_row_that_a_user_has_locked() {
+fn a_row_lock_of_a_user_delays_apply() {
     on_versions(&VERSIONS, |mut case| {
         let mut process = start(&mut case);
         let mut user = case.subscriber.connect();
@@ -99,7 +100,7 @@ fn a_row_that_a_user_has_locked() {
         case.publisher.sql("UPDATE t SET v = 1 WHERE id = 1");
         case.publisher.sql("UPDATE t SET v = 1 WHERE id = 2");
         std::thread::sleep(Duration::from_millis(700));
-        // In order: the second does not overtake the first.
+        // In commit order: the second transaction does not overtake the first.
         assert_eq!(case.subscriber.rows("SELECT v FROM t ORDER BY id"), ["0", "0"]);
         must(user.batch_execute("ROLLBACK"));
         case.wait_until_applied(&mut process);
@@ -110,9 +111,9 @@ fn a_row_that_a_user_has_locked() {
     });
 }
 
-/// A table whose changes make such circles again and again is applied in stream order for a while.
+/// A table whose changes cause such deadlocks repeatedly is serialized for a while.
 #[test]
-fn a_table_that_often_makes_transactions_give_way_is_serialized_for_a_while() {
+fn a_table_with_repeated_deadlocks_is_serialized_for_a_while() {
     on_versions(&VERSIONS, |mut case| {
         let mut process = start(&mut case);
         let began = std::time::Instant::now();
@@ -127,7 +128,8 @@ fn a_table_that_often_makes_transactions_give_way_is_serialized_for_a_while() {
                  COMMIT"
             ));
             case.publisher.sql(&format!("UPDATE t SET v = {rounds} WHERE id = 2"));
-            // Once serialized, which the statistics may not say yet, the second waits for the first.
+            // Once the table is serialized, which the statistics may show later, the second
+            // transaction waits for the first.
             let second = "SELECT count(*) > 0 FROM pg_locks WHERE relation = 't'::regclass \
                           AND mode = 'RowExclusiveLock' AND granted";
             let serialized = "SELECT count(*) > 0 FROM pgapace.relation \

@@ -1,4 +1,5 @@
-//! Several workers: the order of what depends on each other, locks that nobody sees, lost sessions.
+//! Parallel apply: the order of dependent changes, deadlocks that PostgreSQL cannot detect, and
+//! lost sessions.
 
 mod apart;
 mod far_away;

@@ -1,5 +1,5 @@
-//! Transactions that depend on each other, with the first of them held up on the subscriber: whoever
-//! does not wait for it would be first.
+//! Transactions that depend on each other. The first of them is blocked on the subscriber; a
+//! transaction that does not wait for it would overtake it.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::support::{Case, must, on_versions};
 
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
-/// A table and the transactions on it; the first one is held up.
+/// A table and the transactions on it; the first one is blocked.
 struct Scenario {
     name: &'static str,
     tables: &'static [&'static str],
@@ -250,7 +250,7 @@ fn in_every_scenario(args: &[&str]) {
             case.both(scenario.ddl);
             case.publisher.sql(scenario.rows);
         }
-        // Leaves have keys of their own, the root has none.
+        // The leaf partitions have their own keys, the root has none.
         case.publish("FOR ALL TABLES");
         let mut process = case.start();
         let mut brake = case.subscriber.connect();
@@ -260,7 +260,7 @@ fn in_every_scenario(args: &[&str]) {
                 let held = if number == 0 { "UPDATE brake SET v = v + 1; " } else { "" };
                 case.publisher.sql(&format!("BEGIN; {held}{transaction}; COMMIT"));
             }
-            // Time for those that do not wait to be first.
+            // Time for transactions that do not wait, so that they would overtake.
             std::thread::sleep(Duration::from_millis(150));
             must(brake.batch_execute("COMMIT"));
             eprintln!("{}", scenario.name);
@@ -274,30 +274,31 @@ fn in_every_scenario(args: &[&str]) {
 }
 
 #[test]
-fn transactions_alone() {
+fn dependent_transactions_one_by_one() {
     in_every_scenario(&["--workers", "4", "--group-transactions", "1"]);
 }
 
 #[test]
-fn transactions_alone_out_of_order() {
+fn dependent_transactions_without_commit_order() {
     let order = "--preserve-commit-order=false";
     in_every_scenario(&["--workers", "4", "--group-transactions", "1", order]);
 }
 
 #[test]
-fn transactions_by_rows_out_of_order() {
+fn dependent_transactions_by_row_without_commit_order() {
     let order = "--preserve-commit-order=false";
     in_every_scenario(&["--workers", "3", "--apply-mode", "row", order]);
 }
 
 #[test]
-fn transactions_in_groups() {
+fn dependent_transactions_in_groups() {
     in_every_scenario(&["--workers", "2", "--group-transactions", "2"]);
 }
 
-/// What waits for nothing is not kept by what does: it is visible while the first is held up.
+/// An independent transaction does not wait for dependent ones: it is visible while the first is
+/// blocked.
 #[test]
-fn out_of_order_free_transactions_are_not_kept() {
+fn independent_transactions_overtake_without_commit_order() {
     on_versions(&VERSIONS, |mut case: Case| {
         case.tool.args = ["--workers", "4", "--group-transactions", "1"].map(str::to_owned).into();
         case.tool.args.push("--preserve-commit-order=false".to_owned());
@@ -315,7 +316,7 @@ fn out_of_order_free_transactions_are_not_kept() {
                 Ok(case.subscriber.value("SELECT v FROM t WHERE id = 2") == "1")
             });
         must(waited);
-        // It is applied beyond a gap, and that is what a reader can see.
+        // It is applied beyond a gap, which the view shows.
         let applied = "SELECT lowest_lsn < highest_lsn, cardinality(beyond) FROM pgapace.applied";
         assert_eq!(case.subscriber.rows(applied), ["t|1"]);
         must(brake.batch_execute("COMMIT"));

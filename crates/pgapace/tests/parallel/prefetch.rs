@@ -1,4 +1,4 @@
-//! Rows that are read ahead: nothing but time may depend on it.
+//! Prefetch of rows: it must not affect anything except time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,8 @@ use crate::support::{Case, PATIENCE, must, on_versions};
 
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
-/// Two tables with keys of other types, and a backlog of transactions that often meet.
+/// Two tables with keys of different types, and a backlog of transactions that often change the
+/// same rows.
 fn backlog(case: &mut Case, args: &[&str]) {
     case.tool.args = args.iter().map(|arg| (*arg).to_owned()).collect();
     case.replicate(
@@ -35,7 +36,7 @@ fn backlog(case: &mut Case, args: &[&str]) {
 }
 
 #[test]
-fn rows_that_are_read_ahead_make_no_difference() {
+fn prefetch_does_not_change_the_result() {
     on_versions(&VERSIONS, |mut case| {
         backlog(&mut case, &["--workers", "4", "--prefetch", "on", "--log-level", "debug"]);
         let log = case.run_until_current();
@@ -46,7 +47,7 @@ fn rows_that_are_read_ahead_make_no_difference() {
 }
 
 #[test]
-fn readers_that_are_terminated_or_blocked_stop_nothing() {
+fn terminated_or_blocked_prefetch_sessions_do_not_stop_apply() {
     on_versions(&VERSIONS, |mut case| {
         backlog(&mut case, &["--workers", "3", "--prefetch", "on"]);
         let stop = Arc::new(AtomicBool::new(false));
@@ -76,9 +77,10 @@ fn readers_that_are_terminated_or_blocked_stop_nothing() {
     });
 }
 
-/// A statement of a reader that waits for a user's lock is given up, and the table is read as before.
+/// A prefetch statement that waits for a user's lock is cancelled, and the table is applied as
+/// before.
 #[test]
-fn a_lock_of_a_user_does_not_end_the_reading() {
+fn a_lock_of_a_user_does_not_end_prefetch() {
     on_versions(&VERSIONS, |mut case| {
         case.tool.args = ["--workers", "2", "--prefetch", "on", "--log-level", "debug"]
             .map(str::to_owned)
@@ -86,14 +88,14 @@ fn a_lock_of_a_user_does_not_end_the_reading() {
         case.both("CREATE TABLE t (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v int)");
         case.publish("FOR ALL TABLES");
         let mut process = case.start();
-        // So few that nobody reads ahead.
+        // Too few changes for prefetch.
         case.publisher.sql("INSERT INTO t (v) VALUES (1)");
         case.wait_until_applied(&mut process);
         let mut user = case.subscriber.connect();
         must(user.batch_execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE"));
         let more = "INSERT INTO t (v) SELECT g FROM generate_series(1, 2000) g";
         case.publisher.sql(more);
-        // More often than there are readers.
+        // More often than there are prefetch sessions.
         let given_up = testbed::wait_until(PATIENCE, "statements that are given up", || {
             Ok(process.log().matches("some rows are not read ahead").count() > 4)
         });
@@ -118,9 +120,9 @@ fn a_lock_of_a_user_does_not_end_the_reading() {
     });
 }
 
-/// Where everything is in memory, nothing is gained, and `auto` finds out.
+/// If all data is in memory, prefetch has no benefit, and `auto` switches it off.
 #[test]
-fn auto_reads_nothing_ahead_from_memory() {
+fn prefetch_auto_is_off_if_data_is_in_memory() {
     on_versions(&[(18, 18)], |mut case| {
         backlog(&mut case, &["--workers", "4", "--prefetch", "auto"]);
         let log = case.run_until_current();

@@ -1,4 +1,4 @@
-//! Two subscriptions of one process, and the sessions that they share.
+//! Two subscriptions of one process that share its sessions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use testbed::{Program, wait_until};
 
 use crate::support::{Case, PATIENCE, must};
 
-/// The subscriptions, by their publications and tables.
+/// The names of the subscriptions, their publications and their tables.
 const NAMES: [&str; 2] = ["one", "two"];
 
-/// Tables `one` and `two`, each with a subscription of its own, in one configuration file.
+/// Tables `one` and `two`, each with its own subscription in one configuration file.
 struct Pair {
     case: Case,
     file: tempfile::NamedTempFile,
@@ -52,7 +52,7 @@ impl Pair {
         Program::new(env!("CARGO_BIN_EXE_pgapace")).args(["run", "--config", &config])
     }
 
-    /// Starts the process, and waits until both stream.
+    /// Starts the process and waits until both subscriptions stream.
     fn start(&self) -> Process {
         let log = self.file.path().with_extension("log");
         let _ = std::fs::remove_file(&log);
@@ -64,7 +64,7 @@ impl Pair {
         process
     }
 
-    /// Commits so many transactions, each of one row more.
+    /// Commits `rows` transactions, each of which inserts one row.
     fn load(&self, name: &str, rows: usize) {
         self.case.publisher.sql(&format!(
             "DO $$ BEGIN FOR i IN 1..{rows} LOOP \
@@ -72,7 +72,8 @@ impl Pair {
         ));
     }
 
-    /// Commits a transaction that waits for a user of the subscriber, and many more behind it.
+    /// Commits a transaction that waits for a user of the subscriber, and many transactions after
+    /// it.
     fn brake(&self, name: &str) -> Client {
         let mut user = self.case.subscriber.connect();
         must(user.batch_execute(&format!("BEGIN; SELECT FROM {name} WHERE id = 0 FOR UPDATE")));
@@ -86,7 +87,7 @@ impl Pair {
         self.case.subscriber.value(&count) == self.case.publisher.value(&count)
     }
 
-    /// Sessions that apply for a subscription.
+    /// Number of sessions that apply changes of a subscription.
     fn sessions(&self, name: &str) -> u32 {
         let sql = format!(
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgapace {}_{name} apply'",
@@ -113,7 +114,7 @@ impl Pair {
     }
 }
 
-/// Looks all the time how many sessions there are.
+/// Samples the number of sessions continuously.
 struct Watch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<(i64, HashMap<String, i64>)>,
@@ -142,7 +143,7 @@ impl Watch {
         Self { stop, thread }
     }
 
-    /// The most that there ever were, together and by name.
+    /// The maximum numbers of sessions, in total and by name.
     fn stop(self) -> (i64, HashMap<String, i64>) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("the watch ends")
@@ -186,7 +187,7 @@ fn a_long_backlog_keeps_nobody_waiting(version: u16) {
 }
 
 #[test]
-fn sessions_go_to_whoever_has_work() {
+fn sessions_move_to_the_subscription_with_work() {
     let pair = Pair::new(18, 4);
     let process = pair.start();
     let watch = Watch::start(pair.case.subscriber.connect());
@@ -198,14 +199,14 @@ fn sessions_go_to_whoever_has_work() {
     sleep(Duration::from_millis(700));
     assert_eq!(NAMES.map(|name| pair.sessions(name)), [3, 1], "what was begun is ended");
     must(first.batch_execute("COMMIT"));
-    // Nothing more to do there, so all go but one.
+    // The first subscription has no more work, so all its sessions except one move.
     pair.wait_for_sessions("two", 3);
     assert_eq!(pair.sessions("one"), 1);
     must(second.batch_execute("COMMIT"));
     for name in NAMES {
         must(wait_until(PATIENCE, name, || Ok(pair.is_applied(name))));
     }
-    // And back again, without a pause between.
+    // The sessions move back without a pause.
     let mut first = pair.brake("one");
     pair.wait_for_sessions("one", 3);
     must(first.batch_execute("COMMIT"));
@@ -215,9 +216,9 @@ fn sessions_go_to_whoever_has_work() {
     pair.end(process);
 }
 
-/// Subscriptions go on with what they have, and ask again later.
+/// The subscriptions continue with the sessions that they have, and retry later.
 #[test]
-fn a_session_that_cannot_be_opened_is_done_without() {
+fn subscriptions_continue_when_a_session_cannot_be_opened() {
     let mut case = Case::new(18, 18);
     let role = format!("{}_applier", case.tool.name);
     case.subscriber.sql(&format!(

@@ -1,4 +1,4 @@
-//! How long is waited, and for what: while it is waited, not only afterwards.
+//! Time spent waiting, by reason, is reported during the wait as well as afterwards.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::support::{Case, PATIENCE, must, on_versions};
 use crate::verbs::json;
 
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
-/// Enough to be no accident.
+/// Long enough not to be accidental.
 const SECONDS: f64 = 0.5;
 
 fn waited(case: &Case, reason: &str) -> f64 {
@@ -18,7 +18,7 @@ fn waited(case: &Case, reason: &str) -> f64 {
 }
 
 #[test]
-fn a_lock_of_a_user_makes_everybody_wait() {
+fn a_lock_of_a_user_is_reported_as_wait_by_reason() {
     on_versions(&VERSIONS, |mut case| {
         let args = ["--workers", "4", "--group-transactions", "1", "--memory-limit", "16"];
         case.tool.args = args.map(str::to_owned).into();
@@ -37,8 +37,8 @@ fn a_lock_of_a_user_makes_everybody_wait() {
         }
         let mut user = case.subscriber.connect();
         must(user.batch_execute("BEGIN; UPDATE t SET v = 77 WHERE id = 1"));
-        // The oldest waits for the user, the second for its turn, the third for the first; there are
-        // more than workers take, and than memory holds.
+        // The oldest transaction waits for the user, the second for its turn to commit, the third
+        // for the first. There are more transactions than workers accept and memory holds.
         case.publisher.sql("UPDATE t SET v = 2 WHERE id = 1");
         case.publisher.sql("UPDATE t SET v = 2 WHERE id = 2");
         case.publisher.sql("UPDATE t SET v = 3 WHERE id = 1");
@@ -59,20 +59,20 @@ fn a_lock_of_a_user_makes_everybody_wait() {
         case.expect_equal(&["t", "large"]);
         let log = case.stop(process);
         assert!(!log.contains("retry_in_ms"), "{log}");
-        // In SQL, too.
+        // The SQL view shows it, too.
         let seconds = case.statistic("wait_subscriber_lock").parse::<f64>();
         assert!(must(seconds) >= SECONDS);
     });
 }
 
 #[test]
-fn nothing_to_do_is_waiting_for_the_source() {
+fn an_idle_subscription_waits_for_the_publisher() {
     on_versions(&VERSIONS[1..], |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
         case.publish("FOR ALL TABLES");
         let mut process = case.start();
         std::thread::sleep(Duration::from_secs(2));
-        // Written with whatever happens next.
+        // The waits are written with the next progress.
         case.publisher.sql("INSERT INTO t VALUES (1)");
         case.wait_until_applied(&mut process);
         must(wait_until(PATIENCE, "source", || Ok(waited(&case, "source") >= 1.0)));
@@ -80,7 +80,7 @@ fn nothing_to_do_is_waiting_for_the_source() {
             let seconds = waited(&case, reason);
             assert!(seconds < SECONDS, "{reason}: {seconds} s with one transaction");
         }
-        // What was waited in the end is written in the end.
+        // Waits at the end are written at the end.
         std::thread::sleep(Duration::from_secs(3));
         case.stop(process);
         assert!(must(case.statistic("wait_publisher").parse::<f64>()) >= 3.0);

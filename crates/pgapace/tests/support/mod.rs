@@ -1,6 +1,6 @@
-//! What the tests share: servers, a database on each side, and the program between them.
+//! Shared test support: servers, a database on each side, and the program between them.
 
-// Every topic uses a part of it.
+// Every test folder uses only a part of it.
 #![allow(dead_code)]
 
 pub(crate) mod native;
@@ -20,10 +20,10 @@ use testbed::program::Process;
 use testbed::servers::find_or_fetch;
 use testbed::{Cluster, Program, TableName, compare, wait_until};
 
-/// How long anything may take that a healthy system does at once.
+/// Time limit for actions that take only moments on a healthy system.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The versions that differ most: oldest and newest, alone and together.
+/// The versions that differ most: the oldest and the newest, alone and combined.
 pub(crate) const VERSIONS: [(u16, u16); 3] = [(15, 15), (18, 18), (15, 18)];
 
 /// Runs a test's body on each of these pairs of versions (publisher, subscriber).
@@ -33,15 +33,15 @@ pub(crate) fn on_versions(versions: &[(u16, u16)], body: impl Fn(Case)) {
     }
 }
 
-/// A publisher and a subscriber that the tests of this process share, each with databases of its own.
-/// They end with the process: their guardians see to that.
+/// A publisher and a subscriber that all tests of this process share, each with its own databases.
+/// Guardian processes stop them after the end of the process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedPair {
     pub(crate) publisher: &'static Cluster,
     pub(crate) subscriber: &'static Cluster,
 }
 
-/// The shared servers of these versions, started when they are first asked for.
+/// The shared servers of these versions, started on first use.
 pub(crate) fn servers(publisher_major: u16, subscriber_major: u16) -> SharedPair {
     SharedPair {
         publisher: cluster("publisher", publisher_major),
@@ -52,7 +52,7 @@ pub(crate) fn servers(publisher_major: u16, subscriber_major: u16) -> SharedPair
 fn cluster(role: &'static str, major: u16) -> &'static Cluster {
     type Started = HashMap<(&'static str, u16), &'static Mutex<Option<&'static Cluster>>>;
     static CLUSTERS: Mutex<Option<Started>> = Mutex::new(None);
-    // Servers of different versions start at the same time.
+    // Servers of different versions start concurrently.
     let slot = *CLUSTERS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -79,7 +79,7 @@ fn cluster(role: &'static str, major: u16) -> &'static Cluster {
     })
 }
 
-/// One database of a cluster, with a session to look at it and change it.
+/// A database of a cluster, with a session for queries and changes.
 pub(crate) struct Database<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) name: String,
@@ -87,14 +87,14 @@ pub(crate) struct Database<'a> {
 }
 
 impl<'a> Database<'a> {
-    /// Creates it. `options` go after the name, such as `ENCODING 'LATIN1'`.
+    /// Creates a database. `options` follow the name, for example `ENCODING 'LATIN1'`.
     pub(crate) fn create(cluster: &'a Cluster, name: &str, options: &str) -> Self {
         must(cluster.sql("postgres", &format!("CREATE DATABASE {name} {options}")));
         let client = RefCell::new(must(cluster.connect(name)));
         Self { cluster, name: name.to_owned(), client }
     }
 
-    /// Runs statements, as one transaction unless they say otherwise.
+    /// Runs statements, as one transaction unless they contain transaction control.
     #[track_caller]
     pub(crate) fn sql(&self, sql: &str) {
         if let Err(error) = self.client.borrow_mut().batch_execute(sql) {
@@ -102,7 +102,7 @@ impl<'a> Database<'a> {
         }
     }
 
-    /// The rows of a query as text, columns separated by `|`, NULL as `∅`.
+    /// The rows of a query as text, with columns separated by `|` and NULL as `∅`.
     #[track_caller]
     pub(crate) fn rows(&self, sql: &str) -> Vec<String> {
         let messages =
@@ -127,7 +127,7 @@ impl<'a> Database<'a> {
         rows.remove(0)
     }
 
-    /// Whether the server offers this extension.
+    /// Whether this extension is available on the server.
     pub(crate) fn offers(&self, extension: &str) -> bool {
         let sql = "SELECT count(*) FROM pg_available_extensions WHERE name = ";
         self.value(&format!("{sql}'{extension}'")) == "1"
@@ -142,16 +142,16 @@ impl<'a> Database<'a> {
         self.cluster.conninfo(&self.name)
     }
 
-    /// One more session.
+    /// Opens another session.
     pub(crate) fn connect(&self) -> Client {
         must(self.cluster.connect(&self.name))
     }
 }
 
-/// How a run of the program ended.
+/// The result of a finished run.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    /// The exit code; none if a signal ended it.
+    /// The exit code; none if a signal ended the program.
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     /// Standard error: the log and the last error.
@@ -159,7 +159,7 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
-    /// Asserts the exit code and that the log names all of this.
+    /// Asserts the exit code, and that the log contains all of these texts.
     #[track_caller]
     pub(crate) fn expect(&self, code: i32, named: &[&str]) -> &Self {
         assert_eq!(self.code, Some(code), "{}", self.log);
@@ -170,28 +170,28 @@ impl Finished {
     }
 }
 
-/// The program, told which subscription to work on. It knows no cluster, so that a test may stop
-/// and start servers while it runs.
+/// The program with the options of one subscription. It does not reference a cluster, so that a
+/// test can stop and start servers meanwhile.
 #[derive(Clone, Debug)]
 pub(crate) struct Tool {
     pub(crate) publisher: String,
     pub(crate) subscriber: String,
     /// Name of the subscription and its slot.
     pub(crate) name: String,
-    /// Separated by commas.
+    /// The publications, separated by commas.
     pub(crate) publications: String,
-    /// More arguments of `run`.
+    /// Additional arguments of `run`.
     pub(crate) args: Vec<String>,
 }
 
 impl Tool {
-    /// Of publication `pub`.
+    /// For publication `pub`.
     pub(crate) fn new(publisher: String, subscriber: String, name: &str) -> Self {
         let (name, publications) = (name.to_owned(), "pub".to_owned());
         Self { publisher, subscriber, name, publications, args: Vec::new() }
     }
 
-    /// A verb with the subscription as its arguments.
+    /// A verb with the options of the subscription.
     pub(crate) fn program(&self, verb: &str) -> Program {
         Program::new(env!("CARGO_BIN_EXE_pgapace"))
             .arg(verb)
@@ -212,12 +212,12 @@ impl Tool {
         }
     }
 
-    /// `run --until current`, whatever comes of it.
+    /// `run --until current` with any result.
     pub(crate) fn run(&self) -> Finished {
         self.finish("run", &["--until", "current"])
     }
 
-    /// `run --until current` to its goal. Returns the log.
+    /// `run --until current` that must succeed. Returns the log.
     #[track_caller]
     pub(crate) fn run_until_current(&self) -> String {
         let finished = self.run();
@@ -225,13 +225,13 @@ impl Tool {
         finished.log
     }
 
-    /// Starts `run`, logging to this file.
+    /// Starts `run` with this log file.
     pub(crate) fn start(&self, log: PathBuf) -> Process {
         must(self.program("run").spawn_logged(log))
     }
 }
 
-/// One test on one pair of versions: a new database on each side and a subscription between them.
+/// One test on one pair of versions: a new database on each side, and a subscription between them.
 pub(crate) struct Case {
     pub(crate) publisher: Database<'static>,
     pub(crate) subscriber: Database<'static>,
@@ -244,7 +244,7 @@ impl Case {
         Self::with_databases(publisher_major, subscriber_major, "", "")
     }
 
-    /// With options for CREATE DATABASE on either side.
+    /// With options of CREATE DATABASE on either side.
     pub(crate) fn with_databases(
         publisher_major: u16,
         subscriber_major: u16,
@@ -268,7 +268,7 @@ impl Case {
         self.subscriber.sql(sql);
     }
 
-    /// Creates publication `pub`.
+    /// Creates the publication `pub`.
     #[track_caller]
     pub(crate) fn publish(&self, what: &str) {
         self.publisher.sql(&format!("CREATE PUBLICATION pub {what}"));
@@ -282,18 +282,18 @@ impl Case {
         self.run_until_current();
     }
 
-    /// `run --until current`, whatever comes of it.
+    /// `run --until current` with any result.
     pub(crate) fn run(&self) -> Finished {
         self.tool.run()
     }
 
-    /// `run --until current` to its goal. Returns the log.
+    /// `run --until current` that must succeed. Returns the log.
     #[track_caller]
     pub(crate) fn run_until_current(&self) -> String {
         self.tool.run_until_current()
     }
 
-    /// A file for the log of a process.
+    /// The path of a process's log file.
     pub(crate) fn log_file(&self, name: &str) -> PathBuf {
         self.directory.path().join(format!("{name}.log"))
     }
@@ -332,7 +332,7 @@ impl Case {
         applied.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
     }
 
-    /// Ends a running process as an administrator would, and expects it to end well.
+    /// Stops a running process with SIGTERM, and expects success.
     #[track_caller]
     pub(crate) fn stop(&self, mut process: Process) -> String {
         must(process.terminate());
@@ -341,8 +341,8 @@ impl Case {
         process.log()
     }
 
-    /// Asserts that tables hold the same rows on both sides. Names are `schema.table` or `table`,
-    /// without quotes.
+    /// Asserts that tables contain the same rows on both sides. Names are `schema.table` or
+    /// `table`, unquoted.
     #[track_caller]
     pub(crate) fn expect_equal(&self, tables: &[&str]) {
         let names: Vec<TableName> = tables.iter().map(|name| TableName::from(*name)).collect();
@@ -373,8 +373,8 @@ impl Case {
 
 impl Drop for Case {
     fn drop(&mut self) {
-        // The slot would hold WAL, the databases memory, and the replication origins the server's
-        // limited number of them (1000 in these servers), for the rest of the process.
+        // For the rest of this process the slot would retain WAL, the databases would use memory,
+        // and the replication origins would count against the limit (1000 on these servers).
         let sql = format!(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
              WHERE slot_name = '{}' AND NOT active",
@@ -398,12 +398,13 @@ impl Drop for Case {
     }
 }
 
-/// Says that a test could not be carried out here, past the capture of the output of tests that pass.
+/// Prints that a test is skipped, directly to stderr, because the output of passing tests is
+/// captured.
 pub(crate) fn skipped(test: &str, reason: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {reason}");
 }
 
-/// The value, or a panic with the error's own text.
+/// The value, or a panic with the error's text.
 #[track_caller]
 pub(crate) fn must<T, E: Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))

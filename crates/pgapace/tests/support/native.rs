@@ -1,18 +1,18 @@
-//! A native subscription beside the program's, from the same publisher: what PostgreSQL accepts, and
-//! which rows it makes.
+//! A native subscription to the same publisher, for comparison: what PostgreSQL accepts, and its
+//! resulting rows.
 
 use testbed::wait_until;
 
 use super::{Case, Database, PATIENCE, explain, must};
 
-/// A native subscription into a database of its own on the subscriber's server.
+/// A native subscription into its own database on the subscriber's server.
 pub(crate) struct Native<'c> {
     case: &'c Case,
     pub(crate) database: Database<'static>,
 }
 
 impl<'c> Native<'c> {
-    /// Subscribes; the server's message if it refuses.
+    /// Subscribes, or returns the server's error message.
     pub(crate) fn subscribe(case: &'c Case, ddl: &str, publications: &str) -> Result<Self, String> {
         let name = format!("{}_native", case.tool.name);
         let database = Database::create(case.subscriber.cluster, &name, "");
@@ -26,8 +26,8 @@ impl<'c> Native<'c> {
         Ok(native)
     }
 
-    /// Waits until all tables are copied and all that the publisher has committed is applied; what
-    /// the server counts as failed if an error keeps it from that.
+    /// Waits until all tables are copied and all committed transactions are applied. Returns the
+    /// server's error counters if an error prevents that.
     #[track_caller]
     pub(crate) fn wait(&self) -> Result<(), String> {
         let name = &self.database.name;
@@ -59,7 +59,7 @@ impl<'c> Native<'c> {
 impl Drop for Native<'_> {
     fn drop(&mut self) {
         let name = &self.database.name;
-        // The slots of this subscription and of its table syncs go with it.
+        // This also drops the slots of the subscription and of its table syncs.
         for sql in
             [format!("ALTER SUBSCRIPTION {name} DISABLE"), format!("DROP SUBSCRIPTION {name}")]
         {
