@@ -1,4 +1,4 @@
-//! Tables that were not published all the time. What was written meanwhile never comes.
+//! Tables that were not published for some time: the changes of that time are never sent.
 
 use testbed::wait_until;
 
@@ -6,7 +6,7 @@ use crate::support::{Case, PATIENCE, must, on_versions};
 use crate::verbs::json;
 
 const ALL: [(u16, u16); 3] = [(14, 18), (15, 15), (18, 18)];
-/// The exit code with tables that are blocked.
+/// The exit code when tables are blocked.
 const BLOCKED: i32 = 6;
 const TABLES: &str = "CREATE TABLE t (id int PRIMARY KEY, v int); \
                       CREATE TABLE other (id int PRIMARY KEY, v int)";
@@ -22,7 +22,7 @@ fn replicate(case: &mut Case) {
     case.run_until_current();
 }
 
-/// What is recorded of a table.
+/// The recorded state of a table.
 fn state(case: &Case, table: &str) -> String {
     case.subscriber.value(&format!(
         "SELECT state || ' ' || (stale_lsn IS NOT NULL) FROM pgapace.relation \
@@ -30,20 +30,20 @@ fn state(case: &Case, table: &str) -> String {
     ))
 }
 
-/// Takes the table out, changes it, and puts it back.
+/// Removes the table from the publication, changes it, and adds it again.
 const OUT_AND_BACK: &str = "ALTER PUBLICATION pub DROP TABLE t; UPDATE t SET v = v + 1; \
                             INSERT INTO other SELECT max(id) + 1, 0 FROM other; \
                             ALTER PUBLICATION pub ADD TABLE t";
-/// The publication is made anew.
+/// Drops the publication and creates it again.
 const MADE_ANEW: &str = "DROP PUBLICATION pub; UPDATE t SET v = v + 1; \
                          CREATE PUBLICATION pub FOR TABLE t";
 
-/// Each statement by itself, so that the change commits while the table is not published.
+/// Runs each statement separately, so that the change commits while the table is not published.
 fn one_by_one(case: &Case, statements: &str) {
     statements.split("; ").for_each(|statement| case.publisher.sql(statement));
 }
 
-/// The table is blocked, the other one goes on, and a resync brings it back.
+/// Checks that the table is blocked, the other one streams on, and a resync repairs it.
 fn expect_blocked_and_repair(case: &Case) {
     let finished = case.run();
     finished.expect(BLOCKED, &["public.t"]);
@@ -62,7 +62,7 @@ fn expect_blocked_and_repair(case: &Case) {
 }
 
 #[test]
-fn a_table_that_was_taken_out_and_put_back_while_stopped() {
+fn a_table_removed_and_added_again_while_stopped_is_stale() {
     on_versions(&ALL, |mut case| {
         replicate(&mut case);
         one_by_one(&case, OUT_AND_BACK);
@@ -71,8 +71,9 @@ fn a_table_that_was_taken_out_and_put_back_while_stopped() {
 }
 
 #[test]
-fn a_publication_that_was_made_anew_while_stopped() {
-    // Before 18 the walsender refuses to send what was written without the publication.
+fn tables_of_a_recreated_publication_are_stale() {
+    // Before PostgreSQL 18 the walsender does not send changes that were written without the
+    // publication.
     on_versions(&[(18, 18), (18, 15)], |mut case| {
         replicate(&mut case);
         one_by_one(&case, MADE_ANEW);
@@ -80,9 +81,9 @@ fn a_publication_that_was_made_anew_while_stopped() {
     });
 }
 
-/// At the end of `--until` too: the look of the start saw nothing wrong.
+/// The check at the end of `--until` finds the gap, although the check at the start found none.
 #[test]
-fn a_gap_during_a_run_is_found_before_its_goal_is_reached() {
+fn a_gap_during_a_run_is_found_before_until_is_reached() {
     on_versions(&ALL, |mut case| {
         replicate(&mut case);
         let mut process = case.start();
@@ -90,15 +91,15 @@ fn a_gap_during_a_run_is_found_before_its_goal_is_reached() {
         one_by_one(&case, what);
         case.publisher.sql("INSERT INTO t VALUES (500, 0)");
         case.wait_until_applied(&mut process);
-        // What was published again is applied, and then the end is looked at.
+        // The changes after the gap are applied, and then the end check runs.
         must(process.kill9());
         expect_blocked_and_repair(&case);
     });
 }
 
-/// The walsender of 18 warns that it skips a publication: nobody waits for the next look.
+/// The walsender of PostgreSQL 18 warns when it skips a publication. pgapace then checks at once.
 #[test]
-fn a_warning_of_the_walsender_is_heard() {
+fn a_warning_of_the_walsender_triggers_a_check() {
     on_versions(&[(18, 18)], |mut case| {
         replicate(&mut case);
         let process = case.start();
@@ -109,7 +110,7 @@ fn a_warning_of_the_walsender_is_heard() {
         let blocked = || Ok(state(&case, "t") == "blocked true");
         must(wait_until(PATIENCE, "the table to be blocked", blocked));
         assert!(process.events("table_stale") > 0, "{}", process.log());
-        // The other one goes on.
+        // The other table streams on.
         case.publisher.sql("INSERT INTO other VALUES (500, 0)");
         let there =
             || Ok(case.subscriber.value("SELECT count(*) FROM other WHERE id = 500") == "1");
@@ -119,7 +120,7 @@ fn a_warning_of_the_walsender_is_heard() {
 }
 
 #[test]
-fn other_decisions() {
+fn on_missed_changes_decides_about_stale_tables() {
     on_versions(&ALL, |mut case| {
         replicate(&mut case);
         case.tool.args = vec!["--on-missed-changes=ignore".to_owned()];
@@ -137,9 +138,9 @@ fn other_decisions() {
     });
 }
 
-/// Another filter or list: rows and columns that were not published before are not there.
+/// A changed filter or list: rows and columns that were not published before are missing.
 #[test]
-fn filters_and_lists_that_change() {
+fn a_changed_filter_or_list_makes_its_table_stale() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         replicate(&mut case);
         for set in ["t WHERE (id < 5)", "t WHERE (id < 50)", "t (id)", "t"] {
@@ -159,9 +160,9 @@ fn filters_and_lists_that_change() {
     });
 }
 
-/// Changes carry the name that the table has when they are written.
+/// A change carries the name that the table had when it was written.
 #[test]
-fn a_table_that_had_another_name() {
+fn a_table_renamed_and_renamed_back_is_stale() {
     on_versions(&ALL, |mut case| {
         replicate(&mut case);
         for meanwhile in [
@@ -183,9 +184,9 @@ fn a_table_that_had_another_name() {
     });
 }
 
-/// FOR ALL TABLES has no row of its own for a table.
+/// With FOR ALL TABLES the catalogue has no entry for a single table.
 #[test]
-fn another_table_takes_the_name() {
+fn a_table_replaced_by_another_of_its_name_is_stale() {
     on_versions(&ALL, |case| {
         case.replicate(TABLES);
         case.publisher.sql("INSERT INTO t VALUES (1, 1); INSERT INTO other VALUES (1, 1)");
@@ -205,9 +206,10 @@ fn another_table_takes_the_name() {
     });
 }
 
-/// Its rows would be in the way of those of the new one, and an error would stop the others too.
+/// Rows of the old table would conflict with rows of the new one, and the error would also stop the
+/// other tables.
 #[test]
-fn a_table_that_is_made_anew_during_a_run() {
+fn a_table_recreated_during_a_run_is_stale() {
     on_versions(&ALL, |case| {
         case.replicate(TABLES);
         case.publisher.sql("INSERT INTO t VALUES (1, 1)");
@@ -230,9 +232,9 @@ fn a_table_that_is_made_anew_during_a_run() {
     });
 }
 
-/// The rows of the catalogue stay, and nothing is sent.
+/// The catalogue entries stay, but no changes are sent.
 #[test]
-fn a_table_that_was_unlogged_during_a_run() {
+fn a_table_unlogged_during_a_run_is_stale() {
     on_versions(&ALL, |mut case| {
         case.replicate(TABLES);
         case.tool.args = vec!["--refresh-interval=1".to_owned()];
@@ -255,9 +257,9 @@ fn a_table_that_was_unlogged_during_a_run() {
     });
 }
 
-/// What is written to a partition while it is detached is not published with the tables above it.
+/// Changes of a detached partition are not published by the publication of its former parent.
 #[test]
-fn a_partition_that_was_detached_and_attached() {
+fn a_partition_detached_and_attached_again_makes_its_root_stale() {
     on_versions(&ALL, |case| {
         let ddl = "CREATE TABLE r (id int PRIMARY KEY, v int) PARTITION BY RANGE (id); \
                    CREATE TABLE low PARTITION OF r FOR VALUES FROM (0) TO (100); \
@@ -286,9 +288,9 @@ fn a_partition_that_was_detached_and_attached() {
     });
 }
 
-/// DDL that loses nothing is no gap, and neither is a partition that begins empty.
+/// DDL that loses no changes is not a gap, and neither is a partition that is empty when attached.
 #[test]
-fn ddl_that_loses_nothing() {
+fn ddl_that_loses_no_changes_is_not_a_gap() {
     on_versions(&ALL, |mut case| {
         replicate(&mut case);
         case.both(
@@ -323,10 +325,10 @@ fn ddl_that_loses_nothing() {
     });
 }
 
-/// What publishes all of a table all the time is enough, and what has nothing to do with its rows is
-/// no gap.
+/// A table that one publication always publishes completely has no gap. Changes of a publication
+/// that do not concern the table's rows are not a gap either.
 #[test]
-fn changes_of_publications_that_lose_nothing() {
+fn publication_changes_that_lose_no_changes_are_not_a_gap() {
     on_versions(&ALL, |mut case| {
         replicate(&mut case);
         case.publisher.sql("CREATE ROLE keeper_of_publications");
@@ -352,9 +354,10 @@ fn changes_of_publications_that_lose_nothing() {
     });
 }
 
-/// The copy goes on while the table is taken out and put back: what was written is not in its snapshot.
+/// During the copy the table is removed and added again: its snapshot does not contain the changes
+/// of that time.
 #[test]
-fn a_gap_during_the_copy() {
+fn a_gap_during_the_copy_makes_the_table_stale() {
     on_versions(&ALL, |mut case| {
         replicate(&mut case);
         case.both("CREATE TABLE late (id int PRIMARY KEY, v int)");

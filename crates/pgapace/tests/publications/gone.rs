@@ -1,14 +1,14 @@
-//! A publication that is dropped while a run goes on.
+//! A publication that is dropped during a run.
 
 use testbed::wait_until;
 
 use crate::support::{PATIENCE, must, on_versions};
 use crate::verbs::json;
 
-/// Before 18 the walsender ends with an error. The run waits, says so, and goes on when the publication
-/// is there again: nothing was written without it.
+/// Before PostgreSQL 18 the walsender ends with an error. The run waits and reports it. It
+/// continues when the publication exists again, if nothing was written without it.
 #[test]
-fn it_is_waited_for() {
+fn a_dropped_publication_is_waited_for() {
     on_versions(&[(15, 15), (16, 18)], |case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
         let mut process = case.start();
@@ -24,7 +24,7 @@ fn it_is_waited_for() {
         let shown = json(&case.tool.finish("status", &["--json"]));
         assert_eq!(shown[0]["state"], "retrying", "{shown:#}");
         case.publisher.sql("CREATE PUBLICATION pub FOR ALL TABLES");
-        // What was written meanwhile cannot be sent by this server, ever.
+        // This server can never send the changes that were written meanwhile.
         must(wait_until(PATIENCE, "status to say how to go on", || Ok(says("pgapace drop"))));
         assert!(process.is_running(), "{}", process.log());
         must(process.kill9());

@@ -1,4 +1,4 @@
-//! Publications that change: whatever was not published for a while is noticed.
+//! Changed publications: pgapace detects every interval in which a table was not published.
 
 mod gaps;
 mod gone;

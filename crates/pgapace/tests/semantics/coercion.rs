@@ -1,11 +1,13 @@
-//! Values that do not fit the subscriber: never cut, always named, and the stream goes on afterwards.
+//! Values that do not fit the subscriber's type: they are never truncated, always reported, and the
+//! stream continues after the repair.
 
 use crate::support::{VERSIONS, on_versions};
 
 #[test]
-fn no_silent_truncation() {
+fn values_that_do_not_fit_are_errors_and_never_truncated() {
     on_versions(&[(15, 18)], |case| {
-        // Publisher's type, subscriber's type, a value that fits, one that does not, the SQLSTATE.
+        // The publisher's type, the subscriber's type, a value that fits, a value that does not,
+        // and the SQLSTATE.
         let rounds = [
             ("varchar", "varchar(3)", "abc", "abcd", "22001"),
             ("char(5)", "char(3)", "abc", "abcd", "22001"),
@@ -58,13 +60,13 @@ fn no_silent_truncation() {
             let finished = case.run();
             let named = format!("public.{table}");
             finished.expect(9, &[&named, "(id)=(7)", sqlstate, operation, "commit LSN"]);
-            // The transaction before is there; of it and of those after it, nothing.
+            // The previous transaction is applied; nothing of this one or later ones is.
             let ids = format!("SELECT string_agg(id::text, ',' ORDER BY id) FROM {table}");
             assert_eq!(case.subscriber.value(&ids), "1,2", "{what}");
             let after = format!("SELECT count(*) FROM after WHERE id = {number}");
             assert_eq!(case.subscriber.value(&after), "0", "{what}");
             assert!(case.statistic("last_error").contains(sqlstate), "{what}");
-            // Once mended, the stream goes on with that transaction.
+            // After the repair, the stream continues with that transaction.
             case.subscriber
                 .sql(&format!("ALTER TABLE {table} ALTER v TYPE {wide} USING v::text::{wide}"));
             case.run_until_current();
@@ -73,7 +75,7 @@ fn no_silent_truncation() {
     });
 }
 
-/// Assignments that the types' own rules allow: rounding, blanks, wider and foreign types.
+/// Conversions that the types' input rules permit: rounding, blanks, wider types and other types.
 #[test]
 fn values_go_through_the_input_of_the_subscriber_type() {
     on_versions(&VERSIONS, |case| {
@@ -111,11 +113,11 @@ fn values_go_through_the_input_of_the_subscriber_type() {
     });
 }
 
-/// NOT NULL, CHECK, unique and foreign keys: those that hold in a replica session, hold.
+/// NOT NULL, CHECK and unique constraints apply in a replica session; foreign keys do not.
 #[test]
-fn constraints_of_the_subscriber() {
+fn constraints_of_the_subscriber_are_enforced() {
     on_versions(&[(15, 18)], |mut case| {
-        // Of a group, only the net changes meet constraints that the publisher does not have.
+        // In a group only net changes meet constraints that the publisher does not have.
         case.tool.args = vec!["--group-transactions".to_owned(), "1".to_owned()];
         case.both("CREATE TABLE p (id int PRIMARY KEY); CREATE TABLE t (id int PRIMARY KEY, a int, b int, p int)");
         case.subscriber.sql(
@@ -124,7 +126,7 @@ fn constraints_of_the_subscriber() {
         );
         case.publish("FOR ALL TABLES");
         case.run_until_current();
-        // Foreign keys are the publisher's.
+        // The publisher enforces foreign keys.
         case.publisher.sql("INSERT INTO t VALUES (1, 1, 1, 404)");
         case.run_until_current();
         case.expect_equal(&["t"]);
@@ -156,7 +158,7 @@ fn constraints_of_the_subscriber() {
             case.run_until_current();
             case.expect_equal(&["t"]);
         }
-        // A row that is already there is an error, never overwritten.
+        // An existing row is an error and is never overwritten.
         case.subscriber.sql("INSERT INTO t VALUES (9, 9, 9)");
         case.publisher.sql("INSERT INTO t VALUES (9, 0, 0, 0)");
         case.run().expect(9, &["23505", "INSERT", "(id)=(9)"]);

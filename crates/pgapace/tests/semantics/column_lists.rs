@@ -1,5 +1,5 @@
-//! Column lists in several publications: refused where a native subscription between the same
-//! servers is refused, and the same rows where it is not.
+//! Column lists in several publications: refused when a native subscription between the same
+//! servers is refused, otherwise with the same resulting rows.
 
 use crate::support::native::Native;
 use crate::support::{Case, Database, on_versions};
@@ -13,22 +13,23 @@ const PUBLISHER: &str = "\
     CREATE TABLE p (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY LIST (k); \
     CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1); \
     CREATE TABLE s.p2 PARTITION OF p FOR VALUES IN (2);";
-/// Tables of their own, so that each shows what arrives under its name.
+/// A separate table for each name, which shows what arrives under that name.
 const SUBSCRIBER: &str = "\
     CREATE TABLE g (id int PRIMARY KEY, a int, g int); \
     CREATE TABLE p (id int, k int, v text, PRIMARY KEY (id, k)); \
     CREATE TABLE p1 (LIKE p INCLUDING ALL); CREATE TABLE s.p2 (LIKE p INCLUDING ALL)";
 
-/// What becomes of a combination of publications on a publisher of 15.
+/// The result of a combination of publications on a publisher of version 15.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum On15 {
-    /// As natively.
+    /// The same as with a native subscription.
     Native,
-    /// A native subscription copies partitions beside their root, which sends all of their changes;
-    /// since 16 only the root is published. Here that holds for 15 too.
+    /// A native subscription copies partitions in addition to their root, which sends all of their
+    /// changes. Since PostgreSQL 16 only the root is published; pgapace does the same for version
+    /// 15.
     RootOnly,
-    /// The same; and CREATE SUBSCRIPTION refuses it for the lists of the partition, that the
-    /// walsender does not look at.
+    /// Like `RootOnly`. In addition, CREATE SUBSCRIPTION refuses the combination because of the
+    /// partition's column lists, which the walsender ignores.
     Accepted,
 }
 use On15::{Accepted, Native as Same, RootOnly};
@@ -46,7 +47,7 @@ const COMBINATIONS: &[(On15, &[&str])] = &[
         Same,
         &["FOR TABLE t (id, a) WITH (publish = 'insert')", "FOR TABLE t WITH (publish = 'delete')"],
     ),
-    // A list of all live columns: for 15 the dropped ones count.
+    // A list of all columns: version 15 also counts dropped columns.
     (Same, &["FOR TABLE d", "FOR TABLE d (id, a)"]),
     (Same, &["FOR ALL TABLES", "FOR TABLE d (a, id)"]),
     (Same, &["FOR TABLE g", "FOR TABLE g (id, a)"]),
@@ -79,7 +80,7 @@ fn content(database: &Database<'_>, tables: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn lists_in_several_publications() {
+fn column_lists_in_several_publications_are_combined_as_natively() {
     for version in [15, 16, 18] {
         for (on_15, publications) in COMBINATIONS {
             combination(version, *on_15, publications);
@@ -128,9 +129,9 @@ fn combination(version: u16, on_15: On15, publications: &[&str]) {
     }
 }
 
-/// A partition and its root, each in a publication of its own: rows are copied once.
+/// A partition and its root are in different publications: rows are copied once.
 #[test]
-fn a_partition_beside_its_root() {
+fn a_partition_and_its_root_in_two_publications_are_copied_once() {
     on_versions(&[(15, 15), (18, 18), (15, 18), (18, 15)], |mut case| {
         case.both(
             "CREATE TABLE p (id int, k int) PARTITION BY LIST (k); \

@@ -1,6 +1,6 @@
-//! Rows that are equal but not identical, in tables without a key: the change is made to the row
-//! that is identical to the publisher's, whatever else is equal. (The native worker takes the first
-//! that is equal.)
+//! Rows that are equal but not identical, in tables without a key. pgapace changes the row that is
+//! identical to the publisher's, even if other rows are equal. The native apply worker changes the
+//! first equal row.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use crate::support::{Case, on_versions};
 
 const PAIRS: [(u16, u16); 4] = [(15, 15), (18, 18), (15, 18), (18, 15)];
 
-/// Types, and values that are equal.
+/// Types with values that are equal.
 const TYPES: &[(&str, &[&str])] = &[
     ("numeric", &["1", "1.0", "1.00", "1.000"]),
     ("float8", &["0", "-0"]),
@@ -27,7 +27,7 @@ const TYPES: &[(&str, &[&str])] = &[
 
 const SETUP: &str = "CREATE TYPE pair AS (n numeric, t text); CREATE DOMAIN amount AS numeric";
 
-/// Whether both sides have this extension, or can make this collation.
+/// Whether both servers have this extension, or can create this collation.
 fn offered(case: &Case, type_name: &str) -> bool {
     let both = [&case.publisher, &case.subscriber];
     if type_name == "citext" {
@@ -37,7 +37,7 @@ fn offered(case: &Case, type_name: &str) -> bool {
     !type_name.contains("folded") || both.iter().all(|side| side.value(icu) == "t")
 }
 
-/// A stream of numbers that look random.
+/// A pseudo-random number generator.
 struct Numbers(u64);
 
 impl Numbers {
@@ -84,7 +84,7 @@ fn the_identical_row_is_changed_in_binary() {
     on_versions(&PAIRS[..2], |case| identical_rows(case, "auto", |name| PORTABLE.contains(&name)));
 }
 
-/// Random changes of tables of the types that are chosen, under several settings.
+/// Makes random changes of tables with the chosen types, under several settings.
 fn identical_rows(mut case: Case, binary: &str, chosen: impl Fn(&str) -> bool) {
     case.both(SETUP);
     let mut tables = Vec::new();
@@ -127,15 +127,15 @@ fn identical_rows(mut case: Case, binary: &str, chosen: impl Fn(&str) -> bool) {
         case.run_until_current();
         case.expect_equal(&names);
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
-        // Sets find them as well.
+        // Set-based statements find them, too.
         assert_eq!(case.statistic("fallbacks"), "0");
         let format = if binary == "off" { "text" } else { "binary" };
         assert_eq!(case.subscriber.value("SELECT format FROM pgapace.subscription"), format);
     }
 }
 
-/// Rows that somebody has spelled otherwise on the subscriber are found all the same: the first that
-/// is equal, whatever the changes are grouped with.
+/// If a user has changed rows on the subscriber to equal values with different text, the first
+/// equal row is changed, in every grouping of changes.
 #[test]
 fn where_no_row_is_identical_an_equal_one_is_changed() {
     for args in [&["--group-transactions=1"][..], &["--apply-mode=row"], &["--workers=1"], &[]] {

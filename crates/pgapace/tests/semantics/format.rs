@@ -1,4 +1,4 @@
-//! In which form values are sent, how tables are applied, and that both are said.
+//! The format of sent values and the apply mode of tables, and their report in `status`.
 
 use serde_json::Value;
 use testbed::program::events;
@@ -15,7 +15,7 @@ fn status(case: &Case) -> Value {
     all[0].take()
 }
 
-/// Mode and reason of a table.
+/// The apply mode of a table, and its reason.
 fn mode(status: &Value, table: &str) -> (String, String) {
     let tables = status["tables"].as_array().cloned().unwrap_or_default();
     let found = tables.iter().find(|entry| entry["name"] == table);
@@ -171,8 +171,8 @@ fn text_where_a_type_differs() {
     });
 }
 
-/// Rows that are found by all their columns, where some have no equality: those are compared by the
-/// text that the subscriber makes of them, whatever form they come in.
+/// Rows that are found by all columns, some of which have no equality operator. These columns are
+/// compared by the subscriber's text, in either format.
 #[test]
 fn binary_where_a_type_has_no_equality() {
     on_versions(&SAME, |case| {
@@ -199,7 +199,7 @@ fn binary_where_a_type_has_no_equality() {
 }
 
 #[test]
-fn a_type_that_comes_later_switches_to_text() {
+fn a_type_added_during_a_run_switches_to_text() {
     on_versions(&SAME, |case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
         let mut process = case.start();
@@ -221,7 +221,7 @@ fn a_type_that_comes_later_switches_to_text() {
 }
 
 #[test]
-fn a_trigger_that_comes_later_is_honoured() {
+fn a_trigger_added_during_a_run_switches_to_row_mode() {
     on_versions(&SAME, |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY, v int)");
         case.subscriber.sql(
@@ -247,7 +247,7 @@ fn a_trigger_that_comes_later_is_honoured() {
         must(seen);
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
-        // Looking at it, or counting its rows, does not make a table another one.
+        // ANALYZE and TRUNCATE do not change the definition of a table.
         case.subscriber.sql("ANALYZE t; TRUNCATE note");
         case.subscriber.sql("VACUUM t");
         let changed = |log: &str| events(log, "table_definition_changed");

@@ -1,11 +1,11 @@
-//! Groups of transactions and their net changes: the result, every conflict and every count are
-//! the same as with each transaction alone.
+//! Apply groups and their net changes: rows, conflicts and counters are the same as when each
+//! transaction is applied individually.
 
 use std::fmt::Write;
 
 use crate::support::{Case, VERSIONS, must, on_versions};
 
-/// Transactions, each of its own, in one round trip.
+/// Runs each statement as a separate transaction, in one round trip.
 fn transactions(case: &Case, statements: impl IntoIterator<Item = String>) {
     let mut sql = String::new();
     for statement in statements {
@@ -14,7 +14,7 @@ fn transactions(case: &Case, statements: impl IntoIterator<Item = String>) {
     case.publisher.sql(&sql);
 }
 
-/// A table where row `n` of ten is missing on the subscriber, and a backlog is yet to come.
+/// A table of ten rows, of which row `missing` does not exist on the subscriber, before a backlog.
 fn ten_rows(case: &Case, missing: &str) {
     case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int, w text)");
     case.publisher.sql("INSERT INTO t SELECT g, 0, 'w' FROM generate_series(1, 10) g");
@@ -22,7 +22,7 @@ fn ten_rows(case: &Case, missing: &str) {
     case.subscriber.sql(&format!("DELETE FROM t WHERE id IN ({missing})"));
 }
 
-/// Subscriber transactions that a backlog of 200 source transactions became.
+/// The number of subscriber transactions for a backlog of 200 transactions of the publisher.
 fn subscriber_transactions(case: &mut Case, args: &[&str]) -> u64 {
     case.tool.args = args.iter().map(|arg| (*arg).to_owned()).collect();
     transactions(case, (0..200).map(|n| format!("UPDATE t SET v = {n} WHERE id = {}", n % 7)));
@@ -46,7 +46,7 @@ fn a_backlog_becomes_few_subscriber_transactions() {
         case.publisher.sql("INSERT INTO t SELECT g, 0 FROM generate_series(0, 6) g");
         case.run_until_current();
         let mut transactions = |args: &[&str]| subscriber_transactions(&mut case, args);
-        // Said, because the whole suite may run with PGAPACE_APPLY_MODE=row.
+        // Explicit, because the whole suite can also run with PGAPACE_APPLY_MODE=row.
         let auto = ["--apply-mode", "auto"];
         assert!(transactions(&auto) < 100);
         assert_eq!(transactions(&[auto[0], auto[1], "--group-transactions", "1"]), 200);
@@ -55,9 +55,10 @@ fn a_backlog_becomes_few_subscriber_transactions() {
     });
 }
 
-/// Everything before the offender is committed, nothing after it, and the offender is named.
+/// All transactions before the conflict are committed and none after it, and the conflict is
+/// reported.
 #[test]
-fn a_conflict_inside_a_group() {
+fn a_conflict_inside_a_group_stops_at_its_transaction() {
     on_versions(&VERSIONS, |case| {
         case.replicate(
             "CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE other (id int PRIMARY KEY)",
@@ -80,9 +81,9 @@ fn a_conflict_inside_a_group() {
     });
 }
 
-/// A row that comes and goes inside a group is a conflict all the same if it is already there.
+/// A row that is inserted and deleted within a group still causes a conflict if it already exists.
 #[test]
-fn a_row_that_was_inserted_and_deleted_again() {
+fn a_row_inserted_and_deleted_in_a_group_still_conflicts() {
     on_versions(&VERSIONS, |case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int)");
         transactions(&case, (1..=20).map(|n| format!("INSERT INTO t VALUES ({n}, 0)")));
@@ -103,7 +104,8 @@ fn a_row_that_was_inserted_and_deleted_again() {
     });
 }
 
-/// Each change of a missing row is counted and named, however many of them fold into one.
+/// Each change of a missing row is counted and reported, even if several of them have one net
+/// change.
 #[test]
 fn missing_rows_are_counted_one_by_one() {
     let changes = || {
@@ -145,7 +147,7 @@ fn missing_rows_are_counted_one_by_one() {
                 "1:5:back 4:2:changed 5:2:changed 6:2:changed 7:2:changed 8:2:changed",
                 "{mode}"
             );
-            // As before, for the other mode.
+            // Start again for the other mode.
             case.both(
                 "DELETE FROM t; \
                  INSERT INTO t SELECT g, 0, 'w' FROM generate_series(1, 10) g",
@@ -157,10 +159,9 @@ fn missing_rows_are_counted_one_by_one() {
     });
 }
 
-/// What is left out of a row because it did not change keeps the value it had, whichever change
-/// of the group brought it.
+/// An unchanged TOAST column keeps its value, whichever change of the group has set it.
 #[test]
-fn large_values_that_did_not_change() {
+fn unchanged_toast_values_keep_their_value_in_a_group() {
     on_versions(&VERSIONS, |case| {
         let ddl = "CREATE TABLE t (id int PRIMARY KEY, v int, a text, b text); \
                    ALTER TABLE t ALTER a SET STORAGE EXTERNAL, ALTER b SET STORAGE EXTERNAL";
@@ -203,9 +204,10 @@ fn large_values_that_did_not_change() {
     });
 }
 
-/// A transaction of several parts cannot be taken back from memory: the publisher sends it again.
+/// A transaction of several parts is no longer completely in memory, so the publisher sends it
+/// again.
 #[test]
-fn a_conflict_inside_a_large_transaction() {
+fn a_conflict_inside_a_large_transaction_rolls_it_back() {
     on_versions(&VERSIONS, |mut case| {
         case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
@@ -222,10 +224,10 @@ fn a_conflict_inside_a_large_transaction() {
     });
 }
 
-/// Large transactions, in parts: the last part may be empty, or of another kind than the first, and
-/// none may be committed before all are judged.
+/// Large transactions in parts. The last part may be empty or of another kind than the first. No
+/// part is committed before all parts are checked.
 #[test]
-fn missing_rows_of_large_transactions() {
+fn missing_rows_of_large_transactions_are_counted() {
     on_versions(&[(15, 18)], |mut case| {
         case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
         case.replicate(
@@ -247,11 +249,11 @@ fn missing_rows_of_large_transactions() {
         let missing =
             |case: &Case| -> u64 { case.statistic("update_missing").parse().expect("a number") };
         let transactions = [
-            // Exactly one part, and an empty one that ends it.
+            // Exactly one part, followed by an empty one.
             "UPDATE t SET v = 'one'",
-            // One change that is a part by itself.
+            // A single change that fills a part.
             "UPDATE t SET v = repeat('x', 5000000) WHERE id = 100",
-            // Sets first, then a table whose triggers run code.
+            // First changes that can be set-based, then a table whose triggers run code.
             "UPDATE t SET v = 'two'; UPDATE t SET v = 'three'; INSERT INTO h VALUES (1)",
         ];
         let mut expected = 0;
@@ -268,16 +270,16 @@ fn missing_rows_of_large_transactions() {
     });
 }
 
-/// Parts of a transaction of which nothing is to be applied, and updates that cannot be a set.
+/// Parts of a transaction without changes to apply, and updates that cannot be set-based.
 #[test]
-fn large_transactions_without_sets() {
+fn large_transactions_that_cannot_be_set_based() {
     on_versions(&[(15, 18)], |case| {
         case.replicate("CREATE TABLE kept (id int PRIMARY KEY)");
         case.both(
             "CREATE TABLE late (id int PRIMARY KEY, v text); \
              CREATE TABLE f (a int, tags int[]); ALTER TABLE f REPLICA IDENTITY FULL",
         );
-        // Copied when its first change is met: then all of it is in the copy.
+        // The table is copied at its first change, and the copy contains all changes.
         case.publisher.sql(
             "INSERT INTO late SELECT g, 'late' FROM generate_series(1, 150000) g; \
              INSERT INTO f SELECT 1, ARRAY[g] FROM generate_series(1, 20) g",
@@ -293,9 +295,10 @@ fn large_transactions_without_sets() {
     });
 }
 
-/// Two rows swap a unique value, which sets cannot do: only that transaction is applied by itself.
+/// Two rows swap a unique value, which a set-based statement cannot do. Only that transaction is
+/// applied individually.
 #[test]
-fn one_transaction_that_sets_cannot_apply() {
+fn a_transaction_that_cannot_be_set_based_is_applied_alone() {
     on_versions(&VERSIONS, |mut case| {
         case.tool.args = vec!["--apply-mode=auto".to_owned()];
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v int)");

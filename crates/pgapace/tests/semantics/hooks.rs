@@ -1,4 +1,4 @@
-//! Triggers and rules of the subscriber.
+//! Triggers and rules on the subscriber.
 
 use crate::support::{Case, VERSIONS, on_versions};
 use testbed::program::events;
@@ -48,7 +48,8 @@ fn triggers_fire_by_their_replica_rules() {
         case.publisher.sql("INSERT INTO t VALUES (1, 'v', 'w')");
         case.run_until_current();
         assert_eq!(noted(&case), ["before t INSERT", "always t INSERT"]);
-        // Only w changes, yet every column is in the change: UPDATE OF fires for each (natively too).
+        // Only w changes, but the change contains every column. UPDATE OF triggers therefore fire
+        // for each column, as in a native subscription.
         case.publisher.sql("UPDATE t SET w = 'x' WHERE id = 1");
         case.run_until_current();
         assert_eq!(
@@ -71,8 +72,8 @@ fn triggers_fire_by_their_replica_rules() {
     });
 }
 
-/// A BEFORE trigger that returns NULL skips the row: not a missing row. A row that is missing is,
-/// and a trigger may change what is written.
+/// A BEFORE trigger that returns NULL skips the row, which does not count as missing. A row that
+/// does not exist does count. A trigger may change the row.
 #[test]
 fn before_triggers_that_return_null_are_not_missing_rows() {
     on_versions(&VERSIONS, |case| {
@@ -108,7 +109,7 @@ fn before_triggers_that_return_null_are_not_missing_rows() {
                  INSERT INTO {table} VALUES (1, 'skipped'), (6, 'new')"
             ));
         }
-        // Of r the whole row is looked for: the skipped update left another one.
+        // For r the whole row is searched; the skipped update has left a different one.
         let log = case.run_until_current();
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "3|1", "{log}");
         for table in ["t", "r", "p"] {
@@ -121,8 +122,8 @@ fn before_triggers_that_return_null_are_not_missing_rows() {
     });
 }
 
-/// Rules enabled for replicas run for SQL and not for the native worker: they run, with a warning;
-/// those for the origin do not.
+/// Rules that are enabled for replicas affect SQL, but not the native apply worker. pgapace runs
+/// them with a warning. Rules for the origin do not run.
 #[test]
 fn rules_enabled_always_run_with_a_warning() {
     on_versions(&[(15, 15), (18, 18)], |case| {
@@ -137,7 +138,7 @@ fn rules_enabled_always_run_with_a_warning() {
         case.publish("FOR ALL TABLES");
         case.publisher.sql("INSERT INTO t VALUES (1, 'copied')");
         case.run_until_current();
-        // COPY knows no rules.
+        // COPY ignores rules.
         assert_eq!(case.subscriber.value("SELECT count(*) FROM also"), "0");
         case.publisher.sql(
             "INSERT INTO t VALUES (2, 'v'); INSERT INTO u VALUES (1, 'v'); UPDATE u SET v = 'w'",

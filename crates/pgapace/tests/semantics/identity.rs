@@ -1,12 +1,13 @@
-//! GENERATED ALWAYS AS IDENTITY on the subscriber: no UPDATE may set it, and a change may need to.
+//! GENERATED ALWAYS AS IDENTITY columns on the subscriber: UPDATE cannot set them, but a change may
+//! have to.
 
 use crate::support::{VERSIONS, on_versions};
 
-/// A value that is stored out of line.
+/// A value that TOAST stores out of line.
 const BIG: &str = "repeat('big', 2000)";
 
 #[test]
-fn generated_always_identity() {
+fn generated_always_identity_on_the_subscriber() {
     on_versions(&VERSIONS, |case| {
         let tables = |kind: &str| {
             format!(
@@ -74,7 +75,7 @@ fn generated_always_identity() {
         case.run_until_current();
         case.expect_equal(&["inside", "outside", "bare", "alone", "nokey", "two"]);
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
-        // A replaced row keeps what the publisher knows nothing of.
+        // A replaced row keeps its values in columns that the publisher does not have.
         for table in ["inside", "outside"] {
             let sql = format!("SELECT string_agg(DISTINCT extra, ',' ORDER BY extra) FROM {table}");
             assert_eq!(case.subscriber.value(&sql), "default,local", "{table}");
@@ -82,7 +83,7 @@ fn generated_always_identity() {
         let kept = "SELECT extra FROM inside WHERE id = 51";
         assert_eq!(case.subscriber.value(kept), "local");
 
-        // Missing rows are missed once, also where two statements look for them.
+        // A missing row is counted once, even if two statements search it.
         case.subscriber
             .sql("DELETE FROM inside WHERE id = 51; DELETE FROM outside WHERE k IN (1, 2)");
         case.publisher.sql(

@@ -1,10 +1,10 @@
-//! Sizes and numbers beyond the usual, and ends of transactions that fail.
+//! Large sizes and numbers, and transactions that fail at COMMIT.
 
 use crate::support::{VERSIONS, on_versions};
 
 /// Values larger than the memory limit, and a transaction that is applied in parts.
 #[test]
-fn large_values_and_large_transactions() {
+fn large_values_and_large_transactions_are_applied() {
     on_versions(&[(15, 18)], |case| {
         let mut case = case;
         case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
@@ -27,7 +27,7 @@ fn large_values_and_large_transactions() {
         case.run_until_current();
         case.expect_equal(&["big", "f"]);
 
-        // One transaction in several parts, with a failure in the last: nothing of it stays.
+        // A transaction in several parts, of which the last fails: nothing of it remains.
         case.subscriber.sql("INSERT INTO many VALUES (-1, 'in the way')");
         case.publisher.sql(
             "BEGIN; INSERT INTO many SELECT g, 'v' || g FROM generate_series(1, 20000) g; \
@@ -42,9 +42,10 @@ fn large_values_and_large_transactions() {
     });
 }
 
-/// More statement shapes than a session keeps prepared: every set of NULLs is one.
+/// More statement shapes than a session keeps prepared: every combination of NULLs is a separate
+/// shape.
 #[test]
-fn more_shapes_than_prepared_statements() {
+fn more_statement_shapes_than_prepared_statements() {
     on_versions(&[(18, 18)], |case| {
         let columns: Vec<String> = (0..12).map(|c| format!("c{c} int")).collect();
         case.replicate(&format!(
@@ -65,9 +66,9 @@ fn more_shapes_than_prepared_statements() {
     });
 }
 
-/// What fails at COMMIT fails the transaction, and is named.
+/// An error at COMMIT fails the transaction and is reported.
 #[test]
-fn deferred_constraint_triggers() {
+fn an_error_at_commit_fails_the_transaction() {
     on_versions(&VERSIONS, |case| {
         case.both(
             "CREATE TABLE t (id int PRIMARY KEY, v int); \

@@ -1,4 +1,4 @@
-//! What a change means: the subscriber ends up with what the publisher has, in every case that SQL
+//! Semantics of changes: the subscriber has the same rows as the publisher in every case that SQL
 //! and the native apply worker treat differently.
 
 mod coercion;

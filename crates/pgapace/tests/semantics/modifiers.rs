@@ -1,5 +1,6 @@
-//! Columns whose length or precision is smaller on the subscriber: rows are found by the value as
-//! it is stored there, as natively, where it goes through the input of the subscriber's column.
+//! Columns with a smaller length or precision on the subscriber. Rows are found by the value as it
+//! is stored there. In a native subscription the same happens, because values pass the input
+//! function of the subscriber's column.
 
 use std::fmt::Write as _;
 
@@ -8,7 +9,7 @@ use crate::support::{Case, on_versions};
 
 const PAIRS: [(u16, u16); 4] = [(15, 15), (18, 18), (15, 18), (18, 15)];
 
-/// Publisher's type, subscriber's type, values that stay different on the subscriber.
+/// The publisher's type, the subscriber's type, and values that remain different on the subscriber.
 type Round = (&'static str, &'static str, [&'static str; 5]);
 
 const ROUNDS: &[Round] = &[
@@ -112,8 +113,8 @@ const ROUNDS: &[Round] = &[
     ("varbit[]", "varbit(4)[]", ["{101,1}", "{}", "{NULL,1111}", "{{1,0},{0,1}}", "[0:1]={0,00}"]),
 ];
 
-/// The statements on the publisher and the subscriber that make all tables, and what happens in
-/// them: a key that finds rows, rows without a key, a partitioned subscriber.
+/// Statements that create all tables on publisher and subscriber, and changes of these tables: with
+/// a key, without a key, and with a partitioned subscriber.
 struct Scene {
     publisher: String,
     subscriber: String,
@@ -211,10 +212,10 @@ fn rows_are_found_as_they_are_stored() {
     }
 }
 
-/// Two keys of the publisher that are one on the subscriber, one after the other in transactions of
-/// their own: their changes never overtake each other.
+/// Two keys of the publisher are equal on the subscriber. Their changes are in consecutive
+/// transactions and must not overtake each other.
 #[test]
-fn keys_that_become_one() {
+fn changes_of_keys_that_become_equal_keep_their_order() {
     on_versions(&PAIRS, |case: Case| {
         let sides = [
             ("timestamptz", "timestamptz(0)", "2024-01-01 10:00:00.1", "2024-01-01 10:00:00.2"),
@@ -250,10 +251,10 @@ fn keys_that_become_one() {
     });
 }
 
-/// A value that does not fit cannot be searched: natively its input fails. It is an error that names
-/// the change, never another row that has the beginning of it.
+/// A value that does not fit cannot be searched; in a native subscription its input fails. The
+/// error reports the change. Another row with the truncated value is never changed.
 #[test]
-fn values_to_search_that_do_not_fit() {
+fn searching_for_a_value_that_does_not_fit_is_an_error() {
     on_versions(&PAIRS[2..], |mut case| {
         case.tool.args = vec!["--copy-data=false".to_owned()];
         let sides = [
@@ -299,9 +300,9 @@ fn values_to_search_that_do_not_fit() {
     });
 }
 
-/// Rules for conflicts find the row as it is stored, too.
+/// Conflict rules also find the row by its stored value.
 #[test]
-fn rules_for_rows_as_they_are_stored() {
+fn conflict_rules_find_rows_as_they_are_stored() {
     for way in [&["--group-transactions=1"][..], &["--apply-mode=row"], &["--prefetch=on"]] {
         on_versions(&PAIRS[..2], |mut case| {
             case.tool.args = way.iter().map(ToString::to_string).collect();

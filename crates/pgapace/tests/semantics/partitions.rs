@@ -1,8 +1,9 @@
-//! Partitioned publishers and subscribers, and TRUNCATE.
+//! Partitioned tables on publisher and subscriber, and TRUNCATE.
 
 use crate::support::{Case, VERSIONS, on_versions};
 
-/// Tables of one name and columns (id, region, n, v), partitioned in another way on each side.
+/// Tables with the same name and the columns (id, region, n, v), partitioned differently on each
+/// side.
 fn tables() -> [(&'static str, &'static str, &'static str); 8] {
     let plain = "CREATE TABLE {t} (id int, region text, n int, v text, PRIMARY KEY (id, region))";
     let by_region = "CREATE TABLE {t} (id int, region text, n int, v text, PRIMARY KEY (id, region)) PARTITION BY LIST (region); \
@@ -15,7 +16,7 @@ fn tables() -> [(&'static str, &'static str, &'static str); 8] {
     let by_hash = "CREATE TABLE {t} (region text, v text, id int, n int, PRIMARY KEY (id, region)) PARTITION BY HASH (id); \
         CREATE TABLE {t}_0 PARTITION OF {t} FOR VALUES WITH (MODULUS 2, REMAINDER 0); \
         CREATE TABLE {t}_1 PARTITION OF {t} FOR VALUES WITH (MODULUS 2, REMAINDER 1)";
-    // No key on the root, one on each leaf.
+    // The root has no key, each leaf partition has one.
     let leaf_keys = "CREATE TABLE {t} (id int, region text, n int, v text) PARTITION BY LIST (region); \
         CREATE TABLE {t}_a PARTITION OF {t} (PRIMARY KEY (id)) FOR VALUES IN ('a'); \
         CREATE TABLE {t}_b PARTITION OF {t} DEFAULT; ALTER TABLE {t}_b ADD PRIMARY KEY (id, region)";
@@ -86,7 +87,8 @@ fn differently_partitioned_through_the_root() {
         case.run_until_current();
         case.expect_equal(&names);
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
-        // Through the root, the truncation of a partition is not published, that of the root is.
+        // With publish_via_partition_root, TRUNCATE of a partition is not published, but TRUNCATE
+        // of the root is.
         for table in &names {
             case.publisher.sql(&format!(
                 "TRUNCATE {table}; INSERT INTO {table} (id, region, n, v) VALUES (1, 'a', 1, 'x')"
@@ -97,7 +99,7 @@ fn differently_partitioned_through_the_root() {
     });
 }
 
-/// Published by partition: the subscriber has tables of the partitions' names.
+/// Partitions published individually: the subscriber has tables with the partitions' names.
 #[test]
 fn partitions_published_as_themselves() {
     on_versions(&VERSIONS, |case| {
@@ -126,7 +128,7 @@ fn partitions_published_as_themselves() {
         case.run_until_current();
         case.expect_equal(&["p_a", "p_b"]);
 
-        // Partitions that come and go while the stream runs.
+        // Partitions are added and dropped while the stream runs.
         let mut process = case.start();
         case.publisher.sql("INSERT INTO p VALUES (1, 'a', 'z')");
         case.subscriber.sql("CREATE TABLE p_c (id int PRIMARY KEY, region text, v text)");
@@ -140,10 +142,10 @@ fn partitions_published_as_themselves() {
     });
 }
 
-/// A row without a partition stops the stream until there is one; triggers of leaves see what
-/// happens to them.
+/// A row without a matching partition stops the stream until the partition exists. Triggers of leaf
+/// partitions fire for their rows.
 #[test]
-fn rows_find_or_miss_a_partition() {
+fn a_row_without_a_partition_stops_the_stream() {
     on_versions(&[(15, 18), (18, 15)], |case| {
         case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v text)");
         case.subscriber.sql(
@@ -174,7 +176,7 @@ fn rows_find_or_miss_a_partition() {
 }
 
 #[test]
-fn truncate() {
+fn truncate_of_partitioned_and_linked_tables() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.both(
             "CREATE TABLE parent (id int PRIMARY KEY); \
@@ -200,7 +202,7 @@ fn truncate() {
         case.subscriber.sql("INSERT INTO unpublished VALUES (1)");
         fill(&case);
         case.run_until_current();
-        // After the copy, which sets it to the publisher's value.
+        // After the copy, which sets the sequence to the publisher's value.
         case.subscriber.sql("SELECT setval('counted_id_seq', 1000)");
         let tables = ["parent", "child", "other", "counted"];
         for statement in [
@@ -227,7 +229,7 @@ fn truncate() {
         assert_eq!(case.subscriber.value("SELECT nextval('counted_id_seq')"), "1");
         assert_eq!(case.subscriber.value("SELECT count(*) FROM kept"), "2");
 
-        // A table on the subscriber that refers to a truncated one is not emptied behind its back.
+        // A table of the subscriber that references a truncated table is not truncated implicitly.
         case.subscriber.sql("CREATE TABLE local (p int REFERENCES parent)");
         case.publisher.sql("TRUNCATE parent, child, other");
         case.run().expect(9, &["0A000", "TRUNCATE", "public.parent"]);

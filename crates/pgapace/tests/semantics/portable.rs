@@ -1,5 +1,5 @@
-//! Values between servers of different versions, at the edges of what their types hold: the same on
-//! both sides, in binary and in text, copied and streamed; or an error that names them.
+//! Extreme values between servers of different versions. They are the same on both sides, in binary
+//! and text format, copied and streamed, or cause an error that names them.
 
 use std::fmt::Write as _;
 
@@ -8,10 +8,10 @@ use crate::support::{Case, Database, on_versions};
 const PAIRS: [(u16, u16); 7] =
     [(15, 18), (18, 15), (17, 16), (16, 17), (18, 18), (14, 18), (18, 14)];
 
-/// A type, and values that all versions represent.
+/// A type, and values that all versions can represent.
 type Values = (&'static str, &'static [&'static str]);
 
-/// Types that travel in binary between all of these versions.
+/// Types that all of these versions exchange in binary format.
 const PORTABLE: &[Values] = &[
     ("bool", &["t", "f"]),
     ("bytea", &["\\x", "\\x00ff5c", "\\x5c785c"]),
@@ -106,7 +106,7 @@ const PORTABLE: &[Values] = &[
     ),
 ];
 
-/// Types that travel as text.
+/// Types that are sent as text.
 const AS_TEXT: &[Values] = &[
     ("mood", &["sad", "so \"happy\", it's", "träge"]),
     ("money", &["-92233720368547758.08", "92233720368547758.07", "0"]),
@@ -138,8 +138,8 @@ const TYPES: &str = "CREATE TYPE mood AS ENUM ('sad', 'so \"happy\", it''s', 'tr
     CREATE TYPE trio AS (f float8, i interval, m mood[]); \
     CREATE DOMAIN trios AS trio CHECK ((VALUE).f <> 1);";
 
-/// A table with three columns for each type: of it, of a domain over it, of arrays of it. What makes
-/// the table, and what inserts all values into it, in rows that begin with this id.
+/// A table with three columns for each type: the type, a domain over it, and an array of it.
+/// Returns its DDL, and a function that inserts all values in rows starting with an id.
 fn wide(table: &str, types: &[Values]) -> (String, impl Fn(usize) -> String) {
     let mut ddl = String::new();
     let mut columns = String::new();
@@ -181,7 +181,7 @@ fn wide(table: &str, types: &[Values]) -> (String, impl Fn(usize) -> String) {
 
 fn contents(database: &Database<'_>, table: &str, types: &[Values]) -> Vec<String> {
     let rows = |(number, (kind, _)): (usize, &Values)| {
-        // The text of its bytes is not the same in all versions.
+        // The text of non-ASCII "char" values differs between versions.
         let columns = if *kind == "\"char\"" {
             format!(
                 "v{number}::int4, d{number}::\"char\"::int4, ARRAY(SELECT e::int4 FROM unnest(a{number}) e)"
@@ -214,7 +214,7 @@ fn travel(case: &mut Case, table: &str, types: &[Values], binary: &str, format: 
         }
     };
     expect_equal(case, "copied");
-    // One row by itself, and many.
+    // A single row, and many rows.
     case.publisher.sql(&format!(
         "UPDATE {table} SET id = -id WHERE id = 1; DELETE FROM {table} WHERE id = 2"
     ));
@@ -239,10 +239,10 @@ fn values_are_the_same_on_both_sides() {
     });
 }
 
-/// What the subscriber cannot represent is an error that names the change, or the line of the copy:
-/// never another value. Before 17 the largest interval was none; since then it is infinity.
+/// A value that the subscriber cannot represent is an error that names the change or the line of
+/// the copy, never a different value. Since PostgreSQL 17 the largest interval means infinity.
 #[test]
-fn infinite_intervals() {
+fn infinite_intervals_are_errors_on_older_subscribers() {
     let largest = "'178956970 years 7 mons 2147483647 days 2562047788:00:54.775807'::interval";
     for (versions, value, infinite) in [
         ((18, 15), "'infinity'::interval", "infinity"),
@@ -281,7 +281,7 @@ fn infinite_interval(case: &Case, kind: &str, value: &str, infinite: &str) {
     ));
     case.run().expect(9, &["INSERT on public.t", "(id)=(7)", "commit LSN", infinite]);
     assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "1");
-    // In a copy, of a small table and of a large one.
+    // In the copy of a small table and of a large one.
     case.publisher.sql(&format!(
         "INSERT INTO c VALUES (1, NULL), (2, {days}), (7, {value}); \
          INSERT INTO large SELECT i, {days}, repeat('x', 1000) FROM generate_series(1, 1000) i; \
@@ -298,10 +298,10 @@ fn infinite_interval(case: &Case, kind: &str, value: &str, infinite: &str) {
     }
 }
 
-/// `"char"` beyond ASCII: exact in binary; as text, which older servers read as the backslash that
-/// 15 and later begin it with, an error.
+/// Non-ASCII "char" values are exact in binary format. As text, PostgreSQL 15 and later write them
+/// with a backslash, which older servers store as the value; this is an error.
 #[test]
-fn bytes_beyond_ascii() {
+fn non_ascii_char_values_are_exact_or_errors() {
     on_versions(&[(18, 14), (14, 18), (18, 15), (15, 18), (14, 14)], |mut case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY, v \"char\", a \"char\"[])");
         case.publisher.sql("INSERT INTO t VALUES (1, (-1)::\"char\", ARRAY[(-2)::\"char\", 'x'])");
@@ -314,7 +314,7 @@ fn bytes_beyond_ascii() {
         case.publisher.sql(insert);
         case.run_until_current();
         assert_eq!(case.subscriber.rows(values), expected);
-        // As text.
+        // In text format.
         case.tool.args = vec!["--binary=off".to_owned()];
         case.publisher.sql("INSERT INTO t VALUES (3, 'a', '{b,NULL}'), (4, E'\\\\', NULL)");
         case.run_until_current();
@@ -325,7 +325,7 @@ fn bytes_beyond_ascii() {
                 finished.expect(0, &[]);
                 assert_eq!(case.subscriber.rows(values), ["3|97|98|∅", "4|92|∅|∅", "7|-3|∅|∅"]);
             }
-            // Refused by us, or as text that is no UTF-8 by the server.
+            // Refused by pgapace, or as invalid UTF-8 by the server.
             (15.., _) => {
                 finished.expect(9, &["column \"v\"", "INSERT on public.t", "(id)=(7)"]);
             }
@@ -348,9 +348,9 @@ fn bytes_beyond_ascii() {
     });
 }
 
-/// A name that needs more bytes in the subscriber's encoding than it may have is not cut.
+/// A name that exceeds the length limit in the subscriber's encoding is not truncated.
 #[test]
-fn names_in_another_encoding() {
+fn names_too_long_in_another_encoding_are_errors() {
     on_versions(&[(18, 18), (15, 15), (14, 18)], |pair| {
         let (publisher, subscriber) = (pair.publisher.major(), pair.subscriber.major());
         let mut case = Case::with_databases(

@@ -1,11 +1,11 @@
-//! What is published: filters, column lists, several publications, generated columns, tables that
-//! come later.
+//! Publication features: row filters, column lists, several publications, generated columns, and
+//! added tables.
 
 use crate::support::{VERSIONS, on_versions};
 use crate::tablesync::beside::wait_for;
 
 #[test]
-fn row_filters() {
+fn row_filters_turn_updates_into_inserts_and_deletes() {
     on_versions(&VERSIONS, |case| {
         case.both(
             "CREATE TABLE t (id int, flag bool, big text, v int, PRIMARY KEY (id, flag)); \
@@ -33,8 +33,8 @@ fn row_filters() {
         let odd = "SELECT string_agg(\"Id\"::text, ',' ORDER BY \"Id\") FROM \"odd \"\"name\"";
         assert_eq!(case.subscriber.value(odd), "1,2,4,5");
 
-        // Updates that leave the filter are deletes; those that enter it are inserts, with the
-        // values that were not sent as NULL: natively too.
+        // An update that leaves the filter is a delete. One that enters it is an insert, with NULL
+        // for unchanged TOAST values, as in a native subscription.
         case.publisher.sql(&format!(
             "UPDATE t SET flag = NOT flag WHERE id IN (1, 2); UPDATE t SET v = 100 WHERE id IN (3, 4); \
              DELETE FROM t WHERE id IN (5, 6); INSERT INTO t VALUES (10, true, {big}, 1), (11, false, {big}, 1); \
@@ -106,7 +106,7 @@ fn column_lists_and_several_publications() {
         let keys = "SELECT string_agg(id || a, ' ' ORDER BY id) FROM key_list";
         assert_eq!(case.subscriber.value(keys), "2default 5default 11default 12default");
 
-        // A changed list is a changed relation.
+        // A changed list changes the relation message.
         case.subscriber.sql("ALTER TABLE listed ADD secret text DEFAULT 'unknown'");
         case.publisher.sql(
             "ALTER PUBLICATION pub4 DROP TABLE listed; ALTER PUBLICATION pub SET TABLE listed, key_list (id); \
@@ -117,7 +117,7 @@ fn column_lists_and_several_publications() {
         case.tool.args.clear();
         assert_eq!(case.subscriber.value("SELECT secret || b FROM listed WHERE id = 1"), "more-1");
 
-        // Different lists for one table cannot be sent.
+        // Different lists for one table are refused.
         let mut conflicting = case.tool.clone();
         conflicting.name = format!("{}_conflict", case.tool.name);
         conflicting.publications = "pub,pub5".to_owned();
@@ -141,7 +141,7 @@ fn generated_columns() {
              CREATE TABLE f (a int, g int GENERATED ALWAYS AS (a * 2) STORED); \
              CREATE TABLE plain_there (id int PRIMARY KEY, a int, g int DEFAULT 5)",
         );
-        // A replica identity may not hold a generated column that is not published, from 18 on.
+        // Since PostgreSQL 18 a replica identity must not contain an unpublished generated column.
         if case.publisher.major() < 18 {
             case.publisher.sql("ALTER TABLE f REPLICA IDENTITY FULL");
         }
@@ -175,7 +175,7 @@ fn generated_columns() {
     });
 }
 
-/// From 18 on a publication may publish stored generated columns.
+/// Since PostgreSQL 18 a publication can publish stored generated columns.
 #[test]
 fn published_generated_columns() {
     on_versions(&[(18, 18), (18, 15)], |case| {
@@ -218,8 +218,8 @@ fn published_generated_columns() {
         assert_eq!(case.subscriber.rows("SELECT * FROM listed ORDER BY id"), ["1|4", "2|4"]);
         case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", lists.name));
 
-        // A published column that the subscriber generates itself cannot be applied; said by name, in
-        // the copy and in the stream.
+        // A published column that the subscriber generates itself cannot be applied. Both copy and
+        // stream report its name.
         case.publisher.sql("ALTER PUBLICATION pub ADD TABLE bad");
         case.publisher.sql("INSERT INTO bad (id, a) VALUES (1, 1)");
         case.run().expect(6, &["generated columns of subscriber table public.bad", ": g"]);
@@ -229,9 +229,9 @@ fn published_generated_columns() {
     });
 }
 
-/// Tables that join the publication later are copied when their first change comes.
+/// Tables that are added to the publication later are copied at their first change.
 #[test]
-fn tables_added_to_the_publication_later() {
+fn added_tables_are_copied_at_their_first_change() {
     on_versions(&VERSIONS, |case| {
         case.both(
             "CREATE TABLE first (id int PRIMARY KEY); CREATE TABLE later (id int PRIMARY KEY, v text); \
@@ -255,13 +255,13 @@ fn tables_added_to_the_publication_later() {
         }
         case.wait_until_applied(&mut process);
         case.expect_equal(&["first", "later"]);
-        // And out again: what follows is not published.
+        // The table is removed again: later changes are not published.
         case.publisher.sql("ALTER PUBLICATION pub DROP TABLE later; DELETE FROM later WHERE id = 1; INSERT INTO first VALUES (3)");
         case.wait_until_applied(&mut process);
         case.expect_equal(&["first"]);
         assert_eq!(case.subscriber.value("SELECT count(*) FROM later WHERE id = 1"), "1");
         case.stop(process);
-        // A table that the subscriber does not have is asked for by name.
+        // The error names a table that the subscriber does not have.
         case.subscriber.sql("DROP TABLE absent");
         case.publisher.sql("ALTER PUBLICATION pub ADD TABLE absent; INSERT INTO absent VALUES (1)");
         case.run().expect(6, &["public.absent"]);
@@ -271,9 +271,9 @@ fn tables_added_to_the_publication_later() {
     });
 }
 
-/// Without a copy, every change of a table that joins later counts.
+/// With --copy-data=false, every change of an added table is applied.
 #[test]
-fn tables_added_later_without_copy() {
+fn added_tables_without_copy_apply_every_change() {
     on_versions(&VERSIONS, |case| {
         let mut case = case;
         case.tool.args = vec!["--copy-data=false".to_owned()];
@@ -296,10 +296,10 @@ fn tables_added_later_without_copy() {
     });
 }
 
-/// Tables that come and go under FOR ALL TABLES do not stop the stream, whether the subscriber has
-/// them or not; those that come to stay are copied.
+/// Short-lived tables under FOR ALL TABLES do not stop the stream, whether the subscriber has them
+/// or not. Permanent ones are copied.
 #[test]
-fn tables_that_are_gone_when_their_changes_come() {
+fn tables_dropped_before_their_changes_arrive_do_not_stop_the_stream() {
     on_versions(&VERSIONS, |mut case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
         case.publisher.sql(

@@ -1,4 +1,4 @@
-//! Random changes to random schemas by several sessions at once, copied in the middle of them.
+//! Random changes to random schemas by concurrent sessions, with the initial copy in between.
 
 use std::thread;
 
@@ -14,8 +14,9 @@ const TRANSACTIONS: u64 = 80;
 
 fn replicates(publisher_major: u16, subscriber_major: u16, seed: u64) {
     let case = Case::new(publisher_major, subscriber_major);
-    // A table that is truncated between the snapshot and its copy is copied empty, and changes before
-    // the TRUNCATE find their rows missing: TRUNCATE heeds no snapshot, natively neither.
+    // If a table is truncated between the snapshot and its copy, it is copied empty. Changes before
+    // the TRUNCATE then find no rows. TRUNCATE is not MVCC-safe; a native subscription behaves in
+    // the same way.
     let truncate = seed.is_multiple_of(2);
     let options = Options { two_phase: seed.is_multiple_of(3), truncate, ..Options::default() };
     let schema = RandomSchema::generate(seed, &options);
@@ -27,7 +28,7 @@ fn replicates(publisher_major: u16, subscriber_major: u16, seed: u64) {
     let running = thread::scope(|scope| {
         let writers = scope
             .spawn(|| must(run_sessions(&conninfo, &schema, seed * 100, SESSIONS, TRANSACTIONS)));
-        // The copy, and a part of the stream, while they write.
+        // The copy and a part of the stream run while the sessions write.
         let process = case.start();
         let report = writers.join().expect("the writers end");
         assert!(report.committed > SESSIONS * TRANSACTIONS / 4, "seed {seed}: {report:?}");
@@ -35,7 +36,7 @@ fn replicates(publisher_major: u16, subscriber_major: u16, seed: u64) {
     });
     let mut process = running;
     case.wait_until_applied(&mut process);
-    // As a crash would: what is not durable is sent again.
+    // Like a crash: changes that are not durable are sent again.
     must(process.kill9());
     let more = must(run_sessions(&conninfo, &schema, seed * 1000, 2, TRANSACTIONS / 4));
     assert!(more.rows > 0, "seed {seed}: {more:?}");
@@ -68,8 +69,8 @@ fn random_changes_15_to_18() {
     (5..7).for_each(|seed| replicates(15, 18, seed));
 }
 
-/// Streamed changes of a schema of which the subscriber's side is compared with something else than
-/// the publisher's: what is there at the end, and no row was missing.
+/// Streams the changes of a schema whose rows on the subscriber are compared by the caller, and
+/// checks that no row was missing.
 fn streamed(case: &Case, schema: &RandomSchema, seed: u64, wait: impl Fn()) {
     case.publisher.sql(&schema.publisher_ddl);
     case.subscriber.sql(&schema.subscriber_ddl);
@@ -80,7 +81,7 @@ fn streamed(case: &Case, schema: &RandomSchema, seed: u64, wait: impl Fn()) {
     let conninfo = case.publisher.conninfo();
     must(run_sessions(&conninfo, schema, seed * 100, SESSIONS, TRANSACTIONS));
     case.run_until_current();
-    // And a few transactions by themselves.
+    // A few individual transactions.
     let mut process = case.start();
     must(run_sessions(&conninfo, schema, seed * 1000, 1, TRANSACTIONS / 4));
     case.wait_until_applied(&mut process);
@@ -89,7 +90,7 @@ fn streamed(case: &Case, schema: &RandomSchema, seed: u64, wait: impl Fn()) {
     assert_eq!(missing, "0|0", "seed {seed}");
 }
 
-/// Rows that are equal and not identical: each side has the same ones.
+/// Rows that are equal but not identical: both sides have identical rows.
 fn spelled(publisher_major: u16, subscriber_major: u16, seed: u64) {
     let case = Case::new(publisher_major, subscriber_major);
     let options = Options {
@@ -107,11 +108,11 @@ fn spelled(publisher_major: u16, subscriber_major: u16, seed: u64) {
     });
 }
 
-/// Columns of smaller precision and length on the subscriber, and of other types: what a native
-/// subscription makes of the same changes.
+/// Columns with a smaller precision or length, or another type, on the subscriber. The result is
+/// the same as that of a native subscription.
 fn narrow(publisher_major: u16, subscriber_major: u16, seed: u64) {
     let case = Case::new(publisher_major, subscriber_major);
-    // Which of two tables a TRUNCATE finds copied is another thing for each.
+    // The two subscriptions may have copied a truncated table at different times.
     let options = Options {
         narrow_subscriber: true,
         tables: 12,
@@ -134,7 +135,7 @@ fn narrow(publisher_major: u16, subscriber_major: u16, seed: u64) {
     });
 }
 
-/// Of seeds that begin with this one, as many as are asked for.
+/// As many seeds, starting with this one, as requested.
 fn seeds(first: u64) -> std::ops::Range<u64> {
     let count = std::env::var("PGAPACE_TEST_SEEDS").ok().and_then(|count| count.parse().ok());
     first..first + count.unwrap_or(1)

@@ -1,4 +1,4 @@
-//! Which row a change finds, and what it makes of it.
+//! Which row a change finds, and its result.
 
 use crate::support::{VERSIONS, on_versions};
 
@@ -21,9 +21,9 @@ fn copy_insert_update_delete() {
     });
 }
 
-/// Non-deferrable uniqueness is checked row by row: the changes must come in stream order.
+/// Immediate unique constraints are checked row by row, so changes must be applied in stream order.
 #[test]
-fn unique_chains_in_stream_order() {
+fn chains_of_unique_values_are_applied_in_stream_order() {
     on_versions(&VERSIONS, |case| {
         case.replicate(
             "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, w text, UNIQUE (w, u)); \
@@ -43,7 +43,7 @@ fn unique_chains_in_stream_order() {
              UPDATE d SET u = 61 - u; DELETE FROM x WHERE id = 5; \
              UPDATE x SET r = int4range(40, 60) WHERE id = 4",
         );
-        // Keys that move on, one after the other.
+        // Each row takes the key of the next one.
         case.publisher.sql(
             "DELETE FROM t WHERE id = 60; UPDATE t SET id = 60 WHERE id = 59; \
              UPDATE t SET id = 59 WHERE id = 58; INSERT INTO t VALUES (58, 1000, 'new')",
@@ -101,14 +101,14 @@ fn missing_rows_are_counted_and_logged_with_their_key() {
         line("delete_missing", "(v, n)=(v, 5)");
         assert!(log.contains("public.t") && log.contains("public.f"), "{log}");
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "2|2");
-        // What could be done was done.
+        // All other changes are applied.
         let rows = "SELECT count(*) FILTER (WHERE v = 'new') || '|' || count(*) FROM t";
         assert_eq!(case.subscriber.value(rows), "1|6");
     });
 }
 
-/// REPLICA IDENTITY FULL against every kind of subscriber: a primary key, a unique index, an index
-/// with NULLs, nothing, columns of its own.
+/// REPLICA IDENTITY FULL with all kinds of subscriber tables: a primary key, a unique index, an
+/// index with NULLs, no index, and additional columns.
 #[test]
 fn replica_identity_full_finds_exactly_one_row() {
     on_versions(&VERSIONS, |case| {
@@ -133,7 +133,7 @@ fn replica_identity_full_finds_exactly_one_row() {
                     "INSERT INTO {table} SELECT g, 'b' || g, 1 FROM generate_series({from}, {from} + 9) g;"
                 );
             }
-            // Of these there are several alike, with NULLs and NaN.
+            // These tables contain several equal rows, with NULL and NaN.
             for table in ["nothing", "extra"] {
                 sql += &format!(
                     "INSERT INTO {table} SELECT CASE WHEN g % 2 = 0 THEN {from} END, \
@@ -159,7 +159,7 @@ fn replica_identity_full_finds_exactly_one_row() {
             .iter()
             .enumerate()
             {
-                // Every fifth row of those in physical order, one at a time.
+                // Change every fifth of these rows in physical order, one at a time.
                 let change = change.replace("{}", table);
                 case.publisher.sql(&format!(
                     "DO $$ DECLARE row_id tid; BEGIN \
@@ -181,7 +181,7 @@ fn replica_identity_full_finds_exactly_one_row() {
     });
 }
 
-/// Keys that the two sides choose differently.
+/// Tables with different keys on the two sides.
 #[test]
 fn keys_of_publisher_and_subscriber_may_differ() {
     on_versions(&[(15, 18)], |case| {
@@ -218,7 +218,7 @@ fn keys_of_publisher_and_subscriber_may_differ() {
         case.run_until_current();
         case.expect_equal(&["wider", "by_index", "including"]);
 
-        // Inserts need no key at all.
+        // Inserts need no key.
         case.publisher.sql(
             "CREATE PUBLICATION ins FOR TABLE inserts, other, none WITH (publish = 'insert'); \
              ALTER TABLE other REPLICA IDENTITY NOTHING",
@@ -239,7 +239,7 @@ fn keys_of_publisher_and_subscriber_may_differ() {
         );
         case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", inserts.name));
 
-        // Updates without a way to find the row are refused, and say what to do.
+        // Updates are refused, with a hint, if the row cannot be identified.
         case.publisher.sql("ALTER PUBLICATION pub ADD TABLE none");
         case.subscriber.sql("TRUNCATE none");
         case.publisher.sql("INSERT INTO none VALUES (4, 'x')");
@@ -256,8 +256,8 @@ fn keys_of_publisher_and_subscriber_may_differ() {
     });
 }
 
-/// An equal key of other bytes finds its row: numeric scale, citext, a collation that does not
-/// tell case or composition apart.
+/// A key that is equal but has different bytes finds its row: numeric scale, citext, and
+/// nondeterministic collations.
 #[test]
 fn equal_keys_of_other_bytes_find_their_row() {
     on_versions(&[(15, 15), (18, 18)], |case| {
@@ -291,7 +291,7 @@ fn equal_keys_of_other_bytes_find_their_row() {
             );
         }
         case.run_until_current();
-        // The subscriber spells its keys differently from now on.
+        // From here on, the text of the subscriber's keys differs.
         case.subscriber.sql(
             "UPDATE c SET k = upper(k::text)::public.citext; UPDATE cf SET k = upper(k::text)::public.citext; \
              UPDATE num SET k = k::numeric(10,5); UPDATE fl SET k = 0 WHERE n = 1",
@@ -311,7 +311,7 @@ fn equal_keys_of_other_bytes_find_their_row() {
                 "UPDATE {table} SET n = 10 WHERE n = 1; DELETE FROM {table} WHERE n = 2"
             ));
         }
-        // A re-spelling on the publisher is a change of the key.
+        // A change to an equal key with different bytes is a key change.
         case.publisher.sql("UPDATE c SET k = 'aBC'; UPDATE num SET k = 1.00; UPDATE fl SET k = 0");
         case.run_until_current();
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
@@ -323,9 +323,9 @@ fn equal_keys_of_other_bytes_find_their_row() {
     });
 }
 
-/// Values that are stored out of line and did not change are not sent.
+/// Unchanged out-of-line (TOAST) values are not sent.
 #[test]
-fn unchanged_toast_values_stay() {
+fn unchanged_toast_values_are_kept() {
     on_versions(&VERSIONS, |case| {
         let big = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 200) g)";
         case.both(
@@ -365,7 +365,7 @@ fn unchanged_toast_values_stay() {
     });
 }
 
-/// A parent's changes are its own, whatever its children hold.
+/// Changes of a parent table affect only its own rows, not those of its inheritance children.
 #[test]
 fn inheritance_children_are_not_touched() {
     on_versions(&VERSIONS, |case| {
@@ -403,9 +403,9 @@ fn inheritance_children_are_not_touched() {
     });
 }
 
-/// A primary key WITHOUT OVERLAPS is a GiST index.
+/// A primary key WITHOUT OVERLAPS uses a GiST index.
 #[test]
-fn temporal_primary_key() {
+fn rows_are_found_by_a_temporal_primary_key() {
     on_versions(&[(18, 18)], |case| {
         if !(case.publisher.offers("btree_gist") && case.subscriber.offers("btree_gist")) {
             return;

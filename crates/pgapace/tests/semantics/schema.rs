@@ -1,4 +1,4 @@
-//! Columns by name, names of every kind, and schemas that change while the stream runs.
+//! Columns matched by name, unusual names, and schema changes during the stream.
 
 use crate::support::{VERSIONS, on_versions};
 
@@ -42,7 +42,7 @@ fn columns_are_mapped_by_name() {
         );
         case.run_until_current();
         case.expect_equal(&["t", "f"]);
-        // What the subscriber has for itself stays.
+        // The subscriber's own columns keep their values.
         assert_eq!(case.subscriber.value(own), before);
         assert_eq!(case.subscriber.value("SELECT bool_and(twice = b * 2) FROM t"), "t");
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
@@ -50,7 +50,7 @@ fn columns_are_mapped_by_name() {
 }
 
 #[test]
-fn missing_columns_are_named_all() {
+fn all_missing_columns_are_named() {
     on_versions(&VERSIONS, |case| {
         case.both("CREATE TABLE streamed (id int PRIMARY KEY)");
         case.publisher.sql("CREATE TABLE copied (id int PRIMARY KEY, \"B b\" text, c int, d int)");
@@ -72,7 +72,7 @@ fn missing_columns_are_named_all() {
 }
 
 #[test]
-fn names_of_every_kind() {
+fn unusual_names_are_quoted() {
     on_versions(&VERSIONS, |case| {
         let tables = [
             "public.Mixed Case",
@@ -95,7 +95,7 @@ fn names_of_every_kind() {
                    \"back\\\" text, \"select\" int, \"\n\" int, PRIMARY KEY (\"the \"\"Key\", \"$1\"));"
             );
         }
-        // As long as a name can be.
+        // A name of maximum length.
         let long = "x".repeat(63);
         ddl += &format!(
             "CREATE TABLE {long} ({long} int PRIMARY KEY, y int); CREATE TABLE pub (id int PRIMARY KEY)"
@@ -141,7 +141,7 @@ fn tables_without_columns() {
             (count("zero"), count("was"), count("more WHERE own = 3")),
             ("8".into(), "2".into(), "2".into())
         );
-        // Rows are all the same: one of them goes.
+        // All rows are equal; one of them is deleted.
         case.publisher.sql("DELETE FROM zero WHERE ctid = (SELECT min(ctid) FROM zero)");
         case.run_until_current();
         assert_eq!(count("zero"), "7");
@@ -151,7 +151,8 @@ fn tables_without_columns() {
     });
 }
 
-/// Changes of the publisher's schema between and inside transactions, the subscriber's first.
+/// Schema changes on the publisher, between and within transactions, each after the same change on
+/// the subscriber.
 #[test]
 fn publisher_ddl_while_streaming() {
     on_versions(&VERSIONS, |case| {
@@ -164,7 +165,7 @@ fn publisher_ddl_while_streaming() {
         case.publisher.sql("ALTER TABLE t ADD b int NOT NULL DEFAULT 7; INSERT INTO t VALUES (3, 'a', 3); UPDATE t SET b = 8 WHERE id = 1");
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
-        // Two shapes in one transaction; one that is undone.
+        // Two row shapes in one transaction, one of which is rolled back.
         case.subscriber.sql("ALTER TABLE t ADD c text, ADD d text");
         case.publisher.sql(
             "BEGIN; INSERT INTO t VALUES (4, 'a', 4); ALTER TABLE t ADD c text; INSERT INTO t VALUES (5, 'a', 5, 'c'); \
@@ -173,7 +174,7 @@ fn publisher_ddl_while_streaming() {
         );
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
-        // Types, identities, names.
+        // Changes of types, replica identity and names.
         case.subscriber.sql("ALTER TABLE t ALTER a TYPE varchar(10), ALTER b TYPE bigint");
         case.publisher.sql(
             "ALTER TABLE t ALTER b TYPE bigint; INSERT INTO t VALUES (8, 'a', 3000000000, 'c')",
@@ -188,7 +189,8 @@ fn publisher_ddl_while_streaming() {
     });
 }
 
-/// Changes of the subscriber's schema, of which nobody tells us: found out and read again.
+/// Schema changes on the subscriber, which nothing announces: pgapace detects them and reads the
+/// catalogue again.
 #[test]
 fn subscriber_ddl_while_streaming() {
     on_versions(&VERSIONS, |case| {
@@ -238,12 +240,12 @@ fn subscriber_ddl_while_streaming() {
             case.wait_until_applied(&mut process);
             case.expect_equal(&["t", "k"]);
         }
-        // A column that has become wider takes what did not fit before.
+        // A wider column accepts values that did not fit before.
         case.subscriber.sql("ALTER TABLE t ALTER n TYPE bigint");
         case.publisher.sql("INSERT INTO t VALUES (50, 'a', 3000000000, 'w'); UPDATE t SET n = 4000000000 WHERE id = 2");
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
-        // A column that is gone is an error, and names what is missing.
+        // A dropped column is an error that names it.
         case.subscriber.sql("ALTER TABLE t DROP w");
         case.publisher.sql("INSERT INTO t VALUES (51, 'a', 1, 'w')");
         let status = process.wait(crate::support::PATIENCE).expect("it ends");

@@ -1,8 +1,9 @@
-//! What the subscriber's server, database and role bring along.
+//! Properties of the subscriber's server, database and role.
 
 use crate::support::{Case, VERSIONS, must, on_versions};
 
-/// Origins belong to the server: subscriptions of two of its databases must not share one.
+/// Replication origins are shared by all databases of a server: subscriptions in two databases must
+/// not use the same one.
 #[test]
 fn commits_are_tagged_in_every_database_of_the_server() {
     let (one, two) = (Case::new(18, 18), Case::new(18, 18));
@@ -16,7 +17,7 @@ fn commits_are_tagged_in_every_database_of_the_server() {
         case.wait_until_applied(process);
         assert!(process.events("commits_not_tagged") == 0, "{}", process.log());
     }
-    // Dropping one leaves the other's alone, which is in use.
+    // Dropping one subscription leaves the other's origins, which are in use.
     one.stop(first);
     one.tool.finish("drop", &[]).expect(0, &[]);
     two.publisher.sql("INSERT INTO t VALUES (2)");
@@ -28,12 +29,12 @@ fn commits_are_tagged_in_every_database_of_the_server() {
              WHERE datname = current_database() AND roname LIKE 'pgapace\\_' || d.oid || '\\_%'",
         )
     };
-    // One for each worker.
+    // One origin for each worker.
     assert_eq!((origins(&one), origins(&two)), ("0".to_owned(), "4".to_owned()));
     two.stop(second);
 }
 
-/// Settings of databases and roles that shape or read text, on both sides, each different.
+/// Settings of databases and roles that affect the text of values, different on both sides.
 #[test]
 fn settings_of_databases_and_roles_do_not_matter() {
     on_versions(&VERSIONS, |case| {
@@ -120,7 +121,7 @@ fn settings_of_databases_and_roles_do_not_matter() {
 }
 
 #[test]
-fn encodings_of_publisher_and_subscriber() {
+fn different_encodings_are_converted() {
     let latin1 = "TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'";
     let ascii = "TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'";
     let ddl = "CREATE TABLE \"Müller\" (id int PRIMARY KEY, \"größe\" text, j jsonb, w varchar(5)); \
@@ -135,7 +136,7 @@ fn encodings_of_publisher_and_subscriber() {
         [(18, 18, (latin1, "")), (15, 15, ("", latin1)), (15, 18, (latin1, latin1))]
     {
         let mut case = Case::with_databases(publisher, subscriber, options.0, options.1);
-        // Of a group, only the net changes meet an encoding that the publisher does not have.
+        // In a group only net changes meet an encoding that the publisher does not have.
         case.tool.args = vec!["--group-transactions".to_owned(), "1".to_owned()];
         case.both(ddl);
         case.publish("FOR ALL TABLES");
@@ -147,19 +148,19 @@ fn encodings_of_publisher_and_subscriber() {
              DELETE FROM f WHERE ctid = (SELECT min(ctid) FROM f)",
         );
         case.run_until_current();
-        // As characters: the bytes differ.
+        // Compared as characters, because the bytes differ.
         for rows in ["SELECT * FROM \"Müller\" ORDER BY id", "SELECT * FROM f ORDER BY n"] {
             assert_eq!(case.publisher.rows(rows), case.subscriber.rows(rows));
         }
         if subscriber == 15 {
-            // What the subscriber's encoding does not have is refused, by name.
+            // A character that the subscriber's encoding lacks is refused and named.
             case.publisher.sql("UPDATE \"Müller\" SET \"größe\" = '€' WHERE id = 1");
             case.run().expect(9, &["22P05", "public.Müller", "(id)=(1)"]);
             case.publisher.sql("UPDATE \"Müller\" SET \"größe\" = 'EUR' WHERE id = 1");
             case.run().expect(9, &["22P05"]);
         }
     }
-    // Bytes that are in no encoding come through where neither side looks at them.
+    // Bytes without a valid encoding are replicated if neither side validates them.
     let bytes = "convert_from('\\xe4ff80'::bytea, 'SQL_ASCII')";
     let case = Case::with_databases(15, 18, ascii, ascii);
     case.both("CREATE TABLE t (v text PRIMARY KEY, w text)");
@@ -173,7 +174,7 @@ fn encodings_of_publisher_and_subscriber() {
     case.expect_equal(&["t"]);
     let all = "SELECT string_agg(encode(convert_to(v || '=' || w, 'SQL_ASCII'), 'hex'), ' ' ORDER BY v) FROM t";
     assert_eq!(case.publisher.value(all), case.subscriber.value(all));
-    // A subscriber without an encoding takes the publisher's bytes.
+    // A subscriber with SQL_ASCII accepts the publisher's bytes.
     for publisher in ["", latin1] {
         let case = Case::with_databases(18, 18, publisher, ascii);
         case.both("CREATE TABLE t (v text PRIMARY KEY, w text)");
@@ -192,7 +193,7 @@ fn encodings_of_publisher_and_subscriber() {
             (case.publisher.value(&hex(&encoding)), case.subscriber.value(&hex("SQL_ASCII")));
         assert_eq!(ours, theirs, "{encoding}");
     }
-    // Well-formed bytes of a database without an encoding go where there is one.
+    // Valid bytes of an SQL_ASCII database are accepted by a database with an encoding.
     let case = Case::with_databases(15, 18, ascii, "");
     case.both("CREATE TABLE t (v text PRIMARY KEY, w text)");
     case.publish("FOR ALL TABLES");
@@ -203,8 +204,8 @@ fn encodings_of_publisher_and_subscriber() {
     case.expect_equal(&["t"]);
 }
 
-/// A subscriber that is a publisher of all its tables: its state in schema pgapace is not published
-/// as far as we apply it, neither copied nor streamed.
+/// The subscriber also publishes all of its tables. Changes of pgapace's state in schema pgapace
+/// are neither copied nor applied.
 #[test]
 fn state_of_a_subscriber_that_is_a_publisher_is_never_applied() {
     for (first, last) in [(15, 15), (18, 18)] {

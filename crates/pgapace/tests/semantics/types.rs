@@ -1,14 +1,15 @@
-//! Every family of types: copied, inserted, updated, deleted; as a key; in rows without a key.
+//! All families of types: copied, inserted, updated and deleted; as keys; and in rows without a
+//! key.
 
 use std::fmt::Write as _;
 
 use crate::support::{Case, VERSIONS, on_versions};
 
-/// A type and values of it.
+/// A type and some of its values.
 struct Type {
     sql: &'static str,
     values: &'static [&'static str],
-    /// Whether it can be a primary key.
+    /// Whether the type can be a primary key.
     key: bool,
 }
 
@@ -163,7 +164,7 @@ const TYPES: &[Type] = &[
     value("holder", &["(1,\"{\"\"a\"\" : 1}\")", "(,)"]),
 ];
 
-/// Types that depend on the build or on an extension in schema public.
+/// Types that depend on build options, or on an extension in schema public.
 const OPTIONAL: &[(&str, Type)] = &[
     ("", value("xml", &["<a b=\"c\">ä&lt;</a>", "text <b/> content", ""])),
     ("citext", key("citext", &["Straße", "ABC", "xyz "])),
@@ -199,8 +200,8 @@ fn available(case: &Case) -> Vec<&'static Type> {
     types
 }
 
-/// One table with a column of every type: copy, insert, update of all columns and of each alone,
-/// NULLs, delete.
+/// One table with a column of every type: copy, insert, update of all columns and of each column,
+/// NULLs, and delete.
 #[test]
 fn every_type_as_a_value() {
     on_versions(&VERSIONS, |case| {
@@ -244,7 +245,8 @@ fn every_type_as_a_value() {
                 .enumerate()
                 .map(|(index, value)| format!("c{index} = {value}"))
                 .collect();
-            // All columns of a copied row, the NULLs of one among them; one column of a streamed.
+            // Update all columns of a copied row, one of which has NULLs, and one column of a
+            // streamed row.
             let _ = write!(sql, "UPDATE wide SET {} WHERE id = {shift};", sets.join(", "));
         }
         for (index, value) in row(0).iter().enumerate() {
@@ -260,7 +262,7 @@ fn every_type_as_a_value() {
     });
 }
 
-/// Each type as a primary key: rows are found by it, in every spelling that the type has.
+/// Each type as a primary key: rows are found by every text form of an equal value.
 #[test]
 fn every_type_as_a_primary_key() {
     on_versions(&[(15, 15), (18, 18)], |case| {
@@ -279,7 +281,7 @@ fn every_type_as_a_primary_key() {
                     "INSERT INTO {table} VALUES ({value}, {n}) ON CONFLICT DO NOTHING;"
                 );
             }
-            // Every row by its key; a changed key; a key that is deleted and comes again.
+            // Each row by its key, a changed key, and a key that is deleted and inserted again.
             let first = literal(kind.values[0], kind.sql);
             let _ = write!(
                 streamed,
@@ -302,8 +304,8 @@ fn every_type_as_a_primary_key() {
     });
 }
 
-/// Each type in a table without a key under REPLICA IDENTITY FULL, with NULLs and equal rows:
-/// exactly one of the equal rows changes. Types without equality are compared by their text.
+/// Each type in a table without a key with REPLICA IDENTITY FULL, with NULLs and equal rows:
+/// exactly one of the equal rows changes. Types without an equality operator are compared as text.
 #[test]
 fn every_type_in_rows_without_a_key() {
     on_versions(&[(15, 15), (18, 18)], |case| {

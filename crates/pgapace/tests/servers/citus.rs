@@ -1,6 +1,7 @@
-//! A Citus coordinator as subscriber. TRUNCATE of a distributed table does not reach its shards from a
-//! session that acts as a replica, a table with rows in its shards looks empty, and a commit that is
-//! spread over servers does not belong to the commit of our progress. So such tables are refused.
+//! A Citus coordinator as subscriber. In a replica session, TRUNCATE of a distributed table does
+//! not reach its shards. A distributed table appears empty although its shards contain rows. A
+//! distributed commit is not atomic with the commit of pgapace's progress. Distributed tables are
+//! therefore refused.
 
 use std::path::Path;
 
@@ -8,9 +9,9 @@ use testbed::{Cluster, Result, ServerBinaries, Stop};
 
 use crate::support::{Case, Finished, Tool, skipped};
 
-/// Directory of the programs of a server with Citus.
+/// Directory of the server programs with Citus.
 const VARIABLE: &str = "PGAPACE_CITUS_BIN";
-/// Databases have names of their own on the coordinator; this one has the extension.
+/// Database names on the coordinator are its own; this database has the extension.
 const DB: &str = "postgres";
 
 fn coordinator() -> Result<Option<Cluster>> {
@@ -66,11 +67,11 @@ fn distributed_tables_are_refused() -> Result<()> {
         "0"
     );
 
-    // Tables that Citus leaves alone are tables like others.
+    // Citus does not affect its local tables.
     let plain = Tool { publications: "plain".to_owned(), ..tool.clone() };
     plain.run().expect(0, &[]);
     assert_eq!(coordinator.query_one_text(DB, "SELECT count(*) FROM plain")?, "1");
-    // Until they are distributed, too.
+    // They are refused when they become distributed.
     coordinator.sql(DB, "SELECT create_distributed_table('plain', 'id')")?;
     case.publisher.sql("INSERT INTO plain VALUES (2)");
     plain.run().expect(6, &["public.plain is managed by Citus"]);

@@ -1,9 +1,9 @@
-//! Servers and relations that only look like PostgreSQL and its tables.
+//! Servers and relations that resemble PostgreSQL and its tables, but are not.
 
 use crate::support::{Case, VERSIONS, on_versions};
 use testbed::program::events;
 
-/// Has a database answer `version()` as another product does.
+/// Makes `version()` of a database return another product's text.
 fn disguise(database: &crate::support::Database<'_>, version: &str) {
     database.sql(&format!(
         "SET allow_system_table_mods = on; CREATE OR REPLACE FUNCTION pg_catalog.version() \
@@ -12,7 +12,7 @@ fn disguise(database: &crate::support::Database<'_>, version: &str) {
     ));
 }
 
-/// Nothing of ours is there.
+/// Checks that pgapace has created nothing.
 fn expect_untouched(case: &Case) {
     let schema = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'";
     assert_eq!(case.subscriber.value(schema), "0");
@@ -21,7 +21,7 @@ fn expect_untouched(case: &Case) {
 }
 
 #[test]
-fn what_is_not_postgresql_is_refused() {
+fn servers_other_than_postgresql_are_refused() {
     const YUGABYTE: &str = "PostgreSQL 15.2-YB-2.25.0.0-b0 on x86_64-pc-linux-gnu";
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
@@ -44,7 +44,7 @@ fn what_is_not_postgresql_is_refused() {
 }
 
 #[test]
-fn functions_that_are_missing_are_named() {
+fn missing_functions_are_named() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
         case.publish("FOR TABLE t");
@@ -64,7 +64,7 @@ fn functions_that_are_missing_are_named() {
     });
 }
 
-/// What stands in the place of table `t` on the subscriber, and what is said of it.
+/// Objects in the place of the subscriber's table `t`, and the error for each.
 const INSTEAD: [(&str, &str); 5] = [
     (
         "CREATE TABLE base (id int PRIMARY KEY); CREATE VIEW t AS SELECT * FROM base; \
@@ -120,9 +120,9 @@ fn relations_that_keep_their_rows_elsewhere_are_refused() {
     });
 }
 
-/// A table that becomes such a table later stops at its next change.
+/// A table that becomes such a relation later stops at its next change.
 #[test]
-fn a_member_whose_rows_go_elsewhere_stops() {
+fn a_table_that_stores_its_rows_elsewhere_later_stops_at_its_next_change() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
         case.subscriber.sql(&INSTEAD[4].0.replace("CREATE TABLE t (id int PRIMARY KEY);", ""));
@@ -132,7 +132,7 @@ fn a_member_whose_rows_go_elsewhere_stops() {
 }
 
 #[test]
-fn check_names_storage_that_surprises() {
+fn check_warns_about_unlogged_tables_and_access_methods() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.publisher
             .sql("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE p (id int PRIMARY KEY)");

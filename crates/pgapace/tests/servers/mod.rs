@@ -1,5 +1,5 @@
-//! What the servers are and what they see of us: poolers, servers that only look like PostgreSQL,
-//! and the lines that our statements leave in their logs.
+//! Kinds of servers (connection poolers, servers that resemble PostgreSQL), and the log lines that
+//! pgapace's statements cause.
 
 mod citus;
 mod lookalikes;

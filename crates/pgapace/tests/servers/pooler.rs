@@ -1,5 +1,5 @@
-//! A connection pooler on either side is refused before anything is set or made. PgBouncer stands
-//! for all of them.
+//! A connection pooler on either side is refused before pgapace changes or creates anything.
+//! PgBouncer serves as the example.
 
 use testbed::{PoolMode, Pooler};
 
@@ -7,7 +7,7 @@ use crate::support::{Case, Tool, must, on_versions, skipped};
 
 const BOTH: [PoolMode; 2] = [PoolMode::Session, PoolMode::Transaction];
 
-/// Runs a test where PgBouncer is installed.
+/// Runs a test if PgBouncer is installed.
 fn with_pgbouncer(body: impl Fn(Case)) {
     if Pooler::find().is_none() {
         skipped("a pooler is refused", "PgBouncer is not installed (apt-get install pgbouncer)");
@@ -21,7 +21,7 @@ fn with_pgbouncer(body: impl Fn(Case)) {
     });
 }
 
-/// What an application would find that gets a server connection of the pooler after us.
+/// Checks the state of the pooler's server connection that the next application would get.
 fn expect_nothing_left(pooler: &Pooler, case: &Case) {
     let conninfo = pooler.conninfo(&case.subscriber.name);
     let mut application =
@@ -49,10 +49,10 @@ fn expect_nothing_left(pooler: &Pooler, case: &Case) {
 }
 
 #[test]
-fn as_subscriber_it_is_refused() {
+fn a_pooler_as_subscriber_is_refused() {
     with_pgbouncer(|case| {
         for mode in BOTH {
-            // Without the query that would put settings right for the next client.
+            // Without the query that resets the session for the next client.
             let settings = [("server_reset_query", ""), ("ignore_startup_parameters", "options")];
             let pooler = must(Pooler::start(case.subscriber.cluster, mode, &settings));
             let tool =
@@ -73,13 +73,14 @@ fn as_subscriber_it_is_refused() {
 }
 
 #[test]
-fn as_publisher_it_is_refused() {
+fn a_pooler_as_publisher_is_refused() {
     const IGNORED: &str = "extra_float_digits, intervalstyle, bytea_output, lc_monetary, xmlbinary, \
         search_path, statement_timeout, lock_timeout, idle_in_transaction_session_timeout, \
         row_security, replication";
     with_pgbouncer(|case| {
         for mode in BOTH {
-            // As it is, PgBouncer refuses our settings; some tell it not to.
+            // By default PgBouncer rejects pgapace's startup parameters; some configurations ignore
+            // them.
             let plain = [("ignore_startup_parameters", "options")];
             let lenient = [("ignore_startup_parameters", IGNORED)];
             for settings in [&plain, &lenient] {

@@ -1,5 +1,5 @@
-//! In normal operation no statement of ours leaves a line of level WARNING or above in the log of
-//! either server: a DBA who watches those logs sees only what went wrong.
+//! In normal operation no statement of pgapace causes a log line of level WARNING or above on
+//! either server. A DBA who monitors these logs sees only real problems.
 
 use testbed::program::Process;
 use testbed::{Cluster, Pair, Program, Result};
@@ -18,7 +18,7 @@ const PUBLISHER_ROLE: &str = "CREATE ROLE source LOGIN REPLICATION; \
     GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO source; \
     ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT ON TABLES TO source";
 
-/// What README asks for, without the privileges for replication origins.
+/// The privileges that the documentation requires, without those for replication origins.
 const SUBSCRIBER_ROLE: &str = "CREATE ROLE sink LOGIN; GRANT CREATE ON DATABASE postgres TO sink; \
     GRANT SET ON PARAMETER session_replication_role TO sink; \
     GRANT USAGE ON SCHEMA public TO sink; \
@@ -27,19 +27,19 @@ const SUBSCRIBER_ROLE: &str = "CREATE ROLE sink LOGIN; GRANT CREATE ON DATABASE 
     ALTER DEFAULT PRIVILEGES IN SCHEMA public \
       GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON TABLES TO sink";
 
-/// The two servers, the roles that pgapace connects as, and where the servers' logs began.
+/// The two servers, the roles of pgapace, and the positions in the servers' logs.
 struct Watched {
     site: Site,
     publisher: String,
     subscriber: String,
     read: [usize; 2],
-    /// Lines of level WARNING and above, with what had been done before.
+    /// Lines of level WARNING and above, with the preceding action.
     found: Vec<String>,
 }
 
 impl Watched {
     fn start(major: u16, plain_roles: bool) -> Result<Self> {
-        // Large transactions are sent, and applied, while they are open.
+        // Large transactions are streamed and applied while they are open.
         let publisher = |b: testbed::ClusterBuilder| {
             b.setting("autovacuum", "off").setting("logical_decoding_work_mem", "64kB")
         };
@@ -71,7 +71,7 @@ impl Watched {
             .args(["--publication", "pub", "--name", "sub"])
     }
 
-    /// Runs a verb to its end, and looks at the logs of the servers.
+    /// Runs a verb to its end and checks the logs of the servers.
     fn finish(&mut self, verb: &str, more: &[&str], code: i32) -> Result<()> {
         let mut run = self.site.spawn(&self.verb(verb).args(more))?;
         expect_exit(&mut run, code, &[])?;
@@ -79,7 +79,7 @@ impl Watched {
         Ok(())
     }
 
-    /// Looks at what either server has logged since the last look.
+    /// Checks the lines that either server has logged since the last check.
     fn look(&mut self, after: &str) {
         let logs = [log(&self.site.publisher), log(&self.site.subscriber)];
         for (log, read) in logs.iter().zip(&mut self.read) {
@@ -124,7 +124,7 @@ fn log(cluster: &Cluster) -> String {
 
 fn normal_operation(major: u16, plain_roles: bool) -> Result<()> {
     let mut watched = Watched::start(major, plain_roles)?;
-    // Before there is anything of ours.
+    // Before pgapace has created anything.
     watched.finish("status", &[], 0)?;
     watched.finish("check", &[], 0)?;
     watched.finish("drop", &["--if-exists"], 0)?;
@@ -158,7 +158,7 @@ fn normal_operation(major: u16, plain_roles: bool) -> Result<()> {
     watched.finish("drop", &[], 0)?;
     watched.finish("drop", &["--if-exists"], 0)?;
 
-    // A slot that is gone is not asked for.
+    // The program must not query a slot that does not exist.
     watched.site.subscriber.sql(DB, "TRUNCATE t, keyless, parted, wide, later")?;
     watched.finish("run", &["--until", "current"], 0)?;
     watched.site.publisher.sql(DB, "SELECT pg_drop_replication_slot('sub')")?;

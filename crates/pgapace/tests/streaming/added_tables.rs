@@ -1,4 +1,4 @@
-//! Transactions that are open while a table they change is copied beside the stream.
+//! Open transactions that change a table while it is copied.
 
 use testbed::postgres::Client;
 use testbed::program::Process;
@@ -15,8 +15,8 @@ enum Ends {
     AfterTheCommit,
 }
 
-/// `t` is applied; `late` is there, with rows, is to be published, and its copy will wait for the
-/// session that is returned.
+/// Table `t` is applied. Table `late` exists with rows and will be published; its copy waits until
+/// the returned session ends.
 fn late(case: &Case) -> Client {
     let table = "(id int PRIMARY KEY, v text)";
     case.both(&format!("CREATE TABLE t {table}; CREATE TABLE late {table}"));
@@ -81,8 +81,8 @@ fn changes(from: u32) -> String {
     )
 }
 
-/// Changes of `late` from `from` on, and rows of `t` around them; and others in a subtransaction that
-/// is undone.
+/// Changes rows of `late` starting at `from`, with rows of `t` before and after. Other changes are
+/// in a subtransaction that is rolled back.
 fn change_both(open: &mut Client, from: u32) {
     let more = from * 1000;
     each(
@@ -99,10 +99,10 @@ fn change_both(open: &mut Client, from: u32) {
     );
 }
 
-/// One stream is open when the table begins to join, which the snapshot of its copy waits for; one
-/// begins during the copy.
+/// One stream is open when the table is added, and the copy's snapshot waits for it. Another begins
+/// during the copy.
 #[test]
-fn a_table_joins_while_transactions_that_change_it_are_open() {
+fn a_table_is_added_while_transactions_that_change_it_are_open() {
     for ends in [Ends::BeforeTheCommit, Ends::AfterTheCommit] {
         on_publishers(|case| {
             let mut copying = late(&case);
@@ -144,9 +144,9 @@ fn a_table_joins_while_transactions_that_change_it_are_open() {
     }
 }
 
-/// The first change that is seen of a table is in an open transaction: it joins when that commits.
+/// The first change of a table is in an open transaction: the table is added when it commits.
 #[test]
-fn a_stream_is_the_first_to_change_a_table() {
+fn a_table_first_changed_by_a_stream_is_added_at_its_commit() {
     on_publishers(|case| {
         let mut copying = late(&case);
         let mut process = case.start();
@@ -159,7 +159,7 @@ fn a_stream_is_the_first_to_change_a_table() {
         wait_for_the_copy(&case, &mut process);
         wait_for_small(&case, &mut process, -2);
         assert_eq!(case.subscriber.value("SELECT count(*) FROM late"), "0");
-        // What it did to others is there.
+        // Its changes of other tables are applied.
         let there = "SELECT count(*) = 2002 FROM t";
         wait_for(&case, &mut process, "the rest of the transaction", there);
         must(copying.batch_execute("COMMIT"));

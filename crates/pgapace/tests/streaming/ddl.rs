@@ -1,6 +1,6 @@
-//! DDL of users on the subscriber while transactions of ours hold locks there: an ALTER in the queue of
-//! a lock keeps everybody out who comes behind it, even who only reads. Nothing of ours may wait there
-//! that the ALTER waits for.
+//! DDL of users on the subscriber while transactions of pgapace hold locks there. An ALTER TABLE
+//! that waits for a lock blocks every later session, including readers. No session of pgapace may
+//! wait behind the ALTER while the ALTER waits for pgapace.
 
 use testbed::postgres::Client;
 use testbed::program::Process;
@@ -16,7 +16,7 @@ const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text, n int DEFAULT 1 +
     CREATE TABLE small (id int PRIMARY KEY, v text DEFAULT upper('x')); \
     CREATE TABLE other (id int PRIMARY KEY, v text DEFAULT upper('x'))";
 
-/// Waits until a session waits for a lock on a table, with this text in its statement.
+/// Waits until a session whose statement contains this text waits for a relation lock.
 fn wait_until_queued(case: &Case, statement: &str) {
     let sql = format!(
         "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() \
@@ -27,7 +27,7 @@ fn wait_until_queued(case: &Case, statement: &str) {
     }));
 }
 
-/// A user's statement on a thread of its own, and when it is through.
+/// A user's statement on a separate thread.
 struct User(std::thread::JoinHandle<()>);
 
 impl User {
@@ -39,14 +39,14 @@ impl User {
         user
     }
 
-    /// Waits for the end of the statement. It came: nothing of ours held it up for ever.
+    /// Waits for the end of the statement: pgapace did not block it forever.
     fn ends(self) {
         self.0.join().expect("the user's statement");
     }
 }
 
-/// An open transaction that holds the subscriber's table, which changes so that it is read again, and an
-/// ALTER of a user behind it.
+/// An open transaction that holds a lock on the subscriber's table, a change of that table that
+/// makes pgapace read its definition again, and a user's ALTER that waits.
 fn hold(case: &Case, process: &mut Process, change: &str) -> (Client, User) {
     let before = pages(case);
     let open = begin(case, process, &[&rows(1, 3000)]);
@@ -67,7 +67,7 @@ fn start(case: &mut Case, args: &[&str]) -> Process {
     process
 }
 
-/// Ends what is open, and looks that everything is there.
+/// Commits the open transaction, and checks that all changes are applied.
 fn settle(case: &Case, mut process: Process, mut open: Client) {
     must(open.batch_execute("COMMIT"));
     case.wait_until_applied(&mut process);
@@ -77,11 +77,11 @@ fn settle(case: &Case, mut process: Process, mut open: Client) {
     case.stop(process);
 }
 
-/// They lock the table as VACUUM does, which changes of ours do not hold up.
+/// Statements that lock the table like VACUUM, which pgapace's changes do not block.
 const CHANGES: [&str; 2] =
     ["ALTER TABLE t ALTER v SET STATISTICS 200", "ALTER TABLE t VALIDATE CONSTRAINT later"];
 
-/// Changes that are applied while `t` is held, until the leader has seen that `t` is another table.
+/// Makes changes while `t` is locked, until the leader has seen the new definition of `t`.
 fn wait_until_seen(case: &Case, process: &mut Process, from: &mut u32) {
     must(wait_until(PATIENCE, "the leader to see the change", || {
         *from += 1;
@@ -90,16 +90,17 @@ fn wait_until_seen(case: &Case, process: &mut Process, from: &mut u32) {
     }));
 }
 
-/// The leader reads the catalogue of a table again, behind the ALTER, which waits for the open
-/// transaction.
+/// The leader reads the catalogue of a table again. It would wait behind the ALTER, which waits for
+/// the open transaction.
 #[test]
-fn an_alter_behind_an_open_transaction() {
+fn an_alter_behind_an_open_transaction_makes_the_stream_abandon() {
     for change in CHANGES {
         on_publishers(|mut case| {
             let mut process = start(&mut case, &[]);
             let (open, alter) = hold(&case, &mut process, change);
             wait_until_seen(&case, &mut process, &mut 0);
-            // It can only be applied behind the ALTER, and that only behind the open transaction.
+            // This change can be applied only after the ALTER, and the ALTER only after the open
+            // transaction.
             case.publisher.sql("UPDATE t SET v = 'behind' WHERE id = -1");
             case.wait_until_applied(&mut process);
             alter.ends();
@@ -109,10 +110,10 @@ fn an_alter_behind_an_open_transaction() {
     }
 }
 
-/// The same with small transactions: one waits for a row, and holds the table meanwhile. What has
-/// nothing to do with it goes on.
+/// The same with small transactions, one of which waits for a row and holds the table lock.
+/// Independent changes continue.
 #[test]
-fn an_alter_behind_small_transactions() {
+fn an_alter_behind_small_transactions_does_not_deadlock() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         let mut process = start(&mut case, &["--preserve-commit-order=false"]);
         case.subscriber.sql(CHANGES[0]);
@@ -141,9 +142,9 @@ fn an_alter_behind_small_transactions() {
     });
 }
 
-/// A lock on a table of which the first change comes: it is the change that waits, and is seen to.
+/// A lock on a table before its first change: only the change waits, and the wait is reported.
 #[test]
-fn a_wait_for_a_table_is_counted() {
+fn a_wait_for_a_table_lock_is_counted() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         let mut process = start(&mut case, &[]);
         let mut user = case.subscriber.connect();
@@ -160,10 +161,10 @@ fn a_wait_for_a_table_is_counted() {
     });
 }
 
-/// A lock on a table of our own keeps the leader itself waiting: the monitor sees it and says so, and
-/// the run is given up before somebody waits for it in turn.
+/// A lock on a table of pgapace blocks the leader itself. The monitor detects and logs it, and the
+/// run ends before others wait for it.
 #[test]
-fn a_wait_of_the_control_session_is_seen_and_ends() {
+fn a_lock_that_blocks_the_leader_ends_the_run() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
         let process = start(&mut case, &[]);
         let noted = "SELECT count(*) FROM pgapace.relation WHERE apply_mode IS NOT NULL";
@@ -185,9 +186,9 @@ fn a_wait_of_the_control_session_is_seen_and_ends() {
     });
 }
 
-/// Verbs that look are not kept by a lock.
+/// Verbs that only read do not wait for a lock.
 #[test]
-fn verbs_look_past_a_lock() {
+fn verbs_that_read_do_not_wait_for_a_lock() {
     for major in [15, 18] {
         let mut case = super::streaming_case(major, major, super::Trigger::Size);
         let mut process = start(&mut case, &[]);

@@ -1,4 +1,4 @@
-//! Crashes while transactions are open, while they are read back, and under load.
+//! Crashes while transactions are open, while they are applied from the spool, and under load.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::faults::site::{
 
 const WORK_MEM: (&str, &str) = ("logical_decoding_work_mem", "64kB");
 
-/// Readers of the subscriber see whole transactions in commit order, whatever is killed.
+/// Readers of the subscriber see complete transactions in commit order, whatever is killed.
 #[test]
 fn kill_9_under_load() -> Result<()> {
     let site = Site::start(&[WORK_MEM], &[])?;
@@ -41,7 +41,7 @@ fn expect_streamed(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Every change is streamed.
+/// All changes are streamed.
 #[test]
 fn kill_9_under_load_when_all_is_streamed() -> Result<()> {
     let immediate = ("debug_logical_replication_streaming", "immediate");
@@ -63,8 +63,8 @@ fn kill_9_under_load_when_all_is_streamed() -> Result<()> {
     site.expect_equal_load()
 }
 
-/// The number of workers and the order mode change at every start, after a kill; all is streamed,
-/// and what is kept is applied in its turn or as soon as it may.
+/// Number of workers and commit order change at every start, after a kill. All changes are
+/// streamed. Spooled transactions are applied in commit order, or as soon as possible.
 #[test]
 fn restarts_with_other_workers_and_orders() -> Result<()> {
     let immediate = ("debug_logical_replication_streaming", "immediate");
@@ -92,9 +92,10 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
     site.expect_equal_load()
 }
 
-/// Killed while it reads a transaction back, and while that is open; so are both servers.
+/// pgapace is killed while it applies a transaction from the spool, and while that transaction is
+/// open. Both servers are killed as well.
 #[test]
-fn killed_inside_a_streamed_transaction() -> Result<()> {
+fn a_kill_inside_a_streamed_transaction() -> Result<()> {
     let mut site = Site::start(&[WORK_MEM], &[])?;
     site.tables("CREATE TABLE big (id int PRIMARY KEY, v text); CREATE TABLE log (v int)")?;
     let program = site.program().args(["--memory-limit", "16"]);
@@ -117,7 +118,7 @@ fn killed_inside_a_streamed_transaction() -> Result<()> {
     session.batch_execute("COMMIT")?;
     let mut inside = 0;
     for round in 0..3 {
-        // What was rolled back stays in the file until it is vacuumed.
+        // Rows that were rolled back stay in the file until VACUUM.
         let size = "SELECT pg_relation_size('big') / 8192";
         let pages = |site: &Site| -> Result<i64> {
             Ok(site.subscriber.query_one_text(DB, size)?.parse().unwrap_or(0))

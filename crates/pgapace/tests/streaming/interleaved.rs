@@ -1,12 +1,13 @@
-//! Several large transactions at once, and small ones in between.
+//! Several concurrent large transactions, with small ones in between.
 
 use testbed::postgres::Client;
 
 use super::{each, expect_streamed, on_triggers};
 
-/// 015: two large ones on one table, one of them rolled back, and small ones on it and on another.
+/// As in PostgreSQL's test 015: two large transactions on one table, one of them rolled back, and
+/// small ones on the same and another table.
 #[test]
-fn large_and_small_transactions() {
+fn large_and_small_transactions_interleave() {
     on_triggers(|case| {
         case.replicate(
             "CREATE TABLE t (a int PRIMARY KEY, b text); CREATE TABLE other (a int PRIMARY KEY); \
@@ -33,7 +34,8 @@ fn large_and_small_transactions() {
                     each(session, &[&format!("ROLLBACK TO s{round}")]);
                 }
             }
-            // Small ones, on the same table and on others, which must not wait for the open ones.
+            // Small transactions on the same table and on others, which must not wait for the open
+            // ones.
             case.publisher.sql(&format!("INSERT INTO t VALUES (-{round} - 1, 'small')"));
             case.publisher.sql(&format!("INSERT INTO other VALUES ({round})"));
             case.publisher.sql(&format!("UPDATE t SET b = 'again' WHERE a = -{round} - 1"));
@@ -41,7 +43,7 @@ fn large_and_small_transactions() {
             let small = "SELECT count(*), min(b), max(b) FROM t";
             assert_eq!(case.subscriber.value(small), format!("{}|again|again", round + 1));
         }
-        // Not in the order in which they began.
+        // In another order than they began.
         for (number, end) in [(2, "COMMIT"), (0, "COMMIT"), (3, "ROLLBACK"), (1, "COMMIT")] {
             each(&mut sessions[number], &[end]);
             case.publisher
@@ -55,10 +57,9 @@ fn large_and_small_transactions() {
     });
 }
 
-/// A run that ends while transactions are open leaves nothing of them behind, and a later one gets
-/// all of them.
+/// When a run ends, nothing of the open transactions remains, and a later run applies all of them.
 #[test]
-fn runs_end_while_transactions_are_open() {
+fn runs_that_end_while_transactions_are_open_lose_nothing() {
     on_triggers(|case| {
         case.replicate("CREATE TABLE t (a int PRIMARY KEY, b text)");
         let mut open = case.publisher.connect();
@@ -76,7 +77,7 @@ fn runs_end_while_transactions_are_open() {
         );
         case.publisher.sql("INSERT INTO t VALUES (-2, 'small')");
         case.stop(process);
-        // The goal lies before its commit.
+        // The `--until` position is before its commit.
         let goal = case.publisher.value("SELECT pg_current_wal_insert_lsn()");
         each(&mut open, &["COMMIT"]);
         case.tool.finish("run", &["--until", &goal]).expect(0, &[]);

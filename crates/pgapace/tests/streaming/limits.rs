@@ -1,4 +1,4 @@
-//! Memory, disk, and time.
+//! Limits of memory, disk space and time.
 
 use std::fs;
 use std::thread::sleep;
@@ -11,9 +11,9 @@ use testbed::{Error, Result};
 
 use crate::faults::site::{DB, NAME, PATIENCE, Site, expect_exit, wait_while_running};
 
-/// Of the program, in megabytes.
+/// Memory limit of the program, in megabytes.
 const LIMIT: u64 = 16;
-/// What it takes beside its limit: see `faults/large.rs`.
+/// Memory in addition to the limit: see `faults/large.rs`.
 const FIXED: u64 = 40;
 const STREAMS: usize = 40;
 
@@ -25,7 +25,7 @@ fn site(settings: &[(&str, &str)]) -> Result<Site> {
     Ok(site)
 }
 
-/// The most memory that a process has ever had, in megabytes.
+/// The peak memory of a process, in megabytes.
 pub(super) fn peak(run: &Process) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", run.pid()))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -33,14 +33,14 @@ pub(super) fn peak(run: &Process) -> Result<u64> {
     kb.map(|kb| kb / 1024).ok_or_else(|| Error::other("no VmHWM"))
 }
 
-/// Files without a name that a process has open, and their bytes.
+/// The number and size of a process's open unnamed files.
 fn spooled(run: &Process) -> Result<(usize, u64)> {
     let (mut count, mut bytes) = (0, 0);
     for entry in fs::read_dir(format!("/proc/{}/fd", run.pid()))? {
         let path = entry?.path();
-        // One that was closed meanwhile is no file any more.
-        let Ok(subscriber) = fs::read_link(&path) else { continue };
-        if subscriber.to_string_lossy().ends_with(" (deleted)") {
+        // The file was closed meanwhile.
+        let Ok(link) = fs::read_link(&path) else { continue };
+        if link.to_string_lossy().ends_with(" (deleted)") {
             count += 1;
             bytes += fs::metadata(&path).map_or(0, |metadata| metadata.len());
         }
@@ -55,9 +55,9 @@ fn rows(from: u32, count: u32) -> String {
     )
 }
 
-/// None of the transactions fits into memory, and none can end before the others were received.
+/// None of the transactions fits into memory, and none can end before the others are received.
 #[test]
-fn interleaved_streams_beyond_memory() -> Result<()> {
+fn interleaved_streams_beyond_memory_are_spooled() -> Result<()> {
     let site = site(&[("max_prepared_transactions", "10")])?;
     let directory = tempfile::tempdir()?;
     let spool = directory.path().to_string_lossy().into_owned();
@@ -68,7 +68,7 @@ fn interleaved_streams_beyond_memory() -> Result<()> {
     for session in &mut sessions {
         session.batch_execute("BEGIN")?;
     }
-    // 5 MB each, 200 MB together.
+    // 5 MB each, 200 MB in total.
     for round in 0..5 {
         for (number, session) in (0..).zip(&mut sessions) {
             session.batch_execute(&rows(number * 100_000 + round * 1000, 1000))?;
@@ -99,7 +99,7 @@ fn interleaved_streams_beyond_memory() -> Result<()> {
     site.expect_equal(&[TableName::from("t"), TableName::from("small")])
 }
 
-/// Values of many megabytes, streamed.
+/// Streamed values of many megabytes.
 #[test]
 fn a_value_larger_than_memory_is_streamed() -> Result<()> {
     const VALUE: u64 = 60;
@@ -118,12 +118,12 @@ fn a_value_larger_than_memory_is_streamed() -> Result<()> {
     site.catch_up(&mut run)?;
     let peak = peak(&run)?;
     eprintln!("peak after values of {VALUE} MB: {peak} MB");
-    // As it was received or read, and as it is kept or sent.
+    // Once as received or read, and once as spooled or sent.
     assert!(peak <= LIMIT + 2 * VALUE + FIXED, "{peak} MB");
     site.expect_equal(&[TableName::from("t")])
 }
 
-/// Nothing is read for ten seconds, and the publisher hears of us all the same.
+/// For ten seconds the program reads nothing, but still sends its status to the publisher.
 fn the_publisher_stays_connected(streaming: &str) -> Result<()> {
     let site = site(&[("wal_sender_timeout", "2s")])?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (0, 'locked')")?;
@@ -134,7 +134,7 @@ fn the_publisher_stays_connected(streaming: &str) -> Result<()> {
     let mut holder = site.subscriber.connect(DB)?;
     holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 0 FOR UPDATE")?;
     site.publisher.sql(DB, "UPDATE t SET v = 'blocked' WHERE id = 0")?;
-    // An open transaction, and more of complete ones than memory takes.
+    // An open transaction, and more complete ones than memory holds.
     let mut open = site.publisher.connect(DB)?;
     open.batch_execute(&format!("BEGIN; {}", rows(1_000_000, 3000)))?;
     let pid = "SELECT pid FROM pg_stat_replication WHERE state = 'streaming'";
@@ -166,10 +166,10 @@ fn the_publisher_stays_connected_while_memory_is_full_and_streams_are_applied() 
     the_publisher_stays_connected("parallel")
 }
 
-/// An open transaction waits for a lock on the subscriber for ten seconds: the publisher hears of us, and
-/// what others commit is applied.
+/// An open transaction waits for a lock on the subscriber for ten seconds. Meanwhile the publisher
+/// receives status updates, and other transactions are applied.
 #[test]
-fn a_stream_that_waits_for_a_lock_holds_nobody_up() -> Result<()> {
+fn a_stream_that_waits_for_a_lock_delays_no_other_transaction() -> Result<()> {
     let site = site(&[("wal_sender_timeout", "2s")])?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (0, 'locked')")?;
     let mut run = site.spawn_streaming(&site.program().args(["--status-interval", "10"]))?;
@@ -203,7 +203,7 @@ fn a_stream_that_waits_for_a_lock_holds_nobody_up() -> Result<()> {
     site.expect_equal(&[TableName::from("t"), TableName::from("small")])
 }
 
-/// A spool that is full ends the run, and nothing is lost.
+/// A full spool ends the run, and no change is lost.
 #[test]
 fn a_full_spool_stops_with_nothing_lost() -> Result<()> {
     let site = site(&[])?;
@@ -217,21 +217,21 @@ fn a_full_spool_stops_with_nothing_lost() -> Result<()> {
     site.catch_up(&mut run)?;
     session.batch_execute(&rows(10_000, 5000))?;
     expect_exit(&mut run, 12, &["--spool-limit", "Nothing is lost"])?;
-    // Nor is it without the transaction's end.
+    // The same before the end of the transaction is received.
     let mut run = site.spawn(&program.clone().args(["--spool-limit", "6"]))?;
     expect_exit(&mut run, 12, &["--spool-limit"])?;
     session.batch_execute("COMMIT")?;
     let mut run = site.spawn_streaming(&program)?;
     site.catch_up(&mut run)?;
     site.expect_equal(&[TableName::from("t"), TableName::from("small")])?;
-    // A directory that is not there is found at the start.
+    // A missing spool directory is detected at startup.
     run.terminate()?;
     run.wait(PATIENCE)?;
     let program = site.program().args(["--spool-directory", "/nonexistent"]);
     expect_exit(&mut site.spawn(&program)?, 12, &["/nonexistent", "--spool-directory"])
 }
 
-/// A disk that is full says so. Root alone can make one.
+/// A full disk is reported. Only root can create one.
 #[test]
 fn a_full_disk_stops_with_nothing_lost() -> Result<()> {
     let directory = tempfile::tempdir()?;
@@ -265,9 +265,10 @@ impl Drop for Mount {
     }
 }
 
-/// The slot advances past an open transaction, which is sent again from its beginning after a crash.
+/// The slot advances past an open transaction, which is sent again from its beginning after a
+/// crash.
 #[test]
-fn open_transactions_hold_nothing_back() -> Result<()> {
+fn the_slot_advances_past_open_transactions() -> Result<()> {
     let site = site(&[])?;
     let mut run = site.spawn_streaming(&site.program())?;
     let mut open = site.publisher.connect(DB)?;

@@ -1,5 +1,5 @@
-//! Peak memory, with a limit of 64 MB: what issue 7 asks for, scaled down. Several minutes on a slow
-//! machine, so only with `PGAPACE_TEST_LONG=1`.
+//! Peak memory with a limit of 64 MB. The tests take several minutes on a slow machine and run only
+//! with `PGAPACE_TEST_LONG=1`.
 
 use testbed::Result;
 use testbed::compare::TableName;
@@ -8,9 +8,9 @@ use testbed::postgres::Client;
 use super::limits::peak;
 use crate::faults::site::{DB, Site, long};
 
-/// In megabytes, as the others.
+/// The memory limit; all sizes are in megabytes.
 const LIMIT: u64 = 64;
-/// See `faults/large.rs`.
+/// Memory in addition to the limit: see `faults/large.rs`.
 const FIXED: u64 = 40;
 
 const MODES: [&str; 3] = ["parallel", "on", "off"];
@@ -22,7 +22,7 @@ fn site() -> Result<Site> {
     Ok(site)
 }
 
-/// So many rows of 1 kB.
+/// Inserts `count` rows of 1 kB each.
 fn rows(from: u64, count: u64) -> String {
     format!(
         "INSERT INTO t SELECT i, repeat(md5(i::text), 32) \
@@ -30,7 +30,7 @@ fn rows(from: u64, count: u64) -> String {
     )
 }
 
-/// Runs `load` in each mode; memory stays below the limit and `beside`.
+/// Runs `load` in each mode. Peak memory stays below the limit plus `beside`.
 fn stays_below(beside: u64, load: impl Fn(&Site, u64) -> Result<()>) -> Result<()> {
     if !long() {
         return Ok(());
@@ -51,12 +51,12 @@ fn stays_below(beside: u64, load: impl Fn(&Site, u64) -> Result<()>) -> Result<(
 }
 
 #[test]
-fn one_transaction_of_600_mb() -> Result<()> {
+fn memory_is_bounded_for_one_transaction_of_600_mb() -> Result<()> {
     stays_below(0, |site, round| site.publisher.sql(DB, &rows(round * 1_000_000, 600_000)))
 }
 
 #[test]
-fn two_hundred_interleaved_transactions() -> Result<()> {
+fn memory_is_bounded_for_200_interleaved_transactions() -> Result<()> {
     stays_below(0, |site, round| {
         let mut sessions: Vec<Client> =
             (0..200).map(|_| site.publisher.connect(DB)).collect::<Result<_>>()?;
@@ -76,9 +76,9 @@ fn two_hundred_interleaved_transactions() -> Result<()> {
     })
 }
 
-/// A value exists twice for a moment: as it was received or read, and as it is kept or sent.
+/// At one moment a value exists twice: as it was received or read, and as it is spooled or sent.
 #[test]
-fn one_value_of_100_mb() -> Result<()> {
+fn memory_is_bounded_for_a_value_of_100_mb() -> Result<()> {
     const VALUE: u64 = 100;
     stays_below(2 * VALUE, |site, round| {
         let value = format!("repeat(md5('{round}'), {})", VALUE << 15);

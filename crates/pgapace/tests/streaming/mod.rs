@@ -1,5 +1,6 @@
-//! Large transactions that are sent while they run: what PostgreSQL's own tests 015 to 019, 022 and
-//! 023 do with them, mixed with small ones; crashes, memory, and a spool that is full.
+//! Streamed transactions: the cases of PostgreSQL's tests 015 to 019, 022 and 023
+//! (`src/test/subscription/t`), combined with small transactions, crashes, memory limits and a full
+//! spool.
 
 mod added_tables;
 mod ddl;
@@ -17,12 +18,12 @@ use testbed::postgres::Client;
 
 use crate::support::{Case, Tool, must};
 
-/// What makes the publisher stream.
+/// The reason why the publisher streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trigger {
-    /// Transactions of more than 64 kB.
+    /// Transactions larger than 64 kB.
     Size,
-    /// Every change (16 and later).
+    /// Every change (PostgreSQL 16 and later).
     Immediate,
 }
 
@@ -33,8 +34,8 @@ const TRIGGERS: [(u16, u16, Trigger); 4] = [
     (15, 18, Trigger::Size),
 ];
 
-/// Runs a test's body on each pair of versions and with each trigger: streams are applied as they
-/// come, and once after they have committed.
+/// Runs a test's body on each pair of versions and with each trigger, with streaming apply, and
+/// once applied after the commit.
 fn on_triggers(body: impl Fn(Case)) {
     for (publisher, subscriber, trigger) in TRIGGERS {
         body(streaming_case(publisher, subscriber, trigger));
@@ -50,7 +51,7 @@ fn streaming_case(publisher: u16, subscriber: u16, trigger: Trigger) -> Case {
     case
 }
 
-/// Settings of the walsender alone: the servers are shared with other tests.
+/// Sets parameters of this walsender only, because the servers are shared with other tests.
 fn stream(tool: &mut Tool, trigger: Trigger) {
     let mut options = "-c logical_decoding_work_mem=64kB".to_owned();
     if trigger == Trigger::Immediate {
@@ -59,7 +60,7 @@ fn stream(tool: &mut Tool, trigger: Trigger) {
     tool.publisher.push_str(&format!(" options='{options}'"));
 }
 
-/// Asserts that transactions were streamed, or the test does not test.
+/// Asserts that transactions were streamed, as the test requires.
 #[track_caller]
 fn expect_streamed(case: &Case) {
     assert!(has_streamed(case), "nothing was streamed");
@@ -73,7 +74,7 @@ fn has_streamed(case: &Case) -> bool {
     case.publisher.value(&sql) == "t"
 }
 
-/// Statements that are not one transaction together.
+/// Runs statements separately, not as one transaction.
 #[track_caller]
 fn each(client: &mut Client, statements: &[&str]) {
     for statement in statements {

@@ -1,5 +1,5 @@
-//! Transactions that are applied while they are open: what is there before their commit, and what
-//! makes them give way.
+//! Streaming apply: rows on the subscriber before the commit, and the conditions under which
+//! pgapace abandons a stream.
 
 use testbed::postgres::Client;
 use testbed::program::Process;
@@ -24,8 +24,8 @@ pub(super) fn rows(from: u32, count: u32) -> String {
     )
 }
 
-/// Begins a transaction on the publisher, and waits until rows of it are on the subscriber, where nobody
-/// sees them.
+/// Begins a transaction on the publisher and waits until the subscriber has some of its rows, which
+/// are not visible.
 pub(super) fn begin(case: &Case, process: &mut Process, statements: &[&str]) -> Client {
     let mut open = case.publisher.connect();
     each(&mut open, &["BEGIN"]);
@@ -34,7 +34,7 @@ pub(super) fn begin(case: &Case, process: &mut Process, statements: &[&str]) -> 
     open
 }
 
-/// Waits until the subscriber's table has so many pages.
+/// Waits until the subscriber's table has this many pages.
 pub(super) fn wait_for_rows(case: &Case, process: &mut Process, pages: u32) {
     let size = format!("SELECT pg_relation_size('t') / 8192 >= {pages}");
     let applied = wait_until(PATIENCE, "rows of the open transaction", || {
@@ -48,7 +48,7 @@ pub(super) fn pages(case: &Case) -> u32 {
     must(case.subscriber.value("SELECT pg_relation_size('t') / 8192").parse())
 }
 
-/// The session that has a stream of this subscription on the subscriber.
+/// The session of the subscriber that applies a stream of this subscription.
 pub(super) fn stream_session(case: &Case) -> String {
     let sql = format!(
         "SELECT a.pid FROM pg_stat_activity a JOIN pg_locks l USING (pid) \
@@ -60,18 +60,18 @@ pub(super) fn stream_session(case: &Case) -> String {
 }
 
 #[test]
-fn rows_are_there_before_the_commit() {
+fn rows_are_applied_before_the_commit() {
     on_publishers(|case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE o (id int)");
         let mut process = case.start();
         let mut open = begin(&case, &mut process, &[&rows(1, 2000)]);
-        // Others commit meanwhile, on the same table too.
+        // Other transactions commit meanwhile, on the same table, too.
         case.publisher.sql("INSERT INTO o VALUES (1)");
         case.publisher.sql("INSERT INTO t VALUES (0, 'small')");
         case.publisher.sql("UPDATE t SET v = 'again' WHERE id = 0");
         case.wait_until_applied(&mut process);
         assert_eq!(case.subscriber.rows("SELECT * FROM t"), ["0|again"]);
-        // What came between is changed by the stream as well.
+        // The stream also changes rows that others inserted in between.
         each(&mut open, &[&rows(5000, 2000), "UPDATE t SET v = v || 'x' WHERE id % 3 = 0"]);
         wait_for_rows(&case, &mut process, pages(&case) + 10);
         each(&mut open, &["DELETE FROM t WHERE id % 7 = 0", "COMMIT"]);
@@ -86,10 +86,10 @@ fn rows_are_there_before_the_commit() {
     });
 }
 
-/// What the subscriber has of a subtransaction is undone with it, and what others do with its rows then
-/// is not lost.
+/// A rolled back subtransaction is also rolled back on the subscriber, and later changes of its
+/// rows by others are not lost.
 #[test]
-fn subtransactions_are_undone() {
+fn rolled_back_subtransactions_are_rolled_back_on_the_subscriber() {
     on_publishers(|case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
         case.publisher.sql("INSERT INTO t VALUES (0, 'zero')");
@@ -130,10 +130,10 @@ fn subtransactions_are_undone() {
     });
 }
 
-/// Of two equal rows each transaction deletes one, and both find the same: the one that commits
-/// first gets it.
+/// Two transactions each delete one of two equal rows, and both find the same row. The one that
+/// commits first deletes it.
 #[test]
-fn a_stream_gives_way() {
+fn a_stream_that_blocks_another_transaction_is_abandoned() {
     on_publishers(|case| {
         case.replicate(
             "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE n (a int); \
@@ -155,9 +155,9 @@ fn a_stream_gives_way() {
     });
 }
 
-/// Whatever ends a stream's session: what is kept is applied when it commits.
+/// When a stream's session ends for any reason, the spooled transaction is applied when it commits.
 #[test]
-fn a_stream_loses_its_session() {
+fn a_stream_that_loses_its_session_is_applied_from_the_spool() {
     on_publishers(|case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
         let mut process = case.start();
@@ -168,7 +168,7 @@ fn a_stream_loses_its_session() {
         each(&mut open, &[&rows(5000, 1000), "COMMIT"]);
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
-        // The next one has a session again.
+        // The next stream has a session again.
         let mut open = case.publisher.connect();
         let before = pages(&case);
         each(&mut open, &["BEGIN", &rows(10_000, 2000)]);
@@ -182,9 +182,9 @@ fn a_stream_loses_its_session() {
     });
 }
 
-/// What a stream violates is an error only when it has committed, and then it is named.
+/// A constraint violation in a stream is an error only after its commit, and then it is reported.
 #[test]
-fn errors_wait_for_the_commit() {
+fn errors_of_a_stream_are_reported_at_its_commit() {
     on_publishers(|mut case| {
         case.tool.args.push("--disable-on-error".to_owned());
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
@@ -202,7 +202,7 @@ fn errors_wait_for_the_commit() {
         let status = must(process.wait(PATIENCE));
         let log = process.log();
         assert!(!status.success() && log.contains("1500"), "{log}");
-        // Disabled; the transaction is named, and can be left out.
+        // The subscription is disabled; the error names the transaction, which can be skipped.
         case.run().expect(13, &["disabled"]);
         let lsn = log.split("LSN ").nth(1).and_then(|rest| {
             rest.split(|c: char| !c.is_ascii_hexdigit() && c != '/').next().map(str::to_owned)

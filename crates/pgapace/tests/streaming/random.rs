@@ -1,4 +1,4 @@
-//! Random changes by several sessions at once, all of them streamed.
+//! Random changes by concurrent sessions, all of them streamed.
 
 use testbed::compare::expect_equal;
 use testbed::workload::random_dml::{Options, RandomSchema, run_sessions};
@@ -9,13 +9,13 @@ use crate::support::must;
 const SESSIONS: u64 = 3;
 const TRANSACTIONS: u64 = 60;
 
-/// Whether anything was streamed.
+/// Returns whether any transaction was streamed.
 fn replicates(major: u16, trigger: Trigger, seed: u64) -> bool {
     let mut case = streaming_case(major, major, trigger);
     if seed.is_multiple_of(2) {
         case.tool.args.push("--two-phase".to_owned());
     }
-    // A TRUNCATE heeds no snapshot: see `semantics/random.rs`.
+    // TRUNCATE is not MVCC-safe: see `semantics/random.rs`.
     let options = Options { two_phase: true, truncate: false, ..Options::default() };
     let schema = RandomSchema::generate(seed, &options);
     case.publisher.sql(&schema.publisher_ddl);
@@ -27,7 +27,7 @@ fn replicates(major: u16, trigger: Trigger, seed: u64) -> bool {
     for round in 0..3 {
         rows +=
             must(run_sessions(&conninfo, &schema, seed * 100 + round, SESSIONS, TRANSACTIONS)).rows;
-        // As a crash would: what is not durable is sent again.
+        // Like a crash: changes that are not durable are sent again.
         must(process.kill9());
         process = case.start();
     }
@@ -44,7 +44,7 @@ fn replicates(major: u16, trigger: Trigger, seed: u64) -> bool {
 
 #[test]
 fn random_changes_15() {
-    // Which of them are large is up to chance.
+    // Which of them are large depends on chance.
     let streamed = (21..24).filter(|seed| replicates(15, Trigger::Size, *seed)).count();
     assert!(streamed > 0, "nothing was streamed");
 }

@@ -1,11 +1,11 @@
-//! One transaction at a time: subtransactions, their rollback, DDL, and all kinds of changes.
+//! Single transactions: subtransactions, their rollback, DDL, and all kinds of changes.
 
 use super::{TRIGGERS, each, expect_streamed, on_triggers, streaming_case};
 use crate::support::Case;
 
 const TABLE: &str = "CREATE TABLE test_tab (a int PRIMARY KEY, b text)";
 
-/// Rows of about a hundred bytes.
+/// Rows of about 100 bytes.
 fn rows(from: u32, to: u32) -> String {
     format!(
         "INSERT INTO test_tab SELECT i, repeat(md5(i::text), 3) FROM generate_series({from}, {to}) i;"
@@ -20,7 +20,7 @@ fn changes(from: u32, to: u32) -> String {
     )
 }
 
-/// Runs transactions while pgapace runs, and again while it does not.
+/// Runs transactions once while pgapace runs, and once while it does not.
 fn replicates(case: &Case, transactions: impl Fn(u32) -> Vec<String>) {
     case.replicate(TABLE);
     case.publisher.sql("INSERT INTO test_tab VALUES (1, 'foo'), (2, 'bar')");
@@ -39,9 +39,9 @@ fn replicates(case: &Case, transactions: impl Fn(u32) -> Vec<String>) {
     expect_streamed(case);
 }
 
-/// 016: all of them happened.
+/// As in PostgreSQL's test 016: all subtransactions commit.
 #[test]
-fn savepoints() {
+fn released_savepoints_are_applied() {
     on_triggers(|case| {
         replicates(&case, |from| {
             let mut sql = format!("BEGIN; {}", changes(from, from + 500));
@@ -59,9 +59,10 @@ fn savepoints() {
     });
 }
 
-/// 018: subtransactions that were rolled back, out of nesting order too, and a whole transaction.
+/// As in PostgreSQL's test 018: subtransactions and a whole transaction are rolled back, also
+/// across nesting levels.
 #[test]
-fn rollback_to_savepoints() {
+fn rolled_back_savepoints_are_not_applied() {
     on_triggers(|case| {
         replicates(&case, |from| {
             let (a, b, c, d) = (from, from + 1000, from + 2000, from + 3000);
@@ -73,7 +74,7 @@ fn rollback_to_savepoints() {
                     rows(c, c + 500),
                     rows(d, d + 500)
                 ),
-                // The inner one is released, and then undone with the outer one.
+                // The inner savepoint is released, and then rolled back with the outer one.
                 format!(
                     "BEGIN; {} SAVEPOINT s1; {} SAVEPOINT s2; {} RELEASE s2; {} ROLLBACK TO s1; {} \
                      SAVEPOINT s3; {} RELEASE s3; COMMIT",
@@ -85,7 +86,7 @@ fn rollback_to_savepoints() {
                     changes(a + 10_000, a + 10_500),
                 ),
                 format!("BEGIN; {} ROLLBACK", rows(a + 11_000, a + 15_000)),
-                // Nothing is left of it, and yet it commits.
+                // All changes are rolled back, but the transaction commits.
                 format!(
                     "BEGIN; SAVEPOINT s1; {} ROLLBACK TO s1; COMMIT",
                     rows(a + 16_000, a + 18_000)
@@ -100,9 +101,9 @@ fn rollback_to_savepoints() {
     });
 }
 
-/// Many subtransactions, most of them undone.
+/// Many subtransactions, most of them rolled back.
 #[test]
-fn savepoints_in_a_loop() {
+fn many_rolled_back_savepoints_are_not_applied() {
     on_triggers(|case| {
         replicates(&case, |from| {
             vec![format!(
@@ -118,10 +119,10 @@ fn savepoints_in_a_loop() {
     });
 }
 
-/// 017 and 019: columns that are added in large and small transactions, and in subtransactions
-/// that are rolled back.
+/// As in PostgreSQL's tests 017 and 019: columns are added in large and small transactions, and in
+/// subtransactions that are rolled back.
 #[test]
-fn ddl_inside() {
+fn ddl_inside_streamed_transactions() {
     on_triggers(|case| {
         case.both(TABLE);
         case.subscriber.sql(
@@ -153,7 +154,7 @@ fn ddl_inside() {
                     wide(4000, ", c, d, e", ", -i, -i, -i")
                 ),
                 "INSERT INTO test_tab VALUES (5, md5('5'), 5, 5, 5)",
-                // The column is there for a while, and then it never was.
+                // The column exists for a while, and is then rolled back.
                 &format!(
                     "BEGIN; {} SAVEPOINT s1; ALTER TABLE test_tab ADD COLUMN f int; {} \
                      ROLLBACK TO s1; {} COMMIT",
@@ -178,9 +179,9 @@ fn ddl_inside() {
     });
 }
 
-/// 015: the subscriber's own columns, and values that were not sent.
+/// As in PostgreSQL's test 015: additional columns on the subscriber, and unchanged TOAST values.
 #[test]
-fn all_kinds_of_changes() {
+fn all_kinds_of_changes_are_streamed() {
     on_triggers(|case| {
         case.publisher.sql("CREATE TABLE test_tab (a int PRIMARY KEY, b text, w bytea)");
         case.subscriber.sql(
@@ -213,9 +214,9 @@ fn all_kinds_of_changes() {
     });
 }
 
-/// `--streaming off`: the publisher keeps large transactions until they have committed.
+/// With `--streaming off` the publisher retains large transactions until they commit.
 #[test]
-fn off_is_off() {
+fn streaming_off_receives_transactions_after_their_commit() {
     for (publisher, subscriber, trigger) in TRIGGERS {
         let mut case = streaming_case(publisher, subscriber, trigger);
         case.tool.args.extend(["--streaming", "off"].map(str::to_owned));

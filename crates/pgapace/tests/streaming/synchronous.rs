@@ -1,4 +1,4 @@
-//! A publisher whose commits wait for the subscription, with transactions that are streamed.
+//! A publisher that waits for the subscription, with streamed transactions.
 
 use testbed::compare::TableName;
 use testbed::{Pair, Result, Stop};
@@ -12,9 +12,9 @@ fn rows(from: u32, count: u32) -> String {
     )
 }
 
-/// What was streamed is durable on the subscriber when its COMMIT returns, however that comes about: by
-/// a synchronous commit of the stream's session where a flush is quick, by the durability session
-/// where it is not. Others commit beside it, and wait for no more than themselves.
+/// A streamed transaction is durable on the subscriber when its COMMIT returns. Either the session
+/// of the stream commits synchronously, if a flush is fast, or the durability session makes it
+/// durable. Concurrent transactions wait only for their own commit.
 #[test]
 fn a_streamed_commit_that_has_returned_survives_a_crash() -> Result<()> {
     for (major, slow) in [(15, false), (15, true), (18, false), (18, true)] {
@@ -61,7 +61,7 @@ fn a_streamed_commit_that_has_returned_survives_a_crash() -> Result<()> {
         }
         let streamed = "SELECT sum(stream_count) > 0 FROM pg_stat_replication_slots";
         assert_eq!(site.publisher.query_one_text(DB, streamed)?, "t", "nothing was streamed");
-        // What lies between goes on.
+        // The transactions between them are applied.
         let run = site.spawn_streaming(&program)?;
         site.publisher.sql(DB, "SET statement_timeout = '60s'; INSERT INTO t VALUES (0, 'y')")?;
         site.expect_equal(&[TableName::from("t")]).inspect_err(|_| eprintln!("{}", run.log()))?;

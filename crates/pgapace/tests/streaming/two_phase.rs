@@ -1,4 +1,4 @@
-//! 022 and 023: large transactions that are prepared.
+//! As in PostgreSQL's tests 022 and 023: large prepared transactions.
 
 use testbed::wait_until;
 
@@ -8,13 +8,13 @@ use crate::support::{Case, PATIENCE, must};
 const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
 
 fn replicate(case: &mut Case) {
-    // Prepared on the subscriber in half of the cases.
+    // Half of the cases prepare on the subscriber.
     let hold = if case.publisher.major() >= 18 { "0" } else { "3600" };
     case.tool.args.extend(["--two-phase", "--two-phase-hold", hold].map(str::to_owned));
     case.replicate(TABLE);
 }
 
-/// Prepares a large transaction, half of it rolled back.
+/// Prepares a large transaction, half of which is rolled back.
 fn prepare(case: &Case, gid: &str, from: u32) {
     let mut client = case.publisher.connect();
     let rows = |from: u32| {
@@ -57,7 +57,7 @@ fn streamed_transactions_are_prepared_and_resolved() {
         case.publisher.sql("UPDATE t SET v = 'changed' WHERE id % 2 = 0");
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t"]);
-        // It is sent again, and known again when it is resolved.
+        // It is sent again, and recognised when it is resolved.
         must(process.kill9());
         case.run_until_current();
         resolve(&case, "COMMIT", "three");
@@ -68,10 +68,10 @@ fn streamed_transactions_are_prepared_and_resolved() {
     });
 }
 
-/// Until what COMMIT PREPARED brought is durable, its PREPARE is not acknowledged: after a crash
-/// COMMIT PREPARED comes again, but without the PREPARE it comes with nothing.
+/// The PREPARE is not acknowledged until the changes of COMMIT PREPARED are durable. After a crash
+/// the publisher would otherwise send COMMIT PREPARED without the transaction's changes.
 #[test]
-fn a_crash_while_commit_prepared_is_applied() {
+fn a_crash_during_commit_prepared_loses_nothing() {
     for (major, trigger) in [(15, Trigger::Size), (18, Trigger::Size), (18, Trigger::Immediate)] {
         let mut case = streaming_case(major, major, trigger);
         replicate(&mut case);
@@ -85,7 +85,7 @@ fn a_crash_while_commit_prepared_is_applied() {
                 &format!("PREPARE TRANSACTION '{}_small'", case.tool.name),
             ],
         );
-        // What lies between is applied, and durable.
+        // The transactions between them are applied and durable.
         case.publisher.sql("INSERT INTO t VALUES (1, 'blocked')");
         case.wait_until_applied(&mut process);
         let mut holder = case.subscriber.connect();
@@ -107,10 +107,9 @@ fn a_crash_while_commit_prepared_is_applied() {
     }
 }
 
-/// A transaction that only locked rows has nothing to send, and some publishers send its end all
-/// the same.
+/// A transaction that only locked rows has no changes to send, but some publishers send its end.
 #[test]
-fn prepared_transactions_that_changed_nothing() {
+fn prepared_transactions_without_changes_are_resolved() {
     for (major, trigger) in [(15, Trigger::Size), (18, Trigger::Size)] {
         let mut case = streaming_case(major, major, trigger);
         replicate(&mut case);
