@@ -1,9 +1,9 @@
 //! Parallel apply: the order of dependent changes, deadlocks that PostgreSQL cannot detect, and
 //! lost sessions.
 
-mod apart;
-mod far_away;
+mod failing_subscription;
 mod faults;
+mod high_latency;
 mod locks;
 mod order;
 mod prefetch;

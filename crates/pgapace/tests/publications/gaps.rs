@@ -363,17 +363,19 @@ fn a_gap_during_the_copy_makes_the_table_stale() {
         case.both("CREATE TABLE late (id int PRIMARY KEY, v int)");
         case.publisher.sql("INSERT INTO late SELECT i, 0 FROM generate_series(1, 10) i");
         case.publisher.sql("ALTER PUBLICATION pub ADD TABLE late");
-        let mut copying =
-            crate::tablesync::beside::holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+        let mut copying = crate::tablesync::while_streaming::holder(
+            &case,
+            "BEGIN; LOCK TABLE late IN SHARE MODE",
+        );
         let mut process = case.start();
-        crate::tablesync::beside::wait_for_a_waiter(&case, &mut process, "relation");
+        crate::tablesync::while_streaming::wait_for_a_waiter(&case, &mut process, "relation");
         case.publisher.sql("ALTER PUBLICATION pub DROP TABLE late");
         case.publisher.sql("UPDATE late SET v = 1");
         case.publisher.sql("ALTER PUBLICATION pub ADD TABLE late");
         must(copying.batch_execute("COMMIT"));
         let copied = "SELECT count(*) = 1 FROM pgapace.relation \
                       WHERE table_name = 'late' AND state IN ('catchup', 'ready')";
-        crate::tablesync::beside::wait_for(&case, &mut process, "the copy", copied);
+        crate::tablesync::while_streaming::wait_for(&case, &mut process, "the copy", copied);
         must(process.kill9());
         case.run().expect(BLOCKED, &["public.late"]);
         assert_eq!(state(&case, "late"), "blocked true");

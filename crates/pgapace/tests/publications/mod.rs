@@ -1,4 +1,4 @@
 //! Changed publications: pgapace detects every interval in which a table was not published.
 
+mod dropped;
 mod gaps;
-mod gone;

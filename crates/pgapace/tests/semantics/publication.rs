@@ -2,7 +2,7 @@
 //! added tables.
 
 use crate::support::{VERSIONS, on_versions};
-use crate::tablesync::beside::wait_for;
+use crate::tablesync::while_streaming::wait_for;
 
 #[test]
 fn row_filters_turn_updates_into_inserts_and_deletes() {

@@ -4,4 +4,4 @@
 mod citus;
 mod lookalikes;
 mod pooler;
-mod quiet_log;
+mod server_log;

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use crate::support::{Case, must, on_versions};
-use crate::tablesync::beside::{holder, wait_for, wait_for_a_waiter};
+use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 

@@ -5,7 +5,7 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 
 use crate::support::{Case, must, on_versions};
-use crate::tablesync::beside::{
+use crate::tablesync::while_streaming::{
     LOCK, changes, holder, late_tables, other_has, wait_for, wait_for_a_waiter,
 };
 

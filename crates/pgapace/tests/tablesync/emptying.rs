@@ -3,7 +3,7 @@
 use testbed::Program;
 
 use crate::support::{Case, Finished, PATIENCE, VERSIONS, must, on_versions};
-use crate::tablesync::beside::{holder, wait_for};
+use crate::tablesync::while_streaming::{holder, wait_for};
 
 /// The `--truncate` values that the error about non-empty tables suggests.
 pub(super) fn decisions(refused: &Finished) -> Vec<String> {

@@ -5,7 +5,7 @@ use testbed::program::Process;
 use testbed::wait_until;
 
 use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions};
-use crate::tablesync::beside::{holder, wait_for, wait_for_a_waiter};
+use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 
 /// Runs a verb that needs only the name of the subscription.
 fn finish(case: &Case, verb: &str, more: &[&str]) -> String {

@@ -1,9 +1,9 @@
 //! Prepared transactions: held from PREPARE and applied at COMMIT PREPARED, or prepared on the
 //! subscriber, too.
 
+mod catching_up;
 mod crashes;
 mod durable;
-mod joining;
 mod synchronous;
 
 use testbed::postgres::Client;

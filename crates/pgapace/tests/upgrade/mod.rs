@@ -1,8 +1,8 @@
 //! A run continues from the state that an earlier version wrote on the subscriber.
 
 use crate::support::{Case, VERSIONS, must, on_versions};
-use crate::tablesync::beside::{holder, wait_for, wait_for_a_waiter};
 use crate::tablesync::requests::{CHANGE, COPY, wait_for_part, wide};
+use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 
 const VERSION_0_1: &str = include_str!("version_0_1.sql");
 

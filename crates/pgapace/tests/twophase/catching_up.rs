@@ -2,8 +2,8 @@
 
 use super::{expect_nothing_left, prepare, prepared, prepared_count, resolve, wait_until_prepared};
 use crate::support::{VERSIONS, on_versions};
-use crate::tablesync::beside::{late_tables, wait_for};
 use crate::tablesync::catching_up::{expect_all, start_behind};
+use crate::tablesync::while_streaming::{late_tables, wait_for};
 
 /// The transaction deletes a row that only a deferred change inserts. If it were prepared before
 /// that change, it would find no row, and the row would remain.
