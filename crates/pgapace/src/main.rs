@@ -19,7 +19,7 @@ mod sequences;
 mod spool;
 mod stopping;
 mod subscriber;
-mod supervisor;
+mod subscription;
 mod tablesync;
 mod two_phase;
 

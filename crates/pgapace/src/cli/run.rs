@@ -10,7 +10,7 @@ use crate::apply::sessions::Share;
 use crate::cli::Selection;
 use crate::error::{Class, Failure, Result};
 use crate::stopping::shutdown::Shutdown;
-use crate::supervisor::{self, RunOptions, Until};
+use crate::subscription::{self, RunOptions, Until};
 use crate::tablesync::emptying::TruncateDecision;
 
 #[derive(Debug, Args)]
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
             .name(name.clone())
             .spawn(move || {
                 let result = catch_unwind(AssertUnwindSafe(|| {
-                    supervisor::run(&subscription, &options, &shutdown, share)
+                    subscription::run(&subscription, &options, &shutdown, share)
                 }));
                 let result = result.unwrap_or_else(|_| {
                     Err(Failure::internal(format!("subscription {name} panicked")))

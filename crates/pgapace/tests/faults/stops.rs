@@ -29,7 +29,7 @@ fn signals_stop_the_run_under_load() -> Result<()> {
         } else {
             run.interrupt()?;
         }
-        expect_exit(&mut run, 0, &["stopped; everything applied is durable and acknowledged"])?;
+        expect_exit(&mut run, 0, &["all applied transactions are durable and acknowledged"])?;
         assert!(started.elapsed() < Duration::from_secs(10), "took {:?}", started.elapsed());
         expect_acknowledged(&site)?;
     }

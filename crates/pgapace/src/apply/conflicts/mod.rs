@@ -9,7 +9,7 @@
 //! transaction is, and the same at every group size.
 //!
 //! A conflict that stops the subscription, with a rule or without one, is counted and recorded when
-//! the run has ended (`supervisor`): nothing of its transaction stays.
+//! the run has ended (`subscription`): nothing of its transaction stays.
 
 mod decision;
 mod exchange;

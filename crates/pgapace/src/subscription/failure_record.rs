@@ -1,6 +1,6 @@
-//! What is left on the subscriber's side for `status` while nothing runs: why, and what comes next.
+//! What `status` reads while nothing runs: the failure, and when the next attempt comes.
 //!
-//! All of it is best effort: whatever stopped the subscription does so again at its next start.
+//! All of it is best effort: the same failure stops the subscription at its next start again.
 
 use std::time::{Duration, Instant};
 
@@ -11,17 +11,17 @@ use crate::error::{Class, Failure, Result};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{self, Subscription, schema, statistics};
 
-/// How often the same reason to wait is written.
+/// How often the same failure is written.
 const WRITE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Writes with a session that it keeps from one failure to the next.
-pub(super) struct Notes<'a> {
+pub(super) struct FailureRecord<'a> {
     config: &'a Config,
     session: Option<Session>,
     written: Option<(String, Instant)>,
 }
 
-impl<'a> Notes<'a> {
+impl<'a> FailureRecord<'a> {
     pub(super) fn new(config: &'a Config) -> Self {
         Self { config, session: None, written: None }
     }
@@ -33,13 +33,13 @@ impl<'a> Notes<'a> {
         });
         if !recent {
             self.written = Some((failure.message.clone(), Instant::now()));
-            // The next one, if it comes soon, is not written.
+            // The next failure, if it comes soon, is not written: the estimate holds until then.
             let next = pause.max(Duration::from_secs(1));
             self.write(failure, |session, id| statistics::error(session, id, failure, Some(next)));
         }
     }
 
-    /// It is the end of the subscription, in this process at least until `next`.
+    /// The subscription has ended, in this process at least until `next`.
     pub(super) fn failed(&mut self, failure: &Failure, next: Option<Duration>) {
         if failure.class == Class::Disabled {
             return;
@@ -71,7 +71,7 @@ impl<'a> Notes<'a> {
         }
     }
 
-    /// A run goes on: its own sessions write from here on.
+    /// A run streams: its own sessions write from here on.
     pub(super) fn runs(&mut self) {
         (self.session, self.written) = (None, None);
     }
@@ -108,13 +108,13 @@ impl<'a> Notes<'a> {
         }
     }
 
-    /// Does it, if the subscriber knows the subscription, and keeps the session.
+    /// Does it, if the subscriber has the subscription's row, and keeps the session.
     fn with(
         &mut self,
         mut session: Session,
         what: impl Fn(&mut Session, state::SubscriptionId) -> Result<()>,
     ) -> Result<()> {
-        // One of another version has other columns.
+        // A schema of another version has other columns.
         if schema::version(&mut session)? == schema::newest()
             && let Some(Subscription { id, .. }) = state::find(&mut session, &self.config.name)?
         {

@@ -8,7 +8,7 @@
 //! | anything else | the end | the end | the end |
 //!
 //! Where the end of one subscription is not the end of the process, because others run in it, that
-//! subscription is tried again, with pauses of up to a minute: somebody may have mended it.
+//! subscription is tried again, with pauses of up to a minute: a user may have repaired the cause.
 
 use std::time::{Duration, Instant};
 
@@ -17,20 +17,20 @@ use crate::error::Failure;
 /// The first pause before another run, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// The longest before a server that is not there is looked for again: it may be back at any moment.
+/// The longest pause between two attempts to reach a server: it may be back at any moment.
 const LONGEST_AWAY: Duration = Duration::from_millis(800);
-/// The first pause after a failure that somebody has to mend, and the longest.
+/// The first pause after a failure that a user must repair, and the longest.
 const FIRST_FAILED: Duration = Duration::from_secs(5);
 const LONGEST_FAILED: Duration = Duration::from_secs(60);
 /// A run that lasted this long was not a failed attempt: the next pause is short again.
 const GOOD_RUN: Duration = Duration::from_secs(30);
-/// For how long a server is waited for by default: a user looks on, or a crash recovery goes on.
+/// How long pgapace waits for a server by default: while a user watches, and during a crash recovery.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(10);
 const LATER_TIMEOUT: Duration = Duration::from_secs(3600);
-/// How often the same reason to wait is named.
+/// How often the same reason to wait is logged.
 const NAME_AGAIN: Duration = Duration::from_secs(30);
 
-/// What is known of the subscription.
+/// What is known of the subscription when a run fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Known {
     /// Nothing: this may be its first start.
@@ -44,9 +44,9 @@ pub(super) enum Known {
 /// What follows a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Another run after this pause; whether that is worth a word.
+    /// Another run after this pause; `named` if the reason is to be logged.
     Again { pause: Duration, named: bool },
-    /// The server was waited for as long as it may be.
+    /// pgapace has waited for the server as long as it may.
     Waited(Duration),
     /// The end.
     End,
@@ -59,7 +59,7 @@ pub(super) struct Retry {
     timeout: Option<Duration>,
     pause: Duration,
     failed_pause: Duration,
-    /// Since when a server is waited for.
+    /// When pgapace began to wait for a server.
     away_since: Option<Instant>,
     named: Option<(String, Instant)>,
 }
@@ -82,12 +82,12 @@ impl Retry {
         }
     }
 
-    /// Servers are there: nothing is waited for any more.
+    /// Both servers were reached.
     pub(super) fn reached(&mut self) {
         self.away_since = None;
     }
 
-    /// What follows a failure that may pass, as its kind says.
+    /// What follows a failure, by its kind.
     pub(super) fn next(&mut self, failure: &Failure, known: Known, now: Instant) -> Next {
         let waits = failure.away || known >= Known::HasRun && failure.connection_lost;
         if !waits {
@@ -108,7 +108,7 @@ impl Retry {
         }
     }
 
-    /// The pause before a subscription is tried again whose failure would be the end of it, alone.
+    /// The pause after a failure that ends a subscription which runs alone.
     pub(super) fn after_end(&mut self) -> Duration {
         let pause = self.failed_pause;
         self.failed_pause = (pause * 2).min(LONGEST_FAILED);
@@ -144,7 +144,7 @@ mod tests {
         Failure { connection_lost, away, ..failure }
     }
 
-    /// How long a server is waited for that is away all the time, and the longest pause.
+    /// How long pgapace waits for a server that never comes back, and the longest pause.
     fn waited(timeout: Option<Duration>, known: Known) -> Option<(Duration, Duration)> {
         let (start, mut longest) = (Instant::now(), Duration::ZERO);
         let (mut retry, mut now) = (Retry::new(timeout), start);

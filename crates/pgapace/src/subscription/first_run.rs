@@ -1,0 +1,266 @@
+//! The first run of a subscription, up to the stream: its row, its slot, the schema and the tables.
+//! A later run copies the tables that an earlier one has not finished.
+
+use wire::Session;
+
+use super::Supervisor;
+use super::retry::Known;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::history;
+use crate::publisher::publication::{self, PublishedTable};
+use crate::publisher::session::identify;
+use crate::publisher::slot;
+use crate::stopping::interrupt::interruptible;
+use crate::subscriber::state::{self, NewSubscription, Phase, SchemaCopy, Subscription};
+use crate::subscriber::state::{progress, published};
+use crate::subscriber::storage;
+use crate::tablesync::schema::SchemaCopier;
+use crate::tablesync::table_state::{self, set_sync_lsns};
+use crate::tablesync::{
+    Snapshot, SyncContext, check_absent, check_first_subscribers, check_subscribers, copy_tables,
+    forget_unpublished,
+};
+
+impl Supervisor<'_> {
+    /// Copies what is to be copied before the stream. Returns what is published.
+    pub(super) fn sync_tables(
+        &mut self,
+        control: &mut Session,
+        source: &mut Session,
+        row: &Subscription,
+        context: SyncContext<'_>,
+    ) -> Result<Vec<PublishedTable>> {
+        let sessions = [control.cancel_handle(), source.cancel_handle()];
+        interruptible(self.shutdown, &sessions, "table sync", || {
+            self.make_tables(control, source, row)?;
+            let published = match row.phase {
+                Phase::Creating => self.set_up(control, source, row, context)?,
+                Phase::Copying | Phase::Streaming => self.go_on(control, source, row, context)?,
+            };
+            self.make_indexes(control, row)?;
+            if row.phase != Phase::Streaming {
+                state::set_streaming(control, row.id)?;
+            }
+            if !std::mem::replace(&mut self.looked_at_storage, true) {
+                storage::warn_of_unlogged(control, &published)?;
+            }
+            Ok(published)
+        })
+    }
+
+    /// The published tables of a new subscription, if its slot exists or not as the settings want.
+    pub(super) fn look_at_publisher(&self, source: &mut Session) -> Result<Vec<PublishedTable>> {
+        let config = self.config;
+        let existing = slot::find(source, &config.slot)?;
+        if existing.is_some() == config.create_slot {
+            let message = if config.create_slot {
+                format!("slot \"{}\" already exists on the publisher", config.slot)
+            } else {
+                format!("slot \"{}\" does not exist on the publisher", config.slot)
+            };
+            let hint = if config.create_slot {
+                format!(
+                    "It may serve another subscription: see pg_replication_slots on the publisher. \
+                     Choose another name with --slot; or, if nobody needs it: SELECT \
+                     pg_drop_replication_slot({}); or take it as it is with --create-slot=false.",
+                    wire::quote_literal(&config.slot)
+                )
+            } else {
+                "Leave --create-slot=false out to have it created, or check --slot.".to_owned()
+            };
+            return Err(Failure::new(Class::Slot, message).hint(hint));
+        }
+        publication::tables(source, &config.publications)
+    }
+
+    /// Creates the subscription's row, after every check that can be made before.
+    pub(super) fn create(
+        &self,
+        control: &mut Session,
+        tables: &[PublishedTable],
+    ) -> Result<Subscription> {
+        let config = self.config;
+        let mut emptied = Vec::new();
+        if config.copy.schema {
+            check_absent(control, tables)?;
+        } else {
+            let (copies, filled) = (config.copy_data, config.copy.filled);
+            emptied = check_first_subscribers(control, tables, copies, filled, &self.truncate)?;
+        }
+        let failed = |e: &wire::Error| Failure::subscriber(e, "recording the subscription");
+        control.simple("BEGIN").map_err(|e| failed(&e))?;
+        let created = state::create(
+            control,
+            &NewSubscription {
+                name: &config.name,
+                slot_name: &config.slot,
+                publications: &config.publications,
+                owns_slot: config.create_slot,
+                copy_data: config.copy_data,
+                schema_copy: config.copy.schema.then_some(SchemaCopy::Before),
+            },
+        )?;
+        if !emptied.is_empty() {
+            table_state::decide_to_empty(control, created.id, &emptied)?;
+        }
+        control.simple("COMMIT").map_err(|e| failed(&e))?;
+        Ok(created)
+    }
+
+    fn schema_copier(&self, row: &Subscription) -> SchemaCopier<'_> {
+        SchemaCopier {
+            publisher: &self.config.publisher,
+            subscriber: &self.config.subscriber,
+            id: row.id,
+            jobs: self.config.copy.workers,
+            shutdown: self.shutdown,
+        }
+    }
+
+    /// Creates the tables, if --copy-schema wants that: what a copy needs.
+    fn make_tables(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        row: &Subscription,
+    ) -> Result<()> {
+        if row.schema_copy != Some(SchemaCopy::Before) {
+            return Ok(());
+        }
+        self.schema_copier(row).before()?;
+        let tables = publication::tables(source, &self.config.publications)?;
+        check_subscribers(control, &tables, row.copy_data, self.config.copy.filled)
+    }
+
+    /// Creates what a copy does not need: indexes, constraints, triggers.
+    fn make_indexes(&self, control: &mut Session, row: &Subscription) -> Result<()> {
+        match row.schema_copy {
+            None => Ok(()),
+            Some(left) => self.schema_copier(row).after(control, left == SchemaCopy::Begun),
+        }
+    }
+
+    /// The first run: slot, start of the progress, tables. Returns what is published.
+    fn set_up(
+        &mut self,
+        control: &mut Session,
+        source: &mut Session,
+        row: &Subscription,
+        context: SyncContext<'_>,
+    ) -> Result<Vec<PublishedTable>> {
+        let system = identify(source)?;
+        let found = slot::find(source, &row.slot_name)?;
+        let created = match (&found, row.owns_slot) {
+            (None, true) => Some(self.create_slot(control, source, row)?),
+            (Some(found), true) if !slot::is_ours(found, row.slot_made_at) => {
+                return Err(slot::not_ours(&row.slot_name));
+            }
+            _ => None,
+        };
+        let position = || found.and_then(|slot| slot.confirmed_flush);
+        let start = created.as_ref().map(|created| created.consistent_point).or_else(position);
+        let start = start.ok_or_else(|| {
+            Failure::new(Class::Slot, format!("slot \"{}\" has no position", row.slot_name))
+        })?;
+        if row.owns_slot && created.is_none() && self.config.failover {
+            slot::set_failover(source, &row.slot_name)?;
+        }
+        state::set_copying(control, row.id, row.epoch, start, &system, &self.sent_as())?;
+        if created.is_some() {
+            self.known = Known::Begun;
+        }
+        match created {
+            Some(created) => {
+                let snapshot = Snapshot::of_slot(&created);
+                if context.copy_data {
+                    return copy_tables(context, control, Some((snapshot, source)), &|_| true);
+                }
+                snapshot.release(source)?;
+            }
+            None if row.owns_slot => {
+                // Its snapshot is gone: copy the tables as after any other interruption.
+                let slot = &row.slot_name;
+                tracing::info!(
+                    event = "slot_adopted",
+                    slot,
+                    lsn = %start,
+                    "interrupted set-up continues with its replication slot"
+                );
+                let row = Subscription { phase: Phase::Copying, ..row.clone() };
+                return self.go_on(control, source, &row, context);
+            }
+            None => {}
+        }
+        let tables = publication::tables(source, context.publications)?;
+        set_sync_lsns(control, context.owner(), &tables, start)?;
+        Ok(tables)
+    }
+
+    /// Creates the slot. An interruption at any point leaves a proof that the slot is ours.
+    fn create_slot(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        row: &Subscription,
+    ) -> Result<slot::CreatedSlot> {
+        let failover = self.config.failover;
+        let temporary = slot::temporary_name(source, row.id)?;
+        let mut created = slot::create(source, &temporary, slot::Kind::Temporary)?;
+        state::set_slot_made_at(control, row.id, Some(created.consistent_point))?;
+        if slot::copy(source, &temporary, &row.slot_name, failover)? == slot::Copied::Refused {
+            // The publisher has no room for a second slot. This one has no proof until it is recorded.
+            state::set_slot_made_at(control, row.id, None)?;
+            created = slot::create(source, &row.slot_name, slot::Kind::Permanent { failover })?;
+        }
+        let lsn = created.consistent_point;
+        tracing::info!(
+            event = "slot_created",
+            slot = row.slot_name,
+            %lsn,
+            "replication slot was created"
+        );
+        Ok(created)
+    }
+
+    /// Copies the tables that an earlier run has not finished. Returns what is published.
+    fn go_on(
+        &mut self,
+        control: &mut Session,
+        source: &mut Session,
+        row: &Subscription,
+        context: SyncContext<'_>,
+    ) -> Result<Vec<PublishedTable>> {
+        let look = publication::look(source, context.publications)?;
+        forget_unpublished(control, row.id, &look.tables)?;
+        published::compare(control, context.owner(), &look, context.options.on_missed_changes)?;
+        let published = look.tables;
+        let states = state::relations_by_name(control, row.id)?;
+        let copying = row.phase == Phase::Copying;
+        // A table that is added while others stream is copied beside the stream.
+        let unfinished = |table: &PublishedTable| {
+            let state = states.get(&table.key());
+            copying && state.is_none_or(|state| state.state.is_to_copy())
+        };
+        let left: Vec<_> = published.iter().filter(|table| unfinished(table)).cloned().collect();
+        if left.is_empty() {
+            return Ok(published);
+        }
+        // A copy would be in vain if the stream could not resume.
+        let applied = progress::read(control, row.id)?.unwrap_or_default();
+        let found = slot::find(source, &row.slot_name)?;
+        slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
+        history::check(source, row, &progress::followed(control, row.id, &applied)?)?;
+        if !context.copy_data {
+            set_sync_lsns(control, context.owner(), &left, applied.highest())?;
+            return Ok(published);
+        }
+        tracing::info!(
+            event = "table_sync_resumed",
+            tables = left.len(),
+            of = published.len(),
+            "interrupted table sync continues"
+        );
+        self.known = Known::Begun;
+        copy_tables(context, control, None, &unfinished)
+    }
+}

@@ -1,0 +1,300 @@
+//! One subscription from start to end: set-up, runs of the pipeline, and another run after every
+//! failure that may pass.
+//!
+//! ```text
+//!  startup ──► first_run ──► resume ──► pipeline (the leader runs) ──► end
+//!     ▲                                                                 │
+//!     └──────────────── retry: a pause, by the kind of failure ◄────────┘
+//! ```
+//!
+//! A run owns all its sessions and threads and leaves nothing behind in memory: the next run reads
+//! its state from the subscriber. So every failure is followed by the same tested recovery.
+
+mod failure_record;
+mod first_run;
+mod missing_grants;
+mod pipeline;
+mod resume;
+mod retry;
+mod sessions;
+mod startup;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use pgoutput::Lsn;
+
+use crate::apply::leader::Outcome;
+use crate::apply::sessions::Share;
+use crate::config::{OnTableError, Subscription as Config};
+use crate::error::{Class, Failure, Result, is_stale_catalogue};
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::state::ownership::SessionId;
+use crate::tablesync::SyncContext;
+use crate::tablesync::emptying::TruncateDecision;
+use failure_record::FailureRecord;
+use pipeline::ReadyToStream;
+use retry::{Known, Next, Retry};
+use startup::{ConnectedServers, OwnedSubscription};
+
+/// Where to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// Where the publisher's WAL ends when the run starts.
+    Current,
+    Lsn(Lsn),
+}
+
+/// How to run.
+#[derive(Debug, Clone)]
+pub(crate) struct RunOptions {
+    pub(crate) until: Option<Until>,
+    /// Tables that the first start may empty.
+    pub(crate) truncate: Vec<TruncateDecision>,
+    pub(crate) take_over: bool,
+    /// Other subscriptions run in the process: after a failure that would end it, try again later.
+    pub(crate) keep_trying: bool,
+}
+
+/// Runs one subscription until it is stopped, reaches its goal, or fails for good. Then others get its
+/// `share` of the sessions.
+pub(crate) fn run(
+    config: &Config,
+    options: &RunOptions,
+    shutdown: &Shutdown,
+    share: Arc<Share>,
+) -> Result<Outcome> {
+    let mut supervisor = Supervisor {
+        config,
+        share,
+        shutdown,
+        truncate: options.truncate.clone(),
+        take_over: options.take_over,
+        until: options.until,
+        known: Known::New,
+        dropped: false,
+        looked_at_storage: false,
+        reached: false,
+        advanced: Arc::default(),
+        owner: None,
+        catalogue_error: None,
+        tagging: Arc::default(),
+        rows_through: Lsn::INVALID,
+        text: None,
+        failed_table: None,
+    };
+    let mut retry = Retry::new(config.connect_timeout);
+    let mut record = FailureRecord::new(config);
+    loop {
+        let started = Instant::now();
+        let outcome = supervisor.run_once(&mut record);
+        retry.after_run(started, Instant::now(), supervisor.advanced.swap(false, Ordering::AcqRel));
+        if std::mem::take(&mut supervisor.reached) {
+            retry.reached();
+        }
+        let failure = match outcome {
+            Ok(Outcome::Stopped) => return supervisor.stopped(),
+            Ok(Outcome::Changed) => continue,
+            Ok(outcome) => return Ok(outcome),
+            Err(failure) if failure.needs_text => {
+                tracing::info!(
+                    event = "values_as_text",
+                    subscription = config.name,
+                    reason = failure.message,
+                    "values are sent as text from now on"
+                );
+                supervisor.text = Some(failure.message);
+                continue;
+            }
+            Err(failure) => failure,
+        };
+        let next = supervisor.next(&failure, &mut retry);
+        if next == Next::End
+            && config.on_table_error == OnTableError::Block
+            && is_of_table(&failure)
+        {
+            record.retrying(&failure, Duration::ZERO);
+            supervisor.failed_table = Some(failure);
+            continue;
+        }
+        let passes = matches!(next, Next::Again { .. });
+        if shutdown.requested() && (passes || failure.class == Class::Stopped) {
+            // The unfinished rest is rolled back. The publisher sends it again at the next start.
+            tracing::warn!(
+                event = "run_ended",
+                subscription = config.name,
+                error = %failure,
+                "run ended with an error after a stop was requested"
+            );
+            record.stopped();
+            return supervisor.stopped();
+        }
+        let (failure, pause) = match next {
+            Next::Again { pause, named } => {
+                supervisor.announce(&failure, pause, named);
+                record.retrying(&failure, pause);
+                shutdown.sleep(pause);
+                continue;
+            }
+            Next::Waited(waited) => (waited_for(failure, waited), retry.after_end()),
+            Next::End => (failure, retry.after_end()),
+        };
+        let failure = missing_grants::with_grants(config, failure);
+        let ends = !options.keep_trying || supervisor.dropped;
+        record.failed(&failure, (!ends).then_some(pause));
+        if ends {
+            return Err(failure);
+        }
+        tracing::error!(
+            event = "subscription_failed",
+            subscription = config.name,
+            exit_code = failure.class.exit_code(),
+            retry_in_ms = milliseconds(pause),
+            error = %failure,
+            "subscription failed; retrying later"
+        );
+        shutdown.sleep(pause);
+        if shutdown.requested() {
+            record.stopped();
+            return Err(failure);
+        }
+    }
+}
+
+struct Supervisor<'a> {
+    config: &'a Config,
+    share: Arc<Share>,
+    shutdown: &'a Shutdown,
+    /// See [`RunOptions`].
+    truncate: Vec<TruncateDecision>,
+    take_over: bool,
+    until: Option<Until>,
+    /// What is known of the subscription. It decides how long pgapace waits for a server.
+    known: Known,
+    /// Another process has dropped it meanwhile.
+    dropped: bool,
+    /// Unlogged tables were logged: once in a process, not at each retry.
+    looked_at_storage: bool,
+    /// Whether the last run has connected to both servers.
+    reached: bool,
+    /// Whether the last run has applied anything.
+    advanced: Arc<AtomicBool>,
+    /// The control session of the previous run, which a broken network may have left behind.
+    owner: Option<SessionId>,
+    /// Commit LSN of the last error that a stale catalogue may have caused.
+    catalogue_error: Option<Lsn>,
+    /// Whether a session of this process has tagged its commits with a replication origin.
+    tagging: Arc<AtomicBool>,
+    /// See [`Failure::rows_through`].
+    rows_through: Lsn,
+    /// Why this process asks for values as text: a table cannot be read in binary. The publisher's
+    /// catalogue cannot tell when that ends, because the stream may hold an older table.
+    text: Option<String>,
+    /// The error of a table that the next run blocks.
+    failed_table: Option<Failure>,
+}
+
+impl Supervisor<'_> {
+    fn next(&mut self, failure: &Failure, retry: &mut Retry) -> Next {
+        let now = Instant::now();
+        if let Some(through) = failure.rows_through {
+            self.rows_through = self.rows_through.max(through);
+            return retry.again(failure, now);
+        }
+        // The subscriber's schema may have changed under our prepared statements: read it again, once
+        // for each commit LSN.
+        let stale = failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);
+        if stale
+            && !failure.transient
+            && self.known == Known::Begun
+            && let Some(offender) = &failure.offender
+            && self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn)
+        {
+            return retry.again(failure, now);
+        }
+        retry.next(failure, self.known, now)
+    }
+
+    /// Logs why another run follows.
+    fn announce(&self, failure: &Failure, pause: Duration, named: bool) {
+        let (subscription, retry_in_ms) = (&self.config.name, milliseconds(pause));
+        if !named {
+            tracing::debug!(subscription, retry_in_ms, "{failure}");
+        } else if failure.away {
+            tracing::warn!(
+                event = "waiting_for_server",
+                subscription,
+                retry_in_ms,
+                error = %failure,
+                "waiting for a server that does not accept connections"
+            );
+        } else {
+            tracing::warn!(
+                event = "run_failed",
+                subscription,
+                retry_in_ms,
+                error = %failure,
+                "run failed; retrying"
+            );
+        }
+    }
+
+    /// The end on request. With a goal, it is a failure.
+    fn stopped(&self) -> Result<Outcome> {
+        match self.until {
+            None => Ok(Outcome::Stopped),
+            Some(_) => {
+                Err(Failure::new(Class::Stopped, "stopped before the goal of --until was reached")
+                    .hint("Nothing is lost: start pgapace again, and it resumes."))
+            }
+        }
+    }
+
+    /// Everything from "connect" to the first failure.
+    fn run_once(&mut self, record: &mut FailureRecord<'_>) -> Result<Outcome> {
+        let servers = self.connect()?;
+        let ConnectedServers { subscriber, publisher, mut control, mut source } = servers;
+        let row = self.find_or_create(&mut control, &mut source)?;
+        let owned = self.take_ownership(&mut control, &mut source, row)?;
+        let OwnedSubscription { row, database } = owned;
+        let config = self.config;
+        let context = SyncContext {
+            publisher: &publisher,
+            subscriber: &subscriber,
+            id: row.id,
+            epoch: row.epoch,
+            publications: &config.publications,
+            slot: &row.slot_name,
+            copy_data: row.copy_data,
+            options: &config.copy,
+            indexes_after: config.copy.indexes_after,
+            joins: false,
+            shutdown: self.shutdown,
+        };
+        let published = self.sync_tables(&mut control, &mut source, &row, context)?;
+        let ready = ReadyToStream { row: &row, database, context, published };
+        self.stream(ready, control, source, record)
+    }
+}
+
+/// Whether nothing but a change of one table could not be applied.
+fn is_of_table(failure: &Failure) -> bool {
+    let class = matches!(failure.class, Class::Apply | Class::Mismatch | Class::Subscriber);
+    let relation = failure.offender.as_deref().is_some_and(|offender| offender.relation.is_some());
+    class && relation && !failure.transient
+}
+
+/// The same failure, after pgapace has waited for the server as long as it may.
+fn waited_for(failure: Failure, waited: Duration) -> Failure {
+    let seconds = waited.as_secs();
+    let hint = format!(
+        "It was waited for {seconds} seconds (--connect-timeout). Check that the server runs, and the \
+         host and port of the connection string."
+    );
+    Failure { hint: Some(hint), ..failure }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,325 @@
+//! The pipeline of a run: the stream, the sessions that apply, and the leader between them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::assemble::PartLimits;
+use engine::group::GroupLimits;
+use engine::progress::Progress;
+use pgoutput::{Lsn, Streaming};
+use rustc_hash::FxHashSet;
+use wire::{ReplicationStream, Session};
+
+use super::failure_record::FailureRecord;
+use super::resume::Resumption;
+use super::retry::Known;
+use super::{Supervisor, Until};
+use crate::apply::blockers::Pulse;
+use crate::apply::durability;
+use crate::apply::incoming::Incoming;
+use crate::apply::leader::{Leader, Outcome, Parts};
+use crate::apply::pool::PoolSettings;
+use crate::apply::streams::Streams;
+use crate::apply::tables::Tables;
+use crate::apply::worker::Identity;
+use crate::config::{self, ApplyModeSetting};
+use crate::error::{Failure, Result};
+use crate::publisher::feedback::Feedback;
+use crate::publisher::publication::PublishedTable;
+use crate::publisher::receiver::{Receiver, ReceiverOptions, explain};
+use crate::publisher::session::CURRENT_LSN;
+use crate::publisher::slot;
+use crate::publisher::watch::{self, Watch};
+use crate::spool::{self, Spool};
+use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::format::{PublisherTypes, Servers};
+use crate::subscriber::session::{self, Purpose};
+use crate::subscriber::state::{self, RelationState, Subscription};
+use crate::tablesync::deferred::{CatchUpOptions, Joining};
+use crate::tablesync::{Adder, SyncContext};
+
+/// Most source transactions and changes of a group, if the user does not say: enough that the fixed
+/// cost of a group does not count, and well under a second of work.
+const GROUP_TRANSACTIONS: usize = 8192;
+const GROUP_CHANGES: usize = 32_768;
+
+/// What a run knows of its subscription before it streams.
+pub(super) struct ReadyToStream<'r> {
+    pub(super) row: &'r Subscription,
+    /// OID of the subscriber's database.
+    pub(super) database: u32,
+    pub(super) context: SyncContext<'r>,
+    pub(super) published: Vec<PublishedTable>,
+}
+
+impl Supervisor<'_> {
+    /// Starts the stream and the sessions that apply it, and runs the leader to its end.
+    pub(super) fn stream(
+        &mut self,
+        ready: ReadyToStream<'_>,
+        mut control: Session,
+        mut source: Session,
+        record: &mut FailureRecord<'_>,
+    ) -> Result<Outcome> {
+        let ReadyToStream { row, database, context, published } = ready;
+        let config = self.config;
+        let (end, waits) = wal_end(&mut source, &config.name)?;
+        let until = self.goal(end);
+        let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
+        let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
+        let identity = self.identity(&mut control, database, row)?;
+        let settings = self.pool_settings();
+        let spool = self.spool()?;
+        let streaming = self.streaming(&source);
+        let servers = Servers::of(&source, &control);
+        let pulse = Pulse::default();
+        let this: &Self = self;
+        // To a distant subscriber, both halves take as many round trips.
+        let (resumption, stream, states, (pool, durability)) = std::thread::scope(|scope| {
+            let sessions = scope.spawn(|| {
+                this.open_sessions(context.subscriber, row, identity, settings, purpose, &pulse)
+            });
+            let resumption =
+                this.resume(&mut control, &mut source, row, context, waits, &published)?;
+            let stream = this.start_stream(source, row, &resumption, streaming)?;
+            let states = state::relations(&mut control, row.id)?;
+            let panicked = |_| Err(Failure::internal("connecting panicked"));
+            Ok::<_, Failure>((
+                resumption,
+                stream,
+                states,
+                sessions.join().unwrap_or_else(panicked)?,
+            ))
+        })?;
+        self.known = Known::Begun;
+        let catch_up = self.catch_up_options(context, identity, settings, waits, &resumption);
+        self.log_streaming(row, &resumption);
+        record.runs();
+        let witness = resumption.witness();
+        // A transaction that failed as sets is applied again as all others are. One that is prepared
+        // already holds the locks that a stream would wait for.
+        let streams_from = resumption.followed().max(self.rows_through);
+        let Resumption { applied, acknowledged, needed_from, prepared, preparing, format, .. } =
+            resumption;
+        let progress = Progress::resume(applied.through, acknowledged, applied.highest());
+        let feedback = Feedback::new(progress.positions());
+        let mut types = PublisherTypes::new(servers, format.binary);
+        published.iter().for_each(|table| types.add(table));
+        let options = ReceiverOptions {
+            status_interval: config.status_interval,
+            receive_timeout: config.receive_timeout,
+            memory_limit: config.memory_limit,
+        };
+        let receiver = Receiver::spawn(stream, feedback.clone(), options)?;
+        let locks_ordered = (config.workers > 1).then_some(config.preserve_commit_order);
+        let tables = Tables::new(&states, types, locks_ordered)
+            .with_policy(config.on_conflict.clone(), row.id);
+        let joins = SyncContext { copy_data: row.copy_data && config.copy_joining, ..context };
+        let adder = Adder::new(joins, unknown(published, &states));
+        let part_limits = self.part_limits();
+        let memory = Arc::clone(&receiver.memory);
+        let resumed_from = (applied.through, needed_from);
+        let hold = preparing.hold;
+        let incoming =
+            Incoming::new(part_limits, spool, memory, resumed_from, row.owns_slot, hold, prepared);
+        let connects = self.stream_connects(context.subscriber, purpose, identity);
+        session::give_up_locks(&mut control)?;
+        Leader::new(Parts {
+            control,
+            advanced: Arc::clone(&self.advanced),
+            watch: Watch::spawn(context.publisher, &config.name, waits)?,
+            pulse,
+            receiver,
+            pool,
+            durability,
+            feedback,
+            progress,
+            streaming,
+            incoming,
+            preparing,
+            memory: applied.memory,
+            witness,
+            applied_beyond: applied.beyond.into(),
+            streams: Streams::new(connects, streams_from),
+            stream_limits: PartLimits {
+                bytes: (config.memory_limit / 32).min(part_limits.bytes),
+                ..part_limits
+            },
+            tables,
+            joining: Joining::new(adder, catch_up, resumption.catching_up),
+            shutdown: self.shutdown,
+            until,
+            skip: row.skip,
+            conflict_retention: config.conflict_retention,
+            durable_commits,
+            idle_interval: if waits { Duration::ZERO } else { config.status_interval },
+            rows_through: settings.rows_through,
+        })
+        .run()
+    }
+
+    /// Where to stop. The first run fixes it: a later one must not move it.
+    fn goal(&mut self, wal_end: Lsn) -> Option<Lsn> {
+        let lsn = match self.until? {
+            Until::Current => wal_end,
+            Until::Lsn(lsn) => lsn,
+        };
+        self.until = Some(Until::Lsn(lsn));
+        Some(lsn)
+    }
+
+    /// What the publisher is asked to do with large transactions.
+    fn streaming(&self, source: &Session) -> Streaming {
+        match self.config.streaming {
+            config::Streaming::Off => Streaming::Off,
+            config::Streaming::Parallel if source.server_version().major() >= 16 => {
+                Streaming::Parallel
+            }
+            config::Streaming::On | config::Streaming::Parallel => Streaming::On,
+        }
+    }
+
+    fn start_stream(
+        &self,
+        source: Session,
+        row: &Subscription,
+        resumption: &Resumption,
+        streaming: Streaming,
+    ) -> Result<ReplicationStream> {
+        let command = slot::start_command(
+            source.server_version().major(),
+            &row.slot_name,
+            resumption.acknowledged,
+            &self.config.publications,
+            &slot::StreamOptions {
+                origin_none: self.config.origin_none,
+                two_phase: resumption.two_phase,
+                binary: resumption.format.binary,
+                streaming,
+            },
+        );
+        tracing::debug!(command, "starting the stream");
+        ReplicationStream::start(source, &command)
+            .map_err(|e| explain(Failure::publisher(&e, "starting the stream")))
+    }
+
+    fn log_streaming(&self, row: &Subscription, resumption: &Resumption) {
+        tracing::info!(
+            event = "streaming",
+            subscription = self.config.name,
+            slot = row.slot_name,
+            applied = %resumption.applied.through,
+            workers = self.config.workers,
+            acknowledged = %resumption.acknowledged,
+            epoch = row.epoch,
+            format = resumption.format.name(),
+            reason = resumption.format.reason,
+            "streaming"
+        );
+    }
+
+    /// How the changes of a table are applied while it catches up.
+    fn catch_up_options<'o>(
+        &'o self,
+        context: SyncContext<'o>,
+        identity: Identity,
+        settings: PoolSettings,
+        waits: bool,
+        resumption: &Resumption,
+    ) -> CatchUpOptions<'o> {
+        let PoolSettings { group_limits, rows_through, .. } = settings;
+        CatchUpOptions {
+            // Behind the workers of the pool.
+            connect: Box::new(move |table| {
+                let identity = Identity { progress_of: table.number, ordered: true, ..identity };
+                let connector = self.connector(context.subscriber, Purpose::Apply, identity);
+                connector(self.config.workers)
+            }),
+            subscription: &self.config.name,
+            part_limits: self.part_limits(),
+            group_limits,
+            rows_through,
+            holds: !waits,
+            sent_from: resumption.acknowledged,
+            applied: resumption.applied.highest(),
+        }
+    }
+
+    fn part_limits(&self) -> PartLimits {
+        PartLimits {
+            bytes: self.part_bytes(),
+            spooled_bytes: self.config.memory_limit / 4,
+            ..PartLimits::default()
+        }
+    }
+
+    /// The spool, empty. Without a directory that was named, most runs never need it.
+    fn spool(&self) -> Result<Spool> {
+        let config = self.config;
+        let spool = match &config.spool_directory {
+            Some(directory) => Spool::new(directory, config.spool_limit),
+            None => Spool::new(&spool::default_directory(), config.spool_limit),
+        };
+        match spool.check() {
+            Err(failure) if config.spool_directory.is_some() => return Err(failure),
+            Err(failure) => tracing::warn!(
+                event = "spool_unusable",
+                subscription = config.name,
+                error = %failure,
+                "default spool directory cannot be used"
+            ),
+            Ok(()) => {}
+        }
+        Ok(spool)
+    }
+
+    /// How groups are made and handed over.
+    fn pool_settings(&self) -> PoolSettings {
+        PoolSettings {
+            group_limits: GroupLimits {
+                transactions: self.group_transactions(),
+                changes: GROUP_CHANGES,
+                bytes: self.part_bytes(),
+            },
+            rows_through: match self.config.apply_mode {
+                ApplyModeSetting::Auto => self.rows_through,
+                ApplyModeSetting::Row => Lsn(u64::MAX),
+            },
+            deadlock_timeout: self.config.deadlock_timeout,
+        }
+    }
+
+    /// Payload bytes of a part of a transaction, and of a group.
+    fn part_bytes(&self) -> usize {
+        (self.config.memory_limit / 16).min(PartLimits::default().bytes)
+    }
+
+    /// Most source transactions of a group.
+    fn group_transactions(&self) -> usize {
+        let config = self.config;
+        match (config.apply_mode, config.group_transactions.0) {
+            (_, Some(number)) => number.get(),
+            // A transaction that is applied by rows ends its group. Groups of one spread over workers.
+            (ApplyModeSetting::Row, None) if config.workers > 1 => 1,
+            (_, None) => GROUP_TRANSACTIONS,
+        }
+    }
+}
+
+/// Published tables that are not part of the subscription yet, or could not be copied.
+fn unknown(mut published: Vec<PublishedTable>, states: &[RelationState]) -> Vec<PublishedTable> {
+    let known = states.iter().filter(|state| !state.is_tried_again());
+    let known: FxHashSet<_> = known.map(|state| (&state.schema, &state.name)).collect();
+    published.retain(|table| !known.contains(&(&table.schema, &table.name)));
+    published
+}
+
+/// Where the publisher's WAL ends, and whether its commits may wait for us (synchronous_standby_names
+/// has our name).
+fn wal_end(source: &mut Session, name: &str) -> Result<(Lsn, bool)> {
+    let results = source
+        .simple(&format!("SELECT {CURRENT_LSN}, {}", watch::SYNCHRONOUS))
+        .map_err(|e| Failure::publisher(&e, "reading its LSN and synchronous_standby_names"))?;
+    let row = first_row(&results, "a query for an LSN")?;
+    Ok((field(&row, 0)?, watch::names(&field::<String>(&row, 1)?, name)))
+}

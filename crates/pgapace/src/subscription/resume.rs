@@ -1,0 +1,150 @@
+//! Where a run resumes: the progress, the slot's position, and what nobody may have lost between them.
+
+use engine::history::Witness;
+use pgoutput::Lsn;
+use wire::Session;
+
+use super::Supervisor;
+use crate::apply::leader::Preparing;
+use crate::config;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::history;
+use crate::publisher::publication::PublishedTable;
+use crate::publisher::slot;
+use crate::subscriber::format::{self, Format};
+use crate::subscriber::state::{self, Manner, Subscription};
+use crate::subscriber::state::{prepared, progress};
+use crate::tablesync::SyncContext;
+use crate::tablesync::table_state::{self, CatchUp};
+use crate::two_phase;
+
+/// Where a run resumes, and how.
+pub(super) struct Resumption {
+    pub(super) applied: progress::Applied,
+    /// The slot's position, where the stream starts.
+    pub(super) acknowledged: Lsn,
+    /// Nothing before it is lacking: neither by tables that catch up nor by the others.
+    pub(super) needed_from: Lsn,
+    pub(super) catching_up: Vec<CatchUp>,
+    pub(super) two_phase: bool,
+    pub(super) prepared: Vec<prepared::Known>,
+    pub(super) preparing: Preparing,
+    pub(super) format: Format,
+}
+
+impl Resumption {
+    /// Compares what the stream brings again with what was applied and prepared.
+    pub(super) fn witness(&self) -> Witness {
+        // Where the publisher sends other transactions than before, nothing is remembered.
+        let known = self.prepared.iter().filter(|_| self.applied.newest_memory().is_some());
+        let known = known.map(|one| (one.prepared.prepare_lsn, one.prepared.xid));
+        Witness::new(self.acknowledged, self.applied.ranges()).with_prepared(known)
+    }
+
+    /// The highest LSN that the subscriber has followed: applied, or prepared.
+    pub(super) fn followed(&self) -> Lsn {
+        let prepared = self.prepared.iter().map(|one| one.prepared.prepare_lsn);
+        prepared.chain([self.applied.highest()]).max().unwrap_or(Lsn::INVALID)
+    }
+}
+
+impl Supervisor<'_> {
+    /// Finds where the stream resumes, and checks that nothing before that is lost.
+    pub(super) fn resume(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        row: &Subscription,
+        context: SyncContext<'_>,
+        waits: bool,
+        published: &[PublishedTable],
+    ) -> Result<Resumption> {
+        let config = self.config;
+        let mut applied = progress::read(control, row.id)?.ok_or_else(|| {
+            Failure::new(Class::Subscriber, "the progress of the subscription is missing").hint(
+                "Rows of pgapace.progress were deleted. Without them nothing can be resumed: drop \
+                 the subscription (pgapace drop) and start it anew.",
+            )
+        })?;
+        let mut catching_up = table_state::catching_up(control, row.id)?;
+        let lacking = |tables: &[CatchUp]| tables.iter().map(|table| table.through).min();
+        let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
+        if row.skip.is_some_and(|skip| skip < needed_from) {
+            // It was skipped in an earlier run.
+            state::set_skip(control, row.id, None)?;
+        }
+        let followed = progress::followed(control, row.id, &applied)?;
+        let system = history::check(source, row, &followed)?;
+        if progress::forget_if_sent_otherwise(control, row.id, &self.sent_as())? {
+            applied.forget_history();
+        }
+        let found = slot::wait_until_free(source, &row.slot_name, config.busy_timeout, &|| {
+            self.shutdown.requested()
+        })?;
+        let acknowledged = slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
+        for table in catching_up.extract_if(.., |table| table.through < acknowledged) {
+            tracing::warn!(
+                event = "table_copied_again",
+                table = format!("{}.{}", table.schema, table.name),
+                through = %table.through,
+                %acknowledged,
+                "table is copied again: changes that it lacks were acknowledged"
+            );
+            table_state::copy_again(control, context.owner(), &table)?;
+        }
+        for table in &catching_up {
+            // The run that copied it may have ended before it inserted this row.
+            table_state::start_catch_up(control, context.owner(), table)?;
+        }
+        let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
+        let slot_is_two_phase = found.is_some_and(|slot| slot.two_phase);
+        let two_phase = two_phase::settle(config, control, source, row, slot_is_two_phase)?;
+        let prepared = two_phase::known(control, row.id, two_phase)?;
+        let (limit, prefix) = prepared::place(control, row.id, &system.system_identifier)?;
+        let hold = if two_phase { two_phase::hold(config, limit, waits)? } else { None };
+        let preparing = Preparing { hold, limit, subscription: row.id, epoch: row.epoch, prefix };
+        let format = match &self.text {
+            Some(reason) => Format::text(reason),
+            None => format::choose(control, published, config.binary)?,
+        };
+        let (streaming, streaming_reason) = self.streaming_mode();
+        let manner = Manner {
+            format: format.name(),
+            format_reason: &format.reason,
+            streaming,
+            streaming_reason,
+        };
+        state::set_run(control, row.id, &system, &manner)?;
+        Ok(Resumption {
+            applied,
+            acknowledged,
+            needed_from,
+            catching_up,
+            two_phase,
+            prepared,
+            preparing,
+            format,
+        })
+    }
+
+    /// The settings that decide which transactions the publisher sends.
+    pub(super) fn sent_as(&self) -> String {
+        let config = self.config;
+        let origin = if config.origin_none { "none" } else { "any" };
+        format!("publications {}, origin {origin}", state::name_array(&config.publications))
+    }
+
+    /// When large transactions are applied, and why then.
+    fn streaming_mode(&self) -> (&'static str, &'static str) {
+        match self.config.streaming {
+            config::Streaming::Off => ("off", "they are sent when they have committed"),
+            config::Streaming::On => {
+                ("on", "they are sent while they run, and applied when they have committed")
+            }
+            config::Streaming::Parallel if self.config.workers == 1 => {
+                ("on", "there is one worker, so they are applied when they have committed")
+            }
+            config::Streaming::Parallel => ("parallel", "they are applied while they run"),
+        }
+    }
+}

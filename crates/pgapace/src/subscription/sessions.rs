@@ -1,0 +1,172 @@
+//! The sessions that apply, and those beside them: how each is opened.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use engine::dispatch::Pacing;
+use wire::Session;
+
+use super::Supervisor;
+use crate::apply::blockers::{Blockers, Pulse, Watched};
+use crate::apply::conflicts;
+use crate::apply::durability::Durability;
+use crate::apply::encoder;
+use crate::apply::pool::{Connector, Pool, PoolSettings, Slots};
+use crate::apply::prefetch::Prefetch;
+use crate::apply::worker::{Connect, Identity, Lost};
+use crate::error::{Class, Failure, Result};
+use crate::subscriber::origin;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::Subscription;
+use crate::subscriber::state::ownership;
+
+impl Supervisor<'_> {
+    /// What the workers' sessions commit under.
+    pub(super) fn identity(
+        &self,
+        control: &mut Session,
+        database: u32,
+        row: &Subscription,
+    ) -> Result<Identity> {
+        let round_trip = control
+            .measure_round_trip(Pacing::MEASURED.far)
+            .map_err(|e| Failure::subscriber(&e, "looking how far away it is"))?;
+        Ok(Identity {
+            id: row.id,
+            progress_of: row.id,
+            epoch: row.epoch,
+            tagged: self.config.tag_commits,
+            ordered: self.config.preserve_commit_order,
+            database,
+            owner: control.backend_pid(),
+            round_trip,
+        })
+    }
+
+    /// How to open the session of a worker, by its number.
+    pub(super) fn connector(
+        &self,
+        subscriber: &Subscriber,
+        purpose: Purpose,
+        identity: Identity,
+    ) -> Connector {
+        let (origin_none, workers) = (self.config.origin_none, self.config.workers);
+        let subscriber = Arc::new(subscriber.clone());
+        let policy = Arc::new(self.config.on_conflict.clone());
+        let tagging = Arc::clone(&self.tagging);
+        Box::new(move |number| -> Connect {
+            let (subscriber, policy) = (Arc::clone(&subscriber), Arc::clone(&policy));
+            let tagging = Arc::clone(&tagging);
+            Box::new(move |lost| {
+                let opened = open_apply(&subscriber, purpose, identity, number, origin_none, lost);
+                let (mut session, identity) = opened?;
+                if number > workers && !identity.tagged && tagging.load(Ordering::Acquire) {
+                    // Commits of streams are tagged like those of workers: another direction relies on it.
+                    let message = "there is no replication origin for another session";
+                    return Err(Failure::new(Class::Subscriber, message).transient(true));
+                }
+                tagging.fetch_or(identity.tagged, Ordering::AcqRel);
+                conflicts::requirements::check(&mut session, &policy, identity.tagged)?;
+                encoder::prepare_control(&mut session, identity)?;
+                Ok((session, identity))
+            })
+        })
+    }
+
+    /// How to open the sessions of streams: numbered behind those of the workers and of the table that
+    /// catches up, and one fewer than workers. They commit like the workers do.
+    pub(super) fn stream_connects(
+        &self,
+        subscriber: &Subscriber,
+        purpose: Purpose,
+        identity: Identity,
+    ) -> Vec<Connect> {
+        let first = self.config.workers + 1;
+        let connector = self.connector(subscriber, purpose, identity);
+        (first..first + self.config.stream_sessions()).map(connector).collect()
+    }
+
+    /// Opens the sessions that apply, and those beside them, all at the same time.
+    pub(super) fn open_sessions(
+        &self,
+        subscriber: &Subscriber,
+        row: &Subscription,
+        identity: Identity,
+        settings: PoolSettings,
+        purpose: Purpose,
+        leader: &Pulse,
+    ) -> Result<(Pool, Durability)> {
+        let config = self.config;
+        let flusher = Pulse::default();
+        let panicked = |_| Err(Failure::internal("connecting panicked"));
+        std::thread::scope(|scope| {
+            let durability = scope.spawn(|| subscriber.connect(Purpose::Durability));
+            let monitor = scope.spawn(|| subscriber.connect(Purpose::Monitor));
+            let slots = Slots::new(
+                &self.share,
+                self.connector(subscriber, purpose, identity),
+                &config.name,
+            )?;
+            let monitor = monitor.join().unwrap_or_else(panicked)?;
+            let durability = durability.join().unwrap_or_else(panicked)?;
+            let watch = |pid, pulse: &Pulse, name| Watched { pid, pulse: pulse.clone(), name };
+            let watched = vec![
+                watch(identity.owner, leader, "control session"),
+                watch(durability.backend_pid(), &flusher, "durability session"),
+            ];
+            let blockers = Blockers::spawn(monitor, row.id, &config.name, watched)?;
+            let pool = Pool::new(slots, settings, identity, blockers);
+            let prefetch = Prefetch::spawn(config.prefetch, subscriber, &config.name)?;
+            Ok((pool.with_prefetch(prefetch), Durability::spawn(durability, row.id, flusher)?))
+        })
+    }
+}
+
+/// Opens the session of worker `number`, in place of the one that it `lost`.
+fn open_apply(
+    subscriber: &Subscriber,
+    purpose: Purpose,
+    identity: Identity,
+    number: usize,
+    origin_none: bool,
+    lost: Option<Lost>,
+) -> Result<(Session, Identity)> {
+    let mut session = subscriber.connect(purpose)?;
+    if let Some(lost) = lost {
+        ownership::end_session(&mut session, identity.id, lost.backend)?;
+    }
+    ownership::join(&mut session, identity.id)?;
+    if !identity.tagged || lost.is_some_and(|lost| !lost.tagged) {
+        return Ok((session, Identity { tagged: false, ..identity }));
+    }
+    let attached = origin::attach(&mut session, identity.database, identity.id, number)?;
+    match &attached {
+        Ok(()) => {}
+        Err(reason) if origin_none => {
+            return Err(Failure::new(
+                Class::Subscriber,
+                format!("cannot tag commits with a replication origin: {reason}"),
+            )
+            .hint(
+                "With --origin none, untagged commits would be sent back by the other \
+                 direction. Grant the role the origin functions (see README), raise \
+                 max_replication_slots (max_active_replication_origins from 18 on), which has \
+                 to leave one origin for each of --workers, or pass --tag-commits=false if there \
+                 is no other direction.",
+            ));
+        }
+        // The lost session had an origin: another direction may rely on it.
+        Err(reason) if lost.is_some() => {
+            let message = format!("cannot tag commits with a replication origin again: {reason}");
+            return Err(Failure::new(Class::Subscriber, message).transient(true));
+        }
+        Err(reason) => {
+            tracing::info!(
+                event = "commits_not_tagged",
+                reason,
+                "commits are not tagged with a replication origin"
+            );
+        }
+    }
+    Ok((session, Identity { tagged: attached.is_ok(), ..identity }))
+}

@@ -1,0 +1,255 @@
+//! Startup of a run: a session on each server, the subscription's row, and its ownership.
+
+use wire::Session;
+
+use super::Supervisor;
+use super::retry::Known;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::publication;
+use crate::publisher::session::Publisher;
+use crate::publisher::slot;
+use crate::subscriber::session::Subscriber;
+use crate::subscriber::state::ownership::{Former, Owning};
+use crate::subscriber::state::{self, Phase, Subscription};
+use crate::subscriber::state::{ownership, schema, statistics};
+use crate::tablesync::table_state::{self, Owner};
+
+/// Both servers of a run, and a session on each.
+pub(super) struct ConnectedServers {
+    pub(super) subscriber: Subscriber,
+    pub(super) publisher: Publisher,
+    /// On the subscriber. It holds the advisory lock of the subscription's owner.
+    pub(super) control: Session,
+    /// On the publisher. It becomes the replication stream.
+    pub(super) source: Session,
+}
+
+/// A subscription that this process owns.
+pub(super) struct OwnedSubscription {
+    pub(super) row: Subscription,
+    /// OID of the subscriber's database.
+    pub(super) database: u32,
+}
+
+impl Supervisor<'_> {
+    /// Connects to both servers at the same time. A failure of the subscriber is reported first.
+    pub(super) fn connect(&mut self) -> Result<ConnectedServers> {
+        let config = self.config;
+        let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+        let mut publisher =
+            Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
+        let (control, source) = std::thread::scope(|scope| {
+            let source = scope.spawn(|| publisher.connect());
+            let control = subscriber.connect_first();
+            let panicked = |_| Err(Failure::internal("connecting panicked"));
+            (control, source.join().unwrap_or_else(panicked))
+        });
+        let (control, mut source) = match (control, source) {
+            (Ok(control), Ok(source)) => (control, source),
+            (control, source) => return Err(self.not_reached(control, source)),
+        };
+        self.reached = true;
+        if subscriber.encoding() != publisher.encoding() {
+            publisher =
+                Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
+            source = publisher.connect()?;
+        }
+        if config.origin_none && source.server_version().major() < 16 {
+            // An older publisher ignores the option and sends the changes of all origins.
+            return Err(Failure::new(
+                Class::Publisher,
+                format!(
+                    "--origin none needs PostgreSQL 16 on the publisher, which runs {}",
+                    source.server_version()
+                ),
+            ));
+        }
+        Ok(ConnectedServers { subscriber, publisher, control, source })
+    }
+
+    /// The failure to report if a server cannot be reached: first one that does not pass by waiting,
+    /// then the subscriber's. The other server may tell whether this is the first start.
+    fn not_reached(&mut self, control: Result<Session>, source: Result<Session>) -> Failure {
+        let config = self.config;
+        match (control, source) {
+            (Err(failure), Ok(mut source)) => {
+                let found = config.create_slot.then(|| slot::find(&mut source, &config.slot));
+                if matches!(found, Some(Ok(Some(_)))) {
+                    self.known = self.known.max(Known::HasRun);
+                }
+                failure
+            }
+            (Ok(mut control), Err(failure)) => {
+                if let Ok(Some(row)) = recorded(&mut control, &config.name) {
+                    self.known = self.known.max(has_run(&row));
+                }
+                failure
+            }
+            (Err(failure), Err(other)) if failure.connection_lost && !other.connection_lost => {
+                other
+            }
+            (Err(failure), _) => failure,
+            (Ok(_), Ok(_)) => Failure::internal("both servers were reached"),
+        }
+    }
+
+    /// The subscription's row; the first start creates it.
+    pub(super) fn find_or_create(
+        &mut self,
+        control: &mut Session,
+        source: &mut Session,
+    ) -> Result<Subscription> {
+        let config = self.config;
+        let version = schema::version(control)?;
+        let this: &Self = self;
+        // Creating schema pgapace takes the subscriber a while: look at the publisher meanwhile.
+        let (found, looked) = std::thread::scope(|scope| {
+            let looked = scope.spawn(|| {
+                publication::check_exist(source, &config.publications)?;
+                Ok((version == 0).then(|| this.look_at_publisher(source)))
+            });
+            let upgraded = schema::upgrade(control, version);
+            let found = upgraded.and_then(|()| state::find(control, &config.name));
+            let panicked = |_| Err(Failure::internal("looking at the publisher panicked"));
+            (found, looked.join().unwrap_or_else(panicked))
+        });
+        let (found, looked) = (found?, looked?);
+        match found {
+            Some(row) => {
+                if !self.truncate.is_empty() && self.known == Known::New {
+                    tracing::warn!(
+                        event = "truncate_ignored",
+                        subscription = config.name,
+                        "--truncate was ignored: it is only for the first start"
+                    );
+                }
+                Ok(row)
+            }
+            None if self.known >= Known::HasRun => {
+                self.dropped = true;
+                let message = format!("subscription {} was dropped", config.name);
+                Err(Failure::new(Class::Busy, message)
+                    .hint("Start pgapace again if it is to be created anew."))
+            }
+            None => {
+                let looked = looked.unwrap_or_else(|| self.look_at_publisher(source));
+                self.create(control, &looked?)
+            }
+        }
+    }
+
+    /// Makes this process the owner: it increments the epoch and terminates sessions of earlier epochs.
+    pub(super) fn take_ownership(
+        &mut self,
+        control: &mut Session,
+        source: &mut Session,
+        mut row: Subscription,
+    ) -> Result<OwnedSubscription> {
+        let config = self.config;
+        self.known = self.known.max(has_run(&row));
+        check_enabled(&row)?;
+        self.check_same_settings(control, &mut row)?;
+        let former = Former { any: self.take_over, own: self.owner.clone() };
+        let Owning { session, database } =
+            ownership::become_owner(control, row.id, config.busy_timeout, &former)?;
+        self.owner = Some(session);
+        // Another process may have changed the row while this one waited for the lock.
+        row = ownership::fence(control, row.id)?.ok_or_else(|| {
+            Failure::new(Class::Busy, "the subscription was dropped while pgapace waited for it")
+        })?;
+        check_enabled(&row)?;
+        if std::mem::take(&mut self.take_over) {
+            slot::end_user(source, &row.slot_name, &config.name, config.busy_timeout)?;
+        }
+        statistics::started(control, row.id)?;
+        self.block_failed(control, &row)?;
+        table_state::accept_requests(control, Owner { id: row.id, epoch: row.epoch })?;
+        Ok(OwnedSubscription { row, database })
+    }
+
+    /// A resumed subscription keeps its slot; its publications may change.
+    fn check_same_settings(&self, control: &mut Session, row: &mut Subscription) -> Result<()> {
+        if row.slot_name != self.config.slot {
+            return Err(Failure::new(
+                Class::Config,
+                format!(
+                    "subscription {} uses slot \"{}\", not \"{}\"",
+                    row.name, row.slot_name, self.config.slot
+                ),
+            )
+            .hint("Start it with the settings it was created with, or drop it (pgapace drop)."));
+        }
+        if row.publications != self.config.publications {
+            tracing::info!(
+                event = "publications_changed",
+                before = row.publications.join(","),
+                now = self.config.publications.join(","),
+                "publications of the subscription were changed"
+            );
+            state::set_publications(control, row.id, &self.config.publications)?;
+        }
+        Ok(())
+    }
+
+    /// Blocks the table that ended the previous run.
+    fn block_failed(&mut self, control: &mut Session, row: &Subscription) -> Result<()> {
+        let Some(failure) = &self.failed_table else { return Ok(()) };
+        let reason = failure.to_string();
+        let offender = failure.offender.as_deref();
+        let relation = offender.and_then(|offender| Some((offender, offender.relation.as_ref()?)));
+        let owner = Owner { id: row.id, epoch: row.epoch };
+        let blocked = match relation {
+            Some((offender, (schema, name))) => {
+                let from = offender.commit_lsn;
+                table_state::block_member(control, owner, (schema, name), &reason, from)?
+            }
+            None => false,
+        };
+        let Some(failure) = self.failed_table.take() else { return Ok(()) };
+        let offender = failure.offender.as_deref().filter(|_| blocked);
+        let Some((offender, (schema, name))) =
+            offender.and_then(|offender| Some((offender, offender.relation.as_ref()?)))
+        else {
+            // The table is not part of the subscription, so blocking it does not prevent the error.
+            return Err(Failure { offender: None, ..failure });
+        };
+        tracing::error!(
+            event = "table_apply_blocked",
+            table = format!("{schema}.{name}"),
+            lsn = %offender.commit_lsn,
+            sqlstate = failure.sqlstate,
+            error = %failure,
+            "table is no longer applied until pgapace resync; other tables continue"
+        );
+        Ok(())
+    }
+}
+
+/// The subscription's row, if the schema on the subscriber has the version of this program.
+fn recorded(control: &mut Session, name: &str) -> Result<Option<Subscription>> {
+    if schema::version(control)? < schema::newest() {
+        return Ok(None);
+    }
+    state::find(control, name)
+}
+
+/// Whether an earlier start has created the slot.
+fn has_run(row: &Subscription) -> Known {
+    if row.phase == Phase::Creating { Known::New } else { Known::HasRun }
+}
+
+/// Refuses a subscription that was disabled because of an error.
+fn check_enabled(row: &Subscription) -> Result<()> {
+    match &row.disabled {
+        None => Ok(()),
+        Some(reason) => Err(Failure::new(
+            Class::Disabled,
+            format!("subscription {} was disabled because of an error", row.name),
+        )
+        .detail(reason.as_str())
+        .hint(
+            "When its cause is gone, or the transaction is to be left out (pgapace skip): pgapace \
+             enable.",
+        )),
+    }
+}
