@@ -141,7 +141,7 @@ pub(crate) fn worker_arguments(program: &Path, workers: u32) -> Result<Vec<Strin
     if String::from_utf8_lossy(&help.stdout).contains("--workers") {
         return Ok(vec![format!("--workers={workers}")]);
     }
-    ensure!(workers == 1, "--workers {workers}: {} applies with one", program.display());
+    ensure!(workers == 1, "--workers {workers}: {} supports only one worker", program.display());
     Ok(Vec::new())
 }
 
@@ -149,8 +149,8 @@ pub(crate) fn worker_arguments(program: &Path, workers: u32) -> Result<Vec<Strin
 /// version.
 pub(crate) fn find_program(given: Option<&Path>) -> Result<(PathBuf, String)> {
     let own = std::env::current_exe().context("cannot find the bench binary")?;
-    let beside = own.parent().unwrap_or(Path::new(".")).join("pgapace");
-    let program = given.map_or(beside, Path::to_path_buf);
+    let sibling = own.parent().unwrap_or(Path::new(".")).join("pgapace");
+    let program = given.map_or(sibling, Path::to_path_buf);
     let profile = if cfg!(debug_assertions) { "" } else { " --release" };
     ensure!(
         program.is_file(),

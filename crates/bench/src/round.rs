@@ -21,7 +21,7 @@ use crate::raw::{self, Drained, End, Source};
 /// Interval of queries for the marker on the subscriber.
 const POLL: Duration = Duration::from_millis(10);
 /// Interval of progress samples and checks for new processes.
-const LOOK: Duration = Duration::from_millis(100);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 /// Limit for the exit of pgapace, which ends once all changes are durable, shortly after they are
 /// visible.
 const EXIT_PATIENCE: Duration = Duration::from_secs(120);
@@ -288,22 +288,22 @@ impl<'a> Watch<'a> {
     ) -> Result<Finished> {
         let marker = self.subscriber.prepare(&format!("SELECT count(*) FROM {MARKER}"))?;
         let mut curve = vec![(0.0, 0.0)];
-        let mut looked = started;
+        let mut sampled_at = started;
         let mut progressed = Duration::ZERO;
         loop {
             let arrived = self.subscriber.query_one(&marker, &[])?.get::<_, i64>(0) > 0;
             let elapsed = started.elapsed();
             meter.sample();
             if arrived {
-                self.look(meter)?;
+                self.sample_processes(meter)?;
                 meter.sample();
                 curve.push((elapsed.as_secs_f64(), 1.0));
                 return Ok(self.finished(elapsed, None, meter, curve));
             }
-            if looked.elapsed() >= LOOK {
-                looked = Instant::now();
+            if sampled_at.elapsed() >= SAMPLE_INTERVAL {
+                sampled_at = Instant::now();
                 check()?;
-                self.look(meter)?;
+                self.sample_processes(meter)?;
                 let share = self.share()?;
                 if curve.last().is_none_or(|(_, last)| share > *last) {
                     progressed = elapsed;
@@ -335,9 +335,9 @@ impl<'a> Watch<'a> {
         Finished { seconds: elapsed.as_secs_f64(), stopped_at, usage: meter.usage(), curve }
     }
 
-    fn look(&mut self, meter: &mut Meter) -> Result<()> {
+    fn sample_processes(&mut self, meter: &mut Meter) -> Result<()> {
         let clients = [&mut self.publisher, &mut self.subscriber];
-        look_for_processes(meter, clients, self.slot, self.appliers)
+        watch_processes(meter, clients, self.slot, self.appliers)
     }
 
     /// The share of the backlog's WAL that is applied. All transactions of a backlog are of the
@@ -357,7 +357,7 @@ impl<'a> Watch<'a> {
 }
 
 /// Watches the walsender of a slot and the subscriber processes that a query returns.
-pub(crate) fn look_for_processes(
+pub(crate) fn watch_processes(
     meter: &mut Meter,
     [publisher, subscriber]: [&mut Client; 2],
     slot: &str,

@@ -106,7 +106,7 @@ fn an_ordinary_user_can_run_servers() {
     command.arg(OLD.to_string()).uid(65534).gid(65534).current_dir("/");
     match command.output() {
         Ok(output) => expect_cleaned_up(&output),
-        Err(error) => eprintln!("skipped: nobody may not enter the build directory: {error}"),
+        Err(error) => eprintln!("skipped: user nobody cannot enter the build directory: {error}"),
     }
 }
 

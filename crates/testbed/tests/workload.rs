@@ -201,10 +201,10 @@ fn a_program_is_logged_terminated_and_killed() {
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("log");
     let script =
-        "echo started $WORD; echo beside >&2; trap 'exit 3' TERM; while :; do sleep 0.01; done";
+        "echo started $WORD; echo error >&2; trap 'exit 3' TERM; while :; do sleep 0.01; done";
     let program = Program::new("/bin/sh").args(["-c", script]).env("WORD", "well");
     let mut process = program.spawn_logged(&log).unwrap();
-    wait_until(Duration::from_secs(5), "the output", || Ok(process.log().contains("beside")))
+    wait_until(Duration::from_secs(5), "the output", || Ok(process.log().contains("error")))
         .unwrap();
     assert!(process.log().starts_with("started well\n"));
     assert!(process.is_running() && process.wait_timeout(Duration::from_millis(50)).is_none());

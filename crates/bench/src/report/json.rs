@@ -38,7 +38,7 @@ pub(crate) fn read_all(directory: &Path) -> Result<Vec<Outcome>> {
         let text =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let kept: Vec<Outcome> = serde_json::from_str(&text)
-            .with_context(|| format!("{} holds no results of this bench", path.display()))?;
+            .with_context(|| format!("{} contains no results of this bench", path.display()))?;
         outcomes.extend(kept);
     }
     Ok(outcomes)

@@ -27,7 +27,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
     let mut outcome = bench.outcome(workload, "catch-up rate", backlog.unit);
     let two_phase = matches!(backlog.write, Write::TwoPhase { .. });
     if two_phase && bench.binaries.major() < 15 {
-        outcome.notes.push("subscriptions have two_phase from 15 on".into());
+        outcome.notes.push("subscriptions support two_phase since PostgreSQL 15".into());
         return Ok(outcome);
     }
     let servers = bench.servers(&[], &backlog.subscriber_settings)?;

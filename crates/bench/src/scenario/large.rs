@@ -21,7 +21,7 @@ use crate::workload::Workload;
 const ROWS: u64 = 5_000_000;
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a int, b text)";
 /// Interval of queries on the subscriber after COMMIT was sent.
-const LOOK: Duration = Duration::from_millis(2);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 /// Limit for the time until the rows are visible after that.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
@@ -63,7 +63,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, memory: &str) -> Resul
         let native = format!("{native}, synchronous_commit = on");
         let options = Options { native: &native, synchronous: true, ..Options::default() };
         let mut live = Live::start(bench, &servers, runner, options)?;
-        live.look()?;
+        live.sample_processes()?;
         let (seconds, seen) = bench.clock.time(Phase::Run, || insert_and_see(&servers, rows))?;
         live.catch_up(|_| Ok(()))?;
         note_visible(seen);
@@ -166,7 +166,7 @@ fn see(subscriber: &mut Client, rows: u64, sent: &mpsc::Receiver<Instant>) -> Re
     let sent = sent.recv().context("COMMIT was not sent")?;
     while subscriber.query_one(&last, &[])?.get::<_, i64>(0) == 0 {
         ensure!(sent.elapsed() < PATIENCE, "the subscriber does not show the rows");
-        thread::sleep(LOOK);
+        thread::sleep(SAMPLE_INTERVAL);
     }
     Ok(sent.elapsed().as_secs_f64())
 }

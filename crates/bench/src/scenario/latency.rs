@@ -34,7 +34,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>
     let mut slow = Vec::new();
     bench.alternate(&mut medians, vec![Runner::Native, Runner::Pgapace], |outcome, runner| {
         let mut live = Live::start(bench, &servers, runner, options)?;
-        live.look()?;
+        live.sample_processes()?;
         let started = Instant::now();
         let times = bench.clock.time(Phase::Run, || sample(&servers, samples))?;
         let seconds = started.elapsed().as_secs_f64();

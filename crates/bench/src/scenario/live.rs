@@ -15,7 +15,7 @@ use crate::clock::Phase;
 use crate::environment::{Environment, MARKER, PUBLICATION};
 use crate::measure::{Meter, Role, Usage};
 use crate::outcome::{Outcome, Runner};
-use crate::round::{look_for_processes, run_pgapace};
+use crate::round::{run_pgapace, watch_processes};
 
 /// The publisher's database.
 pub(crate) const DATABASE: &str = "bench";
@@ -30,7 +30,7 @@ pub(crate) const NAME: &str = "bench_subscriber";
 pub(crate) const MEMORY: &str = "logical_decoding_work_mem";
 
 /// Interval of samples under load, long enough not to disturb the run.
-pub(crate) const LOOK: Duration = Duration::from_millis(200);
+pub(crate) const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 /// Limit for the initial copy.
 const START_PATIENCE: Duration = Duration::from_secs(600);
 /// Limit for catching up after the load.
@@ -201,7 +201,7 @@ impl<'a> Live<'a> {
             self.check()?;
             ensure!(
                 started.elapsed() < START_PATIENCE,
-                "{} does not get into step:\n{}",
+                "{} did not start to stream:\n{}",
                 self.runner.name(),
                 self.environment.subscriber.log_tail()
             );
@@ -210,9 +210,9 @@ impl<'a> Live<'a> {
     }
 
     /// Samples the processes; returns an error if the subscriber has failed.
-    pub(crate) fn look(&mut self) -> Result<()> {
+    pub(crate) fn sample_processes(&mut self) -> Result<()> {
         self.check()?;
-        look_for_processes(
+        watch_processes(
             &mut self.meter,
             [&mut self.publisher, &mut self.subscriber],
             NAME,
@@ -277,11 +277,11 @@ impl<'a> Live<'a> {
         let marker: i32 = self.publisher.query_one(&sql, &[])?.get(0);
         let arrived = format!("SELECT count(*) FROM {MARKER} WHERE id = $1");
         let started = Instant::now();
-        let mut looked = started;
+        let mut sampled_at = started;
         while self.subscriber.query_one(&arrived, &[&marker])?.get::<_, i64>(0) == 0 {
-            if looked.elapsed() >= LOOK {
-                looked = Instant::now();
-                self.look()?;
+            if sampled_at.elapsed() >= SAMPLE_INTERVAL {
+                sampled_at = Instant::now();
+                self.sample_processes()?;
                 idle(self)?;
             }
             if started.elapsed() > limit {
@@ -294,7 +294,7 @@ impl<'a> Live<'a> {
 
     /// Stops the subscriber, compares its tables, and removes its objects.
     pub(crate) fn finish(mut self, outcome: &mut Outcome) -> Result<Usage> {
-        self.look()?;
+        self.sample_processes()?;
         let differences = self.bench.clock.time(Phase::Compare, || {
             let tables = published_tables(&mut self.publisher, PUBLICATION)?;
             compare_tables(&mut self.publisher, &mut self.subscriber, &tables)
@@ -309,7 +309,7 @@ impl<'a> Live<'a> {
 
     /// Stops a subscriber that still lags, without comparing its tables.
     pub(crate) fn abandon(mut self) -> Result<Usage> {
-        self.look()?;
+        self.sample_processes()?;
         let usage = self.meter.usage();
         let bench = self.bench;
         bench.clock.time(Phase::Reset, || {

@@ -48,8 +48,8 @@ pub(crate) fn start(environment: &Environment, standby: &mut Cluster) -> Result<
         "SELECT count(*) FROM pg_stat_replication WHERE application_name = '{STANDBY}' \
          AND state = 'streaming' AND replay_lsn >= pg_current_wal_lsn()"
     );
-    let in_step = || Ok(environment.publisher.query_one_text("postgres", &sql)? == "1");
-    Ok(wait_until(PATIENCE, "the standby to be in step", in_step)?)
+    let caught_up = || Ok(environment.publisher.query_one_text("postgres", &sql)? == "1");
+    Ok(wait_until(PATIENCE, "the standby to catch up", caught_up)?)
 }
 
 fn replace_files(from: &Path, to: &Path) -> Result<()> {

@@ -29,7 +29,7 @@ const MOST_WORKERS: u32 = 4;
 const POLL: Duration = Duration::from_millis(10);
 /// A long interval, because querying thousands of tables takes CPU time from the copy.
 const POLL_MANY: Duration = Duration::from_millis(200);
-const LOOK: Duration = Duration::from_millis(200);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 /// Tables per CREATE TABLE batch: each table holds a lock until the end of the transaction.
 const TABLES_AT_ONCE: u64 = 500;
 /// A run without visible progress at its limit gets this multiple of the limit.
@@ -258,16 +258,16 @@ fn native(environment: &Environment, tables: Tables, limit: Duration) -> Result<
         "SELECT coalesce(avg((srsubstate IN ('r', 's'))::int), 1)::float8 FROM pg_subscription_rel",
     )?;
     let poll = if tables.number < 1000 { POLL } else { POLL_MANY };
-    let mut looked = started;
+    let mut sampled_at = started;
     let mut stopped_at = None;
     let seconds = loop {
         let share: f64 = control.query_one(&ready, &[])?.get(0);
         if share >= 1.0 {
             break started.elapsed().as_secs_f64();
         }
-        if looked.elapsed() >= LOOK {
-            looked = Instant::now();
-            look(&mut meter, &mut control, &mut publisher, NATIVE_WORKERS)?;
+        if sampled_at.elapsed() >= SAMPLE_INTERVAL {
+            sampled_at = Instant::now();
+            sample_processes(&mut meter, &mut control, &mut publisher, NATIVE_WORKERS)?;
             if started.elapsed() > limit {
                 stopped_at = Some(share);
                 break started.elapsed().as_secs_f64();
@@ -276,7 +276,7 @@ fn native(environment: &Environment, tables: Tables, limit: Duration) -> Result<
         meter.sample();
         std::thread::sleep(poll);
     };
-    look(&mut meter, &mut control, &mut publisher, NATIVE_WORKERS)?;
+    sample_processes(&mut meter, &mut control, &mut publisher, NATIVE_WORKERS)?;
     meter.sample();
     control.batch_execute("DROP SUBSCRIPTION native").context("cannot drop it")?;
     Ok(Copied { seconds, stopped_at, usage: meter.usage() })
@@ -298,12 +298,12 @@ fn pgapace(environment: &Environment, tables: Tables, bench: &Bench) -> Result<C
     let arguments = ["--until=current", "--analyze=false"];
     let mut process = run_pgapace(environment, bench, databases, "pgapace", &arguments)?;
     meter.watch(Role::Program, process.pid());
-    let mut looked = started;
+    let mut sampled_at = started;
     while process.is_running() {
         meter.sample();
-        if looked.elapsed() >= LOOK {
-            looked = Instant::now();
-            look(&mut meter, &mut control, &mut publisher, PGAPACE_BACKENDS)?;
+        if sampled_at.elapsed() >= SAMPLE_INTERVAL {
+            sampled_at = Instant::now();
+            sample_processes(&mut meter, &mut control, &mut publisher, PGAPACE_BACKENDS)?;
             if started.elapsed() > bench.limit {
                 let sql = "SELECT count(*) FROM pgapace.relation WHERE copied_rows IS NOT NULL";
                 let copied: i64 = control.query_one(sql, &[])?.get(0);
@@ -328,7 +328,7 @@ fn pgapace(environment: &Environment, tables: Tables, bench: &Bench) -> Result<C
 }
 
 /// Samples the walsenders and the processes that apply.
-fn look(
+fn sample_processes(
     meter: &mut Meter,
     subscriber: &mut testbed::postgres::Client,
     publisher: &mut testbed::postgres::Client,

@@ -14,7 +14,7 @@ use crate::environment::{Environment, lsn};
 use crate::outcome::{Direction, Outcome, Run, Runner, median};
 use crate::round::native_options;
 use crate::scenario::lag::Lag;
-use crate::scenario::live::{self, DATABASE, LOOK, Live, Options, ROUND};
+use crate::scenario::live::{self, DATABASE, Live, Options, ROUND, SAMPLE_INTERVAL};
 use crate::workload::{Workload, twophase};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ const SECOND: Duration = Duration::from_secs(1);
 pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Outcome> {
     let mut outcome = bench.outcome(workload, "rate until in step", "tx/s");
     if bench.binaries.major() < 15 {
-        outcome.notes.push("subscriptions have two_phase from 15 on".into());
+        outcome.notes.push("subscriptions support two_phase since PostgreSQL 15".into());
         return Ok(outcome);
     }
     let servers = live::prepare(bench, twophase::SCHEMA, &twophase::load())?;
@@ -136,13 +136,13 @@ fn work(
             .collect();
         let mut watched = Ok(());
         while watched.is_ok() && started.elapsed() < duration {
-            watched = live.look().and_then(|()| sample(live)).and_then(|()| {
+            watched = live.sample_processes().and_then(|()| sample(live)).and_then(|()| {
                 if let Some(positions) = live.positions()? {
                     lag.note(started.elapsed(), positions);
                 }
                 Ok(())
             });
-            thread::sleep(LOOK);
+            thread::sleep(SAMPLE_INTERVAL);
         }
         stop.store(true, Ordering::Relaxed);
         for client in clients {

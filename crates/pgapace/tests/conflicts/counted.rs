@@ -6,12 +6,12 @@ use crate::support::{Case, Tool, on_versions};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 /// The apply settings with which each test runs.
-const WAYS: [&[&str]; 3] = [&[], &["--apply-mode", "row"], &["--preserve-commit-order=false"]];
+const MODES: [&[&str]; 3] = [&[], &["--apply-mode", "row"], &["--preserve-commit-order=false"]];
 
-fn in_every_way(body: impl Fn(Case)) {
-    for way in WAYS {
+fn in_every_mode(body: impl Fn(Case)) {
+    for mode in MODES {
         on_versions(&BOTH, |mut case| {
-            case.tool.args = way.iter().map(|arg| (*arg).to_owned()).collect();
+            case.tool.args = mode.iter().map(|arg| (*arg).to_owned()).collect();
             body(case);
         });
     }
@@ -57,7 +57,7 @@ fn skip(case: &Case) {
 /// transaction remains.
 #[test]
 fn a_conflict_that_stops_is_counted_once() {
-    in_every_way(|case| {
+    in_every_mode(|case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE)");
         case.publisher.sql("INSERT INTO t VALUES (1, 1), (2, 2)");
         case.run_until_current();
@@ -129,7 +129,7 @@ fn other_errors_are_not_counted() {
 /// a plain or a partitioned table.
 #[test]
 fn violations_of_several_unique_indexes_are_one_conflict() {
-    in_every_way(|case| {
+    in_every_mode(|case| {
         case.both(
             "CREATE TABLE t (id int PRIMARY KEY, a int, b text, c int, big text); \
              CREATE TABLE part (id int PRIMARY KEY, a int) PARTITION BY RANGE (id); \
@@ -228,7 +228,7 @@ fn a_rule_for_several_unique_indexes() {
 /// if they are few. With a rule all are recorded.
 #[test]
 fn missing_rows_are_counted_and_recorded() {
-    in_every_way(|mut case| {
+    in_every_mode(|mut case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int)");
         case.publisher.sql("INSERT INTO t SELECT g, 0 FROM generate_series(1, 500) g");
         case.run_until_current();

@@ -5,14 +5,14 @@ use std::fmt::Write;
 use crate::support::{Case, on_versions};
 
 /// The apply settings with which each test runs.
-const WAYS: [&[&str]; 3] = [&[], &["--group-transactions", "1"], &["--apply-mode", "row"]];
+const MODES: [&[&str]; 3] = [&[], &["--group-transactions", "1"], &["--apply-mode", "row"]];
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
 /// Runs a body on each pair of versions with each setting.
-fn in_every_way(rules: &[&str], body: impl Fn(&Case)) {
-    for way in WAYS {
+fn in_every_mode(rules: &[&str], body: impl Fn(&Case)) {
+    for mode in MODES {
         on_versions(&BOTH, |mut case| {
-            case.tool.args = way.iter().map(|arg| (*arg).to_owned()).collect();
+            case.tool.args = mode.iter().map(|arg| (*arg).to_owned()).collect();
             for rule in rules {
                 case.tool.args.extend(["--on-conflict".to_owned(), (*rule).to_owned()]);
             }
@@ -32,7 +32,7 @@ fn transactions(case: &Case, statements: &[&str]) {
 
 /// Rows 1 to 20 exist on both sides, except that the subscriber lacks 5 to 8. It has 31 to 33 in
 /// addition.
-fn apart(case: &Case) {
+fn diverge(case: &Case) {
     case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)");
     case.publisher.sql("INSERT INTO t SELECT g, 10 * g, 'p' FROM generate_series(1, 20) g");
     case.run_until_current();
@@ -58,8 +58,8 @@ fn subscriber_rows(case: &Case, condition: &str) -> Vec<String> {
 fn skip_affects_only_the_conflicting_changes() {
     let rules =
         ["insert_exists=skip", "update_exists=skip", "update_missing=skip", "delete_missing=skip"];
-    in_every_way(&rules, |case| {
-        apart(case);
+    in_every_mode(&rules, |case| {
+        diverge(case);
         transactions(
             case,
             &[
@@ -117,8 +117,8 @@ fn skip_affects_only_the_conflicting_changes() {
 
 #[test]
 fn apply_overwrites_the_existing_row() {
-    in_every_way(&["public.t:insert_exists=apply", "update_missing=apply"], |case| {
-        apart(case);
+    in_every_mode(&["public.t:insert_exists=apply", "update_missing=apply"], |case| {
+        diverge(case);
         transactions(
             case,
             &[
@@ -153,8 +153,8 @@ fn apply_overwrites_the_existing_row() {
 /// conflicts with two rows.
 #[test]
 fn conflicts_with_a_row_of_another_key_stop() {
-    in_every_way(&["insert_exists=apply"], |case| {
-        apart(case);
+    in_every_mode(&["insert_exists=apply"], |case| {
+        diverge(case);
         transactions(
             case,
             &["UPDATE t SET v = 'x' WHERE id = 1", "INSERT INTO t VALUES (41, 310, 'p')"],
@@ -167,8 +167,8 @@ fn conflicts_with_a_row_of_another_key_stop() {
         case.run().expect(9, &["conflict=multiple_unique_conflicts", "(id)=(32)"]);
         assert_eq!(subscriber_rows(case, "id > 30"), ["32|320|t", "33|330|t", "41|310|p"]);
     });
-    in_every_way(&["insert_exists=apply", "multiple_unique_conflicts=skip"], |case| {
-        apart(case);
+    in_every_mode(&["insert_exists=apply", "multiple_unique_conflicts=skip"], |case| {
+        diverge(case);
         transactions(case, &["INSERT INTO t VALUES (32, 330, 'p'), (43, 430, 'p')"]);
         case.run_until_current();
         assert_eq!(conflicts(case), ["multiple_unique_conflicts skip f INSERT (id)=(32) 23505"]);
@@ -182,9 +182,9 @@ fn conflicts_with_a_row_of_another_key_stop() {
 /// Rules for one table do not affect others, and missing rows may stop the run.
 #[test]
 fn rules_apply_to_their_table_only() {
-    in_every_way(&["public.t:insert_exists=skip", "public.t:update_missing=error"], |case| {
+    in_every_mode(&["public.t:insert_exists=skip", "public.t:update_missing=error"], |case| {
         case.both("CREATE TABLE other (id int PRIMARY KEY)");
-        apart(case);
+        diverge(case);
         case.subscriber.sql("INSERT INTO other VALUES (1)");
         transactions(
             case,
@@ -214,7 +214,7 @@ fn rules_apply_to_their_table_only() {
 #[test]
 fn rules_for_foreign_keys_and_exclusion_constraints() {
     let rules = ["foreign_key_violation=skip", "exclusion_violation=skip", "delete_missing=error"];
-    in_every_way(&rules, |case| {
+    in_every_mode(&rules, |case| {
         case.both(
             "CREATE TABLE parent (id int PRIMARY KEY); \
              CREATE TABLE t (id int PRIMARY KEY, parent int REFERENCES parent); \
@@ -267,8 +267,8 @@ fn rules_for_foreign_keys_and_exclusion_constraints() {
 /// Rules never apply to errors that are not conflicts.
 #[test]
 fn other_errors_stop() {
-    in_every_way(&["insert_exists=skip", "update_exists=skip"], |case| {
-        apart(case);
+    in_every_mode(&["insert_exists=skip", "update_exists=skip"], |case| {
+        diverge(case);
         case.subscriber.sql("ALTER TABLE t ADD CHECK (v <> 'bad')");
         transactions(
             case,
@@ -300,7 +300,7 @@ fn rules_apply_to_large_transactions() {
         case.tool.args = ["--memory-limit", "16", "--on-conflict", "insert_exists=skip"]
             .map(str::to_owned)
             .to_vec();
-        apart(&case);
+        diverge(&case);
         case.subscriber
             .sql("INSERT INTO t SELECT g, 10 * g, 't' FROM generate_series(1000, 9000, 1000) g");
         case.publisher.sql(
@@ -327,7 +327,7 @@ fn rules_apply_to_large_transactions() {
 /// publisher's, and partitions.
 #[test]
 fn apply_handles_all_kinds_of_rows() {
-    in_every_way(&["insert_exists=apply"], |case| {
+    in_every_mode(&["insert_exists=apply"], |case| {
         case.both(
             "CREATE TABLE ident (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, v text); \
              CREATE TABLE number (id numeric PRIMARY KEY, v text); \

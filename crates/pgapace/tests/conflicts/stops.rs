@@ -9,7 +9,7 @@ use crate::verbs::json;
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
 /// The second of three transactions conflicts with a row of the subscriber.
-fn in_the_way(case: &Case) {
+fn conflicting_row(case: &Case) {
     case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
     case.publish("FOR TABLE t");
     case.run_until_current();
@@ -39,7 +39,7 @@ fn tell(case: &Case, verb: &str, args: &[&str]) -> Finished {
 #[test]
 fn skip_leaves_out_one_transaction() {
     on_versions(&BOTH, |case| {
-        in_the_way(&case);
+        conflicting_row(&case);
         let failed = case.run();
         failed.expect(9, &["23505", "(id)=(2)", "what is done about insert_exists"]);
         assert_eq!(ids(&case), "1,2");
@@ -87,7 +87,7 @@ fn skip_leaves_out_large_and_inapplicable_transactions() {
 fn an_error_disables_with_disable_on_error() {
     on_versions(&BOTH, |mut case| {
         case.tool.args = vec!["--disable-on-error".to_owned()];
-        in_the_way(&case);
+        conflicting_row(&case);
         let failed = case.run();
         failed.expect(9, &["23505", "(id)=(2)", "pgapace enable"]);
         case.subscriber.sql("DELETE FROM t WHERE id = 2");

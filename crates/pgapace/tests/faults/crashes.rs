@@ -80,7 +80,7 @@ fn immediate_restarts_of_the_subscriber_under_load() -> Result<()> {
         proxy.refuse(false);
         assert!(run.is_running(), "pgapace ended:\n{}", run.log());
     }
-    assert!(lost >= 3, "only {lost} restarts lost commits: the test does not test");
+    assert!(lost >= 3, "only {lost} restarts lost commits: the test has no effect");
     load.stop()?;
     site.catch_up(&mut run)?;
     assert!(reader.stop()? >= 10);

@@ -93,7 +93,7 @@ fn a_kill_inside_a_large_transaction_rolls_it_back() -> Result<()> {
         inside += u32::from(site.subscriber.query_one_text(DB, "SELECT count(*) FROM log")? == "0");
         run = site.spawn_streaming(&program)?;
     }
-    assert!(inside > 0, "the transaction was over each time: the test does not test");
+    assert!(inside > 0, "the transaction had ended each time: the test has no effect");
     std::thread::sleep(Duration::from_millis(100));
     site.catch_up(&mut run)?;
     site.expect_equal(&tables())

@@ -112,12 +112,12 @@ fn a_session_is_lost_between_parts_under_rules() -> Result<()> {
             "SELECT count(*) {session} AND state = 'idle in transaction' \
              AND state_change < now() - interval '1 s'"
         );
-        wait_while_running(&mut run, "all that has come to be applied", PATIENCE, || {
+        wait_while_running(&mut run, "all received changes to be applied", PATIENCE, || {
             Ok(site.subscriber.query_one_text(DB, &waits)? == "1")
         })?;
         let lose = format!("SELECT count(pg_terminate_backend(pid)) {session}");
         assert_eq!(site.subscriber.query_one_text(DB, &lose)?, "1");
-        wait_while_running(&mut run, "the first parts to be gone", PATIENCE, || {
+        wait_while_running(&mut run, "the first parts to be rolled back", PATIENCE, || {
             Ok(site.subscriber.query_one_text(DB, &writes)? == "0")
         })?;
         publisher.hold_streams(false);

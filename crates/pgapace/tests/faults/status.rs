@@ -57,7 +57,7 @@ fn positions_and_keepalives_while_apply_waits_for_a_lock() -> Result<()> {
     let mut written = 0;
     while started.elapsed() < Duration::from_secs(10) {
         let (now, [write, flush, apply]) =
-            walsender(&site)?.expect("the walsender is there all the time");
+            walsender(&site)?.expect("the walsender is always present");
         assert_eq!(now, pid, "the walsender was replaced: a keepalive was not answered in time");
         assert!(flush < blocked, "flush {flush:X} is beyond {before:X}, {blocked:X} is blocked");
         assert!(apply < blocked, "apply {apply:X} is beyond what is visible");
@@ -165,7 +165,7 @@ fn nothing_is_acknowledged_ahead_of_the_stream() -> Result<()> {
         let end = lsn(&site.publisher_lsn()?)?;
         site.catch_up(&mut run)?;
         run.kill9()?;
-        assert!(site.confirmed()? < end, "all of it is acknowledged: the test does not test");
+        assert!(site.confirmed()? < end, "all of it is acknowledged: the test has no effect");
         copying.batch_execute("COMMIT")?;
         expect_no_acknowledgement_ahead(&site, &site.program(), end)?;
         site.expect_equal(&[TableName::from("t"), TableName::from("late")])?;

@@ -41,7 +41,10 @@ fn signals_stop_the_run_under_load() -> Result<()> {
     let mut run = site.spawn(&site.program().args(["--until", &goal]))?;
     expect_exit(&mut run, 0, &[])?;
     let applied = number(site.subscriber.query_one_text(DB, last)?);
-    assert!(applied >= before, "applied up to {applied}, {before} was committed before the goal");
+    assert!(
+        applied >= before,
+        "applied up to {applied}, {before} was committed before the --until position"
+    );
     expect_acknowledged(&site)?;
     let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
     expect_exit(&mut run, 0, &[])?;
@@ -72,7 +75,7 @@ fn until_is_reached_only_when_changes_are_durable() -> Result<()> {
     let mut run = site.spawn_streaming(&site.program().args(["--until", &goal]))?;
     assert!(run.wait_timeout(Duration::from_millis(1500)).is_none(), "too early");
     site.publisher.sql(DB, "INSERT INTO t SELECT generate_series(10000, 10010)")?;
-    assert!(lsn(&site.publisher_lsn()?)? < lsn(&goal)?, "this one is before the goal");
+    assert!(lsn(&site.publisher_lsn()?)? < lsn(&goal)?, "this one is before the --until position");
     // The position lies within this transaction, which therefore commits after it.
     site.publisher.sql(DB, "INSERT INTO t SELECT generate_series(20000, 23000)")?;
     expect_exit(&mut run, 0, &[])?;
@@ -176,7 +179,7 @@ fn a_stop_does_not_wait_for_a_lock() -> Result<()> {
     site.publisher.sql(DB, "INSERT INTO t VALUES (2)")?;
     wait_for_lock(&mut run)?;
     run.terminate()?;
-    assert!(run.wait_timeout(Duration::from_secs(1)).is_none(), "given up at once");
+    assert!(run.wait_timeout(Duration::from_secs(1)).is_none(), "it ended at once");
     run.terminate()?;
     expect_exit(&mut run, 0, &["stopped before the transaction in hand could be ended"])?;
     assert!(started.elapsed() < Duration::from_secs(20), "took {:?}", started.elapsed());

@@ -96,7 +96,7 @@ fn a_failing_subscription_is_reported_and_retried() {
         assert!(status["last_error"].as_str().is_some_and(|error| error.contains("23505")));
         // The other subscription continues.
         two.case.publisher.sql("INSERT INTO good VALUES (1, 'x')");
-        two.wait_for(&mut process, "the other one to go on", |_| two.rows("good") == "1");
+        two.wait_for(&mut process, "the other one to continue", |_| two.rows("good") == "1");
         assert_eq!(two.status("good")["state"], "running");
         // A user removes the conflicting row.
         two.case.subscriber.sql("DELETE FROM bad");
@@ -157,7 +157,7 @@ fn a_dropped_subscription_is_not_created_again() {
         tool.finish("drop", &[]).expect(0, &[]);
         two.wait_for(&mut process, "it to end", |log| events(log, "subscription_ended") > 0);
         two.case.publisher.sql("INSERT INTO good VALUES (1, 'x')");
-        two.wait_for(&mut process, "the other one to go on", |_| two.rows("good") == "1");
+        two.wait_for(&mut process, "the other one to continue", |_| two.rows("good") == "1");
         must(process.terminate());
         must(process.wait(PATIENCE));
         assert_eq!(process.exit_code(), Some(8), "{}", process.log());

@@ -36,7 +36,7 @@ fn sessions_of_workers_are_terminated_under_load() -> Result<()> {
     let log = run.log();
     let reconnects = events(&log, "session_lost");
     assert!(reconnects >= 10, "{reconnects} reconnects after {ended} sessions ended:\n{log}");
-    assert!(!log.contains("retry_in_ms"), "the run began anew:\n{log}");
+    assert!(!log.contains("retry_in_ms"), "the run restarted:\n{log}");
     site.expect_equal_load()
 }
 

@@ -45,7 +45,7 @@ fn write(case: &Case) {
 }
 
 fn wait_until_there(case: &Case, logged: u32) {
-    let there = wait_until(PATIENCE, "commits that nobody has heard of", || {
+    let there = wait_until(PATIENCE, "commits without a reply", || {
         Ok(case.subscriber.value("SELECT count(*) FROM log WHERE n > 0") == logged.to_string())
     });
     must(there);

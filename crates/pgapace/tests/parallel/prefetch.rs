@@ -96,7 +96,7 @@ fn a_lock_of_a_user_does_not_end_prefetch() {
         let more = "INSERT INTO t (v) SELECT g FROM generate_series(1, 2000) g";
         case.publisher.sql(more);
         // More often than there are prefetch sessions.
-        let given_up = testbed::wait_until(PATIENCE, "statements that are given up", || {
+        let given_up = testbed::wait_until(PATIENCE, "cancelled statements", || {
             Ok(process.log().matches("some rows are not read ahead").count() > 4)
         });
         must(given_up);

@@ -114,7 +114,7 @@ fn a_warning_of_the_walsender_triggers_a_check() {
         case.publisher.sql("INSERT INTO other VALUES (500, 0)");
         let there =
             || Ok(case.subscriber.value("SELECT count(*) FROM other WHERE id = 500") == "1");
-        must(wait_until(PATIENCE, "the other table to go on", there));
+        must(wait_until(PATIENCE, "the other table to continue", there));
         case.stop(process);
     });
 }
@@ -224,7 +224,7 @@ fn a_table_recreated_during_a_run_is_stale() {
         case.expect_equal(&["other"]);
         case.tool.finish("resync", &["t"]).expect(0, &[]);
         let ready = || Ok(state(&case, "t") == "ready false");
-        must(wait_until(PATIENCE, "the table to return", ready));
+        must(wait_until(PATIENCE, "the table to be ready again", ready));
         case.publisher.sql("INSERT INTO t VALUES (3, 1)");
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t", "other"]);
@@ -249,7 +249,7 @@ fn a_table_unlogged_during_a_run_is_stale() {
         let blocked = || Ok(state(&case, "t") == "blocked true");
         must(wait_until(PATIENCE, "the table to be blocked", blocked));
         let there = || Ok(case.subscriber.value("SELECT count(*) FROM other") == "1");
-        must(wait_until(PATIENCE, "the other table to go on", there));
+        must(wait_until(PATIENCE, "the other table to continue", there));
         case.stop(process);
         case.tool.finish("resync", &["t"]).expect(0, &[]);
         case.run_until_current();

@@ -150,11 +150,11 @@ fn constraints_of_the_subscriber_are_enforced() {
                 "ALTER TABLE t DROP CONSTRAINT t_a_key",
             ),
         ];
-        for (change, sqlstate, then, mend) in rounds {
+        for (change, sqlstate, then, repair) in rounds {
             case.publisher.sql(change);
             case.publisher.sql(then);
             case.run().expect(9, &[sqlstate, "public.t", "commit LSN"]);
-            case.subscriber.sql(mend);
+            case.subscriber.sql(repair);
             case.run_until_current();
             case.expect_equal(&["t"]);
         }

@@ -203,10 +203,10 @@ fn rows_are_found_as_they_are_stored() {
             case.run_until_current();
             assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
             assert_eq!(native.wait(), Ok(()));
-            for (ours, natives) in
+            for (pgapace, natives) in
                 contents(&case.subscriber, &tables).iter().zip(contents(&native.database, &tables))
             {
-                assert_eq!(*ours, natives, "{mode}");
+                assert_eq!(*pgapace, natives, "{mode}");
             }
         });
     }

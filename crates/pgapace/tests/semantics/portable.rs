@@ -206,11 +206,11 @@ fn travel(case: &mut Case, table: &str, types: &[Values], binary: &str, format: 
     case.tool.args = vec![format!("--binary={binary}")];
     case.run_until_current();
     let expect_equal = |case: &Case, doing: &str| {
-        let (ours, theirs) =
+        let (publisher_rows, subscriber_rows) =
             (contents(&case.subscriber, table, types), contents(&case.publisher, table, types));
-        for (ours, theirs) in ours.iter().zip(&theirs) {
+        for (published, received) in publisher_rows.iter().zip(&subscriber_rows) {
             let (from, to) = (case.publisher.major(), case.subscriber.major());
-            assert_eq!(ours, theirs, "{doing} with --binary={binary}, {from} to {to}");
+            assert_eq!(published, received, "{doing} with --binary={binary}, {from} to {to}");
         }
     };
     expect_equal(case, "copied");

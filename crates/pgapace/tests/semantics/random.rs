@@ -129,9 +129,10 @@ fn narrow(publisher_major: u16, subscriber_major: u16, seed: u64) {
     });
     let native = native.get().expect("a native subscription");
     assert_eq!(native.wait(), Ok(()), "seed {seed}");
-    let (mut theirs, mut ours) = (native.database.connect(), case.subscriber.connect());
-    expect_equal(&mut theirs, &mut ours, &schema.tables).unwrap_or_else(|error| {
-        panic!("seed {seed}, {publisher_major} to {subscriber_major}, native beside ours: {error}")
+    let (mut native_client, mut pgapace_client) =
+        (native.database.connect(), case.subscriber.connect());
+    expect_equal(&mut native_client, &mut pgapace_client, &schema.tables).unwrap_or_else(|error| {
+        panic!("seed {seed}, {publisher_major} to {subscriber_major}, native and pgapace: {error}")
     });
 }
 

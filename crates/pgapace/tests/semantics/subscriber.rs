@@ -189,9 +189,9 @@ fn different_encodings_are_converted() {
                 "SELECT string_agg(encode(convert_to(v || w, '{as_}'), 'hex'), ' ' ORDER BY w COLLATE \"C\") FROM t"
             )
         };
-        let (ours, theirs) =
+        let (publisher_rows, subscriber_rows) =
             (case.publisher.value(&hex(&encoding)), case.subscriber.value(&hex("SQL_ASCII")));
-        assert_eq!(ours, theirs, "{encoding}");
+        assert_eq!(publisher_rows, subscriber_rows, "{encoding}");
     }
     // Valid bytes of an SQL_ASCII database are accepted by a database with an encoding.
     let case = Case::with_databases(15, 18, ascii, "");

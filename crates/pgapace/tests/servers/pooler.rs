@@ -39,8 +39,8 @@ fn expect_nothing_left(pooler: &Pooler, case: &Case) {
         });
         assert_eq!(found.as_deref(), Some(value), "{setting}");
     }
-    let ours = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'";
-    assert_eq!(case.subscriber.value(ours), "0");
+    let schema_count = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'";
+    assert_eq!(case.subscriber.value(schema_count), "0");
     assert_eq!(
         case.publisher
             .value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"),
@@ -92,8 +92,8 @@ fn a_pooler_as_publisher_is_refused() {
                 let checked = tool.finish("check", &[]);
                 checked.expect(4, &[]);
                 assert!(checked.stdout.contains("connection pooler"), "{}", checked.stdout);
-                let ours = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'";
-                assert_eq!(case.subscriber.value(ours), "0");
+                let schema_count = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'";
+                assert_eq!(case.subscriber.value(schema_count), "0");
             }
         }
     });

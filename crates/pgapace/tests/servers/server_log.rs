@@ -99,7 +99,7 @@ impl Watched {
             "SELECT count(*) FROM pgapace.relation WHERE table_name = '{table}' \
              AND state = 'ready' AND requested IS NULL"
         );
-        wait_while_running(run, &format!("{table} to join"), PATIENCE, || {
+        wait_while_running(run, &format!("{table} to be ready"), PATIENCE, || {
             Ok(self.site.subscriber.query_one_text(DB, &sql)? == "1")
         })
     }

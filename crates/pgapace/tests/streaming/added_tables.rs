@@ -47,7 +47,7 @@ fn wait_for_the_copy(case: &Case, process: &mut Process) {
 fn wait_for_the_join(case: &Case, process: &mut Process) {
     let joined = "SELECT count(*) = 1 FROM pgapace.relation \
                   WHERE table_name = 'late' AND sync_lsn IS NOT NULL AND catch_up IS NULL";
-    wait_for(case, process, "the table to join", joined);
+    wait_for(case, process, "the table to be ready", joined);
 }
 
 fn wait_for_small(case: &Case, process: &mut Process, id: i32) {

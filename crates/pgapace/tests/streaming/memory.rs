@@ -30,8 +30,8 @@ fn rows(from: u64, count: u64) -> String {
     )
 }
 
-/// Runs `load` in each mode. Peak memory stays below the limit plus `beside`.
-fn stays_below(beside: u64, load: impl Fn(&Site, u64) -> Result<()>) -> Result<()> {
+/// Runs `load` in each mode. Peak memory stays below the limit plus `additional`.
+fn stays_below(additional: u64, load: impl Fn(&Site, u64) -> Result<()>) -> Result<()> {
     if !long() {
         return Ok(());
     }
@@ -43,7 +43,7 @@ fn stays_below(beside: u64, load: impl Fn(&Site, u64) -> Result<()>) -> Result<(
         site.catch_up(&mut run)?;
         let peak = peak(&run)?;
         eprintln!("streaming {mode}: peak {peak} MB");
-        assert!(peak <= LIMIT + FIXED + beside, "streaming {mode}: {peak} MB");
+        assert!(peak <= LIMIT + FIXED + additional, "streaming {mode}: {peak} MB");
         run.kill9()?;
         site.expect_equal(&[TableName::from("t")])?;
     }

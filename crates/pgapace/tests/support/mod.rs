@@ -164,7 +164,7 @@ impl Finished {
     pub(crate) fn expect(&self, code: i32, named: &[&str]) -> &Self {
         assert_eq!(self.code, Some(code), "{}", self.log);
         for text in named {
-            assert!(self.log.contains(text), "the log does not say {text:?}:\n{}", self.log);
+            assert!(self.log.contains(text), "the log does not contain {text:?}:\n{}", self.log);
         }
         self
     }

@@ -72,7 +72,7 @@ fn tables_that_cannot_be_copied_are_blocked() {
         // A periodic check finds that the cause was removed.
         case.subscriber.sql("DELETE FROM filled; CREATE TABLE absent (id int PRIMARY KEY)");
         let ready = with_state("ready", "absent filled first");
-        wait_for(&case, &mut process, "the mended tables to be copied", &ready);
+        wait_for(&case, &mut process, "the repaired tables to be copied", &ready);
         assert!(process.events("table_unblocked") > 0, "{}", process.log());
         case.publisher.sql(changes);
         case.wait_until_applied(&mut process);
@@ -138,7 +138,12 @@ fn an_apply_error_blocks_its_table_with_on_table_error_block() {
         case.run().expect(6, &["public.a", "public.c"]);
         let mut process = case.start();
         case.tool.finish("resync", &["a", "c"]).expect(0, &[]);
-        wait_for(&case, &mut process, "the tables to return", &with_state("ready", "a b c"));
+        wait_for(
+            &case,
+            &mut process,
+            "the tables to be ready again",
+            &with_state("ready", "a b c"),
+        );
         case.publisher
             .sql("INSERT INTO a VALUES (44); INSERT INTO c VALUES (2); INSERT INTO b VALUES (3)");
         case.wait_until_applied(&mut process);
@@ -169,13 +174,18 @@ fn a_lock_on_an_added_table_delays_no_other_table() {
         // Its first change does not wait for the lock either.
         case.publisher.sql("INSERT INTO locked VALUES (1); INSERT INTO first VALUES (1)");
         let first = "SELECT count(*) = 1 FROM first";
-        wait_for(&case, &mut process, "the other table to go on", first);
+        wait_for(&case, &mut process, "the other table to continue", first);
         wait_for_a_waiter(&case, &mut process, "relation");
         case.publisher.sql("INSERT INTO locked VALUES (2); INSERT INTO first VALUES (2)");
         let second = "SELECT count(*) = 2 FROM first";
-        wait_for(&case, &mut process, "the other table to go on", second);
+        wait_for(&case, &mut process, "the other table to continue", second);
         must(locking.batch_execute("COMMIT"));
-        wait_for(&case, &mut process, "the table to join", &with_state("ready", "first locked"));
+        wait_for(
+            &case,
+            &mut process,
+            "the table to be ready",
+            &with_state("ready", "first locked"),
+        );
         case.wait_until_applied(&mut process);
         case.expect_equal(&["first", "locked"]);
         assert_eq!(case.statistic("restarts"), restarts, "{}", process.log());
@@ -212,7 +222,12 @@ fn tables_are_blocked_while_catching_up_and_in_a_truncate_of_several() {
         case.expect_equal(&["a", "b"]);
         case.subscriber.sql("ALTER TABLE late DROP CONSTRAINT late_id_check");
         case.tool.finish("resync", &["late"]).expect(0, &[]);
-        wait_for(&case, &mut process, "the table to return", &with_state("ready", "a b late"));
+        wait_for(
+            &case,
+            &mut process,
+            "the table to be ready again",
+            &with_state("ready", "a b late"),
+        );
         case.wait_until_applied(&mut process);
         case.expect_equal(&["a", "b", "late"]);
         case.stop(process);

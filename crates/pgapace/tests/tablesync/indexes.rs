@@ -77,8 +77,8 @@ fn recreated(before: &[String], after: &[String]) -> Vec<String> {
         rows.iter().map(|row| row.split('|').next().unwrap_or_default().to_owned()).collect()
     };
     assert_eq!(names(before), names(after));
-    let anew: Vec<_> = after.iter().filter(|row| !before.contains(row)).cloned().collect();
-    names(&anew)
+    let new: Vec<_> = after.iter().filter(|row| !before.contains(row)).cloned().collect();
+    names(&new)
 }
 
 /// Only indexes that can be recreated identically are dropped. Indexes with additional properties

@@ -244,7 +244,7 @@ fn resync_and_refresh_while_a_table_is_added() {
         drop(changing);
         let joined = "SELECT count(*) = 1 FROM pgapace.relation WHERE table_name = 'wide' \
                       AND requested IS NULL AND state = 'ready'";
-        wait_for(&case, &mut process, "the table to join", joined);
+        wait_for(&case, &mut process, "the table to be ready", joined);
         case.publisher.sql(&format!("{update}; INSERT INTO other VALUES (1)"));
         case.wait_until_applied(&mut process);
         case.expect_equal(&["wide", "other"]);

@@ -47,7 +47,7 @@ fn a_slot_is_adopted_after_a_kill_before_it_was_recorded() {
         must(locker.batch_execute("BEGIN; LOCK TABLE pgapace.progress IN SHARE MODE"));
         let log = std::env::temp_dir().join(format!("{}-{}.log", tool.name, std::process::id()));
         let mut process = tool.start(PathBuf::from(&log));
-        must(wait_until(PATIENCE, "the slot to be made", || {
+        must(wait_until(PATIENCE, "the slot to be created", || {
             Ok(slots(&case, "temporary", &tool) == ["f"])
         }));
         must(process.kill9());
@@ -90,15 +90,15 @@ fn a_slot_of_another_user_is_never_dropped() {
         let make =
             format!("SELECT pg_create_logical_replication_slot('{}', 'pgoutput')", tool.name);
         case.publisher.sql(&make);
-        let theirs = slots(&case, "plugin, confirmed_flush_lsn", &tool);
+        let before = slots(&case, "plugin, confirmed_flush_lsn", &tool);
         for _ in 0..2 {
             tool.run()
                 .expect(7, &["exists on the publisher", "HINT:", "pg_drop_replication_slot("]);
-            assert_eq!(slots(&case, "plugin, confirmed_flush_lsn", &tool), theirs);
+            assert_eq!(slots(&case, "plugin, confirmed_flush_lsn", &tool), before);
             assert_eq!(case.subscriber.value("SELECT count(*) FROM u"), "0");
         }
         tool.finish("drop", &[]).expect(0, &["event=\"slot_left\""]);
-        assert_eq!(slots(&case, "plugin, confirmed_flush_lsn", &tool), theirs);
+        assert_eq!(slots(&case, "plugin, confirmed_flush_lsn", &tool), before);
         // The command in the hint works.
         drop_slot(&case, &tool);
         tool.run_until_current();
@@ -116,11 +116,9 @@ fn a_slot_of_another_user_that_appears_during_setup_is_never_dropped() {
         must(writer.batch_execute("BEGIN; INSERT INTO t VALUES (1, 'open')"));
         let log = std::env::temp_dir().join(format!("{}-{}.log", tool.name, std::process::id()));
         let mut process = tool.start(PathBuf::from(&log));
-        must(wait_until(
-            PATIENCE,
-            "a slot to be made",
-            || Ok(!slots(&case, "1", &tool).is_empty()),
-        ));
+        must(wait_until(PATIENCE, "a slot to be created", || {
+            Ok(!slots(&case, "1", &tool).is_empty())
+        }));
         // The creation of a physical slot does not wait for transactions.
         let make = format!("SELECT pg_create_physical_replication_slot('{}')", tool.name);
         case.publisher.sql(&make);

@@ -64,7 +64,7 @@ pub(crate) fn wait_for_a_waiter(case: &Case, process: &mut Process, lock: &str) 
 
 pub(super) fn other_has(case: &Case, process: &mut Process, rows: u32) {
     let sql = format!("SELECT count(*) = {rows} FROM other");
-    wait_for(case, process, "the other table to go on", &sql);
+    wait_for(case, process, "the other table to continue", &sql);
 }
 
 fn acknowledged(case: &Case) -> String {
@@ -157,7 +157,7 @@ fn until_waits_for_a_copy_and_a_stop_does_not() {
         std::thread::scope(|scope| {
             let run = scope.spawn(|| case.tool.run());
             let mut look = case.subscriber.connect();
-            must(wait_until(PATIENCE, "the other table to go on", || {
+            must(wait_until(PATIENCE, "the other table to continue", || {
                 Ok(look.query_one("SELECT count(*) FROM other", &[])?.get::<_, i64>(0) == 20)
             }));
             std::thread::sleep(Duration::from_millis(300));
@@ -272,7 +272,7 @@ fn a_synchronous_publisher_does_not_wait_for_a_copy() -> Result<()> {
             "UPDATE late SET v = v + 1 WHERE id = 4; INSERT INTO other VALUES (100)",
         )?;
         let joined = "SELECT count(*) = 1 FROM pgapace.relation WHERE table_name = 'late' AND sync_lsn IS NOT NULL AND catch_up IS NULL";
-        wait_while_running(&mut run, "the table to join", LONG, || {
+        wait_while_running(&mut run, "the table to be ready", LONG, || {
             Ok(look.query_one(joined, &[])?.get(0))
         })?;
         site.catch_up(&mut run)?;
@@ -328,7 +328,7 @@ fn tables_are_added_under_load_and_kills() -> Result<()> {
         assert!(early > 0, "no attempt ended before the tables joined");
         write(200, &mut random)?;
         let mut subscriber = site.subscriber.connect(DB)?;
-        wait_while_running(&mut run, "the tables to join", LONG, || {
+        wait_while_running(&mut run, "the tables to be ready", LONG, || {
             Ok(subscriber.query_one(joined, &[])?.get(0))
         })?;
         write(100, &mut random)?;

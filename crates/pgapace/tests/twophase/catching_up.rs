@@ -23,7 +23,7 @@ fn transactions_of_a_table_that_catches_up_are_held() {
 
         drop(applying);
         let joined = "SELECT count(*) = 0 FROM pgapace.relation WHERE catch_up IS NOT NULL";
-        wait_for(&case, &mut process, "the tables to join", joined);
+        wait_for(&case, &mut process, "the tables to be ready", joined);
         wait_until_prepared(&case, 2);
         resolve(&case, "COMMIT", "late");
         resolve(&case, "COMMIT", "other");

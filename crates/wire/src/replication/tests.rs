@@ -206,7 +206,7 @@ fn naps_only_while_data_flows() {
             return;
         }
     }
-    panic!("every lone message took a nap");
+    panic!("every single message was delayed by a nap");
 }
 
 /// Only [`Haste::None`] makes naps longer, and only while much data arrives.

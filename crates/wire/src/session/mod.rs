@@ -23,7 +23,7 @@ use crate::stream::Buffered;
 use crate::version::ServerVersion;
 
 /// Round trips that [`Session::measure_round_trip`] makes at most.
-const LOOKS: usize = 8;
+const MAX_ROUND_TRIPS: usize = 8;
 
 /// A session on a server. Its calls block, and one thread at a time can use it.
 ///
@@ -211,7 +211,7 @@ impl Session {
         if self.local {
             return Ok(Duration::ZERO);
         }
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_ROUND_TRIPS {
             if self.round_trip < enough {
                 break;
             }

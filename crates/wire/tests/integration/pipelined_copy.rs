@@ -27,7 +27,7 @@ fn queue_copy(session: &mut Session, rows: usize, bad: Option<usize>) {
     queue(session, "copy");
     session.queue_copy_data(|data| {
         for row in 0..rows {
-            data.put(b"this row is taken back");
+            data.put(b"this row is undone");
             assert_eq!(data.row_len(), 22);
             data.undo_row();
             let number = if bad == Some(row) { "x".to_owned() } else { row.to_string() };

@@ -141,7 +141,7 @@ fn a_lone_transaction_arrives_at_once() {
         worst = worst.max(committed.elapsed());
         total += committed.elapsed();
     }
-    println!("lone transaction: mean {:?}, worst {worst:?}", total / 20);
+    println!("single transaction: mean {:?}, worst {worst:?}", total / 20);
     assert!(total / 20 < Duration::from_millis(100));
 }
 
