@@ -1,15 +1,15 @@
-//! Why a server does not let us in, and what the user can do about it.
+//! Hints for failed connection attempts: why the server refused, and what the user can do.
 //!
-//! One SQLSTATE has several reasons, and messages may come in any language: the routine of the server
-//! that has raised the error tells them from each other.
+//! One SQLSTATE has several causes, and messages may be in any language. The name of the server
+//! routine that raised the error tells the causes apart.
 
 use wire::{ConnInfo, quote_ident};
 
 use crate::error::Failure;
 use crate::pooler::{self, Side};
 
-/// Gives the failure of a connection attempt its hint. `replication`: what was asked for is a session
-/// of a walsender.
+/// Adds the hint to the failure of a connection attempt. `replication` means that a walsender
+/// session was requested.
 pub(crate) fn explain(
     side: Side,
     failure: Failure,
@@ -26,8 +26,8 @@ pub(crate) fn explain(
     let replicates = matches!(side, Side::Publisher);
     let hint = match (failure.sqlstate.as_deref(), routine) {
         (Some("28000"), Some("ClientAuthentication")) if replicates => format!(
-            "Allow role {role} in pg_hba.conf: logical replication matches the database's name, not \
-             the keyword replication. Then: SELECT pg_reload_conf();"
+            "Allow role {role} in pg_hba.conf: logical replication matches the database's name, \
+             not the keyword replication. Then: SELECT pg_reload_conf();"
         ),
         (Some("28000"), Some("ClientAuthentication")) => format!(
             "Allow role {role} and database {database} in pg_hba.conf. Then: SELECT \
@@ -36,16 +36,16 @@ pub(crate) fn explain(
         (Some("28000"), Some("InitializeSessionUserId")) => {
             let replication = if replicates { " REPLICATION" } else { "" };
             format!(
-                "CREATE ROLE {role} LOGIN{replication}; or, if it is there: ALTER ROLE {role} \
-                 LOGIN{replication}; or name another one in the connection string."
+                "CREATE ROLE {role} LOGIN{replication}; or, if it exists: ALTER ROLE {role} \
+                 LOGIN{replication}; or use another role in the connection string."
             )
         }
         (Some("28P01"), _) => format!(
-            "Check the user ({role}) and its password: in the connection string, PGPASSWORD, or the \
-             password file."
+            "Check user {role} and its password: in the connection string, in PGPASSWORD, or in \
+             the password file."
         ),
         (Some("3D000"), _) => "Check dbname in the connection string: SELECT datname FROM \
-                               pg_database; lists what there is."
+                               pg_database; lists the databases."
             .to_owned(),
         (Some("42501"), Some("CheckMyDatabase")) => {
             format!("GRANT CONNECT ON DATABASE {database} TO {role};")
@@ -58,9 +58,13 @@ pub(crate) fn explain(
             format!("ALTER ROLE {role} CONNECTION LIMIT -1;")
         }
         (Some("53300"), _) if replicates => {
-            "Raise max_wal_senders or max_connections on the publisher.".to_owned()
+            "On the publisher: ALTER SYSTEM SET max_wal_senders = … (or max_connections = …); \
+             then restart it."
+                .to_owned()
         }
-        (Some("53300"), _) => "Raise max_connections on the subscriber.".to_owned(),
+        (Some("53300"), _) => {
+            "On the subscriber: ALTER SYSTEM SET max_connections = …; then restart it.".to_owned()
+        }
         _ => return failure,
     };
     failure.hint(hint)

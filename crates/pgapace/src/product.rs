@@ -1,13 +1,15 @@
-//! What a server is, by what it says of itself: many speak PostgreSQL's protocol and SQL without being
-//! PostgreSQL. Exactly once, the order of commits and what a lock keeps out rest on how PostgreSQL
-//! works inside, so a server of which it is known that it works otherwise is refused, and one that
-//! nobody has tried is named.
+//! Detection of other products, by `version()`. Many servers speak PostgreSQL's protocol and SQL
+//! without being PostgreSQL.
+//!
+//! Exactly-once apply, the commit order and the effect of locks depend on how PostgreSQL works
+//! internally. So pgapace refuses servers that are known to work differently, and names products
+//! that it was not tested with.
 
 use crate::error::{Class, Failure};
 use crate::pooler::Side;
 
-/// What `version()` of a product has, and its name. They do not have PostgreSQL's transactions,
-/// locks or WAL.
+/// Part of the `version()` of a product, and its name. These products do not have PostgreSQL's
+/// transactions, locks or WAL.
 const OTHER: [(&str, &str); 12] = [
     ("-YB-", "YugabyteDB"),
     ("Greenplum", "Greenplum"),
@@ -23,7 +25,7 @@ const OTHER: [(&str, &str); 12] = [
     ("CrateDB", "CrateDB"),
 ];
 
-/// The same for products that are made from PostgreSQL's sources, with changes.
+/// The same for products that are derived from PostgreSQL's sources.
 const CHANGED: [(&str, &str); 5] = [
     ("EnterpriseDB", "EDB Postgres"),
     ("Babelfish", "Babelfish"),
@@ -32,18 +34,18 @@ const CHANGED: [(&str, &str); 5] = [
     ("OrioleDB", "OrioleDB"),
 ];
 
-/// What a server is.
+/// The product of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Product {
     PostgreSql,
-    /// Made from its sources; pgapace is not tested with it.
+    /// Derived from PostgreSQL; pgapace is not tested with it.
     Changed(&'static str),
-    /// Something else.
+    /// Not PostgreSQL.
     Other(&'static str),
 }
 
 impl Product {
-    /// By the text of `version()`.
+    /// Recognizes a product by its `version()`.
     pub(crate) fn of(version: &str) -> Self {
         let find = |names: &[(&str, &'static str)]| {
             names.iter().find(|(mark, _)| version.contains(mark)).map(|(_, name)| *name)

@@ -1,7 +1,7 @@
-//! `check`: everything that would keep a subscription from working, at once.
+//! `check`: finds everything that would keep a subscription from working, in one pass.
 //!
-//! The checks read; they change nothing on either side. Each group stands alone: one that fails
-//! becomes a finding, and the others go on.
+//! The checks only read; they change nothing on either server. The groups of checks are
+//! independent: if one fails, the failure becomes a finding, and the others continue.
 
 mod program;
 mod publisher;
@@ -28,10 +28,10 @@ use crate::subscriber::state::progress::Followed;
 use crate::subscriber::state::{RelationState, Subscription};
 use report::{Report, Reporter, Side};
 
-/// What the subscriber already knows of the subscription.
+/// The subscription's state on the subscriber.
 #[derive(Debug, Default)]
 struct Known {
-    /// The database role of the subscriber session, quoted.
+    /// The quoted name of the subscriber session's role.
     role: String,
     row: Option<Subscription>,
     relations: Vec<RelationState>,
@@ -48,7 +48,7 @@ impl Known {
         copy_data && self.relations.iter().find(same).is_none_or(|r| r.sync_lsn.is_none())
     }
 
-    /// Whether a run finds rows in this table that an interrupted one left, and empties it first.
+    /// Whether a run would empty this table first, because an interrupted copy left rows in it.
     fn is_emptied(&self, table: &PublishedTable) -> bool {
         let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
         self.relations.iter().find(same).is_some_and(RelationState::is_partly_copied)
@@ -60,12 +60,13 @@ pub(crate) fn check(config: &Config) -> Report {
     let mut report = Report::new(&config.name);
     let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
-    let source = reach(&mut report, Side::Publisher, publisher.connect_to_look());
-    let sink = reach(&mut report, Side::Subscriber, subscriber.connect(Purpose::Look));
+    let publisher_session = reach(&mut report, Side::Publisher, publisher.connect_to_look());
+    let subscriber_session =
+        reach(&mut report, Side::Subscriber, subscriber.connect(Purpose::Look));
 
     program::check(config, &mut Reporter { report: &mut report, side: Side::Program });
     let mut subscriber_side = None;
-    if let Some(mut session) = sink {
+    if let Some(mut session) = subscriber_session {
         let mut reporter = Reporter { report: &mut report, side: Side::Subscriber };
         if let Some(known) = subscriber::check(&mut session, config, &mut reporter) {
             subscriber_side = Some((session, known));
@@ -74,7 +75,7 @@ pub(crate) fn check(config: &Config) -> Report {
     let nothing = Known::default();
     let known = subscriber_side.as_ref().map_or(&nothing, |(_, known)| known);
     let mut publisher_side = None;
-    if let Some(mut session) = source {
+    if let Some(mut session) = publisher_session {
         let mut reporter = Reporter { report: &mut report, side: Side::Publisher };
         if let Some(tables) =
             publisher::check(&mut session, &publisher, config, known, &mut reporter)
@@ -82,17 +83,23 @@ pub(crate) fn check(config: &Config) -> Report {
             publisher_side = Some((session, tables));
         }
     }
-    if let (Some((sink, known)), Some((source, published))) =
+    if let (Some((subscriber_session, known)), Some((publisher_session, published))) =
         (&mut subscriber_side, &mut publisher_side)
     {
         let mut reporter = Reporter { report: &mut report, side: Side::Subscriber };
-        reporter.group("database", |reporter| not_the_same(source, sink, reporter));
-        reporter.group("two_phase", |reporter| two_phase(source, sink, config, reporter));
-        tables::check(sink, config, known, published, &mut reporter);
-        reporter.group("types", |reporter| tables::enums(source, sink, published, reporter));
+        reporter.group("database", |reporter| {
+            not_the_same(publisher_session, subscriber_session, reporter)
+        });
+        reporter.group("two_phase", |reporter| {
+            two_phase(publisher_session, subscriber_session, config, reporter)
+        });
+        tables::check(subscriber_session, config, known, published, &mut reporter);
+        reporter.group("types", |reporter| {
+            tables::enums(publisher_session, subscriber_session, published, reporter)
+        });
         if !config.copy.schema {
             reporter.group("sequences", |reporter| {
-                sequences(source, sink, config, published, reporter)
+                sequences(publisher_session, subscriber_session, config, published, reporter)
             });
         }
     }
@@ -110,18 +117,18 @@ fn reach(report: &mut Report, side: Side, session: Result<Session>) -> Option<Se
     }
 }
 
-/// Sequences that the copy, and `pgapace sequences`, cannot set.
+/// Reports sequences that the copy and `pgapace sequences` cannot set.
 fn sequences(
-    source: &mut Session,
-    sink: &mut Session,
+    publisher_session: &mut Session,
+    subscriber_session: &mut Session,
     config: &Config,
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     const SHOWN: usize = 10;
-    let found = sequences::read(source, &config.publications, published, Chosen::All)?;
+    let found = sequences::read(publisher_session, &config.publications, published, Chosen::All)?;
     let options = SetOptions { dry_run: true, ..SetOptions::default() };
-    let report = sequences::set(sink, &found, &options)?;
+    let report = sequences::set(subscriber_session, &found, &options)?;
     let failed = report.sequences.iter().filter(|one| one.failed());
     let reasons: Vec<_> = failed.filter_map(|one| one.reason()).collect();
     match reasons.len() {
@@ -136,20 +143,20 @@ fn sequences(
     Ok(())
 }
 
-/// Names a server that is made from PostgreSQL's sources, and functions that a server lacks. Something
-/// else than PostgreSQL gives no session.
+/// Reports a server that is derived from PostgreSQL, and functions that the server lacks. To a
+/// server that is not PostgreSQL, there is no session to check.
 fn genuine(
     session: &mut Session,
     side: Side,
     functions: &[&str],
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
-    let version = one(session, side, "SELECT pg_catalog.version()", "asking for its version")?;
+    let version = one(session, side, "SELECT pg_catalog.version()", "reading its version")?;
     if let Product::Changed(name) = Product::of(&version) {
         reporter.warn(
             "product",
             format!(
-                "it is {name}, made from PostgreSQL's sources with changes ({version}): pgapace is \
+                "the server is {name}, derived from PostgreSQL ({version}): pgapace is \
                  not tested with it"
             ),
         );
@@ -168,34 +175,36 @@ fn genuine(
         let missing = missing.join(", ");
         reporter.block(
             "product",
-            format!("it lacks functions that every PostgreSQL has: {missing}. Is it PostgreSQL?"),
+            format!("the server lacks functions of PostgreSQL: {missing}. Is it PostgreSQL?"),
         );
     }
     Ok(())
 }
 
-/// A subscription from a database into itself would apply its own changes for ever.
+/// Reports a subscription from a database to itself, which would apply its own changes forever.
 fn not_the_same(
-    source: &mut Session,
-    sink: &mut Session,
+    publisher_session: &mut Session,
+    subscriber_session: &mut Session,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
-    // The system identifier alone is not enough: a clone has the same.
+    // The system identifier alone is not enough, because a physical copy has the same.
     let sql = "SELECT pg_catalog.current_database(), pg_catalog.pg_postmaster_start_time(), \
                (SELECT system_identifier FROM pg_catalog.pg_control_system())";
     let who = |session: &mut Session, failed: &dyn Fn(&wire::Error) -> Failure| {
         let rows = session.query(sql, &[]).map_err(|e| failed(&e))?;
-        let row = rows.first().ok_or_else(|| Failure::internal("no database"))?;
+        let row = rows.first().ok_or_else(|| {
+            Failure::internal("the query for the current database returned no row")
+        })?;
         Ok([0, 1, 2].map(|column| row.get(column).map(str::to_owned)))
     };
-    let doing = "looking at which database it is";
-    let publisher: [_; 3] = who(source, &|e| Failure::publisher(e, doing))?;
-    let subscriber = who(sink, &|e| Failure::subscriber(e, doing))?;
+    let doing = "reading the identity of the database";
+    let publisher: [_; 3] = who(publisher_session, &|e| Failure::publisher(e, doing))?;
+    let subscriber = who(subscriber_session, &|e| Failure::subscriber(e, doing))?;
     if publisher == subscriber {
         reporter.block(
             "database",
-            "publisher and subscriber are the same database: its changes would be applied to it again. \
-             Give another database in --subscriber",
+            "publisher and subscriber are the same database: changes would be applied to it again. \
+             Set --subscriber to another database",
         );
     } else {
         reporter.ok("database", "publisher and subscriber are different databases");
@@ -203,17 +212,17 @@ fn not_the_same(
     Ok(())
 }
 
-/// Whether the subscriber can prepare what the publisher prepares.
+/// Reports whether the subscriber can prepare the publisher's prepared transactions.
 fn two_phase(
-    source: &mut Session,
-    sink: &mut Session,
+    publisher_session: &mut Session,
+    subscriber_session: &mut Session,
     config: &Config,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     const NAME: &str = "max_prepared_transactions";
     let is_two_phase = match config.two_phase {
         Some(two_phase) => two_phase,
-        None => slot::find(source, &config.slot)?.is_some_and(|slot| slot.two_phase),
+        None => slot::find(publisher_session, &config.slot)?.is_some_and(|slot| slot.two_phase),
     };
     if !is_two_phase {
         return Ok(());
@@ -221,28 +230,29 @@ fn two_phase(
     let most = |session: &mut Session, side| -> Result<i64> {
         Ok(Settings::read(session, side, &[NAME])?.number(NAME).unwrap_or(0))
     };
-    let (needed, there) = (most(source, Side::Publisher)?, most(sink, Side::Subscriber)?);
+    let (needed, available) =
+        (most(publisher_session, Side::Publisher)?, most(subscriber_session, Side::Subscriber)?);
     let sql = format!("ALTER SYSTEM SET {NAME} = {needed}; -- then restart the subscriber");
-    if there == 0 && needed > 0 {
+    if available == 0 && needed > 0 {
         reporter
             .warn(
                 NAME,
                 format!(
-                    "{NAME} is 0: a transaction that stays prepared keeps the slot from moving on, \
-                     and a publisher that waits for this subscription is refused"
+                    "{NAME} is 0: a transaction that stays prepared keeps the slot from advancing, \
+                     and a publisher whose commits wait for this subscription is refused"
                 ),
             )
             .sql(sql);
-    } else if there < needed {
-        let what = format!("{NAME} is {there}, and {needed} on the publisher");
+    } else if available < needed {
+        let what = format!("{NAME} is {available}, and {needed} on the publisher");
         reporter.warn(NAME, what).sql(sql);
     } else {
-        reporter.ok(NAME, format!("{NAME} is {there}, and {needed} on the publisher"));
+        reporter.ok(NAME, format!("{NAME} is {available}, and {needed} on the publisher"));
     }
     Ok(())
 }
 
-/// Server settings by name: the raw number and the text for people.
+/// Server settings by name: the raw value, and the text for output.
 #[derive(Debug)]
 struct Settings(HashMap<String, (String, String)>);
 
@@ -280,14 +290,15 @@ fn failed(side: Side, error: &wire::Error, doing: &str) -> Failure {
     }
 }
 
-/// The first value of the first row.
+/// Returns the first value of the first row.
 fn one(session: &mut Session, side: Side, sql: &str, doing: &str) -> Result<String> {
     let rows = session.query(sql, &[]).map_err(|e| failed(side, &e, doing))?;
-    let row = rows.first().ok_or_else(|| Failure::internal("a query returned no row"))?;
+    let row =
+        rows.first().ok_or_else(|| Failure::internal("a query for one value returned no row"))?;
     field(&row, 0)
 }
 
-/// A connection string for commands that are shown: without secrets.
+/// A connection string without secrets, for commands in the output.
 fn shown_conninfo(info: &ConnInfo) -> String {
     let keys = ["host", "hostaddr", "port", "user", "dbname"];
     let parts: Vec<_> = keys

@@ -1,4 +1,4 @@
-//! Where the program runs: the spool.
+//! Checks of the machine where pgapace runs: the spool directory.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::config::{Streaming, Subscription as Config};
 use crate::spool::{Spool, default_directory};
 
 const TOPIC: &str = "spool";
-/// Less than this is soon used up by one large transaction.
+/// In bytes. One large transaction can soon use up less space than this.
 const LITTLE: u64 = 1 << 30;
 
 pub(super) fn check(config: &Config, reporter: &mut Reporter<'_>) {
@@ -23,14 +23,14 @@ pub(super) fn check(config: &Config, reporter: &mut Reporter<'_>) {
         } else {
             reporter.warn(
                 TOPIC,
-                format!("{failure}. A run that needs it will stop; give --spool-directory"),
+                format!("{failure}. A run that needs the spool will stop; set --spool-directory"),
             );
         }
         return;
     }
     let free = statvfs(&directory).map(|volume| volume.f_bavail.saturating_mul(volume.f_frsize));
     let Ok(free) = free else {
-        reporter.ok(TOPIC, format!("files can be made in {shown}"));
+        reporter.ok(TOPIC, format!("files can be created in {shown}"));
         return;
     };
     let wanted = config.spool_limit.unwrap_or(LITTLE);
@@ -40,12 +40,12 @@ pub(super) fn check(config: &Config, reporter: &mut Reporter<'_>) {
         reporter.warn(
             TOPIC,
             format!(
-                "{space} are free in {shown}, where transactions are kept that have not ended; it \
-                 should have room for the largest ones, {} at least",
+                "{space} are free in {shown}, where transactions are spooled until they end; it \
+                 should have space for the largest ones, at least {}",
                 size(wanted)
             ),
         );
     } else {
-        reporter.ok(TOPIC, format!("files can be made in {shown}, where {space} are free"));
+        reporter.ok(TOPIC, format!("files can be created in {shown}, where {space} are free"));
     }
 }

@@ -1,4 +1,4 @@
-//! The publisher's side: what a slot and its stream need.
+//! Checks of the publisher: what a slot and its stream need.
 
 use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
@@ -16,7 +16,7 @@ use crate::subscriber::state::Phase;
 
 const SIDE: Side = Side::Publisher;
 
-/// What our sessions call there.
+/// Functions that sessions of pgapace call on the publisher.
 const FUNCTIONS: [&str; 8] = [
     "pg_backend_pid",
     "pg_current_wal_flush_lsn",
@@ -28,7 +28,7 @@ const FUNCTIONS: [&str; 8] = [
     "pg_stat_get_activity",
 ];
 
-/// Checks the publisher; the published tables, `None` if they could not be read.
+/// Checks the publisher. Returns the published tables, or `None` if they cannot be read.
 pub(super) fn check(
     session: &mut Session,
     publisher: &Publisher,
@@ -74,7 +74,7 @@ pub(super) fn check(
             let names = config.publications.join(", ");
             let count = tables.len();
             if tables.is_empty() {
-                reporter.warn("publication", format!("nothing is published by {names}"));
+                reporter.warn("publication", format!("no tables are published by {names}"));
             } else {
                 reporter.ok("publication", format!("tables published by {names}: {count}"));
             }
@@ -111,12 +111,12 @@ fn settings(
     )?;
     let major = session.server_version().major();
     let level = settings.text("wal_level");
-    // Since version 19 replica is enough: it is raised when the first logical slot is created.
+    // Since version 19, creating the first logical slot raises the level from replica to logical.
     if level == "logical" || (major >= 19 && level == "replica") {
         reporter.ok("wal_level", format!("wal_level is {level}"));
     } else {
         reporter
-            .block("wal_level", format!("wal_level is {level}, and must be logical"))
+            .block("wal_level", format!("wal_level is {level}; it must be logical"))
             .sql("ALTER SYSTEM SET wal_level = 'logical'; -- then restart the publisher");
     }
     let counts = session
@@ -129,13 +129,15 @@ fn settings(
             &[],
         )
         .map_err(|e| failed(SIDE, &e, "counting its slots"))?;
-    let row = counts.first().ok_or_else(|| crate::error::Failure::internal("no counts"))?;
+    let row = counts.first().ok_or_else(|| {
+        crate::error::Failure::internal("the query for its slots returned no row")
+    })?;
     let (slots, senders, connections): (i64, i64, i64) =
         (field(&row, 0)?, field(&row, 1)?, field(&row, 2)?);
     let new = known.row.as_ref().is_none_or(|row| row.phase != Phase::Streaming);
     let running = known.owner.is_some();
     let copies = config.copy_data && !running;
-    // The second number is what else tables need that are copied later, or again.
+    // `later` is what tables need in addition that are copied later, or again.
     let mut room = |name: &'static str, (used, most): (i64, i64), needed: i64, later: i64| {
         let what = format!("{name}: {used} of {most} are in use");
         let fix = format!(
@@ -143,31 +145,32 @@ fn settings(
             most.max(used + needed + later + 8)
         );
         if most - used < needed {
-            reporter.block(name, format!("{what}, and {needed} more are needed")).sql(fix);
+            reporter.block(name, format!("{what}; {needed} more are needed")).sql(fix);
         } else if most - used < needed + later {
             let needed = needed + later;
-            let message = format!("{what}, and {needed} more are needed where tables are copied");
+            let message = format!("{what}; {needed} more are needed to copy tables");
             reporter.warn(name, message).sql(fix);
         } else {
             reporter.ok(name, what);
         }
     };
     let limit = |name| settings.number(name).unwrap_or(0);
-    // A copy under another snapshot has a temporary slot, and a session that holds it.
+    // A copy with a snapshot of its own needs a temporary slot, and a walsender that holds it.
     let slots_needed = i64::from(new && config.create_slot);
     let slots = (slots, limit("max_replication_slots"));
     room("max_replication_slots", slots, slots_needed, i64::from(copies));
     let senders = (senders, limit("max_wal_senders"));
     let senders_needed = match (running, new && config.copy_data) {
         (true, _) => 0,
-        // The slot's session holds the snapshot; a table that changes meanwhile needs another one.
+        // The slot's walsender holds the snapshot; a table that changes during the copy needs
+        // another one.
         (false, true) => 2,
         (false, false) => 1,
     };
     room("max_wal_senders", senders, senders_needed, i64::from(copies && !new));
     let reserved = limit("superuser_reserved_connections") + limit("reserved_connections");
-    // Those who copy, who looks what is published, and who watches whether commits wait for us. Our
-    // own session ends before.
+    // Sessions that copy, one that reads the publications, and one that watches
+    // `synchronous_standby_names`. The session of this check ends before.
     let workers = i64::try_from(config.copy.workers).unwrap_or(i64::MAX);
     let connections = (connections - 1, limit("max_connections") - reserved);
     let looks = i64::from(copies) + i64::from(!running);
@@ -176,14 +179,14 @@ fn settings(
         if major < 16 {
             reporter.block(
                 "standby",
-                "it is a standby, and can decode only from PostgreSQL 16 on. Connect to its \
-                 primary, or list both hosts with target_session_attrs=primary",
+                "the server is a standby, which can decode only since PostgreSQL 16. Connect to \
+                 its primary, or list both hosts with target_session_attrs=primary",
             );
         } else {
             reporter.note(
                 "standby",
-                "it is a standby: creating the slot waits for the primary's next checkpoint or \
-                 pg_log_standby_snapshot() there",
+                "the server is a standby: creating the slot waits for the primary's next \
+                 checkpoint or pg_log_standby_snapshot() on the primary",
             );
         }
     }
@@ -193,13 +196,14 @@ fn settings(
         reporter.warn(
             "max_slot_wal_keep_size",
             format!(
-                "max_slot_wal_keep_size is {keep}: a subscription further behind loses its slot"
+                "max_slot_wal_keep_size is {keep}: a subscription that falls further behind loses \
+                 its slot"
             ),
         );
     } else {
         reporter.note(
             "max_slot_wal_keep_size",
-            "max_slot_wal_keep_size is not set: a subscription that is stopped keeps WAL until the \
+            "max_slot_wal_keep_size is not set: a stopped subscription retains WAL until the \
              publisher's disk is full",
         );
     }
@@ -230,7 +234,7 @@ fn settings(
             reporter
                 .warn(
                     "wal_sender_timeout",
-                    "wal_sender_timeout is 0: a connection that died unnoticed holds the slot for \
+                    "wal_sender_timeout is 0: a lost connection may hold the slot for \
                      ever",
                 )
                 .sql(format!("ALTER ROLE {role} SET wal_sender_timeout = '60s';"));
@@ -242,8 +246,8 @@ fn settings(
             reporter.note(
                 "wal_sender_timeout",
                 format!(
-                    "wal_sender_timeout is {value}, longer than --busy-timeout: a dead connection \
-                     can hold the slot for longer than is waited for it"
+                    "wal_sender_timeout is {value}, longer than --busy-timeout: a lost connection \
+                     may hold the slot longer than a run waits for it"
                 ),
             );
         }
@@ -253,14 +257,14 @@ fn settings(
     if encoding == "SQL_ASCII" {
         reporter.note(
             "encoding",
-            "its encoding is SQL_ASCII: bytes are taken as they are, and must be valid in the \
+            "its encoding is SQL_ASCII: text is sent unchanged, and must be valid in the \
              subscriber's encoding",
         );
     }
     Ok(())
 }
 
-/// Whether the role may replicate is proved by a walsender: managed services have own rules.
+/// Connects to a walsender, because managed services have rules of their own for the role.
 fn walsender(
     publisher: &Publisher,
     known: &Known,
@@ -275,7 +279,7 @@ fn walsender(
                 .sql(format!("ALTER ROLE {role} REPLICATION;"));
             return Ok(());
         }
-        // Said above.
+        // Already reported.
         Err(_) if !reporter.report.fine(&["max_wal_senders"]) => return Ok(()),
         Err(failure) => return Err(failure),
     };
@@ -283,7 +287,10 @@ fn walsender(
     if let (Some(row), Some(followed)) = (&known.row, &known.followed) {
         match history::check(&mut walsender, row, followed) {
             Ok(_) => {
-                reporter.ok("history", "it continues the history that the subscriber followed");
+                reporter.ok(
+                    "history",
+                    "the publisher continues the history that the subscriber followed",
+                );
             }
             Err(failure) => {
                 reporter.failure("history", &failure);
@@ -306,21 +313,23 @@ fn check_slot(
         Some(row) if row.phase == Phase::Streaming => {
             let applied = known.applied.unwrap_or(Lsn::INVALID);
             match slot::check_resume(&row.slot_name, found.as_ref(), applied) {
-                Ok(lsn) => reporter.ok("slot", format!("slot {name} can go on from {lsn}")),
+                Ok(lsn) => reporter.ok("slot", format!("slot {name} can continue from {lsn}")),
                 Err(failure) => {
                     reporter.failure("slot", &failure).on(name);
                 }
             }
         }
-        // An interrupted first run makes its slot anew.
-        Some(row) if row.owns_slot => reporter.ok("slot", format!("slot {name} is made anew")),
+        // An interrupted first run creates its slot again.
+        Some(row) if row.owns_slot => {
+            reporter.ok("slot", format!("a run creates slot {name} again"));
+        }
         None if config.create_slot => match &found {
-            None => reporter.ok("slot", format!("the name {name} is free for the slot")),
+            None => reporter.ok("slot", format!("slot name {name} is available")),
             Some(slot) => {
                 let free = slot.active_pid.is_none();
                 let message = format!(
                     "slot {name} already exists{}. Choose another name with --slot, or drop it if \
-                     nobody needs it",
+                     nothing uses it",
                     if free { "" } else { " and is in use" }
                 );
                 let finding = reporter.block("slot", message).on(name);
@@ -336,7 +345,7 @@ fn check_slot(
                     let finding = reporter.failure("slot", &failure).on(name);
                     if found.is_none() {
                         finding.message = format!(
-                            "slot {name} does not exist, and --create-slot=false says that it does"
+                            "slot {name} does not exist, but --create-slot=false requires it"
                         );
                         finding.sql(format!(
                             "SELECT pg_catalog.pg_create_logical_replication_slot({literal}, \
@@ -378,11 +387,11 @@ fn unlogged(session: &mut Session, config: &Config, reporter: &mut Reporter<'_>)
             ),
             &[],
         )
-        .map_err(|e| failed(SIDE, &e, "looking for unlogged tables"))?;
+        .map_err(|e| failed(SIDE, &e, "reading unlogged tables"))?;
     for row in rows.iter() {
         let name: String = field(&row, 0)?;
         reporter
-            .note("unlogged", format!("table {name} is unlogged: it is not published"))
+            .note("unlogged", format!("table {name} is unlogged and therefore not published"))
             .on(name);
     }
     Ok(())
@@ -441,7 +450,7 @@ fn check_tables(
     Ok(())
 }
 
-/// Without a replica identity the publisher refuses its users' updates and deletes.
+/// Reports tables without a replica identity, whose updates and deletes the publisher refuses.
 fn identity(
     session: &mut Session,
     table: &PublishedTable,
@@ -468,7 +477,7 @@ fn identity(
              ORDER BY 1",
             &[Some(&table.oid.to_string())],
         )
-        .map_err(|e| failed(SIDE, &e, "looking for replica identities"))?;
+        .map_err(|e| failed(SIDE, &e, "reading replica identities"))?;
     for row in rows.iter() {
         let name: String = field(&row, 0)?;
         let identity = match row.get(1) {
@@ -479,9 +488,9 @@ fn identity(
             .warn(
                 "replica_identity",
                 format!(
-                    "table {name} has no replica identity: since its updates and deletes are \
-                     published, the publisher refuses them to its users. Give it a primary key, \
-                     or a replica identity"
+                    "table {name} has no replica identity: because its updates and deletes are \
+                     published, the publisher refuses them. Add a primary key, \
+                     or set a replica identity"
                 ),
             )
             .on(table.display_name())

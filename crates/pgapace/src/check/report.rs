@@ -1,4 +1,4 @@
-//! What was found: collected, never stopped at.
+//! The report of `check`: all findings about one subscription.
 
 use std::fmt;
 
@@ -6,15 +6,15 @@ use serde::{Serialize, Serializer};
 
 use crate::error::Failure;
 
-/// How bad a finding is, from harmless to fatal.
+/// The severity of a finding, from harmless to fatal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
-    /// As it should be.
+    /// No problem.
     Ok,
-    /// Worth knowing.
+    /// For information.
     Note,
-    /// Works, but may surprise or break later.
+    /// The subscription works, but may surprise or fail later.
     Warning,
     /// The subscription cannot work.
     Blocker,
@@ -31,13 +31,13 @@ impl fmt::Display for Severity {
     }
 }
 
-/// Where something was found, and where its fix belongs.
+/// The side where something was found, and where its fix belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Side {
     Publisher,
     Subscriber,
-    /// Where pgapace runs.
+    /// The machine where pgapace runs.
     Program,
 }
 
@@ -51,12 +51,12 @@ impl fmt::Display for Side {
     }
 }
 
-/// What mends a finding.
+/// The fix of a finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fix {
-    /// SQL for the side of the finding.
+    /// SQL to run on the side of the finding.
     Sql(String),
-    /// A command for a shell.
+    /// A shell command.
     Command(String),
 }
 
@@ -68,14 +68,14 @@ impl Serialize for Fix {
     }
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Finding {
     pub(crate) severity: Severity,
     pub(crate) side: Side,
-    /// What it is about, as a stable word for programs.
+    /// A stable word for programs that read the report.
     pub(crate) topic: &'static str,
-    /// The table, slot or publication.
+    /// The table, slot or publication that the finding is about.
     pub(crate) object: Option<String>,
     pub(crate) message: String,
     pub(crate) fix: Option<Fix>,
@@ -98,12 +98,12 @@ impl Finding {
     }
 }
 
-/// Everything about one subscription.
+/// All findings about one subscription.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) subscription: String,
     pub(crate) findings: Vec<Finding>,
-    /// A side that could not be reached at all.
+    /// The failure to connect to one side.
     pub(crate) unreachable: Option<Failure>,
 }
 
@@ -125,7 +125,7 @@ impl Report {
         &mut self.findings[last]
     }
 
-    /// A failure of the program's own checks, as a blocker; its hint becomes part of the message.
+    /// Adds a failed check as a blocker. Detail and hint of the failure become part of the message.
     pub(crate) fn failure(
         &mut self,
         side: Side,
@@ -144,7 +144,7 @@ impl Report {
         self.findings.iter().filter(|finding| finding.severity == severity).count()
     }
 
-    /// Whether nothing worse than a note was found of a topic: then one `ok` line stands for it.
+    /// Whether no finding about these topics is worse than a note.
     pub(crate) fn fine(&self, topics: &[&str]) -> bool {
         !self.findings.iter().any(|f| {
             topics.contains(&f.topic) && matches!(f.severity, Severity::Warning | Severity::Blocker)
@@ -152,7 +152,7 @@ impl Report {
     }
 }
 
-/// A side's reporter: findings of one server.
+/// Adds findings about one side to a report.
 #[derive(Debug)]
 pub(crate) struct Reporter<'a> {
     pub(crate) report: &'a mut Report,
@@ -160,7 +160,7 @@ pub(crate) struct Reporter<'a> {
 }
 
 impl Reporter<'_> {
-    /// Whether the side's server is not older than this; says so either way.
+    /// Checks that the server is not older than `oldest`, and reports the result.
     pub(crate) fn supports(&mut self, version: wire::ServerVersion, oldest: u32) -> bool {
         let supported = version.major() >= oldest;
         if supported {
@@ -198,7 +198,7 @@ impl Reporter<'_> {
         self.report.failure(self.side, topic, failure)
     }
 
-    /// Runs a group of checks; one that cannot be done is a finding too.
+    /// Runs a group of checks. A failure becomes a finding.
     pub(crate) fn group<T>(
         &mut self,
         topic: &'static str,

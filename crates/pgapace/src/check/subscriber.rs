@@ -1,4 +1,4 @@
-//! The subscriber's side: what sessions, state and tagged commits need.
+//! Checks of the subscriber: what sessions, state and tagged commits need.
 
 use std::fmt::Write as _;
 
@@ -15,12 +15,13 @@ use crate::subscriber::session::OLDEST_MAJOR;
 use crate::subscriber::state::{self, ownership, progress, schema};
 
 const SIDE: Side = Side::Subscriber;
-/// Sessions of a subscription beside its workers: control, durability, monitor.
+/// Sessions of a subscription in addition to its workers: control, durability, monitor.
 const SESSIONS: i64 = 3;
-/// Sessions that copy tables beside `--copy-workers`: their control, and who catches up.
+/// Sessions for copying in addition to `--copy-workers`: one that controls them, and one that
+/// catches up.
 const COPY_SESSIONS: i64 = 2;
 
-/// What our sessions call, beside what only some of them need.
+/// Functions that all sessions of pgapace call.
 const FUNCTIONS: [&str; 12] = [
     "hashtextextended",
     "pg_advisory_lock_shared",
@@ -36,7 +37,8 @@ const FUNCTIONS: [&str; 12] = [
     "set_config",
 ];
 
-/// Checks the subscriber; what it knows of the subscription, `None` if it cannot be looked at.
+/// Checks the subscriber. Returns the subscription's state, or `None` if the server cannot be
+/// checked.
 pub(super) fn check(
     session: &mut Session,
     config: &Config,
@@ -53,13 +55,13 @@ pub(super) fn check(
     })?;
     let mut known = Known { role, ..Known::default() };
     let sql = "SELECT pg_catalog.pg_is_in_recovery()";
-    let standby =
-        reporter.group("standby", |_| one(session, SIDE, sql, "looking at the server"))?;
+    let standby = reporter
+        .group("standby", |_| one(session, SIDE, sql, "checking whether it is a standby"))?;
     if standby == "t" {
         reporter.block(
             "standby",
-            "it is a standby, which cannot be written. Connect to its primary, or list both hosts \
-             with target_session_attrs=primary",
+            "the server is a standby, which is read-only. Connect to its primary, or list both \
+             hosts with target_session_attrs=primary",
         );
     }
     reporter
@@ -71,8 +73,8 @@ pub(super) fn check(
     } else if config.origin_none {
         reporter.warn(
             "origin",
-            "commits are not tagged (--tag-commits=false): a subscription in the other direction \
-             would send them back",
+            "commits are not tagged (--tag-commits=false): a subscription in the opposite \
+             direction would send them back",
         );
     }
     Some(known)
@@ -81,7 +83,7 @@ pub(super) fn check(
 fn replica_role(session: &mut Session, role: &str, reporter: &mut Reporter<'_>) -> Result<()> {
     const TOPIC: &str = "session_replication_role";
     let major = session.server_version().major();
-    // Asked, not tried: what is refused leaves an error in the server's log.
+    // The privilege is read, because a failed attempt would log an error on the server.
     let sql = if major >= 15 {
         "SELECT pg_catalog.has_parameter_privilege('session_replication_role', 'SET')"
     } else {
@@ -95,14 +97,16 @@ fn replica_role(session: &mut Session, role: &str, reporter: &mut Reporter<'_>) 
         .block(
             TOPIC,
             format!(
-                "role {role} may not set session_replication_role, without which triggers and \
-                 foreign keys of the subscriber would run again"
+                "role {role} may not set session_replication_role: without it, triggers and \
+                 foreign keys of the subscriber would fire"
             ),
         )
         .sql(if major >= 15 {
             format!("GRANT SET ON PARAMETER session_replication_role TO {role};")
         } else {
-            format!("ALTER ROLE {role} SUPERUSER; -- version {major} has no smaller privilege")
+            format!(
+                "ALTER ROLE {role} SUPERUSER; -- PostgreSQL {major} has no lesser privilege for it"
+            )
         });
     Ok(())
 }
@@ -121,7 +125,7 @@ fn own_schema(
              FROM pg_catalog.pg_namespace n WHERE n.nspname = 'pgapace'",
             &[],
         )
-        .map_err(|e| failed(SIDE, &e, "looking for schema pgapace"))?;
+        .map_err(|e| failed(SIDE, &e, "reading schema pgapace"))?;
     let Some(row) = rows.first() else {
         let sql =
             "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')";
@@ -169,8 +173,8 @@ fn own_schema(
         reporter.block(
             "state",
             format!(
-                "schema pgapace is of version {version}, this program knows up to {newest}. Run \
-                 the pgapace that last ran here, or a newer one"
+                "schema pgapace has version {version}; this program supports up to {newest}. Run \
+                 the version of pgapace that last ran here, or a newer one"
             ),
         );
         return Ok(());
@@ -180,9 +184,9 @@ fn own_schema(
             .block("state", format!("role {role} may not create tables in schema pgapace"))
             .sql(format!("GRANT CREATE ON SCHEMA pgapace TO {role};"));
     } else {
-        reporter.ok("state", format!("schema pgapace is there, version {version} of {newest}"));
+        reporter.ok("state", format!("schema pgapace exists, version {version} of {newest}"));
     }
-    // Columns of older versions may be missing, and a run adds them first.
+    // Columns may be missing in an older version; a run adds them first.
     if version < newest {
         return Ok(());
     }
@@ -219,7 +223,10 @@ fn own_schema(
     if row.publications != config.publications {
         reporter.note(
             "publication",
-            format!("it has read other publications so far: {}", row.publications.join(", ")),
+            format!(
+                "so far it has subscribed to other publications: {}",
+                row.publications.join(", ")
+            ),
         );
     }
     Ok(())
@@ -247,11 +254,11 @@ fn settings(
     let number = |name| settings.number(name).unwrap_or(0);
     let reserved = number("superuser_reserved_connections") + number("reserved_connections");
     let most = number("max_connections") - reserved;
-    // Our own session ends before a run begins.
+    // The session of this check ends before a run begins.
     let used = used - 1;
     let what = format!("{used} of {most} connections are in use");
     let needed = SESSIONS + count(config.workers);
-    // With fewer of these it takes longer.
+    // Copying can do with fewer sessions, but takes longer.
     let copying = if config.copy_data { COPY_SESSIONS + count(config.copy.workers) } else { 0 };
     let streams = count(config.stream_sessions());
     let reading = if config.prefetch == Prefetch::Off { 0 } else { count(READERS) };
@@ -263,28 +270,28 @@ fn settings(
     if known.owner.is_some() {
         reporter.ok("max_connections", what);
     } else if most - used < needed {
-        let message = format!("{what}, and a run needs {needed}");
+        let message = format!("{what}; a run needs {needed}");
         reporter.block("max_connections", message).sql(fix);
     } else if most - used < all {
-        let mut message = format!("{what}, and a run needs {needed}");
+        let mut message = format!("{what}; a run needs {needed}");
         if copying > 0 {
-            let _ = write!(message, ", and {copying} more to copy tables meanwhile");
+            let _ = write!(message, ", and {copying} more to copy tables");
         }
         if streams > 0 {
-            let _ = write!(message, ", and {streams} more for large transactions that are open");
+            let _ = write!(message, ", and {streams} more for streaming transactions");
         }
         if reading > 0 {
             let _ = write!(message, ", and {reading} more to read ahead");
         }
         reporter.warn("max_connections", message).sql(fix);
     } else {
-        reporter.ok("max_connections", format!("{what}, a run needs up to {all}"));
+        reporter.ok("max_connections", format!("{what}; a run needs up to {all}"));
     }
     let encoding = settings.text("server_encoding");
     if encoding == "SQL_ASCII" {
         reporter.note(
             "encoding",
-            "its encoding is SQL_ASCII: text is stored in the publisher's encoding as it comes",
+            "its encoding is SQL_ASCII: text is stored unchanged in the publisher's encoding",
         );
     } else {
         reporter.ok("encoding", format!("encoding {encoding}"));
@@ -292,7 +299,7 @@ fn settings(
     Ok(())
 }
 
-/// Tagged commits need the origin functions, and a free place for an origin in use.
+/// Tagged commits need the origin functions, and a free slot for each origin in use.
 fn check_origin(
     session: &mut Session,
     config: &Config,
@@ -320,7 +327,8 @@ fn check_origin(
         "max_replication_slots"
     };
     let settings = Settings::read(session, SIDE, &[name])?;
-    // An origin that was ever used keeps its place until it is dropped; ours has one already.
+    // An origin occupies a slot from its first use until it is dropped. The subscription's own
+    // origins already have slots.
     let own = known.row.as_ref().map(|row| origin::prefix(session, row.id)).transpose()?;
     let sql = format!(
         "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin \
@@ -329,10 +337,10 @@ fn check_origin(
     );
     let used: i64 = one(session, SIDE, &sql, "counting replication origins")?
         .parse()
-        .map_err(|_| Failure::internal("a count is no number"))?;
+        .map_err(|_| Failure::internal("a count is not a number"))?;
     let most = settings.number(name).unwrap_or(0);
-    // One for each worker, one for tables that are copied while others stream, and one for each
-    // session for transactions that are open.
+    // One per worker, one for tables that are copied while others stream, and one per session for
+    // streaming transactions.
     let needed =
         count(config.workers) + i64::from(config.copy_data) + count(config.stream_sessions());
     let (problem, fix) = if !refused.is_empty() {
@@ -360,8 +368,8 @@ fn check_origin(
             .block(
                 "origin",
                 format!(
-                    "{problem}: with --origin none, untagged commits would be sent back by the \
-                     other direction. If there is none, pass --tag-commits=false"
+                    "{problem}: with --origin none, a subscription in the opposite direction would \
+                     send untagged commits back. If there is none, pass --tag-commits=false"
                 ),
             )
             .sql(fix);
@@ -370,8 +378,8 @@ fn check_origin(
             .note(
                 "origin",
                 format!(
-                    "{problem}: commits will not be tagged, so that subscriptions to this server \
-                     cannot tell them from its own"
+                    "{problem}: commits will not be tagged, so subscriptions to this server \
+                     cannot filter them by origin"
                 ),
             )
             .sql(fix);

@@ -1,4 +1,4 @@
-//! Every published table against its subscriber table.
+//! Checks of every published table against its subscriber table.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -38,8 +38,7 @@ struct Checker<'a, 'r> {
     config: &'a Config,
     known: &'a Known,
     reporter: &'a mut Reporter<'r>,
-    /// Tables that hold rows and must not.
-    /// Tables that are to be copied and hold rows: by schema and name, and in SQL.
+    /// Tables that a run would copy, but that are not empty: schema and name, and the name as SQL.
     filled: Vec<((String, String), String)>,
 }
 
@@ -71,7 +70,7 @@ pub(super) fn check(
     }
 }
 
-/// Tables that lose their rows when the server crashes, or keep them in a way that nobody has tried.
+/// Reports unlogged tables, and tables with an access method that is not tested.
 fn storage(
     session: &mut Session,
     published: &[PublishedTable],
@@ -84,7 +83,7 @@ fn storage(
                 .warn(
                     "storage",
                     format!(
-                        "table {name} is unlogged: after a crash of the server, and on its standbys, \
+                        "table {name} is unlogged: after a crash of the server, and on standbys, \
                          it is empty"
                     ),
                 )
@@ -96,7 +95,7 @@ fn storage(
                 .warn(
                     "storage",
                     format!(
-                        "table {name} has the access method {method}: pgapace is tested with heap \
+                        "table {name} uses access method {method}: pgapace is tested with heap \
                          only"
                     ),
                 )
@@ -106,7 +105,7 @@ fn storage(
     Ok(())
 }
 
-/// Schemas that are absent, or closed to the role.
+/// Reports missing schemas, and schemas that the role may not use.
 fn schemas(
     session: &mut Session,
     known: &Known,
@@ -123,7 +122,7 @@ fn schemas(
                  FROM pg_catalog.pg_namespace WHERE nspname = $1",
                 &[Some(name)],
             )
-            .map_err(|e| failed(SIDE, &e, "looking for schemas"))?;
+            .map_err(|e| failed(SIDE, &e, "reading the schemas"))?;
         let quoted = quote_ident(name);
         let role = &known.role;
         match rows.first().map(|row| row.get(0) == Some("t")) {
@@ -181,7 +180,7 @@ impl Checker<'_, '_> {
             let rows = self
                 .session
                 .query(&sql, &[])
-                .map_err(|e| failed(SIDE, &e, &format!("looking whether {name} is empty")))?;
+                .map_err(|e| failed(SIDE, &e, &format!("checking whether {name} is empty")))?;
             if !rows.is_empty() {
                 self.filled.push((published.key(), table.sql_only()));
             }
@@ -193,7 +192,7 @@ impl Checker<'_, '_> {
         Ok(())
     }
 
-    /// Whether every published column has a place.
+    /// Whether every published column has a column on the subscriber.
     fn columns(&mut self, published: &PublishedTable, table: &Table) -> Result<bool> {
         let name = published.display_name();
         let mut fits = true;
@@ -223,7 +222,7 @@ impl Checker<'_, '_> {
                         "columns",
                         format!(
                             "published column {} is a generated column of table {name}. Make it a \
-                             plain one, or leave it out with a column list",
+                             plain column, or exclude it with a column list in the publication",
                             column.name
                         ),
                     )
@@ -245,7 +244,7 @@ impl Checker<'_, '_> {
                  WHERE attrelid = $1::pg_catalog.oid AND attname = $2",
                 &[Some(&table.oid.to_string()), Some(&column.name)],
             )
-            .map_err(|e| failed(SIDE, &e, "looking at generated columns"))?;
+            .map_err(|e| failed(SIDE, &e, "reading the generated columns"))?;
         let quoted = quote_ident(&column.name);
         let name = table.sql_name();
         Ok(if rows.first().is_some_and(|row| row.get(0) == Some("v")) {
@@ -256,7 +255,8 @@ impl Checker<'_, '_> {
         })
     }
 
-    /// Base types are compared by name: oids of types that are not built in are each server's own.
+    /// Compares base types by name, because the oid of a type that is not built in differs between
+    /// servers.
     fn types(
         &mut self,
         name: &str,
@@ -274,14 +274,15 @@ impl Checker<'_, '_> {
         let names: HashMap<u32, String> =
             rows.iter().map(|row| Ok((field(&row, 0)?, field(&row, 1)?))).collect::<Result<_>>()?;
         for (column, local) in compared {
-            let there = names.get(&local.base_type).map(String::as_str).unwrap_or_default();
-            if there != column.base_type_name {
+            let local_name = names.get(&local.base_type).map(String::as_str).unwrap_or_default();
+            if local_name != column.base_type_name {
                 self.reporter
                     .warn(
                         "types",
                         format!(
-                            "column {} of table {name} is {} on the publisher and {} here: values \
-                             go through their text form, which must be valid here",
+                            "column {} of table {name} is {} on the publisher and {} on the \
+                             subscriber: values are converted through text, which must be valid \
+                             for the subscriber's type",
                             column.name, column.type_name, local.type_name
                         ),
                     )
@@ -291,7 +292,7 @@ impl Checker<'_, '_> {
         Ok(())
     }
 
-    /// Columns that no published one fills, and that must have a value.
+    /// Reports NOT NULL columns without a default that are not published.
     fn required_columns(&mut self, published: &PublishedTable, table: &Table) -> Result<()> {
         let name = published.display_name();
         let unfilled: Vec<_> = table
@@ -308,7 +309,7 @@ impl Checker<'_, '_> {
                      WHERE attrelid = $1::pg_catalog.oid AND attnum = $2::pg_catalog.int2",
                     &[Some(&table.oid.to_string()), Some(&column.attnum.to_string())],
                 )
-                .map_err(|e| failed(SIDE, &e, "looking at defaults"))?;
+                .map_err(|e| failed(SIDE, &e, "reading the defaults"))?;
             if rows.first().is_some_and(|row| row.get(0) == Some("t")) {
                 continue;
             }
@@ -331,7 +332,7 @@ impl Checker<'_, '_> {
         Ok(())
     }
 
-    /// Whether the table may be read.
+    /// Checks the role's privileges on the table; returns whether it may read the table.
     fn privileges(&mut self, published: &PublishedTable, table: &Table) -> Result<bool> {
         let mut needed = vec!["SELECT", "INSERT"];
         if published.updates_or_deletes {
@@ -365,7 +366,7 @@ impl Checker<'_, '_> {
         Ok(!refused.contains(&"SELECT"))
     }
 
-    /// Triggers and rules that run although the session acts as a replica.
+    /// Reports triggers and rules that run even though session_replication_role is replica.
     fn triggers(&mut self, table: &Table) -> Result<()> {
         let rows = self
             .session
@@ -384,7 +385,7 @@ impl Checker<'_, '_> {
                  ORDER BY 1, 3, 2",
                 &[Some(&table.oid.to_string())],
             )
-            .map_err(|e| failed(SIDE, &e, "looking for triggers"))?;
+            .map_err(|e| failed(SIDE, &e, "reading the triggers"))?;
         for row in rows.iter() {
             let (kind, hook, on): (String, String, String) =
                 (field(&row, 0)?, field(&row, 1)?, field(&row, 2)?);
@@ -393,7 +394,7 @@ impl Checker<'_, '_> {
                     .warn(
                         "rules",
                         format!(
-                            "rule {hook} of table {on} is enabled for replication and will run; a \
+                            "rule {hook} of table {on} is enabled for replica and will run; a \
                              native subscription never runs rules"
                         ),
                     )
@@ -403,7 +404,7 @@ impl Checker<'_, '_> {
                 self.reporter
                     .note(
                         "replica_triggers",
-                        format!("trigger {hook} of table {on} is enabled for replication: it runs"),
+                        format!("trigger {hook} of table {on} is enabled for replica and will run"),
                     )
                     .on(table.display_name());
             }
@@ -411,12 +412,12 @@ impl Checker<'_, '_> {
         Ok(())
     }
 
-    /// What keeps changes from being applied as sets.
+    /// Reports why the changes of a table cannot be applied as sets.
     fn mode(&mut self, published: &PublishedTable, map: &TableMap) {
         let name = published.display_name();
         let (what, reason) = match &map.mode {
             TableApplyMode::Row { reason } => ("changes", reason),
-            // Where rows cannot be found at all, that is said elsewhere.
+            // If rows cannot be found at all, `search` reports that.
             TableApplyMode::Append { reason }
                 if published.updates_or_deletes
                     && !matches!(map.search, Search::Impossible { .. }) =>
@@ -430,14 +431,15 @@ impl Checker<'_, '_> {
             .on(name);
     }
 
-    /// How rows of updates and deletes are found.
+    /// Checks that the rows of updates and deletes can be found.
     fn search(&mut self, published: &PublishedTable, table: Table) -> Result<()> {
         let name = published.display_name();
         let remote = Arc::new(remote_relation(published));
         let sql_name = table.sql_name();
         let map = TableMap::new(remote, table, &PublisherTypes::default())?;
         self.mode(published, &map);
-        // Without an identity the publisher refuses them, which is said there.
+        // Without a replica identity the publisher refuses updates and deletes, and its checks
+        // report that.
         if !published.updates_or_deletes || !published.columns.iter().any(|column| column.key) {
             return Ok(());
         }
@@ -448,8 +450,8 @@ impl Checker<'_, '_> {
                     .note(
                         "whole_row_search",
                         format!(
-                            "table {name} has no key here: each update and delete compares whole \
-                             rows, in a scan of the table"
+                            "table {name} has no key on the subscriber: each update and delete \
+                             compares whole rows, in a scan of the table"
                         ),
                     )
                     .on(&name);
@@ -484,12 +486,14 @@ impl Checker<'_, '_> {
         Ok(())
     }
 
-    /// One statement for all: TRUNCATE refuses a table that another one refers to.
+    /// The fix is one TRUNCATE of all tables, because TRUNCATE refuses a table that another one
+    /// references.
     fn report_filled(&mut self) -> Result<()> {
         if let Some(row) = &self.known.row
             && !self.filled.is_empty()
         {
-            // A process that runs may have copied a table since its state was read, or be about to.
+            // A running process may have copied a table since the state was read, or may be copying
+            // it now.
             let states = state::relations_by_name(self.session, row.id)?;
             self.filled.retain(|(key, _)| {
                 states.get(key).is_none_or(|table| {
@@ -516,11 +520,11 @@ impl Checker<'_, '_> {
     }
 }
 
-/// Labels that the publisher's enums have and the subscriber's lack: the first row that has one stops
-/// the subscription.
+/// Reports labels that the subscriber's enums lack. The first row with such a label stops the
+/// subscription.
 pub(super) fn enums(
-    source: &mut Session,
-    sink: &mut Session,
+    publisher_session: &mut Session,
+    subscriber_session: &mut Session,
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
@@ -530,7 +534,7 @@ pub(super) fn enums(
         .collect();
     let oids: Vec<_> = oids.into_iter().collect();
     let doing = "reading the labels of enums";
-    let labels = source
+    let labels = publisher_session
         .query(
             "SELECT pg_catalog.format_type(e.enumtypid, NULL), e.enumlabel \
              FROM pg_catalog.pg_enum e WHERE e.enumtypid = ANY ($1::pg_catalog.oid[]) \
@@ -538,7 +542,7 @@ pub(super) fn enums(
             &[Some(&format!("{{{}}}", oids.join(",")))],
         )
         .map_err(|e| failed(Side::Publisher, &e, doing))?;
-    let there = sink
+    let existing = subscriber_session
         .query(
             "SELECT pg_catalog.format_type(e.enumtypid, NULL), e.enumlabel \
              FROM pg_catalog.pg_enum e",
@@ -546,12 +550,12 @@ pub(super) fn enums(
         )
         .map_err(|e| failed(SIDE, &e, doing))?;
     let pair = |row: wire::Row<'_>| Ok((field::<String>(&row, 0)?, field::<String>(&row, 1)?));
-    let there: HashSet<_> = there.iter().map(pair).collect::<Result<_>>()?;
+    let existing: HashSet<_> = existing.iter().map(pair).collect::<Result<_>>()?;
     for row in labels.iter() {
         let (name, label) = pair(row)?;
-        // A type that is not there at all shows in the columns.
-        if !there.contains(&(name.clone(), label.clone()))
-            && there.iter().any(|(known, _)| *known == name)
+        // A type that does not exist is reported with its columns.
+        if !existing.contains(&(name.clone(), label.clone()))
+            && existing.iter().any(|(known, _)| *known == name)
         {
             reporter
                 .warn(
@@ -565,7 +569,7 @@ pub(super) fn enums(
     Ok(())
 }
 
-/// What the publisher will say of the table in the stream.
+/// The relation message that the publisher will send for the table.
 fn remote_relation(published: &PublishedTable) -> RemoteRelation {
     RemoteRelation {
         id: RelId(published.oid),

@@ -1,11 +1,11 @@
-//! What may be told to the publisher: written by the leader, sent by the receiver.
+//! The positions that the publisher may be told: the leader writes them, the receiver sends them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use engine::progress::Positions;
 
-/// Shared positions. A mutex is enough: it is taken once per batch and held for a copy of three
-/// integers, and the three must be read together.
+/// Shared positions. A mutex is enough: it is taken once per batch, only to copy three integers
+/// that must be read together.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Feedback {
     positions: Arc<Mutex<Positions>>,
@@ -16,7 +16,7 @@ impl Feedback {
         Self { positions: Arc::new(Mutex::new(positions)) }
     }
 
-    /// Sets the positions; says whether they changed.
+    /// Sets the positions; returns whether they changed.
     pub(crate) fn set(&self, positions: Positions) -> bool {
         let mut current = self.positions.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = *current != positions;

@@ -1,5 +1,5 @@
-//! Whether the publisher's history is the one that was applied: what is asked before a stream is
-//! started. What is certain, and what the stream then says, is in [`engine::history`].
+//! Checks, before a stream starts, that the publisher's history is the one that was applied. What
+//! can be known for certain, and how the stream is compared, is in [`engine::history`].
 
 use engine::history::{
     COMPARABLE, Fate, HistoryError, Memory, Standpoint, Timeline, check_history,
@@ -13,8 +13,8 @@ use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::Subscription;
 use crate::subscriber::state::progress::Followed;
 
-/// Checks that the publisher has the history that the subscription has followed so far. Returns who
-/// it is.
+/// Checks that the publisher has the history that the subscription has followed so far. Returns the
+/// publisher's identity.
 pub(crate) fn check(
     session: &mut Session,
     row: &Subscription,
@@ -28,7 +28,7 @@ pub(crate) fn check(
     Ok(now)
 }
 
-/// Checks that this publisher continues the history that our progress belongs to.
+/// Checks that this publisher continues the history that the recorded progress belongs to.
 fn check_identity(
     session: &mut Session,
     now: &SystemIdentity,
@@ -40,14 +40,14 @@ fn check_identity(
         return Err(Failure::new(
             Class::History,
             format!(
-                "the publisher is another database system: its identifier is {}, the progress on \
-                 the subscriber belongs to {recorded_identifier}",
+                "the publisher is another database system: its identifier is {}, but the progress \
+                 on the subscriber belongs to {recorded_identifier}",
                 now.system_identifier
             ),
         )
         .hint(
-            "Check the connection string. LSNs of two systems cannot be compared: to follow this \
-             one, drop the subscription (pgapace drop) and start it anew.",
+            "Check --publisher. LSNs of different systems cannot be compared: to follow this \
+             system, drop the subscription (pgapace drop), and start it again.",
         ));
     }
     if now.timeline == recorded_timeline {
@@ -61,21 +61,21 @@ fn check_identity(
     check_history(Timeline(recorded_timeline), progress, Timeline(now.timeline), &content).map_err(
         |error| {
             Failure::new(Class::History, error.to_string()).hint(
-                "Transactions that the subscriber has are missing on this server. Use failover slots \
-                 with synchronized_standby_slots so that a standby is never behind, or build the \
-                 subscriber anew.",
+                "This server lacks transactions that the subscriber has. Use failover slots with \
+                 synchronized_standby_slots, so that a standby is never behind, or drop the \
+                 subscription (pgapace drop), and start it again with empty tables.",
             )
         },
     )
 }
 
-/// SQLSTATE of an xid that the server has not assigned yet.
+/// SQLSTATE invalid_parameter_value: the server has not assigned this xid yet.
 const IN_THE_FUTURE: &str = "22023";
 
-/// Checks where a publisher of our timeline stands: `needed` is the farthest that the subscriber has
-/// followed it.
+/// Checks the position of a publisher with the same timeline. `needed` is the highest LSN that the
+/// subscriber has followed.
 fn check_standpoint(session: &mut Session, needed: Lsn, memory: Option<Memory>) -> Result<()> {
-    let failed = |e: &wire::Error| Failure::publisher(e, "looking at its history");
+    let failed = |e: &wire::Error| Failure::publisher(e, "reading its history");
     let standpoint = match session.simple(&standpoint_sql(needed, memory.as_ref())) {
         Ok(results) => {
             let row = first_row(&results, "a query for its history")?;
@@ -88,7 +88,7 @@ fn check_standpoint(session: &mut Session, needed: Lsn, memory: Option<Memory>) 
             Standpoint { in_recovery: boolean(&row, 0)?, end: field(&row, 1)?, fate }
         }
         Err(error) if error.sqlstate() == Some(IN_THE_FUTURE) => {
-            // It has looked only because its WAL goes far enough.
+            // The query checks the xid only if the server's WAL reaches `needed`.
             Standpoint { in_recovery: false, end: needed, fate: Fate::Unassigned }
         }
         Err(error) => return Err(failed(&error)),
@@ -96,9 +96,10 @@ fn check_standpoint(session: &mut Session, needed: Lsn, memory: Option<Memory>) 
     standpoint.check(needed, memory.as_ref()).map_err(|e| another_history(&e))
 }
 
-/// Recovery, end of WAL, and what became of the last transaction that is remembered: whether it was
-/// committed, and when (microseconds since 2000). An id of 32 bits is one of those nearest to the
-/// next, as long as not too much WAL was written since.
+/// SQL for the recovery state, the end of WAL, and the fate of the last remembered transaction:
+/// whether it was committed, and when (microseconds since 2000). The 32-bit xid is extended to the
+/// 64-bit one nearest to the next xid. That is correct as long as not too much WAL was written
+/// since.
 fn standpoint_sql(needed: Lsn, memory: Option<&Memory>) -> String {
     let Some(last) = memory.and_then(|memory| memory.last) else {
         return format!(
@@ -127,21 +128,23 @@ fn standpoint_sql(needed: Lsn, memory: Option<&Memory>) -> String {
     )
 }
 
-/// The refusal; or, of a standby that may only have to replay what it has, the reason to wait.
+/// The error for another history. A standby may only need to replay more WAL, so the run waits for
+/// it.
 pub(crate) fn another_history(error: &HistoryError) -> Failure {
     let standby = matches!(error, HistoryError::StandbyBehind { .. });
     if standby {
         return Failure::new(Class::Publisher, error.to_string())
             .hint(
-                "It is waited for. If it was built anew from a server that went back in time, drop \
-                 the subscription (pgapace drop) and start it anew with empty tables.",
+                "pgapace waits for it. If it was rebuilt from a server that was restored to an \
+                 earlier state, drop the subscription (pgapace drop), and start it again with \
+                 empty tables.",
             )
             .away();
     }
     Failure::new(Class::History, error.to_string()).hint(
-        "The publisher's storage was restored to an earlier state, or the connection string leads to \
-         such a copy. The subscriber has transactions that this server lacks, and would miss those \
-         that were written in their place: drop the subscription (pgapace drop) and start it anew \
-         with empty tables.",
+        "The publisher's storage was restored to an earlier state, or the connection string leads \
+         to such a copy. The subscriber has transactions that this server lacks, and would miss \
+         transactions that were committed in their place: drop the subscription (pgapace drop), \
+         and start it again with empty tables.",
     )
 }

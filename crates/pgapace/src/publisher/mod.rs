@@ -1,4 +1,5 @@
-//! The publisher: its session, what it publishes, the slot, and the receiver.
+//! Everything about the publisher: sessions, publications, the replication slot, and the receiver
+//! of the stream.
 
 pub(crate) mod feedback;
 pub(crate) mod history;

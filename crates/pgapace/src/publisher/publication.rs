@@ -1,4 +1,4 @@
-//! What the publications publish: tables, columns, row filters.
+//! The contents of the publications: tables, columns, row filters.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,52 +10,53 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::session::current_lsn;
 use crate::subscriber::catalogue::{boolean, field};
 
-/// A published table, under the name by which its changes arrive.
+/// A published table, under the name with which the stream sends its changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PublishedTable {
     pub(crate) oid: u32,
     pub(crate) schema: String,
     pub(crate) name: String,
-    /// Partitioned tables are copied whole, plain ones without their inheritance children.
+    /// A partitioned table is copied with its partitions, a plain table without its inheritance
+    /// children.
     pub(crate) partitioned: bool,
     pub(crate) columns: Vec<PublishedColumn>,
-    /// OR-ed row filters; empty where all rows are published.
+    /// Row filters, combined with OR; empty if all rows are published.
     pub(crate) filters: Vec<String>,
-    /// `pg_class.relreplident`, and whether it comes with an index that is there.
+    /// `pg_class.relreplident`; `has_identity` tells whether the index that it names exists.
     pub(crate) replica_identity: char,
     pub(crate) has_identity: bool,
-    /// Whether updates or deletes are published.
+    /// Whether the publications publish updates or deletes.
     pub(crate) updates_or_deletes: bool,
     pub(crate) truncates: bool,
     pub(crate) row_security: bool,
     pub(crate) readable: bool,
-    /// By which rows of the publisher's catalogue it is published.
+    /// The rows of the publisher's catalogue that publish the table.
     pub(crate) published_by: PublishedBy,
 }
 
-/// A published column and the type under its domains.
+/// A published column with its declared and its base type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PublishedColumn {
     pub(crate) name: String,
-    /// The declared type, by which the stream names it.
+    /// The declared type, whose oid the stream sends.
     pub(crate) declared_type: u32,
     pub(crate) base_type: u32,
     /// `pg_type.typtype` of the base type.
     pub(crate) type_kind: char,
-    /// `atttypmod`, of the base type under a domain; -1 for none.
+    /// `atttypmod`, or `typtypmod` of the innermost domain; -1 for none.
     pub(crate) base_type_modifier: i32,
-    /// Published as a value all the same (18 and later).
+    /// A generated column that is published as a value (18 or later).
     pub(crate) generated: bool,
     /// Name of the base type, with its schema unless it is built in.
     pub(crate) base_type_name: String,
     /// The declared type, with its modifier.
     pub(crate) type_name: String,
-    /// Whether it is part of the replica identity.
+    /// Whether the column is part of the replica identity.
     pub(crate) key: bool,
 }
 
 impl PublishedTable {
-    /// Schema and name, as the state of tables on the subscriber is found.
+    /// Schema and name: the key of the table's state on the subscriber.
     pub(crate) fn key(&self) -> (String, String) {
         (self.schema.clone(), self.name.clone())
     }
@@ -69,10 +70,10 @@ impl PublishedTable {
         format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
     }
 
-    /// What COPY … TO is to read for the table's initial content.
+    /// The table or query that COPY … TO reads for the initial copy of the table.
     pub(crate) fn copy_source(&self) -> String {
         let table = self.sql_name();
-        // COPY of a table refuses its generated columns.
+        // COPY of a table refuses generated columns.
         let generated = self.columns.iter().any(|column| column.generated);
         if !self.partitioned && self.filters.is_empty() && !self.columns.is_empty() && !generated {
             return format!("{table} ({})", self.column_list());
@@ -81,14 +82,14 @@ impl PublishedTable {
         self.select(&format!("{only}{table}"), &[])
     }
 
-    /// A query that tells whether this is true of any row of the table's initial content.
+    /// A query that returns whether a condition is true for any row of the initial copy.
     pub(crate) fn any_row(&self, condition: &str) -> String {
         let only = if self.partitioned { "" } else { "ONLY " };
         let rows = self.select(&format!("{only}{}", self.sql_name()), &[]);
         format!("SELECT EXISTS (SELECT FROM {rows} AS copied WHERE {condition})")
     }
 
-    /// [`Self::copy_source`] for the rows of a plain table, or of one partition, that meet all
+    /// Like [`Self::copy_source`], for the rows of a plain table or of one partition that meet all
     /// conditions.
     pub(crate) fn copy_source_of(&self, relation: &str, conditions: &[String]) -> String {
         self.select(&format!("ONLY {relation}"), conditions)
@@ -111,7 +112,7 @@ impl PublishedTable {
     }
 }
 
-/// Checks that the publications exist; a missing one would stop the stream later.
+/// Checks that the publications exist; a missing one would later stop the stream.
 pub(crate) fn check_exist(session: &mut Session, publications: &[String]) -> Result<()> {
     let missing = missing(session, publications)?;
     if missing.is_empty() {
@@ -121,16 +122,15 @@ pub(crate) fn check_exist(session: &mut Session, publications: &[String]) -> Res
         Class::Mismatch,
         format!("the publisher has no publication {}", missing.join(", ")),
     )
-    // A run that goes on waits for it to be created again.
+    // A running subscription waits until the publication is created again.
     .transient(true)
     .hint(format!(
-        "Create it in the database that --publisher names, for the tables that are wanted: CREATE \
-         PUBLICATION {} FOR TABLE …;",
+        "In the database of --publisher: CREATE PUBLICATION {} FOR TABLE …;",
         missing.first().map_or_else(String::new, |name| quote_ident(name))
     )))
 }
 
-/// The publications that the publisher does not have.
+/// Returns the publications that do not exist.
 pub(crate) fn missing<'a>(
     session: &mut Session,
     publications: &'a [String],
@@ -146,22 +146,24 @@ pub(crate) fn missing<'a>(
     Ok(publications.iter().filter(|name| !found.contains(name)).map(String::as_str).collect())
 }
 
-/// What was published at one moment.
+/// The contents of the publications at one moment.
 #[derive(Debug)]
 pub(crate) struct Look {
-    /// Everything that commits before it was published as `tables` says, if an earlier look says so too.
+    /// Transactions that commit before this LSN were published as in `tables`, if an earlier
+    /// reading has the same.
     pub(crate) lsn: Lsn,
     pub(crate) tables: Vec<PublishedTable>,
 }
 
-/// Looks what the publications publish now.
+/// Reads the current contents of the publications.
 pub(crate) fn look(session: &mut Session, publications: &[String]) -> Result<Look> {
-    // Before the catalogue is read: a change of a publication behind it may be in `tables` or not.
+    // Read before the catalogue: `tables` may or may not contain a change that a publication gets
+    // later.
     let lsn = current_lsn(session)?;
     Ok(Look { lsn, tables: tables(session, publications)? })
 }
 
-/// All tables of the publications, except those of schema `pgapace`.
+/// Returns all tables of the publications, except those of schema `pgapace`.
 pub(crate) fn tables(
     session: &mut Session,
     publications: &[String],
@@ -169,7 +171,7 @@ pub(crate) fn tables(
     load(session, publications, "")
 }
 
-/// One table by name, if the publications have it.
+/// Returns one table by name, if it is published.
 pub(crate) fn table(
     session: &mut Session,
     publications: &[String],
@@ -184,7 +186,7 @@ pub(crate) fn table(
     Ok(load(session, publications, &only)?.pop())
 }
 
-/// Reads everything in two queries, whatever the number of tables.
+/// Reads all tables with a fixed number of queries.
 fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Vec<PublishedTable>> {
     let names = literals(publications);
     let major = session.server_version().major();
@@ -222,7 +224,8 @@ fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Ve
         let filter = row.get(11).map(str::to_owned);
         let attributes = row.get(10).map(attribute_numbers).transpose()?;
         if let Some(table) = tables.last_mut().filter(|table| table.oid == oid) {
-            // Of one more publication (server rules as in `fetch_remote_table_info`).
+            // The table is in another publication too (rules of `fetch_remote_table_info` in
+            // `tablesync.c`).
             if attributes != list {
                 return Err(Failure::new(
                     Class::Mismatch,
@@ -231,7 +234,10 @@ fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Ve
                         table.display_name()
                     ),
                 )
-                .hint("PostgreSQL cannot send such a table: use the same list in all of them."));
+                .hint(
+                    "PostgreSQL cannot send such a table: use the same column list in all \
+                     publications.",
+                ));
             }
             match filter {
                 Some(filter) if !table.filters.is_empty() => table.filters.push(filter),
@@ -241,7 +247,7 @@ fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Ve
         }
         let all = columns.remove(&oid).unwrap_or_default();
         let published = all.into_iter().filter(|(attnum, column)| match &attributes {
-            // Before 18 lists may name generated columns, but no publication sends them.
+            // Before 18, a column list may name generated columns, but they are not published.
             Some(list) => (!column.generated || major >= 18) && list.contains(attnum),
             None => !column.generated,
         });
@@ -269,15 +275,15 @@ fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Ve
     Ok(tables)
 }
 
-/// By which rows of the catalogue each of these tables is published. A partition is published by what
-/// publishes the tables above it. Columns that a version does not have are NULL.
+/// Returns the catalogue rows that publish each of these tables. A partition is published with the
+/// tables above it. Columns that do not exist in this version are NULL.
 fn published_by(
     session: &mut Session,
     names: &str,
     tables: &[u32],
 ) -> Result<HashMap<u32, PublishedBy>> {
     let oids: Vec<_> = tables.iter().map(u32::to_string).collect();
-    // PostgreSQL 14 publishes no schemas.
+    // PostgreSQL 14 cannot publish schemas.
     let schemas = if session.server_version().major() >= 15 {
         "UNION ALL \
          SELECT p.*, 'schema:' || n.oid, NULL, NULL, c.oid \
@@ -287,44 +293,31 @@ fn published_by(
     } else {
         ""
     };
-    // Two joins by equality: one with OR would compare every table with every entry.
+    // Two joins with equality: one join with OR would compare every table with every entry.
     let rows = query(
         session,
         &format!(
-            "WITH RECURSIVE publication AS ( \
-               SELECT p.oid, p.xmin, p.pubowner, p.puballtables, \
-                 pg_catalog.concat(CASE WHEN p.pubinsert THEN 'i' END, \
-                   CASE WHEN p.pubupdate THEN 'u' END, CASE WHEN p.pubdelete THEN 'd' END, \
-                   CASE WHEN p.pubtruncate THEN 't' END, CASE WHEN p.pubviaroot THEN 'v' END, \
-                   CASE WHEN pg_catalog.to_jsonb(p) ->> 'pubgencols' NOT IN ('n', 'f', 'false') \
-                     THEN 'g' END) AS options \
-               FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names}) \
-             ), tree AS ( \
-               SELECT relid, relid AS above, NULL::pg_catalog.text AS path \
-               FROM pg_catalog.unnest('{{{oids}}}'::pg_catalog.oid[]) AS u (relid) \
-               UNION ALL \
-               SELECT t.relid, i.inhparent, pg_catalog.concat_ws(',', t.path, i.xmin) FROM tree t \
-               JOIN pg_catalog.pg_class c ON c.oid = t.above AND c.relispartition \
-               JOIN pg_catalog.pg_inherits i ON i.inhrelid = t.above \
-             ), entry AS ( \
-               SELECT p.*, 'all' AS by, NULL AS filter, NULL AS list, NULL::pg_catalog.oid AS relid \
-               FROM publication p WHERE p.puballtables \
-               UNION ALL \
-               SELECT p.*, 'table:' || r.oid, \
-                 pg_catalog.md5(pg_catalog.to_jsonb(r) ->> 'prqual'), \
-                 pg_catalog.replace(pg_catalog.to_jsonb(r) ->> 'prattrs', ' ', ','), r.prrelid \
-               FROM publication p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid \
-               {schemas} \
-             ), published AS ( \
-               SELECT t.relid AS published, t.path, e.* FROM tree t JOIN entry e ON e.relid = t.above \
-               UNION ALL \
-               SELECT t.relid, t.path, e.* FROM tree t CROSS JOIN entry e \
-               WHERE e.relid IS NULL AND t.relid = t.above \
-             ) \
-             SELECT DISTINCT e.published, pg_catalog.concat_ws(' ', e.oid, e.xmin, e.pubowner, \
-               CASE e.options WHEN '' THEN '-' ELSE e.options END, e.by, \
-               coalesce(e.filter, '-'), coalesce(e.list, '-'), coalesce(e.path, '-')) \
-             FROM published e",
+            "WITH RECURSIVE publication AS ( SELECT p.oid, p.xmin, p.pubowner, p.puballtables, \
+             pg_catalog.concat(CASE WHEN p.pubinsert THEN 'i' END, CASE WHEN p.pubupdate THEN 'u' \
+             END, CASE WHEN p.pubdelete THEN 'd' END, CASE WHEN p.pubtruncate THEN 't' END, CASE \
+             WHEN p.pubviaroot THEN 'v' END, CASE WHEN pg_catalog.to_jsonb(p) ->> 'pubgencols' NOT \
+             IN ('n', 'f', 'false') THEN 'g' END) AS options FROM pg_catalog.pg_publication p \
+             WHERE p.pubname IN ({names}) ), tree AS ( SELECT relid, relid AS above, \
+             NULL::pg_catalog.text AS path FROM pg_catalog.unnest('{{{oids}}}'::pg_catalog.oid[]) \
+             AS u (relid) UNION ALL SELECT t.relid, i.inhparent, pg_catalog.concat_ws(',', t.path, \
+             i.xmin) FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.above AND \
+             c.relispartition JOIN pg_catalog.pg_inherits i ON i.inhrelid = t.above ), entry AS ( \
+             SELECT p.*, 'all' AS by, NULL AS filter, NULL AS list, NULL::pg_catalog.oid AS relid \
+             FROM publication p WHERE p.puballtables UNION ALL SELECT p.*, 'table:' || r.oid, \
+             pg_catalog.md5(pg_catalog.to_jsonb(r) ->> 'prqual'), \
+             pg_catalog.replace(pg_catalog.to_jsonb(r) ->> 'prattrs', ' ', ','), r.prrelid FROM \
+             publication p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid {schemas} ), \
+             published AS ( SELECT t.relid AS published, t.path, e.* FROM tree t JOIN entry e ON \
+             e.relid = t.above UNION ALL SELECT t.relid, t.path, e.* FROM tree t CROSS JOIN entry \
+             e WHERE e.relid IS NULL AND t.relid = t.above ) SELECT DISTINCT e.published, \
+             pg_catalog.concat_ws(' ', e.oid, e.xmin, e.pubowner, CASE e.options WHEN '' THEN '-' \
+             ELSE e.options END, e.by, coalesce(e.filter, '-'), coalesce(e.list, '-'), \
+             coalesce(e.path, '-')) FROM published e",
             oids = oids.join(",")
         ),
     )?;
@@ -342,8 +335,9 @@ fn published_by(
     Ok(relations.map(published).collect())
 }
 
-/// What these tables are themselves, and which partitions were attached to them. The rows of system
-/// columns (-6 is tableoid) are those that nothing writes again. pg_relation_size would wait for a lock.
+/// Reads the identity of these tables, and which partitions were attached to them. The catalogue
+/// row of a system column (-6 is tableoid) is never updated, so its xmin is that of the table's
+/// creation. Locked tables count as filled, because pg_relation_size would wait for the lock.
 fn relations(session: &mut Session, oids: &str) -> Result<Vec<Relation>> {
     let rows = query(
         session,
@@ -383,8 +377,8 @@ fn relations(session: &mut Session, oids: &str) -> Result<Vec<Relation>> {
     rows.iter().map(relation).collect()
 }
 
-/// Where a query finds what each publication has: relation, column list and row filter. All versions
-/// give what the walsender of that version makes of it (`get_rel_sync_entry` and
+/// The parts of a query that reads the contents of each publication: relation, column list and row
+/// filter. In each version the result is that of its walsender (`get_rel_sync_entry` and
 /// `pgoutput_column_list_init` in `pgoutput.c`).
 struct Listed {
     with: String,
@@ -395,11 +389,11 @@ struct Listed {
 }
 
 impl Listed {
-    /// Not by the view pg_publication_tables, which is much slower: its names have to be looked up.
+    /// The view pg_publication_tables is not used: it returns names, whose lookup is much slower.
     fn of(major: u32, names: &str) -> Self {
         if major >= 16 {
-            // All publications at once: of a partition and its root only one is published. A
-            // relation without a list comes with all its columns, as with a list of all of them.
+            // All publications in one call: of a partition and its root, only one is published. A
+            // relation without a column list returns all of its columns.
             return Self {
                 with: String::new(),
                 columns: "g.attrs, pg_catalog.pg_get_expr(g.qual, g.relid)",
@@ -419,7 +413,7 @@ impl Listed {
                    pg_catalog.pg_get_publication_tables(p.pubname::pg_catalog.text) g \
                    WHERE p.pubname IN ({names}))"
             ),
-            // To the walsender of 15 a list of as many columns as the relation ever had is none.
+            // The walsender of 15 treats a list with `relnatts` columns as no list.
             columns: if major == 15 {
                 "CASE WHEN pg_catalog.array_length(g.attrs, 1) \
                       OPERATOR(pg_catalog.<>) c.relnatts THEN g.attrs END, \
@@ -428,8 +422,8 @@ impl Listed {
                 "NULL, NULL"
             },
             source: "listed g".to_owned(),
-            // The walsender sends changes as those of the topmost relation that any publication
-            // has, by the lists and filters of the publications that have that one.
+            // The walsender sends changes as those of the topmost ancestor in any publication, with
+            // the column lists and row filters of the publications that contain that ancestor.
             condition: " AND NOT (c.relispartition AND EXISTS ( \
                 SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) AS a \
                 WHERE a.relid <> c.oid AND a.relid IN (SELECT l.relid FROM listed l)))",
@@ -437,13 +431,13 @@ impl Listed {
     }
 }
 
-/// Reads an `int2vector`.
+/// Parses an `int2vector`.
 fn attribute_numbers(text: &str) -> Result<HashSet<i16>> {
     let parsed: std::result::Result<_, _> = text.split_ascii_whitespace().map(str::parse).collect();
     parsed.map_err(|_| Failure::internal(format!("a catalogue query returned the vector {text:?}")))
 }
 
-/// The columns of these tables, in their order, whether they are published or not.
+/// Reads all columns of these tables in their order, published or not.
 fn columns(
     session: &mut Session,
     tables: &[u32],
@@ -498,9 +492,8 @@ fn columns(
 }
 
 fn query(session: &mut Session, sql: &str) -> Result<wire::Rows> {
-    let results = session
-        .simple(sql)
-        .map_err(|e| Failure::publisher(&e, "reading what the publications publish"))?;
+    let results =
+        session.simple(sql).map_err(|e| Failure::publisher(&e, "reading the publications"))?;
     results.into_iter().next().ok_or_else(|| Failure::internal("a query returned nothing"))
 }
 

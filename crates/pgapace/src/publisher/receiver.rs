@@ -1,7 +1,8 @@
-//! The receiver: one thread that owns the replication connection.
+//! The receiver: the thread that owns the replication connection.
 //!
-//! It never waits for apply: it hands chunks over, answers keepalives and sends status on time
-//! whatever the subscriber does. When memory is full it stops reading, and still sends status.
+//! It never waits for apply workers. It hands chunks to the leader, answers keepalives and sends
+//! status messages on time, whatever the subscriber does. When memory is full it stops reading, but
+//! still sends status messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,61 +19,63 @@ use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::feedback::Feedback;
 
-/// Longest time between two status messages while nothing is read: what the publisher asks for is
-/// not seen then, and it ends a connection that is silent for wal_sender_timeout.
+/// Longest time between two status messages while nothing is read. The receiver then does not see
+/// the publisher's requests for a reply, and the publisher ends a silent connection after
+/// wal_sender_timeout.
 const PAUSED_STATUS_INTERVAL: Duration = Duration::from_millis(500);
-/// With so many bytes received and not yet applied, apply does not wait for more.
+/// With this many bytes received and not yet applied, the receiver need not hurry.
 const PLENTY: usize = 512 << 10;
 
-/// What the receiver hands to the leader.
+/// A message from the receiver to the leader.
 #[derive(Debug)]
 pub(crate) enum FromPublisher {
     /// Complete CopyData messages, headers included.
     Chunk(Chunk),
-    /// The publisher warns: it may have left something out.
+    /// The publisher sent a WARNING: it may have left changes out.
     Warned,
     /// The stream ended; nothing follows.
     Ended(Failure),
 }
 
-/// Received bytes. The memory budget gets them back when the last reference is dropped.
+/// Received bytes. They return to the memory budget when the last reference is dropped.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    /// Shared bytes, to be sliced without copying.
+    /// Shared bytes, which can be sliced without copying.
     pub(crate) bytes: Bytes,
 }
 
-/// Timing of the connection.
+/// The timing and memory limit of the connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReceiverOptions {
     /// Longest time between two status messages.
     pub(crate) status_interval: Duration,
-    /// A publisher that says nothing for this long is gone (`wal_receiver_timeout`).
+    /// After this long without any data, the publisher is considered lost (`wal_receiver_timeout`).
     pub(crate) receive_timeout: Duration,
-    /// Bytes received and not yet released, above which reading stops.
+    /// Reading stops above this many bytes that were received and not yet released.
     pub(crate) memory_limit: usize,
 }
 
-/// The memory budget: bytes that were received, or read back, and are still referred to.
+/// The memory budget: bytes that were received, or read back from the spool, and are still
+/// referenced.
 #[derive(Debug)]
 pub(crate) struct Memory {
     used: AtomicUsize,
-    /// What is kept beside them.
+    /// Bytes reserved for other uses.
     reserved: AtomicUsize,
     limit: usize,
     waker: Waker,
 }
 
 impl Memory {
-    /// Gives bytes that did not come from the receiver their place in the budget, until the last
-    /// reference to them is dropped. Never waits.
+    /// Accounts bytes that did not come from the receiver, until their last reference is dropped.
+    /// Never blocks.
     pub(crate) fn account(memory: &Arc<Self>, bytes: Bytes) -> Bytes {
         memory.used.fetch_add(bytes.len(), Ordering::AcqRel);
         Bytes::from_owner(Accounted { bytes, memory: Arc::clone(memory) })
     }
 
-    /// Sets what is kept beside them. Half of the budget stays for what is received, so that
-    /// reading goes on whatever is kept.
+    /// Sets the number of bytes reserved for other uses. At least half of the budget stays for
+    /// received bytes, so that reading never stops for good.
     pub(crate) fn reserve(&self, bytes: usize) {
         let was_full = self.is_full();
         self.reserved.store(bytes.min(self.limit / 2), Ordering::Release);
@@ -81,18 +84,18 @@ impl Memory {
         }
     }
 
-    /// What may be received.
+    /// The part of the budget for received bytes.
     fn room(&self) -> usize {
         self.limit - self.reserved.load(Ordering::Acquire)
     }
 
-    /// Whether nothing more is received.
+    /// Whether the receiver stops reading.
     pub(crate) fn is_full(&self) -> bool {
         self.used.load(Ordering::Acquire) >= self.room()
     }
 }
 
-/// The bytes of a chunk together with their place in the budget.
+/// The bytes of a chunk, accounted in the budget until they are dropped.
 struct Accounted {
     bytes: Bytes,
     memory: Arc<Memory>,
@@ -120,7 +123,7 @@ impl Drop for Accounted {
 pub(crate) struct Receiver {
     pub(crate) chunks: Channel<FromPublisher>,
     pub(crate) memory: Arc<Memory>,
-    /// How long it has waited for memory.
+    /// Time spent waiting for memory.
     pub(crate) waits: Stopwatch,
     waker: Waker,
     stop: Arc<AtomicBool>,
@@ -129,7 +132,7 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    /// Starts the thread on a stream that has been started.
+    /// Starts the thread on a running stream.
     pub(crate) fn spawn(
         stream: ReplicationStream,
         feedback: Feedback,
@@ -167,19 +170,19 @@ impl Receiver {
         Ok(Self { chunks, memory, waits, waker, stop, flow, thread: Some(thread) })
     }
 
-    /// Has the receiver send the positions if they changed.
+    /// Makes the receiver send the positions if they have changed.
     pub(crate) fn wake(&self) {
         self.waker.wake();
     }
 
-    /// Says whether what is received is a backlog, for which nobody waits by the millisecond; or else
-    /// whether many sessions commit side by side.
+    /// Tells the receiver whether it receives a backlog, in which milliseconds do not matter, and
+    /// whether there are many concurrent committers.
     pub(crate) fn set_flow(&self, backlog: bool, company: bool) {
         self.flow.backlog.store(backlog, Ordering::Relaxed);
         self.flow.company.store(company, Ordering::Relaxed);
     }
 
-    /// Sends the last positions, ends the stream in order and waits for the thread.
+    /// Sends the last positions, ends the stream in order, and waits for the thread.
     pub(crate) fn finish(mut self) {
         self.stop_and_join();
     }
@@ -201,7 +204,7 @@ impl Drop for Receiver {
     }
 }
 
-/// What the leader says of what it gets.
+/// The leader's information about the stream.
 #[derive(Debug, Default)]
 struct Flow {
     backlog: AtomicBool,
@@ -227,7 +230,8 @@ impl State {
     fn run(mut self) {
         match self.receive_until_stopped() {
             Ok(()) => {
-                // Stopped by us: let the publisher see the last positions before it closes.
+                // The leader stopped the receiver: the publisher gets the last positions before the
+                // connection closes.
                 if let Err(error) = self.send_status(false).and_then(|()| {
                     self.stream.finish().map_err(|e| Failure::publisher(&e, "ending the stream"))
                 }) {
@@ -235,7 +239,7 @@ impl State {
                 }
             }
             Err(failure) => {
-                // The leader may be gone already.
+                // The leader may have ended already.
                 let _ = self.sender.send(FromPublisher::Ended(failure));
             }
         }
@@ -249,7 +253,7 @@ impl State {
                 self.send_status(false)?;
             }
             if self.memory.is_full() {
-                // Paused for memory: the publisher's silence is our doing.
+                // The receiver does not read, so the publisher's silence means nothing.
                 self.last_heard = Instant::now();
                 if self.last_sent.elapsed() >= PAUSED_STATUS_INTERVAL {
                     self.send_status(false)?;
@@ -304,9 +308,10 @@ impl State {
         }
     }
 
-    /// Asks a silent publisher for a sign of life, and gives up when none comes.
+    /// Requests a reply from a silent publisher, and fails if none arrives.
     fn watch_silence(&mut self) -> Result<()> {
-        // A huge value takes its time; its bytes are a sign of life before it is whole.
+        // A huge value takes long to arrive; its first bytes already prove that the publisher is
+        // alive.
         if let Some(last) = self.stream.last_data() {
             self.last_heard = self.last_heard.max(last);
         }
@@ -355,7 +360,10 @@ fn ended(reason: EndReason) -> Failure {
             explain(Failure::publisher(&wire::Error::Server(error), "streaming changes"))
         }
         EndReason::Done => Failure::new(Class::Publisher, "the publisher ended the stream")
-            .hint("It is shutting down, or a standby was promoted.")
+            .hint(
+                "The server is shutting down, or a standby was promoted. pgapace reconnects by \
+                 itself.",
+            )
             .transient(true),
         EndReason::Closed => {
             Failure::new(Class::Publisher, "the publisher closed the connection").transient(true)
@@ -363,7 +371,7 @@ fn ended(reason: EndReason) -> Failure {
     }
 }
 
-/// Errors of the walsender that concern the slot have their own class and next step.
+/// Gives errors of the walsender about the slot their own class and next step.
 pub(crate) fn explain(mut failure: Failure) -> Failure {
     let text = failure.message.to_lowercase();
     let invalidated = text.contains("can no longer get changes")
@@ -378,14 +386,14 @@ pub(crate) fn explain(mut failure: Failure) -> Failure {
             failure.class = Class::Slot;
             failure.transient = false;
         }
-        // The walsender of a server before 18 does not find a publication as of a change that it
-        // decodes: it is gone now, or it was then.
+        // Before 18, decoding a change fails if the publication does not exist as of that change:
+        // it is missing now, or it was missing then.
         Some("42704") => {
             failure.transient = true;
             failure = failure.hint(
-                "If the publication was dropped, create it again. If it is there, it was created after \
-                 changes that the slot still has to send, and PostgreSQL before 18 cannot send those: \
-                 the tables have to be copied again, with pgapace drop and then pgapace run.",
+                "If the publication was dropped, create it again. If it exists, it was created \
+                 after changes that the slot must still send, which PostgreSQL before 18 cannot \
+                 do: copy the tables again, with pgapace drop and then pgapace run.",
             );
         }
         _ => {}
@@ -393,7 +401,7 @@ pub(crate) fn explain(mut failure: Failure) -> Failure {
     failure
 }
 
-/// Microseconds since 2000, as the protocol counts.
+/// Microseconds since 2000-01-01, as in the protocol.
 fn now() -> Timestamp {
     let since_epoch =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Sessions on the publisher: settings that shape the text form of values, and who it is.
+//! Sessions on the publisher: their settings, and the publisher's identity.
 
 use pgoutput::Lsn;
 use wire::{ConnInfo, Session, Startup};
@@ -9,10 +9,11 @@ use crate::pooler::{self, Asked, BACKEND_SQL};
 use crate::product;
 use crate::subscriber::catalogue::{field, first_row};
 
-/// Oldest publisher: the first with binary transfer, logical messages and streaming options.
+/// Oldest supported publisher: the first version with binary transfer, logical messages and
+/// streaming.
 pub(crate) const OLDEST_MAJOR: u32 = 14;
 
-/// How to open sessions on the publisher of one subscription.
+/// Opens sessions on the publisher for one subscription.
 #[derive(Debug, Clone)]
 pub(crate) struct Publisher {
     info: ConnInfo,
@@ -20,7 +21,7 @@ pub(crate) struct Publisher {
     encoding: &'static str,
 }
 
-/// Who the publisher is, as `IDENTIFY_SYSTEM` says.
+/// The publisher's identity, as `IDENTIFY_SYSTEM` returns it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SystemIdentity {
     pub(crate) system_identifier: String,
@@ -29,7 +30,7 @@ pub(crate) struct SystemIdentity {
 }
 
 impl Publisher {
-    /// `encoding`: what values are to be sent in, the one that subscriber sessions declare.
+    /// `encoding` is the `client_encoding` of all sessions, on both servers.
     pub(crate) fn new(info: ConnInfo, subscription: &str, encoding: &'static str) -> Self {
         Self { info, application_name: subscription.to_owned(), encoding }
     }
@@ -38,10 +39,11 @@ impl Publisher {
         self.encoding
     }
 
-    /// Opens a session of the walsender, which also runs ordinary SQL by the simple protocol.
+    /// Opens a walsender session, which also accepts SQL in the simple query protocol.
     ///
-    /// The settings are those of the native worker (reference 3.1) and those it lacks: values must
-    /// look the same after every reconnect, whatever role, database or server defaults say.
+    /// The settings are those of the native apply worker (`libpqrcv_connect` in
+    /// `libpqwalreceiver.c`), and some that it lacks. Values must look the same after every
+    /// reconnect, whatever the defaults of the role, database or server.
     pub(crate) fn connect(&self) -> Result<Session> {
         let session = self.open(true)?;
         if session.server_version().major() < OLDEST_MAJOR {
@@ -56,7 +58,7 @@ impl Publisher {
         Ok(session)
     }
 
-    /// Opens an ordinary session, to look around: it takes no walsender, and needs neither the
+    /// Opens an ordinary session for checks. It uses no walsender, and needs neither the
     /// REPLICATION attribute nor a supported version.
     pub(crate) fn connect_to_look(&self) -> Result<Session> {
         self.open(false)
@@ -76,7 +78,7 @@ impl Publisher {
             ("statement_timeout", "0"),
             ("lock_timeout", "0"),
             ("idle_in_transaction_session_timeout", "0"),
-            // Rows hidden by a policy must not look like rows that are not there.
+            // A policy must raise an error instead of silently hiding rows.
             ("row_security", "off"),
         ];
         let startup = Startup {
@@ -94,19 +96,19 @@ impl Publisher {
     }
 }
 
-/// Refuses a session that a connection pooler has given, or something other than PostgreSQL.
+/// Refuses a session that a connection pooler or another product than PostgreSQL provides.
 fn check_direct(session: &mut Session, asked: Asked) -> Result<()> {
     let results = session
         .simple(BACKEND_SQL)
-        .map_err(|e| Failure::publisher(&e, "looking at the process that serves the session"))?;
-    let row = first_row(&results, "a query for our own session")?;
+        .map_err(|e| Failure::publisher(&e, "checking which process serves the session"))?;
+    let row = first_row(&results, "the query for this session")?;
     match asked.judge(session, &row)? {
         None => product::check(pooler::Side::Publisher, &field::<String>(&row, 2)?),
         Some(reason) => Err(pooler::refused(pooler::Side::Publisher, reason)),
     }
 }
 
-/// Asks the publisher who it is.
+/// Reads the publisher's identity.
 pub(crate) fn identify(session: &mut Session) -> Result<SystemIdentity> {
     let results = session
         .simple("IDENTIFY_SYSTEM")
@@ -119,27 +121,27 @@ pub(crate) fn identify(session: &mut Session) -> Result<SystemIdentity> {
     })
 }
 
-/// The system identifier by SQL, where the role may see it.
+/// Reads the system identifier with SQL, if the role may call the function.
 pub(crate) fn system_identifier(session: &mut Session) -> Option<String> {
     let sql = "SELECT system_identifier FROM pg_catalog.pg_control_system()";
     let results = session.simple(sql).ok()?;
     results.first()?.first()?.get(0).map(str::to_owned)
 }
 
-/// Where the publisher's WAL ends now, in SQL.
+/// SQL expression for the end of the publisher's WAL.
 pub(crate) const CURRENT_LSN: &str = "CASE WHEN pg_catalog.pg_is_in_recovery() \
      THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END";
 
-/// Where the publisher's WAL ends now.
+/// Returns the end of the publisher's WAL.
 pub(crate) fn current_lsn(session: &mut Session) -> Result<Lsn> {
     one_lsn(session, &format!("SELECT {CURRENT_LSN}"), "reading its current LSN")
 }
 
-/// The process that serves this session.
+/// Returns the process id of the session's backend.
 pub(crate) fn backend_pid(session: &mut Session) -> Result<u32> {
     let results = session
         .simple("SELECT pg_catalog.pg_backend_pid()")
-        .map_err(|e| Failure::publisher(&e, "asking for its process id"))?;
+        .map_err(|e| Failure::publisher(&e, "reading its process id"))?;
     let row = first_row(&results, "pg_backend_pid")?;
     field(&row, 0)
 }
@@ -147,6 +149,6 @@ pub(crate) fn backend_pid(session: &mut Session) -> Result<u32> {
 /// Runs a query that returns one LSN.
 pub(crate) fn one_lsn(session: &mut Session, sql: &str, doing: &str) -> Result<Lsn> {
     let results = session.simple(sql).map_err(|e| Failure::publisher(&e, doing))?;
-    let row = first_row(&results, "a query for an LSN")?;
+    let row = first_row(&results, "the query for an LSN")?;
     field(&row, 0)
 }

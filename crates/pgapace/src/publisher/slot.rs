@@ -1,10 +1,11 @@
-//! The replication slot: create, look at, refuse, drop.
+//! The replication slot of a subscription: creating, checking and dropping it.
 //!
-//! A slot has nothing by which its maker could be told, and another subscription, of another subscriber,
-//! may have the same name. So that one whose making was interrupted can be told from somebody else's,
-//! it is made in two steps: a temporary slot has the snapshot, and its position is recorded on the
-//! subscriber; then [`copy`] makes the slot with that very position. Every slot that the server makes
-//! anew writes WAL, so no other begins there ([`is_ours`]).
+//! Nothing in a slot tells who created it, and a subscription of another subscriber may use the
+//! same name. After an interruption, pgapace must know whether it created the slot itself. So it
+//! creates the slot in two steps. First a temporary slot provides the snapshot, and its position is
+//! recorded on the subscriber. Then [`copy`] creates the slot at exactly that position. The server
+//! writes WAL whenever it creates a new slot, so no other slot begins at that position
+//! ([`is_ours`]).
 
 use std::time::{Duration, Instant};
 
@@ -16,32 +17,33 @@ use crate::publisher::session::backend_pid;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::SubscriptionId;
 
-/// A slot that was just created, and the name of the snapshot that goes with it.
+/// A slot that was just created, and the name of its exported snapshot.
 #[derive(Debug)]
 pub(crate) struct CreatedSlot {
     pub(crate) consistent_point: Lsn,
     pub(crate) snapshot: String,
 }
 
-/// What a slot is created for.
+/// The purpose of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// For the snapshot only; gone with its session.
+    /// Only for the snapshot; the server drops it at the end of the session.
     Temporary,
     /// For the stream.
     Permanent {
-        /// Have standbys hold a copy, where the server can (17, not on a standby itself).
+        /// Synchronize the slot to standbys, if the server supports it (17 or later, not on a
+        /// standby).
         failover: bool,
     },
 }
 
-/// SQLSTATE of a slot that is there already.
+/// SQLSTATE duplicate_object: a slot with this name exists.
 pub(crate) const DUPLICATE: &str = "42710";
-/// SQLSTATE of a server whose slots are all used.
+/// SQLSTATE configuration_limit_exceeded: all slots are in use.
 const NO_SLOT_LEFT: &str = "53400";
 
-/// Creates a logical slot. From then on the session is in a transaction that reads under the slot's
-/// snapshot, and others can import it until that transaction ends.
+/// Creates a logical slot. The session is then in a transaction that reads under the slot's
+/// snapshot. Other sessions can import the snapshot until that transaction ends.
 pub(crate) fn create(session: &mut Session, name: &str, kind: Kind) -> Result<CreatedSlot> {
     let major = session.server_version().major();
     let mut options = vec!["SNAPSHOT 'use'"];
@@ -57,7 +59,8 @@ pub(crate) fn create(session: &mut Session, name: &str, kind: Kind) -> Result<Cr
         quote_ident(name),
         if kind == Kind::Temporary { "TEMPORARY " } else { "" },
     );
-    // Nothing more: while it waits for WAL, a walsender takes what it is sent for messages of a stream.
+    // No further message may follow: while a walsender waits for WAL, it takes incoming messages
+    // for messages of a stream.
     let created = session.simple_each([begin_reading(major), &sql]);
     if created.is_err() && !session.is_broken() {
         session.simple("ROLLBACK").map_err(|e| Failure::publisher(&e, "ending a transaction"))?;
@@ -77,10 +80,11 @@ pub(crate) fn create(session: &mut Session, name: &str, kind: Kind) -> Result<Cr
     Ok(CreatedSlot { consistent_point: field(&created, 1)?, snapshot: field(&exported, 0)? })
 }
 
-/// Why a slot cannot be created. One SQLSTATE has several reasons, which the settings tell from each
-/// other.
+/// Adds the next step to the error of a slot that cannot be created. One SQLSTATE has several
+/// causes, which the server's settings tell apart.
 fn explain_refusal(session: &mut Session, failure: Failure) -> Failure {
-    const RAISE: &str = "Raise max_replication_slots on the publisher, and restart it.";
+    const RAISE: &str =
+        "On the publisher: ALTER SYSTEM SET max_replication_slots = …; then restart it.";
     match failure.sqlstate.as_deref() {
         Some("55000") => {
             let settings = session.simple(
@@ -92,7 +96,9 @@ fn explain_refusal(session: &mut Session, failure: Failure) -> Failure {
             if is(1) {
                 failure.hint(RAISE)
             } else if is(0) {
-                failure.hint("ALTER SYSTEM SET wal_level = logical; and restart the publisher.")
+                failure.hint(
+                    "On the publisher: ALTER SYSTEM SET wal_level = logical; then restart it.",
+                )
             } else {
                 failure
             }
@@ -105,22 +111,23 @@ fn explain_refusal(session: &mut Session, failure: Failure) -> Failure {
 
 /// A name for a temporary slot of this session.
 pub(crate) fn temporary_name(session: &mut Session, id: SubscriptionId) -> Result<String> {
-    // Two subscriptions may have one id, on two subscribers, and one process: not one session.
+    // The process id is needed because two subscribers may each have a subscription with this id.
     Ok(format!("pgapace_sync_{}_{}", id.0, backend_pid(session)?))
 }
 
-/// What came of making a slot from another one.
+/// The result of creating a slot from another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Copied {
     Done,
-    /// The server would not; its snapshot is gone.
+    /// The server refused; the snapshot is lost.
     Refused,
 }
 
-/// Makes the slot of the stream from the temporary one that the session has just [created](create),
-/// at the same position, and drops that. The session still reads under the snapshot.
+/// Creates the permanent slot from the temporary one that this session has just [created](create),
+/// at the same position, and drops the temporary one. The session still reads under the snapshot.
 ///
-/// The server may refuse, as when it has no more slots: then the temporary one is gone too.
+/// The server may refuse, for example because no slot is left. Then the temporary slot is dropped
+/// too.
 pub(crate) fn copy(
     session: &mut Session,
     temporary: &str,
@@ -151,7 +158,7 @@ pub(crate) fn copy(
     Ok(Copied::Done)
 }
 
-/// Has standbys hold a copy of a slot, where the server can (17, not on a standby itself).
+/// Has standbys synchronize a slot, if the server supports it (17 or later, not on a standby).
 pub(crate) fn set_failover(session: &mut Session, name: &str) -> Result<()> {
     if !supports_failover(session)? {
         return Ok(());
@@ -163,8 +170,8 @@ pub(crate) fn set_failover(session: &mut Session, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether a slot is the one that was made for us and that nobody has used since, if it was to begin
-/// at this position.
+/// Whether pgapace created this slot at `made_at` for this subscription, and nothing has used it
+/// since.
 pub(crate) fn is_ours(slot: &Slot, made_at: Option<Lsn>) -> bool {
     slot.plugin.as_deref() == Some("pgoutput")
         && slot.in_this_database
@@ -174,24 +181,21 @@ pub(crate) fn is_ours(slot: &Slot, made_at: Option<Lsn>) -> bool {
         && slot.confirmed_flush == made_at
 }
 
-/// The refusal to take, or drop, a slot that somebody else may have made.
+/// The error for a slot that another subscription may have created.
 pub(crate) fn not_ours(name: &str) -> Failure {
     Failure::new(
         Class::Slot,
-        format!(
-            "slot \"{name}\" exists on the publisher, and nothing proves that it was made for this \
-             subscription"
-        ),
+        format!("slot \"{name}\" exists on the publisher, but may belong to another subscription"),
     )
     .hint(format!(
-        "It may serve another subscription of that name: see pg_replication_slots on the publisher. \
-         If nobody needs it: SELECT pg_drop_replication_slot({}), and start again. Else drop this \
-         subscription (pgapace drop --keep-slot) and start it anew with another --slot.",
+        "On the publisher: SELECT * FROM pg_replication_slots. If nothing uses the slot, drop it: \
+         SELECT pg_drop_replication_slot({}). Otherwise drop this subscription (pgapace drop \
+         --keep-slot), and start it with another --slot.",
         quote_literal(name)
     ))
 }
 
-/// Begins a transaction that reads under one snapshot, for as long as it takes.
+/// SQL that begins a transaction with one snapshot and no time limit.
 pub(crate) fn begin_reading(major: u32) -> &'static str {
     if major >= 17 {
         "SET transaction_timeout = 0; BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -206,12 +210,12 @@ fn supports_failover(session: &mut Session) -> Result<bool> {
     }
     let results = session
         .simple("SELECT pg_catalog.pg_is_in_recovery()")
-        .map_err(|e| Failure::publisher(&e, "looking at the server"))?;
+        .map_err(|e| Failure::publisher(&e, "checking whether the server is a standby"))?;
     let row = results.first().and_then(wire::Rows::first);
     Ok(row.is_some_and(|row| row.get(0) == Some("f")))
 }
 
-/// A row of `pg_replication_slots`, as far as we judge it.
+/// The columns of `pg_replication_slots` that pgapace checks.
 #[derive(Debug, Clone)]
 pub(crate) struct Slot {
     pub(crate) plugin: Option<String>,
@@ -222,11 +226,12 @@ pub(crate) struct Slot {
     pub(crate) invalid: Option<String>,
     pub(crate) wal_status: Option<String>,
     pub(crate) retained_bytes: Option<i64>,
-    /// WAL that may still be written before the slot is lost; `None` for no limit.
+    /// Bytes of WAL that may still be written before the slot is invalidated; `None` without a
+    /// limit.
     pub(crate) safe_wal_size: Option<i64>,
 }
 
-/// Looks a slot up.
+/// Reads a slot.
 pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
     let major = session.server_version().major();
     let reason = match major {
@@ -246,7 +251,7 @@ pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
              FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = {}",
             quote_literal(name)
         ))
-        .map_err(|e| Failure::publisher(&e, &format!("looking at slot \"{name}\"")))?;
+        .map_err(|e| Failure::publisher(&e, &format!("reading slot \"{name}\"")))?;
     let Some(row) = results.first().and_then(wire::Rows::first) else { return Ok(None) };
     let lost = row.get(5) == Some("lost");
     Ok(Some(Slot {
@@ -265,17 +270,17 @@ pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
     }))
 }
 
-/// Checks that the stream can go on from this slot without losing a change, and returns the
-/// position to start at: always the slot's own, what was applied beyond it is skipped by LSN.
+/// Checks that the stream can continue from this slot without losing a change. Returns the position
+/// to start at. It is always the slot's own; what was applied beyond it is skipped by LSN.
 pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Result<Lsn> {
     let refuse = |what: String| Failure::new(Class::Slot, what);
-    let rebuild = "What it had not sent is lost for the subscriber: drop the subscription (pgapace \
-                   drop) and start it anew with empty tables.";
+    let rebuild = "Changes that the slot had not sent are lost: drop the subscription (pgapace \
+                   drop), and start it again with empty tables.";
     let Some(slot) = slot else {
         return Err(refuse(format!("slot \"{name}\" does not exist on the publisher")).hint(
-            "If the publisher is a promoted standby, its slots were not synchronised. \
-             What was not sent is lost for the subscriber: drop the subscription (pgapace drop) and \
-             start it anew with empty tables.",
+            "If the publisher is a promoted standby, its slots were not synchronized. Changes that \
+             the slot had not sent are lost: drop the subscription (pgapace drop), and start it \
+             again with empty tables.",
         ));
     };
     if slot.plugin.as_deref() != Some("pgoutput") || !slot.in_this_database {
@@ -292,19 +297,19 @@ pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Re
         .ok_or_else(|| refuse(format!("slot \"{name}\" has no confirmed position")))?;
     if confirmed > progress {
         return Err(refuse(format!(
-            "slot \"{name}\" has moved to {confirmed}, but the subscriber is applied only up to \
-             {progress}: changes in between were skipped"
+            "slot \"{name}\" has moved to {confirmed}, but the subscriber has applied changes only \
+             up to {progress}: changes in between were skipped"
         ))
         .hint(
-            "Something else consumed or advanced the slot, or the subscriber was restored from a \
-               backup. Drop the subscription (pgapace drop) and start it anew with empty tables.",
+            "Another program consumed or advanced the slot, or the subscriber was restored from a \
+               backup. Drop the subscription (pgapace drop), and start it again with empty tables.",
         ));
     }
     Ok(confirmed)
 }
 
-/// Waits while somebody else uses the slot, usually our own walsender that has not noticed that
-/// its connection is gone: it does within wal_sender_timeout.
+/// Waits while another process uses the slot. Usually that is a walsender of an earlier run that
+/// has not noticed the end of its connection; it does within wal_sender_timeout.
 pub(crate) fn wait_until_free(
     session: &mut Session,
     name: &str,
@@ -323,14 +328,16 @@ pub(crate) fn wait_until_free(
                 Class::Busy,
                 format!("slot \"{name}\" is in use by walsender {pid} of the publisher"),
             )
-            .hint("See pg_stat_replication on the publisher for who uses it."));
+            .hint(format!(
+                "On the publisher: SELECT * FROM pg_stat_replication WHERE pid = {pid}."
+            )));
         }
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
-/// Ends the walsender of another process that runs this subscription, and of nobody else. Without
-/// the privilege it is waited for: a walsender ends by itself within wal_sender_timeout.
+/// Terminates the walsender of another process that runs this subscription. Without the privilege,
+/// the caller must wait until that walsender ends after wal_sender_timeout.
 pub(crate) fn end_user(
     session: &mut Session,
     slot: &str,
@@ -349,8 +356,9 @@ pub(crate) fn end_user(
     while Instant::now() < deadline {
         match session.simple(&sql) {
             Ok(results) if results.first().is_none_or(wire::Rows::is_empty) => break,
-            // Again and again: the first signal has it say good-bye to a process that may not read,
-            // and only another one takes it out of that wait (`ProcessClientWriteInterrupt`).
+            // Repeatedly: after the first signal, the walsender waits until its client has read the
+            // last messages. Only another signal ends that wait (`ProcessClientWriteInterrupt` in
+            // `postgres.c`).
             Ok(_) => std::thread::sleep(Duration::from_millis(100)),
             Err(error) if error.sqlstate() == Some("42501") => {
                 tracing::info!(
@@ -361,14 +369,17 @@ pub(crate) fn end_user(
                 break;
             }
             Err(error) => {
-                return Err(Failure::publisher(&error, "ending the other process's walsender"));
+                return Err(Failure::publisher(
+                    &error,
+                    "terminating the other process's walsender",
+                ));
             }
         }
     }
     Ok(())
 }
 
-/// Has a slot that nobody uses send prepared transactions only when they are committed (18).
+/// Makes an inactive slot send prepared transactions only when they are committed (18 or later).
 pub(crate) fn end_two_phase(session: &mut Session, name: &str) -> Result<()> {
     let sql = format!("ALTER_REPLICATION_SLOT {} (TWO_PHASE false)", quote_ident(name));
     session
@@ -377,7 +388,7 @@ pub(crate) fn end_two_phase(session: &mut Session, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Drops a slot; one that is not there is no error.
+/// Drops a slot. Returns whether it existed.
 pub(crate) fn drop(session: &mut Session, name: &str) -> Result<bool> {
     match session.simple(&format!("DROP_REPLICATION_SLOT {} WAIT", quote_ident(name))) {
         Ok(_) => Ok(true),
@@ -386,21 +397,23 @@ pub(crate) fn drop(session: &mut Session, name: &str) -> Result<bool> {
     }
 }
 
-/// Options of the stream beside the protocol version.
+/// Options of START_REPLICATION other than the protocol version.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct StreamOptions {
-    /// Leave out changes that carry a replication origin (16).
+    /// Leave out changes that have a replication origin (16 or later).
     pub(crate) origin_none: bool,
-    /// Prepared transactions are sent at their PREPARE, from here on for ever: it is the slot that
-    /// remembers this (15).
+    /// Send prepared transactions at their PREPARE (15 or later). The slot stores this option, so
+    /// it stays on.
     pub(crate) two_phase: bool,
-    /// Values come in the binary form of their types.
+    /// Send values in binary format.
     pub(crate) binary: bool,
-    /// When large transactions are sent; every supported version can while they run.
+    /// When large transactions are sent. Every supported version can send them while they are in
+    /// progress.
     pub(crate) streaming: Streaming,
 }
 
-/// The START_REPLICATION command with the best options of the server's version.
+/// Returns the START_REPLICATION command, with the highest protocol version and the options that
+/// the server supports.
 pub(crate) fn start_command(
     major: u32,
     slot: &str,

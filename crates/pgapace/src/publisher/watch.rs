@@ -1,6 +1,8 @@
-//! Whether the publisher's commits wait for us: `synchronous_standby_names` may name us with any
-//! reload of its settings, and nothing in the stream says so. A session of its own looks every few
-//! seconds, on a thread; whoever leads the run sets up everything anew when that has changed.
+//! A thread that watches whether the publisher's commits wait for this subscription.
+//!
+//! Any reload of the publisher's settings may add the subscription to `synchronous_standby_names`,
+//! and the stream does not tell. So a session of its own reads the setting every few seconds. When
+//! the answer changes, the leader starts a new run.
 
 use std::time::Duration;
 
@@ -11,29 +13,30 @@ use crate::error::{Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::subscriber::catalogue::{field, first_row};
 
-/// Between two looks.
+/// Time between two checks.
 const EVERY: Duration = Duration::from_secs(3);
 
-/// The setting, in SQL.
+/// SQL expression for the setting.
 pub(crate) const SYNCHRONOUS: &str = "pg_catalog.current_setting('synchronous_standby_names')";
 
 /// Whether this setting names a subscription.
 pub(crate) fn names(setting: &str, subscription: &str) -> bool {
-    // The words of the setting, its numbers and FIRST or ANY among them; names match without case.
+    // The words include numbers, FIRST and ANY. Names match without regard to case
+    // (`SyncRepGetStandbyPriority` in `syncrep.c`).
     let mut words = setting.split(|c: char| c.is_whitespace() || "(),\"".contains(c));
     words.any(|word| word == "*" || word.eq_ignore_ascii_case(subscription))
 }
 
-/// A running watch; it ends when this is dropped.
+/// A running watch; it ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// Gets what is so now, when that is not what was said before.
+    /// Receives the new answer, once, when it changes.
     pub(crate) changed: Receiver<bool>,
     _ends: Sender<()>,
 }
 
 impl Watch {
-    /// Commits of the publisher wait for the subscription now, or not.
+    /// Starts the thread. `waits` is the current answer: whether commits wait for the subscription.
     pub(crate) fn spawn(publisher: &Publisher, subscription: &str, waits: bool) -> Result<Self> {
         let (sender, changed) = bounded(1);
         let (ends, ended) = bounded(0);
@@ -55,16 +58,16 @@ fn watch(
 ) {
     let mut session = None;
     while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-        match look(publisher, &mut session) {
+        match read_setting(publisher, &mut session) {
             Ok(setting) => {
                 let now = names(&setting, subscription);
                 if now != waits {
-                    // The leader may be gone.
+                    // The leader may have ended.
                     let _ = sender.send(now);
                     return;
                 }
             }
-            // If it is more than this session, the stream ends too.
+            // If the publisher has failed, the stream ends too.
             Err(failure) => {
                 tracing::debug!("{failure}");
                 session = None;
@@ -73,7 +76,7 @@ fn watch(
     }
 }
 
-fn look(publisher: &Publisher, kept: &mut Option<Session>) -> Result<String> {
+fn read_setting(publisher: &Publisher, kept: &mut Option<Session>) -> Result<String> {
     let session = match kept {
         Some(session) => session,
         None => kept.insert(publisher.connect_to_look()?),

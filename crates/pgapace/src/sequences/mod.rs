@@ -1,13 +1,14 @@
-//! Sequences: the stream does not carry them, so they are set when tables are copied, and again when
-//! the user asks for it, before the subscriber takes over.
+//! Sequences. The stream does not carry them, so pgapace sets them when it copies tables, and when
+//! the user asks for it, before the subscriber takes over from the publisher.
 //!
-//! [`read`] takes the values of the publisher; [`set`] carries them over. In between belongs a wait
-//! until everything is applied that had committed when they were read (`crate::lag`): a TRUNCATE …
-//! RESTART IDENTITY that is still in the stream would set them back afterwards.
+//! [`read`] reads the values on the publisher, and [`set`] sets them on the subscriber. Between the
+//! two, the caller waits until everything that had committed when they were read is applied
+//! (`crate::lag`). Otherwise a TRUNCATE … RESTART IDENTITY that is still in the stream would reset
+//! them later.
 //!
-//! What is published says nothing about sequences, so they are taken by schema: all of those of the
-//! schemas that have a published table or are published, those that published tables own or use
-//! elsewhere, and all of the database with FOR ALL TABLES.
+//! Publications do not tell which sequences to set, so they are selected by schema. They are all
+//! sequences of schemas that are published or contain a published table, those that published
+//! tables own or use in other schemas, and, with FOR ALL TABLES, all of the database.
 
 mod publisher;
 mod report;

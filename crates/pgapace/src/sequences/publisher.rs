@@ -1,4 +1,4 @@
-//! Which sequences the publications are about, and where they stand.
+//! Selecting the sequences that belong to the publications, and reading their positions.
 
 use engine::sequence::{Definition, Position, Sequence};
 use wire::{Row, Session, quote_ident, quote_literal};
@@ -7,17 +7,17 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field};
 
-/// Sequences in one statement.
+/// Maximum number of sequences in one statement.
 pub(super) const AT_ONCE: usize = 200;
 
-/// Which of them.
+/// Which sequences to read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Chosen<'a> {
-    /// Those of the published schemas, and those that the tables own or use.
+    /// Those of the published schemas, and those that the published tables own or use.
     All,
-    /// Those that the tables own or use.
+    /// Those that the published tables own or use.
     OfTables,
-    /// These, by schema and name; each must be among all.
+    /// These, by schema and name; each must be one of `All`.
     Named(&'a [(String, String)]),
 }
 
@@ -26,11 +26,11 @@ pub(crate) enum Chosen<'a> {
 pub(crate) struct PublisherSequence {
     pub(crate) schema: String,
     pub(crate) name: String,
-    /// The column that owns it: schema, table, column.
+    /// The column that owns the sequence: schema, table, column.
     pub(super) owner: Option<[String; 3]>,
-    /// Whether a published table owns or uses it, or nothing owns it.
+    /// Whether a published table owns or uses it, or no table owns it.
     pub(super) wanted: bool,
-    /// Where it stands; an error says why that cannot be read.
+    /// Definition and position; an error says why they cannot be read.
     pub(super) found: std::result::Result<Sequence, &'static str>,
 }
 
@@ -44,10 +44,10 @@ impl PublisherSequence {
     }
 }
 
-/// Published tables with their partitions; sequences that a column of them owns (an identity column
-/// among them), or that are part of a default of theirs; and which sequences that makes.
+/// Lists the sequences. Starts from the published tables with their partitions, and the sequences
+/// that their columns own (identity columns included) or that their defaults use.
 ///
-/// From 19 on a publication may be of all sequences.
+/// Since 19, a publication can be FOR ALL SEQUENCES.
 const SEQUENCES_SQL: &str = "\
 WITH RECURSIVE published AS (
   SELECT c.oid, c.relkind, c.relnamespace FROM pg_catalog.pg_class c
@@ -96,15 +96,15 @@ WHERE s.relkind = 'S' AND s.relpersistence <> 't'
   AND (u.sequence IS NOT NULL {MORE})
 ORDER BY n.nspname, s.relname";
 
-/// The sequences of these publications with the values that they have now; `tables` are all that is
-/// published, or those that matter.
+/// Returns the sequences of these publications with their current values. `tables` are all
+/// published tables, or those that matter.
 pub(crate) fn read(
-    source: &mut Session,
+    session: &mut Session,
     publications: &[String],
     tables: &[PublishedTable],
     chosen: Chosen<'_>,
 ) -> Result<Vec<PublisherSequence>> {
-    let mut sequences = list(source, publications, tables, chosen)?;
+    let mut sequences = list(session, publications, tables, chosen)?;
     if let Chosen::Named(names) = chosen {
         let missing = names.iter().find(|name| !sequences.iter().any(|one| one.is(name)));
         if let Some((schema, name)) = missing {
@@ -112,19 +112,19 @@ pub(crate) fn read(
                 Class::Mismatch,
                 format!("the published schemas have no sequence {schema}.{name}"),
             )
-            .hint("Give sequences with their schema unless it is public."));
+            .hint("Qualify sequences with their schema, unless it is public."));
         }
         sequences.retain(|one| names.iter().any(|name| one.is(name)));
     }
     let mut readable: Vec<_> = sequences.iter_mut().filter(|one| one.found.is_ok()).collect();
     for some in readable.chunks_mut(AT_ONCE) {
-        read_positions(source, some)?;
+        read_positions(session, some)?;
     }
     Ok(sequences)
 }
 
 fn list(
-    source: &mut Session,
+    session: &mut Session,
     publications: &[String],
     tables: &[PublishedTable],
     chosen: Chosen<'_>,
@@ -134,10 +134,11 @@ fn list(
     let more = match chosen {
         Chosen::OfTables => "",
         Chosen::All | Chosen::Named(_) => {
-            "OR n.oid IN (SELECT oid FROM in_schema) OR EXISTS (SELECT 1 FROM publication WHERE whole)"
+            "OR n.oid IN (SELECT oid FROM in_schema) \
+             OR EXISTS (SELECT 1 FROM publication WHERE whole)"
         }
     };
-    let schemas = if source.server_version().major() >= 15 {
+    let schemas = if session.server_version().major() >= 15 {
         "UNION SELECT s.pnnspid FROM pg_catalog.pg_publication_namespace s \
          JOIN publication p ON p.oid = s.pnpubid"
     } else {
@@ -148,10 +149,12 @@ fn list(
         .replace("{PUBLICATIONS}", &names.join(", "))
         .replace("{SCHEMAS}", schemas)
         .replace("{MORE}", more);
-    let results = source
+    let results = session
         .simple(&sql)
-        .map_err(|e| Failure::publisher(&e, "looking for the sequences that are published"))?;
-    let rows = results.first().ok_or_else(|| Failure::internal("a query returned nothing"))?;
+        .map_err(|e| Failure::publisher(&e, "selecting the sequences of the publications"))?;
+    let rows = results
+        .first()
+        .ok_or_else(|| Failure::internal("the query for sequences returned no result"))?;
     rows.iter().map(|row| sequence(&row)).collect()
 }
 
@@ -164,9 +167,9 @@ fn sequence(row: &Row<'_>) -> Result<PublisherSequence> {
     };
     let definition = definition(row, 4)?;
     let found = match (boolean(row, 2)?, boolean(row, 3)?) {
-        (false, _) => Err("USAGE is not granted on its schema on the publisher"),
-        (_, false) => Err("SELECT is not granted on it on the publisher"),
-        // Its position is read next.
+        (false, _) => Err("the role lacks USAGE on its schema on the publisher"),
+        (_, false) => Err("the role lacks SELECT on it on the publisher"),
+        // The position is read next.
         (true, true) => {
             Ok(Sequence { definition, position: Position { last_value: 0, is_called: false } })
         }
@@ -180,7 +183,7 @@ fn sequence(row: &Row<'_>) -> Result<PublisherSequence> {
     })
 }
 
-/// Increment, bounds and CYCLE, from this column on.
+/// Reads increment, bounds and CYCLE, from this column on.
 pub(super) fn definition(row: &Row<'_>, column: usize) -> Result<Definition> {
     Ok(Definition {
         increment: field(row, column)?,
@@ -190,12 +193,14 @@ pub(super) fn definition(row: &Row<'_>, column: usize) -> Result<Definition> {
     })
 }
 
-fn read_positions(source: &mut Session, some: &mut [&mut PublisherSequence]) -> Result<()> {
+fn read_positions(session: &mut Session, some: &mut [&mut PublisherSequence]) -> Result<()> {
     let names: Vec<_> = some.iter().map(|one| one.sql_name()).collect();
-    let results = source
+    let results = session
         .simple(&positions_sql(&names))
         .map_err(|e| Failure::publisher(&e, "reading its sequences"))?;
-    let rows = results.first().ok_or_else(|| Failure::internal("a query returned nothing"))?;
+    let rows = results
+        .first()
+        .ok_or_else(|| Failure::internal("the query for sequences returned no result"))?;
     for row in rows.iter() {
         let index: usize = field(&row, 0)?;
         if let Ok(sequence) = &mut some[index].found {
@@ -205,7 +210,7 @@ fn read_positions(source: &mut Session, some: &mut [&mut PublisherSequence]) -> 
     Ok(())
 }
 
-/// Index, last_value and is_called of each.
+/// SQL for index, last_value and is_called of each sequence.
 pub(super) fn positions_sql(names: &[String]) -> String {
     let parts: Vec<_> = names
         .iter()
@@ -215,7 +220,7 @@ pub(super) fn positions_sql(names: &[String]) -> String {
     parts.join(" UNION ALL ")
 }
 
-/// From a row of [`positions_sql`].
+/// Reads the position from a row of [`positions_sql`].
 pub(super) fn position(row: &Row<'_>) -> Result<Position> {
     Ok(Position { last_value: field(row, 1)?, is_called: boolean(row, 2)? })
 }

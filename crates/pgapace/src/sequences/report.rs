@@ -1,27 +1,27 @@
-//! What became of each sequence.
+//! The result for each sequence.
 
 use engine::sequence::Position;
 use serde::Serialize;
 
-/// What became of a sequence.
+/// The result for a sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub(crate) enum SequenceState {
-    /// It was set.
+    /// The sequence was set.
     Set {
         from: Value,
         to: Value,
-        /// Its bounds left no room for all of the margin.
+        /// The bounds did not leave space for the whole margin.
         margin_cut: bool,
     },
-    /// It stood there already.
+    /// The sequence already had that value.
     Unchanged { at: Value },
-    /// It is left as it is, because it has passed the publisher's value.
+    /// It keeps its value, because it is ahead of the publisher's.
     Ahead { at: Value, publisher: Value, cycles: bool },
-    /// It is left as it is, because it cannot be set, or is not to be.
+    /// The sequence keeps its value, because it cannot be set or is excluded.
     LeftOut {
         reason: String,
-        /// Whether it should have been set.
+        /// Whether the sequence should have been set.
         failed: bool,
     },
 }
@@ -47,7 +47,7 @@ impl std::fmt::Display for Value {
     }
 }
 
-/// A sequence by its name on the publisher, and what became of it.
+/// A sequence, by its name on the publisher, with the result.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Sequence {
     pub(crate) schema: String,
@@ -57,29 +57,29 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// `schema.name: reason` of one that is left as it is.
+    /// `schema.name: reason`, for a sequence that was not set.
     pub(crate) fn reason(&self) -> Option<String> {
         let reason = match &self.state {
             SequenceState::Set { .. } | SequenceState::Unchanged { .. } => return None,
             SequenceState::Ahead { at, publisher, cycles: false } => {
-                format!("it is ahead of the publisher: at {at}, the publisher's at {publisher}")
+                format!("it is at {at}, ahead of the publisher's {publisher}")
             }
             SequenceState::Ahead { at, publisher, cycles: true } => format!(
-                "it cycles, and is at {at}, the publisher's at {publisher}: either it is ahead or \
-                 the publisher's has begun again; --allow-backwards sets it"
+                "it cycles and is at {at}, the publisher's at {publisher}: either it is ahead, or \
+                 the publisher's has started over; --allow-backwards sets it"
             ),
             SequenceState::LeftOut { reason, .. } => reason.clone(),
         };
         Some(format!("{}.{}: {reason}", self.schema, self.name))
     }
 
-    /// Whether it should have been set.
+    /// Whether the sequence should have been set, but could not.
     pub(crate) fn failed(&self) -> bool {
         matches!(self.state, SequenceState::LeftOut { failed: true, .. })
     }
 }
 
-/// What became of the sequences.
+/// The results for all sequences.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     pub(crate) sequences: Vec<Sequence>,
@@ -90,7 +90,7 @@ impl Report {
         self.sequences.iter().filter(|one| which(&one.state)).count()
     }
 
-    /// Says it in the log.
+    /// Logs the results.
     pub(crate) fn log(&self) {
         let set = self.count(|state| matches!(state, SequenceState::Set { .. }));
         if set > 0 {

@@ -1,4 +1,4 @@
-//! Sets the sequences of the subscriber.
+//! Setting the sequences of the subscriber.
 
 use engine::sequence::{Decision, Position, Rules, Sequence, decide};
 use rustc_hash::FxHashMap;
@@ -12,24 +12,24 @@ use crate::sequences::report::{self, Report, SequenceState};
 use crate::subscriber::catalogue::{boolean, describe_kind, field};
 use crate::subscriber::state::name_array;
 
-/// How often a sequence is looked at again that others use meanwhile.
+/// How many times pgapace tries to set a sequence that other sessions use at the same time.
 const ATTEMPTS: usize = 5;
-/// How long a sequence may be locked that is to be set.
+/// lock_timeout while sequences are set.
 const LOCK_TIMEOUT: &str = "5s";
 
-/// How the sequences are set.
+/// How sequences are set.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SetOptions {
     pub(crate) rules: Rules,
-    /// Sequences that are left as they are, by schema and name on the publisher.
+    /// Sequences to leave unchanged, by schema and name on the publisher.
     pub(crate) excluded: Vec<(String, String)>,
-    /// Only says what would become of them.
+    /// Only report what would be set.
     pub(crate) dry_run: bool,
 }
 
-/// A sequence of the subscriber that is to be set.
+/// A sequence of the subscriber that can be set.
 struct Settable {
-    /// In the report.
+    /// Index in the report.
     index: usize,
     oid: u32,
     sql_name: String,
@@ -38,8 +38,8 @@ struct Settable {
     subscriber: Sequence,
 }
 
-/// Relations of these names, or else the sequence that the same column owns: a table that was made by
-/// hand may have given it another name.
+/// Finds the relations with these names, or otherwise the sequence that the same column owns: in a
+/// table that was created by hand, it may have another name.
 const FIND_SQL: &str = "\
 WITH wanted AS (
   SELECT * FROM ROWS FROM (
@@ -75,8 +75,8 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_catalog.pg_sequence q ON q.seqrelid = c.oid
 ORDER BY k.ord, k.rank, c.oid";
 
-/// Gives the subscriber's sequences the values that these have on the publisher, and says what became
-/// of each. Values that others take meanwhile are heeded.
+/// Sets the subscriber's sequences to the publisher's values, and returns the result for each.
+/// Values that other sessions take at the same time are respected.
 pub(crate) fn set(
     control: &mut Session,
     sequences: &[PublisherSequence],
@@ -107,7 +107,7 @@ pub(crate) fn set(
     Ok(report)
 }
 
-/// The subscriber's sequences for these; those that cannot be set are told in the report.
+/// Finds the subscriber's sequences for these. The report says why a sequence cannot be set.
 fn find(
     control: &mut Session,
     sequences: &[PublisherSequence],
@@ -131,7 +131,7 @@ fn find(
     let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
     let rows = control
         .query(FIND_SQL, &arguments)
-        .map_err(|e| Failure::subscriber(&e, "looking for sequences"))?;
+        .map_err(|e| Failure::subscriber(&e, "finding the sequences"))?;
     let mut found = FxHashMap::default();
     for row in rows.iter() {
         found.insert(field::<usize>(&row, 0)? - 1, row);
@@ -144,16 +144,21 @@ fn find(
             None => "the subscriber does not have it".to_owned(),
             Some(row) if row.get(2) != Some("S") => {
                 let kind = describe_kind(row.get(2).unwrap_or_default());
-                format!("on the subscriber it is {kind}")
+                format!("it is {kind} on the subscriber")
             }
             Some(row) => {
                 let (schema, name): (String, String) = (field(row, 3)?, field(row, 4)?);
                 let sql_name = format!("{}.{}", quote_ident(&schema), quote_ident(&name));
                 if !boolean(row, 5)? {
-                    format!("USAGE is not granted on schema {schema} on the subscriber")
+                    format!(
+                        "the role lacks USAGE on schema {schema} on the subscriber: GRANT USAGE ON \
+                         SCHEMA {} TO …",
+                        quote_ident(&schema)
+                    )
                 } else if !boolean(row, 6)? || !boolean(row, 7)? {
                     format!(
-                        "SELECT and UPDATE are not both granted on it on the subscriber: GRANT SELECT, UPDATE ON SEQUENCE {sql_name} TO …"
+                        "the role lacks SELECT or UPDATE on it on the subscriber: GRANT SELECT, \
+                         UPDATE ON SEQUENCE {sql_name} TO …"
                     )
                 } else {
                     let position = Position { last_value: 0, is_called: false };
@@ -178,7 +183,7 @@ fn leave_out(report: &mut Report, index: usize, reason: String, failed: bool) {
     report.sequences[index].state = SequenceState::LeftOut { reason, failed };
 }
 
-/// Sets what is found, each to the value that it is to have by what it has at that moment.
+/// Sets each sequence to a value that depends on its current one.
 fn set_found(
     control: &mut Session,
     mut left: Vec<Settable>,
@@ -204,7 +209,7 @@ fn set_found(
         left = set_positions(control, to_set, report)?;
     }
     for one in left {
-        let reason = "others take values from it all the time";
+        let reason = "other sessions keep taking values from it";
         leave_out(report, one.index, reason.to_owned(), true);
     }
     Ok(())
@@ -224,8 +229,8 @@ fn read_positions(control: &mut Session, some: &mut [Settable]) -> Result<()> {
     Ok(())
 }
 
-/// The position that a sequence is to have, and whether the margin was cut; or what becomes of it
-/// otherwise.
+/// Returns the position to set, and whether the margin was cut; or the result if the sequence is
+/// not set.
 fn judge(one: &Settable, rules: Rules) -> std::result::Result<(Position, bool), SequenceState> {
     let at = one.subscriber.position.into();
     let left_out = |reason: String| SequenceState::LeftOut { reason, failed: true };
@@ -236,9 +241,9 @@ fn judge(one: &Settable, rules: Rules) -> std::result::Result<(Position, bool), 
             SequenceState::Ahead { at, publisher: one.publisher.position.into(), cycles }
         }
         Decision::OutOfBounds { bound } => left_out(format!(
-            "the publisher's value {} is beyond its bound {bound} on the subscriber, where it is of \
-             type {}: ALTER SEQUENCE {} AS bigint NO MAXVALUE NO MINVALUE, or give it the bounds of \
-             the publisher",
+            "the publisher's value {} exceeds its bound {bound} on the subscriber, where its type \
+             is {}: ALTER SEQUENCE {} AS bigint NO MAXVALUE NO MINVALUE, or set the bounds of the \
+             publisher",
             one.publisher.position.last_value, one.value_type, one.sql_name
         )),
         Decision::OppositeDirections => left_out(format!(
@@ -248,7 +253,7 @@ fn judge(one: &Settable, rules: Rules) -> std::result::Result<(Position, bool), 
     })
 }
 
-/// Sets sequences that still are where they were seen. Returns those that are not.
+/// Sets the sequences that still have the position that was read. Returns the others.
 fn set_positions(
     control: &mut Session,
     mut some: Vec<(Settable, Position, bool)>,
@@ -270,7 +275,7 @@ fn set_positions(
     let rows = match control.query(&calls.join(" UNION ALL "), &[]) {
         Ok(rows) => rows,
         Err(error) if error.sqlstate() == Some(LOCK_NOT_AVAILABLE) => {
-            // One by one, to tell which.
+            // Halved repeatedly, to find out which sequence is locked.
             if some.len() > 1 {
                 let half = some.split_off(some.len() / 2);
                 let mut left = set_positions(control, some, report)?;
@@ -278,7 +283,7 @@ fn set_positions(
                 return Ok(left);
             }
             for (one, ..) in some {
-                let reason = "another session holds a lock on it, see pg_locks";
+                let reason = "another session holds a conflicting lock; see pg_locks";
                 leave_out(report, one.index, reason.to_owned(), true);
             }
             return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! One transaction in the spool: its blocks one after another, each with its length and checksum.
+//! The spool file of one transaction: a sequence of blocks, each with its length and checksum.
 
 use std::fs::File;
 use std::io;
@@ -6,14 +6,14 @@ use std::os::unix::fs::FileExt;
 
 use engine::assemble::SpoolId;
 
-/// In front of each block: its length and its checksum.
+/// Size of the header of each block, in bytes: length and checksum.
 const HEADER: usize = 8;
 
 /// Why a block cannot be read.
 #[derive(Debug)]
 pub(super) enum ReadError {
     Io(io::Error),
-    /// Something else is there than was written.
+    /// The file contains other data than was written.
     Damaged {
         offset: u64,
     },
@@ -25,24 +25,25 @@ impl From<io::Error> for ReadError {
     }
 }
 
-/// A transaction's file. Positions are bytes of blocks, without headers, unless they say otherwise.
+/// The file of a transaction. Positions count the bytes of blocks without headers, unless stated
+/// otherwise.
 #[derive(Debug)]
 pub(super) struct SpoolFile {
     file: File,
     id: SpoolId,
-    /// Where each block ends.
+    /// The end position of each block.
     ends: Vec<u64>,
-    /// The block that is read next.
+    /// The block to read next.
     next: usize,
 }
 
 impl SpoolFile {
-    /// In a new file.
+    /// Starts with an empty file.
     pub(super) fn new(file: File, id: SpoolId) -> Self {
         Self { file, id, ends: Vec::new(), next: 0 }
     }
 
-    /// What a block takes of the file.
+    /// Size of a block in the file, with its header.
     pub(super) fn size_of_block(block: &[u8]) -> u64 {
         (HEADER + block.len()) as u64
     }
@@ -56,12 +57,11 @@ impl SpoolFile {
         block.checked_sub(1).map_or(0, |before| self.ends[before])
     }
 
-    /// Where a block's header is in the file.
+    /// Offset of a block's header in the file.
     fn offset(&self, block: usize) -> u64 {
         self.start(block) + (block * HEADER) as u64
     }
 
-    /// Adds a block.
     pub(super) fn append(&mut self, block: &[u8]) -> io::Result<()> {
         let start = self.start(self.ends.len());
         let offset = self.size();
@@ -71,7 +71,7 @@ impl SpoolFile {
         Ok(())
     }
 
-    /// Cuts off everything from a position on: blocks, and the end of the one that it lies in.
+    /// Cuts off everything after a position. The block that contains the position is shortened.
     pub(super) fn truncate(&mut self, length: u64) -> Result<(), ReadError> {
         let whole = self.ends.partition_point(|end| *end <= length);
         let start = self.start(whole);
@@ -91,7 +91,7 @@ impl SpoolFile {
         Ok(())
     }
 
-    /// The next block.
+    /// Reads the next block.
     pub(super) fn read(&mut self) -> Result<Vec<u8>, ReadError> {
         if self.next >= self.ends.len() {
             return Err(ReadError::Damaged { offset: self.size() });
@@ -101,7 +101,7 @@ impl SpoolFile {
         Ok(block)
     }
 
-    /// The block that holds a place, from there on.
+    /// Reads the block that contains a position, from that position on.
     pub(super) fn read_from(&self, place: u64) -> Result<Vec<u8>, ReadError> {
         let number = self.ends.partition_point(|end| *end <= place);
         if number >= self.ends.len() {
@@ -126,8 +126,8 @@ impl SpoolFile {
         Ok(block)
     }
 
-    /// Length and checksum; the checksum is also that of the place, so that a block of another
-    /// transaction, or of another place, is not taken for this one.
+    /// Length and checksum. The checksum also covers the transaction and the position, so that a
+    /// block of another transaction or position is not mistaken for this one.
     fn header(&self, start: u64, block: &[u8]) -> io::Result<[u8; HEADER]> {
         let length = u32::try_from(block.len()).map_err(io::Error::other)?;
         let mut checksum = crc32fast::Hasher::new();
@@ -140,7 +140,7 @@ impl SpoolFile {
         Ok(header)
     }
 
-    /// The file itself, to be damaged.
+    /// The file itself, for tests that damage it.
     #[cfg(test)]
     pub(super) fn file(&self) -> &File {
         &self.file

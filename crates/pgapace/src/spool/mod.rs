@@ -1,8 +1,8 @@
-//! The spool: transactions whose end is not known yet, as far as they do not fit into memory.
+//! The spool: transactions whose end is not yet known, as far as they do not fit into memory.
 //!
-//! It is scratch. Nothing in it is acknowledged, so whatever becomes of it, the publisher sends it
-//! again. Its files have no names: the system removes them with the process, however that ends, and
-//! nobody else can find or mistake them.
+//! Spool files are temporary. Nothing in them is acknowledged, so if they are lost, the publisher
+//! sends it again. The files have no names. The kernel removes them when the process ends, however
+//! it ends, and no other process can find them.
 
 mod file;
 
@@ -17,7 +17,7 @@ use crate::error::{Class, Failure, Result};
 use crate::spool::file::{ReadError, SpoolFile};
 use crate::subscriber::state::statistics::Spooled;
 
-/// Where the spool is if the user does not say: /tmp is memory on many systems.
+/// The default directory. /tmp is often in memory.
 pub(crate) fn default_directory() -> PathBuf {
     const LARGE: &str = "/var/tmp";
     if std::env::var_os("TMPDIR").is_none() && Path::new(LARGE).is_dir() {
@@ -30,35 +30,35 @@ pub(crate) fn default_directory() -> PathBuf {
 #[derive(Debug)]
 pub(crate) struct Spool {
     directory: PathBuf,
-    /// Bytes that all files may have together.
+    /// Maximum size of all files together, in bytes.
     limit: Option<u64>,
     used: u64,
     files: FxHashMap<SpoolId, SpoolFile>,
 }
 
 impl Spool {
-    /// A spool in this directory, empty; nothing is created before it is needed.
+    /// Starts empty in this directory; files are created when they are needed.
     pub(crate) fn new(directory: &Path, limit: Option<u64>) -> Self {
         raise_file_limit();
         Self { directory: directory.to_owned(), limit, used: 0, files: FxHashMap::default() }
     }
 
-    /// Whether files can be made in the directory.
+    /// Checks that files can be created in the directory.
     pub(crate) fn check(&self) -> Result<()> {
         tempfile::tempfile_in(&self.directory).map(drop).map_err(|e| self.failure(&e, "use"))
     }
 
-    /// Whether more than half of what it may have is used.
+    /// Whether more than half of the limit is used.
     pub(crate) fn is_half_full(&self) -> bool {
         self.limit.is_some_and(|limit| self.used > limit / 2)
     }
 
-    /// What is in it.
+    /// The size of the spool.
     pub(crate) fn used(&self) -> Spooled {
         Spooled { files: self.files.len() as u64, bytes: self.used }
     }
 
-    /// Does what the assembler says.
+    /// Executes a command of the assembler.
     pub(crate) fn carry_out(&mut self, command: SpoolCommand) -> Result<()> {
         match command {
             SpoolCommand::Append { id, block } => self.append(id, &block),
@@ -77,11 +77,11 @@ impl Spool {
         {
             return Err(Failure::new(
                 Class::Spool,
-                format!("the spool needs more than --spool-limit, {limit} bytes"),
+                format!("the spool needs more than --spool-limit ({limit} bytes)"),
             )
             .hint(
-                "Nothing is lost: what is spooled was not acknowledged, and is sent again. Raise \
-                 --spool-limit, or end the large or prepared transactions on the publisher.",
+                "Nothing is lost: spooled transactions are not acknowledged, and are sent again. \
+                 Raise --spool-limit, or end the large or prepared transactions on the publisher.",
             ));
         }
         if !self.files.contains_key(&id) {
@@ -108,19 +108,20 @@ impl Spool {
         Ok(())
     }
 
-    /// The next block of a transaction, from its beginning on.
+    /// Reads the next block of a transaction, starting with the first.
     pub(crate) fn read(&mut self, id: SpoolId) -> Result<Bytes> {
         let file = self.files.get_mut(&id).ok_or_else(|| unknown(id))?;
         file.read().map(Bytes::from).map_err(|error| self.unreadable(error))
     }
 
-    /// The block of a transaction that holds a place, from there on; it stays unread.
+    /// Reads the block of a transaction that contains a position, from that position on. Does not
+    /// affect [`Self::read`].
     pub(crate) fn read_from(&self, id: SpoolId, place: u64) -> Result<Bytes> {
         let file = self.files.get(&id).ok_or_else(|| unknown(id))?;
         file.read_from(place).map(Bytes::from).map_err(|error| self.unreadable(error))
     }
 
-    /// Forgets a transaction, if it is here.
+    /// Removes a transaction, if the spool contains it.
     pub(crate) fn discard(&mut self, id: SpoolId) {
         if let Some(file) = self.files.remove(&id) {
             self.used -= file.size();
@@ -133,13 +134,14 @@ impl Spool {
             ReadError::Damaged { offset } => Failure::new(
                 Class::Spool,
                 format!(
-                    "the spool in {} returned other bytes than were written, at offset {offset}",
+                    "the spool in {} is damaged: a file returned other bytes than were written, at \
+                     offset {offset}",
                     self.directory.display()
                 ),
             )
             .hint(
-                "Nothing of the transaction is committed, and it is sent again. The disk or its \
-                 memory is damaged: choose another --spool-directory.",
+                "Nothing of the transaction is committed, and it is sent again. The disk or the \
+                 memory may be faulty: choose another --spool-directory.",
             ),
         }
     }
@@ -148,13 +150,13 @@ impl Spool {
         let directory = self.directory.display();
         let hint = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                "Nothing is lost: what is spooled was not acknowledged, and is sent again. Make \
-                 room, or choose another --spool-directory."
+                "Nothing is lost: spooled transactions are not acknowledged, and are sent again. \
+                 Make room, or choose another --spool-directory."
             }
             io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
-                "Give --spool-directory a directory in which this user may create files."
+                "Set --spool-directory to a directory in which this user may create files."
             }
-            _ => "Choose another --spool-directory. What is spooled is sent again.",
+            _ => "Choose another --spool-directory. Spooled transactions are sent again.",
         };
         Failure::new(Class::Spool, format!("cannot {doing} the spool in {directory}: {error}"))
             .hint(hint)
@@ -165,7 +167,7 @@ fn unknown(id: SpoolId) -> Failure {
     Failure::internal(format!("the spool has no transaction {}", id.0))
 }
 
-/// Every transaction in the spool has a file open; the usual limit is far below what is allowed.
+/// Raises the soft limit of open files, because each transaction in the spool has an open file.
 fn raise_file_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! What is read is what was written and not cut off, and nothing else is ever taken for it.
+//! The spool returns exactly what was written and not cut off, and detects everything else.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,7 @@ fn append(id: u64, block: &[u8]) -> SpoolCommand {
     SpoolCommand::Append { id: SpoolId(id), block: block.to_vec() }
 }
 
-/// All bytes of a transaction of this length.
+/// Reads all bytes of a transaction with this length.
 fn read(spool: &mut Spool, id: u64, length: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     while bytes.len() < length {

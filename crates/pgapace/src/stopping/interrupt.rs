@@ -10,8 +10,9 @@ use crate::stopping::shutdown::Shutdown;
 
 const POLL: Duration = Duration::from_millis(100);
 
-/// Runs `work`; once a stop is requested, cancels what these sessions do until the work ends. Work
-/// that fails then is said to be stopped, unless what failed would fail again.
+/// Runs `work`. After a request to stop, cancels the statements of these sessions until the work
+/// ends. A failure of the work is then reported as stopped, unless the same failure would occur
+/// again.
 pub(crate) fn interruptible<T>(
     shutdown: &Shutdown,
     sessions: &[CancelHandle],
@@ -21,8 +22,8 @@ pub(crate) fn interruptible<T>(
     interruptible_after(Duration::ZERO, shutdown, sessions, doing, work)
 }
 
-/// The same for work that ends by itself unless it waits for somebody: it has `patience` after the
-/// request.
+/// The same for work that ends by itself unless it waits for another session. It may continue for
+/// `patience` after the request.
 pub(crate) fn interruptible_after<T>(
     patience: Duration,
     shutdown: &Shutdown,
@@ -59,8 +60,8 @@ pub(crate) fn interruptible_after<T>(
     }
 }
 
-/// Asks the server to end what a session does just now. If that cannot be asked, its statement ends by
-/// itself, or whoever waits for it asks again.
+/// Requests the server to cancel the session's current statement. If the request fails, the
+/// statement ends by itself, or the waiting caller requests again.
 pub(crate) fn cancel(session: &CancelHandle) {
     if let Err(error) = session.cancel() {
         tracing::debug!(%error, "cannot cancel");

@@ -1,4 +1,4 @@
-//! Ending on request: the request itself, and work that it interrupts.
+//! Ending on request: the request itself, and interrupting work that waits.
 
 pub(crate) mod interrupt;
 pub(crate) mod shutdown;

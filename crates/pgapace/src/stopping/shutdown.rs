@@ -1,4 +1,5 @@
-//! SIGINT and SIGTERM: the first asks for an orderly end, the second insists.
+//! Handling of SIGINT and SIGTERM: the first signal requests an orderly end, the second an
+//! immediate one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +11,7 @@ use signal_hook::iterator::Signals;
 
 use crate::error::{Failure, Result};
 
-/// Whether the program was asked to end; shared by all threads.
+/// The request to end the program; shared by all threads.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shutdown {
     requests: Arc<AtomicUsize>,
@@ -18,7 +19,7 @@ pub(crate) struct Shutdown {
 }
 
 impl Shutdown {
-    /// Starts listening for signals.
+    /// Starts to handle signals.
     pub(crate) fn on_signals() -> Result<Self> {
         let shutdown = Self::default();
         let mut signals = Signals::new([SIGINT, SIGTERM])
@@ -41,34 +42,34 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Asks, as a signal would.
+    /// Requests the end, as a signal does.
     pub(crate) fn request(&self) {
         self.requests.fetch_add(1, Ordering::AcqRel);
         let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         for listener in listeners.iter() {
-            // A full channel already says it.
+            // If the channel is full, it already holds a message.
             let _ = listener.try_send(());
         }
     }
 
-    /// Whether somebody asked.
+    /// Whether the end was requested.
     pub(crate) fn requested(&self) -> bool {
         self.requests.load(Ordering::Acquire) > 0
     }
 
-    /// Whether somebody asked again.
+    /// Whether the end was requested a second time.
     pub(crate) fn insisted(&self) -> bool {
         self.requests.load(Ordering::Acquire) > 1
     }
 
-    /// A channel that gets a message at each request, to be waited on with others.
+    /// A channel that receives a message at each request, for use in `select`.
     pub(crate) fn channel(&self) -> Receiver<()> {
         let (sender, receiver) = bounded(1);
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
         receiver
     }
 
-    /// Sleeps, but not beyond a request.
+    /// Sleeps for `duration`, or until the end is requested.
     pub(crate) fn sleep(&self, duration: Duration) {
         let deadline = Instant::now() + duration;
         while !self.requested() && Instant::now() < deadline {

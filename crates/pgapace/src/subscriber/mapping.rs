@@ -255,8 +255,8 @@ fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
     }
     Search::Impossible {
         reason: format!(
-            "subscriber table {name} has neither a replica identity index nor a primary key, and the \
-             publisher's replica identity is not FULL"
+            "subscriber table {name} has neither a replica identity index nor a primary key, and \
+             the publisher's replica identity is not FULL"
         ),
         hint: format!(
             "On the subscriber: ALTER TABLE {} ADD PRIMARY KEY (…); or on the publisher: \

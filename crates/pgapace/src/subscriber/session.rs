@@ -214,7 +214,7 @@ impl Subscriber {
 
 /// Sets a lock timeout for the control session, so that a lock that it cannot get ends the run. All
 /// locks of the run are released then, and the next run tries again. The session's queries take no
-/// locks on user tables; the timeout covers cases that nobody has foreseen.
+/// locks on user tables; the timeout covers unforeseen cases.
 pub(crate) fn give_up_locks(control: &mut Session) -> Result<()> {
     control
         .simple(&format!("SET lock_timeout = '{LEADER_PATIENCE}'"))

@@ -1,4 +1,5 @@
-//! Tables that join a subscription while it streams.
+//! Tables that are added to a subscription while it streams, and their copy on threads of their
+//! own.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -24,55 +25,55 @@ use crate::tablesync::table_state;
 use crate::tablesync::table_state::{Owner, Requested};
 use crate::tablesync::{self, SyncContext, copy_tables};
 
-/// How long a copy may take to end when it was asked to.
+/// How long a copy may take to end after a request.
 const END_PATIENCE: Duration = Duration::from_secs(10);
-/// How often requests are looked for.
-const LOOK_EVERY: Duration = Duration::from_secs(3);
+/// Time between two checks for requests.
+const CHECK_INTERVAL: Duration = Duration::from_secs(3);
 
-/// The longest time before a table is copied again whose copy has failed.
+/// Longest time before a table whose copy failed is copied again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
-/// A table of which a copy has failed.
+/// A table whose copy has failed.
 #[derive(Debug)]
 struct FailedCopy {
     again: Instant,
-    /// Until the try after that.
+    /// The pause after the next failure.
     pause: Duration,
 }
 
 /// A table by schema and name.
 pub(crate) type Name = (String, String);
-/// What a copy that goes on beside the stream has come to: what is published of its tables.
+/// The result of a copy that runs while other tables stream: the published tables among its tables.
 pub(crate) type Copying = Receiver<Result<Vec<PublishedTable>>>;
 
-/// What becomes of a table that appears in the stream and is not part of the subscription yet.
+/// What to do with a table whose changes arrive before it is part of the subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Added {
-    /// It is to be copied.
+    /// The table must be copied.
     Copy,
-    /// Nothing is to be done: all its changes are applied, or none.
+    /// Nothing: either all of its changes are applied, or none.
     Done,
 }
 
-/// Finds the tables that join a subscription while it streams: those whose first change comes
-/// without their being part of it, because they were added to the publication later, and those
-/// that somebody asks for (`refresh`, `resync`). And has them copied, on threads of their own.
+/// Finds the tables that are added to a subscription while it streams, and has them copied. These
+/// are tables that were added to the publication, which it finds in the catalogue or by their first
+/// change, and tables that the user requests (`refresh`, `resync`).
 pub(crate) struct Adder<'a> {
     context: SyncContext<'a>,
-    /// Ends copies with this.
+    /// Stops copies when they are no longer needed.
     ended: Shutdown,
     thread: Option<JoinHandle<()>>,
-    looked: Option<Instant>,
+    requests_read_at: Option<Instant>,
     requested: Vec<Requested>,
-    /// Published when the run started, and then not part of the subscription, or blocked; or locked
-    /// when they were looked at.
+    /// Tables that were published when the run started, but were blocked or not part of the
+    /// subscription. Also tables that were locked during the last inspection.
     new: Vec<PublishedTable>,
     failed: FxHashMap<Name, FailedCopy>,
-    /// When the publisher was asked what it publishes; `None` if it is to be asked at once.
-    asked: Option<Instant>,
-    /// When a look was begun.
-    inspected: Option<Instant>,
-    /// What comes of the look that goes on.
+    /// When the publications were last read; `None` to read them at once.
+    publications_read_at: Option<Instant>,
+    /// When the last inspection started.
+    inspection_started_at: Option<Instant>,
+    /// The answers of a running inspection.
     answers: Option<Receiver<Answer>>,
     /// Whether a table was found that may lack changes.
     found_gap: bool,
@@ -84,12 +85,12 @@ impl<'a> Adder<'a> {
             context,
             ended: Shutdown::default(),
             thread: None,
-            looked: None,
+            requests_read_at: None,
             requested: Vec::new(),
             new,
             failed: FxHashMap::default(),
-            asked: Some(Instant::now()),
-            inspected: None,
+            publications_read_at: Some(Instant::now()),
+            inspection_started_at: None,
             answers: None,
             found_gap: false,
         }
@@ -99,7 +100,7 @@ impl<'a> Adder<'a> {
         self.context.owner()
     }
 
-    /// Copies these tables on a thread, with sessions of its own.
+    /// Copies these tables on a thread with its own sessions.
     pub(crate) fn copy(&mut self, names: Vec<Name>) -> Result<Copying> {
         for (schema, name) in &names {
             tracing::info!(
@@ -112,15 +113,15 @@ impl<'a> Adder<'a> {
         let copier = Copier::new(self.context, self.ended.clone());
         let thread = std::thread::Builder::new()
             .name("copy".to_owned())
-            // The leader may be gone.
+            // The leader may have ended.
             .spawn(move || drop(sender.send(copier.copy(&names))))
             .map_err(|e| Failure::internal(format!("cannot start a thread: {e}")))?;
         self.thread = Some(thread);
         Ok(receiver)
     }
 
-    /// Looks at once, and then now and then, whether tables were published since, and whether those
-    /// that are blocked can be copied now. Tables are blocked from what is not `dispatched` yet on.
+    /// Checks, first at once and then periodically, whether tables were published since, and
+    /// whether blocked tables can be copied now. Tables are blocked from `dispatched` on.
     pub(crate) fn look_for_new_tables(
         &mut self,
         control: &mut Session,
@@ -128,7 +129,7 @@ impl<'a> Adder<'a> {
         dispatched: Lsn,
     ) -> Result<()> {
         let Some(answers) = &self.answers else {
-            self.start_to_look();
+            self.start_inspection();
             return Ok(());
         };
         match answers.try_recv() {
@@ -138,25 +139,25 @@ impl<'a> Adder<'a> {
                 self.judge(control, tables, found, dispatched)?;
             }
             Err(TryRecvError::Empty) => {}
-            // It could not look: the next time it can, or the stream ends too.
+            // The inspection failed. Either the next one succeeds, or the stream ends too.
             Err(TryRecvError::Disconnected) => self.answers = None,
         }
         Ok(())
     }
 
-    fn start_to_look(&mut self) {
+    fn start_inspection(&mut self) {
         let now = Instant::now();
-        // That looks at all tables, these among them.
+        // Then all tables are inspected, including the known ones.
         let due = self.is_due();
         let known = !due
             && !self.new.is_empty()
-            && self.inspected.is_none_or(|inspected| inspected.elapsed() >= LOOK_EVERY);
+            && self.inspection_started_at.is_none_or(|started| started.elapsed() >= CHECK_INTERVAL);
         if due {
-            self.asked = Some(now);
+            self.publications_read_at = Some(now);
         } else if !known {
             return;
         }
-        self.inspected = Some(now);
+        self.inspection_started_at = Some(now);
         let not_due = self.failed.iter().filter(|(_, failed)| failed.again > now);
         let inspection = Inspection {
             publisher: self.context.publisher.clone(),
@@ -172,24 +173,24 @@ impl<'a> Adder<'a> {
 
     fn is_due(&self) -> bool {
         let every = self.context.options.refresh_interval;
-        self.asked.is_none_or(|asked| every.is_some_and(|every| asked.elapsed() >= every))
+        self.publications_read_at
+            .is_none_or(|read_at| every.is_some_and(|every| read_at.elapsed() >= every))
     }
 
-    /// The publications may have changed.
+    /// Has the publications read soon, because they may have changed.
     pub(crate) fn look_soon(&mut self) {
-        self.asked = None;
+        self.publications_read_at = None;
     }
 
-    /// Looks now what is published.
+    /// Reads the publications now.
     pub(crate) fn look_now(&mut self, control: &mut Session) -> Result<()> {
         let context = self.context;
         let mut session = context.publisher.connect_to_look()?;
         let sessions = [session.cancel_handle()];
-        let look =
-            interruptible(context.shutdown, &sessions, "looking at the publications", || {
-                publication::check_exist(&mut session, context.publications)?;
-                publication::look(&mut session, context.publications)
-            })?;
+        let look = interruptible(context.shutdown, &sessions, "reading the publications", || {
+            publication::check_exist(&mut session, context.publications)?;
+            publication::look(&mut session, context.publications)
+        })?;
         self.compare(control, &look)
     }
 
@@ -199,12 +200,12 @@ impl<'a> Adder<'a> {
         Ok(())
     }
 
-    /// Whether a table was found that may lack changes: the next run deals with it.
+    /// Whether a table was found that may lack changes. The next run acts on it.
     pub(crate) fn found_gap(&self) -> bool {
         self.found_gap
     }
 
-    /// Has the tables copied that are new, or were blocked, and can be; blocks the others.
+    /// Has the new tables and the formerly blocked tables copied if they can be; blocks the others.
     fn judge(
         &mut self,
         control: &mut Session,
@@ -216,7 +217,7 @@ impl<'a> Adder<'a> {
             return Ok(());
         }
         let context = self.context;
-        // Since the look a table may have been taken up.
+        // A table may have been added since the inspection.
         let states = state::relations_by_name(control, context.id)?;
         found.retain(|found| may_be_judged(states.get(&found.table.key())));
         let (mut new, mut blocked) = (Vec::new(), Vec::new());
@@ -239,8 +240,8 @@ impl<'a> Adder<'a> {
         }
         tablesync::block(control, context.owner(), &blocked, self.lacks_from(dispatched))?;
         blocked.iter().for_each(|((schema, name), _)| tables.block(schema, name));
-        // They are taken up at once, or the goal might be reached before.
-        self.looked = None;
+        // Requests are read at once; otherwise the run's goal might be reached before.
+        self.requests_read_at = None;
         if new.is_empty() {
             return Ok(());
         }
@@ -252,17 +253,17 @@ impl<'a> Adder<'a> {
         table_state::request(control, context.id, &new)
     }
 
-    /// Where the changes begin that a blocked table lacks. A copy brings them.
+    /// Where the changes begin that a blocked table lacks; `None` if a copy will bring them.
     fn lacks_from(&self, dispatched: Lsn) -> Option<Lsn> {
         (!self.context.copy_data).then_some(dispatched)
     }
 
-    /// Whether tables that join may not hold rows.
+    /// Whether added tables may not hold rows.
     fn must_be_empty(&self) -> bool {
         self.context.copy_data && self.context.options.filled == Filled::Refuse
     }
 
-    /// The copy of a table has failed: it is tried again, less and less often.
+    /// The copy of a table has failed. It is copied again, after increasing pauses.
     pub(crate) fn copy_failed(&mut self, name: &Name) {
         let failed = self.failed.entry(name.clone()).or_insert(FailedCopy {
             again: Instant::now(),
@@ -277,32 +278,33 @@ impl<'a> Adder<'a> {
         self.failed.remove(name);
     }
 
-    /// Looks now and then whether somebody asks for a copy. Those `known` are on their way.
+    /// Checks periodically for requested copies, except those that are `known`.
     pub(crate) fn look_for_requests(
         &mut self,
         control: &mut Session,
         known: impl Fn(&Name) -> bool,
     ) -> Result<()> {
-        let due = self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY);
+        let due = self.requests_read_at.is_none_or(|read_at| read_at.elapsed() >= CHECK_INTERVAL);
         if self.requested.is_empty() && due {
-            self.looked = Some(Instant::now());
+            self.requests_read_at = Some(Instant::now());
             self.requested = table_state::requested(control, self.context.id)?;
             self.requested.retain(|requested| !known(&requested.name));
         }
         Ok(())
     }
 
-    /// Whether there are tables whose copy is to begin, and has not.
+    /// Whether there are tables whose copy has not begun yet.
     pub(crate) fn has_yet_to_begin(&self) -> bool {
         !self.new.is_empty() || !self.requested.is_empty()
     }
 
-    /// Whether nothing more is to be received until [`Self::take_requested`] was called.
+    /// Whether receiving must pause until [`Self::take_requested`] was called.
     pub(crate) fn waits_for_quiet(&self) -> bool {
         !self.requested.is_empty()
     }
 
-    /// What was asked for and is to be copied. Nothing may be on its way to the subscriber.
+    /// Takes the requested tables that must be copied. No changes may be in flight to the
+    /// subscriber.
     pub(crate) fn take_requested(
         &mut self,
         control: &mut Session,
@@ -322,7 +324,7 @@ impl<'a> Adder<'a> {
         Ok(copied.into_iter().map(|requested| requested.name).collect())
     }
 
-    /// Nothing is copied, so every change counts.
+    /// Adds tables without a copy, so all of their changes are applied.
     fn take_without_copy(
         &self,
         control: &mut Session,
@@ -350,12 +352,12 @@ impl<'a> Adder<'a> {
         Ok(())
     }
 
-    /// The table is not published any more.
+    /// Deletes the state of a table that is no longer published.
     pub(crate) fn forget(&self, control: &mut Session, (schema, name): &Name) -> Result<()> {
         state::forget_relation(control, self.context.id, schema, name)
     }
 
-    /// Looks what the table is, and whether the subscriber has it.
+    /// Looks up an added table on both servers, and decides what to do with it.
     pub(crate) fn add(
         &self,
         control: &mut Session,
@@ -367,11 +369,12 @@ impl<'a> Adder<'a> {
         let mut session = context.publisher.connect_to_look()?;
         let sessions = [control.cancel_handle(), session.cancel_handle()];
         let found = interruptible(context.shutdown, &sessions, "table sync", || {
-            // Before the look: what commits from here on is not judged by it.
+            // Read first: the result says nothing about transactions that commit later.
             let now = current_lsn(&mut session)?;
             let (schema, name) = (&remote.schema, &remote.name);
             let published = publication::table(&mut session, context.publications, schema, name)?;
-            // Who copies it looks for itself, and may wait for locks.
+            // With a copy, the copy thread checks the subscriber's table, and may wait for its
+            // lock.
             let obstacle = match &published {
                 Some(published) if !context.copy_data => {
                     let found =
@@ -386,8 +389,8 @@ impl<'a> Adder<'a> {
         })?;
         drop(session);
         let (now, Some(published), obstacle) = found else {
-            // Dropped or renamed since, or taken out again: should it, or the table under its new
-            // name, be published later, it is copied then.
+            // The table was dropped, renamed, or removed from the publication since. If it, or the
+            // table under its new name, is published later, it is copied then.
             let now = found.0;
             tracing::warn!(
                 event = "table_changes_skipped",
@@ -415,7 +418,7 @@ impl<'a> Adder<'a> {
         if context.copy_data {
             return Ok(Added::Copy);
         }
-        // Nothing is copied, so every change counts.
+        // Nothing is copied, so all changes are applied.
         let sync_lsn = Lsn::INVALID;
         table_state::set_sync_lsns(control, context.owner(), &[published], sync_lsn)?;
         tables.add(&remote.schema, &remote.name, SyncLsn(sync_lsn));
@@ -423,8 +426,8 @@ impl<'a> Adder<'a> {
     }
 }
 
-/// Whether a look may decide about a table: one that is new, or was blocked because it could not be
-/// copied.
+/// Whether an inspection may decide about a table: it is new, or it was blocked because it could
+/// not be copied.
 fn may_be_judged(state: Option<&RelationState>) -> bool {
     state.is_none_or(RelationState::is_tried_again)
 }
@@ -434,22 +437,22 @@ fn is(table: &PublishedTable, (schema, name): &Name) -> bool {
 }
 
 impl Drop for Adder<'_> {
-    /// A copy that does not end is left behind: the fence keeps its sessions from ever committing.
+    /// A copy that does not end is left behind: the fence prevents its sessions from committing.
     fn drop(&mut self) {
         self.ended.request();
         let Some(thread) = self.thread.take() else { return };
-        let asked = Instant::now();
-        while !thread.is_finished() && asked.elapsed() < END_PATIENCE {
+        let requested_at = Instant::now();
+        while !thread.is_finished() && requested_at.elapsed() < END_PATIENCE {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-/// A table that is new, or blocked.
+/// A table that is new or blocked, with the result of its inspection.
 #[derive(Debug)]
 struct Found {
     table: PublishedTable,
-    /// What keeps it from being copied.
+    /// Why the table cannot be copied.
     obstacle: Option<Failure>,
 }
 
@@ -460,28 +463,28 @@ impl Found {
     }
 }
 
-/// What comes of a look.
+/// An answer of an inspection.
 enum Answer {
-    /// What is published; at once.
+    /// The contents of the publications; sent first.
     Published(Look),
-    /// How the subscriber's tables are; the end.
+    /// The state of the subscriber's tables; sent last.
     Inspected {
         found: Vec<Found>,
-        /// Tables that somebody has locked.
+        /// Tables that another session has locked.
         locked: Vec<PublishedTable>,
     },
 }
 
-/// A look at what is published and at the subscriber's tables, with sessions and on a thread of its
-/// own: connecting may take its time, and a table may be locked.
+/// An inspection of the publications and of the subscriber's tables. It has its own thread and
+/// sessions, because connecting may take long, and tables may be locked.
 struct Inspection {
     publisher: Publisher,
     subscriber: Subscriber,
     id: SubscriptionId,
     publications: Vec<String>,
-    /// If it is known what is published.
+    /// The published tables, if they are known already.
     published: Option<Vec<PublishedTable>>,
-    /// Tables whose copy has failed a short while ago.
+    /// Tables whose copy failed recently.
     not_due: FxHashSet<Name>,
     must_be_empty: bool,
 }
@@ -490,7 +493,7 @@ impl Inspection {
     fn start(mut self) -> Option<Receiver<Answer>> {
         let (sender, receiver) = bounded(2);
         let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(move || {
-            if let Err(failure) = self.look(&sender) {
+            if let Err(failure) = self.inspect(&sender) {
                 tracing::debug!("{failure}");
             }
         });
@@ -503,14 +506,14 @@ impl Inspection {
         }
     }
 
-    fn look(&mut self, sender: &Sender<Answer>) -> Result<()> {
+    fn inspect(&mut self, sender: &Sender<Answer>) -> Result<()> {
         let mut published = match self.published.take() {
             Some(published) => published,
             None => {
-                let mut source = self.publisher.connect_to_look()?;
-                let look = publication::look(&mut source, &self.publications)?;
+                let mut publisher = self.publisher.connect_to_look()?;
+                let look = publication::look(&mut publisher, &self.publications)?;
                 let tables = look.tables.clone();
-                // The leader may be gone.
+                // The leader may have ended.
                 drop(sender.send(Answer::Published(look)));
                 tables
             }
@@ -527,7 +530,7 @@ impl Inspection {
         };
         let (mut found, mut locked) = (Vec::new(), Vec::new());
         match subscriber_tables::fit(&mut session, &published, must_be_empty) {
-            // All but those that somebody has locked.
+            // A locked table must not prevent the inspection of the others.
             Err(failure) if is_locked(&failure) => {
                 for table in published {
                     let one = std::slice::from_ref(&table);
@@ -544,12 +547,12 @@ impl Inspection {
     }
 }
 
-/// Whether a lock was not to be had in the time of a look.
+/// Whether the lock of a table was not granted within the session's lock_timeout.
 fn is_locked(failure: &Failure) -> bool {
     failure.sqlstate.as_deref() == Some(LOCK_NOT_AVAILABLE)
 }
 
-/// A [`SyncContext`] of its own: a thread may outlive the run.
+/// The owned parts of a [`SyncContext`], because the thread may outlive the run.
 struct Copier {
     publisher: Publisher,
     subscriber: Subscriber,
@@ -585,13 +588,14 @@ impl Copier {
             slot: &self.slot,
             copy_data: self.copy_data,
             options: &self.options,
-            // Whoever streams must never wait for a lock of ours.
+            // Apply workers must never wait for a lock of a copy.
             indexes_after: false,
             joins: true,
             shutdown: &self.ended,
         };
         let mut control = self.subscriber.connect(Purpose::Copy)?;
-        // A later run ends this session, or waits for it, before it looks at the tables.
+        // A later run terminates this session, or waits for its end, before it reads the tables'
+        // state.
         ownership::join(&mut control, self.owner.id)?;
         let these = |table: &PublishedTable| names.iter().any(|name| is(table, name));
         let mut published = copy_tables(context, &mut control, None, &these)?;

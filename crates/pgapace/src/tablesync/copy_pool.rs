@@ -1,4 +1,4 @@
-//! The workers of a copy: each has one pair of sessions, and takes one job after the other.
+//! The workers of a copy. Each has a pair of sessions, and executes one job after another.
 
 use std::cmp::Ordering as CmpOrdering;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::slot;
 use crate::stopping::interrupt::cancel;
 use crate::tablesync::SyncContext;
-use crate::tablesync::copy_worker::{Lane, Moved, Trouble, lock, rewritten};
+use crate::tablesync::copy_worker::{CopySessions, Moved, Trouble, lock, rewritten};
 use crate::tablesync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
 use crate::tablesync::progress::{Copied, Display, Progress, table};
 use crate::tablesync::queue::Queue;
@@ -23,14 +23,14 @@ use crate::tablesync::snapshot::Snapshot;
 use crate::tablesync::table_state::{Begun, Complete, Owner};
 
 const TICK: Duration = Duration::from_millis(100);
-const SLOT_LOOK: Duration = Duration::from_secs(10);
+const SLOT_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What is left of a copy that has ended.
+/// The result of a copy.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
-    /// Why tables have to be copied again under another snapshot.
+    /// Why tables must be copied again under another snapshot.
     pub(super) again: Vec<Failure>,
-    /// Tables that cannot be copied, of those that join: of the first ones that is an error.
+    /// Added tables that cannot be copied. For the first tables, that is an error.
     pub(super) failed: Vec<((String, String), Failure)>,
 }
 
@@ -40,11 +40,11 @@ impl Ended {
     }
 }
 
-/// Copies all of this.
+/// Copies all items.
 pub(super) fn copy(
     context: SyncContext<'_>,
     control: &mut Session,
-    source: &mut Session,
+    publisher: &mut Session,
     snapshot: &Snapshot,
     mut items: Vec<Item>,
 ) -> Result<Ended> {
@@ -71,11 +71,11 @@ pub(super) fn copy(
     let mut changed = Vec::new();
     let split: Vec<&Item> = items.iter().filter(|item| item.is_split()).collect();
     if !split.is_empty() {
-        let flags = lock(source, &split)?;
+        let flags = lock(publisher, &split)?;
         let names = split.iter().zip(flags).filter(|(_, rewritten)| *rewritten);
         changed.extend(names.map(|(item, _)| rewritten(&item.published.display_name())));
         if !changed.is_empty() {
-            // The whole plan was made with other files: make it again.
+            // The whole plan is based on other files, so it must be made again.
             return Ok(Ended::again(changed));
         }
     }
@@ -97,11 +97,11 @@ pub(super) fn copy(
         progress: Progress::new(tables, bytes, workers),
         findings: Mutex::default(),
     };
-    pool.run(workers, scaling, source);
+    pool.run(workers, scaling, publisher);
     pool.conclude()
 }
 
-/// Records that the copies are begun, which gives each its generation.
+/// Records that the copies have begun, and gives each its generation.
 fn begin(
     control: &mut Session,
     owner: Owner,
@@ -117,24 +117,24 @@ fn begin(
         for item in some {
             let generation = generations.get(&item.published.key()).copied();
             item.generation = generation
-                .ok_or_else(|| Failure::internal("a copy was begun and has no generation"))?;
+                .ok_or_else(|| Failure::internal("a copy was begun without a generation"))?;
         }
     }
     Ok(())
 }
 
-/// What went wrong.
+/// Failures of the workers.
 #[derive(Debug, Default)]
 struct Findings {
-    /// Ends the copy.
+    /// A failure that ends the copy.
     run: Option<Failure>,
     /// Why a worker could not open its sessions.
     open: Option<Failure>,
-    /// One a table, with its index.
+    /// At most one failure per table, with the table's index.
     tables: Vec<(usize, Failure)>,
     changed: Vec<Failure>,
-    /// Tables of which nothing more is copied.
-    given_up: FxHashSet<usize>,
+    /// Tables that are not copied any further.
+    abandoned: FxHashSet<usize>,
     /// Tables whose indexes stay in place while they are copied.
     in_place: FxHashSet<usize>,
 }
@@ -144,9 +144,9 @@ struct Pool<'a> {
     snapshot: &'a Snapshot,
     items: &'a [Item],
     queue: Mutex<Queue>,
-    /// Workers up to this number may take jobs; the others wait.
+    /// Workers with a smaller number may take jobs; the others wait.
     allowed: AtomicUsize,
-    /// For those that wait: more of them may, or there is nothing left.
+    /// Wakes waiting workers: more of them may copy, or no job is left.
     news: Condvar,
     stop: AtomicBool,
     handles: Mutex<Vec<Option<[CancelHandle; 2]>>>,
@@ -157,14 +157,14 @@ struct Pool<'a> {
 }
 
 impl Pool<'_> {
-    fn run(&self, workers: usize, mut scaling: CopyScaling, source: &mut Session) {
+    fn run(&self, workers: usize, mut scaling: CopyScaling, publisher: &mut Session) {
         std::thread::scope(|scope| {
             let (sender, ended) = bounded::<()>(0);
-            for lane in 0..workers {
+            for number in 0..workers {
                 let alive = sender.clone();
                 let spawned = std::thread::Builder::new()
-                    .name(format!("copy {lane}"))
-                    .spawn_scoped(scope, move || self.work(lane, &alive));
+                    .name(format!("copy {number}"))
+                    .spawn_scoped(scope, move || self.work(number, &alive));
                 if let Err(error) = spawned {
                     let failure = Failure::internal(format!("cannot start a thread: {error}"));
                     lock_of(&self.findings).open.get_or_insert(failure);
@@ -173,7 +173,7 @@ impl Pool<'_> {
             drop(sender);
             let mut display = Display::new(&self.progress);
             let started = Instant::now();
-            let mut looked = started;
+            let mut slot_checked_at = started;
             while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 display.update(&self.progress);
                 self.adjust(&mut scaling, started.elapsed());
@@ -184,9 +184,9 @@ impl Pool<'_> {
                     self.news.notify_all();
                     self.cancel();
                 }
-                if looked.elapsed() >= SLOT_LOOK {
-                    looked = Instant::now();
-                    self.look_at_the_slot(source);
+                if slot_checked_at.elapsed() >= SLOT_CHECK_INTERVAL {
+                    slot_checked_at = Instant::now();
+                    self.check_slot(publisher);
                 }
             }
         });
@@ -194,11 +194,11 @@ impl Pool<'_> {
 
     fn adjust(&self, scaling: &mut CopyScaling, at: Duration) {
         let before = scaling.now();
-        scaling.look(at, self.progress.moved(), self.progress.building());
+        scaling.observe(at, self.progress.moved(), self.progress.building());
         match scaling.now().cmp(&before) {
             CmpOrdering::Equal => {}
             CmpOrdering::Greater => self.allow(scaling.now() - before),
-            // When its job is done.
+            // A worker stops after its current job.
             CmpOrdering::Less => {
                 self.allowed.fetch_sub(before - scaling.now(), Ordering::AcqRel);
             }
@@ -225,7 +225,7 @@ impl Pool<'_> {
         let (failed, errors): (Vec<_>, Vec<_>) =
             findings.tables.into_iter().partition(|(_, f)| self.context.joins && !f.transient);
         let others = errors.len().saturating_sub(1);
-        // What does not pass by itself comes first.
+        // A failure that does not pass by itself is reported first.
         let first = errors.into_iter().map(|(_, failure)| failure).min_by_key(|f| f.transient);
         if let Some(mut first) = first {
             if others > 0 {
@@ -234,8 +234,8 @@ impl Pool<'_> {
             let hint = if first.transient {
                 "The other tables are copied."
             } else {
-                "The other tables are copied. Mend it, and start pgapace again: it copies what is \
-                 left."
+                "The other tables are copied. Fix the cause, and start pgapace again: it copies \
+                 the remaining tables."
             };
             first.hint = Some(match first.hint {
                 Some(said) => format!("{said} {hint}"),
@@ -254,17 +254,18 @@ impl Pool<'_> {
         Ok(Ended { again: findings.changed, failed })
     }
 
-    /// One worker, to the end of the queue. `_alive` says to the coordinator that it works.
+    /// Runs one worker until the queue is empty. The coordinator waits until all `_alive` are
+    /// dropped.
     fn work(&self, number: usize, _alive: &Sender<()>) {
-        let mut lane: Option<Lane> = None;
+        let mut sessions: Option<CopySessions> = None;
         while !self.stop.load(Ordering::Acquire) {
             let Some(job) = self.take(number) else { break };
-            let opened = match lane.as_mut() {
-                Some(lane) => lane,
-                None => match Lane::open(self.context, self.snapshot) {
+            let opened = match sessions.as_mut() {
+                Some(opened) => opened,
+                None => match CopySessions::open(self.context, self.snapshot) {
                     Ok(opened) => {
                         lock_of(&self.handles)[number] = Some(opened.cancel_handles());
-                        lane.insert(opened)
+                        sessions.insert(opened)
                     }
                     Err(failure) => {
                         return self.cannot_open(number, job, failure);
@@ -272,14 +273,15 @@ impl Pool<'_> {
                 },
             };
             if !self.carry_out(number, opened, &job) {
-                // What the sessions were in the middle of ends with them.
+                // Dropping the sessions rolls back their transactions.
                 lock_of(&self.handles)[number] = None;
-                lane = None;
+                sessions = None;
             }
         }
     }
 
-    /// Fewer workers will do. If nobody is left, neither is the queue empty.
+    /// The copy continues with fewer workers. If no worker is left, the queue is not empty at the
+    /// end.
     fn cannot_open(&self, number: usize, job: Job, failure: Failure) {
         tracing::warn!(
             event = "copy_worker_exited",
@@ -291,11 +293,11 @@ impl Pool<'_> {
         queue.leave(number);
         queue.push_front(job);
         drop(queue);
-        // Another one in its place.
+        // Another worker may take its place.
         self.allow(1);
     }
 
-    /// The next job of a worker. It waits for as long as it is one too many.
+    /// Takes the next job. A worker that is currently not allowed waits.
     fn take(&self, number: usize) -> Option<Job> {
         let mut queue = lock_of(&self.queue);
         loop {
@@ -313,14 +315,14 @@ impl Pool<'_> {
                 self.news.notify_all();
             }
             let (Job::Table(table) | Job::Part(table, _)) = &job else { return Some(job) };
-            if !lock_of(&self.findings).given_up.contains(table) {
+            if !lock_of(&self.findings).abandoned.contains(table) {
                 return Some(job);
             }
         }
     }
 
-    /// Returns whether the sessions can be used again.
-    fn carry_out(&self, number: usize, lane: &mut Lane, job: &Job) -> bool {
+    /// Executes a job; returns whether the sessions can be used again.
+    fn carry_out(&self, number: usize, sessions: &mut CopySessions, job: &Job) -> bool {
         let (owner, snapshot, progress) = (self.context.owner(), self.snapshot, &self.progress);
         let (result, bytes) = match job {
             Job::Batch(tables) => {
@@ -331,12 +333,12 @@ impl Pool<'_> {
                     _ => format!("{} small tables", items.len()),
                 };
                 let meter = progress.begin(number, name, bytes);
-                let moved = lane.batch(&items, owner, snapshot, &meter);
+                let moved = sessions.batch(&items, owner, snapshot, &meter);
                 (moved.map(|moved| tables.iter().copied().zip(moved).collect::<Vec<_>>()), bytes)
             }
             Job::Analyze(tables) => {
                 let items: Vec<_> = tables.iter().map(|index| &self.items[*index]).collect();
-                return lane.analyze(&items);
+                return sessions.analyze(&items);
             }
             Job::Table(table) | Job::Part(table, _) => {
                 let item = &self.items[*table];
@@ -347,7 +349,7 @@ impl Pool<'_> {
                 let name = item.published.display_name();
                 let meter = progress.begin(number, name, part.bytes);
                 let after = item.indexes_after && !lock_of(&self.findings).in_place.contains(table);
-                let moved = lane.part(item, part, after, owner, snapshot, &meter);
+                let moved = sessions.part(item, part, after, owner, snapshot, &meter);
                 (moved.map(|moved| vec![(*table, moved)]), part.bytes)
             }
         };
@@ -370,7 +372,7 @@ impl Pool<'_> {
         }
     }
 
-    /// Returns whether the table is complete.
+    /// Adds a finished part; returns whether the table is complete.
     fn moved(&self, table: usize, moved: Moved) -> bool {
         let item = &self.items[table];
         let total = {
@@ -402,7 +404,7 @@ impl Pool<'_> {
                 self.stop.store(true, Ordering::Release);
             }
             (Job::Batch(tables), trouble) if tables.len() > 1 => {
-                // One of them; alone, each says for itself.
+                // One of them failed. Alone, each reports its own failure.
                 tracing::debug!(?trouble, "copying the tables of a batch one by one");
                 let mut queue = lock_of(&self.queue);
                 for table in tables {
@@ -425,7 +427,7 @@ impl Pool<'_> {
                 };
                 let Some(table) = table else { return };
                 let mut findings = lock_of(&self.findings);
-                let known = !findings.given_up.insert(table);
+                let known = !findings.abandoned.insert(table);
                 match trouble {
                     _ if known => {}
                     Trouble::Changed(failure) => findings.changed.push(failure),
@@ -446,9 +448,9 @@ impl Pool<'_> {
         }
     }
 
-    /// The subscription's slot keeps WAL while tables are copied, and the publisher may have a limit.
-    fn look_at_the_slot(&self, source: &mut Session) {
-        let slot = match slot::find(source, self.context.slot) {
+    /// The subscription's slot retains WAL during the copy, and the publisher may limit that.
+    fn check_slot(&self, publisher: &mut Session) {
+        let slot = match slot::find(publisher, self.context.slot) {
             Ok(slot) => slot,
             Err(failure) => return tracing::debug!("{failure}"),
         };
@@ -462,8 +464,8 @@ impl Pool<'_> {
                 ),
             )
             .hint(
-                "Raise max_slot_wal_keep_size on the publisher, drop the subscription (pgapace \
-                 drop) and start it anew.",
+                "On the publisher: ALTER SYSTEM SET max_slot_wal_keep_size = …; SELECT \
+                 pg_reload_conf(). Then drop the subscription (pgapace drop), and start it again.",
             );
             lock_of(&self.findings).run.get_or_insert(failure);
             return self.stop.store(true, Ordering::Release);

@@ -1,8 +1,8 @@
-//! How far a copy of tables has come, as anybody can see it on the subscriber.
+//! The progress of a table copy, as any session can read it on the subscriber.
 //!
-//! Sizes are those of the publisher's files; what goes over the wire is usually less. What a session
-//! copies now is in `pg_stat_progress_copy`, which a role sees of its own sessions; what it builds, in
-//! `pg_stat_progress_create_index`.
+//! Sizes are those of the publisher's files, which are usually larger than what COPY transfers.
+//! Running copies are in `pg_stat_progress_copy`, where a role sees its own sessions. Index builds
+//! are in `pg_stat_progress_create_index`.
 
 use serde::Serialize;
 use wire::Session;
@@ -11,23 +11,23 @@ use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::SubscriptionId;
 
-/// A copy that goes on.
+/// A running copy.
 #[derive(Debug, Serialize)]
 pub(crate) struct CopyProgress {
     tables: i64,
     tables_done: i64,
-    /// Bytes of tables, and how many of them are copied.
+    /// Total bytes of the tables; `bytes_done` of them are copied.
     bytes: i64,
     bytes_done: i64,
-    /// In this run; null before anything was copied in it.
+    /// Average rate in this run; `None` before anything was copied in it.
     bytes_per_second: Option<i64>,
-    /// At this rate.
+    /// At that rate.
     seconds_left: Option<f64>,
-    /// Tables that are copied just now.
+    /// Tables that are being copied.
     running: Vec<Running>,
 }
 
-/// A table that is copied.
+/// A table that is being copied.
 #[derive(Debug, Serialize)]
 pub(crate) struct Running {
     schema: String,
@@ -36,12 +36,12 @@ pub(crate) struct Running {
     bytes_done: i64,
     bytes_per_second: Option<i64>,
     seconds_left: Option<f64>,
-    /// Whether the rows are there and their indexes are built.
+    /// Whether all rows are copied and indexes are being built.
     building_indexes: bool,
 }
 
 impl CopyProgress {
-    /// For people, one line for all and one for each table.
+    /// Output for the user: one line for all tables, and one per running table.
     pub(crate) fn lines(&self, size: impl Fn(i64) -> String) -> Vec<String> {
         let all = format!(
             "{} of {} tables, {}",
@@ -83,8 +83,8 @@ fn progress(
     line
 }
 
-/// Of the tables that are begun and not complete, what is done of each now, and since when it is
-/// copied. Parts of a table are taken for equally large.
+/// The state of each table whose copy has begun, and the time since its COPY started. The parts of
+/// a table count as equally large.
 const TABLES: &str = "\
 SELECT r.schema_name, r.table_name, r.sync_lsn IS NOT NULL AS complete, r.publisher_bytes, \
   CASE WHEN r.sync_lsn IS NOT NULL OR b.building THEN r.publisher_bytes \
@@ -112,9 +112,9 @@ CROSS JOIN LATERAL ( \
 ) b \
 WHERE r.subscription = $1::pg_catalog.int4 AND r.publisher_bytes IS NOT NULL";
 
-/// How far the copy of a subscription's tables has come; `None` if none is on its way.
+/// Reads the progress of a subscription's copy; `None` if none is running.
 pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<CopyProgress>> {
-    let failed = |e: &wire::Error| Failure::subscriber(e, "reading how far tables are copied");
+    let failed = |e: &wire::Error| Failure::subscriber(e, "reading the progress of the copy");
     let id = id.0.to_string();
     let all = format!(
         "SELECT pg_catalog.count(*), pg_catalog.count(*) FILTER (WHERE t.complete), \
@@ -127,7 +127,9 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<C
          FROM ({TABLES}) t"
     );
     let rows = session.query(&all, &[Some(&id)]).map_err(|e| failed(&e))?;
-    let row = rows.first().ok_or_else(|| Failure::internal("no sums"))?;
+    let row = rows
+        .first()
+        .ok_or_else(|| Failure::internal("the query for the progress returned no row"))?;
     let (tables, tables_done): (i64, i64) = (field(&row, 0)?, field(&row, 1)?);
     if tables == tables_done {
         return Ok(None);

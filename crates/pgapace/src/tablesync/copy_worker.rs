@@ -1,5 +1,5 @@
-//! One pair of sessions: the publisher's, which reads under the snapshot, and the subscriber's. They
-//! are used for one job after the other; after a failure they are opened anew.
+//! The pair of sessions of a copy worker: one on the publisher, which reads under the snapshot, and
+//! one on the subscriber. They execute one job after another, and are opened again after a failure.
 
 use rustc_hash::FxHashSet;
 use wire::{Reply, Session, quote_ident};
@@ -17,17 +17,17 @@ use crate::tablesync::progress::Meter;
 use crate::tablesync::snapshot::Snapshot;
 use crate::tablesync::table_state::{self, Complete, Owner};
 
-/// Tables after which the publisher's session starts a new transaction under the same snapshot:
-/// until then it holds a lock on each of them.
+/// After this many tables, the publisher's session begins a new transaction under the same
+/// snapshot, to release its locks on them.
 const TABLES_PER_TRANSACTION: usize = 300;
-/// Queued data of a batch that is sent before the rest is read.
+/// Bytes of queued data of a batch that are sent before more is read.
 const QUEUE_BYTES: usize = 4 << 20;
 
-/// What is copied between two looks of the meter.
+/// Bytes copied between two updates of the meter.
 const METERED_BYTES: u64 = 64 << 10;
 
-/// Which of these tables ANALYZE takes: for all of a table's partitions too, the role must be the
-/// owner's, or that of the owner of the database, or hold MAINTAIN (`vacuum_is_permitted_for_relation`).
+/// Selects the tables that ANALYZE accepts. For all partitions of the table too, the role must own
+/// it, own the database, or have MAINTAIN (`vacuum_is_permitted_for_relation` in `vacuum.c`).
 const MAY_ANALYZE_SQL: &str = "\
 WITH RECURSIVE tree AS (
   SELECT w.ord, c.oid, c.relkind, c.relowner
@@ -48,48 +48,49 @@ GROUP BY t.ord
 HAVING pg_catalog.bool_and(pg_catalog.pg_has_role(t.relowner, 'USAGE')
   OR pg_catalog.pg_has_role(d.datdba, 'USAGE') {MAINTAIN})";
 
-/// What becomes of a job that failed.
+/// The consequence of a failed job.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The table has changed on the publisher since the snapshot: it needs another one.
+    /// The table has changed on the publisher since the snapshot, and needs another one.
     Changed(Failure),
-    /// The table cannot be copied; others can.
+    /// The table cannot be copied, but others can.
     Table(Failure),
-    /// The table cannot be copied with its indexes behind its rows.
+    /// The table cannot be copied with its indexes built after its rows.
     Indexes(Failure),
     /// Nothing can be copied now.
     Run(Failure),
 }
 
-/// Sessions of one worker.
-pub(super) struct Lane {
-    source: Session,
+/// The sessions of one worker.
+pub(super) struct CopySessions {
+    publisher: Session,
     subscriber: Session,
-    /// Tables that the publisher's transaction has touched.
+    /// Number of tables that the publisher's transaction has locked.
     touched: usize,
 }
 
-/// What a job has moved.
+/// Rows and bytes that a job has copied.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Moved {
     pub(super) rows: u64,
     pub(super) bytes: u64,
 }
 
-impl Lane {
+impl CopySessions {
     pub(super) fn open(context: SyncContext<'_>, snapshot: &Snapshot) -> Result<Self> {
-        let source = snapshot.open(context.publisher)?;
+        let publisher = snapshot.open(context.publisher)?;
         let mut subscriber = context.subscriber.connect(Purpose::Copy)?;
-        // A later run ends this session, or waits for it, before it looks at the tables.
+        // A later run terminates this session, or waits for its end, before it reads the tables'
+        // state.
         ownership::join(&mut subscriber, context.id)?;
-        Ok(Self { source, subscriber, touched: 0 })
+        Ok(Self { publisher, subscriber, touched: 0 })
     }
 
     pub(super) fn cancel_handles(&self) -> [wire::CancelHandle; 2] {
-        [self.source.cancel_handle(), self.subscriber.cancel_handle()]
+        [self.publisher.cancel_handle(), self.subscriber.cancel_handle()]
     }
 
-    /// Copies small tables in one transaction of the subscriber, in two round trips.
+    /// Copies small tables in one transaction of the subscriber, with two round trips.
     pub(super) fn batch(
         &mut self,
         items: &[&Item],
@@ -110,11 +111,11 @@ impl Lane {
             .map(|item| format!("COPY {} TO STDOUT{}", item.parts[0].source, format_of(item)))
             .collect();
         let relations = || items.iter().flat_map(|item| &item.relations);
-        self.source.queue_simple(&format!("{}; {}", look(items), copies.join("; ")));
-        self.source.flush().map_err(|e| from(&e))?;
+        self.publisher.queue_simple(&format!("{}; {}", lock_sql(items), copies.join("; ")));
+        self.publisher.flush().map_err(|e| from(&e))?;
         let now = self.read_filenodes().map_err(|e| from(&e))?;
         if now.iter().ne(relations().map(|relation| &relation.filenode)) {
-            // What comes of the COPYs is not read: the caller opens another session.
+            // The results of the COPYs are not read: the caller opens other sessions.
             return Err(Trouble::Changed(rewritten(&what())));
         }
         queue_statement(&mut self.subscriber, "BEGIN").map_err(|e| into(&e))?;
@@ -122,7 +123,7 @@ impl Lane {
         let mut complete = Complete::default();
         for item in items {
             queue_statement(&mut self.subscriber, &copy_in(item)).map_err(|e| into(&e))?;
-            let source = &mut self.source;
+            let publisher = &mut self.publisher;
             let searched = searched(item);
             let mut found = false;
             let one = self
@@ -130,7 +131,7 @@ impl Lane {
                 .queue_copy_data(|data| {
                     let mut one = Moved::default();
                     loop {
-                        match source.next_reply()? {
+                        match publisher.next_reply()? {
                             Reply::CopyData(bytes) => {
                                 found |=
                                     searched.is_some() && has_infinite_interval(bytes, item.binary);
@@ -158,7 +159,7 @@ impl Lane {
                 self.subscriber.flush().map_err(|e| into(&e))?;
             }
         }
-        end_of_statement(&mut self.source).map_err(|e| from(&e))?;
+        end_of_statement(&mut self.publisher).map_err(|e| from(&e))?;
         let queued = complete
             .queue(&mut self.subscriber, owner, snapshot.lsn)
             .and_then(|()| queue_statement(&mut self.subscriber, "COMMIT"));
@@ -169,9 +170,8 @@ impl Lane {
         Ok(moved)
     }
 
-    /// Copies a table, or a part of one, in a transaction of the subscriber.
-    ///
-    /// `indexes_after`: what can be built after the rows is.
+    /// Copies a table, or a part of one, in one transaction of the subscriber. With
+    /// `indexes_after`, indexes that can be rebuilt are built after the rows.
     pub(super) fn part(
         &mut self,
         item: &Item,
@@ -186,12 +186,12 @@ impl Lane {
         let name = item.published.display_name();
         let from = |e: &wire::Error| publisher_trouble(e, &format!("copying {name}"));
         let into = |e: &wire::Error| subscriber_trouble(e, &format!("copying into {name}"));
-        // Parts: the table is locked by who planned them.
+        // For a split table, the session that made the plan holds the lock.
         if !item.is_split() {
-            self.source.queue_simple(&look(&[item]));
-            self.source.flush().map_err(|e| from(&e))?;
+            self.publisher.queue_simple(&lock_sql(&[item]));
+            self.publisher.flush().map_err(|e| from(&e))?;
             let now = self.read_filenodes().map_err(|e| from(&e))?;
-            end_of_statement(&mut self.source).map_err(|e| from(&e))?;
+            end_of_statement(&mut self.publisher).map_err(|e| from(&e))?;
             if now.iter().ne(item.relations.iter().map(|relation| &relation.filenode)) {
                 return Err(Trouble::Changed(rewritten(&name)));
             }
@@ -231,10 +231,10 @@ impl Lane {
         Ok(moved)
     }
 
-    /// Collects statistics: without them the first queries on the subscriber would be planned badly.
-    /// Each table has a statement of its own, so that one whose statistics cannot be computed (an
-    /// expression of CREATE STATISTICS may fail for a row) leaves the others theirs; autovacuum
-    /// tries again later. Returns whether the sessions can be used again.
+    /// Collects statistics, because without them the first queries on the subscriber would get bad
+    /// plans. Each table has its own statement, so that a failure does not affect the others (an
+    /// expression of CREATE STATISTICS may fail for a row). Autovacuum tries such a table again.
+    /// Returns whether the sessions can be used again.
     pub(super) fn analyze(&mut self, items: &[&Item]) -> bool {
         let items = match self.may_analyze(items) {
             Ok(items) => items,
@@ -266,7 +266,7 @@ impl Lane {
         })
     }
 
-    /// The tables that the role may analyze: for others the server would log a warning.
+    /// Returns the tables that the role may analyze. For others, the server would log a warning.
     fn may_analyze<'i>(&mut self, items: &[&'i Item]) -> wire::Result<Vec<&'i Item>> {
         let (schemas, names): (Vec<_>, Vec<_>) = items
             .iter()
@@ -287,16 +287,16 @@ impl Lane {
         Ok(chosen.map(|(_, item)| *item).collect())
     }
 
-    /// A table with a value that would be read as another one is not copied.
+    /// Refuses a table with a value that the subscriber would misread.
     fn refuse_misread(&mut self, item: &Item) -> std::result::Result<(), Trouble> {
         for column in &item.misread {
             let Search::Condition(condition) = &column.search else { continue };
             let sql = item.published.any_row(condition);
             let name = item.published.display_name();
             let found = self
-                .source
+                .publisher
                 .simple(&sql)
-                .map_err(|e| publisher_trouble(&e, &format!("looking at the values of {name}")))?;
+                .map_err(|e| publisher_trouble(&e, &format!("checking the values of {name}")))?;
             let row = first_row(&found, "EXISTS").map_err(Trouble::Run)?;
             if boolean(&row, 0).map_err(Trouble::Run)? {
                 return Err(misread(item, column));
@@ -305,7 +305,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Bytes as they come.
+    /// Transfers the COPY data unchanged.
     fn stream(
         &mut self,
         item: &Item,
@@ -316,7 +316,7 @@ impl Lane {
         let from = |e: &wire::Error| publisher_trouble(e, &format!("copying {name}"));
         let into = |e: &wire::Error| subscriber_trouble(e, &format!("copying into {name}"));
         let sql = format!("COPY {} TO STDOUT{}", part.source, format_of(item));
-        let mut out = self.source.copy_out(&sql).map_err(|e| from(&e))?;
+        let mut out = self.publisher.copy_out(&sql).map_err(|e| from(&e))?;
         let mut input = self.subscriber.copy_in(&copy_in(item)).map_err(|e| into(&e))?;
         let (mut bytes, mut metered) = (0, 0);
         let searched = searched(item);
@@ -329,7 +329,7 @@ impl Lane {
                         return Err(misread(item, column));
                     }
                     bytes += data.len() as u64;
-                    // Not for each row: all workers count in one place.
+                    // Not for each row, because all workers share the counter.
                     if bytes - metered >= METERED_BYTES {
                         meter.add(bytes - metered);
                         metered = bytes;
@@ -351,13 +351,14 @@ impl Lane {
         Ok(Moved { rows, bytes })
     }
 
-    /// A table without columns has rows all the same; COPY has no way to say them.
+    /// Copies a table without columns by the number of its rows, because COPY cannot transfer such
+    /// rows.
     fn rows_without_columns(&mut self, item: &Item) -> std::result::Result<Moved, Trouble> {
         let name = item.published.display_name();
         let sql =
             format!("SELECT pg_catalog.count(*) FROM {} AS rows", item.published.copy_source());
         let results = self
-            .source
+            .publisher
             .simple(&sql)
             .map_err(|e| publisher_trouble(&e, &format!("counting {name}")))?;
         let rows: u64 = results
@@ -375,22 +376,22 @@ impl Lane {
         Ok(Moved { rows, bytes: 0 })
     }
 
-    /// Starts a new transaction on the publisher when the present one holds many locks.
+    /// Begins a new transaction on the publisher if the current one holds many locks.
     fn renew(&mut self, snapshot: &Snapshot, tables: usize) -> Result<()> {
         if self.touched + tables > TABLES_PER_TRANSACTION && self.touched > 0 {
-            snapshot.import(&mut self.source, "COMMIT; ")?;
+            snapshot.import(&mut self.publisher, "COMMIT; ")?;
             self.touched = 0;
         }
         self.touched += tables;
         Ok(())
     }
 
-    /// Takes the answers to [`look`].
+    /// Reads the replies to [`lock_sql`].
     fn read_filenodes(&mut self) -> wire::Result<Vec<u32>> {
         let mut filenodes = Vec::new();
         let mut statements = 0;
         while statements < 2 {
-            match self.source.next_reply()? {
+            match self.publisher.next_reply()? {
                 Reply::DataRow(row) => {
                     let text = row.get(0).and_then(|text| std::str::from_utf8(text).ok());
                     filenodes.push(text.and_then(|text| text.parse().ok()).unwrap_or(0));
@@ -404,9 +405,9 @@ impl Lane {
     }
 }
 
-/// Locks the tables and reads the file nodes that they have then: two statements. With the lock
-/// nothing rewrites them any more.
-pub(super) fn look(items: &[&Item]) -> String {
+/// SQL of two statements that lock the tables and read their current file nodes. Under the lock, no
+/// session can rewrite the tables.
+fn lock_sql(items: &[&Item]) -> String {
     let locks: Vec<_> = items.iter().map(|item| item.lock_name()).collect();
     let oids: Vec<_> = items
         .iter()
@@ -423,12 +424,14 @@ pub(super) fn look(items: &[&Item]) -> String {
     )
 }
 
-/// Locks tables for as long as the session's transaction lasts; returns which of them were
-/// rewritten since the snapshot.
-pub(super) fn lock(source: &mut Session, items: &[&Item]) -> Result<Vec<bool>> {
-    let failed = |e: &wire::Error| Failure::publisher(e, "locking tables that are to be copied");
-    let results = source.simple(&look(items)).map_err(|e| failed(&e))?;
-    let rows = results.get(1).ok_or_else(|| Failure::internal("a query returned nothing"))?;
+/// Locks tables until the end of the session's transaction. Returns which of them were rewritten
+/// since the snapshot.
+pub(super) fn lock(publisher: &mut Session, items: &[&Item]) -> Result<Vec<bool>> {
+    let failed = |e: &wire::Error| Failure::publisher(e, "locking tables to copy");
+    let results = publisher.simple(&lock_sql(items)).map_err(|e| failed(&e))?;
+    let rows = results
+        .get(1)
+        .ok_or_else(|| Failure::internal("the query for file nodes returned no result"))?;
     let now = rows.iter().map(|row| field(&row, 0)).collect::<Result<Vec<u32>>>()?;
     let mut now = now.into_iter();
     Ok(items
@@ -440,7 +443,7 @@ pub(super) fn lock(source: &mut Session, items: &[&Item]) -> Result<Vec<bool>> {
         .collect())
 }
 
-/// The first column whose values are looked for in each row.
+/// The first column whose values are checked in each row.
 fn searched(item: &Item) -> Option<&MisreadColumn> {
     item.misread.iter().find(|column| column.search == Search::Row)
 }
@@ -450,7 +453,8 @@ fn misread(item: &Item, column: &MisreadColumn) -> Trouble {
     let failure = Failure::new(
         Class::Apply,
         format!(
-            "cannot copy {name}: the subscriber would read a value of column {column} as another value"
+            "cannot copy {name}: the subscriber would read a value of column {column} as a \
+             different value"
         ),
     );
     Trouble::Table(failure.hint(MISREAD_HINT))
@@ -480,7 +484,7 @@ fn queue_statement(session: &mut Session, sql: &str) -> wire::Result<()> {
     Ok(())
 }
 
-/// Takes replies up to ReadyForQuery.
+/// Reads replies up to ReadyForQuery.
 fn end_of_statement(session: &mut Session) -> wire::Result<()> {
     let mut failed = None;
     loop {
@@ -503,7 +507,7 @@ fn publisher_trouble(error: &wire::Error, doing: &str) -> Trouble {
     let failure = Failure::publisher(error, doing);
     match failure.sqlstate.as_deref() {
         _ if failure.transient => Trouble::Run(failure),
-        // A table, a column, a schema that is gone.
+        // A table, column or schema no longer exists.
         Some("42P01" | "42703" | "3F000") => Trouble::Changed(failure),
         _ => Trouble::Table(failure),
     }
@@ -512,8 +516,10 @@ fn publisher_trouble(error: &wire::Error, doing: &str) -> Trouble {
 pub(super) fn subscriber_trouble(error: &wire::Error, doing: &str) -> Trouble {
     let mut failure = Failure::subscriber(error, doing);
     if failure.sqlstate.as_deref() == Some("53100") {
-        // The others may have room elsewhere, or need less.
-        return Trouble::Table(failure.hint("Make room on the subscriber: it is tried again."));
+        // Other tables may be in another tablespace, or may need less space.
+        return Trouble::Table(
+            failure.hint("Make room on the subscriber's disk. The table is copied again."),
+        );
     }
     if failure.transient {
         return Trouble::Run(failure);
@@ -521,7 +527,7 @@ pub(super) fn subscriber_trouble(error: &wire::Error, doing: &str) -> Trouble {
     if failure.sqlstate.as_deref().is_some_and(|code| matches!(code.get(..2), Some("22" | "23"))) {
         failure.class = Class::Apply;
     }
-    // "COPY t, line 3, column id: …"
+    // For example "COPY t, line 3, column id: …".
     if let Some(place) = error.server_error().and_then(|server| server.where_.as_deref()) {
         let place = place.lines().next().unwrap_or_default();
         let detail = failure.detail.take();

@@ -1,9 +1,10 @@
-//! Tables of the subscriber that hold rows, and how they are emptied before they are copied.
+//! Emptying subscriber tables that hold rows before they are copied.
 //!
-//! `--truncate` is a decision about the rows that somebody has looked at: it names the table, and the
-//! snapshot of the subscriber under which it was found not to be empty. Rows that were written since
-//! are not part of the decision, so the table is not emptied if there are any. That also makes the
-//! decision one for a single start: afterwards the rows of the copy are younger than it.
+//! `--truncate` is a decision of the user about rows that exist now. It names the table, and the
+//! snapshot of the subscriber under which the table was found not to be empty. Rows that were
+//! written later are not part of the decision, so a table with such rows is not emptied. For the
+//! same reason the decision is valid only once: later, the rows of the copy are newer than the
+//! snapshot.
 
 use std::str::FromStr;
 
@@ -16,7 +17,7 @@ use crate::subscriber::state::RelationState;
 use crate::tablesync::subscriber_tables::{self, SubscriberTable};
 use crate::tablesync::table_state::{Owner, reset_sql};
 
-/// Up to so many tables are named one by one in the hint.
+/// Maximum number of tables that the hint lists one by one.
 const NAMED: usize = 20;
 
 /// One value of `--truncate`: `schema.table@snapshot`, or `schema.*@snapshot`.
@@ -25,7 +26,7 @@ pub(crate) struct TruncateDecision {
     schema: String,
     /// `None` for all published tables of the schema.
     table: Option<String>,
-    /// As text of `pg_snapshot`, of the subscriber.
+    /// A `pg_snapshot` of the subscriber, as text.
     snapshot: String,
 }
 
@@ -35,8 +36,8 @@ impl FromStr for TruncateDecision {
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let explained = || {
             format!(
-                "\"{text}\" is not schema.table@snapshot: start without --truncate, and the error about \
-                 tables that are not empty prints what to give"
+                "\"{text}\" is not schema.table@snapshot: start without --truncate, and copy the \
+                 values from the error about tables that are not empty"
             )
         };
         let (name, snapshot) = text.rsplit_once('@').ok_or_else(explained)?;
@@ -54,11 +55,11 @@ impl FromStr for TruncateDecision {
     }
 }
 
-/// A table that may be emptied, and under which snapshot of the subscriber that was decided.
+/// A table that may be emptied, and the snapshot of the subscriber that the decision refers to.
 pub(crate) type Emptied = (PublishedTable, String);
 
-/// Checks that the tables to be copied are empty, but for those about which it is decided. Returns
-/// those that hold rows.
+/// Checks that the tables to copy are empty, except those that the user decided to empty. Returns
+/// the latter if they hold rows.
 pub(crate) fn decide(
     session: &mut Session,
     published: &[PublishedTable],
@@ -79,7 +80,7 @@ pub(crate) fn decide(
                 Class::Mismatch,
                 format!("--truncate names {}.{table}, which is not published", decision.schema),
             )
-            .hint("A table is published under its own name, or under that of its root."));
+            .hint("With publish_via_partition_root, use the name of the root table."));
         }
     }
     let filled = subscriber_tables::filled(session, subscribers)?;
@@ -98,14 +99,14 @@ pub(crate) fn decide(
     Ok(emptied)
 }
 
-/// Says what can be done about tables that hold rows, if there are any.
+/// Returns an error with the possible next steps if any table holds rows.
 pub(crate) fn refuse(session: &mut Session, filled: &[&SubscriberTable]) -> Result<()> {
     if filled.is_empty() {
         return Ok(());
     }
     let results = session
         .simple("SELECT pg_catalog.pg_current_snapshot()")
-        .map_err(|e| Failure::subscriber(&e, "looking whether tables are empty"))?;
+        .map_err(|e| Failure::subscriber(&e, "checking whether tables are empty"))?;
     let snapshot =
         first_row(&results, "pg_current_snapshot")?.get(0).unwrap_or_default().to_owned();
     let mut options: Vec<_> = if filled.len() <= NAMED {
@@ -117,19 +118,22 @@ pub(crate) fn refuse(session: &mut Session, filled: &[&SubscriberTable]) -> Resu
     let options: Vec<_> =
         options.iter().map(|name| format!("--truncate '{name}@{snapshot}'")).collect();
     let names: Vec<_> = filled.iter().map(|table| table.display_name()).collect();
-    Err(Failure::new(Class::Mismatch, format!("subscriber tables are not empty: {}", names.join(", ")))
-        .hint(format!(
-            "Empty them (TRUNCATE); have them emptied once, unless somebody writes to them before, \
-             with {}; keep their rows beside the copied ones with --keep; or pass --copy-data=false \
-             if they already hold the publisher's rows as of the slot.",
-            options.join(" ")
-        )))
+    Err(Failure::new(
+        Class::Mismatch,
+        format!("subscriber tables are not empty: {}", names.join(", ")),
+    )
+    .hint(format!(
+        "TRUNCATE them on the subscriber; or let pgapace empty them once, if nothing writes to \
+         them before, with {}; or pass --keep to copy into them and keep their rows; or pass \
+         --copy-data=false if they already hold the publisher's rows as of the slot.",
+        options.join(" ")
+    )))
 }
 
-/// Checks that no row of these tables was written since the snapshot of each.
+/// Checks that no row of these tables was written after the table's snapshot.
 fn expect_unwritten(session: &mut Session, tables: &[(&SubscriberTable, &str)]) -> Result<()> {
-    // Rows have the lower half of the transaction id that wrote them: it is the latest one of these
-    // that was assigned. Rows of the bootstrap are older than any snapshot.
+    // A row contains the lower 32 bits of the 64-bit transaction id that wrote it. The id is the
+    // latest assigned one with these bits. Rows written by initdb are older than any snapshot.
     for (table, snapshot) in tables {
         let sql = format!(
             "SELECT EXISTS (SELECT FROM {table} t CROSS JOIN ( \
@@ -141,28 +145,27 @@ fn expect_unwritten(session: &mut Session, tables: &[(&SubscriberTable, &str)]) 
             table = table.sql_only(),
             snapshot = quote_literal(snapshot)
         );
-        let results = session
-            .simple(&sql)
-            .map_err(|e| Failure::subscriber(&e, "looking for rows that were written meanwhile"))?;
-        if boolean(&first_row(&results, "rows written meanwhile")?, 0)? {
+        let results =
+            session.simple(&sql).map_err(|e| Failure::subscriber(&e, "checking for newer rows"))?;
+        if boolean(&first_row(&results, "the check for newer rows")?, 0)? {
             return Err(Failure::new(
                 Class::Mismatch,
                 format!(
-                    "rows of {} were written since it was decided to empty the table",
+                    "rows of {} were written after the decision to empty the table",
                     table.display_name()
                 ),
             )
             .hint(
-                "Look who writes to it. If the rows are not needed, empty it yourself (TRUNCATE), or \
-                 start without --truncate: the error then prints what to give now.",
+                "Find out what writes to the table. If the rows are not needed, TRUNCATE it, or \
+                 start without --truncate to see the value to pass now.",
             ));
         }
     }
     Ok(())
 }
 
-/// Empties tables, with what was recorded of their copy: those of which earlier copies have left rows,
-/// and those about which it was decided.
+/// Empties tables, and resets the state of their copy: tables in which an earlier copy left rows,
+/// and tables that the user decided to empty.
 pub(crate) fn empty(
     control: &mut Session,
     owner: Owner,
@@ -181,9 +184,9 @@ pub(crate) fn empty(
         .iter()
         .filter_map(|(table, state)| Some((*table, (*state)?.empty_snapshot.as_deref()?)))
         .collect();
-    let failed = |e: &wire::Error| Failure::subscriber(e, "emptying tables that are to be copied");
+    let failed = |e: &wire::Error| Failure::subscriber(e, "emptying tables before their copy");
     if !decided.is_empty() {
-        // Nobody writes between the look and the end.
+        // No session may write between the check and the end.
         let names: Vec<_> = decided.iter().map(|(table, _)| table.sql_only()).collect();
         control
             .simple(&format!("BEGIN; LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", names.join(", ")))
@@ -198,7 +201,7 @@ pub(crate) fn empty(
         if decided.is_empty() { ("", "") } else { ("ROLLBACK TO locked; ", "; COMMIT") };
     match control.simple(&format!("TRUNCATE TABLE {}; {reset}{end}", subscribers.join(", "))) {
         Ok(_) => Ok(()),
-        // Referenced by a foreign key of a table that is not ours to truncate.
+        // A table that is not part of the copy references one of these.
         Err(error) if error.sqlstate() == Some("0A000") => {
             let deletes: Vec<_> =
                 subscribers.iter().map(|name| format!("DELETE FROM {name}; ")).collect();

@@ -1,16 +1,17 @@
 //! Indexes of an empty table that are built after its rows, in the transaction that copies them.
 //!
-//! A row of a COPY costs a descent and a WAL record for each index; an index that is built over all
-//! rows costs a sort. So those that can be made again exactly are dropped before the copy and built
-//! behind it. Everything is one transaction: nobody sees the table without its indexes, and if the
-//! copy ends early they have never been gone. The table is locked for as long; only an empty one is.
+//! For each row, COPY costs a descent and a WAL record per index. Building an index over all rows
+//! costs one sort. So indexes that can be rebuilt exactly are dropped before the copy and built
+//! after it. Everything happens in one transaction. No other session sees the table without its
+//! indexes, and if the copy fails, they were never gone. The table stays locked until the end; only
+//! an empty table is locked.
 //!
-//! What can be made again exactly is what pg_dump would make from pg_get_indexdef() and
-//! pg_get_constraintdef(), and of which nothing else is recorded: nothing that depends on it, no
-//! comment, no statistics subscriber, no place in a partitioned index, not the replica identity, no
-//! tablespace of its own, no storage parameters of a constraint (its definition does not have them).
-//! All others stay where they are. That the new ones are as the old ones were is looked at before
-//! the COMMIT.
+//! An index can be rebuilt exactly if pg_get_indexdef() and pg_get_constraintdef() describe it
+//! completely, as for pg_dump. Nothing else may be recorded about it: no object that depends on it,
+//! no comment, no statistics target, no parent in a partitioned index, no use as replica identity,
+//! no tablespace of its own, and, for a constraint, no storage parameters (its definition omits
+//! them). All other indexes stay in place. Before COMMIT, the new indexes are compared with the old
+//! ones.
 
 use wire::{Session, quote_ident};
 
@@ -21,21 +22,21 @@ use crate::tablesync::copy_worker::{Trouble, subscriber_trouble};
 use crate::tablesync::plan::Item;
 use crate::tablesync::subscriber_tables::SubscriberTable;
 
-/// Smaller tables gain less than the statements cost.
+/// For smaller tables, the statements cost more than they save.
 const FEWEST_BYTES: u64 = 4 << 20;
-/// A larger table would lose too much if the copy has to begin again; it is copied in parts.
+/// For a larger table, a copy that must start over would lose too much; it is copied in parts.
 const MOST_BYTES: u64 = 32 << 30;
-/// Bytes of a row for each such index, at most: with wider rows it is the rows that cost, and several
-/// workers can share those.
+/// Maximum bytes of a row per such index. Wider rows are themselves the main cost, and several
+/// workers can share that.
 const WIDEST_ROW: f64 = 512.0;
 
-/// The indexes that can be dropped and made again.
+/// The indexes that can be dropped and built again, in the order of their oids.
 ///
-/// The order is that of the OIDs. Functions of indexes run with other settings when an index is built
-/// than when a row is inserted, so indexes on expressions and partial ones stay; event triggers may
-/// do anything, and triggers that fire for a row may look for others by an index. Who reads or writes
-/// a parent of the table, or applies another subscription to the table, would wait for the lock. To
-/// who decodes the subscriber's WAL, rows that came without a primary key are rows without a key.
+/// Functions of indexes run with other settings when an index is built than when a row is inserted,
+/// so indexes on expressions and partial indexes stay. Event triggers may do anything, and row
+/// triggers may use an index to find other rows. A session that uses a parent of the table, or that
+/// applies another subscription to it, would wait for the lock. For logical decoding of the
+/// subscriber's WAL, rows that are inserted without a primary key have no replica identity.
 const REMOVABLE_SQL: &str = "\
 SELECT w.ord, c.relname, pg_catalog.pg_get_indexdef(c.oid), pg_catalog.pg_get_constraintdef(k.oid),
        (SELECT pg_catalog.count(*) FROM pg_catalog.pg_index o WHERE o.indrelid = t.oid)
@@ -91,31 +92,31 @@ ORDER BY w.ord, c.oid";
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Index {
     name: String,
-    /// What makes it, unless it belongs to a constraint.
+    /// The SQL that creates the index, unless it belongs to a constraint.
     definition: String,
-    /// Its constraint: primary key, unique, exclusion.
+    /// The definition of its constraint: primary key, unique or exclusion.
     constraint: Option<String>,
 }
 
-/// Of a table.
+/// The indexes of a table.
 #[derive(Debug, Clone, Default)]
 struct Indexes {
-    /// Those that can be made again.
+    /// The indexes that can be built again.
     removable: Vec<Index>,
-    /// How many there are with the others, if any is removable.
+    /// The number of all indexes; 0 if none is removable.
     all: usize,
 }
 
 impl Indexes {
-    /// Whether a copy without them takes less than one by several workers, with them: rows are not so
-    /// wide, and indexes that stay not so many, that these are what costs.
+    /// Whether a copy without these indexes is faster than one by several workers with them. It is
+    /// not if wide rows, or the indexes that stay, are the main cost.
     fn are_worth_it(&self, row: f64) -> bool {
         let removable = self.removable.len();
         removable > 0 && 2 * removable >= self.all && row <= WIDEST_ROW * removable as f64
     }
 }
 
-/// The indexes of each table.
+/// Reads the indexes of each table.
 fn removable(
     session: &mut Session,
     id: SubscriptionId,
@@ -142,7 +143,7 @@ fn removable(
     Ok(found)
 }
 
-/// Marks the items whose indexes are to be built after their rows. `empty` says which tables are.
+/// Marks the items whose indexes are built after their rows. `empty` tells which tables are empty.
 pub(super) fn choose(
     control: &mut Session,
     id: SubscriptionId,
@@ -175,14 +176,15 @@ pub(super) struct Removed<'a> {
     indexes: Vec<Index>,
 }
 
-/// Begins a transaction, and drops in it what can be made again. `None`: nothing is dropped, since
-/// somebody uses the table or it is not empty; the transaction has begun all the same.
+/// Begins a transaction, and drops the indexes that can be built again. Returns `None` if nothing
+/// is dropped, because another session uses the table or it is not empty; the transaction is open
+/// in any case.
 pub(super) fn begin_without<'a>(
     session: &mut Session,
     id: SubscriptionId,
     table: &'a SubscriberTable,
 ) -> std::result::Result<Option<Removed<'a>>, Trouble> {
-    // Owners may have revoked their own privileges, and who copies needs fewer than who locks.
+    // Locking needs more privileges than copying, and an owner may have revoked its own.
     let trouble = |e: &wire::Error| of_indexes(e, &format!("locking {}", table.display_name()));
     let only = table.sql_only();
     let sql = format!(
@@ -206,7 +208,7 @@ pub(super) fn begin_without<'a>(
         .last()
         .and_then(wire::Rows::first)
         .is_some_and(|row| boolean(&row, 0).is_ok_and(|filled| !filled));
-    // As they are now, when nobody can change them.
+    // Read again, because nothing can change them now.
     let mut found = removable(session, id, &[table]).map_err(Trouble::Run)?;
     let indexes = found.pop().unwrap_or_default().removable;
     if !is_empty || indexes.is_empty() {
@@ -249,7 +251,7 @@ impl Removed<'_> {
         statements.collect::<Vec<_>>().join("; ")
     }
 
-    /// Builds them again, in the same transaction.
+    /// Builds the indexes again, in the same transaction.
     pub(super) fn build(self, session: &mut Session) -> std::result::Result<(), Trouble> {
         let name = self.table.display_name();
         let doing = format!("building indexes of {name}");
@@ -257,16 +259,17 @@ impl Removed<'_> {
         let built = removable(session, self.id, &[self.table]).map_err(Trouble::Run)?;
         let built = built.into_iter().next().unwrap_or_default().removable;
         if let Some(other) = self.indexes.iter().find(|index| !built.contains(index)) {
-            let failure = format!("index {} of {name} cannot be made as it was", other.name);
+            let failure = format!("index {} of {name} was not built as it was before", other.name);
             return Err(Trouble::Indexes(Failure::internal(failure)));
         }
         Ok(())
     }
 }
 
-/// What fails with the indexes may be said better, or succeed, when they are in place: a row that
-/// is twice there, then, is named with its line; and a sort needs memory, temporary files (on disk,
-/// and up to temp_file_limit) and shared memory that rows one by one do not.
+/// Errors about indexes: the table is copied again with its indexes in place. Then the copy may
+/// succeed, because single inserts do not need the memory, temporary files (limited by
+/// temp_file_limit) and shared memory of a sort. Or it may fail with a better error, which names
+/// the line of a duplicate row.
 fn of_indexes(error: &wire::Error, doing: &str) -> Trouble {
     let is_of_sort = error.sqlstate().is_some_and(|code| code.starts_with("53"));
     match subscriber_trouble(error, doing) {

@@ -1,9 +1,9 @@
-//! Table sync: the initial content of tables, from a snapshot that goes with a slot.
+//! Table sync: copying the initial content of tables from the snapshot of a slot.
 //!
-//! A table is copied together with its sync LSN: the LSN from which its changes in the stream are to be
-//! applied, which is that of the snapshot it was copied under. All workers import one snapshot;
-//! what an interrupted copy has left undone is copied under another one, with its own sync LSNs. So the
-//! stream may start at the slot's own position, whatever happened meanwhile.
+//! A table is copied together with its sync LSN, the LSN of the snapshot. Changes in the stream
+//! apply to the table from that LSN on. All workers import the same snapshot. What an interrupted
+//! copy left over is copied under another snapshot, with sync LSNs of its own. So the stream can
+//! start at the slot's own position, whatever happened during the copy.
 
 mod added_tables;
 mod copy_pool;
@@ -42,26 +42,27 @@ use crate::tablesync::emptying::{Emptied, TruncateDecision};
 use crate::tablesync::subscriber_tables::SubscriberTable;
 use crate::tablesync::table_state::Owner;
 
-/// Snapshots that are tried for tables that change on the publisher while they are copied.
+/// How many snapshots are tried for tables that change on the publisher while they are copied.
 const SNAPSHOTS: usize = 10;
 
-/// What copying needs to know of the subscription.
+/// The parts of a subscription that copying needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SyncContext<'a> {
     pub(crate) publisher: &'a Publisher,
     pub(crate) subscriber: &'a Subscriber,
     pub(crate) id: SubscriptionId,
-    /// Of this run; nothing may be committed under another.
+    /// The epoch of this run; nothing may be committed under another.
     pub(crate) epoch: i64,
     pub(crate) publications: &'a [String],
     pub(crate) slot: &'a str,
     pub(crate) copy_data: bool,
     pub(crate) options: &'a CopyOptions,
-    /// Whether indexes of empty tables may be built after the rows, which locks the tables until then.
+    /// Whether indexes of empty tables may be built after the rows, which keeps these tables locked
+    /// until then.
     pub(crate) indexes_after: bool,
-    /// Whether the tables join while others stream, instead of being the first ones.
+    /// Whether the tables are added while others stream, as opposed to the first tables.
     pub(crate) joins: bool,
-    /// A copy ends as soon as it is asked to.
+    /// A copy stops as soon as this is requested.
     pub(crate) shutdown: &'a Shutdown,
 }
 
@@ -85,8 +86,8 @@ pub(crate) fn check_subscribers(
     Ok(())
 }
 
-/// The same before the first start, for which the user may have decided about tables that hold rows.
-/// Returns those that are to be emptied.
+/// The same before the first start, when the user may have decided to empty tables that hold rows.
+/// Returns the tables to empty.
 pub(crate) fn check_first_subscribers(
     session: &mut Session,
     tables: &[PublishedTable],
@@ -102,18 +103,18 @@ pub(crate) fn check_first_subscribers(
     }
 }
 
-/// Checks that the subscriber has none of the tables: `--schema` is to make them.
+/// Checks that the subscriber has none of the tables, because `--schema` creates them.
 pub(crate) fn check_absent(session: &mut Session, tables: &[PublishedTable]) -> Result<()> {
     let found = subscriber_tables::read(session, tables)?;
-    let there: Vec<_> = found.iter().flatten().map(SubscriberTable::display_name).collect();
-    if there.is_empty() {
+    let existing: Vec<_> = found.iter().flatten().map(SubscriberTable::display_name).collect();
+    if existing.is_empty() {
         return Ok(());
     }
     Err(Failure::new(
         Class::Mismatch,
-        format!("the subscriber has published tables already: {}", there.join(", ")),
+        format!("the subscriber already has published tables: {}", existing.join(", ")),
     )
-    .hint("--schema is for a subscriber without them: leave it out, or drop them."))
+    .hint("Omit --schema, or drop these tables on the subscriber."))
 }
 
 fn refuse_filled(session: &mut Session, subscribers: &[SubscriberTable]) -> Result<()> {
@@ -122,12 +123,12 @@ fn refuse_filled(session: &mut Session, subscribers: &[SubscriberTable]) -> Resu
     emptying::refuse(session, &filled)
 }
 
-/// Copies the published tables that `wanted` takes and that are not copied yet, under `first` (with
-/// the session that holds it, and lets it go) and, for those that it does not suffice for, under
-/// other snapshots. Returns what is published.
+/// Copies the published tables that `wanted` selects and that are not copied yet. Uses the snapshot
+/// `first`, whose session holds it and is released, and other snapshots for tables that changed
+/// since. Returns the published tables.
 ///
-/// What is published is read after the snapshot was made: to make it, the publisher waits for
-/// running transactions, and a column that one of them adds and fills belongs to the copy.
+/// The publications are read after the snapshot was created. Creating it waits for running
+/// transactions on the publisher, and a column that one of them adds and fills belongs to the copy.
 pub(crate) fn copy_tables(
     context: SyncContext<'_>,
     control: &mut Session,
@@ -137,7 +138,7 @@ pub(crate) fn copy_tables(
     let mut reasons = Vec::new();
     for _ in 0..SNAPSHOTS {
         let mut holder = None;
-        let (snapshot, source) = match first.take() {
+        let (snapshot, publisher) = match first.take() {
             Some(first) => first,
             None => {
                 let (id, shutdown) = (context.id, context.shutdown);
@@ -145,16 +146,16 @@ pub(crate) fn copy_tables(
                 (snapshot, holder.insert(session))
             }
         };
-        let sessions = [source.cancel_handle(), control.cancel_handle()];
+        let sessions = [publisher.cancel_handle(), control.cancel_handle()];
         let mut published = Vec::new();
         reasons = interruptible(context.shutdown, &sessions, "table sync", || {
-            published = publication::tables(source, context.publications)?;
+            published = publication::tables(publisher, context.publications)?;
             let pending = pending(control, context, &published, wanted)?;
-            copy_pending(context, control, source, &snapshot, pending)
+            copy_pending(context, control, publisher, &snapshot, pending)
         })?;
         if reasons.is_empty() {
-            set_sequences(context, control, source, &published, wanted)?;
-            snapshot.release(source)?;
+            set_sequences(context, control, publisher, &published, wanted)?;
+            snapshot.release(publisher)?;
             return Ok(published);
         }
         for reason in &reasons {
@@ -164,35 +165,35 @@ pub(crate) fn copy_tables(
                 "table is copied again under another snapshot"
             );
         }
-        snapshot.release(source)?;
+        snapshot.release(publisher)?;
     }
     let last = reasons.into_iter().next();
     Err(last.unwrap_or_else(|| Failure::internal("nothing was left to copy")).hint(
-        "The publisher's tables change again and again while they are copied. What is copied so far \
-         stays: start pgapace again when they do not.",
+        "The publisher's tables were truncated or rewritten repeatedly while they were copied. \
+         Copied tables stay: start pgapace again when the others no longer change.",
     ))
 }
 
-/// The values of now, not of the snapshot: sequences know no transactions.
+/// Sets the sequences to their current values, because sequences are not transactional.
 fn set_sequences(
     context: SyncContext<'_>,
     control: &mut Session,
-    source: &mut Session,
+    publisher: &mut Session,
     published: &[PublishedTable],
     wanted: &dyn Fn(&PublishedTable) -> bool,
 ) -> Result<()> {
     let tables: Vec<_> = published.iter().filter(|table| wanted(table)).cloned().collect();
     let chosen = if context.joins { Chosen::OfTables } else { Chosen::All };
-    let sessions = [source.cancel_handle(), control.cancel_handle()];
+    let sessions = [publisher.cancel_handle(), control.cancel_handle()];
     let report = interruptible(context.shutdown, &sessions, "table sync", || {
-        let found = sequences::read(source, context.publications, &tables, chosen)?;
+        let found = sequences::read(publisher, context.publications, &tables, chosen)?;
         sequences::set(control, &found, &SetOptions::default())
     })?;
     report.log();
     Ok(())
 }
 
-/// Published tables that are to be copied, with what is recorded of them.
+/// The published tables to copy, with their recorded state.
 fn pending(
     control: &mut Session,
     context: SyncContext<'_>,
@@ -211,7 +212,7 @@ fn pending(
 fn copy_pending(
     context: SyncContext<'_>,
     control: &mut Session,
-    source: &mut Session,
+    publisher: &mut Session,
     snapshot: &Snapshot,
     pending: Vec<(PublishedTable, Option<RelationState>)>,
 ) -> Result<Vec<Failure>> {
@@ -229,8 +230,8 @@ fn copy_pending(
     let mut empty_now = vec![true; subscribers.len()];
     match context.options.filled {
         Filled::Refuse => {}
-        // All of such a table in one transaction: what is left of a part could not be told from
-        // the rows that are to be kept.
+        // Such a table is copied in one transaction. After an interruption, rows of a part could
+        // not be distinguished from the rows to keep.
         Filled::Keep => {
             subscriber_tables::filled(control, &subscribers)?
                 .into_iter()
@@ -239,7 +240,7 @@ fn copy_pending(
     }
     let tables = published.into_iter().zip(subscribers).collect();
     let mut items =
-        plan::items(source, tables, context.options.binary, Servers::of(source, control))?;
+        plan::items(publisher, tables, context.options.binary, Servers::of(publisher, control))?;
     if context.indexes_after {
         indexes::choose(control, context.id, &mut items, |index| empty_now[index])?;
     }
@@ -247,17 +248,17 @@ fn copy_pending(
         item.split(context.options.split_size);
     }
     let copy_pool::Ended { again, failed } =
-        copy_pool::copy(context, control, source, snapshot, items)?;
+        copy_pool::copy(context, control, publisher, snapshot, items)?;
     block(control, context.owner(), &failed, None)?;
     Ok(again)
 }
 
-/// Whether an earlier copy has left rows in it, which are removed first.
+/// Whether an earlier copy left rows in the table, which must be removed first.
 fn partly(state: &Option<RelationState>) -> bool {
     state.as_ref().is_some_and(RelationState::is_partly_copied)
 }
 
-/// The tables, if all of them can be copied. Rows of an earlier copy are removed.
+/// Returns the tables if all of them can be copied. Removes rows of an earlier copy.
 fn all(
     control: &mut Session,
     context: SyncContext<'_>,
@@ -277,7 +278,7 @@ fn all(
     Ok((published, subscribers))
 }
 
-/// The same for those that can be copied; the others are blocked.
+/// The same for the tables that can be copied; the others are blocked.
 fn only_possible(
     control: &mut Session,
     context: SyncContext<'_>,
@@ -318,7 +319,7 @@ fn only_possible(
     Ok((published, subscribers))
 }
 
-/// Blocks tables, and says so. `lacks_from` is where their changes begin, if no copy is to follow.
+/// Blocks tables and logs it. `lacks_from` is where their changes begin, if no copy follows.
 fn block(
     control: &mut Session,
     owner: Owner,
@@ -340,10 +341,10 @@ fn block(
     Ok(())
 }
 
-/// Forgets tables that are not published any more. Should one be published again, what was written
-/// in between is not in the stream: it is then a table that was added, and has to be copied.
+/// Deletes the state of tables that are no longer published. If such a table is published again,
+/// changes in between are not in the stream, so it is then copied as an added table.
 ///
-/// Within one run this cannot be seen; it is looked at when a run starts.
+/// Within a run this cannot be detected, so it is done when a run starts.
 pub(crate) fn forget_unpublished(
     control: &mut Session,
     id: SubscriptionId,

@@ -1,5 +1,5 @@
-//! What is to be copied, and in which pieces: the sizes of the published tables under the snapshot,
-//! and the jobs that follow from them.
+//! The plan of a copy: the sizes of the published tables under the snapshot, and the jobs that
+//! follow from them.
 
 use std::collections::VecDeque;
 
@@ -12,31 +12,32 @@ use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::format::{MisreadColumn, Servers};
 use crate::tablesync::subscriber_tables::SubscriberTable;
 
-/// Tables up to this size share a round trip; all of a batch is in memory at once.
+/// Tables up to this size, in bytes, share a round trip. A whole batch is in memory at once.
 const SMALL_BYTES: u64 = 128 << 10;
 const BATCH_BYTES: u64 = 1 << 20;
 const BATCH_TABLES: usize = 100;
-/// Bytes of a row in a table that has no statistics, without TOAST.
+/// Assumed bytes of a row without TOAST, for a table without statistics.
 const USUAL_ROW: f64 = 128.0;
-/// Empty tables that are recorded by one statement.
+/// Maximum number of empty tables that one statement records.
 pub(super) const EMPTY_AT_ONCE: usize = 500;
 
-/// A relation with storage that holds rows of a published table: itself, or a partition.
+/// A relation with storage that holds rows of a published table: the table itself, or a partition.
 #[derive(Debug, Clone)]
 pub(super) struct Relation {
     pub(super) oid: u32,
     schema: String,
     name: String,
-    /// `pg_class.relfilenode` as of the snapshot. Another one now: the table was truncated or
-    /// rewritten since, and may look empty under the snapshot, whatever was in it.
+    /// `pg_class.relfilenode` as of the snapshot. If it is different later, the table was truncated
+    /// or rewritten since, and may look empty under the snapshot although it was not.
     pub(super) filenode: u32,
-    /// Whether it still was the same when the size was read.
+    /// Whether the file node was still the same when the size was read.
     same_file: bool,
-    /// A plain table that can be read directly as well as through its root.
+    /// Whether the relation is a plain table that can also be read directly, not only through its
+    /// root.
     direct: bool,
     blocks: u64,
     bytes: u64,
-    /// As many as there probably are.
+    /// Estimated number of rows.
     rows: f64,
 }
 
@@ -46,30 +47,30 @@ impl Relation {
     }
 }
 
-/// A table that is to be copied.
+/// A table to copy.
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) published: PublishedTable,
     pub(super) subscriber: SubscriberTable,
     pub(super) binary: bool,
-    /// Columns of which the subscriber may read values as other values.
+    /// Columns whose values the subscriber may misread.
     pub(super) misread: Vec<MisreadColumn>,
     pub(super) relations: Vec<Relation>,
-    /// On the publisher, with TOAST.
+    /// Size on the publisher, with TOAST.
     pub(super) bytes: u64,
-    /// As many as there probably are.
+    /// Estimated number of rows.
     pub(super) rows: f64,
-    /// Whether indexes of the subscriber are built after the rows.
+    /// Whether the subscriber's indexes are built after the rows.
     pub(super) indexes_after: bool,
-    /// What each part reads; one part is the whole table.
+    /// The parts; a single part is the whole table.
     pub(super) parts: Vec<Part>,
-    /// Of its copy, once that is begun.
+    /// The generation of the copy, once it has begun.
     pub(super) generation: u32,
 }
 
 #[derive(Debug)]
 pub(super) struct Part {
-    /// What COPY … TO STDOUT takes.
+    /// The table or query of COPY … TO STDOUT.
     pub(super) source: String,
     pub(super) bytes: u64,
 }
@@ -83,8 +84,8 @@ impl Item {
         self.relations.iter().all(|relation| relation.direct && relation.bytes == 0)
     }
 
-    /// Makes parts of a large table, so that several workers copy it. Where its indexes are built
-    /// after the rows, one transaction has them all.
+    /// Splits a large table into parts, so that several workers copy it. If its indexes are built
+    /// after the rows, it stays in one part, because one transaction must contain all rows.
     pub(super) fn split(&mut self, size: u64) {
         let splittable = self.relations.iter().all(|relation| relation.direct)
             && !self.published.columns.is_empty()
@@ -107,15 +108,16 @@ impl Item {
         self.relations.iter().all(|relation| relation.same_file)
     }
 
-    /// What LOCK TABLE takes.
+    /// The table for LOCK TABLE.
     pub(super) fn lock_name(&self) -> String {
         let only = if self.published.partitioned { "" } else { "ONLY " };
         format!("{only}{}", self.published.sql_name())
     }
 }
 
-/// The size is read before the file node: what rewrites a table holds a lock that reading its size
-/// waits for, so if the file node is still the same then, the size was that of the same file.
+/// The size is read before the file node. Reading the size waits for the lock of a session that
+/// rewrites the table. So if the file node is still the same afterwards, the size belongs to that
+/// file.
 const SIZES_SQL: &str = "\
 WITH RECURSIVE tree AS (
   SELECT c.oid AS root, c.oid, c.relkind FROM pg_catalog.pg_class c
@@ -137,9 +139,9 @@ JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.relkind <> 'p'
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 ORDER BY t.root, n.nspname, c.relname";
 
-/// Reads the sizes under the session's snapshot. Each table is one part.
+/// Reads the sizes under the session's snapshot. Each table starts as one part.
 pub(super) fn items(
-    source: &mut Session,
+    publisher: &mut Session,
     tables: Vec<(PublishedTable, SubscriberTable)>,
     allow_binary: bool,
     servers: Servers,
@@ -147,8 +149,10 @@ pub(super) fn items(
     let oids: Vec<_> = tables.iter().map(|(published, _)| published.oid.to_string()).collect();
     let failed = |e: &wire::Error| Failure::publisher(e, "reading the sizes of its tables");
     let results =
-        source.simple(&SIZES_SQL.replace("OIDS", &oids.join(","))).map_err(|e| failed(&e))?;
-    let rows = results.first().ok_or_else(|| Failure::internal("a query returned nothing"))?;
+        publisher.simple(&SIZES_SQL.replace("OIDS", &oids.join(","))).map_err(|e| failed(&e))?;
+    let rows = results
+        .first()
+        .ok_or_else(|| Failure::internal("the query for table sizes returned no result"))?;
     let mut relations = FxHashMap::<u32, Vec<Relation>>::default();
     for row in rows.iter() {
         let (filenode, now): (u32, u32) = (field(&row, 5)?, field(&row, 8)?);
@@ -163,7 +167,7 @@ pub(super) fn items(
             direct: boolean(&row, 4)? && boolean(&row, 9)?,
             blocks: main_bytes.div_ceil(block_size),
             bytes: main_bytes + toast_bytes,
-            // Before the first ANALYZE or VACUUM it is -1, or 0.
+            // -1 or 0 before the first VACUUM or ANALYZE.
             rows: if tuples > 0.0 { tuples } else { main_bytes as f64 / USUAL_ROW },
         });
     }
@@ -190,7 +194,8 @@ pub(super) fn items(
     Ok(items.collect())
 }
 
-/// Ranges of blocks, each of about `split_size` bytes. The last one has no end.
+/// Splits a relation into ranges of blocks, each of about `split_size` bytes. The last range is
+/// open.
 fn split(published: &PublishedTable, relation: &Relation, split_size: u64, parts: &mut Vec<Part>) {
     let blocks = relation.blocks;
     let ranges = relation.bytes.div_ceil(split_size.max(1)).clamp(1, blocks.max(1));
@@ -211,21 +216,21 @@ fn split(published: &PublishedTable, relation: &Relation, split_size: u64, parts
     }
 }
 
-/// A piece of work for one pair of sessions; tables by their index.
+/// A job for one pair of sessions; tables are given by index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Job {
-    /// Small tables, one after the other without waiting.
+    /// Small tables, without waiting between them.
     Batch(Vec<usize>),
-    /// All of a table.
+    /// A whole table.
     Table(usize),
     /// One part of a table.
     Part(usize, usize),
-    /// Statistics of tables that are copied.
+    /// ANALYZE of copied tables.
     Analyze(Vec<usize>),
 }
 
-/// Tables without rows, and the jobs that the others make: largest first, so that none is left
-/// over at the end.
+/// Returns the tables without rows, and the jobs for the others. The largest come first, so that
+/// none is left to run alone at the end.
 pub(super) fn jobs(items: &[Item]) -> (Vec<usize>, VecDeque<Job>) {
     let (mut empty, mut small, mut large) = (Vec::new(), Vec::new(), Vec::new());
     for (index, item) in items.iter().enumerate() {
@@ -240,7 +245,7 @@ pub(super) fn jobs(items: &[Item]) -> (Vec<usize>, VecDeque<Job>) {
             large.push((item.bytes, Job::Table(index)));
         }
     }
-    // Stable: the parts of a table stay together, in the order of its blocks.
+    // Stable: the parts of a table stay together, in block order.
     large.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
     let mut jobs: VecDeque<_> = large.into_iter().map(|(_, job)| job).collect();
     let mut batch = Vec::new();

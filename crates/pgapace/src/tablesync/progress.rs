@@ -1,7 +1,7 @@
-//! How far a copy has come: bars on a terminal, a line now and then elsewhere.
+//! The progress of a copy for the user: bars on a terminal, log lines elsewhere.
 //!
-//! Bytes are those of the publisher's files; what goes over the wire is usually less, so that a
-//! table in work is shown with what was moved of it, and counted in full when it is done.
+//! Sizes are those of the publisher's files, which are usually larger than what COPY transfers. So
+//! a running table shows the transferred bytes, and counts with its full size when it is complete.
 
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,13 +12,13 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::output::{remark, size};
 
-/// Between two lines where there is no terminal.
+/// Time between two log lines without a terminal.
 const LINES_EVERY: Duration = Duration::from_secs(10);
 
-/// Tables that the summary names.
+/// Maximum number of tables in the summary.
 const SHOWN: usize = 20;
 
-/// Counts what a job moves.
+/// Counts the bytes that a job transfers.
 #[derive(Debug)]
 pub(super) struct Meter {
     job: AtomicU64,
@@ -32,7 +32,7 @@ impl Meter {
         self.all.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// All rows are there; from now to the end of the job their indexes are built.
+    /// All rows are copied; the job builds indexes until it ends.
     pub(super) fn set_building(&self) {
         self.building.store(true, Ordering::Relaxed);
     }
@@ -46,7 +46,7 @@ impl Meter {
     }
 }
 
-/// A job in work.
+/// A running job.
 #[derive(Debug, Clone)]
 struct Running {
     name: String,
@@ -54,7 +54,7 @@ struct Running {
     meter: Arc<Meter>,
 }
 
-/// What is done and what is left; shared by the workers.
+/// Finished and remaining work; shared by the workers.
 #[derive(Debug)]
 pub(super) struct Progress {
     tables: usize,
@@ -62,14 +62,14 @@ pub(super) struct Progress {
     tables_done: AtomicUsize,
     bytes_done: AtomicU64,
     rows_done: AtomicU64,
-    /// By all jobs, also those that failed.
+    /// Bytes transferred by all jobs, including those that failed.
     moved: Arc<AtomicU64>,
     running: Mutex<Vec<Option<Running>>>,
     started: Instant,
 }
 
 impl Progress {
-    pub(super) fn new(tables: usize, bytes: u64, lanes: usize) -> Self {
+    pub(super) fn new(tables: usize, bytes: u64, workers: usize) -> Self {
         Self {
             tables,
             bytes,
@@ -77,24 +77,24 @@ impl Progress {
             bytes_done: AtomicU64::new(0),
             rows_done: AtomicU64::new(0),
             moved: Arc::default(),
-            running: Mutex::new(vec![None; lanes]),
+            running: Mutex::new(vec![None; workers]),
             started: Instant::now(),
         }
     }
 
-    /// A worker begins a job.
-    pub(super) fn begin(&self, lane: usize, name: String, bytes: u64) -> Arc<Meter> {
+    /// A worker starts a job.
+    pub(super) fn begin(&self, worker: usize, name: String, bytes: u64) -> Arc<Meter> {
         let all = Arc::clone(&self.moved);
         let meter = Meter { job: AtomicU64::new(0), all, building: AtomicBool::new(false) };
         let meter = Arc::new(meter);
         let running = Running { name, bytes, meter: Arc::clone(&meter) };
-        self.set(lane, Some(running));
+        self.set(worker, Some(running));
         meter
     }
 
-    /// A worker is through with a job; `bytes` of the publisher's files were copied.
-    pub(super) fn end(&self, lane: usize, bytes: u64, rows: u64) {
-        self.set(lane, None);
+    /// A worker has finished a job; `bytes` of the publisher's files were copied.
+    pub(super) fn end(&self, worker: usize, bytes: u64, rows: u64) {
+        self.set(worker, None);
         self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
         self.rows_done.fetch_add(rows, Ordering::Relaxed);
     }
@@ -103,19 +103,19 @@ impl Progress {
         self.tables_done.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Bytes that were moved so far, as the jobs count them.
+    /// Bytes transferred so far.
     pub(super) fn moved(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// How many workers build indexes, so that nothing is moved by them.
+    /// The number of workers that are building indexes and copy nothing.
     pub(super) fn building(&self) -> usize {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.iter().flatten().filter(|job| job.meter.is_building()).count()
     }
 
-    fn set(&self, lane: usize, running: Option<Running>) {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)[lane] = running;
+    fn set(&self, worker: usize, running: Option<Running>) {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)[worker] = running;
     }
 
     fn running(&self) -> Vec<Option<Running>> {
@@ -127,14 +127,14 @@ impl Progress {
         self.bytes_done.load(Ordering::Relaxed) + part
     }
 
-    /// Time that what is left takes at the rate so far.
+    /// The remaining time at the average rate.
     fn eta(&self, done: u64) -> Option<Duration> {
         let elapsed = self.started.elapsed().as_secs_f64();
         let left = self.bytes.saturating_sub(done) as f64;
         (done > 0).then(|| Duration::from_secs_f64(elapsed * left / done as f64))
     }
 
-    /// The last line of a copy.
+    /// Logs the summary of a copy.
     pub(super) fn summarize(&self) {
         let elapsed = self.started.elapsed();
         let bytes = self.bytes_done.load(Ordering::Relaxed);
@@ -151,7 +151,7 @@ impl Progress {
     }
 }
 
-/// A table of the summary.
+/// A table in the summary.
 #[derive(Debug)]
 pub(super) struct Copied {
     pub(super) name: String,
@@ -159,7 +159,7 @@ pub(super) struct Copied {
     pub(super) bytes: u64,
 }
 
-/// The largest tables and the sum, for people on a terminal: the log has a line for each.
+/// Shows the largest tables and the sum on a terminal; the log has a line for each table.
 pub(super) fn table(mut copied: Vec<Copied>) {
     if !std::io::stderr().is_terminal() {
         return;
@@ -186,7 +186,7 @@ fn summary(copied: &mut [Copied]) -> Vec<String> {
     lines
 }
 
-/// What people see while it goes on.
+/// The display of a running copy.
 pub(super) struct Display {
     bars: Option<Bars>,
     last_line: Instant,
@@ -194,7 +194,7 @@ pub(super) struct Display {
 
 struct Bars {
     all: ProgressBar,
-    lanes: Vec<ProgressBar>,
+    workers: Vec<ProgressBar>,
     _screen: MultiProgress,
 }
 
@@ -231,21 +231,21 @@ impl Bars {
         };
         let all = screen.add(ProgressBar::new(progress.bytes));
         all.set_style(style("{msg:<40!} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} ETA {eta}"));
-        let lanes = progress.running().len();
-        let lanes = (0..lanes)
+        let workers = progress.running().len();
+        let workers = (0..workers)
             .map(|_| {
                 let bar = screen.add(ProgressBar::new(0));
                 bar.set_style(style("  {msg:<38!} {bar:30} {bytes}/{total_bytes}"));
                 bar
             })
             .collect();
-        Self { all, lanes, _screen: screen }
+        Self { all, workers, _screen: screen }
     }
 
     fn update(&self, progress: &Progress, running: &[Option<Running>], done: u64, tables: usize) {
         self.all.set_message(format!("{tables} of {} tables", progress.tables));
         self.all.set_position(done);
-        for (bar, running) in self.lanes.iter().zip(running) {
+        for (bar, running) in self.workers.iter().zip(running) {
             let Some(running) = running else { continue };
             let name = &running.name;
             bar.set_message(if running.meter.is_building() {
@@ -261,7 +261,7 @@ impl Bars {
 
 impl Drop for Bars {
     fn drop(&mut self) {
-        self.lanes.iter().for_each(ProgressBar::finish_and_clear);
+        self.workers.iter().for_each(ProgressBar::finish_and_clear);
         self.all.finish_and_clear();
     }
 }

@@ -1,15 +1,15 @@
-//! The jobs that are left, and who gets which.
+//! The queue of copy jobs, and their assignment to workers.
 
 use std::collections::VecDeque;
 
 use crate::tablesync::plan::Job;
 
-/// Workers keep apart as long as there are several tables: those that fill one table share its
-/// indexes, whose pages they have to pass to each other.
+/// Assigns different tables to different workers as long as possible. Workers that fill the same
+/// table compete for pages of its indexes.
 #[derive(Debug)]
 pub(super) struct Queue {
     jobs: VecDeque<Job>,
-    /// The table that each worker has copied of last.
+    /// For each worker, the table whose part it copied last.
     tables: Vec<Option<usize>>,
 }
 
@@ -30,8 +30,8 @@ impl Queue {
         self.jobs.push_back(job);
     }
 
-    /// The job for a worker: more of its table, else the first that is no part of a table that
-    /// another worker has, else the first.
+    /// Takes a job for a worker: another part of its table, otherwise the first job that is not
+    /// part of another worker's table, otherwise the first job.
     pub(super) fn take(&mut self, worker: usize) -> Option<Job> {
         let own = self.tables[worker].take();
         let others = &self.tables;
@@ -53,7 +53,7 @@ impl Queue {
         Some(job)
     }
 
-    /// A worker takes nothing any more, or nothing for now.
+    /// The worker takes no more jobs, at least for now.
     pub(super) fn leave(&mut self, worker: usize) {
         self.tables[worker] = None;
     }
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_keep_apart_and_then_help() {
+    fn workers_take_different_tables_first() {
         use Job::{Batch, Part, Table};
         let jobs =
             [Part(0, 0), Part(0, 1), Part(0, 2), Part(1, 0), Part(1, 1), Table(2), Batch(vec![3])];
@@ -79,14 +79,14 @@ mod tests {
         assert_eq!(queue.take(0), Some(Part(0, 1)));
         assert_eq!(queue.take(1), Some(Part(1, 1)));
         assert_eq!(queue.take(1), Some(Batch(vec![3])));
-        // Nothing else is left.
+        // Only parts of another worker's table are left.
         assert_eq!(queue.take(2), Some(Part(0, 2)));
         assert!(queue.is_empty());
         assert_eq!(queue.take(0), None);
     }
 
     #[test]
-    fn the_table_of_a_worker_that_left_is_for_others() {
+    fn other_workers_take_the_table_of_a_worker_that_left() {
         use Job::{Part, Table};
         let mut queue = queue(&[Part(0, 0), Part(0, 1), Table(1)], 2);
         assert_eq!(queue.take(0), Some(Part(0, 0)));

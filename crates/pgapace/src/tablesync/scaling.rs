@@ -1,22 +1,22 @@
-//! How many workers copy at a time.
+//! Copy scaling: the number of workers that copy at a time.
 //!
-//! More sessions than the servers have processors for take longer than fewer do (measured; probably
-//! because those that hold a lock of the WAL, or a page of an index, wait for a processor). How many
-//! processors there are cannot be asked; so it begins with few workers, and one more stays only where
-//! more is copied with it.
+//! More sessions than processors are slower than fewer (measured; probably because a session that
+//! holds a WAL lock or an index page waits for a processor). pgapace cannot query the number of
+//! processors. So it starts with few workers, and an additional one stays only if more is copied
+//! with it.
 
 use std::time::Duration;
 
-/// Workers at the start: with two, sources and subscribers work while others wait, on any machine.
+/// Workers at the start. With two, publisher and subscriber both have work on any machine.
 const FIRST: usize = 2;
-/// After a change, until sessions are open and at work.
+/// Time after a change until the new sessions are open and copying.
 const SETTLE: Duration = Duration::from_millis(200);
-/// What is copied in so much time makes a rate.
+/// Time over which the copy rate is measured.
 const WINDOW: Duration = Duration::from_millis(500);
-/// How much more has to be copied with another worker.
+/// Factor by which the rate must increase with an additional worker.
 const WORTH: f64 = 1.15;
-/// After another worker was of no use, until it is tried again, at first and at most: what else the
-/// servers do, and what is copied, changes.
+/// Pause after an additional worker did not help, at first and at most. Then it is tried again,
+/// because the load of the servers and the tables change.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -25,13 +25,13 @@ pub(super) struct CopyScaling {
     most: usize,
     now: usize,
     changed: Duration,
-    /// When the window began, and what was copied by then.
+    /// Start of the window, and the bytes copied by then.
     window: Option<(Duration, u64)>,
-    /// Bytes per second before the last worker joined, which is on trial.
+    /// Bytes per second before the last worker was added, while that worker is on trial.
     before: Option<f64>,
     next_trial: Duration,
     pause: Duration,
-    /// Workers that build indexes, and move nothing meanwhile.
+    /// Number of workers that are building indexes and copy nothing.
     building: usize,
 }
 
@@ -49,16 +49,16 @@ impl CopyScaling {
         }
     }
 
-    /// Workers that may copy.
+    /// The number of workers that may copy.
     pub(super) fn now(&self) -> usize {
         self.now
     }
 
-    /// Looks at what was copied so far, `at` this time since the start, when so many of the workers are
-    /// `building` indexes.
-    pub(super) fn look(&mut self, at: Duration, bytes: u64, building: usize) {
+    /// Adapts the number of workers. `at` is the time since the start, `bytes` the amount copied so
+    /// far, and `building` the number of workers that are building indexes.
+    pub(super) fn observe(&mut self, at: Duration, bytes: u64, building: usize) {
         if building != std::mem::replace(&mut self.building, building) {
-            // What was copied with fewer or more of them at it says nothing of what is copied now.
+            // With another number of workers copying, rates cannot be compared.
             self.window = None;
             if self.before.take().is_some() {
                 self.change(self.now - 1, at);
@@ -103,13 +103,13 @@ impl CopyScaling {
 mod tests {
     use super::*;
 
-    /// Copies for `seconds` at the rates that `rate` gives for numbers of workers; says how many
-    /// there were in each tenth of a second.
+    /// Copies for `seconds` at the rate that `rate` returns for a number of workers. Returns the
+    /// number of workers in each tenth of a second.
     fn copy(scaling: &mut CopyScaling, seconds: u64, rate: impl Fn(usize) -> u64) -> Vec<usize> {
         let mut bytes = 0;
         let tenths = 0..seconds * 10;
         let step = |tenth| {
-            scaling.look(Duration::from_millis(tenth * 100), bytes, 0);
+            scaling.observe(Duration::from_millis(tenth * 100), bytes, 0);
             bytes += rate(scaling.now()) / 10;
             scaling.now()
         };
@@ -117,9 +117,9 @@ mod tests {
     }
 
     #[test]
-    fn as_many_as_it_pays_for() {
+    fn workers_are_added_while_the_rate_increases() {
         for processors in 1..=6 {
-            // Each one too many takes a tenth from all.
+            // Each worker too many reduces the rate by a tenth.
             let rate = |workers: usize| {
                 let too_many = workers.saturating_sub(processors) as u64;
                 10_000_000 * workers.min(processors) as u64 * (10 - too_many) / 10
@@ -129,7 +129,7 @@ mod tests {
             let right = processors.clamp(2, 4);
             assert_eq!(numbers[0], 2);
             assert_eq!(numbers[49], right, "{processors}: {numbers:?}");
-            // What is tried again does not last.
+            // Repeated trials do not last.
             let others = numbers[50..].iter().filter(|number| **number != right);
             assert!(others.count() < 50, "{processors}: {numbers:?}");
             assert!(numbers.iter().all(|number| *number <= 4));
@@ -137,32 +137,33 @@ mod tests {
     }
 
     #[test]
-    fn others_may_where_nothing_moves() {
+    fn workers_are_added_while_nothing_is_copied() {
         let numbers = copy(&mut CopyScaling::new(4), 5, |_| 0);
         assert_eq!(numbers.last(), Some(&4), "{numbers:?}");
     }
 
     #[test]
-    fn nothing_is_concluded_from_indexes_that_are_built() {
+    fn rates_while_indexes_are_built_are_ignored() {
         let mut scaling = CopyScaling::new(4);
         let mut bytes = 0;
         for tenth in 0..100 {
-            // One of two that share a processor builds now and then, for some tenths of a second.
+            // One of two workers that share a processor builds for some tenths of a second now and
+            // then.
             let building = usize::from(tenth / 4 % 2 == 0);
-            scaling.look(Duration::from_millis(tenth * 100), bytes, building);
+            scaling.observe(Duration::from_millis(tenth * 100), bytes, building);
             bytes += if building == 1 { 500_000 } else { 1_000_000 };
         }
         assert_eq!(scaling.now(), 2);
-        // One that builds for long keeps nobody else from it.
+        // A worker that builds for long does not stop the scaling.
         for tenth in 100..150 {
-            scaling.look(Duration::from_millis(tenth * 100), bytes, 1);
+            scaling.observe(Duration::from_millis(tenth * 100), bytes, 1);
             bytes += 1_000_000 * (scaling.now() as u64 - 1);
         }
         assert_eq!(scaling.now(), 4);
     }
 
     #[test]
-    fn it_is_tried_again() {
+    fn an_additional_worker_is_tried_again() {
         let mut scaling = CopyScaling::new(3);
         let numbers = copy(&mut scaling, 10, |_| 1_000_000);
         assert_eq!(numbers[30], 2, "{numbers:?}");

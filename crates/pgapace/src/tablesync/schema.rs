@@ -1,9 +1,10 @@
-//! The publisher's schema on the subscriber, by `pg_dump`, `psql` and `pg_restore` of the PATH: tables
-//! and what they need before they are copied, indexes, constraints and triggers after it.
+//! Copying the publisher's schema to the subscriber with `pg_dump`, `psql` and `pg_restore` from
+//! the PATH. Tables, and what they need, are created before the table copy; indexes, constraints
+//! and triggers after it.
 //!
-//! How far it has come is recorded with it: what comes before the copy, in one transaction with
-//! the record; what comes after it cannot be one transaction, and is ended item by item if it was
-//! interrupted.
+//! The progress is recorded. The first section is one transaction together with its record. The
+//! second section cannot be one transaction; if it was interrupted, it is repeated, and existing
+//! objects are ignored.
 
 use std::fs::DirBuilder;
 use std::io::Read;
@@ -19,7 +20,8 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::{self, SchemaCopy, SubscriptionId};
 
 const POLL: Duration = Duration::from_millis(20);
-/// What the tools of any version take in a connection string. Passwords go by the environment.
+/// Parameters that the tools of all versions accept in a connection string. The password goes into
+/// the environment.
 const KEYS: &[&str] = &[
     "host",
     "hostaddr",
@@ -40,22 +42,22 @@ const KEYS: &[&str] = &[
     "krbsrvname",
     "target_session_attrs",
 ];
-/// SQLSTATEs of items that are there already: relation, object, second primary key.
-const THERE_ALREADY: [&str; 3] = ["42P07", "42710", "42P16"];
+/// SQLSTATEs for existing objects: duplicate_table, duplicate_object, and a second primary key.
+const EXISTS_ALREADY: [&str; 3] = ["42P07", "42710", "42P16"];
 
-/// What the schema is copied between.
+/// The two servers of a schema copy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SchemaCopier<'a> {
     pub(crate) publisher: &'a ConnInfo,
     pub(crate) subscriber: &'a ConnInfo,
     pub(crate) id: SubscriptionId,
-    /// Indexes that are built at once.
+    /// Number of indexes that are built at the same time.
     pub(crate) jobs: usize,
     pub(crate) shutdown: &'a Shutdown,
 }
 
 impl SchemaCopier<'_> {
-    /// Makes the tables, in one transaction with the record that they are there.
+    /// Creates the tables, in one transaction with the record.
     pub(crate) fn before(&self) -> Result<()> {
         let directory = Directory::create()?;
         let file = directory.0.join("pre-data.sql");
@@ -77,22 +79,25 @@ impl SchemaCopier<'_> {
         }
         Err(Failure::new(
             Class::Subscriber,
-            "the publisher's schema cannot be made on the subscriber",
+            "the publisher's schema cannot be created on the subscriber",
         )
         .detail(said)
-        .hint("Nothing of it was made. Create the tables yourself, and leave out --schema."))
+        .hint("Nothing was created. Create the tables yourself, and omit --schema."))
     }
 
-    /// Makes what was left out for the copy to be fast.
+    /// Creates indexes, constraints and triggers.
     pub(crate) fn after(&self, control: &mut Session, begun: bool) -> Result<()> {
         let directory = Directory::create()?;
         let failed = |said: String| {
             Failure::new(
                 Class::Subscriber,
-                "an index or constraint cannot be made on the subscriber",
+                "an index or constraint cannot be created on the subscriber",
             )
             .detail(said)
-            .hint("The tables are copied. Mend it, and start pgapace again: it makes the rest.")
+            .hint(
+                "The tables are copied. Fix the cause, and start pgapace again: it creates the \
+                 rest.",
+            )
         };
         tracing::info!(event = "schema_copy_started", section = "post-data", "copying the schema");
         if begun {
@@ -104,7 +109,7 @@ impl SchemaCopier<'_> {
             let unexpected: Vec<_> = said
                 .lines()
                 .filter(|line| line.contains("ERROR:") || line.contains("FATAL:"))
-                .filter(|line| !THERE_ALREADY.iter().any(|code| line.contains(code)))
+                .filter(|line| !EXISTS_ALREADY.iter().any(|code| line.contains(code)))
                 .collect();
             if !unexpected.is_empty() {
                 return Err(failed(unexpected.join("; ")));
@@ -140,10 +145,10 @@ impl SchemaCopier<'_> {
         }
         Err(Failure::new(Class::Publisher, "the publisher's schema cannot be read")
             .detail(said)
-            .hint("pg_dump must be of the publisher's version or a newer one."))
+            .hint("pg_dump must have the publisher's major version, or a newer one."))
     }
 
-    /// Runs a tool to its end. Returns whether it succeeded, and what it said.
+    /// Runs a tool to its end. Returns whether it succeeded, and its error output.
     fn run(&self, mut command: Command, name: &str) -> Result<(bool, String)> {
         let mut child = command.spawn().map_err(|error| {
             Failure::new(Class::Config, format!("cannot run {name}: {error}"))
@@ -153,7 +158,7 @@ impl SchemaCopier<'_> {
         let reader = std::thread::spawn(move || {
             let mut said = Vec::new();
             if let Some(errors) = &mut errors {
-                // What cannot be read is not shown.
+                // Output that cannot be read is not shown.
                 let _ = errors.read_to_end(&mut said);
             }
             String::from_utf8_lossy(&said).trim().to_owned()
@@ -172,7 +177,7 @@ impl SchemaCopier<'_> {
             if self.shutdown.requested() {
                 child.kill().map_err(failed)?;
                 child.wait().map_err(failed)?;
-                return Err(Failure::new(Class::Stopped, "stopped while the schema was copied"));
+                return Err(Failure::new(Class::Stopped, "stopped while copying the schema"));
             }
             std::thread::sleep(POLL);
         }
@@ -200,7 +205,7 @@ fn tool(name: &str, info: &ConnInfo) -> Command {
     command
 }
 
-/// A directory of our own, gone with its value.
+/// A private directory, removed when dropped.
 struct Directory(PathBuf);
 
 impl Directory {

@@ -1,4 +1,4 @@
-//! The snapshot that all sessions of a copy read under.
+//! The snapshot under which all sessions of a copy read.
 
 use pgoutput::Lsn;
 use wire::Session;
@@ -10,9 +10,9 @@ use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::SubscriptionId;
 
-/// An exported snapshot and the LSN at which it was made: what committed before is in it, what
-/// commits from there on is not. It lasts while the session that made its slot is in the transaction
-/// that it began for that.
+/// An exported snapshot with its LSN: it contains transactions that committed before the LSN, and
+/// none that commit later. It can be imported until the session that created its slot ends its
+/// transaction.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     name: String,
@@ -20,12 +20,13 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// That of the subscription's slot, held by whoever created it.
+    /// The snapshot of the subscription's slot, held by the session that created the slot.
     pub(crate) fn of_slot(created: &CreatedSlot) -> Self {
         Self { name: created.snapshot.clone(), lsn: created.consistent_point }
     }
 
-    /// Of a temporary slot, and the session that holds both, and reads under it.
+    /// Creates a temporary slot with a snapshot. The returned session holds both, and reads under
+    /// the snapshot.
     pub(crate) fn temporary(
         publisher: &Publisher,
         id: SubscriptionId,
@@ -33,7 +34,7 @@ impl Snapshot {
     ) -> Result<(Self, Session)> {
         let mut holder = publisher.connect()?;
         let sessions = [holder.cancel_handle()];
-        // It waits for the transactions that run on the publisher.
+        // Waits for running transactions on the publisher.
         let created = interruptible(shutdown, &sessions, "table sync", || {
             let name = slot::temporary_name(&mut holder, id)?;
             slot::create(&mut holder, &name, slot::Kind::Temporary)
@@ -41,20 +42,21 @@ impl Snapshot {
         Ok((Self::of_slot(&created), holder))
     }
 
-    /// Opens a session that reads under the snapshot. An ordinary one: a walsender is not needed.
+    /// Opens a session that reads under the snapshot. An ordinary session is enough; it uses no
+    /// walsender.
     pub(crate) fn open(&self, publisher: &Publisher) -> Result<Session> {
         let mut session = publisher.connect_to_look()?;
         self.import(&mut session, "")?;
         Ok(session)
     }
 
-    /// Lets the session go that made the slot: nobody can import the snapshot any more.
+    /// Releases the snapshot: no session can import it any more.
     pub(crate) fn release(self, holder: &mut Session) -> Result<()> {
         holder.simple("COMMIT").map_err(|e| Failure::publisher(&e, "releasing the snapshot"))?;
         Ok(())
     }
 
-    /// Starts a transaction under the snapshot; `before` is run first.
+    /// Begins a transaction under the snapshot, after executing `before`.
     pub(crate) fn import(&self, session: &mut Session, before: &str) -> Result<()> {
         let begin = slot::begin_reading(session.server_version().major());
         session

@@ -1,5 +1,5 @@
-//! What copying needs to know of the subscriber's tables: much less than applying changes does, read
-//! for all of them in a constant number of queries.
+//! The subscriber's tables as far as copying needs to know them. That is much less than applying
+//! changes needs, and a constant number of queries reads it for all tables.
 
 use wire::{Session, quote_ident};
 
@@ -11,21 +11,21 @@ use crate::subscriber::format::{MisreadColumn, Servers, agree, misread_columns};
 use crate::subscriber::mapping::place_columns;
 use crate::subscriber::state::name_array;
 
-/// Tables in one statement where each of them adds to its text.
+/// Maximum number of tables in one statement, where the statement's text grows with each.
 const TABLES_AT_ONCE: usize = 200;
 
-/// A subscriber table that something is to be copied into.
+/// A subscriber table to copy into.
 #[derive(Debug, Clone)]
 pub(crate) struct SubscriberTable {
     schema: String,
     name: String,
     kind: String,
     row_security: bool,
-    /// Whether the role may look into the table and copy into it.
+    /// Whether the role may read the table and copy into it.
     permitted: bool,
-    /// Why its rows are not in it, if they are elsewhere.
+    /// Why the rows of the table are stored elsewhere, if they are.
     elsewhere: Option<String>,
-    /// Whether there may be rows: its files, or those of its partitions, are not empty.
+    /// Whether the files of the table or its partitions are not empty, so that it may hold rows.
     has_storage: bool,
     columns: Vec<SubscriberColumn>,
 }
@@ -48,7 +48,7 @@ impl SubscriberTable {
         format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
     }
 
-    /// The name as the source of a search or DML.
+    /// The name for a search or DML statement.
     pub(crate) fn sql_only(&self) -> String {
         if self.partitioned() { self.sql_name() } else { format!("ONLY {}", self.sql_name()) }
     }
@@ -62,13 +62,13 @@ impl SubscriberTable {
         format!("{}.{}", self.schema, self.name)
     }
 
-    /// Base type and kind of a column.
+    /// Base type and `typtype` of a column.
     fn type_of(&self, column: &str) -> Option<(u32, char)> {
         let local = self.columns.iter().find(|local| local.name == column)?;
         Some((local.base_type, local.type_kind))
     }
 
-    /// Whether the binary form of every published column is read as the same value.
+    /// Whether the subscriber reads the binary form of every published column as the same value.
     pub(crate) fn takes_binary(&self, published: &PublishedTable) -> bool {
         published.columns.iter().all(|column| {
             self.type_of(&column.name)
@@ -76,7 +76,7 @@ impl SubscriberTable {
         })
     }
 
-    /// The columns whose values may be read as other values.
+    /// The columns whose values the subscriber may misread.
     pub(super) fn misread_columns(
         &self,
         published: &PublishedTable,
@@ -86,7 +86,7 @@ impl SubscriberTable {
         misread_columns(published, servers, binary, |column| self.type_of(column))
     }
 
-    /// Checks that the published columns can be filled.
+    /// Checks that the table can store the published columns.
     pub(super) fn check(&self, published: &PublishedTable) -> Result<()> {
         if !matches!(self.kind.as_str(), "r" | "p") {
             return Err(not_a_table(&self.schema, &self.name, &self.kind));
@@ -114,7 +114,7 @@ impl SubscriberTable {
     }
 }
 
-/// Privileges may also be granted by column.
+/// SQL condition: the role may read and insert. Privileges may also be granted by column.
 macro_rules! permitted {
     ($table:literal) => {
         concat!(
@@ -131,7 +131,8 @@ macro_rules! permitted {
     };
 }
 
-/// Partitions that are no plain tables have no files: whether they hold rows is then to be asked.
+/// Partitions that are not plain tables have no files, so they count as filled until the query for
+/// rows.
 const TABLES_SQL: &str = concat!(
     "\
 WITH RECURSIVE wanted AS (
@@ -160,8 +161,8 @@ SELECT w.ord, w.relkind, pg_catalog.row_security_active(w.oid),
 FROM wanted w"
 );
 
-/// As [`TABLES_SQL`], where no table is partitioned: a join of the tree with itself costs more
-/// than everything else.
+/// Like [`TABLES_SQL`], for tables that are not partitioned. The recursive query costs more than
+/// everything else.
 const PLAIN_TABLES_SQL: &str = concat!(
     "\
 SELECT w.ord, c.relkind, pg_catalog.row_security_active(c.oid),
@@ -195,7 +196,8 @@ FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ
 WHERE t.typtype <> 'd'
 ORDER BY c.ord, c.attnum";
 
-/// The subscriber's tables of these names, in the same order; `None` where there is none.
+/// Reads the subscriber's tables with these names, in the same order; `None` for a table that does
+/// not exist.
 pub(crate) fn read(
     session: &mut Session,
     published: &[PublishedTable],
@@ -238,19 +240,19 @@ pub(crate) fn read(
     Ok(tables)
 }
 
-/// What keeps a table from being copied.
+/// The reason why a table cannot be copied.
 #[derive(Debug)]
 pub(crate) enum Obstacle {
-    /// The subscriber has none of this name.
+    /// The subscriber has no table with this name.
     Absent,
-    /// It has other columns, is no table, or the role lacks a privilege.
+    /// The relation is not a table, its columns differ, or the role lacks a privilege.
     Unfit(Failure),
-    /// It holds rows.
+    /// The table holds rows.
     NotEmpty,
 }
 
 impl Obstacle {
-    /// What is said of one table.
+    /// The error for one table.
     pub(crate) fn failure(self, table: &PublishedTable) -> Failure {
         match self {
             Self::Absent => absent(&[table.display_name()]),
@@ -263,20 +265,21 @@ impl Obstacle {
 fn absent(names: &[String]) -> Failure {
     let message = format!("the subscriber lacks published tables: {}", names.join(", "));
     Failure::new(Class::Mismatch, message).hint(
-        "Create them: pg_dump --schema-only PUBLISHER | psql SUBSCRIBER, or pass --schema on the first \
-         run; or take them out of the publication.",
+        "Create them: pg_dump --schema-only PUBLISHER | psql SUBSCRIBER; or pass --schema at the \
+         first start; or remove them from the publication.",
     )
 }
 
 fn not_empty(name: &str) -> Failure {
     let message = format!("subscriber table {name} is not empty");
     Failure::new(Class::Mismatch, message).hint(
-        "Empty it (TRUNCATE): it is then copied by itself. Or have it emptied and copied: pgapace \
-         resync. Or keep its rows beside the copied ones with --keep.",
+        "TRUNCATE it on the subscriber, and pgapace copies it; or let pgapace empty and copy it: \
+         pgapace resync; or pass --keep to copy into it and keep its rows.",
     )
 }
 
-/// The subscriber's tables, or what is wrong with each; `must_be_empty` says which may not hold rows.
+/// Returns each subscriber table, or the reason why it cannot be copied. `must_be_empty` selects
+/// the tables that may not hold rows.
 pub(crate) fn fit(
     session: &mut Session,
     published: &[PublishedTable],
@@ -305,7 +308,7 @@ pub(crate) fn fit(
     Ok(judged)
 }
 
-/// Checks that the published tables are there and fit; every reason at once.
+/// Checks that the published tables exist and can be copied. An error lists all reasons.
 pub(crate) fn fitting(
     session: &mut Session,
     published: &[PublishedTable],
@@ -328,7 +331,7 @@ pub(crate) fn fitting(
     }
 }
 
-/// Which of the tables hold rows, as indexes.
+/// Returns the indexes of the tables that hold rows.
 pub(crate) fn filled(session: &mut Session, tables: &[SubscriberTable]) -> Result<Vec<usize>> {
     let mut found = Vec::new();
     let asked: Vec<usize> = (0..tables.len()).filter(|index| tables[*index].has_storage).collect();
@@ -344,7 +347,7 @@ pub(crate) fn filled(session: &mut Session, tables: &[SubscriberTable]) -> Resul
             _ => "tables".to_owned(),
         };
         let rows = session.query(&questions.join(" UNION ALL "), &[]).map_err(|e| {
-            Failure::subscriber(&e, &format!("looking whether {} are empty", names()))
+            Failure::subscriber(&e, &format!("checking whether {} are empty", names()))
         })?;
         for row in rows.iter() {
             found.push(field(&row, 0)?);

@@ -154,8 +154,8 @@ fn roles_without_permission_are_named_with_the_grant() -> Result<()> {
 fn settings_that_prevent_slots_are_named() -> Result<()> {
     for major in MAJORS {
         for (setting, value, hint, not) in [
-            ("wal_level", "replica", "wal_level = logical", "Raise max_replication_slots"),
-            ("max_replication_slots", "0", "Raise max_replication_slots", "wal_level = logical"),
+            ("wal_level", "replica", "wal_level = logical", "SET max_replication_slots"),
+            ("max_replication_slots", "0", "SET max_replication_slots", "wal_level = logical"),
         ] {
             let settings = |builder: testbed::ClusterBuilder| builder.setting(setting, value);
             let site = Site::of(Pair::start_with(major, major, settings, |builder| builder)?)?;

@@ -38,7 +38,7 @@ fn rows_written_since_the_decision_stay() {
         case.run().expect(6, &["not empty: public.b"]);
         case.tool.args = both;
         case.subscriber.sql("UPDATE a SET v = 'changed'");
-        case.run().expect(6, &["rows of public.a were written since"]);
+        case.run().expect(6, &["rows of public.a were written after the decision"]);
         assert_eq!(rows(&case), "7");
         let state = "SELECT count(*) FROM pgapace.subscription";
         assert_eq!(case.subscriber.value(state), "0", "refused before anything was recorded");
@@ -63,7 +63,7 @@ fn truncate_applies_to_one_start_only() {
         dropping.args.clear();
         dropping.finish("drop", &[]).expect(0, &[]);
         case.subscriber.sql("DROP SCHEMA pgapace CASCADE");
-        case.run().expect(6, &["were written since"]);
+        case.run().expect(6, &["were written after"]);
         assert_eq!(rows(&case), "1 2");
     });
 }

@@ -241,7 +241,7 @@ fn a_slot_near_its_wal_limit_is_reported() -> Result<()> {
         expect_exit(
             &mut run,
             7,
-            &["was invalidated during table sync", "Raise max_slot_wal_keep_size"],
+            &["was invalidated during table sync", "SET max_slot_wal_keep_size"],
         )?;
     }
     Ok(())

@@ -47,7 +47,7 @@ fn the_schema_is_created_before_and_after_the_copy() {
         // An existing object prevents an index: the tables are copied, and the rest can be created
         // later.
         case.subscriber.sql("CREATE TABLE child_v ()");
-        case.run().expect(5, &["index or constraint cannot be made", "child_v"]);
+        case.run().expect(5, &["index or constraint cannot be created", "child_v"]);
         assert_eq!(case.subscriber.value("SELECT count(*) FROM child"), "20000");
         case.subscriber.sql("DROP TABLE child_v");
         case.publisher.sql(
@@ -72,6 +72,6 @@ fn the_schema_is_not_created_over_existing_tables() {
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
         case.publish("FOR ALL TABLES");
         case.tool.args = vec!["--schema".to_owned()];
-        case.run().expect(6, &["has published tables already: public.t"]);
+        case.run().expect(6, &["already has published tables: public.t"]);
     });
 }

@@ -183,7 +183,7 @@ fn names_everything_at_once_and_mends_it(major: u16) {
     assert_eq!(rows, "6");
     let after = tool.finish("check", &[]);
     assert_eq!(after.code, Some(0), "{}{}", after.stdout, after.log);
-    assert!(after.stdout.contains("can go on from"), "{}", after.stdout);
+    assert!(after.stdout.contains("can continue from"), "{}", after.stdout);
     tool.finish("drop", &[]).expect(0, &[]);
 }
 
@@ -221,9 +221,7 @@ fn a_good_set_up_has_no_blocker() {
     case.publish("FOR TABLE t");
     let human = case.tool.finish("check", &[]);
     human.expect(0, &[]);
-    for said in
-        ["ok", "tables that fit the published ones: 1", "is free for the slot", "0 blockers"]
-    {
+    for said in ["ok", "tables that fit the published ones: 1", "is available", "0 blockers"] {
         assert!(human.stdout.contains(said), "{said}:\n{}", human.stdout);
     }
     let machine = case.tool.finish("check", &["--json"]);

@@ -213,7 +213,7 @@ fn what_cannot_be_set_is_listed_with_its_reason() {
         let said = Said::run(&case, 6, &[]);
         said.expect(&[("public.good", "set")])
             .expect_reason("public.big", "2147483647")
-            .expect_reason("public.hidden", "SELECT is not granted")
+            .expect_reason("public.hidden", "lacks SELECT")
             .expect_reason("public.kept", "GRANT SELECT, UPDATE ON SEQUENCE")
             .expect_reason("public.turned", "increment")
             .expect_reason("public.view", "a view");

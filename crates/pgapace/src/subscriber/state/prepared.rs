@@ -70,9 +70,8 @@ impl PreparedHere {
         )
     }
 
-    /// Queues the insert of the second row, as the last statement before PREPARE TRANSACTION. It
-    /// also gives the transaction WAL, so that its commit is durable. With `tagged`, the session
-    /// has a replication origin.
+    /// Queues the insert of the second row, as the last statement before PREPARE TRANSACTION. With
+    /// `tagged`, the session has a replication origin.
     pub(crate) fn queue_row(
         &self,
         session: &mut Session,

@@ -320,8 +320,8 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
         return Err(Failure::new(
             Class::Subscriber,
             format!(
-                "schema pgapace on the subscriber has version {current}; this program supports up to \
-                 {newest}"
+                "schema pgapace on the subscriber has version {current}; this program supports up \
+                 to {newest}"
             ),
         )
         .hint("Run the version of pgapace that last ran here, or a newer one."));
