@@ -161,8 +161,8 @@ impl ServerCertVerifier for Verifier {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, TlsError> {
         match verify_tls13_signature(message, cert, dss, &self.algorithms) {
-            // webpki cannot parse an X.509 version 1 certificate, which `openssl x509 -req`
-            // produces by default before version 3. Its key can still be checked.
+            // webpki cannot parse an X.509 version 1 certificate, which `openssl x509 -req` made by
+            // default in older versions. Its key can still be checked.
             Err(TlsError::InvalidCertificate(
                 CertificateError::BadEncoding | CertificateError::Other(_),
             )) => {

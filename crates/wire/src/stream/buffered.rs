@@ -10,8 +10,8 @@ use bytes::BytesMut;
 use super::{Stream, Want, after};
 use crate::error::{Error, Result, ServerError};
 
-/// Largest message that is sent, including its length word. A server accepts 1 GB less one byte
-/// (`PQ_LARGE_MESSAGE_LIMIT`, `src/include/libpq/libpq.h`).
+/// Largest message that is sent, in bytes, including its length word. A server accepts slightly
+/// less than 1 GB (`PQ_LARGE_MESSAGE_LIMIT`, `src/include/libpq/libpq.h`).
 pub(crate) const MAX_MESSAGE: usize = 0x3fff_fffe;
 
 /// Largest message that is accepted: a replication message adds a header to a value of up to 1 GB.
