@@ -28,7 +28,7 @@ fn queue_copy(session: &mut Session, rows: usize, bad: Option<usize>) {
     session.queue_copy_data(|data| {
         for row in 0..rows {
             data.put(b"this row is undone");
-            assert_eq!(data.row_len(), 22);
+            assert_eq!(data.row_len(), 18);
             data.undo_row();
             let number = if bad == Some(row) { "x".to_owned() } else { row.to_string() };
             data.put(number.as_bytes());
