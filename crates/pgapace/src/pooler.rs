@@ -33,15 +33,15 @@ pub(crate) const BACKEND_SQL: &str = "SELECT a.pid, EXTRACT(epoch FROM \
 
 /// The time when a session was requested, to compare with the age of its backend.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked(Instant);
+pub(crate) struct ConnectionStart(Instant);
 
-impl Asked {
+impl ConnectionStart {
     pub(crate) fn now() -> Self {
         Self(Instant::now())
     }
 
     /// A condition on a row of [`BACKEND_SQL`]: the backend belongs to this session. It may also be
-    /// false because the query took long to arrive; [`Asked::judge`] tells.
+    /// false because the query took long to arrive; [`ConnectionStart::judge`] tells.
     pub(crate) fn own_sql(self, session: &Session) -> String {
         let most = self.most().as_secs_f64();
         format!("(pid = {} AND age <= {most})", session.backend_pid())

@@ -30,7 +30,7 @@ use report::{Report, Reporter, Side};
 
 /// The subscription's state on the subscriber.
 #[derive(Debug, Default)]
-struct Known {
+struct SubscriptionState {
     /// The quoted name of the subscriber session's role.
     role: String,
     row: Option<Subscription>,
@@ -40,7 +40,7 @@ struct Known {
     owner: Option<Owner>,
 }
 
-impl Known {
+impl SubscriptionState {
     /// Whether a run would copy this table.
     fn to_copy(&self, config: &Config, table: &PublishedTable) -> bool {
         let copy_data = self.row.as_ref().map_or(config.copy_data, |row| row.copy_data);
@@ -72,7 +72,7 @@ pub(crate) fn check(config: &Config) -> Report {
             subscriber_side = Some((session, known));
         }
     }
-    let nothing = Known::default();
+    let nothing = SubscriptionState::default();
     let known = subscriber_side.as_ref().map_or(&nothing, |(_, known)| known);
     let mut publisher_side = None;
     if let Some(mut session) = publisher_session {

@@ -4,7 +4,7 @@ use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::check::report::{Reporter, Side};
-use crate::check::{Known, Settings, failed, genuine, one};
+use crate::check::{Settings, SubscriptionState, failed, genuine, one};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::history;
@@ -33,7 +33,7 @@ pub(super) fn check(
     session: &mut Session,
     publisher: &Publisher,
     config: &Config,
-    known: &Known,
+    known: &SubscriptionState,
     reporter: &mut Reporter<'_>,
 ) -> Option<Vec<PublishedTable>> {
     let version = session.server_version();
@@ -88,7 +88,7 @@ pub(super) fn check(
 fn settings(
     session: &mut Session,
     config: &Config,
-    known: &Known,
+    known: &SubscriptionState,
     role: &str,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
@@ -267,7 +267,7 @@ fn settings(
 /// Connects to a walsender, because managed services have rules of their own for the role.
 fn walsender(
     publisher: &Publisher,
-    known: &Known,
+    known: &SubscriptionState,
     role: &str,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
@@ -303,7 +303,7 @@ fn walsender(
 fn check_slot(
     session: &mut Session,
     config: &Config,
-    known: &Known,
+    known: &SubscriptionState,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     let name = &config.slot;
@@ -400,7 +400,7 @@ fn unlogged(session: &mut Session, config: &Config, reporter: &mut Reporter<'_>)
 fn check_tables(
     session: &mut Session,
     config: &Config,
-    known: &Known,
+    known: &SubscriptionState,
     role: &str,
     tables: &[PublishedTable],
     reporter: &mut Reporter<'_>,

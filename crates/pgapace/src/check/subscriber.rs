@@ -6,7 +6,7 @@ use wire::Session;
 
 use crate::apply::prefetch::READERS;
 use crate::check::report::{Reporter, Side};
-use crate::check::{Known, Settings, failed, genuine, one};
+use crate::check::{Settings, SubscriptionState, failed, genuine, one};
 use crate::config::{Prefetch, Subscription as Config};
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::boolean;
@@ -43,7 +43,7 @@ pub(super) fn check(
     session: &mut Session,
     config: &Config,
     reporter: &mut Reporter<'_>,
-) -> Option<Known> {
+) -> Option<SubscriptionState> {
     let version = session.server_version();
     if !reporter.supports(version, OLDEST_MAJOR) {
         return None;
@@ -53,7 +53,7 @@ pub(super) fn check(
         let sql = "SELECT pg_catalog.quote_ident(current_user::pg_catalog.text)";
         one(session, SIDE, sql, "reading its role")
     })?;
-    let mut known = Known { role, ..Known::default() };
+    let mut known = SubscriptionState { role, ..SubscriptionState::default() };
     let sql = "SELECT pg_catalog.pg_is_in_recovery()";
     let standby = reporter
         .group("standby", |_| one(session, SIDE, sql, "checking whether it is a standby"))?;
@@ -114,7 +114,7 @@ fn replica_role(session: &mut Session, role: &str, reporter: &mut Reporter<'_>) 
 fn own_schema(
     session: &mut Session,
     config: &Config,
-    known: &mut Known,
+    known: &mut SubscriptionState,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     let role = known.role.clone();
@@ -235,7 +235,7 @@ fn own_schema(
 fn settings(
     session: &mut Session,
     config: &Config,
-    known: &Known,
+    known: &SubscriptionState,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     let settings = Settings::read(
@@ -303,7 +303,7 @@ fn settings(
 fn check_origin(
     session: &mut Session,
     config: &Config,
-    known: &Known,
+    known: &SubscriptionState,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     let role = &known.role;

@@ -9,7 +9,7 @@ use pgoutput::{RelId, ReplicaIdentity, TypeOid};
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::check::report::{Reporter, Side};
-use crate::check::{Known, failed, shell_quoted, shown_conninfo};
+use crate::check::{SubscriptionState, failed, shell_quoted, shown_conninfo};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
@@ -18,7 +18,7 @@ use crate::subscriber::format::PublisherTypes;
 use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::mode::TableApplyMode;
 use crate::subscriber::state;
-use crate::subscriber::storage::{self, Storage};
+use crate::subscriber::storage::{self, TableStorage};
 
 const SIDE: Side = Side::Subscriber;
 const TOPICS: [&str; 9] = [
@@ -36,7 +36,7 @@ const TOPICS: [&str; 9] = [
 struct Checker<'a, 'r> {
     session: &'a mut Session,
     config: &'a Config,
-    known: &'a Known,
+    known: &'a SubscriptionState,
     reporter: &'a mut Reporter<'r>,
     /// Tables that a run would copy, but that are not empty: schema and name, and the name as SQL.
     filled: Vec<((String, String), String)>,
@@ -46,7 +46,7 @@ struct Checker<'a, 'r> {
 pub(super) fn check(
     session: &mut Session,
     config: &Config,
-    known: &Known,
+    known: &SubscriptionState,
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) {
@@ -76,7 +76,7 @@ fn storage(
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
-    for Storage { table, unlogged, access_method } in storage::read(session, published)? {
+    for TableStorage { table, unlogged, access_method } in storage::read(session, published)? {
         let name = table.display_name();
         if unlogged {
             reporter
@@ -108,7 +108,7 @@ fn storage(
 /// Reports missing schemas, and schemas that the role may not use.
 fn schemas(
     session: &mut Session,
-    known: &Known,
+    known: &SubscriptionState,
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {

@@ -149,7 +149,7 @@ impl Receiver {
             waker: waker.clone(),
         });
         let waits = Stopwatch::default();
-        let state = State {
+        let state = ReceiverState {
             stream,
             feedback,
             options,
@@ -211,7 +211,7 @@ struct Flow {
     company: AtomicBool,
 }
 
-struct State {
+struct ReceiverState {
     stream: ReplicationStream,
     feedback: Feedback,
     options: ReceiverOptions,
@@ -226,7 +226,7 @@ struct State {
     asked: bool,
 }
 
-impl State {
+impl ReceiverState {
     fn run(mut self) {
         match self.receive_until_stopped() {
             Ok(()) => {

@@ -5,7 +5,7 @@ use wire::{ConnInfo, Session, Startup};
 
 use crate::connecting;
 use crate::error::{Class, Failure, Result};
-use crate::pooler::{self, Asked, BACKEND_SQL};
+use crate::pooler::{self, BACKEND_SQL, ConnectionStart};
 use crate::product;
 use crate::subscriber::catalogue::{field, first_row};
 
@@ -86,23 +86,23 @@ impl Publisher {
             replication,
             settings: settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
         };
-        let asked = Asked::now();
+        let start = ConnectionStart::now();
         let mut session = Session::connect(&self.info, &startup).map_err(|e| {
             let failure = Failure::publisher(&e, "connecting");
             connecting::explain(pooler::Side::Publisher, failure, &e, &self.info, replication)
         })?;
-        check_direct(&mut session, asked)?;
+        check_direct(&mut session, start)?;
         Ok(session)
     }
 }
 
 /// Refuses a session that a connection pooler or another product than PostgreSQL provides.
-fn check_direct(session: &mut Session, asked: Asked) -> Result<()> {
+fn check_direct(session: &mut Session, start: ConnectionStart) -> Result<()> {
     let results = session
         .simple(BACKEND_SQL)
         .map_err(|e| Failure::publisher(&e, "checking which process serves the session"))?;
     let row = first_row(&results, "the query for this session")?;
-    match asked.judge(session, &row)? {
+    match start.judge(session, &row)? {
         None => product::check(pooler::Side::Publisher, &field::<String>(&row, 2)?),
         Some(reason) => Err(pooler::refused(pooler::Side::Publisher, reason)),
     }

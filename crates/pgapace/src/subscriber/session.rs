@@ -4,7 +4,7 @@ use wire::{ConnInfo, ServerVersion, Session, Startup};
 
 use crate::connecting;
 use crate::error::{Class, Failure, Result};
-use crate::pooler::{self, Asked, BACKEND_SQL};
+use crate::pooler::{self, BACKEND_SQL, ConnectionStart};
 use crate::product;
 use crate::subscriber::catalogue::{boolean, field};
 
@@ -150,8 +150,8 @@ impl Subscriber {
 
     /// Opens the first session, checks that the server can be a subscriber, and reads its encoding.
     pub(crate) fn connect_first(&mut self) -> Result<Session> {
-        let (session, look) = self.open(Purpose::Control)?;
-        if look.in_recovery {
+        let (session, properties) = self.open(Purpose::Control)?;
+        if properties.in_recovery {
             return Err(Failure::new(
                 Class::Subscriber,
                 "the subscriber is a standby, which is read-only",
@@ -160,7 +160,7 @@ impl Subscriber {
             // If several hosts are listed, it may soon be promoted.
             .transient(true));
         }
-        if look.encoding == "SQL_ASCII" && self.encoding != "SQL_ASCII" {
+        if properties.encoding == "SQL_ASCII" && self.encoding != "SQL_ASCII" {
             self.encoding = "SQL_ASCII";
             return self.connect(Purpose::Control);
         }
@@ -172,28 +172,28 @@ impl Subscriber {
         Ok(self.open(purpose)?.0)
     }
 
-    fn open(&self, purpose: Purpose) -> Result<(Session, Look)> {
+    fn open(&self, purpose: Purpose) -> Result<(Session, ServerProperties)> {
         let startup = Startup {
             application_name: Some(format!("pgapace {} {}", self.subscription, purpose.name())),
             replication: false,
             settings: vec![("client_encoding".to_owned(), self.encoding.to_owned())],
         };
-        let asked = Asked::now();
+        let start = ConnectionStart::now();
         let mut session = Session::connect(&self.info, &startup).map_err(|e| {
             let failure = Failure::subscriber(&e, "connecting");
             connecting::explain(pooler::Side::Subscriber, failure, &e, &self.info, false)
         })?;
         check_version(session.server_version())?;
         let settings = settings(purpose, session.server_version().major());
-        let look = match prepare(&mut session, asked, &settings) {
+        let properties = match prepare(&mut session, start, &settings) {
             // All settings go in one message, which is one round trip. On a platform that does not
             // support [`WATCH`], they are sent again without it.
             Err(Refusal::Statement(error)) if error.sqlstate() == Some("22023") => {
-                prepare(&mut session, asked, &settings[..settings.len() - 1])
+                prepare(&mut session, start, &settings[..settings.len() - 1])
             }
-            look => look,
+            properties => properties,
         };
-        let look = look.map_err(|refusal| match refusal {
+        let properties = properties.map_err(|refusal| match refusal {
             Refusal::Session(failure) => failure,
             Refusal::Statement(error) => {
                 let failure = Failure::subscriber(&error, "preparing the session");
@@ -208,7 +208,7 @@ impl Subscriber {
                 ))
             }
         })?;
-        Ok((session, look))
+        Ok((session, properties))
     }
 }
 
@@ -223,7 +223,7 @@ pub(crate) fn give_up_locks(control: &mut Session) -> Result<()> {
 }
 
 /// The server's properties, read by the statement that makes a session's settings.
-struct Look {
+struct ServerProperties {
     in_recovery: bool,
     encoding: String,
 }
@@ -249,9 +249,9 @@ fn settings(purpose: Purpose, major: u32) -> Vec<(&'static str, &'static str)> {
 /// Makes all settings, or none if a connection pooler answers.
 fn prepare(
     session: &mut Session,
-    asked: Asked,
+    start: ConnectionStart,
     settings: &[(&str, &str)],
-) -> std::result::Result<Look, Refusal> {
+) -> std::result::Result<ServerProperties, Refusal> {
     // The settings are not joined to pg_settings to leave out those that the server lacks: reading
     // that view costs more than the rest of the connection.
     let calls: Vec<String> = settings
@@ -267,24 +267,25 @@ fn prepare(
                pg_catalog.current_setting('server_encoding'), \
                CASE WHEN {} THEN pg_catalog.num_nulls({}) = 0 ELSE false END \
              FROM ({BACKEND_SQL}) backend",
-            asked.own_sql(session),
+            start.own_sql(session),
             calls.join(", ")
         );
         let rows = session.query(&sql, &[]).map_err(Refusal::Statement)?;
-        let look = || {
+        let read = || {
             let row = rows.first().ok_or_else(|| {
                 Failure::internal("pg_stat_get_activity does not show this session")
             })?;
-            if let Some(reason) = asked.judge(session, &row)? {
+            if let Some(reason) = start.judge(session, &row)? {
                 return Err(pooler::refused(pooler::Side::Subscriber, reason));
             }
             product::check(pooler::Side::Subscriber, &field::<String>(&row, 2)?)?;
-            let look = Look { in_recovery: boolean(&row, 3)?, encoding: field(&row, 4)? };
-            Ok(boolean(&row, 5)?.then_some(look))
+            let properties =
+                ServerProperties { in_recovery: boolean(&row, 3)?, encoding: field(&row, 4)? };
+            Ok(boolean(&row, 5)?.then_some(properties))
         };
         // A valid session without settings means that the query took too long to arrive.
-        if let Some(look) = look().map_err(Refusal::Session)? {
-            return Ok(look);
+        if let Some(properties) = read().map_err(Refusal::Session)? {
+            return Ok(properties);
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::subscriber::state::name_array;
 
 /// A table that is not an ordinary heap, or that has such a partition.
 #[derive(Debug)]
-pub(crate) struct Storage<'p> {
+pub(crate) struct TableStorage<'p> {
     pub(crate) table: &'p PublishedTable,
     /// An unlogged table is empty after a crash of the server and on standbys; its progress is not
     /// lost.
@@ -23,7 +23,7 @@ pub(crate) struct Storage<'p> {
 pub(crate) fn read<'p>(
     session: &mut Session,
     published: &'p [PublishedTable],
-) -> Result<Vec<Storage<'p>>> {
+) -> Result<Vec<TableStorage<'p>>> {
     let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
     let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
     let rows = session
@@ -55,7 +55,7 @@ pub(crate) fn read<'p>(
                 .get(ordinal.wrapping_sub(1))
                 .ok_or_else(|| Failure::internal("a catalogue query returned an unknown table"))?;
             let (unlogged, access_method) = (boolean(&row, 1)?, row.get(2).map(str::to_owned));
-            Ok(Storage { table, unlogged, access_method })
+            Ok(TableStorage { table, unlogged, access_method })
         })
         .collect()
 }

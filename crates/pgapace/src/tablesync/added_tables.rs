@@ -74,7 +74,7 @@ pub(crate) struct Adder<'a> {
     /// When the last inspection started.
     inspection_started_at: Option<Instant>,
     /// The answers of a running inspection.
-    answers: Option<Receiver<Answer>>,
+    answers: Option<Receiver<InspectionAnswer>>,
     /// Whether a table was found that may lack changes.
     found_gap: bool,
 }
@@ -133,8 +133,8 @@ impl<'a> Adder<'a> {
             return Ok(());
         };
         match answers.try_recv() {
-            Ok(Answer::Published(look)) => self.compare(control, &look)?,
-            Ok(Answer::Inspected { found, locked }) => {
+            Ok(InspectionAnswer::Published(look)) => self.compare(control, &look)?,
+            Ok(InspectionAnswer::Inspected { found, locked }) => {
                 (self.answers, self.new) = (None, locked);
                 self.judge(control, tables, found, dispatched)?;
             }
@@ -210,7 +210,7 @@ impl<'a> Adder<'a> {
         &mut self,
         control: &mut Session,
         tables: &mut Tables,
-        mut found: Vec<Found>,
+        mut found: Vec<InspectedTable>,
         dispatched: Lsn,
     ) -> Result<()> {
         if found.is_empty() {
@@ -221,7 +221,7 @@ impl<'a> Adder<'a> {
         let states = state::relations_by_name(control, context.id)?;
         found.retain(|found| may_be_judged(states.get(&found.table.key())));
         let (mut new, mut blocked) = (Vec::new(), Vec::new());
-        for Found { table, obstacle } in found {
+        for InspectedTable { table, obstacle } in found {
             let key = table.key();
             let reason = states.get(&key).and_then(|state| state.reason.as_deref());
             match obstacle {
@@ -450,13 +450,13 @@ impl Drop for Adder<'_> {
 
 /// A table that is new or blocked, with the result of its inspection.
 #[derive(Debug)]
-struct Found {
+struct InspectedTable {
     table: PublishedTable,
     /// Why the table cannot be copied.
     obstacle: Option<Failure>,
 }
 
-impl Found {
+impl InspectedTable {
     fn new(table: PublishedTable, found: std::result::Result<SubscriberTable, Obstacle>) -> Self {
         let obstacle = found.err().map(|obstacle| obstacle.failure(&table));
         Self { table, obstacle }
@@ -464,12 +464,12 @@ impl Found {
 }
 
 /// An answer of an inspection.
-enum Answer {
+enum InspectionAnswer {
     /// The contents of the publications; sent first.
     Published(Look),
     /// The state of the subscriber's tables; sent last.
     Inspected {
-        found: Vec<Found>,
+        found: Vec<InspectedTable>,
         /// Tables that another session has locked.
         locked: Vec<PublishedTable>,
     },
@@ -490,7 +490,7 @@ struct Inspection {
 }
 
 impl Inspection {
-    fn start(mut self) -> Option<Receiver<Answer>> {
+    fn start(mut self) -> Option<Receiver<InspectionAnswer>> {
         let (sender, receiver) = bounded(2);
         let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(move || {
             if let Err(failure) = self.inspect(&sender) {
@@ -506,7 +506,7 @@ impl Inspection {
         }
     }
 
-    fn inspect(&mut self, sender: &Sender<Answer>) -> Result<()> {
+    fn inspect(&mut self, sender: &Sender<InspectionAnswer>) -> Result<()> {
         let mut published = match self.published.take() {
             Some(published) => published,
             None => {
@@ -514,7 +514,7 @@ impl Inspection {
                 let look = publication::look(&mut publisher, &self.publications)?;
                 let tables = look.tables.clone();
                 // The leader may have ended.
-                drop(sender.send(Answer::Published(look)));
+                drop(sender.send(InspectionAnswer::Published(look)));
                 tables
             }
         };
@@ -536,13 +536,16 @@ impl Inspection {
                     let one = std::slice::from_ref(&table);
                     match subscriber_tables::fit(&mut session, one, must_be_empty) {
                         Err(failure) if is_locked(&failure) => locked.push(table),
-                        one => found.extend(one?.into_iter().map(|o| Found::new(table.clone(), o))),
+                        one => found.extend(
+                            one?.into_iter().map(|o| InspectedTable::new(table.clone(), o)),
+                        ),
                     }
                 }
             }
-            all => found.extend(published.into_iter().zip(all?).map(|(t, o)| Found::new(t, o))),
+            all => found
+                .extend(published.into_iter().zip(all?).map(|(t, o)| InspectedTable::new(t, o))),
         }
-        drop(sender.send(Answer::Inspected { found, locked }));
+        drop(sender.send(InspectionAnswer::Inspected { found, locked }));
         Ok(())
     }
 }

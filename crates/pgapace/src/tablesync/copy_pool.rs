@@ -14,7 +14,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::slot;
 use crate::stopping::interrupt::cancel;
 use crate::tablesync::SyncContext;
-use crate::tablesync::copy_worker::{CopySessions, Moved, Trouble, lock, rewritten};
+use crate::tablesync::copy_worker::{CopySessions, JobFailure, Transferred, lock, rewritten};
 use crate::tablesync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
 use crate::tablesync::progress::{Copied, Display, Progress, table};
 use crate::tablesync::queue::Queue;
@@ -27,14 +27,14 @@ const SLOT_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The result of a copy.
 #[derive(Debug, Default)]
-pub(super) struct Ended {
+pub(super) struct CopyOutcome {
     /// Why tables must be copied again under another snapshot.
     pub(super) again: Vec<Failure>,
     /// Added tables that cannot be copied. For the first tables, that is an error.
     pub(super) failed: Vec<((String, String), Failure)>,
 }
 
-impl Ended {
+impl CopyOutcome {
     fn again(again: Vec<Failure>) -> Self {
         Self { again, failed: Vec::new() }
     }
@@ -47,7 +47,7 @@ pub(super) fn copy(
     publisher: &mut Session,
     snapshot: &Snapshot,
     mut items: Vec<Item>,
-) -> Result<Ended> {
+) -> Result<CopyOutcome> {
     let owner = context.owner();
     begin(control, owner, snapshot, &mut items)?;
     let items = &items;
@@ -66,7 +66,7 @@ pub(super) fn copy(
         );
     }
     if jobs.is_empty() {
-        return Ok(Ended::default());
+        return Ok(CopyOutcome::default());
     }
     let mut changed = Vec::new();
     let split: Vec<&Item> = items.iter().filter(|item| item.is_split()).collect();
@@ -76,7 +76,7 @@ pub(super) fn copy(
         changed.extend(names.map(|(item, _)| rewritten(&item.published.display_name())));
         if !changed.is_empty() {
             // The whole plan is based on other files, so it must be made again.
-            return Ok(Ended::again(changed));
+            return Ok(CopyOutcome::again(changed));
         }
     }
     let workers = context.options.workers.clamp(1, jobs.len());
@@ -93,9 +93,9 @@ pub(super) fn copy(
         stop: AtomicBool::new(false),
         handles: Mutex::new(vec![None; workers]),
         parts_left: items.iter().map(|item| AtomicUsize::new(item.parts.len())).collect(),
-        rows: items.iter().map(|_| Mutex::new(Moved::default())).collect(),
+        rows: items.iter().map(|_| Mutex::new(Transferred::default())).collect(),
         progress: Progress::new(tables, bytes, workers),
-        findings: Mutex::default(),
+        failures: Mutex::default(),
     };
     pool.run(workers, scaling, publisher);
     pool.conclude()
@@ -125,7 +125,7 @@ fn begin(
 
 /// Failures of the workers.
 #[derive(Debug, Default)]
-struct Findings {
+struct CopyFailures {
     /// A failure that ends the copy.
     run: Option<Failure>,
     /// Why a worker could not open its sessions.
@@ -151,9 +151,9 @@ struct Pool<'a> {
     stop: AtomicBool,
     handles: Mutex<Vec<Option<[CancelHandle; 2]>>>,
     parts_left: Vec<AtomicUsize>,
-    rows: Vec<Mutex<Moved>>,
+    rows: Vec<Mutex<Transferred>>,
     progress: Progress,
-    findings: Mutex<Findings>,
+    failures: Mutex<CopyFailures>,
 }
 
 impl Pool<'_> {
@@ -167,7 +167,7 @@ impl Pool<'_> {
                     .spawn_scoped(scope, move || self.work(number, &alive));
                 if let Err(error) = spawned {
                     let failure = Failure::internal(format!("cannot start a thread: {error}"));
-                    lock_of(&self.findings).open.get_or_insert(failure);
+                    lock_of(&self.failures).open.get_or_insert(failure);
                 }
             }
             drop(sender);
@@ -210,20 +210,20 @@ impl Pool<'_> {
         self.news.notify_all();
     }
 
-    fn conclude(self) -> Result<Ended> {
-        let findings = self.findings.into_inner().unwrap_or_else(PoisonError::into_inner);
+    fn conclude(self) -> Result<CopyOutcome> {
+        let failures = self.failures.into_inner().unwrap_or_else(PoisonError::into_inner);
         if self.context.shutdown.requested() {
             return Err(Failure::new(Class::Stopped, "stopped during table sync"));
         }
-        if let Some(failure) = findings.run {
+        if let Some(failure) = failures.run {
             return Err(failure);
         }
         let left = self.queue.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if let (false, Some(failure)) = (left.is_empty(), findings.open) {
+        if let (false, Some(failure)) = (left.is_empty(), failures.open) {
             return Err(failure);
         }
         let (failed, errors): (Vec<_>, Vec<_>) =
-            findings.tables.into_iter().partition(|(_, f)| self.context.joins && !f.transient);
+            failures.tables.into_iter().partition(|(_, f)| self.context.joins && !f.transient);
         let others = errors.len().saturating_sub(1);
         // A failure that does not pass by itself is reported first.
         let first = errors.into_iter().map(|(_, failure)| failure).min_by_key(|f| f.transient);
@@ -245,13 +245,13 @@ impl Pool<'_> {
         }
         self.progress.summarize();
         let moved = self.items.iter().zip(&self.rows).map(|(item, moved)| {
-            let Moved { rows, bytes } = *lock_of(moved);
+            let Transferred { rows, bytes } = *lock_of(moved);
             Copied { name: item.published.display_name(), rows, bytes }
         });
         table(moved.collect());
         let key = |table: usize| self.items[table].published.key();
         let failed = failed.into_iter().map(|(table, failure)| (key(table), failure)).collect();
-        Ok(Ended { again: findings.changed, failed })
+        Ok(CopyOutcome { again: failures.changed, failed })
     }
 
     /// Runs one worker until the queue is empty. The coordinator waits until all `_alive` are
@@ -288,7 +288,7 @@ impl Pool<'_> {
             error = %failure,
             "copy worker exited; continuing with fewer"
         );
-        lock_of(&self.findings).open.get_or_insert(failure);
+        lock_of(&self.failures).open.get_or_insert(failure);
         let mut queue = lock_of(&self.queue);
         queue.leave(number);
         queue.push_front(job);
@@ -315,7 +315,7 @@ impl Pool<'_> {
                 self.news.notify_all();
             }
             let (Job::Table(table) | Job::Part(table, _)) = &job else { return Some(job) };
-            if !lock_of(&self.findings).abandoned.contains(table) {
+            if !lock_of(&self.failures).abandoned.contains(table) {
                 return Some(job);
             }
         }
@@ -348,7 +348,7 @@ impl Pool<'_> {
                 };
                 let name = item.published.display_name();
                 let meter = progress.begin(number, name, part.bytes);
-                let after = item.indexes_after && !lock_of(&self.findings).in_place.contains(table);
+                let after = item.indexes_after && !lock_of(&self.failures).in_place.contains(table);
                 let moved = sessions.part(item, part, after, owner, snapshot, &meter);
                 (moved.map(|moved| vec![(*table, moved)]), part.bytes)
             }
@@ -373,7 +373,7 @@ impl Pool<'_> {
     }
 
     /// Adds a finished part; returns whether the table is complete.
-    fn moved(&self, table: usize, moved: Moved) -> bool {
+    fn moved(&self, table: usize, moved: Transferred) -> bool {
         let item = &self.items[table];
         let total = {
             let mut total = lock_of(&self.rows[table]);
@@ -397,10 +397,10 @@ impl Pool<'_> {
         true
     }
 
-    fn note(&self, job: &Job, trouble: Trouble) {
+    fn note(&self, job: &Job, trouble: JobFailure) {
         match (job, trouble) {
-            (_, Trouble::Run(failure)) => {
-                lock_of(&self.findings).run.get_or_insert(failure);
+            (_, JobFailure::Run(failure)) => {
+                lock_of(&self.failures).run.get_or_insert(failure);
                 self.stop.store(true, Ordering::Release);
             }
             (Job::Batch(tables), trouble) if tables.len() > 1 => {
@@ -411,13 +411,13 @@ impl Pool<'_> {
                     queue.push_front(Job::Batch(vec![*table]));
                 }
             }
-            (Job::Table(table), Trouble::Indexes(failure)) => {
+            (Job::Table(table), JobFailure::Indexes(failure)) => {
                 tracing::info!(
                     event = "indexes_in_place",
                     error = %failure,
                     "table is copied with its indexes in place"
                 );
-                lock_of(&self.findings).in_place.insert(*table);
+                lock_of(&self.failures).in_place.insert(*table);
                 lock_of(&self.queue).push_front(job.clone());
             }
             (job, trouble) => {
@@ -426,16 +426,18 @@ impl Pool<'_> {
                     Job::Table(table) | Job::Part(table, _) => Some(*table),
                 };
                 let Some(table) = table else { return };
-                let mut findings = lock_of(&self.findings);
-                let known = !findings.abandoned.insert(table);
+                let mut failures = lock_of(&self.failures);
+                let known = !failures.abandoned.insert(table);
                 match trouble {
                     _ if known => {}
-                    Trouble::Changed(failure) => findings.changed.push(failure),
-                    Trouble::Table(failure) | Trouble::Indexes(failure) | Trouble::Run(failure) => {
+                    JobFailure::Changed(failure) => failures.changed.push(failure),
+                    JobFailure::Table(failure)
+                    | JobFailure::Indexes(failure)
+                    | JobFailure::Run(failure) => {
                         if !self.context.joins {
                             tracing::error!(event = "table_copy_failed", error = %failure, "table could not be copied");
                         }
-                        findings.tables.push((table, failure));
+                        failures.tables.push((table, failure));
                     }
                 }
             }
@@ -467,7 +469,7 @@ impl Pool<'_> {
                 "On the publisher: ALTER SYSTEM SET max_slot_wal_keep_size = …; SELECT \
                  pg_reload_conf(). Then drop the subscription (pgapace drop), and start it again.",
             );
-            lock_of(&self.findings).run.get_or_insert(failure);
+            lock_of(&self.failures).run.get_or_insert(failure);
             return self.stop.store(true, Ordering::Release);
         }
         if let (Some(safe), Some(kept)) = (slot.safe_wal_size, slot.retained_bytes)

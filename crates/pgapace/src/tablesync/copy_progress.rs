@@ -24,12 +24,12 @@ pub(crate) struct CopyProgress {
     /// At that rate.
     seconds_left: Option<f64>,
     /// Tables that are being copied.
-    running: Vec<Running>,
+    running: Vec<RunningTable>,
 }
 
 /// A table that is being copied.
 #[derive(Debug, Serialize)]
-pub(crate) struct Running {
+pub(crate) struct RunningTable {
     schema: String,
     name: String,
     bytes: i64,
@@ -49,8 +49,8 @@ impl CopyProgress {
             self.tables,
             progress(&size, self.bytes_done, self.bytes, self.bytes_per_second, self.seconds_left)
         );
-        let table = |table: &Running| {
-            let Running { bytes_done, bytes, bytes_per_second, seconds_left, .. } = table;
+        let table = |table: &RunningTable| {
+            let RunningTable { bytes_done, bytes, bytes_per_second, seconds_left, .. } = table;
             let mut line = format!(
                 "{}.{}: {}",
                 table.schema,
@@ -147,7 +147,7 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<C
         let (bytes, bytes_done) = (field(&row, 2)?, field(&row, 3)?);
         let bytes_per_second: Option<i64> = row.get(4).map(|_| field(&row, 4)).transpose()?;
         let seconds_left = seconds_left(bytes, bytes_done, bytes_per_second);
-        Ok(Running {
+        Ok(RunningTable {
             schema: field(&row, 0)?,
             name: field(&row, 1)?,
             bytes,

@@ -50,7 +50,7 @@ HAVING pg_catalog.bool_and(pg_catalog.pg_has_role(t.relowner, 'USAGE')
 
 /// The consequence of a failed job.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum JobFailure {
     /// The table has changed on the publisher since the snapshot, and needs another one.
     Changed(Failure),
     /// The table cannot be copied, but others can.
@@ -71,7 +71,7 @@ pub(super) struct CopySessions {
 
 /// Rows and bytes that a job has copied.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Moved {
+pub(super) struct Transferred {
     pub(super) rows: u64,
     pub(super) bytes: u64,
 }
@@ -97,15 +97,15 @@ impl CopySessions {
         owner: Owner,
         snapshot: &Snapshot,
         meter: &Meter,
-    ) -> std::result::Result<Vec<Moved>, Trouble> {
-        self.renew(snapshot, items.len()).map_err(Trouble::Run)?;
+    ) -> std::result::Result<Vec<Transferred>, JobFailure> {
+        self.renew(snapshot, items.len()).map_err(JobFailure::Run)?;
         items.iter().try_for_each(|item| self.refuse_misread(item))?;
         let what = || match items {
             [one] => one.published.display_name(),
             _ => format!("{} small tables", items.len()),
         };
-        let from = |e: &wire::Error| publisher_trouble(e, &format!("copying {}", what()));
-        let into = |e: &wire::Error| subscriber_trouble(e, &format!("copying into {}", what()));
+        let from = |e: &wire::Error| publisher_failure(e, &format!("copying {}", what()));
+        let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {}", what()));
         let copies: Vec<_> = items
             .iter()
             .map(|item| format!("COPY {} TO STDOUT{}", item.parts[0].source, format_of(item)))
@@ -116,7 +116,7 @@ impl CopySessions {
         let now = self.read_filenodes().map_err(|e| from(&e))?;
         if now.iter().ne(relations().map(|relation| &relation.filenode)) {
             // The results of the COPYs are not read: the caller opens other sessions.
-            return Err(Trouble::Changed(rewritten(&what())));
+            return Err(JobFailure::Changed(rewritten(&what())));
         }
         queue_statement(&mut self.subscriber, "BEGIN").map_err(|e| into(&e))?;
         let mut moved = Vec::with_capacity(items.len());
@@ -129,7 +129,7 @@ impl CopySessions {
             let one = self
                 .subscriber
                 .queue_copy_data(|data| {
-                    let mut one = Moved::default();
+                    let mut one = Transferred::default();
                     loop {
                         match publisher.next_reply()? {
                             Reply::CopyData(bytes) => {
@@ -180,12 +180,12 @@ impl CopySessions {
         owner: Owner,
         snapshot: &Snapshot,
         meter: &Meter,
-    ) -> std::result::Result<Moved, Trouble> {
-        self.renew(snapshot, 1).map_err(Trouble::Run)?;
+    ) -> std::result::Result<Transferred, JobFailure> {
+        self.renew(snapshot, 1).map_err(JobFailure::Run)?;
         self.refuse_misread(item)?;
         let name = item.published.display_name();
-        let from = |e: &wire::Error| publisher_trouble(e, &format!("copying {name}"));
-        let into = |e: &wire::Error| subscriber_trouble(e, &format!("copying into {name}"));
+        let from = |e: &wire::Error| publisher_failure(e, &format!("copying {name}"));
+        let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {name}"));
         // For a split table, the session that made the plan holds the lock.
         if !item.is_split() {
             self.publisher.queue_simple(&lock_sql(&[item]));
@@ -193,7 +193,7 @@ impl CopySessions {
             let now = self.read_filenodes().map_err(|e| from(&e))?;
             end_of_statement(&mut self.publisher).map_err(|e| from(&e))?;
             if now.iter().ne(item.relations.iter().map(|relation| &relation.filenode)) {
-                return Err(Trouble::Changed(rewritten(&name)));
+                return Err(JobFailure::Changed(rewritten(&name)));
             }
         }
         let removed = if indexes_after {
@@ -226,7 +226,7 @@ impl CopySessions {
             complete.push(&item.published, moved.rows, item.generation);
             complete.record(&mut self.subscriber, owner, snapshot.lsn)
         };
-        recorded.map_err(Trouble::Run)?;
+        recorded.map_err(JobFailure::Run)?;
         self.subscriber.simple("COMMIT").map_err(|e| into(&e))?;
         Ok(moved)
     }
@@ -288,7 +288,7 @@ impl CopySessions {
     }
 
     /// Refuses a table with a value that the subscriber would misread.
-    fn refuse_misread(&mut self, item: &Item) -> std::result::Result<(), Trouble> {
+    fn refuse_misread(&mut self, item: &Item) -> std::result::Result<(), JobFailure> {
         for column in &item.misread {
             let Search::Condition(condition) = &column.search else { continue };
             let sql = item.published.any_row(condition);
@@ -296,9 +296,9 @@ impl CopySessions {
             let found = self
                 .publisher
                 .simple(&sql)
-                .map_err(|e| publisher_trouble(&e, &format!("checking the values of {name}")))?;
-            let row = first_row(&found, "EXISTS").map_err(Trouble::Run)?;
-            if boolean(&row, 0).map_err(Trouble::Run)? {
+                .map_err(|e| publisher_failure(&e, &format!("checking the values of {name}")))?;
+            let row = first_row(&found, "EXISTS").map_err(JobFailure::Run)?;
+            if boolean(&row, 0).map_err(JobFailure::Run)? {
                 return Err(misread(item, column));
             }
         }
@@ -311,10 +311,10 @@ impl CopySessions {
         item: &Item,
         part: &Part,
         meter: &Meter,
-    ) -> std::result::Result<Moved, Trouble> {
+    ) -> std::result::Result<Transferred, JobFailure> {
         let name = item.published.display_name();
-        let from = |e: &wire::Error| publisher_trouble(e, &format!("copying {name}"));
-        let into = |e: &wire::Error| subscriber_trouble(e, &format!("copying into {name}"));
+        let from = |e: &wire::Error| publisher_failure(e, &format!("copying {name}"));
+        let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {name}"));
         let sql = format!("COPY {} TO STDOUT{}", part.source, format_of(item));
         let mut out = self.publisher.copy_out(&sql).map_err(|e| from(&e))?;
         let mut input = self.subscriber.copy_in(&copy_in(item)).map_err(|e| into(&e))?;
@@ -348,32 +348,35 @@ impl CopySessions {
         }
         meter.add(bytes - metered);
         let rows = input.finish().map_err(|e| into(&e))?;
-        Ok(Moved { rows, bytes })
+        Ok(Transferred { rows, bytes })
     }
 
     /// Copies a table without columns by the number of its rows, because COPY cannot transfer such
     /// rows.
-    fn rows_without_columns(&mut self, item: &Item) -> std::result::Result<Moved, Trouble> {
+    fn rows_without_columns(
+        &mut self,
+        item: &Item,
+    ) -> std::result::Result<Transferred, JobFailure> {
         let name = item.published.display_name();
         let sql =
             format!("SELECT pg_catalog.count(*) FROM {} AS rows", item.published.copy_source());
         let results = self
             .publisher
             .simple(&sql)
-            .map_err(|e| publisher_trouble(&e, &format!("counting {name}")))?;
+            .map_err(|e| publisher_failure(&e, &format!("counting {name}")))?;
         let rows: u64 = results
             .first()
             .and_then(wire::Rows::first)
             .and_then(|row| row.get(0).and_then(|text| text.parse().ok()))
-            .ok_or_else(|| Trouble::Run(Failure::internal("count returned no number")))?;
+            .ok_or_else(|| JobFailure::Run(Failure::internal("count returned no number")))?;
         let sql = format!(
             "INSERT INTO {} SELECT FROM pg_catalog.generate_series(1, {rows})",
             item.subscriber.sql_name()
         );
         self.subscriber
             .simple(&sql)
-            .map_err(|e| subscriber_trouble(&e, &format!("filling {name}")))?;
-        Ok(Moved { rows, bytes: 0 })
+            .map_err(|e| subscriber_failure(&e, &format!("filling {name}")))?;
+        Ok(Transferred { rows, bytes: 0 })
     }
 
     /// Begins a new transaction on the publisher if the current one holds many locks.
@@ -448,7 +451,7 @@ fn searched(item: &Item) -> Option<&MisreadColumn> {
     item.misread.iter().find(|column| column.search == Search::Row)
 }
 
-fn misread(item: &Item, column: &MisreadColumn) -> Trouble {
+fn misread(item: &Item, column: &MisreadColumn) -> JobFailure {
     let (name, column) = (item.published.display_name(), &column.name);
     let failure = Failure::new(
         Class::Apply,
@@ -457,7 +460,7 @@ fn misread(item: &Item, column: &MisreadColumn) -> Trouble {
              different value"
         ),
     );
-    Trouble::Table(failure.hint(MISREAD_HINT))
+    JobFailure::Table(failure.hint(MISREAD_HINT))
 }
 
 pub(super) fn rewritten(name: &str) -> Failure {
@@ -503,26 +506,26 @@ fn end_of_statement(session: &mut Session) -> wire::Result<()> {
     }
 }
 
-fn publisher_trouble(error: &wire::Error, doing: &str) -> Trouble {
+fn publisher_failure(error: &wire::Error, doing: &str) -> JobFailure {
     let failure = Failure::publisher(error, doing);
     match failure.sqlstate.as_deref() {
-        _ if failure.transient => Trouble::Run(failure),
+        _ if failure.transient => JobFailure::Run(failure),
         // A table, column or schema no longer exists.
-        Some("42P01" | "42703" | "3F000") => Trouble::Changed(failure),
-        _ => Trouble::Table(failure),
+        Some("42P01" | "42703" | "3F000") => JobFailure::Changed(failure),
+        _ => JobFailure::Table(failure),
     }
 }
 
-pub(super) fn subscriber_trouble(error: &wire::Error, doing: &str) -> Trouble {
+pub(super) fn subscriber_failure(error: &wire::Error, doing: &str) -> JobFailure {
     let mut failure = Failure::subscriber(error, doing);
     if failure.sqlstate.as_deref() == Some("53100") {
         // Other tables may be in another tablespace, or may need less space.
-        return Trouble::Table(
+        return JobFailure::Table(
             failure.hint("Make room on the subscriber's disk. The table is copied again."),
         );
     }
     if failure.transient {
-        return Trouble::Run(failure);
+        return JobFailure::Run(failure);
     }
     if failure.sqlstate.as_deref().is_some_and(|code| matches!(code.get(..2), Some("22" | "23"))) {
         failure.class = Class::Apply;
@@ -536,5 +539,5 @@ pub(super) fn subscriber_trouble(error: &wire::Error, doing: &str) -> Trouble {
             None => place.to_owned(),
         });
     }
-    Trouble::Table(failure)
+    JobFailure::Table(failure)
 }

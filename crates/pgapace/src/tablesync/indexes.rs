@@ -18,7 +18,7 @@ use wire::{Session, quote_ident};
 use crate::error::{Failure, LOCK_NOT_AVAILABLE, Result};
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::{SubscriptionId, name_array};
-use crate::tablesync::copy_worker::{Trouble, subscriber_trouble};
+use crate::tablesync::copy_worker::{JobFailure, subscriber_failure};
 use crate::tablesync::plan::Item;
 use crate::tablesync::subscriber_tables::SubscriberTable;
 
@@ -183,7 +183,7 @@ pub(super) fn begin_without<'a>(
     session: &mut Session,
     id: SubscriptionId,
     table: &'a SubscriberTable,
-) -> std::result::Result<Option<Removed<'a>>, Trouble> {
+) -> std::result::Result<Option<Removed<'a>>, JobFailure> {
     // Locking needs more privileges than copying, and an owner may have revoked its own.
     let trouble = |e: &wire::Error| of_indexes(e, &format!("locking {}", table.display_name()));
     let only = table.sql_only();
@@ -209,7 +209,7 @@ pub(super) fn begin_without<'a>(
         .and_then(wire::Rows::first)
         .is_some_and(|row| boolean(&row, 0).is_ok_and(|filled| !filled));
     // Read again, because nothing can change them now.
-    let mut found = removable(session, id, &[table]).map_err(Trouble::Run)?;
+    let mut found = removable(session, id, &[table]).map_err(JobFailure::Run)?;
     let indexes = found.pop().unwrap_or_default().removable;
     if !is_empty || indexes.is_empty() {
         session.simple("ROLLBACK; BEGIN").map_err(|e| trouble(&e))?;
@@ -252,15 +252,15 @@ impl Removed<'_> {
     }
 
     /// Builds the indexes again, in the same transaction.
-    pub(super) fn build(self, session: &mut Session) -> std::result::Result<(), Trouble> {
+    pub(super) fn build(self, session: &mut Session) -> std::result::Result<(), JobFailure> {
         let name = self.table.display_name();
         let doing = format!("building indexes of {name}");
         session.simple(&self.build_sql()).map_err(|e| of_indexes(&e, &doing))?;
-        let built = removable(session, self.id, &[self.table]).map_err(Trouble::Run)?;
+        let built = removable(session, self.id, &[self.table]).map_err(JobFailure::Run)?;
         let built = built.into_iter().next().unwrap_or_default().removable;
         if let Some(other) = self.indexes.iter().find(|index| !built.contains(index)) {
             let failure = format!("index {} of {name} was not built as it was before", other.name);
-            return Err(Trouble::Indexes(Failure::internal(failure)));
+            return Err(JobFailure::Indexes(Failure::internal(failure)));
         }
         Ok(())
     }
@@ -270,11 +270,13 @@ impl Removed<'_> {
 /// succeed, because single inserts do not need the memory, temporary files (limited by
 /// temp_file_limit) and shared memory of a sort. Or it may fail with a better error, which names
 /// the line of a duplicate row.
-fn of_indexes(error: &wire::Error, doing: &str) -> Trouble {
+fn of_indexes(error: &wire::Error, doing: &str) -> JobFailure {
     let is_of_sort = error.sqlstate().is_some_and(|code| code.starts_with("53"));
-    match subscriber_trouble(error, doing) {
-        Trouble::Table(failure) if !failure.transient => Trouble::Indexes(failure),
-        Trouble::Table(failure) | Trouble::Run(failure) if is_of_sort => Trouble::Indexes(failure),
+    match subscriber_failure(error, doing) {
+        JobFailure::Table(failure) if !failure.transient => JobFailure::Indexes(failure),
+        JobFailure::Table(failure) | JobFailure::Run(failure) if is_of_sort => {
+            JobFailure::Indexes(failure)
+        }
         trouble => trouble,
     }
 }

@@ -247,7 +247,7 @@ fn copy_pending(
     for (item, _) in items.iter_mut().zip(empty_now).filter(|(_, empty)| *empty) {
         item.split(context.options.split_size);
     }
-    let copy_pool::Ended { again, failed } =
+    let copy_pool::CopyOutcome { again, failed } =
         copy_pool::copy(context, control, publisher, snapshot, items)?;
     block(control, context.owner(), &failed, None)?;
     Ok(again)

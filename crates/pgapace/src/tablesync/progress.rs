@@ -48,7 +48,7 @@ impl Meter {
 
 /// A running job.
 #[derive(Debug, Clone)]
-struct Running {
+struct RunningJob {
     name: String,
     bytes: u64,
     meter: Arc<Meter>,
@@ -64,7 +64,7 @@ pub(super) struct Progress {
     rows_done: AtomicU64,
     /// Bytes transferred by all jobs, including those that failed.
     moved: Arc<AtomicU64>,
-    running: Mutex<Vec<Option<Running>>>,
+    running: Mutex<Vec<Option<RunningJob>>>,
     started: Instant,
 }
 
@@ -87,7 +87,7 @@ impl Progress {
         let all = Arc::clone(&self.moved);
         let meter = Meter { job: AtomicU64::new(0), all, building: AtomicBool::new(false) };
         let meter = Arc::new(meter);
-        let running = Running { name, bytes, meter: Arc::clone(&meter) };
+        let running = RunningJob { name, bytes, meter: Arc::clone(&meter) };
         self.set(worker, Some(running));
         meter
     }
@@ -114,15 +114,15 @@ impl Progress {
         running.iter().flatten().filter(|job| job.meter.is_building()).count()
     }
 
-    fn set(&self, worker: usize, running: Option<Running>) {
+    fn set(&self, worker: usize, running: Option<RunningJob>) {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)[worker] = running;
     }
 
-    fn running(&self) -> Vec<Option<Running>> {
+    fn running(&self) -> Vec<Option<RunningJob>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn bytes_so_far(&self, running: &[Option<Running>]) -> u64 {
+    fn bytes_so_far(&self, running: &[Option<RunningJob>]) -> u64 {
         let part = running.iter().flatten().map(|r| r.meter.get().min(r.bytes)).sum::<u64>();
         self.bytes_done.load(Ordering::Relaxed) + part
     }
@@ -242,7 +242,13 @@ impl Bars {
         Self { all, workers, _screen: screen }
     }
 
-    fn update(&self, progress: &Progress, running: &[Option<Running>], done: u64, tables: usize) {
+    fn update(
+        &self,
+        progress: &Progress,
+        running: &[Option<RunningJob>],
+        done: u64,
+        tables: usize,
+    ) {
         self.all.set_message(format!("{tables} of {} tables", progress.tables));
         self.all.set_position(done);
         for (bar, running) in self.workers.iter().zip(running) {

@@ -20,7 +20,7 @@ use crate::tablesync::table_state::{self, Owner};
 
 /// A table that may lack changes.
 #[derive(Debug)]
-struct Stale {
+struct StaleTable {
     schema: String,
     name: String,
     gap: Gap,
@@ -28,7 +28,7 @@ struct Stale {
     state: TableSyncState,
 }
 
-struct Recorded {
+struct RecordedTable {
     schema: String,
     name: String,
     state: TableSyncState,
@@ -53,7 +53,7 @@ pub(crate) fn compare(
     let mut stale = Vec::new();
     let (mut schemas, mut names, mut seen) = (Vec::new(), Vec::new(), Vec::new());
     let published: FxHashMap<_, _> = look.tables.iter().map(|table| (table.key(), table)).collect();
-    for Recorded { schema, name, state, sync_lsn, stale: known, by } in recorded {
+    for RecordedTable { schema, name, state, sync_lsn, stale: known, by } in recorded {
         let key = (schema, name);
         let Some(published) = published.get(&key) else {
             if let Some(by) = by.filter(|by| by.unpublished_since().is_none()) {
@@ -81,7 +81,7 @@ pub(crate) fn compare(
         {
             let seen = by.unpublished_since().or(looked_at);
             let from = sync_lsn.into_iter().chain(seen).max().unwrap_or(look.lsn);
-            stale.push(Stale { schema, name, gap, from, state });
+            stale.push(StaleTable { schema, name, gap, from, state });
         }
     }
     let decided: String = stale.iter().map(|table| table.decide(owner, decision)).collect();
@@ -124,7 +124,7 @@ pub(crate) fn compare(
     Ok(!stale.is_empty())
 }
 
-impl Stale {
+impl StaleTable {
     /// The SQL that marks the table as stale.
     fn decide(&self, owner: Owner, decision: OnMissedChanges) -> String {
         use TableSyncState as State;
@@ -170,7 +170,7 @@ impl Stale {
 }
 
 /// Reads the position of the last reading of the publications, and the record of each table.
-fn read(control: &mut Session, id: SubscriptionId) -> Result<(Option<Lsn>, Vec<Recorded>)> {
+fn read(control: &mut Session, id: SubscriptionId) -> Result<(Option<Lsn>, Vec<RecordedTable>)> {
     let rows = control
         .query(
             "SELECT s.published_lsn, r.schema_name, r.table_name, r.state, r.sync_lsn, \
@@ -188,7 +188,7 @@ fn read(control: &mut Session, id: SubscriptionId) -> Result<(Option<Lsn>, Vec<R
             text.parse()
                 .map_err(|e: engine::published::Unreadable| Failure::internal(e.to_string()))
         });
-        tables.push(Recorded {
+        tables.push(RecordedTable {
             schema: field(&row, 1)?,
             name: field(&row, 2)?,
             state: super::state_of(&row, 3)?,

@@ -6,7 +6,7 @@ use engine::net::Row;
 use pgoutput::{Delete, Insert, Message, OldTuple, Tuple, Update};
 use wire::Session;
 
-use super::columns::{Columns, Use, params};
+use super::columns::{BatchUse, Columns, params};
 use super::sql::{SetOperation, text_of_new, text_of_search};
 use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::statement::bind;
@@ -43,7 +43,7 @@ impl Ahead {
             return None;
         }
         let mut columns = Columns::default();
-        columns.begin(map, Use::Keys);
+        columns.begin(map, BatchUse::Keys);
         Some(Self { map: Arc::clone(map), columns })
     }
 

@@ -19,7 +19,7 @@ pub(crate) const ROW_BYTES: usize = 4 << 20;
 
 /// The use of a column in a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum ColumnRole {
     /// Not used.
     Skipped,
     /// Finds the row by an equality that is never true for NULL.
@@ -34,7 +34,7 @@ enum Role {
 
 /// The rows that the arrays contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum BatchUse {
     /// Keys of rows to delete.
     Keys,
     /// Keys of rows to update, and their new values.
@@ -46,9 +46,9 @@ pub(crate) enum Use {
 }
 
 #[derive(Debug, Default)]
-struct Slot {
+struct ColumnSlot {
     array: Array,
-    role: Option<Role>,
+    role: Option<ColumnRole>,
     element_type: u32,
     /// Whether binary values can be array elements.
     binary: bool,
@@ -57,7 +57,7 @@ struct Slot {
 /// One array per published column, reused from statement to statement.
 #[derive(Debug, Default)]
 pub(crate) struct Columns {
-    slots: Vec<Slot>,
+    slots: Vec<ColumnSlot>,
     used: usize,
     rows: usize,
     bytes: usize,
@@ -65,15 +65,15 @@ pub(crate) struct Columns {
 
 impl Columns {
     /// Starts a statement.
-    pub(crate) fn begin(&mut self, map: &TableMap, purpose: Use) {
+    pub(crate) fn begin(&mut self, map: &TableMap, purpose: BatchUse) {
         self.used = map.columns.len();
         if self.slots.len() < self.used {
-            self.slots.resize_with(self.used, Slot::default);
+            self.slots.resize_with(self.used, ColumnSlot::default);
         }
         (self.rows, self.bytes) = (0, 0);
         let other = match purpose {
-            Use::Keys | Use::Old => Role::Skipped,
-            Use::KeysAndNew | Use::New => Role::New,
+            BatchUse::Keys | BatchUse::Old => ColumnRole::Skipped,
+            BatchUse::KeysAndNew | BatchUse::New => ColumnRole::New,
         };
         for (remote, slot) in self.slots[..self.used].iter_mut().enumerate() {
             let local = map.local(remote);
@@ -83,9 +83,9 @@ impl Columns {
             slot.binary = has_binary_elements(local);
         }
         let key = match purpose {
-            Use::Keys | Use::KeysAndNew => Role::Key,
-            Use::Old => Role::Old,
-            Use::New => return,
+            BatchUse::Keys | BatchUse::KeysAndNew => ColumnRole::Key,
+            BatchUse::Old => ColumnRole::Old,
+            BatchUse::New => return,
         };
         for column in map.search_columns() {
             self.slots[column.remote].role = Some(key);
@@ -123,7 +123,7 @@ impl Columns {
             self.bytes += bytes;
             return true;
         }
-        self.slots[..taken].iter_mut().for_each(Slot::undo);
+        self.slots[..taken].iter_mut().for_each(ColumnSlot::undo);
         false
     }
 
@@ -131,7 +131,7 @@ impl Columns {
     pub(crate) fn note_set(&self, set: &mut ColumnSet) {
         set.reset(self.used);
         for (column, slot) in self.slots[..self.used].iter().enumerate() {
-            if slot.role == Some(Role::Set) {
+            if slot.role == Some(ColumnRole::Set) {
                 set.insert(column);
             }
         }
@@ -143,7 +143,7 @@ impl Columns {
         for (column, slot) in self.slots[..self.used].iter().enumerate() {
             if slot.is_all_null() {
                 nulls.insert(all_null(self.used, column));
-            } else if slot.role == Some(Role::Old) && slot.array.has_nulls() {
+            } else if slot.role == Some(ColumnRole::Old) && slot.array.has_nulls() {
                 nulls.insert(some_null(column));
             }
         }
@@ -165,9 +165,9 @@ impl Columns {
     ) {
         for (column, slot) in self.slots[..self.used].iter().enumerate() {
             let is_search = match slot.role {
-                Some(Role::Key) => true,
-                Some(Role::Old) if !slot.is_all_null() => true,
-                Some(Role::Set) => false,
+                Some(ColumnRole::Key) => true,
+                Some(ColumnRole::Old) if !slot.is_all_null() => true,
+                Some(ColumnRole::Set) => false,
                 _ => continue,
             };
             if slot.is_text(others_binary) {
@@ -190,20 +190,20 @@ impl Columns {
     }
 }
 
-impl Slot {
+impl ColumnSlot {
     /// Appends a value and returns its size in bytes, or `None` if its format differs from the
     /// others.
     #[inline]
     fn push(&mut self, value: Column<'_>) -> Option<usize> {
         let role = match (self.role?, value) {
-            (Role::Skipped, _) => return Some(0),
-            (Role::Kept, Column::Unchanged) => return Some(0),
-            (Role::New, Column::Unchanged) => {
-                self.role = Some(Role::Kept);
+            (ColumnRole::Skipped, _) => return Some(0),
+            (ColumnRole::Kept, Column::Unchanged) => return Some(0),
+            (ColumnRole::New, Column::Unchanged) => {
+                self.role = Some(ColumnRole::Kept);
                 return Some(0);
             }
-            (Role::New, _) => Role::Set,
-            (Role::Kept, _) => return None,
+            (ColumnRole::New, _) => ColumnRole::Set,
+            (ColumnRole::Kept, _) => return None,
             (role, _) => role,
         };
         let bytes = match value {
@@ -219,14 +219,14 @@ impl Slot {
     }
 
     fn undo(&mut self) {
-        if let Some(Role::Key | Role::Old | Role::Set) = self.role {
+        if let Some(ColumnRole::Key | ColumnRole::Old | ColumnRole::Set) = self.role {
             self.array.undo();
         }
     }
 
     /// Whether the column is NULL in all searched rows.
     fn is_all_null(&self) -> bool {
-        self.role == Some(Role::Old) && self.array.format().is_none()
+        self.role == Some(ColumnRole::Old) && self.array.format().is_none()
     }
 
     fn is_text(&self, others_binary: bool) -> bool {

@@ -3,7 +3,7 @@
 use engine::net::{Old, Row, Segment, Update};
 use wire::Param;
 
-use super::columns::{Use, params};
+use super::columns::{BatchUse, params};
 use super::rows::Rows;
 use super::sql::{SetOperation, text_of_new, text_of_search};
 use super::{Batch, Expected, FEW, SetBuffers, SetError, Subscriber, queue_batches};
@@ -43,8 +43,8 @@ impl<E: FnMut(Expected)> Batch for Keyed<'_, '_, '_, '_, E> {
 
     fn begin(&mut self) {
         let purpose = match self.changes {
-            Changes::Absent(_) | Changes::Deletes(_) => Use::Keys,
-            Changes::Updates(_) => Use::KeysAndNew,
+            Changes::Absent(_) | Changes::Deletes(_) => BatchUse::Keys,
+            Changes::Updates(_) => BatchUse::KeysAndNew,
         };
         self.buffers.search.begin(self.subscriber.map, purpose);
     }

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use wire::Param;
 
 use super::array::Array;
-use super::columns::{Use, params};
+use super::columns::{BatchUse, params};
 use super::sql::{PLANNER_BOUND, PLANNER_FREE, SetOperation, text_of_new, text_of_search};
 use super::{Batch, Expected, SetBuffers, SetError, Subscriber, queue_batches};
 use crate::subscriber::statement::bind::{self, Params};
@@ -87,7 +87,7 @@ impl<E: FnMut(Expected)> Whole<'_, '_, '_, '_, E> {
         let map = self.subscriber.map;
         self.begin();
         let SetBuffers { search, new, whole, set, .. } = &mut *self.buffers;
-        new.begin(map, Use::New);
+        new.begin(map, BatchUse::New);
         for update in updates {
             let Some(old) = &update.old else { return Err(SetError::Apart) };
             let (position, nth) = whole.add(old.class);
@@ -155,7 +155,7 @@ impl<E: FnMut(Expected)> Batch for Whole<'_, '_, '_, '_, E> {
     const FEW: usize = 2;
 
     fn begin(&mut self) {
-        self.buffers.search.begin(self.subscriber.map, Use::Old);
+        self.buffers.search.begin(self.subscriber.map, BatchUse::Old);
         self.buffers.whole.clear();
     }
 
