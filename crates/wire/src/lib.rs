@@ -9,6 +9,12 @@
 //!   Queueing a Bind in the pipeline allocates nothing, and replies are read in place.
 //! - [`ReplicationStream`] carries CopyData in both directions and returns chunks of whole messages.
 //! - [`CancelHandle`] and [`Waker`] are the only handles that other threads hold.
+//!
+//! Why a wire layer of its own: no crate offers a replication connection with libpq's connection
+//! strings, and a pipelined session needs control over every Sync. Statements that are not
+//! pipelined use the same [`Session`], so that every connection understands the same connection
+//! strings. The socket is non-blocking, so a long pipeline cannot deadlock with a server that wants
+//! to answer.
 
 #![forbid(unsafe_code)]
 

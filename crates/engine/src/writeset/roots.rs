@@ -1,4 +1,8 @@
 //! Table locks, by topmost relation.
+//!
+//! A group that meets a table under another topmost relation than before (ATTACH or DETACH
+//! PARTITION on the subscriber) waits for all groups before it, and all later groups wait for it.
+//! Locks taken under the old relation would not conflict with locks under the new one.
 
 use rustc_hash::FxHashMap;
 

@@ -1,4 +1,9 @@
 //! Which locks the changes of a table take, derived from the constraints of the subscriber.
+//!
+//! Foreign keys are locked too, although no trigger of the subscriber checks them: out of order, a
+//! reader could see a child without its parent. The stream mostly does not tell which parent a
+//! deleted or updated child had. So the key of a parent is removed only when every earlier group
+//! has ended that removed a reference to its table without naming it.
 
 use crate::key::KeyForm;
 

@@ -6,6 +6,12 @@
 //! recorded on the subscriber. Then [`copy`] creates the slot at exactly that position. The server
 //! writes WAL whenever it creates a new slot, so no other slot begins at that position
 //! ([`is_ours`]).
+//!
+//! START_REPLICATION always asks for the slot's own position, and what is applied already is
+//! skipped by commit LSN. A slot that is ahead of the progress is a gap, and is refused. Nothing is
+//! acknowledged before the stream has passed the progress again. A walsender acts on an
+//! acknowledgement by what it noted while it sent to an earlier run, and could remove the WAL that
+//! it still has to read.
 
 use std::time::{Duration, Instant};
 

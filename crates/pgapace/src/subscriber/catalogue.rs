@@ -2,6 +2,12 @@
 //!
 //! All objects are read by oid or by schema-qualified name, with an empty search path. So no user
 //! object can take the place of a system object.
+//!
+//! No query here waits for a lock on a table. While the leader waits, nothing is applied and no
+//! stream is abandoned. A user's ALTER TABLE may wait for just that stream, and every reader of the
+//! table queues behind the ALTER. So nothing here calls functions that lock a table: `pg_get_expr`,
+//! `pg_get_indexdef`, `pg_relation_size` and `pg_partition_tree` do. The functions that a default
+//! calls are read from its stored expression tree.
 
 use rustc_hash::FxHashMap;
 use wire::{Row, Rows, Session, quote_ident};

@@ -12,6 +12,18 @@
 //! no tablespace of its own, and, for a constraint, no storage parameters (its definition omits
 //! them). All other indexes stay in place. Before COMMIT, the new indexes are compared with the old
 //! ones.
+//!
+//! A primary key stays in place if the subscriber has a logical slot: its decoder sees the
+//! catalogue as it was for each row, and would send rows without a key. If a build fails for want
+//! of memory, disk or temporary files, the table is copied again with its indexes in place, because
+//! those limits apply to sorts. A table whose indexes are built later is not split: one session
+//! without indexes copies more than several with them. Wide rows (more than 512 bytes per such
+//! index) cost more than their indexes, so those tables are split, and so are tables above 32 GB,
+//! because a lost session would lose too much.
+//!
+//! Rejected: dropping the indexes in a transaction of its own, because a crash would leave the
+//! subscriber without them; updates of the system catalogues. Measured, 1 GB on disk: 8.4 s instead
+//! of 12.8 s in parts.
 
 use wire::{Session, quote_ident};
 

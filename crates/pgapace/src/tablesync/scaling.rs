@@ -4,6 +4,9 @@
 //! holds a WAL lock or an index page waits for a processor). pgapace cannot query the number of
 //! processors. So it starts with few workers, and an additional one stays only if more is copied
 //! with it.
+//!
+//! Measured on 2 processors, medians of 5: 10 tables of 30 MB take 3.5 s with two workers and 4.1 s
+//! with four. A table of 300 MB takes 5.5, 4.0 and 4.6 s with one, two and four workers.
 
 use std::time::Duration;
 

@@ -10,6 +10,13 @@
 //! it reads again. For a server on the same machine the receive window is small (see
 //! `stream::socket`). An idle connection must not be delayed, so the reader naps only if data
 //! arrived just before.
+//!
+//! A nap lasts 200 us while data flows. In a backlog it doubles, up to 9.6 ms, for as long as much
+//! arrives. The receive buffer of a loopback connection is 24 kB, set before connect(2): a sender
+//! that has seen a larger window considers a smaller one silly and waits. A window limits what can
+//! be sent per round trip, so over a network the system's default is used. Measured with TPC-B
+//! transactions: 0.4 TCP segments per transaction instead of 4, and 0.6 of the walsender's CPU
+//! time.
 
 mod chunk;
 #[cfg(test)]

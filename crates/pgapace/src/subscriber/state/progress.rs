@@ -6,6 +6,15 @@
 //! affecting no row, unless the predecessor's row is committed and the epoch is current. The
 //! subscriber thereby refuses sessions of an earlier epoch, a second commit of the same
 //! transaction, and a commit out of turn.
+//!
+//! The table is append-only because a single row that every commit updates degrades while any
+//! session holds an old snapshot. The durability session deletes old rows; that DELETE is its
+//! synchronous commit.
+//!
+//! With `--preserve-commit-order=false`, a row need not find its predecessor, unless the
+//! transactions were sent in one pipeline. The rows that follow the oldest one without a gap are
+//! the low watermark. What lies beyond it is skipped after a restart, and the gap ends exactly
+//! where the next row begins.
 
 use engine::history::{self, Identity, Memory};
 use engine::progress::Range;

@@ -1,5 +1,9 @@
 //! Inserts of many rows with COPY FROM STDIN. As in the native apply worker, values go through the
 //! input or receive function of the column, with the column's `typmod`.
+//!
+//! COPY in binary format does not send types. If a user changes the type of a column to another of
+//! equal width (int4 to float4) while changes are applied, rows are misread until the schema watch
+//! notices it, within two seconds. Statements with arrays declare their types and fail instead.
 
 use pgoutput::Column;
 use wire::{CopyData, quote_ident};

@@ -4,6 +4,9 @@
 //! value is NULL. Parameters are declared with the base type of the subscriber's column and never
 //! cast. INSERT and UPDATE then coerce them by assignment, which checks lengths and domains as the
 //! native apply worker does. An explicit cast would truncate silently.
+//!
+//! Operators come from the operator family of the index and are written with their schema. Under
+//! the empty search path, `=` of citext would not be found.
 
 use pgoutput::{Column, ReplicaIdentity};
 use wire::{Param, quote_ident};

@@ -1,4 +1,9 @@
 //! The conditions that find a row: each compares a column with a value.
+//!
+//! A column may store a value differently from how it was sent: with another precision or length.
+//! The condition then applies the function that assignment applies (`Column::coercion`), in its
+//! implicit form, which refuses a value that does not fit. Keys that may be rounded have no
+//! comparison form, so such a table is locked as a whole and updated row by row.
 
 use wire::quote_ident;
 

@@ -4,6 +4,9 @@
 //! `text[]`, and the statement casts its elements to the base type, which calls the type's input
 //! function. The base type has no length, so the assignment to the column still checks lengths and
 //! domains.
+//!
+//! Keys are compared with `= ANY (ARRAY[...])` beside the join. With a plain `=` alone, a generic
+//! plan that was made while the table was empty reads the whole index.
 
 use wire::quote_ident;
 

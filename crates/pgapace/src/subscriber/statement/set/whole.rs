@@ -1,5 +1,12 @@
 //! Deletes and updates of a table whose rows are found by all columns. Each change affects exactly
 //! one of several equal rows. One scan of the table serves many changes.
+//!
+//! Identical before equal: `1.0` and `1.00` are equal, and a table without a key may hold both. A
+//! statement for one row looks for an identical row first (`record_image_eq`), and for an equal one
+//! only if there is none. A set statement takes identical rows only, so that two classes of equal
+//! rows never take the same row, and leaves the others to statements for one row. Which row changes
+//! therefore does not depend on the group. Types whose equality is that of their bytes are compared
+//! once.
 
 use engine::net::{Old, Segment, Update};
 use rustc_hash::FxHashMap;
