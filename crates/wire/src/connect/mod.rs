@@ -22,7 +22,7 @@ use crate::stream::{Address, SocketOptions, Stream, after, peer_uid};
 
 /// SO_RCVBUF, in bytes, of a replication connection over the loopback interface.
 ///
-/// The value was measured. ARCHITECTURE.md explains how the receive window determines throughput.
+/// The value was measured; `crate::replication` explains how the receive window determines throughput.
 const STREAM_RECEIVE_BUFFER: usize = 24 * 1024;
 
 /// Startup parameters that the program adds to the user's connection string.
