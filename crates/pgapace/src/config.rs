@@ -860,6 +860,9 @@ mod tests {
         let both = "name='a'\npublication=['p']\ncreate-slot=false\ncopy-data=true";
         assert!(message(both, None).contains("needs --create-slot"));
         let rule = "name='a'\non-conflict=['public.t:update_exists=apply']";
-        assert!(message(rule, None).contains("no action for update_exists: error, skip"));
+        assert!(
+            message(rule, None)
+                .contains("not an action for update_exists; use one of: error, skip")
+        );
     }
 }
