@@ -43,7 +43,7 @@ struct SubscriptionState {
 impl SubscriptionState {
     /// Whether a run would copy this table.
     fn to_copy(&self, config: &Config, table: &PublishedTable) -> bool {
-        let copy_data = self.row.as_ref().map_or(config.copy_data, |row| row.copy_data);
+        let copy_data = self.row.as_ref().map_or(config.copies_data(), |row| row.copy_data);
         let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
         copy_data && self.relations.iter().find(same).is_none_or(|r| r.sync_lsn.is_none())
     }
@@ -97,7 +97,7 @@ pub(crate) fn check(config: &Config) -> Report {
         reporter.group("types", |reporter| {
             tables::enums(publisher_session, subscriber_session, published, reporter)
         });
-        if !config.copy.schema {
+        if !config.copy_schema {
             reporter.group("sequences", |reporter| {
                 sequences(publisher_session, subscriber_session, config, published, reporter)
             });

@@ -41,7 +41,7 @@ pub(super) fn check(
         return None;
     }
     reporter.group("product", |reporter| genuine(session, SIDE, &FUNCTIONS, reporter));
-    if config.origin_none && version.major() < 16 {
+    if config.origin_none() && version.major() < 16 {
         reporter.block(
             "origin",
             format!(
@@ -136,7 +136,7 @@ fn settings(
         (field(&row, 0)?, field(&row, 1)?, field(&row, 2)?);
     let new = known.row.as_ref().is_none_or(|row| row.phase != Phase::Streaming);
     let running = known.owner.is_some();
-    let copies = config.copy_data && !running;
+    let copies = config.copies_data() && !running;
     // `later` is what tables need in addition that are copied later, or again.
     let mut room = |name: &'static str, (used, most): (i64, i64), needed: i64, later: i64| {
         let what = format!("{name}: {used} of {most} are in use");
@@ -160,7 +160,7 @@ fn settings(
     let slots = (slots, limit("max_replication_slots"));
     room("max_replication_slots", slots, slots_needed, i64::from(copies));
     let senders = (senders, limit("max_wal_senders"));
-    let senders_needed = match (running, new && config.copy_data) {
+    let senders_needed = match (running, new && config.copies_data()) {
         (true, _) => 0,
         // The slot's walsender holds the snapshot; a table that changes during the copy needs
         // another one.
@@ -171,7 +171,7 @@ fn settings(
     let reserved = limit("superuser_reserved_connections") + limit("reserved_connections");
     // Sessions that copy, one that reads the publications, and one that watches
     // `synchronous_standby_names`. The session of this check ends before.
-    let workers = i64::try_from(config.copy.workers).unwrap_or(i64::MAX);
+    let workers = i64::try_from(config.copy_workers).unwrap_or(i64::MAX);
     let connections = (connections - 1, limit("max_connections") - reserved);
     let looks = i64::from(copies) + i64::from(!running);
     room("max_connections", connections, looks, workers * i64::from(copies));

@@ -70,7 +70,7 @@ pub(super) fn check(
     reporter.group("settings", |reporter| settings(session, config, &known, reporter));
     if config.tag_commits {
         reporter.group("origin", |reporter| check_origin(session, config, &known, reporter));
-    } else if config.origin_none {
+    } else if config.origin_none() {
         reporter.warn(
             "origin",
             "commits are not tagged (--tag-commits=false): a subscription in the opposite \
@@ -259,7 +259,7 @@ fn settings(
     let what = format!("{used} of {most} connections are in use");
     let needed = SESSIONS + count(config.workers);
     // Copying can do with fewer sessions, but takes longer.
-    let copying = if config.copy_data { COPY_SESSIONS + count(config.copy.workers) } else { 0 };
+    let copying = if config.copies_data() { COPY_SESSIONS + count(config.copy_workers) } else { 0 };
     let streams = count(config.stream_sessions());
     let reading = if config.prefetch == Prefetch::Off { 0 } else { count(READERS) };
     let all = needed + copying + streams + reading;
@@ -342,7 +342,7 @@ fn check_origin(
     // One per worker, one for tables that are copied while others stream, and one per session for
     // streaming transactions.
     let needed =
-        count(config.workers) + i64::from(config.copy_data) + count(config.stream_sessions());
+        count(config.workers) + i64::from(config.copies_data()) + count(config.stream_sessions());
     let (problem, fix) = if !refused.is_empty() {
         (
             format!("role {role} may not use replication origins"),
@@ -363,7 +363,7 @@ fn check_origin(
         reporter.ok("origin", "commits can be tagged with a replication origin");
         return Ok(());
     };
-    if config.origin_none {
+    if config.origin_none() {
         reporter
             .block(
                 "origin",

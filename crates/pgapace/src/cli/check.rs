@@ -1,4 +1,4 @@
-//! `pgapace check`: says everything that is in the way, and what mends it.
+//! `pgapace check`: prints all blockers, warnings and notes, and what removes them.
 
 use clap::Args;
 use serde::Serialize;
@@ -13,7 +13,7 @@ pub(crate) struct CheckArgs {
     #[command(flatten)]
     selection: Selection,
 
-    /// Print a JSON array with one object for each blocker, warning and note
+    /// Print a JSON array with one object per blocker, warning and note
     #[arg(long)]
     json: bool,
 }

@@ -1,13 +1,13 @@
 //! `pgapace completions`: the completion script of a shell.
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
-use crate::cli::{Cli, output};
+use crate::cli::{command, output};
 
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
-    /// Which shell
+    /// Shell that reads the script
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -15,6 +15,6 @@ pub(crate) struct CompletionsArgs {
 /// Writes the script.
 pub(crate) fn run(args: &CompletionsArgs) {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "pgapace", &mut script);
+    clap_complete::generate(args.shell, &mut command(), "pgapace", &mut script);
     output::text(&String::from_utf8_lossy(&script));
 }

@@ -17,7 +17,7 @@ pub(crate) struct DropArgs {
     #[command(flatten)]
     selection: Selection,
 
-    /// Leave the slot on the publisher, which may be gone for good. A slot that stays keeps WAL
+    /// Do not drop the slot, for a publisher that is gone for good. A slot that stays holds WAL
     #[arg(long)]
     keep_slot: bool,
 

@@ -4,21 +4,25 @@ pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod drop;
 pub(crate) mod enable;
+pub(crate) mod man;
 pub(crate) mod output;
 pub(crate) mod prepared;
 pub(crate) mod resync;
 pub(crate) mod run;
 pub(crate) mod sequences;
+pub(crate) mod settings;
 pub(crate) mod skip;
 pub(crate) mod status;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use wire::Session;
 
-use crate::config::{Settings, Site, Subscription, sites, subscriptions};
+use crate::config::declarations::SETTINGS;
+use crate::config::given::Given;
+use crate::config::{Site, Subscription, sites, subscriptions};
 use crate::error::{Class, Failure, Result};
 use crate::observe::logging::{self, LogFormat};
 #[cfg(feature = "demo")]
@@ -36,13 +40,13 @@ Exit codes:
    5  the subscriber cannot be reached, is too old, or refuses
    6  publisher and subscriber do not fit together (tables, columns, identities)
    7  the replication slot is gone, invalidated, or ahead of the subscriber
-   8  the subscription or its slot is used by somebody else
-   9  a change could not be applied
-  10  the publisher's history is not the one the subscriber has followed
-  11  stopped by a signal before the goal of --until was reached
+   8  another process uses the subscription or its slot
+   9  a change cannot be applied
+  10  the publisher's history is not the one that the subscriber followed
+  11  a signal stopped the process before it reached --until
   12  the spool directory is full or cannot be used
-  13  the subscription was disabled because of an error (--disable-on-error, pgapace enable)
-  14  the subscriber is behind the publisher, and the verb needs it not to be (pgapace sequences)";
+  13  an error disabled the subscription (--disable-on-error, pgapace enable)
+  14  the subscriber is behind the publisher, and the verb needs it to be current (pgapace sequences)";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -58,18 +62,18 @@ const RUN_HELP: &str = r#"Example:
   pgapace run --publisher postgresql://repl@a/shop --subscriber postgresql://b/shop \
               --publication shop --name shop"#;
 
-const CHECK_HELP: &str = r#"Exits with 0 if nothing is in the way, 6 if something is, 4 or 5 if publisher or subscriber cannot be reached.
+const CHECK_HELP: &str = r#"The exit code is 0 without blockers, 6 with blockers, 4 or 5 if publisher or subscriber cannot be reached.
 
 Example:
   pgapace check --publisher postgresql://repl@a/shop --subscriber postgresql://b/shop \
                 --publication shop --name shop"#;
 
-const STATUS_HELP: &str = r#"Needs no more than --subscriber. With --publisher it also shows the lag and what the slot keeps.
+const STATUS_HELP: &str = r#"It needs only --subscriber. With --publisher it also shows the lag and the WAL that the slot holds.
 
 Example:
   pgapace status --subscriber postgresql://b/shop --publisher postgresql://a/shop --json"#;
 
-const DROP_HELP: &str = r#"Needs --subscriber and --name, and --publisher unless --keep-slot is given.
+const DROP_HELP: &str = r#"It needs --subscriber and --name, and --publisher unless --keep-slot is given.
 
 Example:
   pgapace drop --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --name shop"#;
@@ -80,28 +84,28 @@ const RESYNC_HELP: &str = r#"Example:
 const REFRESH_HELP: &str = r#"Example:
   pgapace refresh --config /etc/pgapace.toml --name shop"#;
 
-const SEQUENCES_HELP: &str = r#"Run it when nothing more is written on the publisher, before the subscriber takes over; or before that, with a margin for the values that the publisher still hands out.
+const SEQUENCES_HELP: &str = r#"Run it after the last write on the publisher, before applications move to the subscriber. Or run it earlier, with a --margin for values that the publisher still assigns.
 
-All sequences are set of the schemas that have published tables or are published (FOR TABLES IN SCHEMA), and all of the database with FOR ALL TABLES. A sequence never goes back unless --allow-backwards is given. Sequences that are left as they are, are listed with the reason; exit code 6 if one should have been set.
+It sets the sequences of all schemas with published tables, and those of published schemas. With FOR ALL TABLES it sets all sequences of the database. A sequence never goes back without --allow-backwards. The output lists sequences that were not set, with the reason. The exit code is 6 if one of them should have been set.
 
-It waits until everything is applied that was committed before: a TRUNCATE … RESTART IDENTITY that is still in the stream would set sequences back afterwards. It exits with 14, and nothing is set, if the subscriber stays behind.
+It waits until the subscriber has applied what was committed before, because TRUNCATE … RESTART IDENTITY would set sequences back afterwards. If the subscriber stays behind, nothing is set, and the exit code is 14.
 
 Example:
   pgapace sequences --config /etc/pgapace.toml --name shop
   pgapace sequences --config /etc/pgapace.toml --name shop --margin 10000 --json"#;
 
-const SKIP_HELP: &str = r#"Needs --subscriber and --name. Nothing of the transaction is applied, and it is not known any more afterwards: what it would have changed has to be mended by hand.
+const SKIP_HELP: &str = r#"It needs --subscriber and --name. pgapace applies nothing of the transaction and does not keep its changes: make them by hand.
 
 Example:
   pgapace skip --subscriber postgresql://b/shop --name shop --lsn 16/B374D848"#;
 
-const PREPARED_HELP: &str = r#"Needs --subscriber and --name. The publisher resolves them by itself: this is for those that it never will.
+const PREPARED_HELP: &str = r#"It needs --subscriber and --name. COMMIT PREPARED and ROLLBACK PREPARED on the publisher resolve these transactions too: use this verb only if they never will.
 
 Example:
   pgapace prepared --subscriber postgresql://b/shop --name shop
   pgapace prepared --subscriber postgresql://b/shop --name shop --rollback order-17"#;
 
-const ENABLE_HELP: &str = r#"Needs --subscriber and --name.
+const ENABLE_HELP: &str = r#"It needs --subscriber and --name.
 
 Example:
   pgapace enable --subscriber postgresql://b/shop --name shop"#;
@@ -113,19 +117,25 @@ const DEMO_HELP: &str = r#"Example:
 const COMPLETIONS_HELP: &str = r#"Example:
   pgapace completions bash > /etc/bash_completion.d/pgapace"#;
 
+const MAN_HELP: &str = r#"Example:
+  pgapace man run | man -l -"#;
+
+const SETTINGS_HELP: &str = r#"Example:
+  pgapace settings > docs/settings.md"#;
+
 /// Applies PostgreSQL logical replication from outside the servers.
 ///
 /// pgapace reads publications of a publisher over the replication protocol and applies them to a
-/// subscriber database. Nothing is installed in either server; all state is kept on the subscriber, in
-/// schema pgapace.
+/// subscriber database. Nothing is installed in either server. All state is in schema pgapace of the
+/// subscriber.
 #[derive(Debug, Parser)]
 #[command(name = "pgapace", version, after_help = EXIT_CODES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub(crate) struct Cli {
-    /// How log lines look [default: human on a terminal, else text without colour]
+    /// Form of log lines
     #[arg(long, global = true, value_enum, env = "PGAPACE_LOG_FORMAT", default_value = "human")]
     log_format: LogFormat,
 
-    /// What is logged: error, warn, info, debug, trace, or a filter such as pgapace=debug
+    /// Level of log lines: error, warn, info, debug, trace, or a filter such as pgapace=debug
     #[arg(long, global = true, value_name = "LEVEL", env = "PGAPACE_LOG", default_value = "info")]
     log_level: String,
 
@@ -135,34 +145,34 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Copy the tables on the first run, then apply changes until stopped
+    /// Copy the tables at the first start, then apply changes until stopped
     #[command(after_help = RUN_HELP)]
     Run(run::RunArgs),
-    /// Look for everything that would keep a subscription from working, with the SQL that mends it
+    /// Check a subscription on both sides, and print the SQL that removes what blocks it
     #[command(after_help = CHECK_HELP)]
     Check(check::CheckArgs),
     /// Show the state of subscriptions
     #[command(after_help = STATUS_HELP)]
     Status(status::StatusArgs),
-    /// Empty tables and copy them again, while the others go on
+    /// Truncate tables and copy them again, while other tables continue
     #[command(after_help = RESYNC_HELP)]
     Resync(resync::ResyncArgs),
-    /// Copy tables that were added to the publication, before their first change comes
+    /// Copy tables that were added to the publication, before their first change arrives
     #[command(after_help = REFRESH_HELP)]
     Refresh(resync::RefreshArgs),
-    /// Set the subscriber's sequences to the publisher's values: the stream does not carry them
+    /// Set the subscriber's sequences to the publisher's values, which are not replicated
     #[command(after_help = SEQUENCES_HELP)]
     Sequences(sequences::SequencesArgs),
-    /// Leave out one transaction of the publisher that cannot be applied
+    /// Skip one transaction of the publisher that cannot be applied
     #[command(after_help = SKIP_HELP)]
     Skip(skip::SkipArgs),
-    /// List, or resolve by hand, transactions that are prepared on the subscriber
+    /// List transactions that are prepared on the subscriber, or resolve one by hand
     #[command(after_help = PREPARED_HELP)]
     Prepared(prepared::PreparedArgs),
-    /// Let a subscription run again that an error has disabled
+    /// Enable a subscription that was disabled because of an error
     #[command(after_help = ENABLE_HELP)]
     Enable(enable::EnableArgs),
-    /// Remove a subscription: its slot, its origins and its state; tables are left as they are
+    /// Drop a subscription: its slot, its origins and its state, but not its tables
     #[command(after_help = DROP_HELP)]
     Drop(drop::DropArgs),
     /// Start two servers in a temporary directory, replicate a live load and compare
@@ -172,17 +182,46 @@ enum Command {
     /// Write the completion script of a shell to standard output
     #[command(after_help = COMPLETIONS_HELP)]
     Completions(completions::CompletionsArgs),
+    /// Write a manual page to standard output
+    #[command(after_help = MAN_HELP)]
+    Man(man::ManArgs),
+    /// Write the reference of all settings (docs/settings.md) to standard output
+    #[command(after_help = SETTINGS_HELP)]
+    Settings,
+}
+
+/// The whole command line, with the flags of each verb that it uses.
+pub(crate) fn command() -> clap::Command {
+    let mut command = Cli::command();
+    let verbs: Vec<_> = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+    for verb in &verbs {
+        command = command.mut_subcommand(verb, |mut found| {
+            let unused: Vec<_> = SETTINGS
+                .iter()
+                .filter(|setting| !setting.verbs.contains(&verb.as_str()))
+                .filter(|setting| found.get_arguments().any(|arg| arg.get_id() == setting.name))
+                .collect();
+            for setting in unused {
+                found = found.mut_arg(setting.name, |arg| arg.hide(true));
+            }
+            found
+        });
+    }
+    command
 }
 
 /// Which subscriptions a verb works on.
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
     /// Configuration file (TOML) with one or several subscriptions
-    #[arg(long, value_name = "FILE", env = "PGAPACE_CONFIG")]
+    ///
+    /// Each setting is a flag (--copy-workers), an environment variable (PGAPACE_COPY_WORKERS) and a
+    /// key of this file (copy-workers). A flag overrides the environment, and that the file.
+    #[arg(long, value_name = "FILE", env = "PGAPACE_CONFIG", help_heading = "Subscription")]
     config: Option<PathBuf>,
 
     #[command(flatten)]
-    settings: Settings,
+    settings: Given,
 }
 
 impl Selection {
@@ -208,9 +247,7 @@ impl Selection {
         })?;
         Ok((name, site))
     }
-}
 
-impl Selection {
     /// For verbs that change what is recorded of one subscription.
     fn existing(&self) -> Result<(Session, state::Subscription)> {
         let (name, site) = self.one_by_name()?;
@@ -222,9 +259,12 @@ impl Selection {
     }
 }
 
-/// Parses the command line and runs the verb.
+/// Runs the verb of the command line.
 pub(crate) fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::from_arg_matches(&command().get_matches()) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
     if let Err(failure) = logging::start(cli.log_format, &cli.log_level) {
         return output::fail(&failure);
     }
@@ -243,6 +283,11 @@ pub(crate) fn main() -> ExitCode {
         Command::Demo(args) => run_demo(&args),
         Command::Completions(args) => {
             completions::run(&args);
+            Ok(())
+        }
+        Command::Man(args) => man::run(&args),
+        Command::Settings => {
+            settings::run();
             Ok(())
         }
     };

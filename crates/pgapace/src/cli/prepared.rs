@@ -12,20 +12,20 @@ pub(crate) struct PreparedArgs {
     #[command(flatten)]
     selection: Selection,
 
-    /// Commit this one on the subscriber, whatever the publisher does: its name on either side
+    /// Commit this transaction on the subscriber, whatever the publisher does; its name on either side
     #[arg(long, value_name = "GID", conflicts_with = "rollback")]
     commit: Option<String>,
 
-    /// Roll this one back on the subscriber, and leave it out if the publisher commits it
+    /// Roll this transaction back on the subscriber, and skip it if the publisher commits it
     #[arg(long, value_name = "GID")]
     rollback: Option<String>,
 
-    /// Print a JSON array with one object a transaction
+    /// Print a JSON array with one object per transaction
     #[arg(long, conflicts_with_all = ["commit", "rollback"])]
     json: bool,
 }
 
-/// One of them, as it is shown.
+/// A prepared transaction, as shown.
 #[derive(Debug, Serialize)]
 pub(crate) struct Shown {
     /// On the publisher; empty if nobody knows any more.
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &PreparedArgs) -> Result<()> {
                 return output::json(&shown);
             }
             if shown.is_empty() {
-                output::line("nothing of the subscription is prepared on the subscriber");
+                output::line("the subscription has no prepared transactions on the subscriber");
             }
             shown.iter().for_each(|one| output::line(&one.line()));
             return Ok(());
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &PreparedArgs) -> Result<()> {
         .hint("Take the name on the subscriber: pgapace prepared lists them."));
     };
     if !commit {
-        // Before it is gone, so that it is never gone without a word.
+        // Recorded before the rollback, so that no transaction disappears without a record.
         one.prepared.give_up(&mut control)?;
     }
     let there = one.prepared.resolve(&mut control, commit)?;

@@ -1,4 +1,4 @@
-//! `pgapace resync` and `pgapace refresh`: tables that are to be copied, by a run that goes on or by
+//! `pgapace resync` and `pgapace refresh`: requests to copy tables. The running process copies them, or
 //! the next one.
 
 use clap::Args;
@@ -19,7 +19,7 @@ pub(crate) struct ResyncArgs {
     #[command(flatten)]
     selection: Selection,
 
-    /// Tables to empty and copy again, with their schema unless it is public
+    /// Tables to truncate and copy again, with their schema unless it is public
     #[arg(required = true, value_name = "TABLE")]
     tables: Vec<String>,
 }
@@ -50,7 +50,7 @@ fn open(config: &Config) -> Result<Site> {
     Ok(Site { control, row, published })
 }
 
-/// Marks tables of which the copy is to be made anew.
+/// Marks tables to be copied again.
 pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
     let mut subscriptions = args.selection.subscriptions()?;
     let config = subscriptions.pop().filter(|_| subscriptions.is_empty()).ok_or_else(|| {
@@ -58,7 +58,7 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
             .hint("Name one with --name.")
     })?;
     let mut site = open(&config)?;
-    // Before that the tables of such a subscription have no position from which they are applied.
+    // Until then the tables of such a subscription have no sync LSN.
     if !site.row.copy_data && site.row.phase != Phase::Streaming {
         return Err(Failure::new(
             Class::Config,
@@ -76,7 +76,7 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
         })?;
         chosen.push(found.clone());
     }
-    check_subscribers(&mut site.control, &chosen, false, config.copy.filled)?;
+    check_subscribers(&mut site.control, &chosen, false, config.if_not_empty)?;
     table_state::request_again(&mut site.control, site.row.id, &chosen)?;
     tell(&mut site, &chosen)
 }
@@ -92,7 +92,7 @@ pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
             output::line(&format!("{}: no new tables", config.name));
             continue;
         }
-        check_subscribers(&mut site.control, &new, site.row.copy_data, config.copy.filled)?;
+        check_subscribers(&mut site.control, &new, site.row.copy_data, config.if_not_empty)?;
         table_state::request(&mut site.control, site.row.id, &new)?;
         tell(&mut site, &new)?;
     }

@@ -8,6 +8,7 @@ use pgoutput::Lsn;
 
 use crate::apply::sessions::Share;
 use crate::cli::Selection;
+use crate::config::IfNotEmpty;
 use crate::error::{Class, Failure, Result};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscription::{self, RunOptions, Until};
@@ -18,23 +19,23 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     selection: Selection,
 
-    /// Stop when the publisher's present end of WAL (current), or this LSN, is durable on the
-    /// subscriber
+    /// Stop when the publisher's current end of WAL, or this LSN, is durable on the subscriber
     #[arg(long, value_name = "current|LSN", value_parser = parse_until)]
     until: Option<Until>,
 
-    /// At the first start: empty this table of the subscriber before it is copied, if nobody has
-    /// written to it since it was looked at; repeat it. The error about tables that are not empty
-    /// prints the values
-    #[arg(long, value_name = "SCHEMA.TABLE@SNAPSHOT")]
+    /// Truncate this table once before its first copy; repeat it
+    ///
+    /// The error about tables that are not empty prints the values. The table is not truncated if a
+    /// row of it was written after that snapshot of the subscriber. SCHEMA.*@SNAPSHOT stands for all
+    /// published tables of a schema that are not named themselves.
+    #[arg(long, value_name = "SCHEMA.TABLE@SNAPSHOT", help_heading = "Copying tables")]
     truncate: Vec<TruncateDecision>,
 
-    /// End the sessions of another process that runs this subscription
+    /// Terminate the sessions of another process that runs this subscription
     #[arg(long)]
     take_over: bool,
 
-    /// Of several subscriptions, stop all when one fails, instead of trying that one again while
-    /// the others go on
+    /// Stop all subscriptions when one fails, instead of retrying it while the others continue
     #[arg(long, env = "PGAPACE_FAIL_TOGETHER")]
     fail_together: bool,
 }
@@ -48,14 +49,19 @@ fn parse_until(text: &str) -> std::result::Result<Until, String> {
 
 /// Runs until stopped, until all goals are reached, or until nothing runs any more.
 ///
-/// Of several subscriptions, one that fails does not take the others down: it is reported at once,
-/// and tried again after a while. What one has failed with, and not recovered from, is the result in
-/// the end.
+/// A subscription that fails does not stop the others: it is logged at once and retried later. The
+/// result is the first failure from which no subscription has recovered.
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let subscriptions = args.selection.subscriptions()?;
-    if subscriptions.len() > 1 && !args.truncate.is_empty() {
-        return Err(Failure::new(Class::Config, "--truncate is for one subscription")
-            .hint("Choose it with --name."));
+    if !args.truncate.is_empty() {
+        if subscriptions.len() > 1 {
+            return Err(Failure::new(Class::Config, "--truncate is for one subscription")
+                .hint("Choose it with --name."));
+        }
+        if subscriptions.iter().any(|one| one.if_not_empty == IfNotEmpty::Keep) {
+            let message = "--truncate and --if-not-empty keep exclude each other";
+            return Err(Failure::new(Class::Config, message));
+        }
     }
     let shutdown = Shutdown::on_signals()?;
     let together = args.fail_together;
@@ -63,7 +69,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         until: args.until,
         truncate: args.truncate.clone(),
         take_over: args.take_over,
-        // A goal that one has failed to reach is not reached by waiting.
+        // Waiting does not reach a goal that one has failed to reach.
         keep_trying: subscriptions.len() > 1 && !together && args.until.is_none(),
     };
     let several = subscriptions.len() > 1;
@@ -82,7 +88,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
                 let result = result.unwrap_or_else(|_| {
                     Err(Failure::internal(format!("subscription {name} panicked")))
                 });
-                // Who waits for it does so until all have ended.
+                // The receiver below ends when all have sent.
                 drop(sender.send((name, result)));
             })
             .map_err(|e| Failure::internal(format!("cannot start a thread: {e}")))?;

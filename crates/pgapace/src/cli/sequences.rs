@@ -33,33 +33,31 @@ pub(crate) struct SequencesArgs {
     #[arg(long, value_name = "TABLE", conflicts_with = "sequence")]
     table: Vec<String>,
 
-    /// Leave this sequence as it is; repeat it
+    /// Do not set this sequence; repeat it
     #[arg(long, value_name = "SEQUENCE")]
     exclude: Vec<String>,
 
-    /// Leave out so many values of each sequence beyond the publisher's, for those that it still
-    /// hands out
+    /// Skip this number of values of each sequence, for those that the publisher still assigns
     #[arg(long, value_name = "VALUES", default_value_t = 0)]
     margin: u64,
 
-    /// Also set sequences to values that they have passed
+    /// Also set sequences back that are ahead of the publisher
     #[arg(long)]
     allow_backwards: bool,
 
-    /// How long to wait for the subscriber to apply what was committed before, in seconds
+    /// Seconds to wait until the subscriber has applied what was committed before
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     wait: u64,
 
-    /// Set them although the subscriber is behind; a TRUNCATE … RESTART IDENTITY that is still to be
-    /// applied sets sequences back
+    /// Do not wait for the subscriber. A later TRUNCATE … RESTART IDENTITY sets sequences back
     #[arg(long, conflicts_with = "wait")]
     force: bool,
 
-    /// Set nothing, and say what would be set, whatever the lag
+    /// Set nothing, and print what would be set
     #[arg(long)]
     dry_run: bool,
 
-    /// Report as JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }

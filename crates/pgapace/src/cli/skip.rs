@@ -12,7 +12,7 @@ pub(crate) struct SkipArgs {
     #[command(flatten)]
     selection: Selection,
 
-    /// Commit LSN of the transaction, as the error message has it; none takes an earlier one back
+    /// Commit LSN of the transaction, as in the error message; none cancels an earlier request
     #[arg(long, value_name = "LSN|none", value_parser = parse)]
     lsn: Skip,
 }
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &SkipArgs) -> Result<()> {
         return Err(Failure::new(
             Class::Config,
             format!(
-                "the transaction with commit LSN {lsn} is behind: {} is applied",
+                "the transaction with commit LSN {lsn} cannot be skipped: {} is applied",
                 applied.through
             ),
         )
@@ -47,10 +47,10 @@ pub(crate) fn run(args: &SkipArgs) -> Result<()> {
     state::set_skip(&mut control, row.id, lsn)?;
     output::line(&match lsn {
         Some(lsn) => format!(
-            "from its next start on, subscription {} leaves out the transaction with commit LSN {lsn}",
+            "subscription {} skips the transaction with commit LSN {lsn} after its next start",
             row.name
         ),
-        None => format!("subscription {} leaves out nothing", row.name),
+        None => format!("subscription {} skips nothing", row.name),
     });
     Ok(())
 }

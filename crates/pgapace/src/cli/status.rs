@@ -24,7 +24,7 @@ pub(crate) struct StatusArgs {
     #[command(flatten)]
     selection: Selection,
 
-    /// Print a JSON array with one object a subscription
+    /// Print a JSON array with one object per subscription
     #[arg(long)]
     json: bool,
 }

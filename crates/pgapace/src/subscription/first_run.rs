@@ -81,10 +81,10 @@ impl Supervisor<'_> {
     ) -> Result<Subscription> {
         let config = self.config;
         let mut emptied = Vec::new();
-        if config.copy.schema {
+        if config.copy_schema {
             check_absent(control, tables)?;
         } else {
-            let (copies, filled) = (config.copy_data, config.copy.filled);
+            let (copies, filled) = (config.copies_data(), config.if_not_empty);
             emptied = check_first_subscribers(control, tables, copies, filled, &self.truncate)?;
         }
         let failed = |e: &wire::Error| Failure::subscriber(e, "recording the subscription");
@@ -96,8 +96,8 @@ impl Supervisor<'_> {
                 slot_name: &config.slot,
                 publications: &config.publications,
                 owns_slot: config.create_slot,
-                copy_data: config.copy_data,
-                schema_copy: config.copy.schema.then_some(SchemaCopy::Before),
+                copy_data: config.copies_data(),
+                schema_copy: config.copy_schema.then_some(SchemaCopy::Before),
             },
         )?;
         if !emptied.is_empty() {
@@ -112,7 +112,7 @@ impl Supervisor<'_> {
             publisher: &self.config.publisher,
             subscriber: &self.config.subscriber,
             id: row.id,
-            jobs: self.config.copy.workers,
+            jobs: self.config.copy_workers,
             shutdown: self.shutdown,
         }
     }
@@ -129,7 +129,7 @@ impl Supervisor<'_> {
         }
         self.schema_copier(row).before()?;
         let tables = publication::tables(source, &self.config.publications)?;
-        check_subscribers(control, &tables, row.copy_data, self.config.copy.filled)
+        check_subscribers(control, &tables, row.copy_data, self.config.if_not_empty)
     }
 
     /// Creates what a copy does not need: indexes, constraints, triggers.

@@ -267,8 +267,8 @@ impl Supervisor<'_> {
             publications: &config.publications,
             slot: &row.slot_name,
             copy_data: row.copy_data,
-            options: &config.copy,
-            indexes_after: config.copy.indexes_after,
+            options: config.copy(),
+            indexes_after: config.indexes_after,
             joins: false,
             shutdown: self.shutdown,
         };

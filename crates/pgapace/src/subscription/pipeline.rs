@@ -114,7 +114,8 @@ impl Supervisor<'_> {
         let locks_ordered = (config.workers > 1).then_some(config.preserve_commit_order);
         let tables = Tables::new(&states, types, locks_ordered)
             .with_policy(config.on_conflict.clone(), row.id);
-        let joins = SyncContext { copy_data: row.copy_data && config.copy_joining, ..context };
+        let joins =
+            SyncContext { copy_data: row.copy_data && config.copies_added_tables(), ..context };
         let adder = Adder::new(joins, unknown(published, &states));
         let part_limits = self.part_limits();
         let memory = Arc::clone(&receiver.memory);
@@ -150,7 +151,7 @@ impl Supervisor<'_> {
             shutdown: self.shutdown,
             until,
             skip: row.skip,
-            conflict_retention: config.conflict_retention,
+            conflict_retention: config.conflict_retention(),
             durable_commits,
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
             rows_through: settings.rows_through,
@@ -192,7 +193,7 @@ impl Supervisor<'_> {
             resumption.acknowledged,
             &self.config.publications,
             &slot::StreamOptions {
-                origin_none: self.config.origin_none,
+                origin_none: self.config.origin_none(),
                 two_phase: resumption.two_phase,
                 binary: resumption.format.binary,
                 streaming,

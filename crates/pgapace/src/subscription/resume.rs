@@ -130,7 +130,7 @@ impl Supervisor<'_> {
     /// The settings that decide which transactions the publisher sends.
     pub(super) fn sent_as(&self) -> String {
         let config = self.config;
-        let origin = if config.origin_none { "none" } else { "any" };
+        let origin = if config.origin_none() { "none" } else { "any" };
         format!("publications {}, origin {origin}", state::name_array(&config.publications))
     }
 

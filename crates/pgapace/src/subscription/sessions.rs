@@ -50,7 +50,7 @@ impl Supervisor<'_> {
         purpose: Purpose,
         identity: Identity,
     ) -> Connector {
-        let (origin_none, workers) = (self.config.origin_none, self.config.workers);
+        let (origin_none, workers) = (self.config.origin_none(), self.config.workers);
         let subscriber = Arc::new(subscriber.clone());
         let policy = Arc::new(self.config.on_conflict.clone());
         let tagging = Arc::clone(&self.tagging);

@@ -54,7 +54,7 @@ impl Supervisor<'_> {
                 Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
             source = publisher.connect()?;
         }
-        if config.origin_none && source.server_version().major() < 16 {
+        if config.origin_none() && source.server_version().major() < 16 {
             // An older publisher ignores the option and sends the changes of all origins.
             return Err(Failure::new(
                 Class::Publisher,

@@ -12,7 +12,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use wire::Session;
 
 use crate::apply::tables::Tables;
-use crate::config::{CopyOptions, Filled};
+use crate::config::{CopyOptions, IfNotEmpty};
 use crate::error::{Failure, LOCK_NOT_AVAILABLE, Result};
 use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::publisher::session::{Publisher, current_lsn};
@@ -260,7 +260,7 @@ impl<'a> Adder<'a> {
 
     /// Whether added tables may not hold rows.
     fn must_be_empty(&self) -> bool {
-        self.context.copy_data && self.context.options.filled == Filled::Refuse
+        self.context.copy_data && self.context.options.if_not_empty != IfNotEmpty::Keep
     }
 
     /// The copy of a table has failed. It is copied again, after increasing pauses.
@@ -576,7 +576,7 @@ impl Copier {
             publications: context.publications.to_vec(),
             slot: context.slot.to_owned(),
             copy_data: context.copy_data,
-            options: *context.options,
+            options: context.options,
             ended,
         }
     }
@@ -590,7 +590,7 @@ impl Copier {
             publications: &self.publications,
             slot: &self.slot,
             copy_data: self.copy_data,
-            options: &self.options,
+            options: self.options,
             // Apply workers must never wait for a lock of a copy.
             indexes_after: false,
             joins: true,

@@ -55,6 +55,12 @@ impl FromStr for TruncateDecision {
     }
 }
 
+impl TruncateDecision {
+    fn is_about(&self, table: &PublishedTable) -> bool {
+        self.schema == table.schema && self.table.as_ref().is_none_or(|name| *name == table.name)
+    }
+}
+
 /// A table that may be emptied, and the snapshot of the subscriber that the decision refers to.
 pub(crate) type Emptied = (PublishedTable, String);
 
@@ -66,15 +72,13 @@ pub(crate) fn decide(
     subscribers: &[SubscriberTable],
     decisions: &[TruncateDecision],
 ) -> Result<Vec<Emptied>> {
+    // `s.t` takes precedence over `s.*`.
     let decision_about = |table: &PublishedTable| {
-        decisions.iter().find(|decision| {
-            decision.schema == table.schema
-                && decision.table.as_ref().is_none_or(|name| *name == table.name)
-        })
+        let about = decisions.iter().filter(|decision| decision.is_about(table));
+        about.max_by_key(|decision| decision.table.is_some())
     };
     for decision in decisions {
-        let is_published = |table: &PublishedTable| decision_about(table) == Some(decision);
-        if !published.iter().any(is_published) {
+        if !published.iter().any(|table| decision.is_about(table)) {
             let table = decision.table.as_deref().unwrap_or("*");
             return Err(Failure::new(
                 Class::Mismatch,
@@ -124,7 +128,7 @@ pub(crate) fn refuse(session: &mut Session, filled: &[&SubscriberTable]) -> Resu
     )
     .hint(format!(
         "TRUNCATE them on the subscriber; or let pgapace empty them once, if nothing writes to \
-         them before, with {}; or pass --keep to copy into them and keep their rows; or pass \
+         them before, with {}; or pass --if-not-empty keep to copy into them and keep their rows; or pass \
          --copy-data=false if they already hold the publisher's rows as of the slot.",
         options.join(" ")
     )))

@@ -28,7 +28,7 @@ use wire::Session;
 pub(crate) use added_tables::{Added, Adder, Copying, Name};
 pub(crate) use snapshot::Snapshot;
 
-use crate::config::{CopyOptions, Filled};
+use crate::config::{CopyOptions, IfNotEmpty};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
@@ -56,7 +56,7 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) publications: &'a [String],
     pub(crate) slot: &'a str,
     pub(crate) copy_data: bool,
-    pub(crate) options: &'a CopyOptions,
+    pub(crate) options: CopyOptions,
     /// Whether indexes of empty tables may be built after the rows, which keeps these tables locked
     /// until then.
     pub(crate) indexes_after: bool,
@@ -77,10 +77,10 @@ pub(crate) fn check_subscribers(
     session: &mut Session,
     tables: &[PublishedTable],
     copy_data: bool,
-    policy: Filled,
+    policy: IfNotEmpty,
 ) -> Result<()> {
     let subscribers = subscriber_tables::fitting(session, tables)?;
-    if copy_data && policy == Filled::Refuse {
+    if copy_data && policy != IfNotEmpty::Keep {
         refuse_filled(session, &subscribers)?;
     }
     Ok(())
@@ -92,18 +92,18 @@ pub(crate) fn check_first_subscribers(
     session: &mut Session,
     tables: &[PublishedTable],
     copy_data: bool,
-    policy: Filled,
+    policy: IfNotEmpty,
     decisions: &[TruncateDecision],
 ) -> Result<Vec<Emptied>> {
     let subscribers = subscriber_tables::fitting(session, tables)?;
-    if copy_data && policy == Filled::Refuse {
+    if copy_data && policy != IfNotEmpty::Keep {
         emptying::decide(session, tables, &subscribers, decisions)
     } else {
         Ok(Vec::new())
     }
 }
 
-/// Checks that the subscriber has none of the tables, because `--schema` creates them.
+/// Checks that the subscriber has none of the tables, because `--copy-schema` creates them.
 pub(crate) fn check_absent(session: &mut Session, tables: &[PublishedTable]) -> Result<()> {
     let found = subscriber_tables::read(session, tables)?;
     let existing: Vec<_> = found.iter().flatten().map(SubscriberTable::display_name).collect();
@@ -114,7 +114,7 @@ pub(crate) fn check_absent(session: &mut Session, tables: &[PublishedTable]) -> 
         Class::Mismatch,
         format!("the subscriber already has published tables: {}", existing.join(", ")),
     )
-    .hint("Omit --schema, or drop these tables on the subscriber."))
+    .hint("Omit --copy-schema, or drop these tables on the subscriber."))
 }
 
 fn refuse_filled(session: &mut Session, subscribers: &[SubscriberTable]) -> Result<()> {
@@ -228,11 +228,11 @@ fn copy_pending(
         return Ok(Vec::new());
     }
     let mut empty_now = vec![true; subscribers.len()];
-    match context.options.filled {
-        Filled::Refuse => {}
+    match context.options.if_not_empty {
+        IfNotEmpty::Refuse | IfNotEmpty::Truncate => {}
         // Such a table is copied in one transaction. After an interruption, rows of a part could
         // not be distinguished from the rows to keep.
-        Filled::Keep => {
+        IfNotEmpty::Keep => {
             subscriber_tables::filled(control, &subscribers)?
                 .into_iter()
                 .for_each(|i| empty_now[i] = false);
@@ -272,7 +272,7 @@ fn all(
             left.iter().map(|index| (&subscribers[*index], states[*index].as_ref())).collect();
         emptying::empty(control, context.owner(), &tables)?;
     }
-    if context.options.filled == Filled::Refuse {
+    if context.options.if_not_empty != IfNotEmpty::Keep {
         refuse_filled(control, &subscribers)?;
     }
     Ok((published, subscribers))
@@ -285,7 +285,7 @@ fn only_possible(
     pending: Vec<(PublishedTable, Option<RelationState>)>,
 ) -> Result<(Vec<PublishedTable>, Vec<SubscriberTable>)> {
     let owner = context.owner();
-    let refuse = context.options.filled == Filled::Refuse;
+    let refuse = context.options.if_not_empty != IfNotEmpty::Keep;
     let emptied: FxHashMap<_, _> = pending
         .iter()
         .filter(|(_, state)| partly(state))

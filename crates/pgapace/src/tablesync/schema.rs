@@ -82,7 +82,7 @@ impl SchemaCopier<'_> {
             "the publisher's schema cannot be created on the subscriber",
         )
         .detail(said)
-        .hint("Nothing was created. Create the tables yourself, and omit --schema."))
+        .hint("Nothing was created. Create the tables yourself, and omit --copy-schema."))
     }
 
     /// Creates indexes, constraints and triggers.
@@ -152,7 +152,7 @@ impl SchemaCopier<'_> {
     fn run(&self, mut command: Command, name: &str) -> Result<(bool, String)> {
         let mut child = command.spawn().map_err(|error| {
             Failure::new(Class::Config, format!("cannot run {name}: {error}"))
-                .hint("--schema needs pg_dump, psql and pg_restore in the PATH.")
+                .hint("--copy-schema needs pg_dump, psql and pg_restore in the PATH.")
         })?;
         let mut errors = child.stderr.take();
         let reader = std::thread::spawn(move || {

@@ -265,7 +265,7 @@ impl Obstacle {
 fn absent(names: &[String]) -> Failure {
     let message = format!("the subscriber lacks published tables: {}", names.join(", "));
     Failure::new(Class::Mismatch, message).hint(
-        "Create them: pg_dump --schema-only PUBLISHER | psql SUBSCRIBER; or pass --schema at the \
+        "Create them: pg_dump --schema-only PUBLISHER | psql SUBSCRIBER; or pass --copy-schema at the \
          first start; or remove them from the publication.",
     )
 }
@@ -274,7 +274,7 @@ fn not_empty(name: &str) -> Failure {
     let message = format!("subscriber table {name} is not empty");
     Failure::new(Class::Mismatch, message).hint(
         "TRUNCATE it on the subscriber, and pgapace copies it; or let pgapace empty and copy it: \
-         pgapace resync; or pass --keep to copy into it and keep its rows.",
+         pgapace resync; or pass --if-not-empty keep to copy into it and keep its rows.",
     )
 }
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::support::must;
 
-/// Whatever the program may log with: `testbed` is the demo's.
-const SOURCES: [&str; 4] = ["pgapace", "wire", "engine", "testbed"];
+/// Whatever the program may log with: the last two are of the demo.
+const SOURCES: [&str; 5] = ["pgapace", "wire", "engine", "demo", "testbed"];
 
 /// Level, and names of the fields of all calls, sorted.
 type Events = BTreeMap<String, (String, Vec<String>)>;

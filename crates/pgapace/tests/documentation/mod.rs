@@ -1,6 +1,7 @@
 //! Documents say what tests show.
 
 mod events;
+mod settings;
 
 use std::collections::HashSet;
 use std::process::Command;

@@ -49,6 +49,40 @@ fn rows_written_since_the_decision_stay() {
     });
 }
 
+/// A decision about one table is stronger than one about its schema.
+#[test]
+fn a_table_beside_its_schema() {
+    on_versions(&VERSIONS, |mut case| {
+        let decisions = filled_tables(&case);
+        let whole = decisions[1].replace("public.a@", "public.*@");
+        case.tool.args = ["--truncate", &whole].map(str::to_owned).to_vec();
+        case.tool.args.extend(decisions);
+        case.run_until_current();
+        case.expect_equal(&["a", "b"]);
+    });
+}
+
+#[test]
+fn truncate_names_its_tables() {
+    on_versions(&VERSIONS, |case| {
+        let decisions = filled_tables(&case);
+        let run = |action: &str, decisions: &[String]| {
+            let mut program = case.tool.program("run").args(["--until", "current"]);
+            program = program.args(["--if-not-empty", action]).args(decisions);
+            let output = must(program.output());
+            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        let (code, said) = run("truncate", &[]);
+        assert!(code == Some(6) && said.contains("--truncate 'public.a@"), "{said}");
+        let (code, said) = run("keep", &decisions);
+        assert!(code == Some(3) && said.contains("exclude each other"), "{said}");
+        assert_eq!(rows(&case), "7");
+        let (code, said) = run("truncate", &decisions);
+        assert_eq!(code, Some(0), "{said}");
+        case.expect_equal(&["a", "b"]);
+    });
+}
+
 /// The subscriber has lost pgapace's state, but the service still has the option: no table is
 /// truncated again.
 #[test]
@@ -98,8 +132,12 @@ fn truncate_is_rejected_in_a_configuration_file() {
     let file = directory.path().join("pgapace.toml");
     must(std::fs::write(&file, "truncate = true\n"));
     let named = case.tool.program("run").arg("--config").arg(&file);
+    let new = directory.path().join("new.toml");
+    must(std::fs::write(&new, "if-not-empty = 'truncate'\n"));
+    let new = case.tool.program("run").arg("--config").arg(&new);
     let set = case.tool.program("run").env("PGAPACE_TRUNCATE", "true");
-    for program in [named, set] {
+    let variable = case.tool.program("run").env("PGAPACE_IF_NOT_EMPTY", "truncate");
+    for program in [named, new, set, variable] {
         let output = must(Program::output(&program));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(3), "{said}");

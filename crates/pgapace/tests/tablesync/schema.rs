@@ -1,4 +1,4 @@
-//! `--schema`: pgapace creates the publisher's schema on the subscriber.
+//! `--copy-schema`: pgapace creates the publisher's schema on the subscriber.
 
 use std::process::Command;
 
@@ -34,13 +34,13 @@ fn the_schema_is_created_before_and_after_the_copy() {
     on_versions(&[(15, 15), (15, 18)], |mut case| {
         case.publisher.sql(DDL);
         case.publish("FOR ALL TABLES");
-        case.tool.args = vec!["--schema".to_owned(), "--copy-split-size=1".to_owned()];
+        case.tool.args = vec!["--copy-schema".to_owned(), "--copy-split-size=1".to_owned()];
         let output = must(
             case.tool.program("run").args(["--until", "current"]).env("PATH", "/nowhere").output(),
         );
         assert_eq!(output.status.code(), Some(3));
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(log.contains("--schema needs pg_dump"), "{log}");
+        assert!(log.contains("--copy-schema needs pg_dump"), "{log}");
         if !tools_are_there() {
             return;
         }
@@ -71,7 +71,7 @@ fn the_schema_is_not_created_over_existing_tables() {
     on_versions(&[(15, 15)], |mut case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
         case.publish("FOR ALL TABLES");
-        case.tool.args = vec!["--schema".to_owned()];
+        case.tool.args = vec!["--copy-schema".to_owned()];
         case.run().expect(6, &["already has published tables: public.t"]);
     });
 }

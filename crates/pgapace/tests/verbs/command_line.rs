@@ -6,7 +6,8 @@ use testbed::Program;
 
 use crate::support::{Case, must};
 
-const VERBS: [&str; 6] = ["run", "check", "status", "drop", "demo", "completions"];
+const VERBS: [&str; 8] =
+    ["run", "check", "status", "drop", "demo", "completions", "man", "settings"];
 
 fn program() -> Program {
     Program::new(env!("CARGO_BIN_EXE_pgapace"))
@@ -81,6 +82,108 @@ fn completions_of_every_shell() {
         let (code, script, _) = finish(&program().args(["completions", shell]));
         assert_eq!(code, Some(0));
         assert!(script.contains("--take-over") || script.contains("take-over"), "{shell}");
+    }
+}
+
+#[test]
+fn manual_pages() {
+    let (code, page, _) = finish(&program().arg("man"));
+    assert!(code == Some(0) && page.contains(".TH pgapace 1"), "{page}");
+    let (code, page, _) = finish(&program().args(["man", "run"]));
+    assert!(code == Some(0) && page.contains("\\-\\-copy\\-workers"), "{page}");
+    assert_eq!(finish(&program().args(["man", "nosuch"])).0, Some(3));
+}
+
+#[test]
+fn a_verb_shows_the_flags_that_it_uses() {
+    let help = |verb: &str, flag: &str| finish(&program().args([verb, flag])).1;
+    for (verb, uses, not) in [
+        (
+            "run",
+            "--workers --on-conflict --deadlock-timeout",
+            "--target --lock-probe --keep --schema",
+        ),
+        (
+            "status",
+            "--subscriber --publisher --name --config",
+            "--workers --publication --busy-timeout",
+        ),
+        ("skip", "--subscriber --name", "--publisher --workers --publication"),
+        ("drop", "--busy-timeout", "--workers --publication"),
+        ("refresh", "--publication --if-not-empty", "--workers --slot"),
+    ] {
+        let shown = help(verb, "--help");
+        let has = |flag: &str| {
+            shown.lines().any(|line| line.trim_start().starts_with(&format!("{flag} ")))
+        };
+        for flag in uses.split(' ') {
+            assert!(has(flag), "{verb} {flag}: {shown}");
+        }
+        for flag in not.split(' ') {
+            assert!(!has(flag), "{verb} {flag}: {shown}");
+        }
+    }
+    assert!(help("run", "--help").contains("Advanced:"));
+    assert!(!help("run", "-h").contains("--deadlock-timeout"));
+}
+
+/// The subscription of which nothing is reached, so that what stops it is its configuration, or the
+/// connection.
+fn unreachable() -> Program {
+    let nobody = "host=127.0.0.1 port=1 user=u dbname=d";
+    program().args(["run", "--publisher", nobody, "--publication", "p", "--name", "n"]).args([
+        "--subscriber",
+        nobody,
+        "--connect-timeout",
+        "0",
+    ])
+}
+
+#[test]
+fn flags_override_the_environment_and_that_the_file() {
+    let wrong = file("workers = 70");
+    let config = wrong.path().display().to_string();
+    let in_file = || unreachable().args(["--config", &config]);
+    let said = "--workers must be between 1 and 64";
+    for (program, configured) in [
+        (in_file(), false),
+        (in_file().env("PGAPACE_WORKERS", "2"), true),
+        (in_file().env("PGAPACE_WORKERS", "80"), false),
+        (in_file().env("PGAPACE_WORKERS", ""), false),
+        (in_file().env("PGAPACE_WORKERS", "80").args(["--workers", "2"]), true),
+        (unreachable().args(["--workers", "0"]), false),
+        (unreachable(), true),
+    ] {
+        let (code, _, errors) = finish(&program);
+        assert_eq!(code, Some(if configured { 5 } else { 3 }), "{program:?}: {errors}");
+        assert_eq!(errors.contains(said), !configured, "{program:?}: {errors}");
+    }
+    assert_eq!(finish(&unreachable().args(["--workers", "many"])).0, Some(2));
+}
+
+/// Each setting that has been renamed, by its old variable and its old flag.
+#[test]
+fn old_names_keep_working() {
+    for (variable, said) in [
+        ("PGAPACE_LOCK_PROBE", "--deadlock-timeout: \"x\" is not a number"),
+        ("PGAPACE_SCHEMA", "--copy-schema: \"x\" is neither true nor false"),
+        ("PGAPACE_KEEP", "--keep: \"x\" is neither true nor false"),
+    ] {
+        let (code, _, errors) = finish(&unreachable().env(variable, "x"));
+        assert!(code == Some(3) && errors.contains(said), "{variable}: {errors}");
+    }
+    let flags = ["--lock-probe=70", "--schema", "--schema=false", "--keep", "--keep=false"];
+    for flag in flags {
+        let (code, _, errors) = finish(&unreachable().arg(flag));
+        assert_eq!(code, Some(5), "{flag}: {errors}");
+    }
+    let nobody = "host=127.0.0.1 port=1 user=u dbname=d";
+    for program in [
+        program().arg("status").env("PGAPACE_TARGET", nobody),
+        program().args(["status", "--target", nobody]),
+    ] {
+        let (code, _, errors) = finish(&program);
+        assert_eq!(code, Some(5), "{errors}");
     }
 }
 

@@ -1,0 +1,103 @@
+//! `pgapace settings`: docs/settings.md, from the declarations.
+
+use crate::cli::{command, output};
+use crate::config::declarations::SETTINGS;
+use crate::config::setting::{Group, Setting, Shape};
+
+const HEAD: &str = "\
+# Settings
+
+Made by `pgapace settings > docs/settings.md`. A test compares.
+
+Each setting is a flag, an environment variable and a key of the configuration file: `--copy-workers 2`,
+`PGAPACE_COPY_WORKERS=2`, `copy-workers = 2`. A flag overrides the environment, and that the file (`--config`). In the
+file, keys of a `[[subscription]]` override those above all of them.
+
+- Times and sizes have units as in postgresql.conf: `500ms`, `10s`, `5min`, `1h`, `30d`; `64MB`, `1GB`. A number without
+  a unit has the unit of the default.
+- Booleans are `true` or `false`. A flag without a value is true.
+- A list is repeated flags, values between commas in a flag or variable, and an array or one string in the file.
+- A value that cannot be read or is out of range ends the program with exit code 3; on the command line, one that cannot
+  be read with exit code 2.
+";
+
+/// Writes the document.
+pub(crate) fn run() {
+    let mut text = HEAD.to_owned();
+    for group in Group::ALL {
+        text.push_str(&format!(
+            "\n## {}\n\n| setting | default | values | what it does |\n|---|---|---|---|\n",
+            group.heading()
+        ));
+        for setting in SETTINGS.iter().filter(|setting| setting.group == group) {
+            text.push_str(&row(setting));
+        }
+    }
+    text.push_str("\n## Flags of verbs\n\n| verb | flag | what it does |\n|---|---|---|\n");
+    let command = command();
+    // Not every program has the demo.
+    let verbs = command.get_subcommands().filter(|verb| verb.get_name() != "demo");
+    for verb in std::iter::once(&command).chain(verbs) {
+        let flags = verb.get_arguments().filter(|arg| arg.get_long().is_some());
+        let is_above = |arg: &clap::Arg| {
+            arg.get_id() == "config" || SETTINGS.iter().any(|setting| arg.get_id() == setting.name)
+        };
+        for arg in flags.filter(|arg| !is_above(arg) && !arg.is_hide_set()) {
+            let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+            let variable = arg.get_env().and_then(|name| name.to_str());
+            let variable = variable.map(|name| format!(" (`{name}`)")).unwrap_or_default();
+            let flag = arg.get_long().unwrap_or_default();
+            text.push_str(&format!(
+                "| `{}` | `--{flag}`{variable} | {} |\n",
+                verb.get_name(),
+                cell(&help)
+            ));
+        }
+    }
+    text.push_str("\n## Old names\n\nThey keep working.\n\n| old | now |\n|---|---|\n");
+    for setting in SETTINGS {
+        for old in setting.renamed {
+            let now = old.values.map_or("", |(_, now)| now);
+            let now = format!("{} {now}", setting.name);
+            text.push_str(&format!("| `{}` | `{}` |\n", old.name, now.trim()));
+        }
+    }
+    output::text(&text);
+}
+
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|")
+}
+
+fn row(setting: &Setting) -> String {
+    let default = match (setting.default_is, setting.default) {
+        ("", "") => "none".to_owned(),
+        ("", default) => format!("`{default}`"),
+        (words, _) => words.to_owned(),
+    };
+    let choices = (setting.choices)();
+    let values = match (setting.limits(), setting.shape) {
+        (Some((low, Some(high))), _) => format!("`{low}` to `{high}`"),
+        (Some((low, None)), _) => format!("`{low}` or more"),
+        (None, Shape::Boolean) => "`true`, `false`".to_owned(),
+        (None, Shape::List) => format!("list of `{}`", cell(setting.value)),
+        (None, Shape::One) if choices.is_empty() => format!("`{}`", cell(setting.value)),
+        (None, Shape::One) => {
+            let names: Vec<_> =
+                choices.iter().map(|choice| format!("`{}`", choice.get_name())).collect();
+            names.join(", ")
+        }
+    };
+    let mut what = format!("{}.", setting.help);
+    for choice in &choices {
+        let help = choice.get_help().map(ToString::to_string).unwrap_or_default();
+        what.push_str(&format!(" `{}`: {}.", choice.get_name(), help.trim_end_matches('.')));
+    }
+    if !setting.more.is_empty() {
+        what.push_str(&format!(" {}", setting.more));
+    }
+    if !setting.environment {
+        what.push_str(" It has no environment variable.");
+    }
+    format!("| `{}` | {} | {values} | {} |\n", setting.name, cell(&default), cell(&what))
+}

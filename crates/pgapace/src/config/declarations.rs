@@ -1,0 +1,436 @@
+//! Every setting, declared once. docs/settings.md is made from this: `pgapace settings` writes it.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use wire::ConnInfo;
+
+use super::given::Given;
+use super::setting::{Group, MOST, Renamed, Setting, Shape, Unit, Value, choices, settings};
+use crate::error::Result;
+use crate::subscriber::conflict::{Policy, Rule};
+
+/// Verbs that look at one table or more on both sides.
+const BOTH_SIDES: &[&str] = &["run", "check", "resync", "refresh", "sequences"];
+const ALL: &[&str] = &[
+    "run",
+    "check",
+    "status",
+    "resync",
+    "refresh",
+    "sequences",
+    "skip",
+    "prepared",
+    "enable",
+    "drop",
+];
+
+settings! {
+    /// One subscription, complete.
+    #[derive(Debug, Clone)]
+    Subscription {
+        "publisher" publisher: ConnInfo {
+            value: "CONNINFO",
+            help: "Connection string of the publisher, a URI or keywords as in libpq",
+            more: "PG* variables, the password file and the service file are used as in libpq.",
+            group: Group::Subscription,
+            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "drop"],
+        }
+        "subscriber" subscriber: ConnInfo {
+            value: "CONNINFO",
+            help: "Connection string of the subscriber",
+            group: Group::Subscription,
+            renamed: &[Renamed::from("target")],
+            verbs: ALL,
+        }
+        "publication" publications: Vec<String> {
+            value: "NAME",
+            help: "Publication to apply; repeat it, or separate several by commas",
+            group: Group::Subscription,
+            renamed: &[Renamed::from("publications")],
+            verbs: BOTH_SIDES,
+        }
+        "name" name: String {
+            value: "NAME",
+            help: "Name of the subscription",
+            more: "It names the state on the subscriber, the slot and application_name on the publisher.",
+            group: Group::Subscription,
+            verbs: ALL,
+        }
+        "copy-data" copy_data: Option<bool> {
+            value: "BOOL",
+            help: "Copy the tables at the first start, and tables that are added later",
+            more: "If it is false at a later start, tables that are added then are applied without a copy.",
+            default_is: "true, or false with --create-slot=false",
+            group: Group::Copy,
+        }
+        "copy-schema" copy_schema: bool {
+            value: "BOOL",
+            help: "Create the publisher's tables on the subscriber at the first start",
+            more: "pg_dump, psql and pg_restore must be in the PATH. Tables are created before the copy, \
+                   indexes and constraints after it.",
+            default: "false",
+            group: Group::Copy,
+            renamed: &[Renamed::from("schema")],
+        }
+        "copy-workers" copy_workers: usize {
+            value: "N",
+            help: "Maximum number of workers that copy tables",
+            more: "Each has a session on either side. Two start, and more follow while they copy faster.",
+            default: "4",
+            range: Some(1..=64),
+            group: Group::Copy,
+        }
+        "if-not-empty" if_not_empty: IfNotEmpty {
+            value: "ACTION",
+            help: "What happens if tables hold rows before their copy",
+            more: "To truncate tables is a decision for one start, not a setting: it is never taken from \
+                   the configuration file or the environment, and needs --truncate, which names the \
+                   tables and the time at which somebody looked at them. refuse prints what to give.",
+            default: "refuse",
+            environment: false,
+            group: Group::Copy,
+            renamed: &[Renamed { name: "keep", values: Some(("refuse", "keep")) }],
+            verbs: &["run", "refresh"],
+        }
+        "workers" workers: usize {
+            value: "N",
+            help: "Number of sessions that apply changes at the same time",
+            more: "Subscriptions that one process applies to one server share their sessions: as many as \
+                   the largest --workers among them, and at least one each.",
+            default: "4",
+            range: Some(1..=64),
+            group: Group::Apply,
+        }
+        "streaming" streaming: Streaming {
+            value: "MODE",
+            help: "When transactions larger than logical_decoding_work_mem are sent and applied",
+            default: "parallel",
+            default_is: "parallel, or on with one worker",
+            group: Group::Apply,
+        }
+        "two-phase" two_phase: Option<bool> {
+            value: "BOOL",
+            help: "Receive prepared transactions at PREPARE TRANSACTION (publisher 15 and later)",
+            more: "Without it they are received at COMMIT PREPARED. To switch it off again needs \
+                   publisher 18 or later.",
+            default_is: "as the slot is, and false for a new one",
+            group: Group::Apply,
+        }
+        "origin" origin: OriginFilter {
+            value: "ORIGIN",
+            help: "Origins of which changes are applied",
+            default: "any",
+            group: Group::Apply,
+        }
+        "memory-limit" memory_limit: usize {
+            value: "SIZE",
+            help: "Memory for changes that are received and not yet applied",
+            default_is: "256MB, or a quarter of the control group's limit if that is less",
+            unit: Unit::Megabytes,
+            range: Some(16..=1 << 20),
+            group: Group::Apply,
+        }
+        "on-conflict" on_conflict: Policy {
+            value: "[SCHEMA.TABLE:]TYPE=ACTION",
+            help: "How conflicts of a type are resolved, for all tables or for one; repeat it",
+            more: "Types: insert_exists, update_exists, multiple_unique_conflicts, update_missing, \
+                   delete_missing, update_origin_differs, delete_origin_differs, \
+                   foreign_key_violation, exclusion_violation. Actions: error, skip, apply, \
+                   last_update_wins.",
+            default_is: "error, and skip for update_missing and delete_missing",
+            group: Group::Errors,
+        }
+        "on-table-error" on_table_error: OnTableError {
+            value: "ACTION",
+            help: "What happens if a change of a table cannot be applied",
+            default: "stop",
+            group: Group::Errors,
+        }
+        "on-missed-changes" on_missed_changes: OnMissedChanges {
+            value: "ACTION",
+            help: "What happens to a table that may lack changes",
+            more: "A table may lack changes if it was not published for a while, or if its row filter or \
+                   column list was changed.",
+            default: "stop",
+            group: Group::Errors,
+        }
+        "disable-on-error" disable_on_error: bool {
+            value: "BOOL",
+            help: "Disable the subscription when a change cannot be applied, until pgapace enable",
+            default: "false",
+            group: Group::Errors,
+        }
+        "slot" slot: String {
+            value: "NAME",
+            help: "Replication slot on the publisher",
+            default_is: "the name of the subscription",
+        }
+        "create-slot" create_slot: bool {
+            value: "BOOL",
+            help: "Create the slot at the first start; false uses an existing slot",
+            default: "true",
+        }
+        "failover" failover: bool {
+            value: "BOOL",
+            help: "Create the slot with failover, so that it is synchronized to standbys",
+            more: "It needs publisher 17 or later, and has no effect on older ones.",
+            default: "true",
+        }
+        "copy-split-size" copy_split_size: u64 {
+            value: "SIZE",
+            help: "Larger tables are copied by several workers, in parts of this size",
+            more: "0 copies each table as a whole.",
+            default: "32MB",
+            unit: Unit::Megabytes,
+            range: Some(0..=MOST),
+        }
+        "indexes-after" indexes_after: bool {
+            value: "BOOL",
+            help: "Build the indexes of empty tables after their rows are copied",
+            more: "A table is locked until its copy ends. false copies with indexes in place.",
+            default: "true",
+        }
+        "analyze" analyze: bool {
+            value: "BOOL",
+            help: "ANALYZE tables after their copy",
+            default: "true",
+        }
+        "refresh-interval" refresh_interval: Duration {
+            value: "TIME",
+            help: "Time between two looks for tables that were added to the publications",
+            more: "Such tables are copied if they exist on the subscriber and are empty. 0 waits for \
+                   their first change.",
+            default: "60s",
+            unit: Unit::Seconds,
+            range: Some(0..=MOST),
+        }
+        "two-phase-hold" two_phase_hold: Duration {
+            value: "TIME",
+            help: "Delay before a prepared transaction is prepared on the subscriber as well",
+            more: "Until then it is held in memory or spool. There is no delay if the publisher waits \
+                   for this subscription (synchronous_standby_names).",
+            default: "5s",
+            unit: Unit::Seconds,
+            range: Some(0..=MOST),
+        }
+        "tag-commits" tag_commits: bool {
+            value: "BOOL",
+            help: "Tag commits with a replication origin, if the role is allowed to",
+            default: "true",
+        }
+        "binary" binary: Binary {
+            value: "MODE",
+            help: "Form in which the publisher sends values",
+            default: "auto",
+        }
+        "preserve-commit-order" preserve_commit_order: bool {
+            value: "BOOL",
+            help: "Commit in the publisher's order",
+            more: "false lets independent transactions become visible in another order.",
+            default: "true",
+        }
+        "deadlock-timeout" deadlock_timeout: Duration {
+            value: "TIME",
+            help: "Delay before pgapace looks for locks that block the oldest transaction",
+            default: "50ms",
+            unit: Unit::Milliseconds,
+            range: Some(1..=MOST),
+            renamed: &[Renamed::from("lock-probe")],
+        }
+        "prefetch" prefetch: Prefetch {
+            value: "MODE",
+            help: "Read rows of the subscriber before changes are applied to them",
+            default: "off",
+        }
+        "group-transactions" group_transactions: GroupTransactions {
+            value: "auto|N",
+            help: "Maximum number of source transactions in one subscriber transaction",
+            more: "auto takes as many as wait; 1 commits each transaction alone.",
+            default: "auto",
+        }
+        "apply-mode" apply_mode: ApplyModeSetting {
+            value: "MODE",
+            help: "Form in which changes are applied",
+            default: "auto",
+        }
+        "conflict-retention" conflict_retention: Duration {
+            value: "TIME",
+            help: "How long rows of pgapace.conflict are kept",
+            more: "0 keeps them for ever.",
+            default: "30d",
+            unit: Unit::Days,
+            range: Some(0..=MOST),
+        }
+        "status-interval" status_interval: Duration {
+            value: "TIME",
+            help: "Maximum time between two status messages to the publisher",
+            more: "An idle subscription records its progress as often.",
+            default: "10s",
+            unit: Unit::Seconds,
+            range: Some(1..=MOST),
+        }
+        "receive-timeout" receive_timeout: Duration {
+            value: "TIME",
+            help: "Time without a message after which the publisher is considered gone",
+            default: "60s",
+            unit: Unit::Seconds,
+            range: Some(1..=MOST),
+        }
+        "busy-timeout" busy_timeout: Duration {
+            value: "TIME",
+            help: "Time to wait for a slot or subscription that another process uses",
+            more: "A lost connection holds a slot for wal_sender_timeout.",
+            default: "75s",
+            unit: Unit::Seconds,
+            range: Some(0..=MOST),
+            verbs: &["run", "check", "drop"],
+        }
+        "connect-timeout" connect_timeout: Option<Duration> {
+            value: "TIME",
+            help: "Time to wait for a server that refuses connections, starts or recovers",
+            default_is: "10s for a new subscription, 1h for one that has run before, no limit once it \
+                         has streamed in this process",
+            unit: Unit::Seconds,
+            range: Some(0..=MOST),
+        }
+        "spool-directory" spool_directory: Option<PathBuf> {
+            value: "DIRECTORY",
+            help: "Directory for open transactions that do not fit into memory",
+            more: "Its files have no names, and end with the process.",
+            default_is: "$TMPDIR, or /var/tmp",
+        }
+        "spool-limit" spool_limit: Option<u64> {
+            value: "SIZE",
+            help: "Disk space for the spool",
+            default_is: "no limit",
+            unit: Unit::Megabytes,
+            range: Some(0..=MOST),
+        }
+    }
+}
+
+choices!(
+    OriginFilter,
+    ApplyModeSetting,
+    Binary,
+    IfNotEmpty,
+    OnMissedChanges,
+    OnTableError,
+    Prefetch,
+    Streaming
+);
+
+/// Origins of which the publisher sends changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OriginFilter {
+    /// All origins.
+    Any,
+    /// Only changes that were made on the publisher itself (publisher 16 and later).
+    None,
+}
+
+/// How changes are applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ApplyModeSetting {
+    /// As sets of net changes, where the result is the same.
+    Auto,
+    /// Each change as it was sent, each transaction alone.
+    Row,
+}
+
+/// Source transactions that may become one subscriber transaction; `None` is as many as wait.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct GroupTransactions(pub(crate) Option<NonZeroUsize>);
+
+impl Value for GroupTransactions {
+    fn parse(text: &str, _: &Setting) -> std::result::Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self(None));
+        }
+        let number = text.parse().map_err(|_| format!("{text:?} is neither auto nor 1 or more"))?;
+        Ok(Self(Some(number)))
+    }
+}
+
+impl Value for Policy {
+    const SHAPE: Shape = Shape::List;
+
+    fn parse(text: &str, _: &Setting) -> std::result::Result<Self, String> {
+        Rule::from_str(text).map(|rule| Self::new(vec![rule]))
+    }
+
+    fn parse_all(texts: &[String], _: &Setting) -> std::result::Result<Self, String> {
+        let rules: std::result::Result<_, _> = texts.iter().map(|text| text.parse()).collect();
+        rules.map(Self::new)
+    }
+
+    fn absent() -> Option<Self> {
+        Some(Self::default())
+    }
+}
+
+/// The form in which the publisher sends values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Binary {
+    /// Binary if all types agree exactly on both sides, otherwise text.
+    Auto,
+    /// Text.
+    Off,
+}
+
+/// What to do with subscriber tables that hold rows before they are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IfNotEmpty {
+    /// The start fails, and nothing is changed.
+    Refuse,
+    /// Tables that --truncate names are truncated; the start fails if others hold rows.
+    Truncate,
+    /// The copied rows are added to the existing ones.
+    Keep,
+}
+
+/// What happens to a table that may lack changes, because it was not published all the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnMissedChanges {
+    /// The table is copied again at once.
+    Resync,
+    /// The table is blocked until pgapace resync copies it again.
+    Stop,
+    /// Later changes of the table are applied.
+    Ignore,
+}
+
+/// What happens if a change of a table cannot be applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnTableError {
+    /// The subscription stops.
+    Stop,
+    /// The table is blocked until pgapace resync copies it again; other tables continue.
+    Block,
+}
+
+/// Whether rows are read before changes are applied to them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Prefetch {
+    /// If samples show that reads are slow.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+/// When the publisher sends large transactions, and when they are applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Streaming {
+    /// Sent and applied after their commit.
+    Off,
+    /// Sent while they run, applied after their commit.
+    On,
+    /// Sent and applied while they run, committed in their turn.
+    Parallel,
+}

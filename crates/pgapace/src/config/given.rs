@@ -1,0 +1,244 @@
+//! Settings as they were given, by flag, environment or file; nothing is filled in.
+
+use clap::builder::{PossibleValuesParser, ValueParser};
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+
+use super::declarations::SETTINGS;
+use super::setting::{Group, Renamed, Setting, Shape, Value};
+use super::wrong;
+use crate::error::{Failure, Result};
+
+/// The texts of each setting, in the order of [`SETTINGS`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Given(Vec<Option<Vec<String>>>);
+
+impl Default for Given {
+    fn default() -> Self {
+        Self(vec![None; SETTINGS.len()])
+    }
+}
+
+fn index(name: &str) -> Result<usize> {
+    SETTINGS
+        .iter()
+        .position(|setting| setting.name == name)
+        .ok_or_else(|| Failure::internal(format!("there is no setting {name}")))
+}
+
+/// The environment variable of a name.
+pub(crate) fn variable(name: &str) -> String {
+    format!("PGAPACE_{}", name.to_uppercase().replace('-', "_"))
+}
+
+/// What a value of an old name is called now.
+fn renamed(setting: &Setting, old: &Renamed, text: &str) -> std::result::Result<String, String> {
+    let Some((no, yes)) = old.values else { return Ok(text.to_owned()) };
+    let value = bool::parse(text, setting).map_err(|reason| format!("--{}: {reason}", old.name))?;
+    Ok(if value { yes } else { no }.to_owned())
+}
+
+impl Given {
+    /// Fills what is not given from weaker settings.
+    pub(crate) fn or(self, weaker: &Self) -> Self {
+        let pairs = self.0.into_iter().zip(&weaker.0);
+        Self(pairs.map(|(strong, weak)| strong.or_else(|| weak.clone())).collect())
+    }
+
+    /// An empty value is none.
+    pub(crate) fn get(&self, name: &str) -> Result<Option<&[String]>> {
+        let texts = self.0[index(name)?].as_deref();
+        Ok(texts.filter(|texts| texts.iter().any(|text| !text.is_empty())))
+    }
+
+    pub(crate) fn set(&mut self, name: &str, text: &str) -> Result<()> {
+        self.0[index(name)?] = Some(vec![text.to_owned()]);
+        Ok(())
+    }
+
+    /// The value that was given, or the default.
+    pub(crate) fn value<T: Value>(&self, name: &str) -> Result<T> {
+        let setting = &SETTINGS[index(name)?];
+        let default = [setting.default.to_owned()];
+        let texts = match self.get(name)? {
+            Some(texts) => texts,
+            None if !setting.default.is_empty() => &default,
+            None => {
+                return T::absent().ok_or_else(|| {
+                    wrong(format!("--{name} is not given")).hint(format!(
+                        "Give it as a flag, as {name} in the configuration file, or as {} in the \
+                         environment.",
+                        variable(name)
+                    ))
+                });
+            }
+        };
+        setting.read(texts).map_err(|reason| wrong(format!("--{name}{reason}")))
+    }
+
+    /// Settings of a table of the configuration file.
+    pub(crate) fn from_table(table: &toml::Table) -> Result<Self> {
+        let mut given = Self::default();
+        for (key, value) in table {
+            if key == "truncate" {
+                return Err(no_setting());
+            }
+            let name = key.replace('_', "-");
+            let found = SETTINGS.iter().enumerate().find_map(|(index, setting)| {
+                let old = setting.renamed.iter().find(|old| old.name == name);
+                (setting.name == name || old.is_some()).then_some((index, setting, old))
+            });
+            let (index, setting, old) = found.ok_or_else(|| {
+                wrong(format!("there is no setting {key}"))
+                    .hint("docs/settings.md and pgapace run --help list them.")
+            })?;
+            let texts = texts(value, setting.shape)
+                .ok_or_else(|| wrong(format!("{key}: a value cannot be {}", value.type_str())))?;
+            let new = |text: String| match old {
+                Some(old) => renamed(setting, old, &text).map_err(wrong),
+                None => Ok(text),
+            };
+            let texts: Vec<_> = texts.into_iter().map(new).collect::<Result<_>>()?;
+            if setting.name == "if-not-empty" && texts == ["truncate"] {
+                return Err(no_setting());
+            }
+            if given.0[index].replace(texts).is_some() {
+                return Err(wrong(format!("{} is given twice: as {key} as well", setting.name)));
+            }
+        }
+        Ok(given)
+    }
+
+    /// Adds what the environment has and flags have not.
+    pub(crate) fn or_environment(mut self) -> Result<Self> {
+        let lookup =
+            |name: &str| std::env::var(variable(name)).ok().filter(|text| !text.is_empty());
+        if ["truncate", "if-not-empty"].iter().any(|name| lookup(name).is_some()) {
+            return Err(no_setting());
+        }
+        for (setting, texts) in SETTINGS.iter().zip(&mut self.0) {
+            if texts.is_some() {
+                continue;
+            }
+            let found = lookup(setting.name).map(Ok).or_else(|| {
+                let mut old = setting.renamed.iter();
+                old.find_map(|old| Some(renamed(setting, old, &lookup(old.name)?)))
+            });
+            if let Some(text) = found.transpose().map_err(wrong)? {
+                *texts = Some(match setting.shape {
+                    Shape::List => text.split(',').map(str::to_owned).collect(),
+                    Shape::One | Shape::Boolean => vec![text],
+                });
+            }
+        }
+        Ok(self)
+    }
+}
+
+fn texts(value: &toml::Value, shape: Shape) -> Option<Vec<String>> {
+    match value {
+        toml::Value::String(text) => Some(vec![text.clone()]),
+        toml::Value::Integer(number) => Some(vec![number.to_string()]),
+        toml::Value::Boolean(boolean) => Some(vec![boolean.to_string()]),
+        toml::Value::Array(values) if shape == Shape::List => {
+            values.iter().map(|value| value.as_str().map(str::to_owned)).collect()
+        }
+        _ => None,
+    }
+}
+
+fn no_setting() -> Failure {
+    wrong("to truncate tables is not a setting, but a decision for one start").hint(
+        "Take truncate, and if-not-empty = \"truncate\", out of the configuration file, and \
+         PGAPACE_TRUNCATE and PGAPACE_IF_NOT_EMPTY out of the environment. If tables are not empty \
+         at the first start, the error prints the --truncate to give.",
+    )
+}
+
+/// The flag of a setting.
+fn flag(setting: &'static Setting) -> Arg {
+    let mut help = setting.help.to_owned();
+    let default = if setting.default_is.is_empty() { setting.default } else { setting.default_is };
+    let default = if default.is_empty() { String::new() } else { format!(" [default: {default}]") };
+    let mut long = help.clone();
+    if !setting.more.is_empty() {
+        long.push_str(". ");
+        long.push_str(setting.more);
+    }
+    if let Some((low, Some(high))) = setting.limits() {
+        long.push_str(&format!(" [from {low} to {high}]"));
+    }
+    help.push_str(&default);
+    long.push_str(&default);
+    let choices = (setting.choices)();
+    let parser = if choices.is_empty() {
+        let check = |text: &str| (setting.check)(text, setting).map(|()| text.to_owned());
+        ValueParser::new(check)
+    } else {
+        PossibleValuesParser::new(choices).into()
+    };
+    let arg = Arg::new(setting.name)
+        .long(setting.name)
+        .value_name(setting.value)
+        .help(help)
+        .long_help(long)
+        .help_heading(setting.group.heading())
+        .hide_short_help(setting.group == Group::Advanced)
+        .aliases(setting.renamed.iter().filter(|old| old.values.is_none()).map(|old| old.name))
+        .value_parser(parser);
+    match setting.shape {
+        Shape::One => arg.action(ArgAction::Set),
+        Shape::Boolean => optional(arg),
+        Shape::List => arg.action(ArgAction::Append).value_delimiter(','),
+    }
+}
+
+/// A flag that is true without a value.
+fn optional(arg: Arg) -> Arg {
+    arg.action(ArgAction::Set).num_args(0..=1).default_missing_value("true")
+}
+
+impl Args for Given {
+    fn augment_args(mut command: Command) -> Command {
+        for setting in SETTINGS {
+            command = command.arg(flag(setting));
+            for old in setting.renamed.iter().filter(|old| old.values.is_some()) {
+                let arg = Arg::new(old.name).long(old.name).hide(true);
+                command = command.arg(optional(arg).conflicts_with(setting.name));
+            }
+        }
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Given {
+    fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
+        let flags = |name: &str| {
+            matches.get_many::<String>(name).map(|texts| texts.cloned().collect::<Vec<_>>())
+        };
+        let given = SETTINGS.iter().map(|setting| {
+            let old = || {
+                let mut old = setting.renamed.iter().filter(|old| old.values.is_some());
+                old.find_map(|old| {
+                    let text = flags(old.name)?.pop()?;
+                    Some(renamed(setting, old, &text).map(|text| vec![text]))
+                })
+            };
+            flags(setting.name).map(Ok).or_else(old).transpose()
+        });
+        let given: std::result::Result<_, String> = given.collect();
+        given.map(Self).map_err(|e| clap::Error::raw(ErrorKind::InvalidValue, format!("{e}\n")))
+    }
+
+    fn update_from_arg_matches(
+        &mut self,
+        matches: &ArgMatches,
+    ) -> std::result::Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
