@@ -25,7 +25,7 @@ use crate::simulation::history::History;
 use crate::simulation::incoming::{Ended, Incoming, NextPart};
 use crate::simulation::rng::Rng;
 use crate::simulation::stream::{Sent, stream, table};
-use crate::simulation::streams::Report;
+use crate::simulation::streams::StreamReport;
 use crate::simulation::subscriber::{Database, PreparedHere};
 use crate::simulation::worker::{Answered, PlainWork, Work};
 
@@ -427,8 +427,8 @@ impl Leader {
     }
 
     /// A session of a stream has said something. Whether the run goes on.
-    pub(crate) fn stream_reported(&mut self, report: Report) -> Result<bool, String> {
-        let Report { slot, ticket, said, committed } = report;
+    pub(crate) fn stream_reported(&mut self, report: StreamReport) -> Result<bool, String> {
+        let StreamReport { slot, ticket, said, committed } = report;
         let Some(xid) = self.streams.said(slot, ticket, said) else { return Ok(true) };
         match (said, committed) {
             (Said::Committed, Some(range)) => {

@@ -51,7 +51,7 @@ use leader::{Leader, REFUSED, Setting};
 use pgoutput::Lsn;
 use publications::GapSabotage;
 use rng::Rng;
-use streams::{Report as StreamReport, StreamWorker};
+use streams::{StreamReport, StreamWorker};
 use subscriber::{Database, Fault, PreparedHere, Standing};
 use worker::{Answered, Around, Failure, Group, Mail, Worker};
 

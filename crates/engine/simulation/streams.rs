@@ -1,5 +1,5 @@
-//! The sessions on which transactions are applied that are still open on the publisher, as the program's
-//! (`apply/streams/worker.rs`): they judge nothing, and roll back whatever is not as it should be.
+//! The simulated sessions of streaming apply: the counterpart of `apply/streams/worker.rs` in the program.
+//! They decide nothing, and roll back when a statement does something else than it must.
 
 use std::collections::VecDeque;
 
@@ -14,12 +14,12 @@ use crate::simulation::rng::Rng;
 use crate::simulation::subscriber::{Command, Database, Fault, Reply};
 use crate::simulation::worker::{Group, Pending, Statements, Work, end, ending, net, rows};
 
-/// What is to be done for a stream.
+/// What the leader tells a session to do for a stream.
 pub(crate) type Order = engine::streaming::Order<Box<Work>>;
 
-/// What a session said, and what it has committed.
+/// A report of a session, and what it has committed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Report {
+pub(crate) struct StreamReport {
     pub(crate) slot: usize,
     pub(crate) ticket: Ticket,
     pub(crate) said: Said,
@@ -29,24 +29,24 @@ pub(crate) struct Report {
 #[derive(Debug)]
 pub(crate) struct StreamWorker {
     slot: usize,
-    /// Of the subscriber's.
+    /// Its index in the subscriber's sessions.
     session: usize,
     ordered: bool,
     pub(crate) orders: VecDeque<(Ticket, Order)>,
-    /// The stream at hand, and the last one that was abandoned.
+    /// The present stream, and the last one that was abandoned.
     current: Option<Ticket>,
     dead: Option<Ticket>,
     pending: VecDeque<Pending>,
-    /// So many of them are of statements that are undone behind them, because the publisher has undone
-    /// them: its locks are gone, and others may have changed the rows.
+    /// The first so many are of statements that a later order undoes. The publisher has released their
+    /// locks, so others may have changed the rows.
     undone: usize,
-    /// For each order that is not answered: how many answers are still to come.
+    /// How many replies are still to come to each order.
     awaited: VecDeque<usize>,
     savepoints: usize,
     committing: bool,
-    /// A Sync was sent to roll back behind.
-    going_back: bool,
-    /// The publisher's history is the one that was applied before.
+    /// A Sync was sent, and the rollback follows it.
+    rolling_back: bool,
+    /// The publisher's history is the one that was applied earlier.
     same_history: bool,
 }
 
@@ -72,7 +72,7 @@ impl StreamWorker {
             awaited: VecDeque::new(),
             savepoints: 0,
             committing: false,
-            going_back: false,
+            rolling_back: false,
             same_history,
         }
     }
@@ -82,8 +82,8 @@ impl StreamWorker {
         let session = &subscriber.sessions[self.session];
         !session.replies.is_empty()
             || session.broken
-            || !self.going_back && !self.orders.is_empty()
-            || self.going_back && subscriber.is_cancellable(self.session)
+            || !self.rolling_back && !self.orders.is_empty()
+            || self.rolling_back && subscriber.is_cancellable(self.session)
     }
 
     /// Does what there is to do.
@@ -93,14 +93,14 @@ impl StreamWorker {
         history: &History,
         rng: &mut Rng,
         sabotage: Sabotage,
-    ) -> Result<Vec<Report>, String> {
+    ) -> Result<Vec<StreamReport>, String> {
         let mut reports = Vec::new();
         if subscriber.sessions[self.session].broken {
             self.stopped(Stop::Session, subscriber, &mut reports)?;
             return Ok(reports);
         }
-        if self.going_back {
-            self.go_back(subscriber, history, &mut reports)?;
+        if self.rolling_back {
+            self.roll_back(subscriber, history, &mut reports)?;
             return Ok(reports);
         }
         while let Some((ticket, order)) = self.orders.pop_front() {
@@ -122,7 +122,7 @@ impl StreamWorker {
                 Ok(None) => {}
                 Ok(Some((said, committed))) => {
                     let Some(ticket) = self.current else { continue };
-                    reports.push(Report { slot: self.slot, ticket, said, committed });
+                    reports.push(StreamReport { slot: self.slot, ticket, said, committed });
                     if committed.is_some() {
                         self.current = None;
                     }
@@ -195,7 +195,7 @@ impl StreamWorker {
         Ok(())
     }
 
-    /// The next answer: what it means for an order, if it is the last of it.
+    /// Takes the next reply. Returns what it means for an order, if it is the last one to it.
     fn answer(&mut self, subscriber: &mut Database) -> Result<Option<(Said, Option<Range>)>, Stop> {
         let Some(reply) = subscriber.sessions[self.session].replies.pop_front() else {
             return Ok(None);
@@ -217,7 +217,7 @@ impl StreamWorker {
                     return Err(Stop::Stream);
                 }
                 if !fits {
-                    // The program only rolls back. But all that came before it was committed.
+                    // The program only rolls back. But everything before the stream was committed.
                     return Err(Stop::Wrong("P5: an open transaction finds other rows".to_owned()));
                 }
                 (Said::Done, None)
@@ -243,17 +243,17 @@ impl StreamWorker {
         Ok(Some(said))
     }
 
-    /// What becomes of the stream.
+    /// Rolls the stream back, or gives the session up.
     fn stopped(
         &mut self,
         stop: Stop,
         subscriber: &mut Database,
-        reports: &mut Vec<Report>,
+        reports: &mut Vec<StreamReport>,
     ) -> Result<(), String> {
         match stop {
             Stop::Wrong(what) => return Err(what),
             Stop::Stream => {
-                self.going_back = true;
+                self.rolling_back = true;
                 subscriber.sessions[self.session].commands.push_back(Command::Sync);
             }
             Stop::Session => {
@@ -265,23 +265,23 @@ impl StreamWorker {
         Ok(())
     }
 
-    fn ended(&mut self, said: Said, reports: &mut Vec<Report>) {
+    fn ended(&mut self, said: Said, reports: &mut Vec<StreamReport>) {
         self.pending.clear();
         self.undone = 0;
         self.awaited.clear();
-        (self.savepoints, self.committing, self.going_back) = (0, false, false);
+        (self.savepoints, self.committing, self.rolling_back) = (0, false, false);
         if let Some(ticket) = self.current.take() {
             self.dead = Some(ticket);
-            reports.push(Report { slot: self.slot, ticket, said, committed: None });
+            reports.push(StreamReport { slot: self.slot, ticket, said, committed: None });
         }
     }
 
-    /// Rolls everything back, whatever the session is doing.
-    fn go_back(
+    /// Rolls everything back, whatever the session executes.
+    fn roll_back(
         &mut self,
         subscriber: &mut Database,
         history: &History,
-        reports: &mut Vec<Report>,
+        reports: &mut Vec<StreamReport>,
     ) -> Result<(), String> {
         if subscriber.is_cancellable(self.session) {
             subscriber.fail(self.session, Fault::Passing);
@@ -299,7 +299,7 @@ impl StreamWorker {
     }
 }
 
-/// A part, as statements are made of it.
+/// A group of one part.
 fn group_of(work: Work, mode: GroupMode) -> Group {
     let (seq, dependent, attempts) = (GroupSeq::NONE, Dependent::default(), 0);
     Group { seq, works: vec![work], mode, dependent, attempts, more: false }

@@ -1,7 +1,8 @@
-//! A subscriber database: row versions, sessions that wait for each other, commits that a crash loses.
+//! A model of the subscriber database: row versions, sessions that wait for each other, commits that a
+//! crash loses.
 //!
-//! As PostgreSQL does it under READ COMMITTED: a statement sees what had committed when it began,
-//! waits for whoever has written the row or the unique key, then looks at the newest version.
+//! It behaves as PostgreSQL under READ COMMITTED: a statement sees what had committed when it began, waits
+//! for the transaction that has written the row or the unique key, and then sees the newest version.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -22,7 +23,7 @@ type Tx = usize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Status {
     Running,
-    /// The how manieth commit of all.
+    /// Its number among all commits.
     Committed(usize),
     Aborted,
 }
@@ -31,7 +32,7 @@ enum Status {
 struct Version {
     row: Row,
     created: (Tx, u32),
-    /// 0 for nobody.
+    /// 0 if it is not deleted.
     deleted: (Tx, u32),
     next: Option<usize>,
 }
@@ -44,7 +45,7 @@ struct ProgressRow {
     deleted: Tx,
 }
 
-/// A transaction of the publisher that is prepared here, or is about to be.
+/// A transaction of the publisher that is prepared on the subscriber, or is about to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PreparedHere {
     pub(crate) xid: Xid,
@@ -57,7 +58,7 @@ impl PreparedHere {
     }
 }
 
-/// What has become of it.
+/// The state of a prepared transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
     Prepared,
@@ -75,7 +76,7 @@ struct Note {
     deleted: Tx,
 }
 
-/// A row of `pg_prepared_xacts`, and what it holds.
+/// A row of `pg_prepared_xacts`, and what the transaction has changed.
 #[derive(Debug)]
 struct PreparedTransaction {
     of: PreparedHere,
@@ -144,7 +145,7 @@ pub(crate) enum Command {
 /// How rows are changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum As {
-    /// One, as the publisher changed it.
+    /// One row, as the publisher changed it.
     Alone,
     Set,
     /// A set that fails if it affects another number of rows.
@@ -157,9 +158,9 @@ pub(crate) enum Fault {
     Unique,
     /// 23502: the predecessor's progress row is not there.
     Turn,
-    /// What a set may meet, and its rows one by one do not.
+    /// An error that a set can meet, and its rows one by one cannot.
     AsSet,
-    /// 40P01, 57014: another attempt may not meet it.
+    /// 40P01, 57014: the next attempt may succeed.
     Passing,
     /// 25P02: the transaction has failed already.
     Failed,
@@ -185,16 +186,16 @@ pub(crate) struct Session {
     pub(crate) replies: VecDeque<Reply>,
     pub(crate) broken: bool,
     tx: Tx,
-    /// In a transaction that has failed.
+    /// Its transaction has failed.
     failed: bool,
-    /// After an error, up to the Sync.
+    /// It skips everything up to the Sync, after an error.
     skipping: bool,
     waits_for: Tx,
     command_id: u32,
     delta: u64,
     /// How often the trigger has run in the transaction.
     fired: u64,
-    /// The transaction has changed rows as sets, and not otherwise.
+    /// The transaction has changed rows as sets; as single changes.
     sets: bool,
     alone: bool,
     changed: u16,
@@ -204,7 +205,7 @@ pub(crate) struct Session {
     now: Running,
 }
 
-/// How a transaction was when a savepoint was made.
+/// The state of a transaction at a savepoint.
 #[derive(Debug, Clone, Copy)]
 struct Savepoint {
     command_id: u32,
@@ -213,14 +214,14 @@ struct Savepoint {
     truncated: u16,
 }
 
-/// The statement at hand.
+/// The statement that is being executed.
 #[derive(Debug, Default)]
 struct Running {
     begun: bool,
     snapshot: usize,
     next: usize,
     affected: usize,
-    /// An update that has marked its old version: that, and what it becomes.
+    /// An update that has marked its old version: that version, and the new row.
     half: Option<(usize, Row)>,
 }
 
@@ -232,23 +233,23 @@ pub(crate) struct Database {
     pub(crate) sessions: Vec<Session>,
     commits: usize,
     durable: usize,
-    /// Of what is committed.
+    /// The digest of what is committed.
     digest: u64,
     pub(crate) committed: Set,
-    /// What of it is covered by progress.
+    /// The part of it that progress covers.
     recorded: Set,
     log: Vec<Logged>,
     notes: Vec<Note>,
     prepared: Vec<PreparedTransaction>,
     next_pid: i32,
-    /// Checked at each commit: everything before is committed already.
+    /// Whether each commit must have all earlier ones before it.
     pub(crate) ordered: bool,
-    /// Tables that whoever changes them holds to the end of his transaction: locks of which the
-    /// program knows nothing.
+    /// Tables that a transaction locks to its end when it changes them: locks that the program does not
+    /// know.
     pub(crate) hidden: u16,
-    /// The publisher went back behind this many commits.
+    /// The number of commits when the publisher lost its last ones.
     pub(crate) commits_before: usize,
-    /// It lacks what was applied, or has more than that before it; that much was followed.
+    /// The publisher has another history now; this much of it was applied.
     pub(crate) followed_before: Option<Lsn>,
 }
 
@@ -319,7 +320,7 @@ impl Database {
         matches!(command, Some(Command::Rows(_, _, As::Set | As::Counted(_))))
     }
 
-    /// Whether a session is in the middle of something that can be cancelled.
+    /// Whether a session executes something that can be canceled.
     pub(crate) fn is_cancellable(&self, session: usize) -> bool {
         let session = &self.sessions[session];
         !session.skipping
@@ -336,7 +337,7 @@ impl Database {
             )
     }
 
-    /// Whether what a session does next is to commit.
+    /// Whether a session commits next.
     pub(crate) fn is_at_commit(&self, session: usize) -> bool {
         let session = &self.sessions[session];
         !session.skipping
@@ -344,19 +345,19 @@ impl Database {
             && matches!(session.commands.front(), Some(Command::Commit | Command::Prepare(_)))
     }
 
-    /// Whether a COMMIT can fail, because of a deferred constraint: and if so, whether as a set only.
+    /// Whether a COMMIT can fail because of a deferred constraint, and if so, whether only after sets.
     pub(crate) fn can_fail_to_commit(&self, session: usize) -> Option<bool> {
         let is_commit = matches!(self.sessions[session].commands.front(), Some(Command::Commit));
         let Session { sets, alone, .. } = &self.sessions[session];
         (is_commit && self.is_at_commit(session)).then_some(*sets && !alone)
     }
 
-    /// Who waits for whom, by backend.
+    /// Which backend waits for which.
     pub(crate) fn waits(&self) -> Vec<(i32, i32)> {
         let mut waits = Vec::new();
         for session in self.sessions.iter().filter(|session| self.is_running(session.waits_for)) {
             let holder = self.sessions.iter().find(|other| other.tx == session.waits_for);
-            // Whoever has no session is prepared.
+            // A transaction without a session is prepared.
             waits.push((session.pid, holder.map_or(PREPARED, |holder| holder.pid)));
         }
         waits
@@ -379,11 +380,11 @@ impl Database {
         })
     }
 
-    /// The command at hand fails.
+    /// The present command fails.
     pub(crate) fn fail(&mut self, session: usize, fault: Fault) {
         self.abort(session);
         let session = &mut self.sessions[session];
-        // A COMMIT that fails ends the transaction all the same.
+        // A COMMIT that fails ends the transaction too.
         session.failed = !matches!(session.commands.pop_front(), Some(Command::Commit));
         session.replies.push_back(Reply::Error(fault));
         session.skipping = true;
@@ -408,7 +409,7 @@ impl Database {
         session.broken = true;
     }
 
-    /// Does a little of the command at hand.
+    /// Executes a little of the present command.
     pub(crate) fn step(&mut self, number: usize, history: &History) -> Result<(), String> {
         self.sessions[number].waits_for = 0;
         let Some(command) = self.sessions[number].commands.pop_front() else { return Ok(()) };
@@ -559,7 +560,7 @@ impl Database {
         Ok(())
     }
 
-    /// Transactions that hold tables, and which.
+    /// Transactions that have locked tables, and which tables.
     fn holders(&self) -> impl Iterator<Item = (Tx, u16, u16)> {
         let sessions = self.sessions.iter().map(|one| (one.tx, one.changed, one.truncated));
         let prepared = self.prepared.iter().map(|one| (one.tx, one.changed, one.truncated));
@@ -625,7 +626,7 @@ impl Database {
         self.tables[table].len() - 1
     }
 
-    /// How many rows were affected. Of a set, `later` are changed behind it.
+    /// Returns how many rows were affected. `later` are the rows that the same set changes later.
     fn row(&mut self, number: usize, table: usize, op: &RowOp, later: &[RowOp]) -> Done<usize> {
         let half = self.sessions[number].now.half;
         match (op, half) {
@@ -666,7 +667,7 @@ impl Database {
         Ok(1)
     }
 
-    /// The version to be changed, when nobody else is changing it.
+    /// The version to be changed, when no other transaction is changing it.
     fn find(&self, number: usize, table: usize, find: &Find) -> Done<Option<usize>> {
         let Session { tx, command_id, now, .. } = &self.sessions[number];
         let matches = |row: &Row| find.is(*row);
@@ -719,7 +720,7 @@ impl Database {
                 return Err(Stop::Wait(deleted));
             }
             if !self.is_committed(deleted) {
-                // The set changes it, but later.
+                // The set itself changes it later.
                 let changes =
                     |op: &RowOp| matches!(op, RowOp::Update(find, _) if find.is(version.row));
                 let in_order = !later.iter().any(changes);
@@ -769,7 +770,7 @@ impl Database {
         if ranges.len() != 1 {
             return Err(format!("P3: a commit with the progress {ranges:?}"));
         }
-        // The bits of one history are others in another.
+        // The bits mean other changes in another history.
         if self.followed_before.is_none() && self.recorded & set != 0 {
             return Err(format!("P3: recorded twice: {:#x} of {ranges:?}", self.recorded & set));
         }
@@ -787,7 +788,7 @@ impl Database {
         self.recorded |= logged.recorded;
     }
 
-    /// A transaction of its own that nobody waits for.
+    /// Executes a transaction that no other one waits for.
     fn small_commit(&mut self) -> Tx {
         let tx = self.status.len();
         self.status.push(Status::Running);
@@ -798,8 +799,8 @@ impl Database {
     /// What must hold when these have become visible.
     fn check_visible(&self, set: Set, through: Lsn, history: &History) -> Result<(), String> {
         if let Some(followed) = self.followed_before {
-            // What is there stems from another history. What was not applied before that was is applied
-            // before it shows; behind it nothing is, but for idle progress.
+            // The rows stem from another history. What that one has left out is applied before it shows, and
+            // nothing is applied behind it except idle progress.
             let applied = through > followed && set != 0;
             return if applied { Err("P5: another history is applied".to_owned()) } else { Ok(()) };
         }
@@ -836,7 +837,7 @@ impl Database {
         Ok(())
     }
 
-    /// Notes, in a commit of its own, that these are about to be prepared.
+    /// Records, in a commit of its own, that these are about to be prepared.
     pub(crate) fn note_prepared(&mut self, all: &[PreparedHere]) {
         let created = self.small_commit();
         for of in all {
@@ -868,7 +869,7 @@ impl Database {
         self.delete_notes(of, tx);
     }
 
-    /// Whether the notes say that it has committed.
+    /// Whether the records say that it has committed.
     pub(crate) fn has_committed(&self, of: PreparedHere) -> bool {
         self.notes_of(of).any(|note| note.committed)
     }
@@ -903,7 +904,7 @@ impl Database {
         Ok(true)
     }
 
-    /// What is, or was to be, prepared.
+    /// The transactions that are prepared, or were about to be.
     pub(crate) fn known_prepared(&self) -> Vec<(PreparedHere, Standing)> {
         let there = |note: &&Note| {
             !note.committed && self.is_committed(note.created) && !self.is_committed(note.deleted)
@@ -932,7 +933,7 @@ impl Database {
         self.prepared.iter().any(|one| one.of.xid == xid)
     }
 
-    /// A small synchronous commit, which removes old progress rows: all before it is durable.
+    /// A small synchronous commit, which removes old progress rows. It makes every earlier commit durable.
     pub(crate) fn flush(&mut self, before: Lsn) {
         let tx = self.small_commit();
         for at in 0..self.progress.len() {
@@ -951,7 +952,7 @@ impl Database {
         self.log[..=self.durable].iter().fold(0, |all, logged| all | logged.visible)
     }
 
-    /// How many there were, without those that were lost.
+    /// The number of commits, without those that were lost.
     pub(crate) fn commits(&self) -> usize {
         self.commits
     }
@@ -960,7 +961,7 @@ impl Database {
         self.commits - self.durable
     }
 
-    /// Goes down, and loses the last commits.
+    /// Crashes, and loses the last commits.
     pub(crate) fn crash(&mut self, lost: usize) {
         for session in 0..self.sessions.len() {
             self.terminate(session);
@@ -977,14 +978,14 @@ impl Database {
         }
         self.log.truncate(last + 1);
         self.commits = last;
-        // What it comes up with is on disk.
+        // Everything that it comes up with is durable.
         self.durable = last;
         self.committed = self.log.iter().fold(0, |all, logged| all | logged.visible);
         self.recorded = self.log.iter().fold(0, |all, logged| all | logged.recorded);
         self.digest = self.count();
     }
 
-    /// The digest of the rows that are there, counted anew.
+    /// The digest of the rows, computed again.
     pub(crate) fn count(&self) -> u64 {
         let mut all = 0_u64;
         for (table, versions) in self.tables.iter().enumerate() {
@@ -1012,7 +1013,7 @@ impl Database {
     }
 }
 
-/// How a change that is executed alone finds its row.
+/// How a single change finds its row.
 pub(crate) fn find(table: usize, row: Row) -> Find {
     if matches!(table, FULL | UNCERTAIN) { Find::Row(row) } else { Find::Key(row[0]) }
 }

@@ -1,4 +1,4 @@
-//! What a worker does with its groups, as the program's workers do (`worker/state.rs`).
+//! The simulated apply worker: the counterpart of `apply/worker` in the program.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Deref;
@@ -14,8 +14,8 @@ use engine::progress::Range;
 use engine::transaction::Touched;
 use engine::work::TwoPhase;
 use engine::worker::{
-    AfterReply, Awaited, Dependent, ErrorKind, Further, GroupMember, GroupMode, Next, Outcome,
-    Retry, Start, Verdict, WorkerGroups, WorkerTypes,
+    AfterReply, Dependent, EncodedGroup, ErrorKind, ExpectedReply, Further, GroupMember, GroupMode,
+    Next, Outcome, Rest, Retry, Start, Verdict, WorkerGroups, WorkerTypes,
 };
 use pgoutput::{Column, Lsn, Message, OldTuple, Tuple, Xid};
 
@@ -26,7 +26,7 @@ use crate::simulation::subscriber::{
 };
 use crate::simulation::{Sabotage, Seen, rng::Rng};
 
-/// The engine's own work, which says nothing else than it means unless a rule is broken.
+/// The engine's own work, which a sabotage can make say something else.
 #[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) plain: PlainWork,
@@ -110,7 +110,7 @@ impl Dispatchable for Work {
     }
 }
 
-/// What a worker is handed.
+/// An apply group.
 pub(crate) type Group = engine::worker::Group<Work>;
 
 #[derive(Debug, Clone, Copy)]
@@ -123,7 +123,7 @@ pub(crate) enum Pending {
     Sync(Option<Commits>),
 }
 
-/// What a subscriber transaction commits; or prepares, as this transaction of the publisher.
+/// What a subscriber transaction commits, or prepares as this transaction of the publisher.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Commits {
     pub(crate) range: Range,
@@ -139,7 +139,7 @@ pub(crate) struct Ending {
     two_phase: Option<TwoPhase<PreparedHere>>,
 }
 
-impl Awaited for Pending {
+impl ExpectedReply for Pending {
     fn sync() -> Self {
         Self::Sync(None)
     }
@@ -156,18 +156,17 @@ impl Awaited for Pending {
     }
 }
 
-/// Commands to the model of a subscriber.
+/// Groups are encoded to commands for the model of a subscriber.
 struct Simulated;
 
 impl WorkerTypes for Simulated {
     type Member = Work;
     type Statements = Vec<Command>;
-    type Awaited = Pending;
+    type Expected = Pending;
     type Ending = Ending;
     type EncoderPosition = ();
 }
 
-type InFlight = engine::worker::InFlight<Simulated>;
 pub(crate) type Statements = Vec<(Command, Pending)>;
 
 #[derive(Debug)]
@@ -176,7 +175,7 @@ pub(crate) enum Mail {
     GiveWay(GroupSeq),
 }
 
-/// What the subscriber has answered since the last report.
+/// What was answered since the last report.
 #[derive(Debug, Default)]
 pub(crate) struct Answered {
     pub(crate) committed: Vec<Range>,
@@ -185,7 +184,7 @@ pub(crate) struct Answered {
     pub(crate) ended: Vec<GroupSeq>,
 }
 
-/// Why a worker gives up.
+/// Why a worker ends.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The run ends, and the next begins. What commits up to the LSN is applied by rows then.
@@ -196,7 +195,7 @@ pub(crate) enum Failure {
 
 type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// What a worker has to do with.
+/// The world around a worker.
 pub(crate) struct Around<'w> {
     pub(crate) history: &'w History,
     pub(crate) subscriber: &'w mut Database,
@@ -205,7 +204,7 @@ pub(crate) struct Around<'w> {
     pub(crate) woken: &'w mut BTreeSet<usize>,
     pub(crate) reports: &'w mut VecDeque<(usize, Answered)>,
     pub(crate) rng: &'w mut Rng,
-    /// The next session that is told to commit is lost, and whether it has committed.
+    /// The next session that is sent a COMMIT is lost; the value says whether it has committed.
     pub(crate) lose_at_commit: &'w mut Option<bool>,
     /// How many faults may still happen.
     pub(crate) faults: &'w mut usize,
@@ -227,7 +226,7 @@ pub(crate) struct Worker {
     number: usize,
     ordered: bool,
     pub(crate) mail: VecDeque<Mail>,
-    desk: WorkerGroups<Simulated>,
+    groups: WorkerGroups<Simulated>,
     /// Queued on the session, and not sent.
     unsent: Vec<Command>,
     ranges: Vec<Range>,
@@ -240,7 +239,7 @@ impl Worker {
             number,
             ordered,
             mail: VecDeque::new(),
-            desk: WorkerGroups::new(ordered, far, pacing),
+            groups: WorkerGroups::new(ordered, far, pacing),
             unsent: Vec::new(),
             ranges: Vec::new(),
             prepared: Vec::new(),
@@ -264,12 +263,12 @@ impl Worker {
     fn step(&mut self, around: &mut Around<'_>) -> Result<()> {
         while let Some(mail) = self.mail.pop_front() {
             match mail {
-                Mail::Group(group) => self.desk.push(group),
+                Mail::Group(group) => self.groups.push(group),
                 Mail::GiveWay(group) => self.give_way(group, around)?,
             }
         }
         self.advance(around);
-        match self.desk.next(around.order) {
+        match self.groups.next(around.order) {
             Next::RollBack => {
                 self.recover(around)?;
                 around.woken.insert(self.number);
@@ -287,7 +286,7 @@ impl Worker {
         }
     }
 
-    /// Takes replies if there are some; asleep otherwise.
+    /// Takes replies if there are any; sleeps otherwise.
     fn sleep(&mut self, waits: &[Waits], around: &mut Around<'_>) -> Result<()> {
         if waits.iter().any(|waits| around.order.is_met(waits)) {
             around.woken.insert(self.number);
@@ -307,66 +306,68 @@ impl Worker {
 
     fn start(&mut self, start: Start<Work>, around: &mut Around<'_>) -> Result<()> {
         if let Err(failure) = self.resolve_prepared(&start.group, around) {
-            self.desk.put_back(start.group);
+            self.groups.put_back(start.group);
             return Err(failure);
         }
-        if (start.behind || start.early)
+        if (start.behind || start.ahead)
             && let Err(failure) = self.send(around)
         {
             // It must not be lost with the session.
-            self.desk.put_back(start.group);
+            self.groups.put_back(start.group);
             return Err(failure);
         }
-        let split = self.desk.is_split(&start, around.order);
+        let split = self.groups.is_split(&start, around.order);
         let split = split && around.sabotage != Sabotage::UnmetWait;
-        let Start { group, early, behind, counted } = start;
+        let Start { group, ahead, behind, counted } = start;
         let (history, number, mode) = (around.history, self.number, group.mode);
         around.note(|| {
             let name = |work: &Work| (work.part.head.xid, work.part.len(), work.part.end_lsn);
             let parts: Vec<_> = group.works.iter().map(name).collect();
             let Dependent { waits, changes } = &group.dependent;
             format!(
-                "worker {number} starts group {} {mode:?} early={early} split={split} counted={counted} \
+                "worker {number} starts group {} {mode:?} ahead={ahead} split={split} counted={counted} \
                  attempts={} {parts:?} dependent={changes:?} {waits:?}",
                 group.seq.0, group.attempts
             )
         });
-        let (mut statements, dependent, ending) = if split {
-            let (free, _) = net(&group, Some(false), false, history);
+        let (mut statements, rest) = if split {
+            let (independent, _) = net(&group, Some(false), false, history);
             let (mut dependent, _) = net(&group, Some(true), false, history);
             if dependent.is_empty() {
                 dependent.push((Command::Nothing, Pending::Net(0)));
             }
-            (free, Some(dependent.into_iter().unzip()), ending(&group, self.ordered))
+            let (commands, replies) = dependent.into_iter().unzip();
+            let ending = ending(&group, self.ordered).expect("a split group is whole");
+            (independent, Rest::Dependent(commands, replies, ending))
         } else if mode == GroupMode::Net {
             let (mut statements, sure) = net(&group, None, counted, history);
             match ending(&group, self.ordered) {
                 Some(ending) if counted && sure => {
                     end(ending, &mut statements);
-                    (statements, None, None)
+                    (statements, Rest::Nothing)
                 }
-                ending => (statements, None, ending),
+                ending => (statements, ending.map_or(Rest::Nothing, Rest::Ending)),
             }
         } else {
             let mut statements = Vec::new();
             let mut ending = None;
             for (index, work) in group.works.iter().enumerate() {
                 let ordered = self.ordered || index > 0;
-                ending = rows(work, early, ordered, &mut statements);
+                ending = rows(work, ahead, ordered, &mut statements);
             }
-            (statements, None, ending)
+            (statements, ending.map_or(Rest::Nothing, Rest::Ending))
         };
         if statements.is_empty() {
             statements.push((Command::Nothing, Pending::Net(0)));
         }
-        let (commands, pending): (Vec<_>, VecDeque<_>) = statements.into_iter().unzip();
-        let in_flight = InFlight::new(group, (), early, pending.len()).with_rest(dependent, ending);
+        let (commands, replies): (Vec<_>, VecDeque<_>) = statements.into_iter().unzip();
+        let encoded = EncodedGroup { group, position: (), ahead, replies, rest };
         if behind {
-            self.desk.set_aside(in_flight, commands, pending);
+            self.groups.set_aside(encoded, commands);
             return Ok(());
         }
         self.unsent.extend(commands);
-        self.desk.sent(in_flight, pending);
+        self.groups.sent(encoded);
         self.advance(around);
         if around.rng.chance(1, 3) {
             self.send(around)?;
@@ -393,7 +394,7 @@ impl Worker {
                 Err(Failure::Wrong(format!("{REFUSED}: {of:?} was committed, and did not happen")))
             };
         }
-        // Between this and its progress everything can be lost.
+        // A crash between this and its progress loses either.
         let now = *around.faults > 0 && around.rng.chance(1, 6);
         *around.faults -= usize::from(now);
         let random = now.then(|| around.rng.chance(2, 3));
@@ -414,7 +415,7 @@ impl Worker {
     }
 
     fn advance(&mut self, around: &mut Around<'_>) {
-        while let Some(further) = self.desk.further(around.order) {
+        while let Some(further) = self.groups.further(around.order) {
             match further {
                 Further::Statements(commands) => self.unsent.extend(commands),
                 Further::Ending(ending) => {
@@ -422,24 +423,24 @@ impl Worker {
                     end(ending, &mut statements);
                     let (commands, pending): (Vec<_>, Vec<_>) = statements.into_iter().unzip();
                     self.unsent.extend(commands);
-                    self.desk.await_ending(|awaited| awaited.extend(pending));
+                    self.groups.last_mut().expect("in flight").replies.extend(pending);
                 }
             }
         }
     }
 
     fn give_way(&mut self, group: GroupSeq, around: &mut Around<'_>) -> Result<()> {
-        if !self.desk.can_give_way(group) {
+        if !self.groups.can_give_way(group) {
             return Ok(());
         }
         around.note(|| format!("group {} gives way", group.0));
         self.start_recovery(Retry::GivenWay, around)
     }
 
-    fn start_recovery(&mut self, again: Retry, around: &mut Around<'_>) -> Result<()> {
-        let Some(needs_sync) = self.desk.start_recovery(again) else { return Ok(()) };
-        let (number, first) = (self.number, self.desk.first().map(|first| first.group.seq.0));
-        around.note(|| format!("worker {number}: group {first:?} again: {again:?}"));
+    fn start_recovery(&mut self, retry: Retry, around: &mut Around<'_>) -> Result<()> {
+        let Some(needs_sync) = self.groups.start_recovery(retry) else { return Ok(()) };
+        let (number, first) = (self.number, self.groups.first().map(|first| first.group.seq.0));
+        around.note(|| format!("worker {number}: retries group {first:?}: {retry:?}"));
         if needs_sync {
             self.unsent.push(Command::Sync);
         }
@@ -447,7 +448,7 @@ impl Worker {
     }
 
     fn recover(&mut self, around: &mut Around<'_>) -> Result<()> {
-        // The answer is awaited; nothing else is on the session.
+        // The session does nothing else, so the reply comes at once.
         let session = &mut around.subscriber.sessions[self.number];
         if session.broken {
             return Err(Failure::Run(Lsn(0)));
@@ -455,7 +456,7 @@ impl Worker {
         session.commands.push_back(Command::Rollback);
         around.subscriber.step(self.number, around.history).map_err(Failure::Wrong)?;
         around.subscriber.sessions[self.number].replies.clear();
-        self.desk.rolled_back();
+        self.groups.rolled_back();
         Ok(())
     }
 
@@ -469,7 +470,7 @@ impl Worker {
     }
 
     fn take_replies(&mut self, around: &mut Around<'_>) -> Result<()> {
-        // As many as have come through.
+        // A random number of them has arrived.
         let there = around.subscriber.sessions[self.number].replies.len();
         let some = if there == 0 { 0 } else { 1 + around.rng.below(there) };
         for _ in 0..some {
@@ -478,17 +479,17 @@ impl Worker {
             };
             match reply {
                 Reply::Completed(_) | Reply::RolledBack => {
-                    let pending = self.desk.take_awaited();
-                    if !self.desk.is_recovering() {
+                    let pending = self.groups.take_expected();
+                    if !self.groups.is_rolling_back() {
                         self.completed(pending, reply, around)?;
                     }
                 }
                 Reply::Error(fault) => self.failed(fault, around)?,
                 Reply::Ready { idle } => {
-                    let Some(Pending::Sync(commits)) = self.desk.take_awaited() else {
+                    let Some(Pending::Sync(commits)) = self.groups.take_expected() else {
                         return Err(wrong("the subscriber answered a Sync nobody sent"));
                     };
-                    if self.desk.is_recovering() {
+                    if self.groups.is_rolling_back() {
                         continue;
                     }
                     if let Some(commits) = commits {
@@ -496,9 +497,9 @@ impl Worker {
                             return Err(wrong("a transaction is open after its COMMIT"));
                         }
                         self.transaction_committed(commits);
-                        self.desk.committed(commits.range.through);
+                        self.groups.committed(commits.range.through);
                     }
-                    self.account(around)?;
+                    self.answered(around)?;
                 }
             }
         }
@@ -534,27 +535,27 @@ impl Worker {
             }
             _ => Outcome::AsExpected,
         };
-        match self.desk.judge(found) {
+        match self.groups.judge(found) {
             Verdict::Counts if found == Outcome::Missing => {
                 Err(wrong("P7: the oldest misses a row"))
             }
-            Verdict::Counts => self.account(around),
+            Verdict::Counts => self.answered(around),
             verdict => self.follow(verdict, around),
         }
     }
 
-    /// Does what a verdict says that is not [`Verdict::Counts`].
+    /// Follows a verdict other than [`Verdict::Counts`].
     fn follow(&mut self, verdict: Verdict, around: &mut Around<'_>) -> Result<()> {
         match verdict {
-            Verdict::Retry(again) => self.start_recovery(again, around),
+            Verdict::Retry(retry) => self.start_recovery(retry, around),
             Verdict::After(_) => self.start_recovery(Retry::Later, around),
             Verdict::SentAgain(through) => Err(Failure::Run(through)),
             Verdict::Stops | Verdict::Counts => Err(Failure::Run(Lsn(0))),
         }
     }
 
-    fn account(&mut self, around: &mut Around<'_>) -> Result<()> {
-        match self.desk.account() {
+    fn answered(&mut self, around: &mut Around<'_>) -> Result<()> {
+        match self.groups.answered() {
             AfterReply::More | AfterReply::Through(_) => Ok(()),
             AfterReply::Open => {
                 self.advance(around);
@@ -564,15 +565,15 @@ impl Worker {
     }
 
     fn failed(&mut self, fault: Fault, around: &mut Around<'_>) -> Result<()> {
-        self.desk.take_awaited();
-        if !self.desk.is_recovering() {
-            let Some(first) = self.desk.first() else {
+        self.groups.take_expected();
+        if !self.groups.is_rolling_back() {
+            let Some(first) = self.groups.first() else {
                 return Err(wrong("an error with nothing in flight"));
             };
             let group = first.group.seq.0;
             let passes = fault == Fault::Passing;
             let verdict =
-                self.desk.judge_error(if passes { ErrorKind::Soon } else { ErrorKind::Lasting });
+                self.groups.judge_error(if passes { ErrorKind::Soon } else { ErrorKind::Lasting });
             if verdict == Verdict::Stops && !passes {
                 return Err(Failure::Wrong(format!(
                     "P7: the oldest, group {group}, fails by rows: {fault:?}"
@@ -580,14 +581,14 @@ impl Worker {
             }
             self.follow(verdict, around)?;
         }
-        self.desk.skip_to_sync();
+        self.groups.skip_to_sync();
         Ok(())
     }
 
     fn report(&mut self, around: &mut Around<'_>) {
         let committed = std::mem::take(&mut self.ranges);
         let prepared = std::mem::take(&mut self.prepared);
-        let (groups, ended) = self.desk.take_answered();
+        let (groups, ended) = self.groups.take_answered();
         if committed.is_empty() && prepared.is_empty() && groups == 0 {
             return;
         }
@@ -596,12 +597,12 @@ impl Worker {
         for group in ended {
             around.woken.extend(around.order.ended(group));
         }
-        self.desk.look(around.order);
+        self.groups.look(around.order);
     }
 
-    /// Goes on with a new session (`worker/lost.rs`).
+    /// Goes on with a new session (`worker/lost_session.rs`).
     fn reconnect(&mut self, around: &mut Around<'_>) -> Result<()> {
-        if !self.desk.is_repeatable() {
+        if !self.groups.is_repeatable() {
             return Err(Failure::Run(Lsn(0)));
         }
         let session = around.subscriber.open_session();
@@ -611,8 +612,8 @@ impl Worker {
             Sabotage::AssumedCommit => Ok(true),
             _ => Ok(around.subscriber.is_recorded(end)),
         };
-        let through = self.desk.committed_through(is_recorded)?;
-        for pending in self.desk.lost(through) {
+        let through = self.groups.committed_through(is_recorded)?;
+        for pending in self.groups.lost(through) {
             if let Pending::Sync(Some(commits)) = pending {
                 self.transaction_committed(commits);
             }
@@ -658,10 +659,10 @@ pub(crate) fn end(ending: Ending, statements: &mut Statements) {
     statements.push((Command::Sync, Pending::Sync(Some(Commits { range, prepared }))));
 }
 
-/// A part by rows; what it leaves to be ended later.
+/// Encodes a part by rows; returns the end that is sent later.
 pub(crate) fn rows(
     work: &Work,
-    early: bool,
+    ahead: bool,
     ordered: bool,
     statements: &mut Statements,
 ) -> Option<Ending> {
@@ -674,7 +675,7 @@ pub(crate) fn rows(
     let range = Range { after: work.predecessor, through: work.part.end_lsn? };
     let (memory, two_phase) = (work.memory, work.two_phase.clone());
     let ending = Ending { range, ordered, memory, two_phase };
-    if work.part.first && !early {
+    if work.part.first && !ahead {
         end(ending, statements);
         return None;
     }
@@ -711,8 +712,8 @@ pub(crate) fn alone(work: &Work, change: usize) -> Option<(Command, Pending)> {
     Some((Command::Rows(table, Rc::new([op]), As::Alone), Pending::Change))
 }
 
-/// Changes of a group as net changes: all, or only those that are (not) dependent. And whether each
-/// statement fails that does not do what it must.
+/// Encodes changes of a group as net changes: all of them, or only the dependent or independent ones.
+/// Also returns whether each statement fails by itself if it finds other rows than it must.
 pub(crate) fn net(
     group: &Group,
     dependent: Option<bool>,
@@ -765,7 +766,7 @@ pub(crate) fn net(
     (statements, sure)
 }
 
-/// A segment as sets. Those of whole rows cannot count.
+/// Encodes a segment as sets. Sets of whole rows cannot count their rows.
 fn set(
     segment: &Segment<'_>,
     counted: bool,

@@ -206,11 +206,19 @@ impl Failure {
 
 /// A lock that was not to be had at once, or in time.
 pub(crate) const LOCK_NOT_AVAILABLE: &str = "55P03";
+/// A cancel request, or statement_timeout.
+pub(crate) const QUERY_CANCELED: &str = "57014";
 
 /// SQLSTATEs that say "not now" rather than "never" (design 5: retried, never skipped).
 pub(crate) fn is_transient(sqlstate: &str) -> bool {
     matches!(sqlstate.get(..2), Some("08" | "40" | "53" | "57" | "58"))
         || sqlstate == LOCK_NOT_AVAILABLE
+}
+
+/// SQLSTATEs after which the next attempt may succeed: a serialization failure, a deadlock, a lock that
+/// was not available, a canceled statement.
+pub(crate) fn passes_soon(sqlstate: &str) -> bool {
+    sqlstate.starts_with("40") || matches!(sqlstate, LOCK_NOT_AVAILABLE | QUERY_CANCELED)
 }
 
 /// SQLSTATEs after which reading the subscriber's catalogue again may help: its schema changed while

@@ -1,11 +1,11 @@
-//! What a worker is handed: a group, and when it may be begun.
+//! An apply group, and what must have ended before a worker begins it.
 
 use pgoutput::Lsn;
 
 use crate::group::GroupSeq;
 use crate::order::Waits;
 
-/// A transaction or a part of one, as far as a worker decides by it.
+/// A transaction or a part of one: what a worker decides by.
 pub trait GroupMember {
     /// The end of the transaction; `None` in the middle of a large one.
     fn end(&self) -> Option<Lsn>;
@@ -16,41 +16,41 @@ pub trait GroupMember {
     /// How many changes it has.
     fn length(&self) -> usize;
 
-    /// Whether it is a transaction from beginning to end, which can be carried out again.
+    /// Whether it is a transaction from beginning to end, which can be executed again.
     fn is_whole(&self) -> bool;
 
-    /// Whether code of users may run on the subscriber. It may look at where transactions end: a deferred
+    /// Whether user code may run on the subscriber. Where transactions end may matter to it: a deferred
     /// constraint trigger runs there.
     fn runs_user_code(&self) -> bool;
 
-    /// Whether rules may decide about its conflicts.
+    /// Whether conflict rules apply to a table of it.
     fn is_under_rules(&self) -> bool;
 
-    /// Whether it is a step of a transaction in two phases. Such a step is alone in its group.
+    /// Whether it is a step of a two-phase transaction. Such a step is alone in its group.
     fn is_step(&self) -> bool;
 
-    /// Whether it is to be prepared, and all of it is here.
+    /// Whether it is to be prepared, and is complete.
     fn is_prepared_at_once(&self) -> bool;
 
-    /// Whether what comes right before it was applied in an earlier run, beyond a gap: then its progress
-    /// row finds its predecessor's whether what was sent before it took effect or not.
+    /// Whether an earlier run has applied its predecessor, beyond a gap. Then its progress row finds the
+    /// predecessor's, whether what was sent before it took effect or not.
     fn follows_applied(&self) -> bool;
 }
 
-/// How a group is carried out.
+/// How a group is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupMode {
     /// One subscriber transaction: net changes, as sets where that means the same.
     Net,
-    /// One subscriber transaction per source transaction, one statement per change in stream order:
-    /// what the net changes are judged by, and what names an offender exactly.
+    /// One subscriber transaction per source transaction, one statement per change in stream order.
+    /// Net changes must have the same result; an error names its change exactly.
     Rows,
 }
 
-/// The changes of a group that other groups in flight may be in the way of.
+/// The changes of a group that depend on groups in flight.
 #[derive(Debug, Clone, Default)]
 pub struct Dependent {
-    /// What they wait for.
+    /// The groups that they depend on.
     pub waits: Waits,
     /// By number of the change in the group; empty if there is none.
     pub changes: Vec<bool>,
@@ -71,19 +71,19 @@ pub struct Group<T> {
     pub seq: GroupSeq,
     /// What it consists of.
     pub works: Vec<T>,
-    /// How it is carried out.
+    /// How it is executed.
     pub mode: GroupMode,
-    /// What of it other groups may be in the way of.
+    /// Which of its changes depend on other groups.
     pub dependent: Dependent,
-    /// How often it was rolled back. From then on it runs only as the oldest.
+    /// How often it was rolled back. After the first time it runs only as the oldest.
     pub attempts: u32,
     /// It is a piece of a group that was halved, and another one follows it on the same worker.
     pub more: bool,
 }
 
 impl<T: GroupMember> Group<T> {
-    /// Halves it: the first half stays, the second one is returned. Both run as the oldest, so nothing
-    /// is in their way.
+    /// Halves it: the first half stays, the second one is returned. Both run as the oldest, so neither
+    /// depends on other groups.
     pub(super) fn halve(&mut self) -> Self {
         let works = self.works.split_off(self.works.len() / 2);
         self.dependent = Dependent::default();
@@ -92,13 +92,13 @@ impl<T: GroupMember> Group<T> {
         Self { seq, works, mode, dependent: Dependent::default(), attempts, more }
     }
 
-    /// Whether it holds whole transactions, so that it can be carried out again.
+    /// Whether it holds whole transactions, so that it can be executed again.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.works.iter().all(GroupMember::is_whole)
     }
 
-    /// Whether it is a step of a transaction in two phases.
+    /// Whether it is a step of a two-phase transaction.
     #[must_use]
     pub fn is_step(&self) -> bool {
         self.works.first().is_some_and(GroupMember::is_step)
@@ -110,22 +110,21 @@ impl<T: GroupMember> Group<T> {
         self.works.first().is_some_and(GroupMember::follows_applied)
     }
 
-    /// Whether it is prepared on the subscriber, and all of it is here.
+    /// Whether it is prepared on the subscriber, and is complete.
     #[must_use]
     pub fn is_prepared_at_once(&self) -> bool {
         self.works.iter().any(GroupMember::is_prepared_at_once)
     }
 
-    /// Whether it is carried out change by change, because rules may decide about conflicts.
+    /// Whether it is executed change by change, because conflict rules apply.
     #[must_use]
     pub fn is_by_rules(&self) -> bool {
         self.mode == GroupMode::Rows && self.works.iter().any(GroupMember::is_under_rules)
     }
 
-    /// Whether its changes may be executed before everything that was committed before them is
-    /// there: net changes in two steps, a lone transaction by rows when nothing is in its way.
-    /// The others end transactions as they go, or cannot be carried out again, or failed once.
-    fn may_be_early(&self) -> bool {
+    /// Whether its changes may be executed before every earlier group has ended: net changes, and a lone
+    /// transaction by rows. Other groups commit as they go, cannot be executed again, or failed once.
+    fn may_run_ahead(&self) -> bool {
         self.attempts == 0
             && self.is_whole()
             && match self.mode {
@@ -137,18 +136,18 @@ impl<T: GroupMember> Group<T> {
             }
     }
 
-    /// What must have ended before any of it is sent.
+    /// The groups that must have ended before any of it is sent.
     #[must_use]
     pub fn waits_to_start(&self) -> Waits {
         if self.is_prepared_at_once() {
             return self.dependent.waits.clone();
         }
-        if !self.may_be_early() {
+        if !self.may_run_ahead() {
             return Waits::all_before(self.seq);
         }
         match self.mode {
             GroupMode::Net => Waits::default(),
-            // In stream order, so not in two steps.
+            // Its changes are executed in stream order, so the independent ones cannot go first.
             GroupMode::Rows => self.dependent.waits.clone(),
         }
     }

@@ -1,29 +1,30 @@
-//! How the transactions of a group are found that cannot be applied together with others.
+//! Finds the transactions of a group that cannot be applied together with others.
 //!
-//! A group that did other things as sets than it must is halved until the offender is alone: about
-//! log2(n) attempts for one offender among n transactions, and the others stay sets. Where many
-//! transactions offend, as when unique values move in each of them, halving is in vain: after
-//! [`MOST`] failures of one group the rest of it is applied by rows, which are pipelined, and the
-//! following groups are not halved at all for a while.
+//! A group whose sets did something else than its transactions is halved until the offender is alone.
+//! That takes about log2(n) attempts for one offender among n transactions, and the others stay sets.
+//! Halving is useless where many transactions offend, for example when unique values move in each of
+//! them. So after [`MOST`] failures of one group the rest of it is applied by rows, which are pipelined,
+//! and the next groups are not halved for a while.
 
 use crate::group::GroupSeq;
 use crate::worker::{Group, GroupMember};
 
-/// Failures of one group after which it is not halved any more: for two offenders among 2000.
+/// Failures of one group after which it is not halved any more: enough for two offenders among 2000.
 const MOST: u32 = 24;
-/// Most groups that are not halved after one in which that was in vain. It doubles each time.
+/// The longest pause, in groups, after a group in which halving was useless. The pause doubles each
+/// time.
 const LONGEST: u32 = 256;
 
-/// What becomes of a group that has failed as sets.
+/// How a group is executed that has failed as sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fallback {
-    /// It is carried out again as it was.
+    /// As before.
     None,
-    /// Its halves are tried as sets, one after the other.
+    /// As two halves, as sets.
     Halve,
-    /// It is applied by rows.
+    /// By rows.
     Rows,
-    /// The same, and whatever is left of the group that it is a piece of.
+    /// By rows, and so is the rest of the group that it is a piece of.
     AllRows,
 }
 
@@ -35,19 +36,19 @@ struct FailedGroup {
     halved: bool,
 }
 
-/// What is known of the groups of one worker.
+/// Which groups of one worker were halved, and how well that worked.
 #[derive(Debug, Default)]
 pub(super) struct Halving {
     /// The group that failed last.
     last: Option<FailedGroup>,
-    /// Halving was in vain: so many groups that fail are not halved.
+    /// So many groups that fail are not halved, because halving was useless.
     pause: u32,
-    /// How many that were the last time; 0 after a group of which halving has found the offender.
+    /// The last pause; 0 after halving has found the offender of a group.
     last_pause: u32,
 }
 
 impl Halving {
-    /// A group, or a piece of one, has failed as sets.
+    /// A group, or a piece of one, has failed as sets: how to go on.
     pub(super) fn failed<T: GroupMember>(&mut self, group: &Group<T>) -> Fallback {
         let can_halve = group.works.len() > 1 && group.is_whole();
         let mut last = match self.last {

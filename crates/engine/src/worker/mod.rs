@@ -1,148 +1,140 @@
-//! What a worker decides about its groups: when each is begun, when more of it is sent, what an answer
-//! or an error means for it, and how it is carried out again.
+//! What an apply worker decides about its groups: when it encodes one, when it sends more of it, what a
+//! reply or an error means for it, and how a group that was rolled back is executed again.
 //!
-//! A [`WorkerGroups`] holds what a worker has at hand. Whoever has the session asks it what to do next, does it,
-//! and tells what came of it. What statements, answers and endings are, is theirs (a [`WorkerTypes`]): that is
-//! how the program and its simulation decide by the same code.
+//! [`WorkerGroups`] holds the groups of one worker. Its caller owns the session: it asks for the next
+//! step, takes it, and reports the outcome. The caller also defines what statements, replies and
+//! endings are ([`WorkerTypes`]), so the program and its simulation decide by the same code.
+//!
+//! Each group is in one state; the module `state` has the diagram, and all transitions.
 
-mod answers;
 mod group;
 mod halving;
-mod in_flight;
+mod replies;
+mod state;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
 
-pub use answers::{AfterReply, ErrorKind, Outcome, Retry, Verdict};
 pub use group::{Dependent, Group, GroupMember, GroupMode};
 use halving::Halving;
-pub use in_flight::InFlight;
-use in_flight::{Ready, follow};
 use pgoutput::Lsn;
+pub use replies::{AfterReply, ErrorKind, Outcome, Retry, Verdict};
+pub use state::{ActiveGroup, EncodedGroup, Rest};
+use state::{GroupState, follow};
 
 use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
 use crate::order::{Ended, Waits};
 
-/// What the things are that a worker has to do with, to whoever carries them out.
+/// What the owner of the session encodes groups to.
 pub trait WorkerTypes {
-    /// Of what a group consists.
+    /// A group consists of these.
     type Member: GroupMember;
-    /// Statements that are put together, and not sent.
+    /// Statements that are encoded, and not sent.
     type Statements;
-    /// An answer that is awaited.
-    type Awaited: Awaited;
-    /// What is sent when all statements of a group are answered as they must be.
+    /// A reply that the subscriber has to send.
+    type Expected: ExpectedReply;
+    /// The end of a group: its progress row and its COMMIT.
     type Ending;
-    /// Where the session was before a group was put together.
+    /// Where the encoder stood before a group.
     type EncoderPosition;
 }
 
-/// An answer that is awaited.
-pub trait Awaited {
-    /// That of a Sync with which nothing is committed.
+/// A reply that the subscriber has to send.
+pub trait ExpectedReply {
+    /// The reply to a Sync that commits nothing.
     fn sync() -> Self;
 
-    /// Whether it is that of a Sync.
+    /// Whether it is the reply to a Sync.
     fn is_sync(&self) -> bool;
 
-    /// The end of what is committed with it.
+    /// The end of the last transaction that is committed when it comes.
     fn commits(&self) -> Option<Lsn>;
 }
 
-/// What a worker has at hand.
-pub struct WorkerGroups<C: WorkerTypes> {
+/// The groups of an apply worker.
+pub struct WorkerGroups<T: WorkerTypes> {
     /// Whether the subscriber refuses a commit before its predecessor's.
     ordered: bool,
-    /// A lone transaction up to so many changes is sent as it is.
+    /// A lone transaction with at most so many changes is sent row by row.
     lone: usize,
-    /// The statements of a group up to so many changes count themselves what they find, if any do.
+    /// Far from the subscriber, the statements of a group with at most so many changes count their rows
+    /// themselves.
     counted: Option<usize>,
-    /// Groups that are put together behind the one in flight.
-    most_ready: usize,
-    /// All groups up to this one are known to have ended.
+    /// How many groups are encoded behind those that are sent.
+    most_encoded: usize,
+    /// Every group up to this one is known to have ended.
     ended_through: GroupSeq,
-    /// Groups that are not begun, those that were rolled back before any new one.
-    queue: VecDeque<Group<C::Member>>,
-    /// In the order in which they were sent: those of the first group in flight come first.
-    awaited: VecDeque<C::Awaited>,
-    /// Sent, and not completely answered. Only the last of them may be open.
-    in_flight: VecDeque<InFlight<C>>,
-    /// Their statements are ready, and cannot be sent before what is in flight has ended.
-    ready: VecDeque<Ready<C>>,
-    /// The first group in flight has failed: answers are only counted until all are there.
-    recovering: Option<Retry>,
+    /// Groups in flight, then those that are encoded.
+    active: VecDeque<ActiveGroup<T>>,
+    /// Groups that are not begun; those that were rolled back come first.
+    queue: VecDeque<Group<T::Member>>,
     /// Which groups are halved.
     halving: Halving,
-    /// Groups answered, and ended, and not yet reported.
+    /// How many groups are answered, and which of them have ended, since the last report.
     answered: usize,
     ended: Vec<GroupSeq>,
-    /// The parts of a large transaction that are answered are not committed: they would be lost
-    /// with the session.
+    /// The answered parts of a large transaction are not committed: they would be lost with the session.
     in_parts: bool,
 }
 
-/// What to do when nothing more can be sent of what is in flight.
+/// The next step when nothing more can be sent of the groups in flight.
 #[derive(Debug)]
-pub enum Next<T> {
-    /// Roll back what is open on the session, and then [say so](WorkerGroups::rolled_back): the first group in
-    /// flight has failed, and all answers are there.
+pub enum Next<M> {
+    /// Roll back the open transaction, then call [`WorkerGroups::rolled_back`]. The first group in
+    /// flight has failed, and all replies are there.
     RollBack,
-    /// Put this group together.
-    Start(Start<T>),
-    /// Wait for an answer, for mail, or until one of these is met.
+    /// Encode this group.
+    Start(Start<M>),
+    /// Wait for a reply, for mail, or until one of these is met.
     Wait(Vec<Waits>),
 }
 
-/// A group that is to be put together.
+/// A group that is to be encoded.
 #[derive(Debug)]
-pub struct Start<T> {
-    /// The group, in the mode in which it is carried out now.
-    pub group: Group<T>,
-    /// Others before it are in flight on other sessions: what goes wrong may be due to that.
-    pub early: bool,
-    /// Something before it is still to be sent on this session.
+pub struct Start<M> {
+    /// The group, in the mode in which it is executed now.
+    pub group: Group<M>,
+    /// Groups before it are in flight on other sessions: they may be why it fails.
+    pub ahead: bool,
+    /// A group before it is not completely sent on this session.
     pub behind: bool,
-    /// Its statements count themselves what they find, and fail if it is not what it must be: if all of
-    /// them can, its end is sent with them.
+    /// Its statements count their rows themselves, and fail if they find others. If all of them can,
+    /// its end is sent with them.
     pub counted: bool,
 }
 
-/// What more can be sent.
-pub enum Further<C: WorkerTypes> {
-    /// Statements, whose answers are awaited from now on.
-    Statements(C::Statements),
-    /// The end of a group: see [`WorkerGroups::await_ending`].
-    Ending(C::Ending),
+/// What is to be sent.
+pub enum Further<T: WorkerTypes> {
+    /// Statements, whose replies are expected from now on.
+    Statements(T::Statements),
+    /// The end of the last group in flight, whose replies are added to that group's.
+    Ending(T::Ending),
 }
 
-/// Why a group in flight with nothing to be answered does not go on.
+/// Why a worker waits that expects no reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitReason {
-    /// Groups that it depends on have not ended.
+    /// Groups that its group depends on have not ended.
     Dependency,
-    /// It is not its turn to commit.
+    /// It is not its group's turn to commit.
     CommitOrder,
 }
 
-impl<C: WorkerTypes> WorkerGroups<C> {
-    /// Nothing is to be done. `ordered`: whether the subscriber refuses a commit before its predecessor's;
-    /// `far`: whether answers take long, so that groups which count their rows need not be looked at
-    /// before they commit.
+impl<T: WorkerTypes> WorkerGroups<T> {
+    /// Starts without groups. `ordered`: whether the subscriber refuses a commit before its
+    /// predecessor's. `far`: whether replies take long, so that statements count their rows themselves.
     #[must_use]
     pub fn new(ordered: bool, far: bool, pacing: &Pacing) -> Self {
         Self {
             ordered,
             lone: pacing.lone_changes,
             counted: far.then_some(pacing.counted_changes),
-            most_ready: pacing.ready_groups,
+            most_encoded: pacing.ready_groups,
             ended_through: GroupSeq::NONE,
+            active: VecDeque::new(),
             queue: VecDeque::new(),
-            awaited: VecDeque::new(),
-            in_flight: VecDeque::new(),
-            ready: VecDeque::new(),
-            recovering: None,
             halving: Halving::default(),
             answered: 0,
             ended: Vec::new(),
@@ -150,57 +142,31 @@ impl<C: WorkerTypes> WorkerGroups<C> {
         }
     }
 
-    /// Takes a group, in commit order.
-    pub fn push(&mut self, group: Group<C::Member>) {
+    /// Queues a group, in commit order.
+    pub fn push(&mut self, group: Group<T::Member>) {
         self.queue.push_back(group);
     }
 
-    /// Gives a group back that was to be begun: it comes again.
-    pub fn put_back(&mut self, group: Group<C::Member>) {
+    /// Queues a group again that was to be encoded.
+    pub fn put_back(&mut self, group: Group<T::Member>) {
         self.queue.push_front(group);
     }
 
-    /// What more can be sent now. It is to be sent in the order in which it is given.
-    pub fn further(&mut self, order: &impl Ended) -> Option<Further<C>> {
-        if self.is_recovering() {
-            return None;
+    /// What can be sent now. The caller sends it in the order in which it is given.
+    pub fn further(&mut self, order: &impl Ended) -> Option<Further<T>> {
+        let sent = self.sent_groups();
+        if self.last().is_none_or(ActiveGroup::is_completely_sent) {
+            return self.active.get_mut(sent)?.advance();
         }
-        let Some(waits) = self.waits_to_advance() else {
-            if self.in_flight.back().is_some_and(InFlight::is_open) {
-                return None;
-            }
-            let Ready { group, statements, mut awaited } = self.ready.pop_front()?;
-            self.awaited.append(&mut awaited);
-            self.in_flight.push_back(group);
-            return Some(Further::Statements(statements));
-        };
-        if !self.is_met(&waits, order) {
-            return None;
-        }
-        let last = self.in_flight.back_mut()?;
-        if let Some((statements, mut awaited)) = last.dependent.take() {
-            last.awaited += awaited.len();
-            self.awaited.append(&mut awaited);
-            return Some(Further::Statements(statements));
-        }
-        last.ending.take().map(Further::Ending)
+        let waits = self.waits_to_advance()?;
+        if self.is_met(&waits, order) { self.last_mut()?.advance() } else { None }
     }
 
-    /// The end that [`Self::further`] gave is queued by `queue`, which adds what is to be answered.
-    pub fn await_ending<R>(&mut self, queue: impl FnOnce(&mut VecDeque<C::Awaited>) -> R) -> R {
-        let before = self.awaited.len();
-        let queued = queue(&mut self.awaited);
-        if let Some(last) = self.in_flight.back_mut() {
-            last.awaited = self.awaited.len() - before;
-        }
-        queued
-    }
-
-    /// What to do when [`Self::further`] has nothing more.
-    pub fn next(&mut self, order: &impl Ended) -> Next<C::Member> {
+    /// The next step when [`Self::further`] has nothing more.
+    pub fn next(&mut self, order: &impl Ended) -> Next<T::Member> {
         let mut waits = Vec::new();
-        if self.is_recovering() {
-            return if self.is_awaiting() { Next::Wait(waits) } else { Next::RollBack };
+        if self.is_rolling_back() {
+            return if self.expects_replies() { Next::Wait(waits) } else { Next::RollBack };
         }
         if self.has_room()
             && let Some(to_start) = self.queue.front().map(Group::waits_to_start)
@@ -216,12 +182,12 @@ impl<C: WorkerTypes> WorkerGroups<C> {
         Next::Wait(waits)
     }
 
-    fn start(&mut self, group: Group<C::Member>, order: &impl Ended) -> Start<C::Member> {
+    fn start(&mut self, group: Group<T::Member>, order: &impl Ended) -> Start<T::Member> {
         self.ended_through = self.ended_through.max(order.ended_through());
-        // One that is prepared at once has nothing in its way, so what goes wrong is its own.
-        let early = !group.is_prepared_at_once() && !self.is_next(group.seq);
-        let behind = self.in_flight.back().is_some_and(InFlight::is_open) || !self.ready.is_empty();
-        let at_once = !early && (self.is_clear() || self.ordered);
+        // No group can be in the way of one that is prepared at once: what goes wrong is its own.
+        let ahead = !group.is_prepared_at_once() && !self.is_next(group.seq);
+        let behind = self.active.back().is_some_and(|last| !last.is_completely_sent());
+        let at_once = !ahead && (self.active.is_empty() || self.ordered);
         let lone = group.works.len() == 1 && group.is_whole() && group.changes() <= self.lone;
         let mode = if lone && at_once && !group.works[0].is_under_rules() {
             GroupMode::Rows
@@ -230,45 +196,45 @@ impl<C: WorkerTypes> WorkerGroups<C> {
         };
         let counts = |most| group.is_whole() && group.changes() <= most;
         let counted = at_once && !behind && self.counted.is_some_and(counts);
-        Start { group: Group { mode, ..group }, early, behind, counted }
+        Start { group: Group { mode, ..group }, ahead, behind, counted }
     }
 
-    /// Whether the dependent changes of a group are put together by themselves, to be sent when what
-    /// they wait for has ended.
-    pub fn is_split(&mut self, start: &Start<C::Member>, order: &impl Ended) -> bool {
-        let Start { group, early, .. } = start;
-        *early
+    /// Whether the dependent changes of a group are encoded apart, to be sent when the groups that they
+    /// wait for have ended.
+    pub fn is_split(&mut self, start: &Start<T::Member>, order: &impl Ended) -> bool {
+        let Start { group, ahead, .. } = start;
+        *ahead
             && group.mode == GroupMode::Net
             && !group.dependent.is_empty()
             && !self.is_met(&group.dependent.waits, order)
     }
 
-    /// The first statements of a group are sent; these are their answers.
-    pub fn sent(&mut self, group: InFlight<C>, mut awaited: VecDeque<C::Awaited>) {
-        self.awaited.append(&mut awaited);
-        self.in_flight.push_back(group);
+    /// The first statements of a group are sent.
+    pub fn sent(&mut self, encoded: EncodedGroup<T>) {
+        self.active.push_back(ActiveGroup::sent(encoded));
     }
 
-    /// The first statements of a group are put together, and not sent. [`Self::further`] gives them.
-    pub fn set_aside(
-        &mut self,
-        group: InFlight<C>,
-        statements: C::Statements,
-        awaited: VecDeque<C::Awaited>,
-    ) {
-        self.ready.push_back(Ready { group, statements, awaited });
+    /// The statements before the change that cannot be encoded are sent. The group stays until
+    /// [`Self::judge_incomplete`].
+    pub fn sent_incomplete(&mut self, encoded: EncodedGroup<T>) {
+        self.active.push_back(ActiveGroup::incomplete(encoded));
     }
 
-    /// Whether nothing is in flight, or ready to be.
-    fn is_clear(&self) -> bool {
-        self.in_flight.is_empty() && self.ready.is_empty()
+    /// The first statements of a group are encoded, and not sent: [`Self::further`] gives them.
+    pub fn set_aside(&mut self, encoded: EncodedGroup<T>, statements: T::Statements) {
+        self.active.push_back(ActiveGroup::set_aside(encoded, statements));
     }
 
-    /// Whether another group may be begun, or put together behind the one in flight.
+    /// How many groups are in flight.
+    fn sent_groups(&self) -> usize {
+        self.active.partition_point(ActiveGroup::is_sent)
+    }
+
+    /// Whether another group may be encoded now.
     fn has_room(&self) -> bool {
         match self.queue.front() {
-            // A transaction may be sent with its COMMIT behind others that are not answered only
-            // where the subscriber refuses it if one of them fails.
+            // The COMMIT of a transaction goes behind others that are not answered only where the
+            // subscriber refuses it if one of them fails.
             Some(next)
                 if next.attempts > 0
                     || next.is_by_rules()
@@ -276,17 +242,17 @@ impl<C: WorkerTypes> WorkerGroups<C> {
                     || next.follows_applied()
                     || next.mode == GroupMode::Rows && !self.ordered =>
             {
-                self.is_clear()
+                self.active.is_empty()
             }
-            _ => self.ready.len() < self.most_ready,
+            _ => self.active.len() - self.sent_groups() < self.most_encoded,
         }
     }
 
-    /// Whether all of this has ended. What this session was told to commit comes before anything
-    /// that it is sent now, and counts.
+    /// Whether all of this has ended. What this session was told to commit counts, because it comes
+    /// before everything that is sent now.
     fn is_met(&mut self, waits: &Waits, order: &impl Ended) -> bool {
-        let sent = self.in_flight.iter().take_while(|group| !group.is_open());
-        let through = follow(self.ended_through, sent);
+        let committing = self.active.iter().take_while(|group| group.is_completely_sent());
+        let through = follow(self.ended_through, committing);
         if waits.through <= through && waits.groups.is_empty() {
             return true;
         }
@@ -294,34 +260,43 @@ impl<C: WorkerTypes> WorkerGroups<C> {
         order.is_met(waits)
     }
 
-    /// Whether everything before this group has ended, or comes before it on this session.
+    /// Whether every group before this one has ended, or comes before it on this session.
     fn is_next(&self, group: GroupSeq) -> bool {
-        let before = self.in_flight.iter().chain(self.ready.iter().map(|ready| &ready.group));
-        group.previous() <= follow(self.ended_through, before)
+        group.previous() <= follow(self.ended_through, self.active.iter())
     }
 
-    /// What the group in flight waits for before more of it can be sent.
+    /// What must have ended before more of the last group in flight can be sent.
     fn waits_to_advance(&self) -> Option<Waits> {
-        let last = self.in_flight.back()?;
-        if last.dependent.is_some() {
-            return Some(last.group.dependent.waits.clone());
+        let last = self.last()?;
+        match last.state {
+            GroupState::WaitingForDependencies { .. } => Some(last.group.dependent.waits.clone()),
+            GroupState::WaitingForTurn { .. } if !self.ordered => Some(Waits::default()),
+            GroupState::WaitingForTurn { .. } => Some(Waits::all_before(last.group.seq)),
+            _ => None,
         }
-        (last.ending.is_some() && last.awaited == 0 && self.in_flight.len() == 1).then(|| {
-            if self.ordered { Waits::all_before(last.group.seq) } else { Waits::default() }
-        })
     }
 
-    /// Why it does not go on, when that is not because of the subscriber, and there is something to do.
+    /// Why the worker waits, if that is not for a reply and it has something to do.
     #[must_use]
-    pub fn kept(&self) -> Option<WaitReason> {
-        if self.is_awaiting() {
+    pub fn wait_reason(&self) -> Option<WaitReason> {
+        if self.expects_replies() {
             return None;
         }
-        match self.in_flight.back() {
-            Some(last) if last.dependent.is_some() => Some(WaitReason::Dependency),
-            Some(last) if last.ending.is_some() => Some(WaitReason::CommitOrder),
+        match self.last().map(|last| &last.state) {
+            Some(GroupState::WaitingForDependencies { .. }) => Some(WaitReason::Dependency),
+            Some(GroupState::WaitingForTurn { .. }) => Some(WaitReason::CommitOrder),
             Some(_) => None,
             None => (!self.queue.is_empty()).then_some(WaitReason::Dependency),
         }
+    }
+
+    /// The group that was sent last.
+    fn last(&self) -> Option<&ActiveGroup<T>> {
+        self.sent_groups().checked_sub(1).map(|last| &self.active[last])
+    }
+
+    /// The group that was sent last.
+    pub fn last_mut(&mut self) -> Option<&mut ActiveGroup<T>> {
+        self.sent_groups().checked_sub(1).and_then(|last| self.active.get_mut(last))
     }
 }

@@ -8,8 +8,8 @@ use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
 use crate::order::{CommitOrder, Waits};
 use crate::worker::{
-    AfterReply, Awaited, Dependent, ErrorKind, Further, Group, GroupMember, GroupMode, InFlight,
-    Next, Outcome, Retry, Start, Verdict, WaitReason, WorkerGroups, WorkerTypes,
+    AfterReply, Dependent, EncodedGroup, ErrorKind, ExpectedReply, Further, Group, GroupMember,
+    GroupMode, Next, Outcome, Rest, Retry, Start, Verdict, WaitReason, WorkerGroups, WorkerTypes,
 };
 
 /// Lone transactions are sent as they are put together.
@@ -68,7 +68,7 @@ enum Answer {
     Sync(Option<Lsn>),
 }
 
-impl Awaited for Answer {
+impl ExpectedReply for Answer {
     fn sync() -> Self {
         Self::Sync(None)
     }
@@ -90,7 +90,7 @@ struct Words;
 impl WorkerTypes for Words {
     type Member = Transaction;
     type Statements = &'static str;
-    type Awaited = Answer;
+    type Expected = Answer;
     type Ending = &'static str;
     type EncoderPosition = ();
 }
@@ -112,27 +112,35 @@ fn group(seq: u64, commits: &[u64], whole: bool) -> Group<Transaction> {
     }
 }
 
-fn start(desk: &mut WorkerGroups<Words>, order: &CommitOrder) -> Start<Transaction> {
-    match desk.next(order) {
+fn encoded(
+    group: Group<Transaction>,
+    ahead: bool,
+    replies: impl Into<VecDeque<Answer>>,
+    rest: Rest<Words>,
+) -> EncodedGroup<Words> {
+    EncodedGroup { group, position: (), ahead, replies: replies.into(), rest }
+}
+
+fn start(groups: &mut WorkerGroups<Words>, order: &CommitOrder) -> Start<Transaction> {
+    match groups.next(order) {
         Next::Start(start) => start,
         other => panic!("{other:?}"),
     }
 }
 
 /// Sends a group with one statement and its end to follow.
-fn send(desk: &mut WorkerGroups<Words>, start: Start<Transaction>) {
-    let Start { group, early, .. } = start;
-    let in_flight = InFlight::new(group, (), early, 1).with_rest(None, Some("end"));
-    desk.sent(in_flight, VecDeque::from([Answer::Statement]));
+fn send(groups: &mut WorkerGroups<Words>, start: Start<Transaction>) {
+    let Start { group, ahead, .. } = start;
+    groups.sent(encoded(group, ahead, [Answer::Statement], Rest::Ending("end")));
 }
 
-/// A desk with one group in flight, which is early if group 1 has not ended.
+/// A worker with one group in flight, which is ahead of its turn if group 1 has not ended.
 fn sent(group: Group<Transaction>, order: &CommitOrder) -> WorkerGroups<Words> {
-    let mut desk = WorkerGroups::new(true, false, &PACING);
-    desk.push(group);
-    let start = start(&mut desk, order);
-    send(&mut desk, start);
-    desk
+    let mut groups = WorkerGroups::new(true, false, &PACING);
+    groups.push(group);
+    let start = start(&mut groups, order);
+    send(&mut groups, start);
+    groups
 }
 
 fn ended(groups: u64) -> CommitOrder {
@@ -146,46 +154,48 @@ fn ended(groups: u64) -> CommitOrder {
 #[test]
 fn contended_changes_wait_for_groups_and_the_end_for_its_turn() {
     let (first, mut order) = (GroupSeq(1), ended(0));
-    let mut desk: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
+    let mut groups: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
     let dependent = Dependent { waits: Waits::through(first), changes: vec![true, false] };
-    desk.push(Group { dependent, ..group(3, &[30], true) });
-    let start = start(&mut desk, &order);
-    assert!(start.early && !start.behind && desk.is_split(&start, &order));
-    let rest = Some(("dependent", VecDeque::from([Answer::Statement])));
-    let in_flight = InFlight::new(start.group, (), true, 1).with_rest(rest, Some("end"));
-    desk.sent(in_flight, VecDeque::from([Answer::Statement]));
-    assert!(desk.further(&order).is_none());
+    groups.push(Group { dependent, ..group(3, &[30], true) });
+    let start = start(&mut groups, &order);
+    assert!(start.ahead && !start.behind && groups.is_split(&start, &order));
+    let rest = Rest::Dependent("dependent", VecDeque::from([Answer::Statement]), "end");
+    groups.sent(encoded(start.group, true, [Answer::Statement], rest));
+    assert!(groups.further(&order).is_none());
     assert_eq!(
-        (desk.take_awaited(), desk.kept()),
+        (groups.take_expected(), groups.wait_reason()),
         (Some(Answer::Statement), Some(WaitReason::Dependency))
     );
-    assert!(matches!(desk.account(), AfterReply::Open));
-    assert!(desk.further(&order).is_none());
+    assert!(matches!(groups.answered(), AfterReply::Open));
+    assert!(groups.further(&order).is_none());
     order.ended(first);
-    assert!(matches!(desk.further(&order), Some(Further::Statements("dependent"))));
-    desk.take_awaited();
-    assert!(matches!(desk.account(), AfterReply::Open));
-    assert!(desk.further(&order).is_none() && desk.kept() == Some(WaitReason::CommitOrder));
+    assert!(matches!(groups.further(&order), Some(Further::Statements("dependent"))));
+    groups.take_expected();
+    assert!(matches!(groups.answered(), AfterReply::Open));
     assert!(
-        matches!(desk.next(&order), Next::Wait(waits) if waits == [Waits::through(GroupSeq(2))])
+        groups.further(&order).is_none() && groups.wait_reason() == Some(WaitReason::CommitOrder)
+    );
+    assert!(
+        matches!(groups.next(&order), Next::Wait(waits) if waits == [Waits::through(GroupSeq(2))])
     );
     order.ended(GroupSeq(2));
-    assert!(matches!(desk.further(&order), Some(Further::Ending("end"))));
-    desk.await_ending(|awaited| awaited.push_back(Answer::Sync(Some(Lsn(31)))));
-    desk.committed(Lsn(31));
-    assert!(matches!(desk.account(), AfterReply::Through(through) if through.is_committed()));
-    assert_eq!(desk.take_answered(), (1, vec![GroupSeq(3)]));
+    assert!(matches!(groups.further(&order), Some(Further::Ending("end"))));
+    groups.last_mut().expect("in flight").replies.push_back(Answer::Sync(Some(Lsn(31))));
+    assert_eq!(groups.take_expected(), Some(Answer::Sync(Some(Lsn(31)))));
+    groups.committed(Lsn(31));
+    assert!(matches!(groups.answered(), AfterReply::Through(through) if through.is_committed()));
+    assert_eq!(groups.take_answered(), (1, vec![GroupSeq(3)]));
 }
 
 #[test]
 fn only_the_oldest_is_judged() {
-    let early = sent(group(2, &[20], true), &ended(0));
+    let ahead = sent(group(2, &[20], true), &ended(0));
     let oldest = sent(group(2, &[20], true), &ended(1));
     let part = sent(group(2, &[20], false), &ended(1));
     for found in [Outcome::OtherRows, Outcome::Missing, Outcome::Refused] {
-        assert_eq!(early.judge(found), Verdict::Retry(Retry::Later));
+        assert_eq!(ahead.judge(found), Verdict::Retry(Retry::Later));
     }
-    assert_eq!(early.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::Later));
+    assert_eq!(ahead.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::Later));
     assert_eq!(oldest.judge(Outcome::AsExpected), Verdict::Counts);
     assert_eq!(oldest.judge(Outcome::Missing), Verdict::Counts);
     assert_eq!(oldest.judge(Outcome::Refused), Verdict::Stops);
@@ -204,81 +214,81 @@ fn only_the_oldest_is_judged() {
 #[test]
 fn the_oldest_is_tried_again_a_few_times() {
     let order = ended(1);
-    let mut desk = sent(group(2, &[20], true), &order);
+    let mut groups = sent(group(2, &[20], true), &order);
     for attempt in 0..8 {
         assert_eq!(
-            desk.judge_error(ErrorKind::Soon),
+            groups.judge_error(ErrorKind::Soon),
             Verdict::After(Duration::from_millis(5 << attempt))
         );
-        assert_eq!(desk.start_recovery(Retry::Later), Some(true));
-        assert_eq!(desk.start_recovery(Retry::ByRows), None, "the first reason counts");
-        desk.skip_to_sync();
-        assert!(matches!(desk.next(&order), Next::Wait(waits) if waits.is_empty()));
-        assert_eq!(desk.take_awaited(), Some(Answer::sync()));
-        assert!(matches!(desk.next(&order), Next::RollBack));
-        desk.rolled_back();
-        let again = start(&mut desk, &order);
+        assert_eq!(groups.start_recovery(Retry::Later), Some(true));
+        assert_eq!(groups.start_recovery(Retry::ByRows), None, "the first reason counts");
+        groups.skip_to_sync();
+        assert!(matches!(groups.next(&order), Next::Wait(waits) if waits.is_empty()));
+        assert_eq!(groups.take_expected(), Some(Answer::sync()));
+        assert!(matches!(groups.next(&order), Next::RollBack));
+        groups.rolled_back();
+        let again = start(&mut groups, &order);
         assert_eq!((again.group.attempts, again.group.mode), (attempt + 1, GroupMode::Net));
-        send(&mut desk, again);
+        send(&mut groups, again);
     }
-    assert_eq!(desk.judge_error(ErrorKind::Soon), Verdict::Stops);
+    assert_eq!(groups.judge_error(ErrorKind::Soon), Verdict::Stops);
 }
 
 #[test]
 fn what_is_committed_is_not_carried_out_again() {
     let order = ended(0);
-    let mut desk: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
+    let mut groups: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
     for number in 1..=3 {
         let commits = [10 * number, 10 * number + 5];
-        desk.push(Group { mode: GroupMode::Rows, ..group(number, &commits, true) });
+        groups.push(Group { mode: GroupMode::Rows, ..group(number, &commits, true) });
     }
     for _ in 0..2 {
-        let Start { group, early, behind, .. } = start(&mut desk, &order);
-        assert!(!early && !behind);
+        let Start { group, ahead, behind, .. } = start(&mut groups, &order);
+        assert!(!ahead && !behind);
         let syncs = group.works.iter().map(|work| Answer::Sync(work.end()));
         let syncs: VecDeque<_> = syncs.collect();
-        desk.sent(InFlight::new(group, (), false, syncs.len()), syncs);
+        groups.sent(encoded(group, false, syncs, Rest::Nothing));
     }
-    assert!(desk.is_repeatable());
+    assert!(groups.is_repeatable());
     let mut asked = Vec::new();
-    let through = desk.committed_through(|end| {
+    let through = groups.committed_through(|end| {
         asked.push(end);
         Ok::<_, Infallible>(end <= Lsn(21))
     });
     assert_eq!((through, asked), (Ok(Some(Lsn(21))), [11, 16, 21, 26].map(Lsn).to_vec()));
-    assert_eq!(desk.lost(Some(Lsn(21))), [11, 16, 21].map(|end| Answer::Sync(Some(Lsn(end)))));
-    assert_eq!(desk.take_answered(), (1, vec![GroupSeq(1)]));
+    assert_eq!(groups.lost(Some(Lsn(21))), [11, 16, 21].map(|end| Answer::Sync(Some(Lsn(end)))));
+    assert_eq!(groups.take_answered(), (1, vec![GroupSeq(1)]));
     let order = ended(1);
-    let again = start(&mut desk, &order);
+    let again = start(&mut groups, &order);
     let commits: Vec<_> = again.group.works.iter().map(GroupMember::commit_lsn).collect();
     assert_eq!((again.group.seq, commits, again.group.attempts), (GroupSeq(2), vec![Lsn(25)], 1));
 }
 
 #[test]
 fn parts_that_are_answered_would_be_lost_with_the_session() {
-    let mut desk: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
-    desk.push(group(1, &[10], false));
-    let start = start(&mut desk, &ended(0));
-    desk.sent(InFlight::new(start.group, (), false, 1), VecDeque::from([Answer::Statement]));
-    assert!(!desk.is_repeatable());
-    desk.take_awaited();
-    assert!(matches!(desk.account(), AfterReply::Through(part) if !part.is_committed()));
-    assert_eq!(desk.take_answered(), (1, Vec::new()));
-    assert!(!desk.is_repeatable(), "nothing is at hand, but the subscriber transaction is open");
+    let mut groups: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
+    groups.push(group(1, &[10], false));
+    let start = start(&mut groups, &ended(0));
+    groups.sent(encoded(start.group, false, [Answer::Statement], Rest::Nothing));
+    assert!(!groups.is_repeatable());
+    groups.take_expected();
+    assert!(matches!(groups.answered(), AfterReply::Through(part) if !part.is_committed()));
+    assert_eq!(groups.take_answered(), (1, Vec::new()));
+    assert!(!groups.is_repeatable(), "nothing is at hand, but the subscriber transaction is open");
 }
 
 #[test]
 fn small_groups_are_not_looked_at_where_that_takes_long() {
     let counted = |far, group: Group<Transaction>, order: &CommitOrder| {
         let pacing = Pacing { counted_changes: 4, ..PACING };
-        let mut desk: WorkerGroups<Words> = WorkerGroups::new(true, far, &pacing);
-        desk.push(group);
-        start(&mut desk, order).counted
+        let mut groups: WorkerGroups<Words> = WorkerGroups::new(true, far, &pacing);
+        groups.push(group);
+        start(&mut groups, order).counted
     };
-    let (oldest, early) = (ended(1), ended(0));
+    let (oldest, ahead) = (ended(1), ended(0));
     assert!(counted(true, group(2, &[20, 25], true), &oldest));
     assert!(!counted(false, group(2, &[20, 25], true), &oldest));
-    assert!(!counted(true, group(2, &[20, 25], true), &early));
+    assert!(!counted(true, group(2, &[20, 25], true), &ahead));
     assert!(!counted(true, group(2, &[20, 25, 30], true), &oldest), "six changes");
     assert!(!counted(true, group(2, &[20], false), &oldest), "a part cannot be carried out again");
 }
@@ -286,23 +296,23 @@ fn small_groups_are_not_looked_at_where_that_takes_long() {
 /// Carries out one group of which some transactions cannot be applied together with others. Returns
 /// the transactions of each subscriber transaction that was committed, and how many attempts failed.
 fn carry_out(
-    desk: &mut WorkerGroups<Words>,
+    groups: &mut WorkerGroups<Words>,
     number: u64,
     size: u64,
     offends: impl Fn(u64) -> bool,
 ) -> (Vec<Vec<u64>>, usize) {
     let order = ended(number - 1);
     let commits: Vec<_> = (1..=size).map(|commit| 10_000 * number + commit).collect();
-    desk.push(group(number, &commits, true));
+    groups.push(group(number, &commits, true));
     let (mut committed, mut failures) = (Vec::new(), 0);
     loop {
-        let (answered, ended) = desk.take_answered();
+        let (answered, ended) = groups.take_answered();
         if answered > 0 {
             assert_eq!((answered, ended), (1, vec![GroupSeq(number)]));
             return (committed, failures);
         }
-        let Start { group, early, .. } = start(desk, &order);
-        assert!(!early, "it is the oldest");
+        let Start { group, ahead, .. } = start(groups, &order);
+        assert!(!ahead, "it is the oldest");
         let commits: Vec<_> =
             group.works.iter().map(|work| work.commit - 10_000 * number).collect();
         let end = group.last_commit();
@@ -313,15 +323,15 @@ fn carry_out(
             vec![GroupMember::end(group.works.last().expect("not empty"))]
         };
         let answers: VecDeque<_> = ends.iter().map(|end| Answer::Sync(*end)).collect();
-        desk.sent(InFlight::new(group, (), false, answers.len()), answers);
+        groups.sent(encoded(group, false, answers, Rest::Nothing));
         if !by_rows && commits.iter().any(|commit| offends(*commit)) {
             failures += 1;
-            assert_eq!(desk.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::ByRows));
-            desk.start_recovery(Retry::ByRows);
-            desk.skip_to_sync();
-            while desk.take_awaited().is_some() {}
-            assert!(matches!(desk.next(&order), Next::RollBack));
-            desk.rolled_back();
+            assert_eq!(groups.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::ByRows));
+            groups.start_recovery(Retry::ByRows);
+            groups.skip_to_sync();
+            while groups.take_expected().is_some() {}
+            assert!(matches!(groups.next(&order), Next::RollBack));
+            groups.rolled_back();
             continue;
         }
         if by_rows {
@@ -329,9 +339,9 @@ fn carry_out(
         } else {
             committed.push(commits);
         }
-        while let Some(Answer::Sync(end)) = desk.take_awaited() {
-            desk.committed(end.expect("it commits"));
-            desk.account();
+        while let Some(Answer::Sync(end)) = groups.take_expected() {
+            groups.committed(end.expect("it commits"));
+            groups.answered();
         }
         assert!(end <= Lsn(10_000 * number + size + 1));
     }
@@ -345,35 +355,36 @@ fn expect_all(committed: &[Vec<u64>], size: u64) {
 
 #[test]
 fn one_offender_is_found_and_the_others_stay_together() {
-    let mut desk: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
+    let mut groups: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
     for number in 1..20 {
         let offender = number * 97 % 2000 + 1;
-        let (committed, failures) = carry_out(&mut desk, number, 2000, |commit| commit == offender);
+        let (committed, failures) =
+            carry_out(&mut groups, number, 2000, |commit| commit == offender);
         expect_all(&committed, 2000);
         assert!(failures <= 12 && committed.len() <= 13, "{failures} {}", committed.len());
         assert!(committed.contains(&vec![offender]));
     }
     let (committed, failures) =
-        carry_out(&mut desk, 20, 2000, |commit| [3, 1999].contains(&commit));
+        carry_out(&mut groups, 20, 2000, |commit| [3, 1999].contains(&commit));
     expect_all(&committed, 2000);
     assert!(failures <= 24 && committed.len() <= 26, "{failures} {}", committed.len());
 }
 
 #[test]
 fn where_many_offend_halving_ends_soon() {
-    let mut desk: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
+    let mut groups: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
     let mut all = 0;
     for number in 1..=100 {
-        let (committed, failures) = carry_out(&mut desk, number, 1000, |commit| commit % 2 == 0);
+        let (committed, failures) = carry_out(&mut groups, number, 1000, |commit| commit % 2 == 0);
         expect_all(&committed, 1000);
         all += failures;
     }
     assert!(all < 100 + 8 * 30, "{all}");
     // And where they do not any more, it begins again.
     for number in 101..400 {
-        carry_out(&mut desk, number, 100, |commit| commit == 7);
+        carry_out(&mut groups, number, 100, |commit| commit == 7);
     }
-    let (committed, _) = carry_out(&mut desk, 400, 1000, |commit| commit == 7);
+    let (committed, _) = carry_out(&mut groups, 400, 1000, |commit| commit == 7);
     assert!(committed.len() < 20, "{}", committed.len());
 }
 
@@ -384,10 +395,10 @@ fn what_follows_something_applied_earlier_waits_for_what_was_sent() {
     let order = ended(1);
     let mut behind = group(3, &[90], true);
     behind.works[0].follows_applied = true;
-    let mut desk = sent(group(2, &[20], true), &order);
-    desk.push(behind);
-    assert!(matches!(desk.next(&order), Next::Wait(_)), "the gap is not filled");
-    let mut desk = sent(group(2, &[20], true), &order);
-    desk.push(group(3, &[90], true));
-    assert!(matches!(desk.next(&order), Next::Start(_)), "the subscriber refuses it");
+    let mut groups = sent(group(2, &[20], true), &order);
+    groups.push(behind);
+    assert!(matches!(groups.next(&order), Next::Wait(_)), "the gap is not filled");
+    let mut groups = sent(group(2, &[20], true), &order);
+    groups.push(group(3, &[90], true));
+    assert!(matches!(groups.next(&order), Next::Start(_)), "the subscriber refuses it");
 }

@@ -1,24 +1,23 @@
-//! Conflicts in the log: rows that an update or delete did not find, named by their keys as
-//! natively, and what rules have decided.
+//! Logs conflicts: rows that an UPDATE or DELETE did not find, and what conflict rules have decided.
 
 use std::time::{Duration, Instant};
 
 use crate::subscriber::conflict::ConflictType;
 use crate::subscriber::state::conflicts::Conflict;
 
-/// Lines per second that are written in full; the rest are counted in one line.
+/// So many conflicts per second are logged one by one; the rest are counted in one line.
 const LINES_PER_SECOND: u32 = 20;
 
-/// Writes conflicts to the log without drowning it.
+/// Logs conflicts, only a limited number per second.
 #[derive(Debug)]
-pub(crate) struct MissingLog {
+pub(crate) struct ConflictLog {
     subscription: String,
     second: Instant,
     lines: u32,
     suppressed: u64,
 }
 
-impl MissingLog {
+impl ConflictLog {
     pub(crate) fn new(subscription: &str) -> Self {
         Self {
             subscription: subscription.to_owned(),
@@ -28,7 +27,7 @@ impl MissingLog {
         }
     }
 
-    /// Logs a conflict of a transaction that has committed. Returns whether it was named.
+    /// Logs a conflict of a committed transaction. Returns false if it was only counted.
     pub(crate) fn log(&mut self, conflict: &Conflict) -> bool {
         let Conflict { kind, applied, offender, .. } = conflict;
         if self.second.elapsed() >= Duration::from_secs(1) {
@@ -60,12 +59,12 @@ impl MissingLog {
         true
     }
 
-    /// Counts conflicts that are not named.
+    /// Counts conflicts that are not logged one by one.
     pub(crate) fn suppress(&mut self, rows: u64) {
         self.suppressed += rows;
     }
 
-    /// Says how many lines were left out.
+    /// Logs how many conflicts were only counted.
     pub(crate) fn flush(&mut self) {
         if self.suppressed > 0 {
             tracing::warn!(
@@ -79,7 +78,7 @@ impl MissingLog {
     }
 }
 
-impl Drop for MissingLog {
+impl Drop for ConflictLog {
     fn drop(&mut self) {
         self.flush();
     }

@@ -1,4 +1,4 @@
-//! What the subscriber says about a change, in terms of the change: who it was, and which conflict.
+//! Explains an error of the subscriber in terms of the change: which one it is, and which conflict.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use engine::transaction::Touched;
 use pgoutput::{Lsn, Message};
 use wire::{ServerError, quote_ident};
 
-use crate::apply::answers::Pending;
+use crate::apply::expected::Expected;
 use crate::apply::offender::{self, unknown_offender};
 use crate::apply::work::{Group, Work};
 use crate::error::{Class, Failure, Offender, Result};
@@ -47,12 +47,12 @@ impl<'a> Context<'a> {
         })
     }
 
-    /// The type of conflict that an error is; `None` if no rule can decide it.
+    /// The type of conflict that an error is; `None` if no rule can decide about it.
     pub(crate) fn kind(&self, error: &wire::Error, at: ChangeAt) -> Option<ConflictType> {
         let said = error.server_error()?;
         let map = self.map(at)?;
         let kind = ConflictType::of(&said.code, self.offender(at).operation)?;
-        // A trigger may have changed another table. Of a foreign key either table is named.
+        // The error may be of a trigger, on another table. Of a foreign key the server names either table.
         let own = kind == ConflictType::ForeignKeyViolation
             || map.table.partitioned
             || said.table.as_ref() == Some(&map.table.name)
@@ -92,10 +92,11 @@ impl<'a> Context<'a> {
 
     /// Turns an error of the subscriber into a failure that names the change, and the conflict if it is
     /// one.
-    pub(crate) fn explain(&self, error: &wire::Error, pending: Option<Pending>) -> Failure {
-        let failure = self.describe(error, pending);
-        match pending {
-            Some(Pending::Change { at, .. }) => match self.kind(error, at) {
+    pub(crate) fn explain(&self, error: &wire::Error, expected: Option<Expected>) -> Failure {
+        let failure = self.describe(error, expected);
+        match expected {
+            Some(Expected::Change { at, .. } | Expected::Look { at }) => match self.kind(error, at)
+            {
                 Some(kind) => self.stopped_by(at, kind, failure, Some(error)),
                 None => failure,
             },
@@ -103,8 +104,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// The failure of a conflict that stops the subscription: an error, or why else the change is
-    /// refused.
+    /// The failure of a conflict that stops the subscription. `error` is the server's, or says why else
+    /// the change is refused.
     pub(crate) fn stop(
         &self,
         at: ChangeAt,
@@ -112,7 +113,7 @@ impl<'a> Context<'a> {
         error: std::result::Result<&wire::Error, &str>,
     ) -> Failure {
         let failure = match error {
-            Ok(error) => self.describe(error, Some(Pending::Change { at, expect: Expect::Any })),
+            Ok(error) => self.describe(error, Some(Expected::Change { at, expect: Expect::Any })),
             Err(message) => Failure::new(Class::Apply, message),
         };
         self.stopped_by(at, kind, failure, error.ok())
@@ -140,27 +141,26 @@ impl<'a> Context<'a> {
         Failure { class: Class::Apply, offender, conflict, ..failure }.detail(detail).hint(hint)
     }
 
-    fn describe(&self, error: &wire::Error, pending: Option<Pending>) -> Failure {
-        let (doing, offender, progress) = match pending {
-            Some(Pending::Change { at, .. } | Pending::Truncate { at }) => {
-                ("applying a change", Some(self.offender(at)), false)
-            }
-            Some(Pending::Progress { part }) => (
+    fn describe(&self, error: &wire::Error, expected: Option<Expected>) -> Failure {
+        let (doing, offender, progress) = match expected {
+            Some(
+                Expected::Change { at, .. } | Expected::Look { at } | Expected::Truncate { at },
+            ) => ("applying a change", Some(self.offender(at)), false),
+            Some(Expected::Progress { part }) => (
                 "recording progress",
                 self.work(part).map(|work| offender::offender(work, None)),
                 true,
             ),
-            Some(Pending::Commit { part }) => {
+            Some(Expected::Commit { part }) => {
                 ("committing", self.work(part).map(|work| offender::offender(work, None)), false)
             }
-            Some(Pending::Begin | Pending::State | Pending::Net { .. } | Pending::Sync { .. })
-            | None => ("applying changes", None, false),
+            _ => ("applying changes", None, false),
         };
-        let offender = offender.map(|offender| self.blame(offender, error, pending));
+        let offender = offender.map(|offender| self.blame(offender, error, expected));
         let mut failure = Failure::subscriber(error, doing);
         failure.offender = offender.map(Box::new);
         match failure.sqlstate.as_deref() {
-            // The progress statement refuses a commit whose epoch or predecessor is not there.
+            // The progress statement fails if the epoch or the predecessor is not there.
             Some("23502" | "23505") if progress => Failure {
                 class: Class::Busy,
                 hint: Some(
@@ -169,14 +169,14 @@ impl<'a> Context<'a> {
                 ),
                 ..failure
             },
-            // Whoever can look at the servers says what is missing.
+            // The supervisor looks at the servers and says which privilege is missing.
             Some("42501") => Failure { class: Class::Apply, ..failure },
             _ if failure.transient => failure,
             _ => {
                 let said = error.server_error();
                 let hint = failure.offender.as_deref().zip(said);
                 let hint = hint.and_then(|(offender, said)| {
-                    let table = self.sql_name(pending).or_else(|| offender.table.clone());
+                    let table = self.sql_name(expected).or_else(|| offender.table.clone());
                     what_helps(said, table.as_deref(), offender.commit_lsn)
                 });
                 Failure { class: Class::Apply, hint: hint.or(failure.hint), ..failure }
@@ -184,18 +184,17 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Names a table where an error is one of several: that which the server names. Of a TRUNCATE that
-    /// is refused whole it names none, and all but one of them may be in order: it is the first one, and
-    /// without that the next, until the rest is taken.
+    /// Names the table where an error is about one of several. If the server names none, as for a refused
+    /// TRUNCATE, this is the first one: when that is left out, the next attempt names the next.
     fn blame(
         &self,
         mut offender: Offender,
         error: &wire::Error,
-        pending: Option<Pending>,
+        expected: Option<Expected>,
     ) -> Offender {
-        let (at, work) = match pending {
-            Some(Pending::Truncate { at }) => (Some(at), self.work(at.part)),
-            Some(Pending::Commit { part }) => (None, self.work(part)),
+        let (at, work) = match expected {
+            Some(Expected::Truncate { at }) => (Some(at), self.work(at.part)),
+            Some(Expected::Commit { part }) => (None, self.work(part)),
             _ => return offender,
         };
         let Some(work) = work.filter(|_| offender.relation.is_none()) else { return offender };
@@ -221,72 +220,63 @@ impl<'a> Context<'a> {
         offender
     }
 
-    /// The table of a change, as SQL has it.
-    fn sql_name(&self, pending: Option<Pending>) -> Option<String> {
-        match pending {
-            Some(Pending::Change { at, .. }) => self.map(at).map(|map| map.table.sql_name()),
+    /// The quoted name of a change's table.
+    fn sql_name(&self, expected: Option<Expected>) -> Option<String> {
+        match expected {
+            Some(Expected::Change { at, .. } | Expected::Look { at }) => {
+                self.map(at).map(|map| map.table.sql_name())
+            }
             _ => None,
         }
     }
 }
 
-/// What the user can do about an error that is no conflict; none if the server says it better.
+/// A hint for an error that is no conflict; `None` if the server's own hint is better.
 fn what_helps(said: &ServerError, table: Option<&str>, commit_lsn: Lsn) -> Option<String> {
     let table = table.unwrap_or("…");
     let quoted = |name: &Option<String>| name.as_deref().map(quote_ident);
     let column = quoted(&said.column);
-    let mend = match (said.code.as_str(), quoted(&said.constraint)) {
+    let remedy = match (said.code.as_str(), quoted(&said.constraint)) {
         ("23502", _) => {
             let column = column.as_deref().unwrap_or("…");
             format!(
-                "The column takes no NULL on the subscriber: ALTER TABLE {table} ALTER COLUMN \
-                 {column} DROP NOT NULL; or, if the publisher has no such column, give it a default"
+                "The column is NOT NULL on the subscriber: ALTER TABLE {table} ALTER COLUMN {column} \
+                 DROP NOT NULL; or, if the publisher has no such column, give it a default"
             )
         }
         ("23514", Some(constraint)) => format!(
-            "The constraint is not one of the publisher, or differs: ALTER TABLE {table} DROP \
+            "The publisher does not have this constraint, or has another one: ALTER TABLE {table} DROP \
              CONSTRAINT {constraint};"
         ),
         ("23514", None) => format!(
-            "If no partition takes the row: CREATE TABLE … PARTITION OF {table} FOR VALUES …; or \
+            "If no partition accepts the row: CREATE TABLE … PARTITION OF {table} FOR VALUES …; or \
              DEFAULT"
         ),
         ("23503" | "23505" | "23P01", _) => return Some(what_to_do(None, commit_lsn)),
         ("22001" | "22003" | "22007" | "22008" | "22P02" | "22P03" | "22P05" | "42804", _) => {
             format!(
-                "The value does not fit the type of its column on the subscriber. Make that the \
-                 publisher's: ALTER TABLE {table} ALTER COLUMN {} TYPE …;",
+                "The value does not fit the type of its column on the subscriber. Change that to the \
+                 publisher's type: ALTER TABLE {table} ALTER COLUMN {} TYPE …;",
                 column.as_deref().unwrap_or("…")
             )
         }
         _ if said.hint.is_some() => return None,
-        _ => "Mend what the message names on the subscriber".to_owned(),
+        _ => "Correct on the subscriber what the message names".to_owned(),
     };
-    let mend = mend.trim_end_matches(';');
+    let remedy = remedy.trim_end_matches(';');
     Some(format!(
-        "{mend}; or leave the transaction out (pgapace skip --lsn {commit_lsn}). Then start pgapace \
-         again: it goes on with this transaction."
+        "{remedy}; or skip the transaction (pgapace skip --lsn {commit_lsn}). Then start pgapace again: it \
+         continues with this transaction."
     ))
 }
 
-/// What the user can do about a change that cannot be applied.
+/// A hint for a change that cannot be applied.
 fn what_to_do(kind: Option<ConflictType>, commit_lsn: Lsn) -> String {
     let choose = kind.map_or(String::new(), |kind| {
-        format!(", choose what is done about {} (--on-conflict)", kind.name())
+        format!(", choose an action for {} (--on-conflict)", kind.name())
     });
     format!(
-        "Change the conflicting row or the constraint on the subscriber{choose}, or leave the \
-         transaction out (pgapace skip --lsn {commit_lsn}); then start pgapace again: it goes on \
-         with this transaction."
+        "Change the conflicting row or the constraint on the subscriber{choose}, or skip the transaction \
+         (pgapace skip --lsn {commit_lsn}). Then start pgapace again: it continues with this transaction."
     )
-}
-
-/// The failure of a change of one row that found several.
-pub(crate) fn not_one_row(rows: u64, offender: Offender) -> Failure {
-    let failure = Failure::new(
-        Class::Apply,
-        format!("a change of one row affected {rows} rows of the subscriber"),
-    )
-    .hint("The columns by which rows are found are not unique on the subscriber.");
-    Failure { offender: Some(Box::new(offender)), ..failure }
 }

@@ -1,15 +1,13 @@
-//! The durability session: turns committed into durable, many transactions at a time.
+//! The durability session: makes committed transactions durable, many at a time.
 //!
-//! Apply sessions commit with `synchronous_commit = off`. This thread makes one small synchronous
-//! commit whenever something is committed and not yet durable; its return covers everything before
-//! it. It also removes old progress rows (that is the small commit), writes the statistics, and looks
-//! from time to time whether the subscriber's tables are still what they were.
+//! Apply sessions commit with `synchronous_commit = off`. This thread makes one small synchronous commit
+//! whenever transactions are committed and not yet durable. When it returns, everything committed before
+//! it is durable. That commit also removes old progress rows. The thread also writes the statistics, and
+//! reads from time to time whether the subscriber's tables have changed.
 //!
-//! A publisher that waits for each commit to be durable waits for that second commit too, which
-//! costs more than it saves where a flush is quick: then apply sessions commit synchronously
-//! themselves ([`is_quick`]).
+//! A publisher that waits until each commit is durable would wait for that second commit too. Where a
+//! flush is quick, the apply sessions therefore commit synchronously themselves ([`is_quick`]).
 
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -19,7 +17,7 @@ use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::apply::blockers::Pulse;
-use crate::apply::thread::join_or_cancel;
+use crate::apply::thread::{SessionHandle, SessionThread};
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue;
 use crate::subscriber::state::conflicts::{self, Conflict};
@@ -28,14 +26,14 @@ use crate::subscriber::state::progress;
 use crate::subscriber::state::statistics::{self, Delta};
 use crate::subscriber::state::{self, RelationMode, SubscriptionId};
 
-/// How long the last jobs may take, statistics among them, before they are cancelled.
+/// How long the last jobs, such as statistics, may take before they are canceled.
 const END_PATIENCE: Duration = Duration::from_secs(2);
-/// A flush that takes no longer than this is quick; the way there and back is the same for both.
+/// A flush that takes no longer than this, without the round trip, is quick.
 const QUICK_FLUSH: Duration = Duration::from_millis(1);
-/// How often it is looked: the first time pays for more than the flush.
+/// How often a flush is measured: the first one includes other work.
 const LOOKS: usize = 4;
 
-/// What the leader asks for.
+/// A job from the leader.
 #[derive(Debug)]
 pub(crate) enum DurabilityJob {
     /// Make everything committed so far durable.
@@ -46,23 +44,23 @@ pub(crate) enum DurabilityJob {
     Statistics(Box<Delta>),
     /// Record conflicts.
     Conflicts(Vec<Conflict>),
-    /// Remove some of the conflicts that are older than this.
+    /// Remove some of the recorded conflicts that are older than this.
     RemoveConflicts(Duration),
     /// Record how tables are applied.
     Modes(Vec<RelationMode>),
-    /// Remove the note of a transaction that was not prepared after all.
+    /// Remove the row of a transaction that was not prepared after all.
     Forget(PreparedHere),
-    /// Look whether these tables of the subscriber have changed.
+    /// Read the fingerprints of these tables of the subscriber.
     Fingerprints(Vec<u32>),
 }
 
-/// What comes back.
+/// A report of the durability thread.
 #[derive(Debug)]
 pub(crate) enum FromDurability {
     Flushed(FlushTicket),
-    /// Whether there may be more of them.
+    /// Whether there may be more to remove.
     RemovedConflicts(bool),
-    /// By oid, `None` for a table that is gone.
+    /// By oid; `None` for a table that does not exist any more.
     Fingerprints(FxHashMap<u32, Option<String>>),
     Failed(Failure),
 }
@@ -70,41 +68,30 @@ pub(crate) enum FromDurability {
 /// A running durability thread.
 #[derive(Debug)]
 pub(crate) struct Durability {
-    jobs: Option<Sender<DurabilityJob>>,
+    jobs: Sender<DurabilityJob>,
+    /// Dropped after `jobs`, because that waits for the thread; and before `events`, which the thread uses.
+    _thread: SessionThread,
     pub(crate) events: Receiver<FromDurability>,
-    thread: Option<JoinHandle<()>>,
-    cancel: wire::CancelHandle,
 }
 
 impl Durability {
-    /// `pulse` tells whether it is stuck.
+    /// Starts the thread. `pulse` is its sign of life.
     pub(crate) fn spawn(session: Session, id: SubscriptionId, pulse: Pulse) -> Result<Self> {
         let (jobs, inbox) = unbounded();
         let (sender, events) = unbounded();
-        let cancel = session.cancel_handle();
-        let thread = std::thread::Builder::new()
-            .name("durability".to_owned())
-            .spawn(move || run(session, id, &pulse, &inbox, &sender))
-            .map_err(|e| Failure::internal(format!("cannot start the durability thread: {e}")))?;
-        Ok(Self { jobs: Some(jobs), events, thread: Some(thread), cancel })
+        let handle = SessionHandle::of(&session);
+        let work = move || run(session, id, &pulse, &inbox, &sender);
+        let thread = SessionThread::spawn("durability".to_owned(), handle, END_PATIENCE, work)?;
+        Ok(Self { jobs, _thread: thread, events })
     }
 
-    /// Queues a job. A thread that is gone has reported why in `events`.
+    /// Queues a job. A thread that has ended has reported why in `events`.
     pub(crate) fn submit(&self, job: DurabilityJob) {
-        if let Some(jobs) = &self.jobs {
-            let _ = jobs.send(job);
-        }
+        let _ = self.jobs.send(job);
     }
 }
 
-impl Drop for Durability {
-    fn drop(&mut self) {
-        self.jobs = None;
-        join_or_cancel(self.thread.take(), &self.cancel, END_PATIENCE);
-    }
-}
-
-/// Whether a flush on the subscriber takes so little that commits need not be made durable by others.
+/// Whether a flush on the subscriber is so quick that each apply session commits synchronously.
 pub(crate) fn is_quick(session: &mut Session, id: SubscriptionId) -> Result<bool> {
     for _ in 0..LOOKS {
         let started = Instant::now();

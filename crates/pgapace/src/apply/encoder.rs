@@ -1,4 +1,4 @@
-//! Groups to queued statements: what is sent for a transaction, in both modes.
+//! Encodes groups in either mode: queues their statements on a session, and the expected replies.
 
 pub(crate) mod resolution;
 
@@ -11,10 +11,10 @@ use engine::transaction::Touched;
 use pgoutput::{Lsn, Message, Timestamp};
 use wire::Session;
 
-use crate::apply::answers::{Committing, Pending};
+use crate::apply::expected::{Committing, Expected};
 use crate::apply::offender::offender;
+use crate::apply::session::Identity;
 use crate::apply::work::{Group, TwoPhase, Work};
-use crate::apply::worker::Identity;
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::format::MISREAD_HINT;
 use crate::subscriber::mapping::TableMap;
@@ -26,22 +26,22 @@ use crate::subscriber::statement::cache::StatementCache;
 use crate::subscriber::statement::row::{
     Expect, Operation, PlanError, UpdatePlan, Values, plan_delete, plan_update, values,
 };
-use crate::subscriber::statement::set::{Expected, SetBuffers, SetError, queue_segment};
+use crate::subscriber::statement::set::{self, SetBuffers, SetError, queue_segment};
 use crate::subscriber::statement::truncate;
 
-/// Which changes of a group.
+/// Which changes of a group are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     All,
-    /// Those that no other group can be in the way of.
-    Free,
+    /// Those that depend on no other group.
+    Independent,
     /// The others.
     Dependent,
 }
 
-/// Prepares what every transaction uses, on a session that is not in a transaction. It is answered when
-/// this returns: statements that are parsed without a Sync behind them leave a transaction open, and
-/// with it a lock on the progress, until the first group comes.
+/// Prepares the statements that every transaction uses, on a session that is not in a transaction. They
+/// are prepared when this returns. A Parse without a Sync would leave a transaction open, which holds a
+/// lock on the progress until the first group comes.
 pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Result<()> {
     session.queue_parse("begin", "BEGIN", &[]);
     session.queue_parse("commit", "COMMIT", &[]);
@@ -55,14 +55,14 @@ pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Resu
     session.finish_queued().map_err(|e| Failure::subscriber(&e, "preparing statements"))
 }
 
-/// Queues statements on one session, which has what [`prepare_control`] prepares. What it has
-/// prepared there itself it remembers.
+/// Queues statements on one session, on which [`prepare_control`] has run. It keeps track of what it
+/// prepared there itself.
 pub(crate) struct Encoder {
     identity: Identity,
     statements: StatementCache,
     plan: UpdatePlan,
     buffers: SetBuffers,
-    /// Of the subscriber transaction that is being queued, which may have several parts.
+    /// The changes of the subscriber transaction that is being queued, which may have several parts.
     changes: Changes,
 }
 
@@ -77,13 +77,13 @@ impl Encoder {
         }
     }
 
-    /// How many statements were ever parsed: what [`Self::forget_after`] takes.
+    /// How many statements were parsed in all: the position that [`Self::forget_after`] takes.
     pub(crate) fn parsed(&self) -> u64 {
         self.statements.parsed()
     }
 
-    /// What was queued since then is not carried out. Statements that were parsed there may be on
-    /// the server or not; they are closed and not used again.
+    /// Everything that was queued after this position is rolled back or not sent. The server may have
+    /// the statements that were parsed there or not, so they are closed and not used again.
     pub(crate) fn forget_after(&mut self, session: &mut Session, parsed: u64) {
         self.changes = Changes::default();
         for name in self.statements.forget_after(parsed) {
@@ -91,23 +91,23 @@ impl Encoder {
         }
     }
 
-    /// Queues a statement that does nothing but be answered.
+    /// Queues a statement that does nothing, for its reply.
     pub(crate) fn nothing(
         &mut self,
         session: &mut Session,
-        pending: &mut VecDeque<Pending>,
+        expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        queue_control(session, "nothing", Pending::Net { rows: 0 }, pending)?;
+        queue_control(session, "nothing", Expected::Control, expected)?;
         session.queue_flush();
         Ok(())
     }
 
-    /// What was counted of the subscriber transaction that is being queued.
+    /// The changes counted so far of the subscriber transaction that is being queued.
     pub(crate) fn counted(&self) -> Changes {
         self.changes
     }
 
-    /// What was queued since so much was counted is undone.
+    /// Everything that was queued since then is undone: sets the count back.
     pub(crate) fn set_counted(&mut self, changes: Changes) {
         self.changes = changes;
     }
@@ -117,7 +117,7 @@ impl Encoder {
         self.identity.tagged
     }
 
-    /// Has the next COMMIT PREPARED carry the origin, as every other commit.
+    /// Tags the next COMMIT PREPARED with the origin, like every other commit.
     pub(crate) fn tag_commit_prepared(&self, session: &mut Session, time: Timestamp) -> Result<()> {
         if self.identity.tagged {
             let sql = "SELECT pg_catalog.pg_replication_origin_xact_setup('0/0', \
@@ -130,60 +130,59 @@ impl Encoder {
         Ok(())
     }
 
-    /// Queues part `index` of a group by rows: a source transaction is a subscriber transaction, one
-    /// statement for each change in stream order. The end of one whose first parts went before is
-    /// given back, because those must be answered first; and that of one that is `early`, which
-    /// has to wait for its turn.
+    /// Queues part `index` of a group by rows: one subscriber transaction, and one statement for each
+    /// change in stream order. Returns the end of a transaction whose first parts were sent before,
+    /// because those must be answered first; and of one that is `ahead` of its turn.
     pub(crate) fn rows(
         &mut self,
         session: &mut Session,
         group: &Group,
         index: usize,
-        early: bool,
-        pending: &mut VecDeque<Pending>,
+        ahead: bool,
+        expected: &mut VecDeque<Expected>,
     ) -> Result<Option<Ending>> {
         let work = &group.works[index];
         let part = number(index)?;
         if work.part.first {
-            queue_control(session, "begin", Pending::Begin, pending)?;
+            queue_control(session, "begin", Expected::Control, expected)?;
         }
         for change in 0..work.part.len() {
             let at = ChangeAt { part, change: number(change)? };
-            self.change(session, work, at, pending)
+            self.change(session, work, at, expected)
                 .map_err(|error| error.into_failure(work, at))?;
         }
         let prepares = matches!(work.two_phase, Some(TwoPhase::Prepare(_)));
-        // It counts as one when it is committed.
+        // A prepared transaction counts when it is committed.
         let transactions = u32::from(!work.part.is_idle() && !prepares);
         let ending = self.end_of(work, work, work.predecessor, part, transactions);
         match ending.map(|ending| Ending { behind: index > 0, ..ending }) {
-            Some(ending) if work.part.first && !early => {
-                ending.queue(session, self.identity, pending)?;
+            Some(ending) if work.part.first && !ahead => {
+                ending.queue(session, self.identity, expected)?;
                 Ok(None)
             }
             ending => {
-                // Have the server answer, so that the memory of the part is given back.
+                // The server answers at once, so that the part's memory becomes free.
                 session.queue_flush();
                 Ok(ending)
             }
         }
     }
 
-    /// Queues changes of a group as one subscriber transaction (or a part of one), but for its
-    /// [end](Self::ending). The dependent ones are queued after the free ones. True if their answers
-    /// need not be looked at before the end is queued, because statements fail that find other rows
-    /// than they must: where they can, they are `counted` for that.
+    /// Queues changes of a group as one subscriber transaction, or a part of one, without its
+    /// [end](Self::ending). The dependent changes come after the independent ones. True if every
+    /// statement fails by itself when it finds other rows than it must: then the end can follow at once.
+    /// Where statements can count their rows for that, `counted` has them do it.
     pub(crate) fn net(
         &mut self,
         session: &mut Session,
         group: &Group,
         which: Which,
         counted: bool,
-        pending: &mut VecDeque<Pending>,
+        expected: &mut VecDeque<Expected>,
     ) -> Result<bool> {
         let mut sure = true;
         if which != Which::Dependent && group.works.first().is_some_and(|work| work.part.first) {
-            queue_control(session, "begin", Pending::Begin, pending)?;
+            queue_control(session, "begin", Expected::Control, expected)?;
         }
         let (maps, rules, slots) = table_slots(group);
         let mut folder = Folder::new(&rules);
@@ -224,16 +223,16 @@ impl Encoder {
                 Step::Alone(at) => {
                     let work = &group.works[at.part as usize];
                     let changes = self.changes;
-                    self.change(session, work, at, pending)
+                    self.change(session, work, at, expected)
                         .map_err(|error| error.into_failure(work, at))?;
-                    // It was counted above.
+                    // It is counted already.
                     self.changes = changes;
-                    sure &= matches!(pending.back(), Some(Pending::Truncate { .. }));
+                    sure &= matches!(expected.back(), Some(Expected::Truncate { .. }));
                 }
                 Step::Segment(segment) => {
-                    let mut expect = |expected: Expected| {
-                        sure &= expected.sure;
-                        pending.push_back(Pending::Net { rows: expected.rows });
+                    let mut expect = |set: set::Expected| {
+                        sure &= set.sure;
+                        expected.push_back(Expected::Net { rows: set.rows });
                     };
                     let (statements, buffers) = (&mut self.statements, &mut self.buffers);
                     let map = &maps[segment.table];
@@ -254,8 +253,8 @@ impl Encoder {
         Ok(sure)
     }
 
-    /// What ends a group that was queued as one subscriber transaction. It may be queued when every
-    /// statement is known to have affected as many rows as it must.
+    /// The end of a group that was queued as one subscriber transaction. It may be queued when every
+    /// statement has affected as many rows as it must.
     pub(crate) fn ending(&mut self, group: &Group) -> Result<Option<Ending>> {
         let (Some(first), Some(last)) = (group.works.first(), group.works.last()) else {
             return Ok(None);
@@ -267,8 +266,8 @@ impl Encoder {
         Ok(self.end_of(last, timed, first.predecessor, last_part, number(transactions)?))
     }
 
-    /// What ends the subscriber transaction after `work`, `None` in the middle of a large one. Its time
-    /// is that of `timed`, its last one that is not idle.
+    /// The end of the subscriber transaction after `work`; `None` in the middle of a large one. Its time
+    /// is that of `timed`, the last work that is not idle.
     fn end_of(
         &mut self,
         work: &Work,
@@ -303,9 +302,9 @@ impl Encoder {
         &self,
         session: &mut Session,
         ending: Ending,
-        pending: &mut VecDeque<Pending>,
+        expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        ending.queue(session, self.identity, pending)
+        ending.queue(session, self.identity, expected)
     }
 
     fn count(&mut self, message: &Message<'_>) {
@@ -323,7 +322,7 @@ impl Encoder {
         session: &mut Session,
         work: &Work,
         at: ChangeAt,
-        pending: &mut VecDeque<Pending>,
+        expected: &mut VecDeque<Expected>,
     ) -> std::result::Result<(), ChangeError> {
         let change = work
             .part
@@ -345,8 +344,8 @@ impl Encoder {
                 }
                 self.count(&change.0);
                 let sql = truncate::sql(&tables, sent, tables.len() == relations.len());
-                queue_unnamed(session, &sql).map_err(ChangeError::Wire)?;
-                pending.push_back(Pending::Truncate { at });
+                session.queue_statement(&sql, &[], [].into_iter()).map_err(ChangeError::Wire)?;
+                expected.push_back(Expected::Truncate { at });
                 return Ok(());
             }
         };
@@ -358,7 +357,7 @@ impl Encoder {
                     plan.set.reset(0);
                     plan.nulls.reset(0);
                     let step = &[(Operation::Insert, Expect::Any)][..];
-                    self.steps(session, map, step, &plan, &new, &new, at, pending)
+                    self.steps(session, map, step, &plan, &new, &new, at, expected)
                 })
             }
             Message::Update(update) => values(map, &update.new)
@@ -371,13 +370,13 @@ impl Encoder {
                 .map_err(ChangeError::Plan)
                 .and_then(|(steps, old, new)| {
                     let search = old.as_ref().unwrap_or(&new);
-                    self.steps(session, map, steps, &plan, &new, search, at, pending)
+                    self.steps(session, map, steps, &plan, &new, search, at, expected)
                 }),
             Message::Delete(delete) => values(map, delete.old.tuple())
                 .and_then(|old| Ok((plan_delete(map, &old, &mut plan)?, old)))
                 .map_err(ChangeError::Plan)
                 .and_then(|(steps, old)| {
-                    self.steps(session, map, steps, &plan, &old, &old, at, pending)
+                    self.steps(session, map, steps, &plan, &old, &old, at, expected)
                 }),
             other => Err(ChangeError::Internal(format!("{other:?} is not a change"))),
         };
@@ -395,13 +394,16 @@ impl Encoder {
         new: &Values<'_>,
         search: &Values<'_>,
         at: ChangeAt,
-        pending: &mut VecDeque<Pending>,
+        expected: &mut VecDeque<Expected>,
     ) -> std::result::Result<(), ChangeError> {
         for (operation, expect) in steps.iter().copied() {
             let change = RowChange { operation, plan, new, search, counted: None };
             bind::queue_row(session, &mut self.statements, map, &change)
                 .map_err(ChangeError::Wire)?;
-            pending.push_back(Pending::Change { at, expect });
+            expected.push_back(match operation {
+                Operation::Look => Expected::Look { at },
+                _ => Expected::Change { at, expect },
+            });
         }
         Ok(())
     }
@@ -412,14 +414,14 @@ impl Encoder {
 pub(crate) struct Ending {
     /// The last part, for messages.
     part: u32,
-    /// Its predecessor is sent right before it, and not known to be committed: whatever the order
-    /// of commits, it must not commit without it.
+    /// Its predecessor is sent right before it and is not answered. It must not commit without it, even on
+    /// a subscriber that allows commits in any order.
     behind: bool,
-    /// When the publisher committed it.
+    /// The commit time on the publisher.
     time: Option<Timestamp>,
-    /// What is remembered of the publisher's history up to its end.
+    /// The record of the publisher's history up to its end.
     memory: Option<Memory>,
-    commits: Committing,
+    pub(crate) commits: Committing,
     two_phase: Option<TwoPhase>,
 }
 
@@ -428,23 +430,23 @@ impl Ending {
         self,
         session: &mut Session,
         identity: Identity,
-        pending: &mut VecDeque<Pending>,
+        expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
         let Self { part, behind, time, memory, commits, two_phase } = self;
         match two_phase {
             None => {}
             Some(TwoPhase::Prepare(prepared)) => {
-                queue_prepare(session, identity, &prepared, part, pending)
+                queue_prepare(session, identity, &prepared, part, expected)
                     .map_err(|e| Failure::subscriber(&e, "preparing a transaction"))?;
                 session.queue_sync();
-                pending.push_back(Pending::Sync { commits: Some(commits) });
+                expected.push_back(Expected::Sync { commits: Some(commits) });
                 return Ok(());
             }
             Some(TwoPhase::Commit(prepared) | TwoPhase::Rollback(prepared)) => {
                 prepared
                     .queue_forget(session)
                     .map_err(|e| Failure::subscriber(&e, "recording progress"))?;
-                pending.push_back(Pending::State);
+                expected.push_back(Expected::Control);
             }
         }
         let Committing { after, end, .. } = commits;
@@ -454,36 +456,34 @@ impl Ending {
             .queue_bind(statement, record.params().into_iter())
             .map_err(|e| Failure::subscriber(&e, "recording progress"))?;
         session.queue_execute();
-        pending.push_back(Pending::Progress { part });
-        queue_control(session, "commit", Pending::Commit { part }, pending)?;
+        expected.push_back(Expected::Progress { part });
+        queue_control(session, "commit", Expected::Commit { part }, expected)?;
         session.queue_sync();
-        pending.push_back(Pending::Sync { commits: Some(commits) });
+        expected.push_back(Expected::Sync { commits: Some(commits) });
         Ok(())
     }
 }
 
-/// What a prepared transaction ends with. It records no progress: its own row of progress would be in
-/// the way of everything after it.
+/// Queues PREPARE TRANSACTION. A prepared transaction records no progress, because every later
+/// transaction would wait for its progress row.
 fn queue_prepare(
     session: &mut Session,
     identity: Identity,
     prepared: &PreparedHere,
     part: u32,
-    pending: &mut VecDeque<Pending>,
+    expected: &mut VecDeque<Expected>,
 ) -> wire::Result<()> {
-    // The server writes it to disk whatever this says, but waits for its standbys only so.
-    session.queue_parse("", "SET LOCAL synchronous_commit TO on", &[]);
-    session.queue_bind("", std::iter::empty())?;
-    session.queue_execute();
-    pending.push_back(Pending::State);
+    // PREPARE TRANSACTION is always flushed, but waits for standbys only with this setting.
+    session.queue_statement("SET LOCAL synchronous_commit TO on", &[], [].into_iter())?;
+    expected.push_back(Expected::Control);
     prepared.queue_row(session, identity.epoch, identity.tagged)?;
-    pending.push_back(Pending::Progress { part });
+    expected.push_back(Expected::Progress { part });
     prepared.queue_prepare(session)?;
-    pending.push_back(Pending::Commit { part });
+    expected.push_back(Expected::Commit { part });
     Ok(())
 }
 
-/// The changes of a segment cannot be sent; by rows, the one that is to blame is named.
+/// The changes of a segment cannot be encoded. Applied by rows, the offending one is named.
 fn not_queued(error: SetError) -> Failure {
     match error {
         SetError::Plan(_) | SetError::Apart => {
@@ -493,8 +493,7 @@ fn not_queued(error: SetError) -> Failure {
     }
 }
 
-/// The distinct table versions of a group, their rules, and for each part and relation which of
-/// them it is.
+/// The distinct table versions of a group, their rules, and the index of each part's relations in them.
 type Slots = (Vec<Arc<TableMap>>, Vec<TableRules>, Vec<Vec<Option<usize>>>);
 
 fn table_slots(group: &Group) -> Slots {
@@ -519,21 +518,14 @@ fn table_slots(group: &Group) -> Slots {
 fn queue_control(
     session: &mut Session,
     statement: &str,
-    awaited: Pending,
-    pending: &mut VecDeque<Pending>,
+    awaited: Expected,
+    expected: &mut VecDeque<Expected>,
 ) -> Result<()> {
     session
         .queue_bind(statement, std::iter::empty())
         .map_err(|e| Failure::subscriber(&e, "queueing a statement"))?;
     session.queue_execute();
-    pending.push_back(awaited);
-    Ok(())
-}
-
-fn queue_unnamed(session: &mut Session, sql: &str) -> wire::Result<()> {
-    session.queue_parse("", sql, &[]);
-    session.queue_bind("", std::iter::empty())?;
-    session.queue_execute();
+    expected.push_back(awaited);
     Ok(())
 }
 
@@ -542,7 +534,7 @@ fn number(index: usize) -> Result<u32> {
     u32::try_from(index).map_err(|_| Failure::internal("a group is too large"))
 }
 
-/// Why a change could not be turned into statements.
+/// Why a change cannot be encoded.
 #[derive(Debug)]
 enum ChangeError {
     Plan(PlanError),

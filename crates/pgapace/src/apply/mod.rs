@@ -1,19 +1,33 @@
-//! From transactions to committed rows: the leader distributes, the workers apply.
+//! From transactions to committed rows: the leader hands groups out, apply workers execute them.
+//!
+//! Imports run one way. A module imports only from lines above its own:
+//!
+//! 1. `work`, `readable`, `expected`, `session`, `sessions`, `thread`, `turns`, `conflict_log`, `tables`,
+//!    `schema_watch`
+//! 2. `offender`, `blockers`, `prefetch`, `incoming`
+//! 3. `context`: what an error says about a change; `encoder`: groups to queued statements; `durability`
+//! 4. `replies`: what the subscriber says about those statements
+//! 5. `conflicts`: rules decide about single changes; `streams`: streaming apply
+//! 6. `worker`: apply workers
+//! 7. `pool`
+//! 8. `leader`
 
-pub(crate) mod answers;
 pub(crate) mod blockers;
 pub(crate) mod conflict_log;
 pub(crate) mod conflicts;
 pub(crate) mod context;
 pub(crate) mod durability;
 pub(crate) mod encoder;
+pub(crate) mod expected;
 pub(crate) mod incoming;
 pub(crate) mod leader;
 pub(crate) mod offender;
 pub(crate) mod pool;
 pub(crate) mod prefetch;
 pub(crate) mod readable;
+pub(crate) mod replies;
 pub(crate) mod schema_watch;
+pub(crate) mod session;
 pub(crate) mod sessions;
 pub(crate) mod streams;
 pub(crate) mod tables;

@@ -1,4 +1,4 @@
-//! Naming a change: transaction, table, operation, key.
+//! Names a change for errors and logs: its transaction, table, operation and key.
 
 use engine::transaction::{Touched, TransactionPart};
 use pgoutput::{Column, Lsn, Message};
@@ -8,7 +8,7 @@ use crate::apply::work::Work;
 use crate::error::Offender;
 use crate::subscriber::mapping::TableMap;
 
-/// What stands where nothing is known.
+/// The name of an unknown change.
 pub(crate) fn unknown_offender() -> Offender {
     Offender {
         commit_lsn: Lsn::INVALID,
@@ -89,7 +89,8 @@ pub(crate) fn offender(work: &Work, index: Option<usize>) -> Offender {
     offender
 }
 
-/// `(a)=(1)`, of the columns that find the row; values cut at 64 bytes, as natively.
+/// `(a)=(1)`, of the columns that find the row. Values are cut at 64 bytes, as by the built-in apply
+/// worker.
 fn describe_key(map: &TableMap, tuple: &pgoutput::Tuple<'_>) -> String {
     let columns: Vec<_> = tuple.columns().collect();
     let (mut names, mut texts) = (Vec::new(), Vec::new());

@@ -12,8 +12,9 @@ use pgoutput::Lsn;
 
 use crate::apply::blockers::{Blockers, Detection, DetectionRequest, FromBlockers};
 use crate::apply::prefetch::Prefetch;
+use crate::apply::session::Identity;
 use crate::apply::work::{Group, Work};
-use crate::apply::worker::{Answered, FromWorker, Identity, Moved};
+use crate::apply::worker::{Answered, FromWorker, Moved};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::subscriber::state::statistics::Waits;
@@ -158,7 +159,7 @@ impl Pool {
                 let mut groups: Vec<_> = groups.collect();
                 groups.extend(others());
                 groups.sort_by_key(|(_, group)| *group);
-                self.blockers.probe(DetectionRequest(groups));
+                self.blockers.request(DetectionRequest(groups));
                 Pacing::MEASURED.longest_deadlock_check
             }
         }

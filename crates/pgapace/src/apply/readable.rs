@@ -1,4 +1,4 @@
-//! Values in the binary form of their type, for people: the keys in logs and errors.
+//! Makes binary values readable, for the keys in logs and errors.
 
 /// The text form of common types, else the bytes in hexadecimal. `kind` is `pg_type.typtype`.
 pub(crate) fn binary(type_oid: u32, kind: char, bytes: &[u8]) -> String {
@@ -55,12 +55,12 @@ fn uuid(bytes: &[u8; 16]) -> String {
 
 const MICROSECONDS_A_DAY: i64 = 86_400_000_000;
 
-/// Days since 2000-01-01; the extremes, infinity, are left to hexadecimal.
+/// Days since 2000-01-01; `None` for -infinity and infinity.
 fn date(days: i64) -> Option<String> {
     if days == i64::from(i32::MIN) || days == i64::from(i32::MAX) {
         return None;
     }
-    // Civil date from days, of the proleptic Gregorian calendar, counted in eras of 400 years.
+    // The civil date in the proleptic Gregorian calendar, counted in eras of 400 years.
     let shifted = days + 730_425;
     let (era, day) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
     let year_of_era = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -93,7 +93,7 @@ fn timestamp(microseconds: i64) -> Option<String> {
     Some(format!("{day} {}", time(microseconds.rem_euclid(MICROSECONDS_A_DAY))))
 }
 
-/// Digits of base 10000 with a weight, a sign and a display scale (server rule `numeric_send`).
+/// Digits of base 10000 with a weight, a sign and a display scale (`numeric_send` in `numeric.c`).
 fn numeric(bytes: &[u8]) -> Option<String> {
     let word =
         |index: usize| Some(i16::from_be_bytes(array(bytes.get(index * 2..index * 2 + 2)?)?));

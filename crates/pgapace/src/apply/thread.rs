@@ -1,32 +1,107 @@
-//! Ending a thread that may block in its session.
+//! Threads that may block in a session, and how they end.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use wire::CancelHandle;
+use wire::{CancelHandle, Session};
 
+use crate::error::{Failure, Result};
 use crate::stopping::interrupt::cancel;
 
-/// What a thread gets whose work is not wanted any more, before it is cancelled.
+/// How long a thread may go on whose work is of no use any more, before its session is canceled.
 pub(crate) const LITTLE_PATIENCE: Duration = Duration::from_millis(30);
-/// How long a thread may take to end after its session was cancelled.
+/// How long a thread may take to end after its session was canceled.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Waits for a thread that blocks in its session, and after `patience` cancels what the session does:
-/// it may wait for a lock. A thread that does not end even so is left behind; the fence keeps its
-/// session from ever committing.
-pub(crate) fn join_or_cancel(
+/// Cancels a thread's session from other threads. Empty until the session is open.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SessionHandle(Arc<Mutex<Option<CancelHandle>>>);
+
+impl SessionHandle {
+    pub(crate) fn of(session: &Session) -> Self {
+        Self(Arc::new(Mutex::new(Some(session.cancel_handle()))))
+    }
+
+    /// The thread has another session now, or none.
+    pub(crate) fn set(&self, session: Option<&Session>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) =
+            session.map(Session::cancel_handle);
+    }
+
+    fn get(&self) -> Option<CancelHandle> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The backend of the session.
+    pub(crate) fn pid(&self) -> Option<i32> {
+        self.get().map(|handle| handle.pid())
+    }
+
+    /// Cancels what the session executes.
+    pub(crate) fn cancel(&self) {
+        if let Some(handle) = self.get() {
+            cancel(&handle);
+        }
+    }
+}
+
+/// A running thread with a session. Dropping it waits until the thread has ended, so its
+/// owner closes the thread's channel first.
+#[derive(Debug)]
+pub(crate) struct SessionThread {
     thread: Option<JoinHandle<()>>,
-    session: &CancelHandle,
+    session: SessionHandle,
     patience: Duration,
-) {
-    let Some(thread) = thread else { return };
+}
+
+impl SessionThread {
+    /// Starts a thread. When it is dropped, it may go on for `patience` before `session` is canceled.
+    pub(crate) fn spawn(
+        name: String,
+        session: SessionHandle,
+        patience: Duration,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<Self> {
+        Ok(Self { thread: Some(spawn(name, work)?), session, patience })
+    }
+
+    pub(crate) fn session(&self) -> &SessionHandle {
+        &self.session
+    }
+}
+
+impl Drop for SessionThread {
+    fn drop(&mut self) {
+        match (self.thread.take(), self.session.get()) {
+            (Some(thread), Some(session)) => join_or_cancel(thread, &session, self.patience),
+            (Some(thread), None) if thread.is_finished() => drop(thread.join()),
+            // One that still opens its session is left behind: it finds out that it must end before it
+            // has done anything.
+            _ => {}
+        }
+    }
+}
+
+/// Starts a thread.
+pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let failed = format!("cannot start thread \"{name}\"");
+    std::thread::Builder::new()
+        .name(name)
+        .spawn(work)
+        .map_err(|e| Failure::internal(format!("{failed}: {e}")))
+}
+
+/// Waits for the thread. After `patience` it cancels what the session executes, which may wait for a
+/// lock. A thread that does not end even so is left behind; the fence keeps its session from
+/// committing.
+fn join_or_cancel(thread: JoinHandle<()>, session: &CancelHandle, patience: Duration) {
     let started = Instant::now();
     while !thread.is_finished() && started.elapsed() < JOIN_PATIENCE {
         if started.elapsed() > patience {
             cancel(session);
         }
-        // In the end it is not waited for much longer than it takes.
+        // The pause grows, so that looking costs little and the wait is hardly longer than needed.
         let pause = started.elapsed() / 3;
         std::thread::sleep(pause.clamp(Duration::from_micros(200), Duration::from_millis(500)));
     }

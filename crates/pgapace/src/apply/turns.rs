@@ -1,7 +1,7 @@
-//! The commit order, as the workers share it.
+//! The commit order, which all workers of a subscription share.
 //!
-//! A lock, taken a few times for each group: the turn must pass from one worker to the next without
-//! the leader, which may be decoding a large chunk just then.
+//! It is behind a mutex, which a worker locks a few times for each group. The turn to commit passes from
+//! worker to worker without the leader, which may be busy decoding a large chunk.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ use wire::Waker;
 
 use crate::error::{Failure, Result};
 
-/// Which groups have ended, and how to wake who waits for them.
+/// Which groups have ended, and how to wake the workers that wait for them.
 #[derive(Debug)]
 pub(crate) struct Turns {
     order: Mutex<CommitOrder>,
@@ -26,12 +26,12 @@ impl Turns {
         Ok(Arc::new(Self { order: Mutex::new(CommitOrder::new(workers)), wakers }))
     }
 
-    /// What wakes a worker.
+    /// The waker of a worker.
     pub(crate) fn waker(&self, worker: usize) -> &Waker {
         &self.wakers[worker]
     }
 
-    /// Has a worker woken when any of these is met; false if one of them is met already.
+    /// Registers a worker to be woken when any of these is met; false if one is met already.
     pub(crate) fn wait(&self, worker: usize, waits: &[Waits]) -> bool {
         let mut order = self.order();
         if waits.iter().any(|waits| order.is_met(waits)) {
@@ -41,7 +41,7 @@ impl Turns {
         true
     }
 
-    /// These groups have ended: whoever waited for them is woken.
+    /// These groups have ended: wakes the workers that waited for them.
     pub(crate) fn ended(&self, groups: &[GroupSeq]) {
         let mut order = self.order();
         for group in groups {
@@ -52,7 +52,7 @@ impl Turns {
     }
 
     fn order(&self) -> MutexGuard<'_, CommitOrder> {
-        // Nothing that holds it can panic half-way.
+        // No code panics while it holds the lock.
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! What the leader hands to a worker, with tables of the subscriber as they are mapped.
+//! The types of `engine::work` with the subscriber's tables as they are mapped.
 
 use engine::dispatch::TableId;
 use engine::net::TableFolding;
@@ -12,10 +12,10 @@ use crate::subscriber::state::prepared::PreparedHere;
 /// A step of a transaction that is prepared on the subscriber.
 pub(crate) type TwoPhase = engine::work::TwoPhase<PreparedHere>;
 
-/// A part of a transaction, with the subscriber's tables of its relations.
+/// A part of a transaction, with the subscriber table of each relation.
 pub(crate) type Work = engine::work::Work<TableMap, PreparedHere>;
 
-/// What a worker is handed.
+/// An apply group.
 pub(crate) type Group = engine::worker::Group<Work>;
 
 impl Table for TableMap {

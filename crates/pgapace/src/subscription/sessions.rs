@@ -13,7 +13,7 @@ use crate::apply::durability::Durability;
 use crate::apply::encoder;
 use crate::apply::pool::{Connector, Pool, PoolSettings, Slots};
 use crate::apply::prefetch::Prefetch;
-use crate::apply::worker::{Connect, Identity, Lost};
+use crate::apply::session::{Connect, Identity, Lost};
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::origin;
 use crate::subscriber::session::{Purpose, Subscriber};

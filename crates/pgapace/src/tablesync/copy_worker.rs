@@ -159,14 +159,14 @@ impl CopySessions {
                 self.subscriber.flush().map_err(|e| into(&e))?;
             }
         }
-        end_of_statement(&mut self.publisher).map_err(|e| from(&e))?;
+        self.publisher.read_to_ready().map_err(|e| from(&e))?;
         let queued = complete
             .queue(&mut self.subscriber, owner, snapshot.lsn)
             .and_then(|()| queue_statement(&mut self.subscriber, "COMMIT"));
         queued.map_err(|e| into(&e))?;
         self.subscriber.queue_sync();
         self.subscriber.flush().map_err(|e| into(&e))?;
-        end_of_statement(&mut self.subscriber).map_err(|e| into(&e))?;
+        self.subscriber.read_to_ready().map_err(|e| into(&e))?;
         Ok(moved)
     }
 
@@ -191,7 +191,7 @@ impl CopySessions {
             self.publisher.queue_simple(&lock_sql(&[item]));
             self.publisher.flush().map_err(|e| from(&e))?;
             let now = self.read_filenodes().map_err(|e| from(&e))?;
-            end_of_statement(&mut self.publisher).map_err(|e| from(&e))?;
+            self.publisher.read_to_ready().map_err(|e| from(&e))?;
             if now.iter().ne(item.relations.iter().map(|relation| &relation.filenode)) {
                 return Err(JobFailure::Changed(rewritten(&name)));
             }
@@ -254,7 +254,7 @@ impl CopySessions {
             return false;
         }
         items.iter().all(|item| {
-            let Err(error) = end_of_statement(&mut self.subscriber) else { return true };
+            let Err(error) = self.subscriber.read_to_ready() else { return true };
             tracing::warn!(
                 event = "analyze_failed",
                 table = item.published.display_name(),
@@ -481,29 +481,7 @@ fn format_of(item: &Item) -> &'static str {
 }
 
 fn queue_statement(session: &mut Session, sql: &str) -> wire::Result<()> {
-    session.queue_parse("", sql, &[]);
-    session.queue_bind("", std::iter::empty())?;
-    session.queue_execute();
-    Ok(())
-}
-
-/// Reads replies up to ReadyForQuery.
-fn end_of_statement(session: &mut Session) -> wire::Result<()> {
-    let mut failed = None;
-    loop {
-        match session.next_reply()? {
-            Reply::Ready(_) => return failed.map_or(Ok(()), Err),
-            Reply::Error(error) => {
-                let fatal = error.is_fatal();
-                let error = wire::Error::Server(error);
-                if fatal {
-                    return Err(error);
-                }
-                failed.get_or_insert(error);
-            }
-            _ => {}
-        }
-    }
+    session.queue_statement(sql, &[], [].into_iter())
 }
 
 fn publisher_failure(error: &wire::Error, doing: &str) -> JobFailure {

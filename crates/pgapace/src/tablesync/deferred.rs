@@ -26,8 +26,9 @@ use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::apply::incoming::Incoming;
+use crate::apply::session::Connect;
 use crate::apply::tables::Tables;
-use crate::apply::worker::{Connect, FromWorker};
+use crate::apply::worker::FromWorker;
 use crate::error::{Failure, Result};
 use crate::spool::Spool;
 use crate::subscriber::state;

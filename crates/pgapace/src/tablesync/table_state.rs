@@ -88,11 +88,9 @@ impl Complete {
         owner: Owner,
         sync_lsn: Lsn,
     ) -> wire::Result<()> {
-        session.queue_parse("", &record_sql(owner, sync_lsn), &[]);
         let arguments = self.arguments();
-        session.queue_bind("", arguments.iter().map(|text| Param::Text(text.as_bytes())))?;
-        session.queue_execute();
-        Ok(())
+        let arguments = arguments.iter().map(|text| Param::Text(text.as_bytes()));
+        session.queue_statement(&record_sql(owner, sync_lsn), &[], arguments)
     }
 
     fn arguments(&self) -> [String; 4] {

@@ -131,6 +131,21 @@ impl Session {
         Ok(())
     }
 
+    /// Queues a statement that is used once: Parse, Bind and Execute.
+    ///
+    /// On error the session can only be dropped.
+    pub fn queue_statement<'v>(
+        &mut self,
+        sql: &str,
+        param_types: &[u32],
+        params: impl ExactSizeIterator<Item = Param<'v>> + Clone,
+    ) -> Result<()> {
+        self.queue_parse("", sql, param_types);
+        self.queue_bind("", params)?;
+        self.queue_execute();
+        Ok(())
+    }
+
     /// Queues an Execute of the unnamed portal, without a row limit.
     pub fn queue_execute(&mut self) {
         self.queue_message(16, |out| frontend::execute("", 0, out));
@@ -235,14 +250,35 @@ impl Session {
         self.queue_sync();
         let started = Instant::now();
         self.flush()?;
-        let mut refused = None;
+        let mut refused = Ok(());
         while self.ready_expected > 0 {
-            if let Reply::Error(error) = self.next_reply()? {
-                refused.get_or_insert(error);
+            match self.read_to_ready() {
+                Err(Error::Server(error)) if !self.is_broken() => {
+                    refused = refused.and(Err(Error::Server(error)));
+                }
+                other => other?,
             }
         }
         self.note_round_trip(started);
-        refused.map_or(Ok(()), |error| Err(Error::Server(error)))
+        refused
+    }
+
+    /// Reads every reply up to the next ReadyForQuery, and passes over results. Of errors the first is
+    /// returned, and the session can be used on.
+    pub fn read_to_ready(&mut self) -> Result<()> {
+        let mut refused = None;
+        loop {
+            match self.next_reply()? {
+                Reply::Ready(_) => {
+                    return refused.map_or(Ok(()), |error| Err(Error::Server(error)));
+                }
+                Reply::Error(error) if error.is_fatal() => return Err(Error::Server(error)),
+                Reply::Error(error) => {
+                    refused.get_or_insert(error);
+                }
+                _ => {}
+            }
+        }
     }
 
     /// Takes the next reply and waits for it if necessary (see [`Session::set_read_timeout`]). Does

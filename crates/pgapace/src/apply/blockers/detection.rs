@@ -1,4 +1,4 @@
-//! Who waits for whom on the subscriber, as far as it concerns one session: one statement.
+//! Reads which sessions of the subscriber block one session, directly or through others: one statement.
 
 use wire::Session;
 
@@ -7,13 +7,13 @@ use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::ownership::SESSION_LOCK;
 
-/// One wait, and what can be seen of the session that is waited for (of those of other roles, state
-/// and times are hidden without pg_read_all_stats).
+/// One wait, and the session that blocks. The server hides state and times of other roles' sessions from
+/// roles without pg_read_all_stats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Blocker {
-    /// Backend that waits.
+    /// The backend that waits.
     pub(super) waiting: i32,
-    /// Backend that is waited for; [`engine::blockers::PREPARED`] for a prepared transaction.
+    /// The backend that blocks; [`engine::blockers::PREPARED`] for a prepared transaction.
     pub(super) pid: i32,
     pub(super) user: Option<String>,
     pub(super) application_name: Option<String>,
@@ -21,11 +21,11 @@ pub(super) struct Blocker {
     pub(super) query_start: Option<String>,
 }
 
-/// All waits that can be reached from `pid`, each asked for once. Also those that the server does
-/// not know: a session of another subscription that does nothing may wait for its turn behind any
-/// other session of that subscription (they all hold its lock, see `ownership`).
+/// All waits that can be reached from `pid`, each once. An idle session of another subscription may wait
+/// for its turn to commit behind any other session of that subscription, which the server does not know.
+/// So these waits are added; the sessions of a subscription share a lock (see `ownership`).
 ///
-/// What is seen may be of different instants; then a group gives way without need.
+/// The statement may see different instants. Then a group is rolled back without need.
 pub(super) fn look(session: &mut Session, id: SubscriptionId, pid: i32) -> Result<Vec<Blocker>> {
     let sql = format!(
         "WITH RECURSIVE member AS MATERIALIZED ( \
@@ -67,11 +67,11 @@ pub(super) fn look(session: &mut Session, id: SubscriptionId, pid: i32) -> Resul
                 })
             })
             .collect(),
-        // The server is too busy to say (see `Purpose::Monitor`); the next look may be luckier.
+        // The server is too busy to answer in time (see `Purpose::Monitor`); the next request may succeed.
         Err(error) if error.sqlstate() == Some("57014") => {
-            tracing::debug!(%error, "cannot look who waits for whom");
+            tracing::debug!(%error, "could not read which sessions block");
             Ok(Vec::new())
         }
-        Err(error) => Err(Failure::subscriber(&error, "looking who waits for whom")),
+        Err(error) => Err(Failure::subscriber(&error, "reading which sessions block")),
     }
 }

@@ -1,75 +1,74 @@
-//! The monitor of hidden waits: looks on the subscriber who keeps the oldest group from going on.
+//! Deadlock and blocker detection: which sessions keep the oldest group from going on.
 //!
-//! A thread with a session of its own, asked by the leader when the oldest group has not moved for
-//! a while. It decides nothing: it names the later groups that must give way, and says in the log,
-//! once for each wait, which sessions of others are waited for. Those are never touched.
+//! A monitor thread with its own session. The leader asks it when the oldest group has not moved for a
+//! while. It names the later groups that must be rolled back for the oldest one. It also logs, once for
+//! each wait, the sessions of others that block it; those are never touched.
 //!
-//! It also looks by itself when a thread that has a session shows no sign of life: a leader that waits
-//! for a lock cannot ask. Such waits are counted and named like those of groups.
+//! A leader that waits for a lock cannot ask. So the monitor also looks by itself when another thread of
+//! the subscription shows no sign of life.
 
 mod detection;
 mod pulse;
 #[cfg(test)]
 mod tests;
 
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use engine::group::GroupSeq;
-use wire::{CancelHandle, Session};
+use wire::Session;
 
 use crate::apply::blockers::detection::{Blocker, look};
 pub(crate) use crate::apply::blockers::pulse::Pulse;
-use crate::apply::thread::{LITTLE_PATIENCE, join_or_cancel};
+use crate::apply::thread::{LITTLE_PATIENCE, SessionHandle, SessionThread};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::statistics::Waits;
 
-/// How often it looks for threads that are stuck.
+/// How often the monitor looks for threads that may be blocked.
 const WATCH: Duration = Duration::from_millis(250);
 
-/// What the leader asks: the backend of each session of ours with the group that it carries out, the
-/// oldest first.
+/// The leader's question: the backend of each apply session with the group that it executes, the oldest
+/// first.
 #[derive(Debug)]
 pub(crate) struct DetectionRequest(pub(crate) Vec<(i32, GroupSeq)>);
 
-/// What was seen. By now it may be over.
+/// What the monitor saw. By now it may be over.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Detection {
     /// The group that was the oldest.
     pub(crate) oldest: GroupSeq,
-    /// Whether it waited for a lock at all.
+    /// Whether it waited for a lock.
     pub(crate) waits: bool,
-    /// Groups that must be rolled back and come again after the oldest, in commit order.
+    /// Groups that must be rolled back, and executed again after the oldest, in commit order.
     pub(crate) victims: Vec<GroupSeq>,
 }
 
-/// What comes back.
+/// A report of the monitor.
 #[derive(Debug)]
 pub(crate) enum FromBlockers {
     Detected(Detection),
     Failed(Failure),
 }
 
-/// A session whose thread may be stuck in it.
+/// A session in which its thread may be blocked.
 #[derive(Debug)]
 pub(crate) struct Watched {
     pub(crate) pid: i32,
     pub(crate) pulse: Pulse,
-    /// What it is, for the log.
+    /// The session's name in the log.
     pub(crate) name: &'static str,
 }
 
 /// The running monitor.
 #[derive(Debug)]
 pub(crate) struct Blockers {
-    probes: Option<Sender<DetectionRequest>>,
+    requests: Sender<DetectionRequest>,
+    /// Dropped after `requests`, because that waits for the thread.
+    _thread: SessionThread,
     pub(crate) events: Receiver<FromBlockers>,
     waits: Stopwatch,
-    thread: Option<JoinHandle<()>>,
-    cancel: CancelHandle,
 }
 
 impl Blockers {
@@ -80,18 +79,16 @@ impl Blockers {
         subscription: &str,
         watched: Vec<Watched>,
     ) -> Result<Self> {
-        let (probes, inbox) = unbounded();
+        let (requests, inbox) = unbounded();
         let (sender, events) = unbounded();
-        let cancel = session.cancel_handle();
+        let handle = SessionHandle::of(&session);
         let waits = Stopwatch::default();
         let log = || WaitLog::new(subscription);
         let watched = watched.into_iter().map(|one| (one, log())).collect();
         let mut monitor = Monitor { session, id, log: log(), watched, waits: waits.clone() };
-        let thread = std::thread::Builder::new()
-            .name("monitor".to_owned())
-            .spawn(move || monitor.run(&inbox, &sender))
-            .map_err(|e| Failure::internal(format!("cannot start the monitor thread: {e}")))?;
-        Ok(Self { probes: Some(probes), events, waits, thread: Some(thread), cancel })
+        let work = move || monitor.run(&inbox, &sender);
+        let thread = SessionThread::spawn("monitor".to_owned(), handle, LITTLE_PATIENCE, work)?;
+        Ok(Self { requests, _thread: thread, events, waits })
     }
 
     /// How long the watched sessions have waited for locks since the last call.
@@ -99,18 +96,10 @@ impl Blockers {
         self.waits.take()
     }
 
-    /// Asks for a look; each is answered. A thread that is gone has reported why in `events`.
-    pub(crate) fn probe(&self, probe: DetectionRequest) {
-        if let Some(probes) = &self.probes {
-            let _ = probes.send(probe);
-        }
-    }
-}
-
-impl Drop for Blockers {
-    fn drop(&mut self) {
-        self.probes = None;
-        join_or_cancel(self.thread.take(), &self.cancel, LITTLE_PATIENCE);
+    /// Asks which sessions block these; each request is answered. A thread that has ended has reported
+    /// why in `events`.
+    pub(crate) fn request(&self, request: DetectionRequest) {
+        let _ = self.requests.send(request);
     }
 }
 
@@ -126,7 +115,7 @@ impl Monitor {
     fn run(&mut self, inbox: &Receiver<DetectionRequest>, sender: &Sender<FromBlockers>) {
         loop {
             let found = match inbox.recv_timeout(WATCH) {
-                Ok(DetectionRequest(groups)) => self.probe(&groups).map(Some),
+                Ok(DetectionRequest(groups)) => self.detect(&groups).map(Some),
                 Err(RecvTimeoutError::Timeout) => Ok(None),
                 Err(RecvTimeoutError::Disconnected) => return,
             };
@@ -142,7 +131,7 @@ impl Monitor {
         }
     }
 
-    /// Looks whether threads that are stuck wait for a lock.
+    /// Looks whether threads without a sign of life wait for a lock.
     fn watch(&mut self) -> Result<()> {
         let mut waits = false;
         for (one, log) in &mut self.watched {
@@ -162,7 +151,7 @@ impl Monitor {
         Ok(())
     }
 
-    fn probe(&mut self, groups: &[(i32, GroupSeq)]) -> Result<Detection> {
+    fn detect(&mut self, groups: &[(i32, GroupSeq)]) -> Result<Detection> {
         let Some((pid, oldest)) = groups.first().copied() else {
             return Ok(Detection { oldest: GroupSeq::NONE, waits: false, victims: Vec::new() });
         };
@@ -170,7 +159,7 @@ impl Monitor {
         let waits: Vec<_> = seen.iter().map(|b| (b.waiting, b.pid)).collect();
         let blocking = engine::blockers::blocking(&waits, groups);
         if blocking.victims.is_empty() {
-            // Nothing of ours can give way: others have to.
+            // No group of this subscription is in the way: other sessions are.
             let others: Vec<_> = seen
                 .iter()
                 .filter(|b| {
@@ -184,14 +173,14 @@ impl Monitor {
                 oldest = oldest.0,
                 victims = ?blocking.victims,
                 through = ?blocking.foreign,
-                "later groups hold locks that the oldest one needs: they give way"
+                "later groups hold locks that the oldest one needs, and are rolled back"
             );
         }
         Ok(Detection { oldest, waits: !waits.is_empty(), victims: blocking.victims })
     }
 }
 
-/// Says once for each wait who is waited for.
+/// Logs blocking sessions, once for each wait.
 #[derive(Debug)]
 struct WaitLog {
     subscription: String,
@@ -204,7 +193,7 @@ impl WaitLog {
         Self { subscription: subscription.to_owned(), oldest: GroupSeq::NONE, named: Vec::new() }
     }
 
-    /// Names those among `blockers` that were not named for this group.
+    /// Logs the blockers that were not logged for this group.
     fn note(&mut self, oldest: GroupSeq, blockers: &[&Blocker]) {
         if self.oldest != oldest {
             self.oldest = oldest;
@@ -213,7 +202,7 @@ impl WaitLog {
         self.name("apply worker", blockers);
     }
 
-    /// Names those among `blockers` that were not named before; `waiting` is who waits for them.
+    /// Logs the blockers that were not logged before; `waiting` names the session that they block.
     fn name(&mut self, waiting: &str, blockers: &[&Blocker]) {
         for blocker in blockers {
             if self.named.contains(&blocker.pid) {

@@ -1,23 +1,23 @@
-//! Whether a thread with a session of its own is stuck.
+//! Signs of life of a thread with its own session.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A thread that works says so at least every tenth of a second; one that has not for so many
-/// milliseconds may wait for the server.
+/// A working thread gives a sign of life at least every tenth of a second. Without one for so many
+/// milliseconds, it may wait for the server.
 const STALE: u64 = 400;
-/// The thread sleeps, and waits for nobody.
+/// The thread sleeps and needs no sign of life.
 const AT_REST: u64 = u64::MAX;
 
-/// A thread's sign of life; its clones are the same one.
+/// A thread's sign of life. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Pulse(Arc<Beat>);
 
 #[derive(Debug)]
 struct Beat {
     from: Instant,
-    /// Milliseconds after that, of the last sign of life.
+    /// When the last sign of life was given, in milliseconds after `from`.
     last: AtomicU64,
 }
 
@@ -28,17 +28,17 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// The thread goes on working.
+    /// The thread works.
     pub(crate) fn beat(&self) {
         self.0.last.store(self.now(), Ordering::Relaxed);
     }
 
-    /// The thread goes to sleep, for as long as it takes.
+    /// The thread goes to sleep for an unknown time.
     pub(crate) fn rest(&self) {
         self.0.last.store(AT_REST, Ordering::Relaxed);
     }
 
-    /// Whether the thread should have shown that it lives.
+    /// Whether a sign of life is overdue.
     pub(super) fn is_stale(&self) -> bool {
         let last = self.0.last.load(Ordering::Relaxed);
         last != AT_REST && self.now().saturating_sub(last) > STALE

@@ -113,7 +113,7 @@ impl Bed {
     }
 
     fn probe(&self) -> Detection {
-        self.monitor.probe(DetectionRequest(self.groups.clone()));
+        self.monitor.request(DetectionRequest(self.groups.clone()));
         match self.monitor.events.recv_timeout(PATIENCE).unwrap() {
             FromBlockers::Detected(detection) => detection,
             FromBlockers::Failed(failure) => panic!("{failure}"),

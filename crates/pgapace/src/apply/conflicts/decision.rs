@@ -1,34 +1,34 @@
-//! What becomes of each change.
+//! Decides about each change: whether it is applied, skipped, or stops the subscription.
 
 use engine::net::ChangeAt;
+use engine::worker::Outcome;
 use pgoutput::Message;
 
-use crate::apply::answers::{Committing, Pending};
-use crate::apply::conflicts::exchange::Seen;
+use crate::apply::conflicts::exchange::{Exchange, TextRow};
 use crate::apply::conflicts::judge::Judge;
-use crate::apply::context::not_one_row;
 use crate::apply::encoder::resolution::How;
+use crate::apply::expected::{Committing, Expected};
 use crate::error::Result;
 use crate::subscriber::conflict::{Action, ConflictType, TablePolicy, action};
 use crate::subscriber::origin;
 
-/// Why a change did not do what it must.
-enum Trouble {
+/// Why a change did something else than it must.
+enum ChangeConflict {
     Refused { kind: ConflictType, error: wire::Error },
     Missing { kind: ConflictType },
 }
 
-/// Who made the row that is about to be changed.
-struct Made {
-    /// Microseconds since 1970, as the commit timestamp on the subscriber; `None` if it is not known,
-    /// or not committed.
+/// The origin of the row that is about to be changed.
+struct RowOrigin {
+    /// The commit timestamp on the subscriber, in microseconds since 1970; `None` if it is not known or
+    /// the row is not committed.
     at: Option<i64>,
-    /// Whether this subscription did, when it applied changes or when it copied the table.
+    /// Whether this subscription wrote it, by applying changes or by copying the table.
     by_us: bool,
 }
 
 impl<'a> Judge<'a> {
-    /// The transaction as it was sent; `None` if it must be looked at more closely.
+    /// Executes the transaction as it was sent; `None` if it must be executed change by change.
     pub(super) fn at_once(&mut self) -> Result<Option<Committing>> {
         let parsed = self.encoder.parsed();
         self.begin()?;
@@ -39,8 +39,8 @@ impl<'a> Judge<'a> {
             }
             self.queue(at, How::AsSent)?;
         }
-        let seen = self.exchange()?;
-        if seen.error.is_none() && self.is_as_expected(&seen) {
+        let exchange = self.exchange()?;
+        if exchange.error.is_none() && self.is_as_expected(&exchange) {
             return self.end();
         }
         self.roll_back(parsed)?;
@@ -51,14 +51,14 @@ impl<'a> Judge<'a> {
         if self.work.part.first {
             self.begin()?;
         }
-        // Those of earlier parts.
+        // The changes of earlier parts.
         self.changes = self.encoder.take_changes();
         for change in 0..self.work.part.len() {
             let at = self.at(change)?;
             if self.may_be_changed(at)?
-                && let Some(trouble) = self.attempt(at, How::AsSent)?
+                && let Some(conflict) = self.attempt(at, How::AsSent)?
             {
-                self.decide(at, &trouble)?;
+                self.decide(at, &conflict)?;
             }
         }
         self.release()?;
@@ -67,15 +67,15 @@ impl<'a> Judge<'a> {
         self.end()
     }
 
-    /// What the rule about other people's rows says, where there is one. False skips the change.
+    /// Applies the rule about rows of another origin, if there is one. False skips the change.
     fn may_be_changed(&mut self, at: ChangeAt) -> Result<bool> {
         let Some((kind, policy)) = self.looks_before(at) else { return Ok(true) };
         let made = self.look(at)?;
-        let Some(Made { at: Some(time), by_us: false }) = made else { return Ok(true) };
+        let Some(RowOrigin { at: Some(time), by_us: false }) = made else { return Ok(true) };
         let action = policy.action(kind);
         let applied = match action {
             Action::Error => {
-                let message = "the row to be changed was made by somebody else";
+                let message = "the row to be changed was written by another origin";
                 return Err(self.context.stop(at, kind, Err(message)));
             }
             Action::Skip => false,
@@ -86,28 +86,28 @@ impl<'a> Judge<'a> {
         Ok(applied)
     }
 
-    /// What the rule says about a change that did not do what it must.
-    fn decide(&mut self, at: ChangeAt, trouble: &Trouble) -> Result<()> {
-        let (mut kind, error) = match trouble {
-            Trouble::Refused { kind, error } => (*kind, Some(error)),
-            Trouble::Missing { kind } => (*kind, None),
+    /// Applies the rule about a change that did something else than it must.
+    fn decide(&mut self, at: ChangeAt, conflict: &ChangeConflict) -> Result<()> {
+        let (mut kind, error) = match conflict {
+            ChangeConflict::Refused { kind, error } => (*kind, Some(error)),
+            ChangeConflict::Missing { kind } => (*kind, None),
         };
         let mut action = self.action(at, kind);
         if let Some(error) = error {
             self.undo()?;
-            // One type of conflict, whose rule counts only where that of the other does not help.
+            // The rule of the other type counts only if that of the first one is `error`.
             if action == Action::Error && self.violates_another(at, kind, error)? {
                 kind = ConflictType::MultipleUniqueConflicts;
                 action = self.action(at, kind);
             }
         }
-        let refused = error.ok_or("the row to be changed is not on the subscriber");
+        let refused = error.ok_or("the row to be changed does not exist on the subscriber");
         let apply = match action {
             Action::Error => return Err(self.context.stop(at, kind, refused)),
             Action::Skip => false,
             Action::Apply => true,
             Action::LastUpdateWins => match self.look(at)? {
-                Some(Made { at: Some(time), .. }) => self.is_later_than(time),
+                Some(RowOrigin { at: Some(time), .. }) => self.is_later_than(time),
                 _ => true,
             },
         };
@@ -120,8 +120,8 @@ impl<'a> Judge<'a> {
         };
         match self.attempt(at, how)? {
             None => self.record(at, kind, (action, true), error),
-            // The row of its key could be changed but for another row.
-            Some(Trouble::Refused { kind: ConflictType::InsertExists, error })
+            // The row with its key cannot be changed because of another row.
+            Some(ChangeConflict::Refused { kind: ConflictType::InsertExists, error })
                 if kind == ConflictType::InsertExists =>
             {
                 let kind = ConflictType::MultipleUniqueConflicts;
@@ -132,70 +132,74 @@ impl<'a> Judge<'a> {
                 self.undo()?;
                 self.record(at, kind, (action, false), Some(&error))
             }
-            Some(Trouble::Refused { kind, error }) => Err(self.context.stop(at, kind, Ok(&error))),
-            // The row in the way has another key: which of the two rows is meant nobody knows.
-            Some(Trouble::Missing { .. }) => Err(self.context.stop(at, kind, refused)),
+            Some(ChangeConflict::Refused { kind, error }) => {
+                Err(self.context.stop(at, kind, Ok(&error)))
+            }
+            // The row in the way has another key, so it is unknown which of two rows is meant.
+            Some(ChangeConflict::Missing { .. }) => Err(self.context.stop(at, kind, refused)),
         }
     }
 
-    /// Carries out one change after a savepoint.
-    fn attempt(&mut self, at: ChangeAt, how: How) -> Result<Option<Trouble>> {
+    /// Executes one change after a savepoint.
+    fn attempt(&mut self, at: ChangeAt, how: How) -> Result<Option<ChangeConflict>> {
         self.set_savepoint()?;
         let parsed = self.encoder.parsed();
         self.queue(at, how)?;
-        let seen = self.exchange()?;
-        if let Some((error, awaited)) = seen.error {
-            let kind = match awaited.pending {
-                Pending::Change { .. } => self.context.kind(&error, at),
+        let exchange = self.exchange()?;
+        if let Some((error, statement)) = exchange.error {
+            let kind = match statement {
+                Expected::Change { .. } | Expected::Look { .. } => self.context.kind(&error, at),
                 _ => None,
             };
             let Some(kind) = kind else {
-                return Err(self.context.explain(&error, Some(awaited.pending)));
+                return Err(self.context.explain(&error, Some(statement)));
             };
             self.encoder.forget_after(self.session, parsed);
-            return Ok(Some(Trouble::Refused { kind, error }));
+            return Ok(Some(ChangeConflict::Refused { kind, error }));
         }
         self.changes.add(&self.encoder.take_changes());
-        match seen.rows_changed() {
-            None | Some(1) => Ok(None),
-            Some(0) => Ok(Some(Trouble::Missing { kind: self.context.missing(at) })),
-            Some(rows) => Err(not_one_row(rows, self.context.offender(at))),
+        let Some(change) = exchange.last_change() else { return Ok(None) };
+        match change.outcome() {
+            Outcome::AsExpected => Ok(None),
+            Outcome::Missing => {
+                Ok(Some(ChangeConflict::Missing { kind: self.context.missing(at) }))
+            }
+            _ => Err(change.refusal(&self.context)),
         }
     }
 
-    /// Locks the row of a change and tells who made it; `None` if it is not there.
-    fn look(&mut self, at: ChangeAt) -> Result<Option<Made>> {
+    /// Locks the row of a change and reads its origin; `None` if there is no such row.
+    fn look(&mut self, at: ChangeAt) -> Result<Option<RowOrigin>> {
         self.queue(at, How::Look)?;
-        let seen = self.exchange_control()?;
-        let row = seen.statements.into_iter().rev().find_map(|statement| statement.row);
-        Ok(row.map(|row| self.made(at, &row)))
+        let exchange = self.exchange_control()?;
+        let row = exchange.statements.into_iter().rev().find_map(|(_, row)| row);
+        Ok(row.map(|row| self.origin_of(at, &row)))
     }
 
-    fn made(&self, change: ChangeAt, row: &[Option<String>]) -> Made {
+    fn origin_of(&self, change: ChangeAt, row: &TextRow) -> RowOrigin {
         let cell = |index: usize| row.get(index).and_then(Option::as_deref);
         let ours = origin::prefix_in(cell(2).unwrap_or_default(), self.id);
         let at = cell(0).and_then(|time| time.parse().ok());
         let policy = self.policy(change);
         let copied_at = policy.and_then(|policy| policy.copied_at);
         let copied = at.is_some_and(|at| copied_at.is_some_and(|copied| at <= copied));
-        Made { at, by_us: copied || cell(1).is_some_and(|origin| origin.starts_with(&ours)) }
+        RowOrigin { at, by_us: copied || cell(1).is_some_and(|origin| origin.starts_with(&ours)) }
     }
 
     fn is_later_than(&self, microseconds: i64) -> bool {
         self.work.part.head.commit_time.to_unix_micros() >= microseconds
     }
 
-    fn is_as_expected(&self, seen: &Seen) -> bool {
-        let ours = seen.statements.iter().all(|statement| {
-            match (statement.awaited.how, statement.awaited.pending, &statement.row) {
-                (How::Look, Pending::Change { at, .. }, Some(row)) => {
-                    let made = self.made(at, row);
+    fn is_as_expected(&self, exchange: &Exchange) -> bool {
+        let ours =
+            exchange.statements.iter().all(|(completed, row)| match (completed.expected, row) {
+                (Expected::Look { at }, Some(row)) => {
+                    let made = self.origin_of(at, row);
                     made.at.is_none() || made.by_us
                 }
                 _ => true,
-            }
-        });
-        ours && seen.every_row_was_there()
+            });
+        ours && exchange.unexpected().is_none()
     }
 
     fn looks_before(&self, at: ChangeAt) -> Option<(ConflictType, &'a TablePolicy)> {

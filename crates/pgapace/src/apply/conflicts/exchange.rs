@@ -1,102 +1,73 @@
-//! One round trip: everything that is queued, and everything that is answered.
+//! One round trip: sends everything that is queued, and takes every reply to it.
 
 use std::collections::VecDeque;
 
-use wire::{Reply, Session, affected_rows};
+use engine::worker::{ExpectedReply, Outcome};
+use wire::{Reply, Session};
 
-use crate::apply::answers::Pending;
-use crate::apply::encoder::resolution::How;
+use crate::apply::expected::Expected;
+use crate::apply::replies::{Completed, Interpreted, RowCount, interpret};
 use crate::error::{Failure, Result};
 use crate::subscriber::statement::row::Expect;
 
-/// A statement that was queued.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Awaited {
-    pub(super) pending: Pending,
-    pub(super) how: How,
-}
+/// The values of one row.
+pub(super) type TextRow = Vec<Option<String>>;
 
-/// A statement that was carried out.
-#[derive(Debug)]
-pub(super) struct Statement {
-    pub(super) awaited: Awaited,
-    /// Rows that it affected.
-    pub(super) rows: u64,
-    pub(super) rolled_back: bool,
-    /// The last row that it returned.
-    pub(super) row: Option<Vec<Option<String>>>,
-}
-
-/// What was answered.
+/// What the subscriber replied.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
-    pub(super) statements: Vec<Statement>,
-    /// The first error, and the statement that it is of; none after it was carried out.
-    pub(super) error: Option<(wire::Error, Awaited)>,
+pub(super) struct Exchange {
+    /// Each statement that was executed, and the last row that it returned.
+    pub(super) statements: Vec<(Completed, Option<TextRow>)>,
+    /// The first error, and the statement that failed. No statement was executed after it.
+    pub(super) error: Option<(wire::Error, Expected)>,
 }
 
-impl Seen {
-    /// Rows that the last change affected; `None` if it may affect any number.
-    pub(super) fn rows_changed(&self) -> Option<u64> {
-        let mut carried = 0;
-        let mut changed = None;
-        for statement in &self.statements {
-            let Pending::Change { expect, .. } = statement.awaited.pending else { continue };
-            match expect {
-                Expect::Any => {}
-                Expect::OneWithNext => carried = statement.rows,
-                Expect::One => changed = Some(std::mem::take(&mut carried) + statement.rows),
-            }
-        }
-        changed
+impl Exchange {
+    /// The statement that completed the last change of one row; `None` if there was no such change.
+    pub(super) fn last_change(&self) -> Option<&Completed> {
+        let mut completed = self.statements.iter().rev().map(|(completed, _)| completed);
+        completed.find(|one| matches!(one.expected, Expected::Change { expect: Expect::One, .. }))
     }
 
-    /// Whether every change that must affect one row did.
-    pub(super) fn every_row_was_there(&self) -> bool {
-        let mut carried = 0;
-        self.statements.iter().all(|statement| match statement.awaited.pending {
-            Pending::Change { expect: Expect::OneWithNext, .. } => {
-                carried = statement.rows;
-                true
-            }
-            Pending::Change { expect: Expect::One, .. } => {
-                std::mem::take(&mut carried) + statement.rows == 1
-            }
-            _ => true,
-        })
+    /// The first statement that did something else than it must.
+    pub(super) fn unexpected(&self) -> Option<&Completed> {
+        let mut completed = self.statements.iter().map(|(completed, _)| completed);
+        completed.find(|one| one.outcome() != Outcome::AsExpected)
     }
 }
 
-/// Sends what is queued and takes all answers, up to the last Sync.
-pub(super) fn exchange(session: &mut Session, awaited: &mut VecDeque<Awaited>) -> Result<Seen> {
+/// Sends what is queued, with a Sync unless it ends with one, and takes all replies.
+pub(super) fn exchange(
+    session: &mut Session,
+    expected: &mut VecDeque<Expected>,
+) -> Result<Exchange> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "applying changes");
+    if !expected.back().is_some_and(Expected::is_sync) {
+        session.queue_sync();
+        expected.push_back(Expected::sync());
+    }
     session.flush().map_err(|e| failed(&e))?;
-    let mut seen = Seen::default();
-    let mut row = None;
+    let mut exchange = Exchange::default();
+    let (mut rows, mut row) = (RowCount::default(), None);
     while session.pending_ready() > 0 {
-        match session.next_reply().map_err(|e| failed(&e))? {
-            Reply::DataRow(data) => {
-                let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
-                row = Some(data.values().map(|value| value.map(text)).collect());
+        let reply = session.next_reply().map_err(|e| failed(&e))?;
+        if let Reply::DataRow(data) = reply {
+            let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
+            row = Some(data.values().map(|value| value.map(text)).collect());
+            continue;
+        }
+        match interpret(reply, || expected.pop_front())? {
+            Some(Interpreted::Completed(completed)) => {
+                exchange.statements.push((rows.total(completed), row.take()));
             }
-            Reply::CommandComplete(tag) => {
-                let (rows, rolled_back) = (affected_rows(tag), tag == "ROLLBACK");
-                let awaited = awaited.pop_front().ok_or_else(unasked)?;
-                seen.statements.push(Statement { awaited, rows, rolled_back, row: row.take() });
+            Some(Interpreted::Failed(error)) => {
+                let sync = expected.iter().position(Expected::is_sync).unwrap_or_default();
+                // An error that ends the session belongs to no statement.
+                let statement = expected.drain(..sync).next().ok_or_else(|| failed(&error))?;
+                exchange.error = Some((error, statement));
             }
-            Reply::Error(error) => {
-                let error = wire::Error::Server(error);
-                // One that ends the session comes whenever it likes.
-                let statement = awaited.pop_front().ok_or_else(|| failed(&error))?;
-                awaited.clear();
-                seen.error = Some((error, statement));
-            }
-            _ => {}
+            Some(Interpreted::Synced { .. }) | None => {}
         }
     }
-    Ok(seen)
-}
-
-fn unasked() -> Failure {
-    Failure::internal("the subscriber answered a statement nobody sent")
+    Ok(exchange)
 }

@@ -1,4 +1,4 @@
-//! What rules need of the subscriber.
+//! Requirements of conflict rules on the subscriber.
 
 use wire::Session;
 
@@ -16,19 +16,20 @@ pub(crate) fn check(session: &mut Session, policy: &Policy, tagged: bool) -> Res
     if setting.is_none_or(|row| row.get(0) != Some("on")) {
         return Err(Failure::new(
             Class::Config,
-            format!(
-                "--on-conflict {rule} needs track_commit_timestamp on the subscriber, which is off"
-            ),
+            format!("--on-conflict {rule} requires track_commit_timestamp on the subscriber"),
         )
         .hint("ALTER SYSTEM SET track_commit_timestamp = on, and restart the subscriber."));
     }
     if !tagged {
         return Err(Failure::new(
             Class::Config,
-            format!("--on-conflict {rule} needs commits that are tagged with a replication origin"),
+            format!(
+                "--on-conflict {rule} requires commits that are tagged with a replication origin"
+            ),
         )
         .hint(
-            "Grant the role the origin functions (see docs/privileges.sql), or take --tag-commits=false back.",
+            "Grant the role EXECUTE on the origin functions (see docs/privileges.sql), or remove \
+             --tag-commits=false.",
         ));
     }
     Ok(())

@@ -1,9 +1,9 @@
-//! How many unique indexes a change violates. The server names the first one only, and the native
-//! worker calls it another conflict (`multiple_unique_conflicts`) if there are more.
+//! Whether a change violates several unique indexes. The server names only the first one, while the
+//! built-in apply worker reports another conflict for several (`multiple_unique_conflicts`).
 //!
-//! A row that ON CONFLICT (…) DO NOTHING leaves out violates that index. If it does not, the
-//! statement fails because of the index that is known. So no value is compared here, and indexes
-//! with conditions, expressions or other operators are none of our business.
+//! A row that INSERT … ON CONFLICT (…) DO NOTHING leaves out violates the named index. Otherwise that
+//! statement fails because of the index that is known. So the server compares the values, whatever the
+//! conditions, expressions and operators of the indexes are.
 
 use std::collections::VecDeque;
 
@@ -24,8 +24,8 @@ use crate::subscriber::statement::row::{
     Operation, PlanError, Source, Statement, Values, param, plan_search, statement, values,
 };
 
-/// What ON CONFLICT takes for each unique index of a table but the named one. As natively,
-/// deferrable ones do not count.
+/// The ON CONFLICT target of each unique index of a table, except the named one. Deferrable indexes do
+/// not count, as in the built-in apply worker.
 const ARBITERS: &str = "\
 SELECT '(' || key.columns || ')'
          || coalesce(' WHERE ' || pg_catalog.pg_get_expr(i.indpred, i.indrelid), '')
@@ -42,9 +42,9 @@ WHERE n.nspname = $1 AND c.relname <> $3
   AND i.indisunique AND i.indimmediate AND i.indisvalid AND NOT i.indisexclusion
 ORDER BY i.indexrelid";
 
-/// Whether a change that was refused violates several unique indexes. The session must be idle; the
-/// transaction of the change is rolled back, and is repeated here up to the change, which says
-/// nothing if its first parts are gone.
+/// Whether a refused change violates several unique indexes. The session must be idle. The transaction of
+/// the change, which was rolled back, is repeated here up to the change; that cannot be done if its first
+/// parts are gone.
 pub(crate) fn violates_several(
     session: &mut Session,
     encoder: &mut Encoder,
@@ -54,8 +54,8 @@ pub(crate) fn violates_several(
 ) -> Result<bool> {
     let Some(kind) = (Context { group: Some(group) }).kind(error, at) else { return Ok(false) };
     let parsed = encoder.parsed();
-    let mut pending = VecDeque::new();
-    let mut judge = Judge::new(session, encoder, group, at.part as usize, &mut pending)?;
+    let mut expected = VecDeque::new();
+    let mut judge = Judge::new(session, encoder, group, at.part as usize, &mut expected)?;
     if !judge.work.part.first || !judge.may_violate_another(at, kind) {
         return Ok(false);
     }
@@ -71,9 +71,8 @@ pub(crate) fn violates_several(
 }
 
 impl Judge<'_> {
-    /// Whether it can be found out if a change violates another unique index. What finds it out is an
-    /// INSERT: a trigger that swallows or changes its row would look like an index in the way, and may
-    /// be one that the change would never have fired.
+    /// Whether an INSERT can find out if the change violates another unique index. A trigger that suppresses
+    /// or changes the inserted row would look like a violation, and may not fire for the change itself.
     fn may_violate_another(&self, at: ChangeAt, kind: ConflictType) -> bool {
         matches!(kind, ConflictType::InsertExists | ConflictType::UpdateExists)
             && self.context.map(at).is_some_and(|map| {
@@ -82,8 +81,8 @@ impl Judge<'_> {
             })
     }
 
-    /// Whether the change violates a unique index besides the one that `error` names. The
-    /// transaction must be open, and as it was before the change; so it is afterwards.
+    /// Whether the change violates a unique index besides the one that `error` names. The transaction must
+    /// be open, and as it was before the change; this does not change it.
     pub(super) fn violates_another(
         &mut self,
         at: ChangeAt,
@@ -110,11 +109,11 @@ impl Judge<'_> {
             });
             self.set_savepoint()?;
             self.statement(&sql, &statement.types, params)?;
-            let seen = self.exchange()?;
-            let left_out = seen.statements.last().is_some_and(|statement| statement.rows == 0);
+            let exchange = self.exchange()?;
+            let left_out = exchange.statements.last().is_some_and(|(last, _)| last.rows == 0);
             self.undo()?;
             self.exchange_control()?;
-            if seen.error.is_none() && left_out {
+            if exchange.error.is_none() && left_out {
                 return Ok(true);
             }
         }
@@ -155,7 +154,7 @@ impl<'m> Planned<'m> {
     }
 }
 
-/// What to name in ON CONFLICT, for each index that the error does not name.
+/// The ON CONFLICT targets of the indexes that the error does not name.
 fn arbiters(session: &mut Session, said: &ServerError) -> Result<Vec<String>> {
     let (Some(schema), Some(table), Some(constraint)) =
         (&said.schema, &said.table, &said.constraint)

@@ -1,4 +1,4 @@
-//! What `apply::conflicts` sends: one change at a time, as it came or as what resolves a conflict.
+//! Encodes one change at a time for `apply::conflicts`: as it was sent, or as what resolves a conflict.
 
 use std::collections::VecDeque;
 
@@ -7,8 +7,8 @@ use engine::transaction::Touched;
 use pgoutput::{Column, Message};
 use wire::Session;
 
-use crate::apply::answers::Pending;
 use crate::apply::encoder::{ChangeError, Encoder, Ending, queue_control};
+use crate::apply::expected::Expected;
 use crate::apply::work::Work;
 use crate::error::Result;
 use crate::subscriber::mapping::TableMap;
@@ -18,17 +18,16 @@ use crate::subscriber::statement::row::{
     Expect, Operation, PlanError, plan_insert_as_update, plan_search, values,
 };
 
-/// As what a change is carried out.
+/// How a change is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
     /// As the publisher sent it.
     AsSent,
-    /// An insert, on the row that has its key already.
+    /// An insert, as an update of the row that has its key.
     InsertAsUpdate,
-    /// An update, of a row that is not there.
+    /// An update of a missing row, as an insert.
     UpdateAsInsert,
-    /// Not at all: the row of an update, a delete, or of an insert that is there already is locked
-    /// and looked at.
+    /// Not at all: the row that it would change, or that is in its way, is locked and read.
     Look,
 }
 
@@ -41,38 +40,38 @@ impl Encoder {
     pub(crate) fn begin(
         &self,
         session: &mut Session,
-        pending: &mut VecDeque<Pending>,
+        expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        queue_control(session, "begin", Pending::Begin, pending)
+        queue_control(session, "begin", Expected::Control, expected)
     }
 
-    /// Queues one change. It counts from then on, see [`Self::take_changes`].
+    /// Queues one change, and counts it: see [`Self::take_changes`].
     pub(crate) fn one(
         &mut self,
         session: &mut Session,
         work: &Work,
         at: ChangeAt,
         how: How,
-        pending: &mut VecDeque<Pending>,
+        expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
         let queued = match how {
-            How::AsSent => self.change(session, work, at, pending),
-            _ => self.otherwise(session, work, at, how, pending),
+            How::AsSent => self.change(session, work, at, expected),
+            _ => self.otherwise(session, work, at, how, expected),
         };
         queued.map_err(|error| error.into_failure(work, at))
     }
 
-    /// What the changes queued since the last call count as.
+    /// The count of the changes that were queued since the last call.
     pub(crate) fn take_changes(&mut self) -> Changes {
         std::mem::take(&mut self.changes)
     }
 
-    /// Of the subscriber transaction whose changes were answered.
+    /// Sets the count of the subscriber transaction whose changes were answered.
     pub(crate) fn put_changes(&mut self, changes: Changes) {
         self.changes = changes;
     }
 
-    /// What ends the subscriber transaction of one source transaction, `None` in the middle of it.
+    /// The end of the subscriber transaction of one source transaction; `None` in the middle of it.
     pub(crate) fn end(&mut self, work: &Work, part: u32) -> Option<Ending> {
         self.end_of(work, work, work.predecessor, part, 1)
     }
@@ -83,7 +82,7 @@ impl Encoder {
         work: &Work,
         at: ChangeAt,
         how: How,
-        pending: &mut VecDeque<Pending>,
+        expected: &mut VecDeque<Expected>,
     ) -> std::result::Result<(), ChangeError> {
         let change = work
             .part
@@ -123,15 +122,15 @@ impl Encoder {
             How::UpdateAsInsert => self.changes.inserts += 1,
             How::Look | How::AsSent => {}
         }
-        let queued = steps
-            .map_err(ChangeError::Plan)
-            .and_then(|steps| self.steps(session, map, steps, &plan, written, search, at, pending));
+        let queued = steps.map_err(ChangeError::Plan).and_then(|steps| {
+            self.steps(session, map, steps, &plan, written, search, at, expected)
+        });
         self.plan = plan;
         queued
     }
 }
 
-/// A row that is not there can only be made of values that were all sent.
+/// A missing row can be inserted only if all of its values were sent.
 fn all_sent(map: &TableMap, new: &[Column<'_>]) -> std::result::Result<(), PlanError> {
     match new.iter().position(|value| matches!(value, Column::Unchanged)) {
         None => Ok(()),

@@ -13,7 +13,7 @@ use pgoutput::{Lsn, Message, Xid};
 
 use super::{Leader, Parts, expect_before_applied};
 use crate::apply::blockers::Detection;
-use crate::apply::streams::{Event, Report};
+use crate::apply::streams::{Event, StreamReport};
 use crate::apply::tables::OWN_SCHEMA;
 use crate::apply::work::Work;
 use crate::error::Result;
@@ -145,8 +145,8 @@ impl Leader<'_> {
 
     pub(super) fn stream_reported(&mut self, event: Event) -> Result<()> {
         match self.parts.streams.reported(event) {
-            Some((_, Report::Failed(failure))) => return Err(failure),
-            Some((xid, Report::Committed { range, counters })) => {
+            Some((_, StreamReport::Failed(failure))) => return Err(failure),
+            Some((xid, StreamReport::Committed { range, counters })) => {
                 self.parts.progress.dispatched(range.through);
                 self.parts.progress.committed_range(range);
                 self.parts.advanced.store(true, Ordering::Release);
@@ -161,14 +161,14 @@ impl Leader<'_> {
                 self.publish_positions();
                 self.take_rest()?;
             }
-            Some((xid, Report::Abandoned)) => {
+            Some((xid, StreamReport::Abandoned)) => {
                 self.counters.retries += 1;
                 if self.parts.streams.committing() == Some(xid) {
                     // Now it is one like all others.
                     self.parts.streams.forget(xid);
                 }
             }
-            Some((_, Report::Done)) | None => {}
+            Some((_, StreamReport::Done)) | None => {}
         }
         Ok(())
     }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, unbounded};
 
+use crate::apply::session::Connect;
 use crate::apply::sessions::{SessionLease, Share};
 use crate::apply::turns::Turns;
-use crate::apply::worker::{Connect, FromWorker, Worker, WorkerContext};
+use crate::apply::worker::{FromWorker, Worker, WorkerContext};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::Stopwatch;
 use crate::subscriber::state::statistics::Waits;

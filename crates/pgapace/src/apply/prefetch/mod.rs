@@ -1,10 +1,9 @@
-//! Reads rows of groups that are on their way, where reads are slow: so that more than one read is
-//! on its way for each worker (seed 002).
+//! Reads rows of groups before their workers need them, where reads are slow. So the subscriber has more
+//! than one read in progress for each worker.
 //!
-//! A hint and never a duty: a few threads with sessions of their own, read only, each statement for
-//! itself and no longer than a second. What cannot be read by then (a user has the table locked) is
-//! left out, a table that makes an error is left out from then on, and a session that is lost is
-//! opened again some time later. Nobody waits for any of it.
+//! This is only a hint: nothing waits for it. A few threads have their own read-only sessions, and each
+//! statement may take a second. What cannot be read in that time, for example because a user has locked
+//! the table, is left out. A table with an error is left out from then on.
 
 mod queue;
 mod reader;
@@ -19,21 +18,22 @@ use engine::transaction::Touched;
 use engine::worker;
 use pgoutput::Column;
 
-use crate::apply::prefetch::queue::{KeyLookup, Queue};
+use crate::apply::prefetch::queue::{KeyLookup, LookupQueue};
+use crate::apply::thread::spawn;
 use crate::apply::work::Work;
 use crate::config::Prefetch as Mode;
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::subscriber::mapping::Search;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::statement::set::ahead::{Ahead, searched};
 
-/// Sessions that read.
+/// The number of sessions that read.
 pub(crate) const READERS: usize = 4;
-/// Keys of one statement.
+/// The most keys of one statement.
 const KEYS: usize = 64;
-/// Groups with fewer changes than this are done before anything is read.
+/// Groups with fewer changes are applied before anything could be read.
 const LEAST: usize = 2 * KEYS;
-/// Between two samples, while it is not known whether reads are slow.
+/// The pause between two samples, while it is unknown whether reads are slow.
 const SAMPLE: Duration = Duration::from_millis(250);
 
 /// The readers of one subscription.
@@ -41,29 +41,27 @@ const SAMPLE: Duration = Duration::from_millis(250);
 pub(crate) struct Prefetch {
     mode: Mode,
     decision: ReadAhead,
-    queue: Arc<Queue>,
+    queue: Arc<LookupQueue>,
     last_sample: Instant,
 }
 
 impl Prefetch {
-    /// Starts the readers; none of them connects before there is something to read.
+    /// Starts the readers. Each connects when there is something to read.
     pub(crate) fn spawn(mode: Mode, subscriber: &Subscriber, subscription: &str) -> Result<Self> {
-        let queue = Arc::new(Queue::default());
+        let queue = Arc::new(LookupQueue::default());
         let readers = if mode == Mode::Off { 0 } else { READERS };
         for number in 0..readers {
             let (queue, subscriber) = (Arc::clone(&queue), subscriber.clone());
             let subscription = subscription.to_owned();
-            // Not joined in the end: it holds nothing but a session that reads.
-            std::thread::Builder::new()
-                .name(format!("read ahead {number}"))
-                .spawn(move || reader::run(&queue, &subscriber, &subscription))
-                .map_err(|e| Failure::internal(format!("cannot start a reading thread: {e}")))?;
+            // Nobody waits for its end: it holds nothing but a session that reads.
+            let work = move || reader::run(&queue, &subscriber, &subscription);
+            spawn(format!("read ahead {number}"), work)?;
         }
         let decision = ReadAhead::default();
         Ok(Self { mode, decision, queue, last_sample: Instant::now() })
     }
 
-    /// A group is handed to a worker, which is `busy` with others or not.
+    /// A group is handed to a worker. `busy`: whether the worker has other groups.
     pub(crate) fn offer(
         &mut self,
         group: GroupSeq,
@@ -111,8 +109,8 @@ impl Drop for Prefetch {
     }
 }
 
-/// The keys of a group, in the order in which a worker comes to them: so that rows are not read so
-/// early that they are gone when they are needed. At most so many.
+/// At most so many keys of a group, in the order in which a worker needs them: rows that are read too
+/// early may be evicted before that.
 fn lookups(
     group: GroupSeq,
     works: &[Work],
@@ -138,7 +136,7 @@ fn lookups(
         }
     }
     if apply == worker::GroupMode::Net {
-        // See `engine::net`: by length, then bytes.
+        // As in `engine::net`: by length, then by bytes.
         rows.sort_unstable_by_key(|(map, value, _)| (map.id, value.len(), *value));
     }
     rows.truncate(most);

@@ -1,4 +1,4 @@
-//! What is to be read, between the leader and the readers.
+//! The statements that the leader queues for the readers.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,12 @@ use engine::group::GroupSeq;
 
 use crate::subscriber::statement::set::ahead::Ahead;
 
-/// Statements that wait, above which no more groups are taken.
+/// With so many statements queued, no more groups are taken.
 const FULL: usize = 256;
-/// Samples that nobody has asked for are dropped beyond this.
+/// So many samples are kept for the leader.
 const SAMPLES: usize = 64;
 
-/// One statement.
+/// One statement, and the group that needs its rows.
 #[derive(Debug)]
 pub(super) struct KeyLookup {
     pub(super) group: GroupSeq,
@@ -21,22 +21,22 @@ pub(super) struct KeyLookup {
 }
 
 #[derive(Debug, Default)]
-struct Inside {
+struct QueueState {
     lookups: VecDeque<KeyLookup>,
     ended: GroupSeq,
     closed: bool,
-    /// Keys of a statement and how long it took.
+    /// The number of keys of a statement, and how long it took.
     samples: Vec<(usize, Duration)>,
 }
 
-/// Never waited for by those who put something in.
+/// A queue that makes only its readers wait.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
-    inside: Mutex<Inside>,
+pub(super) struct LookupQueue {
+    state: Mutex<QueueState>,
     news: Condvar,
 }
 
-impl Queue {
+impl LookupQueue {
     pub(super) fn is_full(&self) -> bool {
         self.lock().lookups.len() >= FULL
     }
@@ -46,44 +46,44 @@ impl Queue {
         self.news.notify_all();
     }
 
-    /// Everything up to this group has ended: it is of no use any more to read its rows.
+    /// Every group up to this one has ended, so its rows need not be read.
     pub(super) fn ended(&self, group: GroupSeq) {
-        let mut inside = self.lock();
-        inside.ended = inside.ended.max(group);
+        let mut state = self.lock();
+        state.ended = state.ended.max(group);
     }
 
-    /// No more will come.
+    /// Ends the readers.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.news.notify_all();
     }
 
-    /// The next that is still of use; `None` if there never will be one.
+    /// The next statement whose group has not ended; `None` if the queue is closed.
     pub(super) fn next(&self) -> Option<KeyLookup> {
-        let mut inside = self.lock();
+        let mut state = self.lock();
         loop {
-            if inside.closed {
+            if state.closed {
                 return None;
             }
-            let ended = inside.ended;
-            while inside.lookups.front().is_some_and(|lookup| lookup.group <= ended) {
-                inside.lookups.pop_front();
+            let ended = state.ended;
+            while state.lookups.front().is_some_and(|lookup| lookup.group <= ended) {
+                state.lookups.pop_front();
             }
-            if let Some(lookup) = inside.lookups.pop_front() {
+            if let Some(lookup) = state.lookups.pop_front() {
                 return Some(lookup);
             }
-            inside = self.news.wait(inside).unwrap_or_else(PoisonError::into_inner);
+            state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Waits for a while with nothing to do for the queue; false if it is closed.
+    /// Pauses a reader; false if the queue is closed.
     pub(super) fn pause(&self, time: Duration) -> bool {
-        let mut inside = self.lock();
-        // What waits is old when the pause is over.
-        inside.lookups.clear();
-        let waited = self.news.wait_timeout_while(inside, time, |inside| !inside.closed);
-        let (inside, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        !inside.closed
+        let mut state = self.lock();
+        // These statements are of no use after the pause.
+        state.lookups.clear();
+        let waited = self.news.wait_timeout_while(state, time, |state| !state.closed);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        !state.closed
     }
 
     pub(super) fn took(&self, keys: usize, time: Duration) {
@@ -97,7 +97,7 @@ impl Queue {
         std::mem::take(&mut self.lock().samples)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,21 +1,21 @@
-//! A thread that reads rows by their keys, and forgets them.
+//! A thread that reads rows by their keys, so that the server has them in memory.
 
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashSet;
 use wire::Session;
 
-use crate::apply::prefetch::queue::{KeyLookup, Queue};
-use crate::apply::worker::passes_soon;
+use crate::apply::prefetch::queue::{KeyLookup, LookupQueue};
+use crate::error::passes_soon;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::statement::cache::StatementCache;
 
-/// The pause after a session was lost or could not be opened; it doubles.
+/// The pause after a session was lost or could not be opened. It doubles each time.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Reads until the queue is closed.
-pub(super) fn run(queue: &Queue, subscriber: &Subscriber, subscription: &str) {
+pub(super) fn run(queue: &LookupQueue, subscriber: &Subscriber, subscription: &str) {
     let mut pause = PAUSE;
     let mut left_out = FxHashSet::default();
     let mut first = queue.next();
@@ -55,12 +55,12 @@ pub(super) fn run(queue: &Queue, subscriber: &Subscriber, subscription: &str) {
 struct Reader<'r> {
     session: Session,
     statements: StatementCache,
-    /// Maps of tables that made an error.
+    /// Maps of tables with an error.
     left_out: &'r mut FxHashSet<u64>,
 }
 
 impl Reader<'_> {
-    /// How many keys were looked up. An error only if the session cannot go on.
+    /// Returns how many keys were looked up. An error means that the session cannot go on.
     fn read(&mut self, mut lookup: KeyLookup) -> wire::Result<usize> {
         let (map, keys) = (lookup.keys.map().id, lookup.keys.rows());
         if self.left_out.contains(&map) {
@@ -73,12 +73,12 @@ impl Reader<'_> {
             Err(wire::Error::Server(error)) if !self.session.is_broken() => error,
             Err(error) => return Err(error),
         };
-        // Its Parse may be what was skipped.
+        // The server may have skipped its Parse.
         for name in self.statements.forget_after(parsed) {
             self.session.queue_close_statement(&name);
         }
         if passes_soon(&error.code) {
-            // A user's lock, most often: the table is none the worse for it.
+            // Most often another session had locked the table.
             tracing::debug!(%error, "some rows are not read ahead");
         } else {
             tracing::debug!(%error, "a table is not read ahead any more");

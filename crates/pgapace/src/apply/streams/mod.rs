@@ -1,5 +1,5 @@
-//! Streamed transactions that are applied while they are still open (`--streaming parallel`): the
-//! sessions of [`engine::streaming`].
+//! Streaming apply (`--streaming parallel`): the sessions on which open transactions are applied, as
+//! [`engine::streaming`] decides.
 
 mod worker;
 
@@ -13,17 +13,17 @@ use engine::streaming::{self, NextPart, Said, Ticket};
 use engine::worker::GroupMode;
 use pgoutput::{Lsn, Message, Xid};
 
+use crate::apply::session::Connect;
 use crate::apply::work::Work;
-use crate::apply::worker::Connect;
 use crate::error::{Failure, Result};
 use worker::StreamWorker;
 
-pub(crate) use worker::Report;
+pub(crate) use worker::StreamReport;
 
-/// What a session said of a stream.
-pub(crate) type Event = (usize, Ticket, Report);
+/// What a session reported about a stream: its number, the stream, the report.
+pub(crate) type Event = (usize, Ticket, StreamReport);
 
-/// The streams that are open, and the sessions for some of them.
+/// The open streams, and the sessions for some of them.
 pub(crate) struct Streams {
     streams: streaming::Streams<Box<Work>>,
     workers: Vec<StreamWorker>,
@@ -34,8 +34,8 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Streams may use as many sessions as there are `connects`. Nothing is applied early before the
-    /// publisher has come beyond `from`.
+    /// There are as many sessions as `connects`. Streaming apply begins when the publisher has come beyond
+    /// `from`.
     pub(crate) fn new(connects: Vec<Connect>, from: Lsn) -> Self {
         let (reports, events) = unbounded();
         Self {
@@ -57,7 +57,7 @@ impl Streams {
         self.streams.is_idle()
     }
 
-    /// The publisher has sent something that stands here.
+    /// The publisher has sent something at this position.
     pub(crate) fn passed(&mut self, position: Lsn) {
         self.streams.passed(position);
     }
@@ -79,19 +79,19 @@ impl Streams {
         self.streams.received(length, dispatched);
     }
 
-    /// It is not applied early any more; what is kept of it is.
+    /// Abandons a stream: it is applied from the spool.
     pub(crate) fn abandon(&mut self, xid: Xid) {
         self.streams.abandon(xid);
         self.send_orders();
     }
 
-    /// None of them is applied early any more.
+    /// Abandons all streams.
     pub(crate) fn abandon_all(&mut self) {
         self.streams.abandon_all();
         self.send_orders();
     }
 
-    /// It has ended, or is somebody else's now.
+    /// A stream has ended, or is applied in another way now.
     pub(crate) fn forget(&mut self, xid: Xid) {
         self.streams.forget(xid);
         self.send_orders();
@@ -104,23 +104,23 @@ impl Streams {
         begun
     }
 
-    /// The stream that has committed and is being ended.
+    /// The stream that has committed on the publisher and is being committed here.
     pub(crate) fn committing(&self) -> Option<Xid> {
         self.streams.committing()
     }
 
-    /// Whether all of a stream, which is `length` long, is on the subscriber, and not yet committed.
+    /// Whether all of a stream, which is `length` long, is executed on the subscriber, and not committed.
     pub(crate) fn is_through(&self, xid: Xid, length: u64) -> bool {
         self.streams.is_through(xid, length)
     }
 
-    /// Has it committed; `end` says where it ends.
+    /// Commits a stream; `end` says where it ends.
     pub(crate) fn commit(&mut self, xid: Xid, end: Work) {
         self.streams.commit(xid, Box::new(end));
         self.send_orders();
     }
 
-    /// What is to be handed over now, when all that ends up to here is `committed`.
+    /// The part that is to be handed over now, when everything that ends up to here is `committed`.
     pub(crate) fn next<'a>(
         &mut self,
         committed: Lsn,
@@ -141,12 +141,12 @@ impl Streams {
         Ok(())
     }
 
-    /// When to look again whether something is to be handed over, if nothing happens.
+    /// When to ask again for the next part, if nothing happens until then.
     pub(crate) fn look_again(&self) -> Option<Duration> {
         self.streams.look_again(self.now())
     }
 
-    /// Hands changes over that were read, up to this place.
+    /// Hands over the changes that were read, up to `through`.
     pub(crate) fn hand_over(&mut self, next: &NextPart, through: u64, work: Work, mode: GroupMode) {
         let now = self.now();
         self.streams.hand_over(next, through, Box::new(work), mode, now);
@@ -159,20 +159,20 @@ impl Streams {
         }
     }
 
-    /// Takes note of what a session said. What its stream has come to, if it has.
-    pub(crate) fn reported(&mut self, event: Event) -> Option<(Xid, Report)> {
+    /// Takes a report of a session. Returns the stream that has ended with it, if one has.
+    pub(crate) fn reported(&mut self, event: Event) -> Option<(Xid, StreamReport)> {
         let (worker, ticket, report) = event;
         let said = match &report {
-            Report::Done => Said::Done,
-            Report::Committed { .. } => Said::Committed,
-            Report::Abandoned => Said::Abandoned,
-            Report::Failed(_) => Said::Failed,
+            StreamReport::Done => Said::Done,
+            StreamReport::Committed { .. } => Said::Committed,
+            StreamReport::Abandoned => Said::Abandoned,
+            StreamReport::Failed(_) => Said::Failed,
         };
         self.streams.said(worker, ticket, said).map(|xid| (xid, report))
     }
 
-    /// The backends of those that are being applied, with numbers behind those of all groups; the one
-    /// that has committed comes first.
+    /// The backends on which streams are applied, with numbers behind those of all groups. The stream that
+    /// has committed on the publisher comes first.
     pub(crate) fn sessions(&self) -> Vec<(i32, GroupSeq)> {
         let sessions = self.streams.sessions().into_iter();
         sessions
@@ -180,13 +180,13 @@ impl Streams {
             .collect()
     }
 
-    /// The number of the stream that has committed.
+    /// The number of the stream that has committed on the publisher.
     pub(crate) fn first(&self) -> Option<GroupSeq> {
         self.streams.first()
     }
 
-    /// Those among the victims that are streams are abandoned: they hold what a transaction needs that
-    /// has committed. Returns how many that were.
+    /// Abandons the streams among the victims: they hold locks that a committed transaction needs. Returns
+    /// how many there were.
     pub(crate) fn resolve_deadlock(&mut self, victims: &[GroupSeq]) -> u64 {
         let (workers, abandoned) = self.streams.resolve_deadlock(victims);
         workers.iter().for_each(|worker| self.workers[*worker].cancel());
@@ -196,7 +196,7 @@ impl Streams {
 
     /// Ends all sessions.
     pub(crate) fn close(&mut self) {
-        // All of them first: one may wait for another.
+        // All are closed before one is waited for, because one may wait for another.
         self.workers.iter_mut().for_each(StreamWorker::close);
         std::thread::scope(|scope| {
             for worker in self.workers.drain(..) {

@@ -1,48 +1,46 @@
-//! A thread with a session of its own, on which one streamed transaction at a time is applied while
-//! it is still open on the publisher.
+//! A thread with its own session, which applies one streamed transaction at a time while that is still
+//! open on the publisher.
 //!
-//! It judges nothing: whatever a statement does that it should not, and whatever fails, the
-//! transaction is rolled back and *abandoned* here. Its changes are kept, and whoever applies them
-//! when it has committed says what is wrong, if anything still is.
+//! It decides nothing about conflicts and errors. When a statement does something else than it must, or
+//! anything fails, the transaction is rolled back and the stream is *abandoned*. Its changes are spooled
+//! too: they are applied from there after the commit, and then an error that is still there is reported.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use engine::group::GroupSeq;
 use engine::progress::Range;
 use engine::streaming::Ticket;
-use engine::worker::{Dependent, GroupMode};
-use wire::{CancelHandle, Reply, Session, TransactionStatus, Waker, affected_rows};
+use engine::worker::{Dependent, ExpectedReply, GroupMode, Outcome};
+use wire::{Reply, Session, Waker};
 
-use crate::apply::answers::Pending;
 use crate::apply::encoder::{Encoder, Which};
-use crate::apply::thread::{LITTLE_PATIENCE, join_or_cancel};
+use crate::apply::expected::Expected;
+use crate::apply::replies::{Interpreted, RowCount, interpret};
+use crate::apply::session::{Connect, Lost, roll_back};
+use crate::apply::thread::{LITTLE_PATIENCE, SessionHandle, SessionThread};
 use crate::apply::work::{Group, Work};
-use crate::apply::worker::{Connect, Lost, owns};
 use crate::error::{Failure, Result};
 use crate::stopping::interrupt::cancel;
 use crate::subscriber::state::statistics::{Changes, Counters};
-use crate::subscriber::statement::row::Expect;
 
-/// The longest sleep; whoever has news wakes the thread.
+/// The longest sleep. Other threads wake the thread when they have news.
 const SLEEP: Duration = Duration::from_secs(10);
-/// How long a statement may take to end by itself when its stream is to be rolled back. Nearly all do,
-/// and a cancel leaves an error in the server's log.
+/// How long a statement may take to end by itself when its stream is rolled back. Nearly all do, and a
+/// cancel request leaves an error in the server's log.
 const BEFORE_CANCEL: Duration = Duration::from_millis(200);
-/// Between two cancels of a session that is to roll back: at first, and at most.
+/// The pause between two cancel requests for a session that rolls back: the first one, and the longest.
 const CANCEL_AGAIN: Duration = Duration::from_millis(50);
 const CANCEL_AT_LEAST: Duration = Duration::from_secs(1);
 
-/// What is to be done for a stream.
+/// What the leader tells a session to do for a stream.
 pub(super) type Order = engine::streaming::Order<Box<Work>>;
 
-/// What became of it.
+/// What a session reports about a stream.
 #[derive(Debug)]
-pub(crate) enum Report {
-    /// An order is carried out: all but the last two are answered so.
+pub(crate) enum StreamReport {
+    /// An order is executed. All orders but Commit and Abandon are answered so.
     Done,
     Committed {
         range: Range,
@@ -50,7 +48,7 @@ pub(crate) enum Report {
     },
     /// It is rolled back, and the session is free.
     Abandoned,
-    /// Whether it is committed is not known: the run must end.
+    /// Its commit is in doubt: the run must end.
     Failed(Failure),
 }
 
@@ -59,38 +57,36 @@ pub(crate) enum Report {
 pub(super) struct StreamWorker {
     orders: Option<Sender<(Ticket, Order)>>,
     waker: Waker,
-    /// Of its session, while there is one.
-    handle: Arc<Mutex<Option<CancelHandle>>>,
-    thread: Option<JoinHandle<()>>,
+    /// Dropped last, because that waits for the thread.
+    thread: SessionThread,
 }
 
 impl StreamWorker {
-    /// Starts thread `number`, which reports under that number; it connects when it is needed.
+    /// Starts thread `number`, which reports under that number. It connects when it is needed.
     pub(super) fn spawn(
         number: usize,
         connect: Connect,
-        reports: Sender<(usize, Ticket, Report)>,
+        reports: Sender<(usize, Ticket, StreamReport)>,
     ) -> Result<Self> {
         let (orders, inbox) = unbounded();
         let waker = Waker::new()
             .map_err(|e| Failure::internal(format!("cannot create an eventfd: {e}")))?;
-        let handle = Arc::new(Mutex::new(None));
-        let mut state = State {
+        let handle = SessionHandle::default();
+        let mut thread = StreamThread {
             connect,
             session: None,
             lost: None,
-            handle: Arc::clone(&handle),
+            handle: handle.clone(),
             waker: waker.clone(),
             report: Box::new(move |ticket, report| {
-                // The leader may be gone; then nobody needs to know.
+                // If the leader is gone, the report is not needed.
                 let _ = reports.send((number, ticket, report));
             }),
         };
-        let thread = std::thread::Builder::new()
-            .name(format!("stream {number}"))
-            .spawn(move || state.run(&inbox))
-            .map_err(|e| Failure::internal(format!("cannot start a stream thread: {e}")))?;
-        Ok(Self { orders: Some(orders), waker, handle, thread: Some(thread) })
+        let work = move || thread.run(&inbox);
+        let name = format!("stream {number}");
+        let thread = SessionThread::spawn(name, handle, LITTLE_PATIENCE, work)?;
+        Ok(Self { orders: Some(orders), waker, thread })
     }
 
     pub(super) fn send(&self, ticket: Ticket, order: Order) {
@@ -102,18 +98,12 @@ impl StreamWorker {
 
     /// The backend of its session, if it has one.
     pub(super) fn pid(&self) -> Option<i32> {
-        self.handle().map(|handle| handle.pid())
+        self.thread.session().pid()
     }
 
-    fn handle(&self) -> Option<CancelHandle> {
-        self.handle.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Ends what the session is doing, if it does something.
+    /// Cancels what the session executes.
     pub(super) fn cancel(&self) {
-        if let Some(handle) = self.handle() {
-            cancel(&handle);
-        }
+        self.thread.session().cancel();
     }
 
     /// Lets the thread end, without waiting for it.
@@ -126,41 +116,34 @@ impl StreamWorker {
 impl Drop for StreamWorker {
     fn drop(&mut self) {
         self.close();
-        match (self.handle(), self.thread.take()) {
-            (Some(handle), thread) => join_or_cancel(thread, &handle, LITTLE_PATIENCE),
-            // It connects, or does nothing.
-            (None, Some(thread)) if thread.is_finished() => drop(thread.join()),
-            (None, _) => {}
-        }
     }
 }
 
-/// What the subscriber works on.
-struct Running {
+/// A session, and what it has to answer.
+struct StreamSession {
     session: Session,
     encoder: Encoder,
-    pending: VecDeque<Pending>,
-    /// For each order that is not answered: how many answers are still to come.
-    awaited: VecDeque<usize>,
-    /// Of a statement that is judged together with its next.
-    carried: u64,
-    /// What was counted up to each savepoint.
+    expected: VecDeque<Expected>,
+    /// How many replies are still to come to each order.
+    orders: VecDeque<usize>,
+    rows: RowCount,
+    /// The changes counted up to each savepoint.
     savepoints: Vec<Changes>,
-    /// See [`Encoder::forget_after`]: at the beginning of the stream.
+    /// Where the encoder stood before the stream: see [`Encoder::forget_after`].
     parsed: u64,
     committing: bool,
 }
 
-struct State {
+struct StreamThread {
     connect: Connect,
-    session: Option<Running>,
+    session: Option<StreamSession>,
     lost: Option<Lost>,
-    handle: Arc<Mutex<Option<CancelHandle>>>,
+    handle: SessionHandle,
     waker: Waker,
-    report: Box<dyn Fn(Ticket, Report) + Send>,
+    report: Box<dyn Fn(Ticket, StreamReport) + Send>,
 }
 
-/// Takes all orders that are there; an error if nobody gives any.
+/// Takes all orders that are there. An error if there will be no more.
 fn take_orders(
     inbox: &Receiver<(Ticket, Order)>,
     orders: &mut VecDeque<(Ticket, Order)>,
@@ -181,9 +164,9 @@ enum Stop {
     Session(Failure),
 }
 
-impl State {
+impl StreamThread {
     fn run(&mut self, inbox: &Receiver<(Ticket, Order)>) {
-        // The stream at hand, and the last one that was abandoned.
+        // The present stream, and the last one that was abandoned.
         let (mut current, mut dead): (Option<Ticket>, Option<Ticket>) = (None, None);
         let mut orders = VecDeque::new();
         loop {
@@ -204,7 +187,7 @@ impl State {
                     }
                 }
                 if !matches!(order, Order::Abandon) {
-                    // That takes a while, in which the stream may be given up.
+                    // That takes a while, in which the stream may be abandoned.
                     if let Err(found) = self.open_session() {
                         stop = Some(found);
                         break;
@@ -212,7 +195,7 @@ impl State {
                     if take_orders(inbox, &mut orders).is_err() {
                         return;
                     }
-                    // What would be rolled back at once may meet what was applied in its place.
+                    // Its changes may have been applied from the spool by now, and would conflict.
                     let is_abandoned = |(other, order): &(Ticket, Order)| {
                         *other == ticket && matches!(order, Order::Abandon)
                     };
@@ -220,13 +203,13 @@ impl State {
                         continue;
                     }
                 }
-                if let Err(found) = self.carry_out(order) {
+                if let Err(found) = self.execute(order) {
                     stop = Some(found);
                     break;
                 }
             }
             if stop.is_none() {
-                let ended = self.wait(inbox).and_then(|()| self.answers(current));
+                let ended = self.wait(inbox).and_then(|()| self.take_replies(current));
                 match ended {
                     Ok(true) => current = None,
                     Ok(false) => {}
@@ -235,7 +218,7 @@ impl State {
             }
             if let Some(found) = stop {
                 let report = self.stopped(found);
-                // Nobody waits for a session that is lost between two streams.
+                // Between two streams, the loss of a session concerns no stream.
                 if let Some(ticket) = current.take() {
                     dead = Some(ticket);
                     (self.report)(ticket, report);
@@ -244,7 +227,7 @@ impl State {
         }
     }
 
-    /// Sleeps until there is an answer or an order.
+    /// Sleeps until there is a reply or an order.
     fn wait(&mut self, inbox: &Receiver<(Ticket, Order)>) -> std::result::Result<(), Stop> {
         if !inbox.is_empty() {
             return Ok(());
@@ -256,7 +239,7 @@ impl State {
                 .map(drop)
                 .map_err(|e| Stop::Session(Failure::subscriber(&e, "applying a stream"))),
             None => {
-                // The waker is of no use without a session: an order, or the end, is awaited.
+                // Without a session there are no replies, so the channel is all there is to wait for.
                 let mut select = crossbeam_channel::Select::new();
                 select.recv(inbox);
                 select.ready();
@@ -265,16 +248,16 @@ impl State {
         }
     }
 
-    fn carry_out(&mut self, order: Order) -> std::result::Result<(), Stop> {
+    fn execute(&mut self, order: Order) -> std::result::Result<(), Stop> {
         if matches!(order, Order::Abandon) {
             if self.session.as_ref().is_some_and(|running| running.committing) {
-                // Whoever waits for it does not wait for long.
+                // The commit releases its locks soon.
                 return Ok(());
             }
-            return Err(Stop::Stream(Failure::internal("it gives way")));
+            return Err(Stop::Stream(Failure::internal("the stream is abandoned")));
         }
         let Some(running) = &mut self.session else { return Ok(()) };
-        running.carry_out(order).map_err(|failure| running.stop(failure))
+        running.execute(order).map_err(|failure| running.stop(failure))
     }
 
     /// Opens the session, unless there is one.
@@ -293,36 +276,35 @@ impl State {
         Ok(())
     }
 
-    /// Opens a session; one that was lost is gone when this returns.
-    fn open(&mut self) -> Result<Running> {
+    /// Opens a session. The backend of a lost one has ended when this returns.
+    fn open(&mut self) -> Result<StreamSession> {
         let (mut session, identity) = (self.connect)(self.lost)?;
-        if !owns(&mut session, identity)? {
+        if !identity.still_owns(&mut session)? {
             return Err(Failure::internal("another process owns the subscription"));
         }
         self.lost = None;
         let encoder = Encoder::new(identity);
-        let handle = Some(session.cancel_handle());
-        *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = handle;
-        Ok(Running {
+        self.handle.set(Some(&session));
+        Ok(StreamSession {
             session,
             parsed: encoder.parsed(),
             encoder,
-            pending: VecDeque::new(),
-            awaited: VecDeque::new(),
-            carried: 0,
+            expected: VecDeque::new(),
+            orders: VecDeque::new(),
+            rows: RowCount::default(),
             savepoints: Vec::new(),
             committing: false,
         })
     }
 
-    /// Takes what answers there are. Whether the stream has ended.
-    fn answers(&mut self, current: Option<Ticket>) -> std::result::Result<bool, Stop> {
+    /// Takes the replies that are there. Whether the stream has ended.
+    fn take_replies(&mut self, current: Option<Ticket>) -> std::result::Result<bool, Stop> {
         let Some(running) = &mut self.session else { return Ok(false) };
         loop {
-            let done = running.answer().map_err(|failure| running.stop(failure))?;
+            let done = running.take_reply().map_err(|failure| running.stop(failure))?;
             let Some(done) = done else { return Ok(false) };
             let (Some(report), Some(ticket)) = (done, current) else { continue };
-            let ends = matches!(report, Report::Committed { .. });
+            let ends = matches!(report, StreamReport::Committed { .. });
             (self.report)(ticket, report);
             if ends {
                 return Ok(true);
@@ -330,31 +312,31 @@ impl State {
         }
     }
 
-    /// What becomes of the stream.
-    fn stopped(&mut self, found: Stop) -> Report {
+    /// Rolls the stream back, or gives the session up: what is reported.
+    fn stopped(&mut self, found: Stop) -> StreamReport {
         let failure = match found {
             Stop::Stream(failure) => {
                 tracing::debug!(%failure, "a stream is rolled back");
-                let Some(running) = &mut self.session else { return Report::Abandoned };
-                match running.go_back() {
-                    Ok(()) => return Report::Abandoned,
+                let Some(running) = &mut self.session else { return StreamReport::Abandoned };
+                match running.roll_back() {
+                    Ok(()) => return StreamReport::Abandoned,
                     Err(failure) => failure,
                 }
             }
             Stop::Session(failure) => failure,
         };
         tracing::debug!(%failure, "a stream's session is lost");
-        *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        let Some(running) = self.session.take() else { return Report::Abandoned };
+        self.handle.set(None);
+        let Some(running) = self.session.take() else { return StreamReport::Abandoned };
         let backend = running.session.backend_pid();
         self.lost = Some(Lost { backend, tagged: running.encoder.is_tagged() });
-        if running.committing { Report::Failed(failure) } else { Report::Abandoned }
+        if running.committing { StreamReport::Failed(failure) } else { StreamReport::Abandoned }
     }
 }
 
-impl Running {
-    /// What a failure means for the session. Of a COMMIT that is sent, only an error of the server
-    /// says that it did not happen.
+impl StreamSession {
+    /// What a failure means for the session. A COMMIT that is sent is in doubt, unless the server reports
+    /// an error.
     fn stop(&self, failure: Failure) -> Stop {
         let doubt = self.committing && failure.sqlstate.is_none();
         if doubt || self.session.is_broken() {
@@ -364,8 +346,8 @@ impl Running {
         }
     }
 
-    fn carry_out(&mut self, order: Order) -> Result<()> {
-        let before = self.pending.len();
+    fn execute(&mut self, order: Order) -> Result<()> {
+        let before = self.expected.len();
         match order {
             Order::Part { work, mode, savepoint } => self.part(*work, mode, savepoint)?,
             Order::RollBackTo(savepoint) => {
@@ -386,12 +368,12 @@ impl Running {
                 let group = group_of(*work, GroupMode::Net);
                 let ending = self.encoder.ending(&group)?;
                 let ending = ending.ok_or_else(|| Failure::internal("a stream without an end"))?;
-                self.encoder.queue_ending(&mut self.session, ending, &mut self.pending)?;
+                self.encoder.queue_ending(&mut self.session, ending, &mut self.expected)?;
                 self.committing = true;
             }
             Order::Abandon => {}
         }
-        self.awaited.push_back(self.pending.len() - before);
+        self.orders.push_back(self.expected.len() - before);
         self.session.flush().map_err(|e| Failure::subscriber(&e, "sending changes"))
     }
 
@@ -403,115 +385,85 @@ impl Running {
             self.command(&format!("SAVEPOINT s{number}"))?;
         }
         let group = group_of(work, mode);
-        let before = self.pending.len();
+        let before = self.expected.len();
         match mode {
             GroupMode::Net => {
                 let session = &mut self.session;
-                self.encoder.net(session, &group, Which::All, false, &mut self.pending)?;
+                self.encoder.net(session, &group, Which::All, false, &mut self.expected)?;
             }
             GroupMode::Rows => {
-                self.encoder.rows(&mut self.session, &group, 0, true, &mut self.pending)?;
+                self.encoder.rows(&mut self.session, &group, 0, true, &mut self.expected)?;
             }
         }
-        if self.pending.len() == before {
-            self.encoder.nothing(&mut self.session, &mut self.pending)?;
+        if self.expected.len() == before {
+            self.encoder.nothing(&mut self.session, &mut self.expected)?;
         }
         Ok(())
     }
 
     fn command(&mut self, sql: &str) -> Result<()> {
-        self.session.queue_parse("", sql, &[]);
         self.session
-            .queue_bind("", std::iter::empty())
+            .queue_statement(sql, &[], [].into_iter())
             .map_err(|e| Failure::subscriber(&e, "queueing a statement"))?;
-        self.session.queue_execute();
-        self.pending.push_back(Pending::Begin);
+        self.expected.push_back(Expected::Control);
         Ok(())
     }
 
-    /// The next answer, if there is one: what it means for an order, if it is the last of it.
-    fn answer(&mut self) -> Result<Option<Option<Report>>> {
+    /// Takes the next reply, if there is one. The inner value is the report of an order, if the reply is
+    /// the last one to it.
+    fn take_reply(&mut self) -> Result<Option<Option<StreamReport>>> {
         let failed = |e: &wire::Error| Failure::subscriber(e, "applying a stream");
-        let report = match self.session.try_reply().map_err(|e| failed(&e))? {
-            None => return Ok(None),
-            Some(Reply::CommandComplete(tag)) => {
-                let affected = affected_rows(tag);
-                let undone = tag == "ROLLBACK";
-                let pending = self.pending.pop_front();
-                self.judge(pending, affected, undone)?;
-                Report::Done
+        let Some(reply) = self.session.try_reply().map_err(|e| failed(&e))? else {
+            return Ok(None);
+        };
+        let report = match interpret(reply, || self.expected.pop_front())? {
+            None => return Ok(Some(None)),
+            Some(Interpreted::Completed(completed)) => {
+                if self.rows.total(completed).outcome() != Outcome::AsExpected {
+                    return Err(Failure::internal("a statement affected other rows than expected"));
+                }
+                StreamReport::Done
             }
-            Some(Reply::Error(error)) => {
-                let error = wire::Error::Server(error);
-                self.pending.pop_front();
+            Some(Interpreted::Failed(error)) => {
+                self.expected.pop_front();
                 return Err(failed(&error));
             }
-            Some(Reply::Ready(status)) => match self.pending.pop_front() {
-                Some(Pending::Sync { commits: Some(commits) })
-                    if status == TransactionStatus::Idle =>
-                {
-                    self.committing = false;
-                    self.savepoints.clear();
-                    let mut counters = Counters::default();
-                    counters.add_changes(&commits.changes);
-                    let range = Range { after: commits.after, through: commits.end };
-                    Report::Committed { range, counters }
-                }
-                _ => return Err(Failure::internal("an answer to a Sync that nobody sent")),
-            },
-            Some(_) => return Ok(Some(None)),
+            Some(Interpreted::Synced { commits: Some(commits), idle: true }) => {
+                self.committing = false;
+                self.savepoints.clear();
+                let mut counters = Counters::default();
+                counters.add_changes(&commits.changes);
+                let range = Range { after: commits.after, through: commits.end };
+                StreamReport::Committed { range, counters }
+            }
+            Some(Interpreted::Synced { .. }) => {
+                return Err(Failure::internal("a Sync of a stream committed nothing"));
+            }
         };
-        let Some(first) = self.awaited.front_mut() else { return Ok(Some(None)) };
+        let Some(first) = self.orders.front_mut() else { return Ok(Some(None)) };
         *first -= 1;
         if *first > 0 {
             return Ok(Some(None));
         }
-        self.awaited.pop_front();
+        self.orders.pop_front();
         Ok(Some(Some(report)))
     }
 
-    /// Whether a statement did exactly what it should.
-    fn judge(&mut self, pending: Option<Pending>, affected: u64, undone: bool) -> Result<()> {
-        let fits = match pending {
-            Some(Pending::Begin | Pending::State | Pending::Truncate { .. }) => true,
-            Some(Pending::Net { rows }) => rows == affected,
-            Some(Pending::Progress { .. }) => affected == 1,
-            Some(Pending::Commit { .. }) => !undone,
-            Some(Pending::Change { expect, .. }) => {
-                let rows = affected + std::mem::take(&mut self.carried);
-                match expect {
-                    Expect::Any => true,
-                    Expect::OneWithNext => {
-                        self.carried = rows;
-                        true
-                    }
-                    Expect::One => rows == 1,
-                }
-            }
-            Some(Pending::Sync { .. }) | None => false,
-        };
-        if fits {
-            return Ok(());
-        }
-        Err(Failure::internal("a statement of a stream found other rows than expected"))
-    }
-
-    /// Rolls everything back, whatever the session is doing.
-    fn go_back(&mut self) -> Result<()> {
+    /// Rolls everything back, whatever the session executes.
+    fn roll_back(&mut self) -> Result<()> {
         let failed = |e: &wire::Error| Failure::subscriber(e, "rolling a stream back");
-        let busy = !self.pending.is_empty();
-        if !matches!(self.pending.back(), Some(Pending::Sync { .. })) {
+        let busy = !self.expected.is_empty();
+        if !self.expected.back().is_some_and(Expected::is_sync) {
             // After an error the server skips everything up to here.
             self.session.queue_sync();
-            self.pending.push_back(Pending::Sync { commits: None });
         }
         self.session.flush().map_err(|e| failed(&e))?;
         let handle = self.session.cancel_handle();
         let mut patience = BEFORE_CANCEL;
         let mut pause = CANCEL_AGAIN;
         loop {
-            // A cancel between two statements is lost, and the next one may wait for a lock of a
-            // transaction that stays prepared.
+            // A cancel request between two statements has no effect, and the next statement may wait for
+            // a lock of a prepared transaction.
             while busy && !self.session.poll_reply(patience).map_err(|e| failed(&e))? {
                 cancel(&handle);
                 patience = pause;
@@ -522,24 +474,17 @@ impl Running {
                 break;
             }
         }
-        self.pending.clear();
-        self.awaited.clear();
+        self.expected.clear();
+        self.orders.clear();
         self.savepoints.clear();
-        (self.carried, self.committing) = (0, false);
-        while self.session.transaction_status() != TransactionStatus::Idle {
-            match self.session.simple("ROLLBACK") {
-                Ok(_) => {}
-                // A cancel that was meant for what went before.
-                Err(error) if error.sqlstate() == Some("57014") => {}
-                Err(error) => return Err(failed(&error)),
-            }
-        }
+        (self.rows, self.committing) = (RowCount::default(), false);
+        roll_back(&mut self.session).map_err(|e| failed(&e))?;
         self.encoder.forget_after(&mut self.session, self.parsed);
         Ok(())
     }
 }
 
-/// A part, as the encoder takes it.
+/// A group of one part, for the encoder.
 fn group_of(work: Work, mode: GroupMode) -> Group {
     Group {
         seq: GroupSeq::NONE,

@@ -1,116 +1,108 @@
-//! The apply workers: each one thread, one subscriber session, groups to pipelined statements.
+//! Apply workers: each is one thread with one subscriber session, and executes apply groups.
+//!
+//! [`engine::worker`] decides the steps, and the modules here take them. A worker sends BEGIN and the
+//! independent changes of a group at once, as statements of net changes. It sends the dependent changes
+//! when the groups that they wait for have ended. Every statement must affect a known number of rows. When
+//! all of them did, and it is the group's turn to commit, the progress row, COMMIT and Sync follow. The
+//! next group is encoded meanwhile and goes with them. So a group either has exactly the effect of its
+//! transactions one by one, or it is rolled back:
+//!
+//! * If earlier groups were in flight on other sessions, they may be the reason. The group is executed
+//!   again in the same way when it is the oldest.
+//! * Otherwise it is halved, and in the end executed by rows: one subscriber transaction for each source
+//!   transaction, one statement for each change in stream order, all in one pipeline. Then everything
+//!   before the offending transaction is committed, and the error names the change.
+//!
+//! A lone small transaction is executed by rows from the start if nothing before it is in flight: that
+//! takes one round trip. Far from the subscriber, the statements of a small group count their rows
+//! themselves and fail if there are others. So its progress row and COMMIT go with them, and the next
+//! small group behind them.
+//!
+//! After an error the server skips everything up to the Sync. The progress row of a later transaction
+//! cannot be written without its predecessor's. So nothing after a failed transaction can commit.
+//!
+//! | file | job |
+//! |---|---|
+//! | `apply_thread` | takes mail, does the next step, sleeps, reports |
+//! | `encode` | encodes a group and sends what may be sent of it |
+//! | `judge` | takes replies and judges the first group in flight |
+//! | `rollback` | rolls groups back that are executed again |
+//! | `rules` | executes groups under conflict rules |
+//! | `two_phase` | COMMIT PREPARED and ROLLBACK PREPARED |
+//! | `lost_session` | opens another session after one was lost |
+//! | `tally` | counts what transactions did, and reports it when they commit |
 
-mod lost;
+mod apply_thread;
+mod encode;
+mod judge;
+mod lost_session;
+mod rollback;
 mod rules;
-mod state;
+mod tally;
 mod two_phase;
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::Duration;
 
+use apply_thread::ApplyThread;
 use crossbeam_channel::{Sender, unbounded};
-use engine::dispatch::Pacing;
 use engine::group::GroupSeq;
 use engine::progress::Range;
 use pgoutput::Xid;
-use wire::{CancelHandle, Session};
+use wire::Session;
 
-use crate::apply::conflict_log::MissingLog;
+use crate::apply::conflict_log::ConflictLog;
+use crate::apply::session::{Connect, Identity};
 use crate::apply::sessions::SessionLease;
-use crate::apply::thread::{LITTLE_PATIENCE, join_or_cancel};
+use crate::apply::thread::{LITTLE_PATIENCE, SessionHandle, SessionThread};
 use crate::apply::turns::Turns;
 use crate::apply::work::Group;
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::Stopwatch;
-use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
-pub(crate) use lost::owns;
-use state::State;
-pub(crate) use state::passes_soon;
 
 /// How long the server may take to end a session that is closed.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a worker reports.
+/// A report of a worker.
 #[derive(Debug)]
 pub(crate) enum FromWorker {
     Answered(Box<Answered>),
-    /// The worker has given up; what it had not reported is not committed, or not known to be.
+    /// The worker has ended. What it had not reported is not committed, or in doubt.
     Failed(Failure),
     Moved(Moved),
 }
 
-/// A worker comes or goes while others are at work.
+/// A worker starts or ends while others go on.
 #[derive(Debug)]
 pub(crate) enum Moved {
     /// Its session is open.
     Came,
-    /// It is not, and the thread has ended.
+    /// Its session could not be opened, and the thread has ended.
     NotOpened(Failure),
-    /// It has ended as it was told, and its session is closed.
+    /// It was told to end; its session is closed.
     Left,
 }
 
-/// What the subscriber has answered since the last report.
+/// What was answered since the last report.
 #[derive(Debug, Default)]
 pub(crate) struct Answered {
     /// What is committed.
     pub(crate) committed: Vec<Range>,
     /// Transactions of the publisher that are prepared on the subscriber, durably.
     pub(crate) prepared: Vec<Xid>,
-    /// Of what was committed.
+    /// The counters of what was committed.
     pub(crate) counters: Counters,
-    /// How many groups the worker is through with; a part of a large transaction is one.
+    /// How many groups are completely answered. A part of a large transaction counts as one.
     pub(crate) groups: usize,
-    /// Those that are committed.
+    /// The groups that are committed.
     pub(crate) ended: Vec<GroupSeq>,
-    /// Whether some were found committed after their session was lost.
+    /// Whether a commit was found after its session was lost.
     pub(crate) in_doubt: bool,
-    /// To be written to `pgapace.conflict`.
+    /// Conflicts that are to be written to `pgapace.conflict`.
     pub(crate) conflicts: Vec<Conflict>,
 }
-
-/// What a worker's session commits under.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Identity {
-    pub(crate) id: SubscriptionId,
-    /// Whose progress its commits record: the subscription's, or that of a table that joins.
-    pub(crate) progress_of: SubscriptionId,
-    pub(crate) epoch: i64,
-    /// Whether the session has a replication origin.
-    pub(crate) tagged: bool,
-    /// Whether the subscriber refuses a commit before its predecessor's.
-    pub(crate) ordered: bool,
-    /// The oid of the subscriber database.
-    pub(crate) database: u32,
-    /// The backend of the control session, which owns the subscription.
-    pub(crate) owner: i32,
-    /// What a round trip to the subscriber takes at most.
-    pub(crate) round_trip: Duration,
-}
-
-impl Identity {
-    /// Whether answers of the subscriber take long, whatever it does: longer than the work of a small group.
-    /// Then nobody waits for one who need not.
-    pub(crate) fn is_far(&self) -> bool {
-        Pacing::MEASURED.is_far(self.round_trip)
-    }
-}
-
-/// A session that a worker has lost.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Lost {
-    /// Its backend.
-    pub(crate) backend: i32,
-    /// Whether it had a replication origin.
-    pub(crate) tagged: bool,
-}
-
-/// Opens the session of a worker, with what every transaction uses prepared on it: the first time, and
-/// whenever it was lost; the lost one is gone when this returns.
-pub(crate) type Connect = Box<dyn Fn(Option<Lost>) -> Result<(Session, Identity)> + Send>;
 
 #[derive(Debug)]
 enum ToWorker {
@@ -119,34 +111,27 @@ enum ToWorker {
     GiveWay(GroupSeq),
 }
 
-/// Of a worker's session, for others: none until it is open, and another one after it was lost.
-type Handle = Mutex<Option<CancelHandle>>;
-
-fn set_handle(handle: &Handle, session: &Session) {
-    *handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.cancel_handle());
-}
-
 /// A running worker thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
     number: usize,
     turns: Arc<Turns>,
     mail: Option<Sender<ToWorker>>,
-    thread: Option<JoinHandle<()>>,
-    handle: Arc<Handle>,
+    /// Dropped last, because that waits for the thread.
+    thread: SessionThread,
 }
 
-/// What the workers of a subscription have in common.
+/// What all workers of a subscription share.
 #[derive(Debug)]
 pub(crate) struct WorkerContext {
     pub(crate) turns: Arc<Turns>,
-    /// They report here, each under its number.
+    /// Workers report here, each under its number.
     pub(crate) sender: Sender<(usize, FromWorker)>,
     pub(crate) subscription: String,
 }
 
 impl Worker {
-    /// Opens the session of worker `number`, and starts the thread. `waits`: how long it waits for
+    /// Opens the session of worker `number`, and starts the thread. `waits` measures how long it waits for
     /// other groups.
     pub(crate) fn spawn(
         number: usize,
@@ -158,8 +143,8 @@ impl Worker {
         Self::start(number, connect, Some(opened), context, waits, None)
     }
 
-    /// Starts the thread, which opens the session and says so. The lease is kept until the session
-    /// is closed, and that is when the server has ended it.
+    /// Starts the thread, which opens the session and reports that. It keeps the lease until the server has
+    /// ended the session.
     pub(crate) fn spawn_unopened(
         number: usize,
         connect: Connect,
@@ -179,62 +164,55 @@ impl Worker {
         lease: Option<Arc<SessionLease>>,
     ) -> Result<Self> {
         let (mail, inbox) = unbounded();
-        let handle: Arc<Handle> = Arc::default();
-        if let Some((session, _)) = &opened {
-            set_handle(&handle, session);
-        }
-        let log = MissingLog::new(&context.subscription);
-        let (turns, handle_of_thread) = (Arc::clone(&context.turns), Arc::clone(&handle));
+        let handle = SessionHandle::default();
+        handle.set(opened.as_ref().map(|(session, _)| session));
+        let log = ConflictLog::new(&context.subscription);
+        let (turns, handle_of_thread) = (Arc::clone(&context.turns), handle.clone());
         let reporter = Reporter { number, sender: context.sender.clone() };
         let work = move || {
-            let report = |event| reporter.report(event);
-            let (session, identity) = match opened.map_or_else(|| open(&connect), Ok) {
+            let opened = match opened.map_or_else(|| open(&connect), Ok) {
                 Ok(opened) => opened,
                 Err(failure) => {
                     drop(lease);
-                    return report(FromWorker::Moved(Moved::NotOpened(failure)));
+                    return reporter.report(FromWorker::Moved(Moved::NotOpened(failure)));
                 }
             };
             if lease.is_some() {
-                set_handle(&handle_of_thread, &session);
-                report(FromWorker::Moved(Moved::Came));
+                handle_of_thread.set(Some(&opened.0));
+                reporter.report(FromWorker::Moved(Moved::Came));
             }
-            let mut state = State::new(number, session, identity, log, turns, waits);
-            if let Err(failure) = state.run(&inbox, &connect, &handle_of_thread, &report) {
-                return report(FromWorker::Failed(failure));
+            let sessions = (connect, handle_of_thread);
+            let mut thread =
+                ApplyThread::new(inbox, sessions, opened, reporter, (log, turns, waits));
+            if let Err(failure) = thread.run() {
+                return thread.reporter.report(FromWorker::Failed(failure));
             }
             if let Some(lease) = lease {
-                state.close(CLOSE_PATIENCE);
+                let reporter = thread.close(CLOSE_PATIENCE);
                 drop(lease);
-                report(FromWorker::Moved(Moved::Left));
+                reporter.report(FromWorker::Moved(Moved::Left));
             }
         };
-        let thread = std::thread::Builder::new()
-            .name(format!("apply {number}"))
-            .spawn(work)
-            .map_err(|e| Failure::internal(format!("cannot start an apply thread: {e}")))?;
+        let name = format!("apply {number}");
+        let thread = SessionThread::spawn(name, handle, LITTLE_PATIENCE, work)?;
         let turns = Arc::clone(&context.turns);
-        Ok(Self { number, turns, mail: Some(mail), thread: Some(thread), handle })
+        Ok(Self { number, turns, mail: Some(mail), thread })
     }
 
-    /// Hands a group over, in commit order. A worker that is gone has reported why.
+    /// Hands a group over, in commit order. A worker that has ended has reported why.
     pub(crate) fn submit(&self, group: Group) {
         self.send(ToWorker::Group(group));
     }
 
-    /// Has the worker roll back this group, unless it is committing it, and carry it out again
-    /// when it is the oldest.
+    /// Has the worker roll back this group, unless it is committing it, and execute it again when it is
+    /// the oldest.
     pub(crate) fn give_way(&self, group: GroupSeq) {
         self.send(ToWorker::GiveWay(group));
     }
 
-    /// The backend of its session, when that is open.
+    /// The backend of its session, if that is open.
     pub(crate) fn pid(&self) -> Option<i32> {
-        self.handle().map(|handle| handle.pid())
-    }
-
-    fn handle(&self) -> Option<CancelHandle> {
-        self.handle.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.thread.session().pid()
     }
 
     fn send(&self, message: ToWorker) {
@@ -254,15 +232,10 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.close();
-        // One that still opens its session is left behind: it finds that it is to end before it has
-        // done anything.
-        if let Some(handle) = self.handle() {
-            join_or_cancel(self.thread.take(), &handle, LITTLE_PATIENCE);
-        }
     }
 }
 
-/// Tells the leader what becomes of a worker, whatever it is.
+/// Reports to the leader how a worker ends, even by a panic.
 struct Reporter {
     number: usize,
     sender: Sender<(usize, FromWorker)>,
@@ -270,7 +243,7 @@ struct Reporter {
 
 impl Reporter {
     fn report(&self, event: FromWorker) {
-        // The leader may be gone; then nobody needs to know.
+        // If the leader is gone, the report is not needed.
         let _ = self.sender.send((self.number, event));
     }
 }
@@ -283,10 +256,10 @@ impl Drop for Reporter {
     }
 }
 
-/// Opens the session of a worker that comes while others are at work.
+/// Opens the session of a worker that starts while others go on.
 fn open(connect: &Connect) -> Result<(Session, Identity)> {
     let (mut session, identity) = connect(None)?;
-    if owns(&mut session, identity)? {
+    if identity.still_owns(&mut session)? {
         Ok((session, identity))
     } else {
         Err(Failure::new(Class::Busy, "another process has taken the subscription over"))

@@ -1,54 +1,56 @@
-//! Groups about whose conflicts rules may decide: carried out change by change, nothing else being
-//! in flight on the session, and nothing before them anywhere. And the name of a conflict that none
-//! decides.
+//! Executes groups under conflict rules change by change, and names a conflict that no rule decides.
+//!
+//! Such a group is alone on its session, and every group before it has ended.
 
 use std::collections::VecDeque;
 
 use engine::net::ChangeAt;
-use engine::worker::Verdict;
+use engine::worker::{ActiveGroup, EncodedGroup, Rest, Verdict};
 
 use crate::apply::conflicts;
 use crate::apply::context::Context;
 use crate::apply::work::Group;
-use crate::apply::worker::state::{InFlight, State, kind};
+use crate::apply::worker::apply_thread::ApplyThread;
+use crate::apply::worker::judge::kind;
 use crate::error::{Failure, Result};
 use crate::subscriber::conflict::ConflictType;
 
-impl State {
-    /// Carries a group out, transaction after transaction. It is in flight meanwhile, so that a
-    /// session that is lost finds out what was committed.
+impl ApplyThread {
+    /// Executes a group, one transaction after the other. It is in flight meanwhile, so that a lost
+    /// session leads to the question what was committed.
     pub(super) fn by_rules(&mut self, group: Group) -> Result<()> {
-        let parsed = self.encoder.parsed();
-        let works = group.works.len();
-        self.desk.sent(InFlight::new(group, parsed, false, 0), VecDeque::new());
+        let (position, works) = (self.encoder.parsed(), group.works.len());
+        let (replies, rest) = (VecDeque::new(), Rest::Nothing);
+        self.groups.sent(EncodedGroup { group, position, ahead: false, replies, rest });
         for index in 0..works {
-            let Some((in_flight, pending)) = self.desk.last() else { return Ok(()) };
+            let Some(active) = self.groups.last_mut() else { return Ok(()) };
             let (session, encoder) = (&mut self.session, &mut self.encoder);
-            match conflicts::carry_out(session, encoder, &in_flight.group, index, pending) {
+            let ActiveGroup { group, replies, .. } = &mut *active;
+            match conflicts::execute(session, encoder, group, index, replies) {
                 Ok(judged) => {
-                    in_flight.count_committed(judged.committed.map(|committed| committed.end));
-                    self.answers.judged(judged);
+                    active.count_committed(judged.committed.map(|committed| committed.end));
+                    self.tally.judged(judged);
                 }
                 Err(failure) => {
-                    let verdict = self.desk.judge_error(kind(failure.sqlstate.as_deref()));
+                    let verdict = self.groups.judge_error(kind(failure.sqlstate.as_deref()));
                     return match verdict {
                         Verdict::After(_) if !self.session.is_broken() => {
-                            tracing::debug!(%failure, "a group is tried again");
-                            self.carry_on(verdict, || failure)
+                            tracing::debug!(%failure, "a group is executed again");
+                            self.follow(verdict, || failure)
                         }
                         _ => Err(failure),
                     };
                 }
             }
         }
-        self.desk.let_go();
+        self.groups.let_go();
         Ok(())
     }
 
-    /// The failure of a change of the first group in flight about whose conflict nothing is done.
-    /// Everything of it is rolled back.
+    /// The failure of a change of the first group in flight whose conflict stops the subscription. The
+    /// group is rolled back.
     pub(super) fn name_conflict(&mut self, at: ChangeAt, error: &wire::Error) -> Result<Failure> {
-        let Some(InFlight { group, .. }) = self.desk.first() else {
+        let Some(ActiveGroup { group, .. }) = self.groups.first() else {
             return Err(Failure::subscriber(error, "applying changes"));
         };
         let (session, encoder) = (&mut self.session, &mut self.encoder);

@@ -1,18 +1,17 @@
 //! COMMIT PREPARED and ROLLBACK PREPARED on the subscriber.
 //!
-//! Neither can be part of a transaction, so the progress of what they do is recorded in another one
-//! behind it. After a crash between the two, the publisher sends the step again, and what is found
-//! tells that it is done: see `subscriber/state/prepared`. It is carried out with nothing before it in
-//! flight anywhere, which is the turn of its commit.
+//! Neither can be part of a transaction, so its progress is recorded in another one behind it. After a
+//! crash between the two, the publisher sends the step again, and `subscriber/state/prepared` tells that
+//! it is done. It is executed when every group before it has ended.
 
 use crate::apply::work::{Group, TwoPhase};
-use crate::apply::worker::state::State;
+use crate::apply::worker::apply_thread::ApplyThread;
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::state::prepared::PreparedHere;
 
-impl State {
-    /// Does what a group does before its progress can be recorded: nothing, unless it is such a step
-    /// and it was not done before. Then nothing of this session may be in flight.
+impl ApplyThread {
+    /// Executes such a step of a group, unless that was done before, so that its progress can be recorded.
+    /// Nothing of this session may be in flight then.
     pub(super) fn resolve_prepared(&mut self, group: &Group) -> Result<()> {
         let (prepared, commit) = match group.works.first().and_then(|work| work.two_phase.as_ref())
         {
@@ -32,7 +31,7 @@ impl State {
             return Ok(());
         }
         if !commit {
-            // Either way there is nothing of it.
+            // It is not prepared, so none of its changes are there.
             return Ok(());
         }
         if prepared.is_given_up(&mut self.session)? {
@@ -47,18 +46,18 @@ impl State {
         Err(Failure::new(
             Class::Apply,
             format!(
-                "{} was committed on the publisher, and is not prepared on the subscriber any more: \
-                 somebody has rolled it back",
+                "{} was committed on the publisher, but another session has rolled it back on the \
+                 subscriber",
                 prepared.describe()
             ),
         )
         .hint(
-            "Its changes are lost for the subscriber. Make them by hand, or copy the tables again \
-             (pgapace resync) afterwards; pgapace prepared --rollback GID then has it left out.",
+            "Its changes are lost on the subscriber. Repeat them manually, or copy the tables again \
+             (pgapace resync). To skip the transaction: pgapace prepared --rollback GID.",
         ))
     }
 
-    /// Whether it has ended as it must.
+    /// Whether it has ended as on the publisher.
     fn is_resolved(&mut self, prepared: &PreparedHere, commit: bool) -> Result<bool> {
         match (prepared.is_committed(&mut self.session)?, commit) {
             (committed, true) => Ok(committed),
@@ -66,13 +65,13 @@ impl State {
             (true, false) => Err(Failure::new(
                 Class::Apply,
                 format!(
-                    "{} was rolled back on the publisher, but somebody has committed it on the \
+                    "{} was rolled back on the publisher, but another session has committed it on the \
                      subscriber",
                     prepared.describe()
                 ),
             )
             .hint(
-                "Take its changes back by hand, or copy the tables again (pgapace resync); DELETE \
+                "Revert its changes manually, or copy the tables again (pgapace resync). Then DELETE \
                  its rows from pgapace.prepared, and start pgapace again.",
             )),
         }

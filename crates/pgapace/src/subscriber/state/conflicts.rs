@@ -61,10 +61,7 @@ pub(crate) fn queue(
         said.and_then(|said| said.detail.as_deref()),
     ];
     let params = params.map(|text| text.map_or(Param::Null, |text| Param::Text(text.as_bytes())));
-    session.queue_parse("", SQL, &[]);
-    session.queue_bind("", params.into_iter())?;
-    session.queue_execute();
-    Ok(())
+    session.queue_statement(SQL, &[], params.into_iter())
 }
 
 /// Whether this conflict is already recorded. A conflict that stops the subscription occurs at each

@@ -96,32 +96,23 @@ impl PreparedHere {
         if tagged {
             // As in the progress row, the origin's LSN stays '0/0'.
             let setup = "pg_catalog.pg_replication_origin_xact_setup('0/0', $1)";
-            session.queue_parse("", &format!("{insert} WHERE {setup} IS NOT NULL"), &[1184]);
+            let insert = format!("{insert} WHERE {setup} IS NOT NULL");
             let time = self.time.0.to_be_bytes();
-            session.queue_bind("", [Param::Binary(&time)].into_iter())?;
+            session.queue_statement(&insert, &[1184], [Param::Binary(&time)].into_iter())
         } else {
-            session.queue_parse("", &insert, &[]);
-            session.queue_bind("", std::iter::empty())?;
+            session.queue_statement(&insert, &[], [].into_iter())
         }
-        session.queue_execute();
-        Ok(())
     }
 
     pub(crate) fn queue_prepare(&self, session: &mut Session) -> wire::Result<()> {
         let sql = format!("PREPARE TRANSACTION {}", quote_literal(&self.name));
-        session.queue_parse("", &sql, &[]);
-        session.queue_bind("", std::iter::empty())?;
-        session.queue_execute();
-        Ok(())
+        session.queue_statement(&sql, &[], [].into_iter())
     }
 
     /// Queues the removal of its rows, in the transaction that records its end as progress.
     pub(crate) fn queue_forget(&self, session: &mut Session) -> wire::Result<()> {
         let sql = format!("DELETE FROM pgapace.prepared WHERE {}", self.condition());
-        session.queue_parse("", &sql, &[]);
-        session.queue_bind("", std::iter::empty())?;
-        session.queue_execute();
-        Ok(())
+        session.queue_statement(&sql, &[], [].into_iter())
     }
 
     pub(crate) fn forget(&self, session: &mut Session) -> Result<()> {

@@ -1,5 +1,5 @@
-//! The worker of a table that catches up: the same as any other, but it has the table for itself,
-//! and records the table's progress instead of the subscription's.
+//! The apply worker of a table in catchup. It applies the deferred changes of that table only, and records
+//! the table's own progress.
 
 use crossbeam_channel::Sender;
 use engine::assemble::{ReplayError, SpoolCommand};
@@ -21,19 +21,19 @@ use crate::subscriber::state::SubscriptionId;
 use crate::tablesync::deferred::{CatchUpOptions, LITTLE, LeaderAccess, carry_out};
 use crate::tablesync::table_state::CatchUp;
 
-/// Applies what was put off of one table.
+/// Applies the deferred changes of one table.
 pub(super) struct Worker {
     worker: worker::Worker,
     of: SubscriptionId,
     waiting: Batcher<Work>,
-    /// Groups that are not answered, a part of a large transaction each for itself.
+    /// Groups that are not answered. Each part of a large transaction counts as one.
     in_flight: usize,
     last: GroupSeq,
     /// The rest of a large transaction is still to come.
     in_parts: bool,
-    /// The end of the last transaction that was taken.
+    /// The end of the last transaction that was read.
     through: Lsn,
-    /// What was put off when the round began, and what of it is not taken.
+    /// How much was deferred when the round began, and how much of that is not read.
     round: u64,
     left: u64,
     farther: bool,
@@ -74,8 +74,8 @@ impl Worker {
         self.in_flight == 0 && self.waiting.is_empty() && !self.in_parts
     }
 
-    /// Whether at least half as much was put off in the last round as in the one before it: then the
-    /// table would be behind for long.
+    /// Whether at least half as much was deferred in the last round as in the one before it. Then the table
+    /// would be behind for a long time.
     pub(super) fn does_not_come_closer(&self) -> bool {
         self.farther
     }
@@ -84,7 +84,7 @@ impl Worker {
         self.in_flight -= groups;
     }
 
-    /// Takes more of what was put off, as long as it has room.
+    /// Reads more deferred changes, as long as the worker takes groups.
     pub(super) fn feed(
         &mut self,
         table: &CatchUp,
@@ -122,11 +122,11 @@ impl Worker {
         self.left = self.left.saturating_sub(before - deferred.unread());
         if self.left == 0 {
             let now = deferred.unread();
-            // A round of little says nothing about the next.
+            // A short round says nothing about the next one.
             self.farther = self.round > LITTLE && now > self.round / 2;
             (self.round, self.left) = (now, now);
         }
-        // What committed before the snapshot is in the copy.
+        // The copy contains what committed before its snapshot.
         match part.filter(|part| table.sync_lsn.passes(part.head.commit_lsn)) {
             Some(part) => self.wait(part, table, leader),
             None => Ok(()),

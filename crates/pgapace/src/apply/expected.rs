@@ -1,0 +1,72 @@
+//! The replies that the subscriber has to send to queued statements.
+
+use engine::net::ChangeAt;
+use engine::worker::ExpectedReply;
+use pgoutput::{Lsn, Xid};
+
+use crate::subscriber::state::statistics::Changes;
+use crate::subscriber::statement::row::Expect;
+
+/// The reply to one statement, or to a Sync. Places are in the first group in flight.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Expected {
+    /// A statement about the transaction, the session, or the tables of pgapace.
+    Control,
+    /// Net changes, which must affect so many rows.
+    Net {
+        rows: u64,
+    },
+    /// A single change.
+    Change {
+        at: ChangeAt,
+        expect: Expect,
+    },
+    /// The row of a change, which is locked and read.
+    Look {
+        at: ChangeAt,
+    },
+    Truncate {
+        at: ChangeAt,
+    },
+    /// The progress row after this part.
+    Progress {
+        part: u32,
+    },
+    Commit {
+        part: u32,
+    },
+    /// The end of a subscriber transaction; `None` after one that failed.
+    Sync {
+        commits: Option<Committing>,
+    },
+}
+
+impl ExpectedReply for Expected {
+    fn sync() -> Self {
+        Self::Sync { commits: None }
+    }
+
+    fn is_sync(&self) -> bool {
+        matches!(self, Self::Sync { .. })
+    }
+
+    fn commits(&self) -> Option<Lsn> {
+        match self {
+            Self::Sync { commits: Some(commits) } => Some(commits.end),
+            _ => None,
+        }
+    }
+}
+
+/// What a subscriber transaction commits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Committing {
+    /// The end of the source transaction before its first.
+    pub(crate) after: Lsn,
+    /// The end of its last source transaction.
+    pub(crate) end: Lsn,
+    /// What it counts for. Missing rows are counted when the replies come.
+    pub(crate) changes: Changes,
+    /// It is not committed but prepared, as this transaction of the publisher.
+    pub(crate) prepared: Option<Xid>,
+}

@@ -1,0 +1,125 @@
+//! Interprets the replies of the subscriber: which statement each one belongs to, and whether that
+//! statement did what it must.
+//!
+//! Apply workers, streaming apply and conflict rules differ in what they do about a statement that did
+//! something else. What that is, is decided here for all of them.
+
+use engine::worker::Outcome;
+use wire::{Reply, TransactionStatus, affected_rows};
+
+use crate::apply::context::Context;
+use crate::apply::expected::{Committing, Expected};
+use crate::error::{Class, Failure, Result};
+use crate::subscriber::statement::row::Expect;
+
+/// What the subscriber has replied.
+#[derive(Debug)]
+pub(crate) enum Interpreted {
+    Completed(Completed),
+    /// The next statement failed. Its reply is still expected: the session may be lost with it.
+    Failed(wire::Error),
+    /// A Sync is answered.
+    Synced {
+        commits: Option<Committing>,
+        idle: bool,
+    },
+}
+
+/// A statement that was executed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Completed {
+    pub(crate) expected: Expected,
+    /// The rows that it affected.
+    pub(crate) rows: u64,
+    /// It ended the transaction by ROLLBACK.
+    pub(crate) rolled_back: bool,
+}
+
+/// Interprets one reply; `None` if it says nothing about a statement. `next` takes the expected reply.
+pub(crate) fn interpret(
+    reply: Reply<'_>,
+    next: impl FnOnce() -> Option<Expected>,
+) -> Result<Option<Interpreted>> {
+    Ok(Some(match reply {
+        Reply::CommandComplete(tag) => {
+            let (rows, rolled_back) = (affected_rows(tag), tag == "ROLLBACK");
+            let expected = next().ok_or_else(|| Failure::internal(NOT_SENT))?;
+            Interpreted::Completed(Completed { expected, rows, rolled_back })
+        }
+        Reply::Error(error) => Interpreted::Failed(wire::Error::Server(error)),
+        Reply::Ready(status) => match next() {
+            Some(Expected::Sync { commits }) => {
+                Interpreted::Synced { commits, idle: status == TransactionStatus::Idle }
+            }
+            _ => return Err(Failure::internal("the subscriber answered a Sync nobody sent")),
+        },
+        _ => return Ok(None),
+    }))
+}
+
+const NOT_SENT: &str = "the subscriber completed a statement nobody sent";
+
+/// Adds up the rows of the statements that execute one change together.
+#[derive(Debug, Default)]
+pub(crate) struct RowCount {
+    carried: u64,
+}
+
+impl RowCount {
+    /// The statement, with the rows of those before it that belong to the same change.
+    pub(crate) fn total(&mut self, mut completed: Completed) -> Completed {
+        if let Expected::Change { expect, .. } = completed.expected {
+            completed.rows += std::mem::take(&mut self.carried);
+            if expect == Expect::OneWithNext {
+                self.carried = completed.rows;
+            }
+        }
+        completed
+    }
+}
+
+impl Completed {
+    /// Whether the statement did what it must.
+    pub(crate) fn outcome(&self) -> Outcome {
+        match self.expected {
+            Expected::Control | Expected::Look { .. } | Expected::Truncate { .. } => {
+                Outcome::AsExpected
+            }
+            Expected::Net { rows } if rows == self.rows => Outcome::AsExpected,
+            Expected::Net { .. } => Outcome::OtherRows,
+            Expected::Change { expect: Expect::Any | Expect::OneWithNext, .. } => {
+                Outcome::AsExpected
+            }
+            Expected::Change { expect: Expect::One, .. } => match self.rows {
+                0 => Outcome::Missing,
+                1 => Outcome::AsExpected,
+                _ => Outcome::Refused,
+            },
+            Expected::Progress { .. } if self.rows == 1 => Outcome::AsExpected,
+            Expected::Commit { .. } if !self.rolled_back => Outcome::AsExpected,
+            Expected::Progress { .. } | Expected::Commit { .. } | Expected::Sync { .. } => {
+                Outcome::Refused
+            }
+        }
+    }
+
+    /// Why the statement is [`Outcome::Refused`].
+    pub(crate) fn refusal(&self, context: &Context<'_>) -> Failure {
+        match self.expected {
+            Expected::Change { at, .. } => {
+                let rows = self.rows;
+                let failure = Failure::new(
+                    Class::Apply,
+                    format!("a change of one row affected {rows} rows of the subscriber"),
+                )
+                .hint("The columns that identify a row are not unique on the subscriber.");
+                Failure { offender: Some(Box::new(context.offender(at))), ..failure }
+            }
+            Expected::Progress { .. } => Failure::internal("the subscriber recorded no progress"),
+            Expected::Commit { .. } => {
+                Failure::internal("the subscriber rolled a transaction back at COMMIT")
+            }
+            _ => Failure::internal(NOT_SENT),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Takes the replies of the subscriber, and does what they mean for the first group in flight.
+
+use engine::worker::{AfterReply, ErrorKind, Outcome, Retry, Verdict};
+
+use crate::apply::context::Context;
+use crate::apply::expected::Expected;
+use crate::apply::replies::{Completed, Interpreted, interpret};
+use crate::apply::worker::apply_thread::ApplyThread;
+use crate::error::{Class, Failure, Result, is_transient, passes_soon};
+
+impl ApplyThread {
+    /// Takes every reply that is there, then reports what was committed.
+    pub(super) fn take_replies(&mut self) -> Result<()> {
+        loop {
+            let reply = self.session.try_reply();
+            let Some(reply) = reply.map_err(|e| Failure::subscriber(&e, "applying changes"))?
+            else {
+                break;
+            };
+            match interpret(reply, || self.groups.take_expected())? {
+                Some(Interpreted::Failed(error)) => self.failed(error)?,
+                _ if self.groups.is_rolling_back() => {}
+                Some(Interpreted::Completed(completed)) => self.completed(completed)?,
+                Some(Interpreted::Synced { commits: Some(_), idle: false }) => {
+                    return Err(Failure::internal("a transaction is open after its COMMIT"));
+                }
+                Some(Interpreted::Synced { commits, .. }) => {
+                    if let Some(commits) = commits {
+                        self.tally.transaction_committed(&commits);
+                        self.groups.committed(commits.end);
+                    }
+                    self.answered()?;
+                }
+                None => {}
+            }
+        }
+        self.report();
+        Ok(())
+    }
+
+    /// A statement of the first group in flight is completed.
+    fn completed(&mut self, completed: Completed) -> Result<()> {
+        let first = self.groups.first();
+        let context = Context { group: first.map(|first| &first.group) };
+        let completed = self.rows.total(completed);
+        let mut outcome = completed.outcome();
+        match (outcome, completed.expected) {
+            (Outcome::Missing, Expected::Change { at, .. }) => {
+                self.tally.row_missing(at, &context)?;
+            }
+            // Once a row was missing, that decides about the whole transaction.
+            (Outcome::AsExpected, _) if self.tally.is_missing() => outcome = Outcome::Missing,
+            (Outcome::OtherRows, Expected::Net { rows: expected }) => {
+                let (rows, ahead) = (completed.rows, first.is_some_and(|first| first.ahead));
+                tracing::debug!(rows, expected, ahead, "a group affected other rows than expected");
+            }
+            _ => {}
+        }
+        let refusal = (outcome == Outcome::Refused).then(|| completed.refusal(&context));
+        match self.groups.judge(outcome) {
+            Verdict::Counts => self.answered(),
+            verdict => self
+                .follow(verdict, || refusal.unwrap_or_else(|| Failure::new(Class::Apply, LARGE))),
+        }
+    }
+
+    /// Follows a verdict about the first group in flight. `failure`: why the group does not go on.
+    pub(super) fn follow(
+        &mut self,
+        verdict: Verdict,
+        failure: impl FnOnce() -> Failure,
+    ) -> Result<()> {
+        match verdict {
+            Verdict::Counts => Ok(()),
+            Verdict::Retry(retry) => self.start_recovery(retry),
+            Verdict::After(pause) => {
+                std::thread::sleep(pause);
+                self.start_recovery(Retry::Later)
+            }
+            Verdict::SentAgain(through) => {
+                Err(Failure { rows_through: Some(through), ..failure() })
+            }
+            Verdict::Stops => Err(failure()),
+        }
+    }
+
+    /// A reply of the first group in flight counts: sends more of it, or lets it go.
+    fn answered(&mut self) -> Result<()> {
+        match self.groups.answered() {
+            AfterReply::More => Ok(()),
+            AfterReply::Open => {
+                self.advance()?;
+                self.send()
+            }
+            AfterReply::Through(group) => {
+                if group.is_committed() {
+                    let (parallel, dependent) = (group.ahead, !group.group.dependent.is_empty());
+                    self.tally.count(|counters| {
+                        counters.groups_parallel += u64::from(parallel);
+                        counters.groups_dependent += u64::from(dependent);
+                    });
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// A statement failed: decides about its group, and skips to the Sync.
+    fn failed(&mut self, error: wire::Error) -> Result<()> {
+        if error.is_connection_loss() || self.session.is_broken() {
+            // The replies stay expected: a COMMIT among them may have taken effect.
+            let context = Context { group: self.groups.first().map(|first| &first.group) };
+            return Err(context.explain(&error, self.groups.expected().copied()));
+        }
+        let expected = self.groups.take_expected();
+        if !self.groups.is_rolling_back() {
+            let Some(first) = self.groups.first() else {
+                return Err(Failure::subscriber(&error, "waiting for changes"));
+            };
+            let (seq, ahead) = (first.group.seq.0, first.ahead);
+            match self.groups.judge_error(kind(error.sqlstate())) {
+                Verdict::Stops => self.stop(error, expected)?,
+                verdict => {
+                    tracing::debug!(%error, group = seq, ahead, ?verdict, "a group failed");
+                    self.follow(verdict, || {
+                        Failure::subscriber(&error, "applying a large transaction as sets")
+                    })?;
+                }
+            }
+        }
+        self.groups.skip_to_sync();
+        Ok(())
+    }
+
+    /// The first group in flight stops the run. A conflict is named when its transaction is rolled back.
+    fn stop(&mut self, error: wire::Error, expected: Option<Expected>) -> Result<()> {
+        let context = Context { group: self.groups.first().map(|first| &first.group) };
+        match expected {
+            Some(Expected::Change { at, .. }) if context.kind(&error, at).is_some() => {
+                self.offense = Some((at, error));
+                self.start_recovery(Retry::Never)
+            }
+            _ => Err(context.explain(&error, expected)),
+        }
+    }
+}
+
+/// Why the run ends after a large transaction affected other rows than expected.
+const LARGE: &str = "a large transaction cannot be applied as sets; it is applied change by change";
+
+/// Whether an error with this SQLSTATE can pass.
+pub(super) fn kind(sqlstate: Option<&str>) -> ErrorKind {
+    match sqlstate {
+        Some(sqlstate) if passes_soon(sqlstate) => ErrorKind::Soon,
+        Some(sqlstate) if is_transient(sqlstate) => ErrorKind::Transient,
+        _ => ErrorKind::Lasting,
+    }
+}

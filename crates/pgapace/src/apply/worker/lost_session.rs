@@ -1,0 +1,85 @@
+//! A worker has lost its session: it opens another one and executes only its own groups again.
+//!
+//! Once the old backend is gone, the progress rows tell whether a COMMIT in doubt has taken effect. If the
+//! whole server went down, it may have lost commits that other workers rely on, because they are not
+//! flushed one by one. Then the control session is lost too, the run ends, and the next one reads all of
+//! its state again.
+
+use std::time::Duration;
+
+use pgoutput::Lsn;
+use wire::Session;
+
+use crate::apply::encoder::Encoder;
+use crate::apply::expected::Expected;
+use crate::apply::session::{Identity, Lost};
+use crate::apply::worker::apply_thread::ApplyThread;
+use crate::error::{Failure, Result};
+use crate::subscriber::state::progress;
+
+/// How often a session is opened before the run ends and another begins.
+const ATTEMPTS: u32 = 8;
+/// The pause after the second attempt; it grows by as much each time.
+const PAUSE: Duration = Duration::from_millis(50);
+
+impl ApplyThread {
+    /// Goes on with a new session, or returns `lost`: why the old one is gone.
+    pub(super) fn reconnect(&mut self, lost: Failure) -> Result<()> {
+        // If the first parts of a large transaction are gone, the publisher has to send it again.
+        let opened = if self.groups.is_repeatable() && lost.transient {
+            let backend = self.session.backend_pid();
+            tracing::info!(
+                event = "session_lost",
+                %lost,
+                backend,
+                "apply worker lost its session; opening another"
+            );
+            self.reopen()
+        } else {
+            None
+        };
+        let Some((session, identity, through)) = opened else {
+            self.tally.abandon();
+            return Err(lost);
+        };
+        // What was committed without a reply counts. Everything else is executed again.
+        for reply in self.groups.lost(through) {
+            if let Expected::Sync { commits: Some(commits) } = reply {
+                self.tally.transaction_committed(&commits);
+                self.in_doubt = true;
+            }
+        }
+        self.forget_replies();
+        self.offense = None;
+        self.handle.set(Some(&session));
+        self.session = session;
+        self.encoder = Encoder::new(identity);
+        Ok(())
+    }
+
+    /// Opens another session, and reads which of the commits in doubt is the last that has taken effect.
+    /// The new session may be lost as well.
+    fn reopen(&self) -> Option<(Session, Identity, Option<Lsn>)> {
+        let backend = self.session.backend_pid();
+        let old = Lost { backend, tagged: self.encoder.is_tagged() };
+        for attempt in 0..ATTEMPTS {
+            let opened = (self.connect)(Some(old)).and_then(|(mut session, identity)| {
+                let owned = identity.still_owns(&mut session)?;
+                let of = identity.progress_of;
+                let is_recorded = |end| progress::is_recorded(&mut session, of, end);
+                let through = self.groups.committed_through(is_recorded)?;
+                Ok(owned.then_some((session, identity, through)))
+            });
+            match opened {
+                Ok(opened) => return opened,
+                Err(error) if error.transient => tracing::debug!(%error, "cannot open it yet"),
+                Err(error) => {
+                    tracing::debug!(%error, "cannot open it");
+                    return None;
+                }
+            }
+            std::thread::sleep(PAUSE * attempt);
+        }
+        None
+    }
+}

@@ -1,0 +1,62 @@
+//! Rolls the first group in flight back, and what was sent behind it, to be executed again.
+
+use engine::group::GroupSeq;
+use engine::worker::Retry;
+
+use crate::apply::replies::RowCount;
+use crate::apply::session::roll_back;
+use crate::apply::worker::apply_thread::ApplyThread;
+use crate::error::{Failure, Result};
+use crate::stopping::interrupt::cancel;
+
+impl ApplyThread {
+    /// An earlier group waits for locks of this one, which waits for its turn.
+    pub(super) fn give_way(&mut self, group: GroupSeq) -> Result<()> {
+        if !self.groups.can_give_way(group) {
+            return Ok(());
+        }
+        tracing::debug!(group = group.0, "a group is rolled back for an earlier one");
+        let busy = self.groups.expects_replies();
+        self.start_recovery(Retry::GivenWay)?;
+        if busy {
+            cancel(&self.session.cancel_handle());
+        }
+        Ok(())
+    }
+
+    /// The first group in flight has failed.
+    pub(super) fn start_recovery(&mut self, retry: Retry) -> Result<()> {
+        let Some(needs_sync) = self.groups.start_recovery(retry) else { return Ok(()) };
+        self.forget_replies();
+        self.tally.count(|counters| match retry {
+            Retry::Later => counters.retries += 1,
+            Retry::GivenWay => counters.victims += 1,
+            Retry::ByRows => counters.fallbacks += 1,
+            Retry::Never => {}
+        });
+        if needs_sync {
+            self.session.queue_sync();
+        }
+        self.send()
+    }
+
+    /// The transaction that was being answered is rolled back.
+    pub(super) fn forget_replies(&mut self) {
+        self.tally.roll_back();
+        self.rows = RowCount::default();
+    }
+
+    /// All replies are there after a failure: rolls back, and queues the groups again.
+    pub(super) fn recover(&mut self) -> Result<()> {
+        roll_back(&mut self.session)
+            .map_err(|e| Failure::subscriber(&e, "rolling back a group"))?;
+        if let Some(first) = self.groups.first() {
+            self.encoder.forget_after(&mut self.session, first.position);
+        }
+        if let Some((at, error)) = self.offense.take() {
+            return Err(self.name_conflict(at, &error)?);
+        }
+        self.groups.rolled_back();
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! What the transactions of a worker's session did: counted when they commit. Missing rows are kept until
+//! their transaction has committed.
+
+use engine::net::ChangeAt;
+use engine::progress::Range;
+use pgoutput::Xid;
+
+use crate::apply::conflict_log::ConflictLog;
+use crate::apply::conflicts::Judged;
+use crate::apply::context::Context;
+use crate::apply::expected::Committing;
+use crate::error::Result;
+use crate::subscriber::conflict::Action;
+use crate::subscriber::state::conflicts::Conflict;
+use crate::subscriber::state::statistics::Counters;
+
+/// Missing rows of one transaction that are kept to be named in the log; the rest are counted.
+const KEPT_MISSING: usize = 100;
+
+/// What the replies have said so far.
+#[derive(Debug)]
+pub(super) struct Tally {
+    log: ConflictLog,
+    /// Counters of the transaction that is being answered, and of those committed and not reported.
+    current: Counters,
+    committed: Counters,
+    ranges: Vec<Range>,
+    /// Transactions of the publisher that are prepared on the subscriber.
+    prepared: Vec<Xid>,
+    /// The first missing rows of the transaction being answered, and how many more there are.
+    missing: Vec<Conflict>,
+    more_missing: u64,
+    /// Conflicts that were logged, and are still to be written to `pgapace.conflict`.
+    named: Vec<Conflict>,
+    /// Conflicts that rules have decided in the transaction that is executed change by change.
+    conflicts: Vec<Conflict>,
+}
+
+impl Tally {
+    pub(super) fn new(log: ConflictLog) -> Self {
+        Self {
+            log,
+            current: Counters::default(),
+            committed: Counters::default(),
+            ranges: Vec::new(),
+            prepared: Vec::new(),
+            missing: Vec::new(),
+            more_missing: 0,
+            named: Vec::new(),
+            conflicts: Vec::new(),
+        }
+    }
+
+    /// A transaction, or a part of it, was executed change by change.
+    pub(super) fn judged(&mut self, judged: Judged) {
+        let room = KEPT_MISSING.saturating_sub(self.conflicts.len());
+        self.more_missing += judged.more + judged.conflicts.len().saturating_sub(room) as u64;
+        self.current.add(&judged.counters);
+        self.conflicts.extend(judged.conflicts.into_iter().take(room));
+        if let Some(committed) = &judged.committed {
+            self.transaction_committed(committed);
+        }
+    }
+
+    /// A row was missing. It is named in the log when its transaction has committed.
+    pub(super) fn row_missing(&mut self, at: ChangeAt, context: &Context<'_>) -> Result<()> {
+        let kind = context.missing(at);
+        self.current.count_conflict(kind);
+        if self.missing.len() < KEPT_MISSING {
+            self.missing.push(context.conflict(at, kind, (Action::Skip, false), None)?);
+        } else {
+            self.more_missing += 1;
+        }
+        Ok(())
+    }
+
+    /// The Sync of a transaction is answered: it is committed.
+    pub(super) fn transaction_committed(&mut self, committing: &Committing) {
+        for missing in self.missing.drain(..) {
+            if self.log.log(&missing) {
+                self.named.push(missing);
+            }
+        }
+        for conflict in self.conflicts.drain(..) {
+            self.log.log(&conflict);
+        }
+        self.log.suppress(std::mem::take(&mut self.more_missing));
+        self.committed.add(&std::mem::take(&mut self.current));
+        self.committed.add_changes(&committing.changes);
+        if let Some(xid) = committing.prepared {
+            self.prepared.push(xid);
+            return;
+        }
+        let Committing { after, end, .. } = *committing;
+        match self.ranges.last_mut() {
+            Some(last) if last.through == after => last.through = end,
+            _ => self.ranges.push(Range { after, through: end }),
+        }
+    }
+
+    /// The transaction is rolled back and executed again: forgets what it did.
+    pub(super) fn roll_back(&mut self) {
+        self.current = Counters::default();
+        self.missing.clear();
+        self.more_missing = 0;
+        self.conflicts.clear();
+    }
+
+    /// Counts something else than changes, with the next commit.
+    pub(super) fn count(&mut self, count: impl FnOnce(&mut Counters)) {
+        count(&mut self.committed);
+    }
+
+    /// The session is lost, and the transaction that is being answered may have committed. Then it is not
+    /// applied again, so its missing rows are logged now.
+    pub(super) fn abandon(&mut self) {
+        if !self.missing.is_empty() {
+            tracing::warn!(
+                event = "conflicts_in_doubt",
+                rows = self.missing.len() as u64 + self.more_missing,
+                "session was lost during COMMIT: conflicts logged next are reported again if it did not commit"
+            );
+        }
+        for missing in self.missing.drain(..) {
+            self.log.log(&missing);
+        }
+        self.log.suppress(std::mem::take(&mut self.more_missing));
+    }
+
+    /// Whether a row of the transaction being answered was missing.
+    pub(super) fn is_missing(&self) -> bool {
+        !self.missing.is_empty()
+    }
+
+    /// What was committed since the last call, and its counters.
+    pub(super) fn take_committed(&mut self) -> (Vec<Range>, Counters) {
+        let ranges = std::mem::take(&mut self.ranges);
+        // Counters are reported only with a commit.
+        let counters = if ranges.is_empty() {
+            Counters::default()
+        } else {
+            std::mem::take(&mut self.committed)
+        };
+        (ranges, counters)
+    }
+
+    /// Missing rows that were logged since the last call.
+    pub(super) fn take_named(&mut self) -> Vec<Conflict> {
+        std::mem::take(&mut self.named)
+    }
+
+    /// Transactions that were prepared since the last call.
+    pub(super) fn take_prepared(&mut self) -> Vec<Xid> {
+        std::mem::take(&mut self.prepared)
+    }
+}
