@@ -7,6 +7,7 @@ use wire::{ConnInfo, quote_ident};
 
 use crate::error::Failure;
 use crate::pooler::{self, Side};
+use crate::sqlstate;
 
 /// Adds the hint to the failure of a connection attempt. `replication` means that a walsender
 /// session was requested.
@@ -25,44 +26,54 @@ pub(crate) fn explain(
     let (role, database) = (quote_ident(info.user()), quote_ident(info.dbname()));
     let replicates = matches!(side, Side::Publisher);
     let hint = match (failure.sqlstate.as_deref(), routine) {
-        (Some("28000"), Some("ClientAuthentication")) if replicates => format!(
-            "Allow role {role} in pg_hba.conf: logical replication matches the database's name, \
+        (Some(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION), Some("ClientAuthentication"))
+            if replicates =>
+        {
+            format!(
+                "Allow role {role} in pg_hba.conf: logical replication matches the database's name, \
              not the keyword replication. Then: SELECT pg_reload_conf();"
-        ),
-        (Some("28000"), Some("ClientAuthentication")) => format!(
-            "Allow role {role} and database {database} in pg_hba.conf. Then: SELECT \
+            )
+        }
+        (Some(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION), Some("ClientAuthentication")) => {
+            format!(
+                "Allow role {role} and database {database} in pg_hba.conf. Then: SELECT \
              pg_reload_conf();"
-        ),
-        (Some("28000"), Some("InitializeSessionUserId")) => {
+            )
+        }
+        (Some(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION), Some("InitializeSessionUserId")) => {
             let replication = if replicates { " REPLICATION" } else { "" };
             format!(
                 "CREATE ROLE {role} LOGIN{replication}; or, if it exists: ALTER ROLE {role} \
                  LOGIN{replication}; or use another role in the connection string."
             )
         }
-        (Some("28P01"), _) => format!(
+        (Some(sqlstate::INVALID_PASSWORD), _) => format!(
             "Check user {role} and its password: in the connection string, in PGPASSWORD, or in \
              the password file."
         ),
-        (Some("3D000"), _) => "Check dbname in the connection string: SELECT datname FROM \
+        (Some(sqlstate::INVALID_CATALOG_NAME), _) => {
+            "Check dbname in the connection string: SELECT datname FROM \
                                pg_database; lists the databases."
-            .to_owned(),
-        (Some("42501"), Some("CheckMyDatabase")) => {
+                .to_owned()
+        }
+        (Some(sqlstate::INSUFFICIENT_PRIVILEGE), Some("CheckMyDatabase")) => {
             format!("GRANT CONNECT ON DATABASE {database} TO {role};")
         }
-        (Some("42501"), _) if replication => format!("ALTER ROLE {role} REPLICATION;"),
-        (Some("53300"), Some("CheckMyDatabase")) => {
+        (Some(sqlstate::INSUFFICIENT_PRIVILEGE), _) if replication => {
+            format!("ALTER ROLE {role} REPLICATION;")
+        }
+        (Some(sqlstate::TOO_MANY_CONNECTIONS), Some("CheckMyDatabase")) => {
             format!("ALTER DATABASE {database} CONNECTION LIMIT -1;")
         }
-        (Some("53300"), Some("InitializeSessionUserId")) => {
+        (Some(sqlstate::TOO_MANY_CONNECTIONS), Some("InitializeSessionUserId")) => {
             format!("ALTER ROLE {role} CONNECTION LIMIT -1;")
         }
-        (Some("53300"), _) if replicates => {
+        (Some(sqlstate::TOO_MANY_CONNECTIONS), _) if replicates => {
             "On the publisher: ALTER SYSTEM SET max_wal_senders = … (or max_connections = …); \
              then restart it."
                 .to_owned()
         }
-        (Some("53300"), _) => {
+        (Some(sqlstate::TOO_MANY_CONNECTIONS), _) => {
             "On the subscriber: ALTER SYSTEM SET max_connections = …; then restart it.".to_owned()
         }
         _ => return failure,

@@ -4,6 +4,7 @@ use std::fmt;
 
 use pgoutput::{Lsn, Xid};
 
+use crate::sqlstate;
 use crate::subscriber::state::conflicts::Conflict;
 
 /// Classes of failures; each has one documented exit code.
@@ -154,7 +155,7 @@ impl Failure {
             other => Self::new(class, format!("{party}: {other} while {doing}")),
         };
         failure.sqlstate = error.sqlstate().map(str::to_owned);
-        if failure.sqlstate.as_deref() == Some(LOCK_NOT_AVAILABLE) {
+        if failure.sqlstate.as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) {
             failure.hint.get_or_insert_with(|| {
                 "Another session holds a conflicting lock: see pg_locks and pg_blocking_pids(). Try \
                  again when it is gone."
@@ -204,28 +205,25 @@ impl Failure {
     }
 }
 
-/// A lock that was not to be had at once, or in time.
-pub(crate) const LOCK_NOT_AVAILABLE: &str = "55P03";
-/// A cancel request, or statement_timeout.
-pub(crate) const QUERY_CANCELED: &str = "57014";
-
-/// SQLSTATEs that say "not now" rather than "never" (design 5: retried, never skipped).
-pub(crate) fn is_transient(sqlstate: &str) -> bool {
-    matches!(sqlstate.get(..2), Some("08" | "40" | "53" | "57" | "58"))
-        || sqlstate == LOCK_NOT_AVAILABLE
+/// Whether pgapace retries after this SQLSTATE: the cause may go away by itself.
+pub(crate) fn is_transient(code: &str) -> bool {
+    matches!(code.get(..2), Some("08" | "40" | "53" | "57" | "58"))
+        || code == sqlstate::LOCK_NOT_AVAILABLE
 }
 
-/// SQLSTATEs after which the next attempt may succeed: a serialization failure, a deadlock, a lock that
-/// was not available, a canceled statement.
-pub(crate) fn passes_soon(sqlstate: &str) -> bool {
-    sqlstate.starts_with("40") || matches!(sqlstate, LOCK_NOT_AVAILABLE | QUERY_CANCELED)
+/// Whether the next attempt may succeed after this SQLSTATE: a serialization failure, a deadlock, a
+/// lock that was not available, a canceled statement.
+pub(crate) fn passes_soon(code: &str) -> bool {
+    code.starts_with("40")
+        || matches!(code, sqlstate::LOCK_NOT_AVAILABLE | sqlstate::QUERY_CANCELED)
 }
 
-/// SQLSTATEs after which reading the subscriber's catalogue again may help: its schema changed while
-/// we held prepared statements for the old one. A value may have been read as the type that
-/// its column had before (class 22).
-pub(crate) fn is_stale_catalogue(sqlstate: &str) -> bool {
-    matches!(sqlstate.get(..2), Some("22" | "42")) || matches!(sqlstate, "0A000" | "26000")
+/// Whether reading the subscriber's catalogue again may help after this SQLSTATE: its schema may have
+/// changed since the statements were prepared. A value may have been read as the type that its
+/// column had before (class 22).
+pub(crate) fn is_stale_catalogue(code: &str) -> bool {
+    matches!(code.get(..2), Some("22" | "42"))
+        || matches!(code, sqlstate::FEATURE_NOT_SUPPORTED | sqlstate::INVALID_SQL_STATEMENT_NAME)
 }
 
 impl fmt::Display for Failure {

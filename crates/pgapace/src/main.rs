@@ -17,6 +17,7 @@ mod product;
 mod publisher;
 mod sequences;
 mod spool;
+mod sqlstate;
 mod stopping;
 mod subscriber;
 mod subscription;

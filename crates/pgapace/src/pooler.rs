@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use wire::{Row, Session};
 
 use crate::error::{Class, Failure, Result};
+use crate::sqlstate;
 use crate::subscriber::catalogue::field;
 
 /// How much older than the connection a backend may seem, because clocks run at different speeds.
@@ -106,7 +107,9 @@ pub(crate) fn refused(side: Side, reason: impl Into<String>) -> Failure {
 
 /// If a pooler refused a setting at the start of a session, returns the error for poolers.
 pub(crate) fn explain(side: Side, failure: Failure) -> Failure {
-    if failure.sqlstate.as_deref() == Some("08P01") && failure.message.contains(REFUSED_SETTING) {
+    if failure.sqlstate.as_deref() == Some(sqlstate::PROTOCOL_VIOLATION)
+        && failure.message.contains(REFUSED_SETTING)
+    {
         let Failure { message, sqlstate, .. } = failure;
         return Failure { sqlstate, ..refused(side, message) };
     }

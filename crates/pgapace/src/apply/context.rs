@@ -11,6 +11,7 @@ use crate::apply::expected::Expected;
 use crate::apply::offender::{self, unknown_offender};
 use crate::apply::work::{Group, Work};
 use crate::error::{Class, Failure, Offender, Result};
+use crate::sqlstate;
 use crate::subscriber::conflict::{Action, ConflictType};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::state::conflicts::Conflict;
@@ -161,16 +162,18 @@ impl<'a> Context<'a> {
         failure.offender = offender.map(Box::new);
         match failure.sqlstate.as_deref() {
             // The progress statement fails if the epoch or the predecessor is not there.
-            Some("23502" | "23505") if progress => Failure {
-                class: Class::Busy,
-                hint: Some(
-                    "Another process has taken this subscription over. Run it only once."
-                        .to_owned(),
-                ),
-                ..failure
-            },
+            Some(sqlstate::NOT_NULL_VIOLATION | sqlstate::UNIQUE_VIOLATION) if progress => {
+                Failure {
+                    class: Class::Busy,
+                    hint: Some(
+                        "Another process has taken this subscription over. Run it only once."
+                            .to_owned(),
+                    ),
+                    ..failure
+                }
+            }
             // The supervisor looks at the servers and says which privilege is missing.
-            Some("42501") => Failure { class: Class::Apply, ..failure },
+            Some(sqlstate::INSUFFICIENT_PRIVILEGE) => Failure { class: Class::Apply, ..failure },
             _ if failure.transient => failure,
             _ => {
                 let said = error.server_error();
@@ -237,23 +240,38 @@ fn what_helps(said: &ServerError, table: Option<&str>, commit_lsn: Lsn) -> Optio
     let quoted = |name: &Option<String>| name.as_deref().map(quote_ident);
     let column = quoted(&said.column);
     let remedy = match (said.code.as_str(), quoted(&said.constraint)) {
-        ("23502", _) => {
+        (sqlstate::NOT_NULL_VIOLATION, _) => {
             let column = column.as_deref().unwrap_or("…");
             format!(
                 "The column is NOT NULL on the subscriber: ALTER TABLE {table} ALTER COLUMN {column} \
                  DROP NOT NULL; or, if the publisher has no such column, give it a default"
             )
         }
-        ("23514", Some(constraint)) => format!(
+        (sqlstate::CHECK_VIOLATION, Some(constraint)) => format!(
             "The publisher does not have this constraint, or has another one: ALTER TABLE {table} DROP \
              CONSTRAINT {constraint};"
         ),
-        ("23514", None) => format!(
+        (sqlstate::CHECK_VIOLATION, None) => format!(
             "If no partition accepts the row: CREATE TABLE … PARTITION OF {table} FOR VALUES …; or \
              DEFAULT"
         ),
-        ("23503" | "23505" | "23P01", _) => return Some(what_to_do(None, commit_lsn)),
-        ("22001" | "22003" | "22007" | "22008" | "22P02" | "22P03" | "22P05" | "42804", _) => {
+        (
+            sqlstate::FOREIGN_KEY_VIOLATION
+            | sqlstate::UNIQUE_VIOLATION
+            | sqlstate::EXCLUSION_VIOLATION,
+            _,
+        ) => return Some(what_to_do(None, commit_lsn)),
+        (
+            sqlstate::STRING_DATA_RIGHT_TRUNCATION
+            | sqlstate::NUMERIC_VALUE_OUT_OF_RANGE
+            | sqlstate::INVALID_DATETIME_FORMAT
+            | sqlstate::DATETIME_FIELD_OVERFLOW
+            | sqlstate::INVALID_TEXT_REPRESENTATION
+            | sqlstate::INVALID_BINARY_REPRESENTATION
+            | sqlstate::UNTRANSLATABLE_CHARACTER
+            | sqlstate::DATATYPE_MISMATCH,
+            _,
+        ) => {
             format!(
                 "The value does not fit the type of its column on the subscriber. Change that to the \
                  publisher's type: ALTER TABLE {table} ALTER COLUMN {} TYPE …;",

@@ -5,7 +5,8 @@ use std::time::Duration;
 use engine::dispatch::Pacing;
 use wire::{Session, TransactionStatus};
 
-use crate::error::{QUERY_CANCELED, Result};
+use crate::error::Result;
+use crate::sqlstate;
 use crate::subscriber::state::{SubscriptionId, ownership};
 
 /// What the commits of a session belong to.
@@ -59,7 +60,7 @@ pub(crate) fn roll_back(session: &mut Session) -> wire::Result<()> {
         match session.simple("ROLLBACK") {
             Ok(_) => {}
             // A cancel request for an earlier statement came late.
-            Err(error) if error.sqlstate() == Some(QUERY_CANCELED) => {}
+            Err(error) if error.sqlstate() == Some(sqlstate::QUERY_CANCELED) => {}
             Err(error) => return Err(error),
         }
     }

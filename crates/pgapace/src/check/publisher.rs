@@ -11,6 +11,7 @@ use crate::publisher::history;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::{OLDEST_MAJOR, Publisher};
 use crate::publisher::slot;
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::Phase;
 
@@ -273,7 +274,7 @@ fn walsender(
 ) -> Result<()> {
     let mut walsender = match publisher.connect() {
         Ok(walsender) => walsender,
-        Err(failure) if failure.sqlstate.as_deref() == Some("42501") => {
+        Err(failure) if failure.sqlstate.as_deref() == Some(sqlstate::INSUFFICIENT_PRIVILEGE) => {
             reporter
                 .block("replication", format!("role {role} may not replicate"))
                 .sql(format!("ALTER ROLE {role} REPLICATION;"));

@@ -9,6 +9,7 @@ use wire::Session;
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{CURRENT_LSN, SystemIdentity, identify};
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::Subscription;
 use crate::subscriber::state::progress::Followed;
@@ -69,9 +70,6 @@ fn check_identity(
     )
 }
 
-/// SQLSTATE invalid_parameter_value: the server has not assigned this xid yet.
-const IN_THE_FUTURE: &str = "22023";
-
 /// Checks the position of a publisher with the same timeline. `needed` is the highest LSN that the
 /// subscriber has followed.
 fn check_standpoint(session: &mut Session, needed: Lsn, memory: Option<Memory>) -> Result<()> {
@@ -87,7 +85,8 @@ fn check_standpoint(session: &mut Session, needed: Lsn, memory: Option<Memory>) 
             };
             Standpoint { in_recovery: boolean(&row, 0)?, end: field(&row, 1)?, fate }
         }
-        Err(error) if error.sqlstate() == Some(IN_THE_FUTURE) => {
+        // The server has not assigned this xid yet.
+        Err(error) if error.sqlstate() == Some(sqlstate::INVALID_PARAMETER_VALUE) => {
             // The query checks the xid only if the server's WAL reaches `needed`.
             Standpoint { in_recovery: false, end: needed, fate: Fate::Unassigned }
         }

@@ -18,6 +18,7 @@ use wire::{EndReason, Haste, Received, ReplicationStream, Waker};
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::feedback::Feedback;
+use crate::sqlstate;
 
 /// Longest time between two status messages while nothing is read. The receiver then does not see
 /// the publisher's requests for a reply, and the publisher ends a silent connection after
@@ -378,7 +379,7 @@ pub(crate) fn explain(mut failure: Failure) -> Failure {
         || text.contains("invalidat")
         || text.contains("requested wal segment");
     match failure.sqlstate.as_deref() {
-        Some("55006") => {
+        Some(sqlstate::OBJECT_IN_USE) => {
             failure.class = Class::Busy;
             failure.transient = true;
         }
@@ -388,7 +389,7 @@ pub(crate) fn explain(mut failure: Failure) -> Failure {
         }
         // Before 18, decoding a change fails if the publication does not exist as of that change:
         // it is missing now, or it was missing then.
-        Some("42704") => {
+        Some(sqlstate::UNDEFINED_OBJECT) => {
             failure.transient = true;
             failure = failure.hint(
                 "If the publication was dropped, create it again. If it exists, it was created \

@@ -20,6 +20,7 @@ use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::backend_pid;
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::SubscriptionId;
 
@@ -42,11 +43,6 @@ pub(crate) enum Kind {
         failover: bool,
     },
 }
-
-/// SQLSTATE duplicate_object: a slot with this name exists.
-pub(crate) const DUPLICATE: &str = "42710";
-/// SQLSTATE configuration_limit_exceeded: all slots are in use.
-const NO_SLOT_LEFT: &str = "53400";
 
 /// Creates a logical slot. The session is then in a transaction that reads under the slot's
 /// snapshot. Other sessions can import the snapshot until that transaction ends.
@@ -92,7 +88,7 @@ fn explain_refusal(session: &mut Session, failure: Failure) -> Failure {
     const RAISE: &str =
         "On the publisher: ALTER SYSTEM SET max_replication_slots = …; then restart it.";
     match failure.sqlstate.as_deref() {
-        Some("55000") => {
+        Some(sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE) => {
             let settings = session.simple(
                 "SELECT pg_catalog.current_setting('wal_level') <> 'logical', \
                  pg_catalog.current_setting('max_replication_slots') = '0'",
@@ -109,8 +105,10 @@ fn explain_refusal(session: &mut Session, failure: Failure) -> Failure {
                 failure
             }
         }
-        Some(NO_SLOT_LEFT) => failure.hint(RAISE),
-        Some(DUPLICATE) => failure.hint("Choose another name with --slot, or drop that slot."),
+        Some(sqlstate::CONFIGURATION_LIMIT_EXCEEDED) => failure.hint(RAISE),
+        Some(sqlstate::DUPLICATE_OBJECT) => {
+            failure.hint("Choose another name with --slot, or drop that slot.")
+        }
         _ => failure,
     }
 }
@@ -148,7 +146,9 @@ pub(crate) fn copy(
     );
     match session.simple(&sql) {
         Ok(_) => {}
-        Err(error) if error.sqlstate() == Some(DUPLICATE) => return Err(not_ours(name)),
+        Err(error) if error.sqlstate() == Some(sqlstate::DUPLICATE_OBJECT) => {
+            return Err(not_ours(name));
+        }
         Err(error) if session.is_broken() => return Err(Failure::publisher(&error, &doing)),
         Err(error) => {
             tracing::debug!(%error, "cannot copy a slot");
@@ -366,7 +366,7 @@ pub(crate) fn end_user(
             // last messages. Only another signal ends that wait (`ProcessClientWriteInterrupt` in
             // `postgres.c`).
             Ok(_) => std::thread::sleep(Duration::from_millis(100)),
-            Err(error) if error.sqlstate() == Some("42501") => {
+            Err(error) if error.sqlstate() == Some(sqlstate::INSUFFICIENT_PRIVILEGE) => {
                 tracing::info!(
                     event = "walsender_not_terminated",
                     %error,
@@ -398,7 +398,7 @@ pub(crate) fn end_two_phase(session: &mut Session, name: &str) -> Result<()> {
 pub(crate) fn drop(session: &mut Session, name: &str) -> Result<bool> {
     match session.simple(&format!("DROP_REPLICATION_SLOT {} WAIT", quote_ident(name))) {
         Ok(_) => Ok(true),
-        Err(error) if error.sqlstate() == Some("42704") => Ok(false),
+        Err(error) if error.sqlstate() == Some(sqlstate::UNDEFINED_OBJECT) => Ok(false),
         Err(error) => Err(Failure::publisher(&error, &format!("dropping slot \"{name}\""))),
     }
 }

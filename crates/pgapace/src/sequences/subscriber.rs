@@ -4,11 +4,12 @@ use engine::sequence::{Decision, Position, Rules, Sequence, decide};
 use rustc_hash::FxHashMap;
 use wire::{Session, quote_ident};
 
-use crate::error::{Failure, LOCK_NOT_AVAILABLE, Result};
+use crate::error::{Failure, Result};
 use crate::sequences::publisher::{
     AT_ONCE, PublisherSequence, definition, position, positions_sql,
 };
 use crate::sequences::report::{self, Report, SequenceState};
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, describe_kind, field};
 use crate::subscriber::state::name_array;
 
@@ -274,7 +275,7 @@ fn set_positions(
         .collect();
     let rows = match control.query(&calls.join(" UNION ALL "), &[]) {
         Ok(rows) => rows,
-        Err(error) if error.sqlstate() == Some(LOCK_NOT_AVAILABLE) => {
+        Err(error) if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE) => {
             // Halved repeatedly, to find out which sequence is locked.
             if some.len() > 1 {
                 let half = some.split_off(some.len() / 2);

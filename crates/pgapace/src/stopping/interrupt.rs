@@ -6,6 +6,7 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use wire::CancelHandle;
 
 use crate::error::{Class, Failure, Result};
+use crate::sqlstate;
 use crate::stopping::shutdown::Shutdown;
 
 const POLL: Duration = Duration::from_millis(100);
@@ -69,5 +70,5 @@ pub(crate) fn cancel(session: &CancelHandle) {
 }
 
 fn is_cancelled(failure: &Failure) -> bool {
-    failure.transient || failure.sqlstate.as_deref() == Some("57014")
+    failure.transient || failure.sqlstate.as_deref() == Some(sqlstate::QUERY_CANCELED)
 }

@@ -14,6 +14,7 @@ use wire::{Row, Rows, Session, quote_ident};
 
 use crate::error::{Failure, Result};
 use crate::subscriber::elsewhere::{self, elsewhere};
+use crate::subscriber::oid;
 
 /// How a search compares two values of a column.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,17 +120,37 @@ impl Column {
     /// Whether equal values are always identical: no `1.0` and `1.00`, no `0` and `-0`, no
     /// difference in case. True only for built-in types for which that is certain.
     pub(crate) fn equal_is_identical(&self) -> bool {
-        const BPCHAR: u32 = 1042;
         match self.base_type {
-            // bool, bytea, "char", name, int8, int2, int4, text, oid, tid, xid, cid, cidr, money,
-            // macaddr8, macaddr, inet, varchar, date, time, timestamp, timestamptz, timetz, bit, varbit,
-            // uuid, pg_lsn, xid8
-            16 | 17 | 18 | 19 | 20 | 21 | 23 | 25 | 26 | 27 | 28 | 29 | 650 | 774 | 790 | 829
-            | 869 | 1043 | 1082 | 1083 | 1114 | 1184 | 1266 | 1560 | 1562 | 2950 | 3220 | 5069 => {
-                self.deterministic
-            }
+            oid::BOOL
+            | oid::BYTEA
+            | oid::CHAR
+            | oid::NAME
+            | oid::INT8
+            | oid::INT2
+            | oid::INT4
+            | oid::TEXT
+            | oid::OID
+            | oid::TID
+            | oid::XID
+            | oid::CID
+            | oid::CIDR
+            | oid::MONEY
+            | oid::MACADDR8
+            | oid::MACADDR
+            | oid::INET
+            | oid::VARCHAR
+            | oid::DATE
+            | oid::TIME
+            | oid::TIMESTAMP
+            | oid::TIMESTAMPTZ
+            | oid::TIMETZ
+            | oid::BIT
+            | oid::VARBIT
+            | oid::UUID
+            | oid::PG_LSN
+            | oid::XID8 => self.deterministic,
             // With a length, all values have the same number of trailing blanks.
-            BPCHAR => self.deterministic && self.type_modifier != -1,
+            oid::BPCHAR => self.deterministic && self.type_modifier != -1,
             _ => self.type_kind == 'e',
         }
     }

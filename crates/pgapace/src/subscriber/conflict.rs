@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use crate::sqlstate;
 use serde::Deserialize;
 
 /// Conflict types, with the names of native logical replication ("Conflicts" in the chapter
@@ -38,10 +39,10 @@ impl ConflictType {
     /// The conflict type of an error of an INSERT, UPDATE or DELETE, if it is a conflict.
     pub(crate) fn of(sqlstate: &str, operation: &str) -> Option<Self> {
         match (sqlstate, operation) {
-            ("23505", "INSERT") => Some(Self::InsertExists),
-            ("23505", "UPDATE") => Some(Self::UpdateExists),
-            ("23P01", _) => Some(Self::ExclusionViolation),
-            ("23503", _) => Some(Self::ForeignKeyViolation),
+            (sqlstate::UNIQUE_VIOLATION, "INSERT") => Some(Self::InsertExists),
+            (sqlstate::UNIQUE_VIOLATION, "UPDATE") => Some(Self::UpdateExists),
+            (sqlstate::EXCLUSION_VIOLATION, _) => Some(Self::ExclusionViolation),
+            (sqlstate::FOREIGN_KEY_VIOLATION, _) => Some(Self::ForeignKeyViolation),
             _ => None,
         }
     }

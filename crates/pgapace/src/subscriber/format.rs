@@ -100,11 +100,7 @@ pub(crate) const MISREAD_HINT: &str = "Change the value, or remove its column fr
 
 impl Misread {
     fn of(sent: ValueType, local: ValueType, servers: Servers, binary: bool) -> Option<Self> {
-        const CHAR: u32 = 18;
-        const NAME: u32 = 19;
-        const CHAR_ARRAY: u32 = 1002;
-        const INTERVAL: u32 = 1186;
-        const INTERVAL_ARRAY: u32 = 1187;
+        use crate::subscriber::oid::{CHAR, CHAR_ARRAY, INTERVAL, INTERVAL_ARRAY, NAME};
         let Servers { publisher, subscriber, reencoded } = servers;
         let chars = !binary && if publisher >= 15 { subscriber < 15 } else { reencoded.0 };
         let intervals =

@@ -9,6 +9,7 @@ pub(crate) mod format;
 pub(crate) mod locks;
 pub(crate) mod mapping;
 pub(crate) mod mode;
+pub(crate) mod oid;
 pub(crate) mod origin;
 pub(crate) mod session;
 pub(crate) mod state;

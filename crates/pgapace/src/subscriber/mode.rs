@@ -12,6 +12,11 @@ use pgoutput::ReplicaIdentity;
 use crate::subscriber::catalogue::{Column, Identity, Table};
 use crate::subscriber::format::{PublisherTypes, ValueType};
 use crate::subscriber::mapping::{Search, SearchColumn};
+use crate::subscriber::oid::{
+    BIT, BOOL, BPCHAR, BYTEA, CHAR, CID, CIDR, DATE, FLOAT4, FLOAT8, INET, INT2, INT4, INT8,
+    MACADDR, MACADDR8, NAME, NUMERIC, OID, PG_LSN, TEXT, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ,
+    UUID, VARBIT, VARCHAR, XID, XID8,
+};
 
 /// How the changes of a table are applied. Each reason is a sentence for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -197,23 +202,6 @@ fn stored_as_sent(
     })
 }
 
-// Oids of built-in types (`pg_type.dat`).
-const INT8: u32 = 20;
-const INT2: u32 = 21;
-const INT4: u32 = 23;
-const TEXT: u32 = 25;
-const FLOAT4: u32 = 700;
-const FLOAT8: u32 = 701;
-const BPCHAR: u32 = 1042;
-const VARCHAR: u32 = 1043;
-const TIME: u32 = 1083;
-const TIMESTAMP: u32 = 1114;
-const TIMESTAMPTZ: u32 = 1184;
-const TIMETZ: u32 = 1266;
-const BIT: u32 = 1560;
-const VARBIT: u32 = 1562;
-const NUMERIC: u32 = 1700;
-
 /// The maximum `typmod` of time and timestamp types: six digits, which rounds nothing.
 const MICROSECONDS: i32 = 6;
 
@@ -281,10 +269,8 @@ fn key_form(sent: ValueType, local: &Column) -> Result<KeyForm, String> {
         FLOAT4 => KeyForm::Float4,
         FLOAT8 => KeyForm::Float8,
         BPCHAR => KeyForm::Blanks,
-        // bool, bytea, "char", name, oid, xid, cid, cidr, inet, macaddr8, macaddr, date, time,
-        // timestamp, timestamptz, uuid, pg_lsn, xid8
-        16 | 17 | 18 | 19 | 26 | 28 | 29 | 650 | 869 | 774 | 829 | 1082 | TIME | TIMESTAMP
-        | TIMESTAMPTZ | 2950 | 3220 | 5069 => KeyForm::Bytes,
+        BOOL | BYTEA | CHAR | NAME | OID | XID | CID | CIDR | INET | MACADDR8 | MACADDR | DATE
+        | TIME | TIMESTAMP | TIMESTAMPTZ | UUID | PG_LSN | XID8 => KeyForm::Bytes,
         _ => {
             return Err(format!(
                 "is of type {}, whose equality pgapace cannot reproduce",
@@ -321,7 +307,7 @@ mod tests {
     use super::*;
     use crate::subscriber::catalogue::{Coercion, Equality};
 
-    const INTERVAL: u32 = 1186;
+    use crate::subscriber::oid::INTERVAL;
 
     fn sent(oid: u32, modifier: i32) -> ValueType {
         ValueType { oid, kind: 'b', modifier }

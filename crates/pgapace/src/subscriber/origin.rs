@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use wire::{ServerError, Session};
 
 use crate::error::{Failure, Result};
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::SubscriptionId;
 
@@ -100,7 +101,7 @@ fn run(
             // A session that ends releases its locks, for which the fence waits, shortly before its
             // origin (55006: object_in_use).
             Err(wire::Error::Server(error))
-                if error.code == "55006" && Instant::now() < deadline =>
+                if error.code == sqlstate::OBJECT_IN_USE && Instant::now() < deadline =>
             {
                 std::thread::sleep(Duration::from_millis(20));
             }

@@ -6,6 +6,7 @@ use crate::connecting;
 use crate::error::{Class, Failure, Result};
 use crate::pooler::{self, BACKEND_SQL, ConnectionStart};
 use crate::product;
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 
 /// Oldest supported version of the subscriber.
@@ -188,7 +189,9 @@ impl Subscriber {
         let properties = match prepare(&mut session, start, &settings) {
             // All settings go in one message, which is one round trip. On a platform that does not
             // support [`WATCH`], they are sent again without it.
-            Err(Refusal::Statement(error)) if error.sqlstate() == Some("22023") => {
+            Err(Refusal::Statement(error))
+                if error.sqlstate() == Some(sqlstate::INVALID_PARAMETER_VALUE) =>
+            {
                 prepare(&mut session, start, &settings[..settings.len() - 1])
             }
             properties => properties,
@@ -197,7 +200,7 @@ impl Subscriber {
             Refusal::Session(failure) => failure,
             Refusal::Statement(error) => {
                 let failure = Failure::subscriber(&error, "preparing the session");
-                if failure.sqlstate.as_deref() != Some("42501") {
+                if failure.sqlstate.as_deref() != Some(sqlstate::INSUFFICIENT_PRIVILEGE) {
                     return failure;
                 }
                 failure.hint(format!(

@@ -4,9 +4,10 @@ use crate::check;
 use crate::check::report::{Fix, Severity, Side};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure};
+use crate::sqlstate;
 
 /// SQLSTATE of a missing privilege.
-const INSUFFICIENT_PRIVILEGE: &str = "42501";
+const INSUFFICIENT_PRIVILEGE: &str = sqlstate::INSUFFICIENT_PRIVILEGE;
 /// Most statements of a hint.
 const SHOWN: usize = 10;
 

@@ -13,9 +13,10 @@ use wire::Session;
 
 use crate::apply::tables::Tables;
 use crate::config::{CopyOptions, IfNotEmpty};
-use crate::error::{Failure, LOCK_NOT_AVAILABLE, Result};
+use crate::error::{Failure, Result};
 use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::publisher::session::{Publisher, current_lsn};
+use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
@@ -552,7 +553,7 @@ impl Inspection {
 
 /// Whether the lock of a table was not granted within the session's lock_timeout.
 fn is_locked(failure: &Failure) -> bool {
-    failure.sqlstate.as_deref() == Some(LOCK_NOT_AVAILABLE)
+    failure.sqlstate.as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE)
 }
 
 /// The owned parts of a [`SyncContext`], because the thread may outlive the run.

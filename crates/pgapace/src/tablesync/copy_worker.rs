@@ -5,6 +5,7 @@ use rustc_hash::FxHashSet;
 use wire::{Reply, Session, quote_ident};
 
 use crate::error::{Class, Failure, Result};
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::format::{MISREAD_HINT, MisreadColumn, Search, has_infinite_interval};
 use crate::subscriber::session::Purpose;
@@ -489,14 +490,16 @@ fn publisher_failure(error: &wire::Error, doing: &str) -> JobFailure {
     match failure.sqlstate.as_deref() {
         _ if failure.transient => JobFailure::Run(failure),
         // A table, column or schema no longer exists.
-        Some("42P01" | "42703" | "3F000") => JobFailure::Changed(failure),
+        Some(
+            sqlstate::UNDEFINED_TABLE | sqlstate::UNDEFINED_COLUMN | sqlstate::INVALID_SCHEMA_NAME,
+        ) => JobFailure::Changed(failure),
         _ => JobFailure::Table(failure),
     }
 }
 
 pub(super) fn subscriber_failure(error: &wire::Error, doing: &str) -> JobFailure {
     let mut failure = Failure::subscriber(error, doing);
-    if failure.sqlstate.as_deref() == Some("53100") {
+    if failure.sqlstate.as_deref() == Some(sqlstate::DISK_FULL) {
         // Other tables may be in another tablespace, or may need less space.
         return JobFailure::Table(
             failure.hint("Make room on the subscriber's disk. The table is copied again."),

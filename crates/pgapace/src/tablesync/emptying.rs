@@ -12,6 +12,7 @@ use wire::{Session, quote_literal};
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::state::RelationState;
 use crate::tablesync::subscriber_tables::{self, SubscriberTable};
@@ -206,7 +207,7 @@ pub(crate) fn empty(
     match control.simple(&format!("TRUNCATE TABLE {}; {reset}{end}", subscribers.join(", "))) {
         Ok(_) => Ok(()),
         // A table that is not part of the copy references one of these.
-        Err(error) if error.sqlstate() == Some("0A000") => {
+        Err(error) if error.sqlstate() == Some(sqlstate::FEATURE_NOT_SUPPORTED) => {
             let deletes: Vec<_> =
                 subscribers.iter().map(|name| format!("DELETE FROM {name}; ")).collect();
             let sql = format!("{undo}{}{reset}{end}", deletes.concat());

@@ -27,7 +27,8 @@
 
 use wire::{Session, quote_ident};
 
-use crate::error::{Failure, LOCK_NOT_AVAILABLE, Result};
+use crate::error::{Failure, Result};
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::{SubscriptionId, name_array};
 use crate::tablesync::copy_worker::{JobFailure, subscriber_failure};
@@ -205,7 +206,7 @@ pub(super) fn begin_without<'a>(
     );
     let looked = match session.simple(&sql) {
         Ok(results) => results,
-        Err(error) if error.sqlstate() == Some(LOCK_NOT_AVAILABLE) => {
+        Err(error) if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE) => {
             tracing::info!(
                 event = "indexes_in_place",
                 table = table.display_name(),

@@ -16,6 +16,7 @@ use std::time::Duration;
 use wire::{ConnInfo, Session};
 
 use crate::error::{Class, Failure, Result};
+use crate::sqlstate;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::{self, SchemaCopy, SubscriptionId};
 
@@ -43,7 +44,8 @@ const KEYS: &[&str] = &[
     "target_session_attrs",
 ];
 /// SQLSTATEs for existing objects: duplicate_table, duplicate_object, and a second primary key.
-const EXISTS_ALREADY: [&str; 3] = ["42P07", "42710", "42P16"];
+const EXISTS_ALREADY: [&str; 3] =
+    [sqlstate::DUPLICATE_TABLE, sqlstate::DUPLICATE_OBJECT, sqlstate::INVALID_TABLE_DEFINITION];
 
 /// The two servers of a schema copy.
 #[derive(Debug, Clone, Copy)]

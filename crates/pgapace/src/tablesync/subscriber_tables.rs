@@ -5,6 +5,7 @@ use wire::{Session, quote_ident};
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, not_a_table};
 use crate::subscriber::elsewhere::{self, elsewhere};
 use crate::subscriber::format::{MisreadColumn, Servers, agree, misread_columns};
@@ -101,7 +102,7 @@ impl SubscriberTable {
                 format!("subscriber: permission denied for table {table}"),
             )
             .hint(format!("GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {sql} TO …;"));
-            failure.sqlstate = Some("42501".to_owned());
+            failure.sqlstate = Some(sqlstate::INSUFFICIENT_PRIVILEGE.to_owned());
             return Err(failure);
         }
         let names = published.columns.iter().map(|column| column.name.as_str());

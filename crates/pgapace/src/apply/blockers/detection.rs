@@ -3,6 +3,7 @@
 use wire::Session;
 
 use crate::error::{Failure, Result};
+use crate::sqlstate;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::ownership::SESSION_LOCK;
@@ -68,7 +69,7 @@ pub(super) fn look(session: &mut Session, id: SubscriptionId, pid: i32) -> Resul
             })
             .collect(),
         // The server is too busy to answer in time (see `Purpose::Monitor`); the next request may succeed.
-        Err(error) if error.sqlstate() == Some("57014") => {
+        Err(error) if error.sqlstate() == Some(sqlstate::QUERY_CANCELED) => {
             tracing::debug!(%error, "could not read which sessions block");
             Ok(Vec::new())
         }

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use wire::Session;
 
-use crate::error::{Class, Failure, LOCK_NOT_AVAILABLE, Result};
+use crate::error::{Class, Failure, Result};
 use crate::pooler;
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::{COLUMNS, Subscription, SubscriptionId, subscription};
 
@@ -144,8 +145,9 @@ pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<Option<
         match locked {
             Ok(_) => return Ok(Some(row)),
             Err(error)
-                if error.sqlstate() == Some(LOCK_NOT_AVAILABLE) && Instant::now() < deadline => {}
-            Err(error) if error.sqlstate() == Some(LOCK_NOT_AVAILABLE) => {
+                if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE)
+                    && Instant::now() < deadline => {}
+            Err(error) if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE) => {
                 let holders = describe_holders(session, SESSION_LOCK, id)?;
                 return Err(Failure::new(
                     Class::Busy,

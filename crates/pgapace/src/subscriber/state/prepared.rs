@@ -30,6 +30,7 @@ use pgoutput::{Lsn, Timestamp, Xid};
 use wire::{Param, Session, quote_literal};
 
 use crate::error::{Class, Failure, Result};
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::SubscriptionId;
 
@@ -156,15 +157,15 @@ impl PreparedHere {
         let verb = if commit { "COMMIT" } else { "ROLLBACK" };
         match session.simple(&format!("{verb} PREPARED {}", quote_literal(&self.name))) {
             Ok(_) => Ok(true),
-            Err(error) if error.sqlstate() == Some("42704") => Ok(false),
+            Err(error) if error.sqlstate() == Some(sqlstate::UNDEFINED_OBJECT) => Ok(false),
             Err(error) => {
                 let doing = format!("{verb} PREPARED of {}", self.describe());
                 let failure = Failure::subscriber(&error, &doing);
                 Err(match failure.sqlstate.as_deref() {
                     // Another session is ending it at this moment
                     // (object_not_in_prerequisite_state).
-                    Some("55000") => failure.transient(true),
-                    Some("42501") => failure.hint(
+                    Some(sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE) => failure.transient(true),
+                    Some(sqlstate::INSUFFICIENT_PRIVILEGE) => failure.hint(
                         "Run pgapace with the role that prepared it (owner in pg_prepared_xacts).",
                     ),
                     _ => failure,
@@ -255,7 +256,7 @@ pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> 
     session.simple(&sql).map_err(|e| {
         let failure = writing(&e);
         match failure.sqlstate.as_deref() {
-            Some("23502") => Failure {
+            Some(sqlstate::NOT_NULL_VIOLATION) => Failure {
                 class: Class::Busy,
                 hint: Some(
                     "Another process has taken over this subscription; see pgapace status."

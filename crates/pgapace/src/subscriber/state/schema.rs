@@ -5,6 +5,7 @@
 use wire::Session;
 
 use crate::error::{Class, Failure, Result};
+use crate::sqlstate;
 
 /// Each entry upgrades the schema from the version of its index to the next.
 const MIGRATIONS: &[&str] = &[
@@ -328,7 +329,7 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
     }
     let failed = |e: &wire::Error| {
         let failure = Failure::subscriber(e, "creating schema pgapace");
-        if failure.sqlstate.as_deref() == Some("42501") {
+        if failure.sqlstate.as_deref() == Some(sqlstate::INSUFFICIENT_PRIVILEGE) {
             failure.hint(
                 "GRANT CREATE ON DATABASE … TO <role>; or create the schema as an \
                  administrator: CREATE SCHEMA pgapace AUTHORIZATION <role>.",

@@ -12,11 +12,9 @@ use pgoutput::{Column, ReplicaIdentity};
 use wire::{Param, quote_ident};
 
 use crate::subscriber::mapping::{Search, TableMap};
+use crate::subscriber::oid::INT8;
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::search::{self, Identical};
-
-/// Oid of type int8.
-const INT8: u32 = 20;
 
 /// One of the statements that apply a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use pgoutput::Column;
 use wire::Param;
 
 use crate::subscriber::mapping::TableMap;
+use crate::subscriber::oid::TEXT;
 use crate::subscriber::statement::bind::Params;
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::copy::Format;
@@ -12,8 +13,6 @@ use crate::subscriber::statement::row::Source;
 use crate::subscriber::statement::set::array::Array;
 use crate::subscriber::statement::set::sql::{all_null, has_binary_elements, some_null};
 
-/// Oid of type text.
-const TEXT: u32 = 25;
 /// A row with more bytes than this in the arrays of one statement gets a statement of its own.
 pub(crate) const ROW_BYTES: usize = 4 << 20;
 

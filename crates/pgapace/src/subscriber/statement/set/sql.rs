@@ -12,13 +12,10 @@ use wire::quote_ident;
 
 use crate::subscriber::catalogue::{Column, Equality};
 use crate::subscriber::mapping::{SearchColumn, TableMap};
+use crate::subscriber::oid::{INT4_ARRAY, TEXT_ARRAY};
 use crate::subscriber::statement::cache::Shape;
 use crate::subscriber::statement::row::{Source, Statement};
 use crate::subscriber::statement::search::{self, Identical};
-
-/// Oids of `text[]` and `int4[]`.
-const TEXT_ARRAY: u32 = 1009;
-const INT4_ARRAY: u32 = 1007;
 
 /// A change of many rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,11 +16,9 @@ use super::array::Array;
 use super::columns::{BatchUse, params};
 use super::sql::{PLANNER_BOUND, PLANNER_FREE, SetOperation, text_of_new, text_of_search};
 use super::{Batch, Expected, SetBuffers, SetError, Subscriber, queue_batches};
+use crate::subscriber::oid::INT4;
 use crate::subscriber::statement::bind::{self, Params};
 use crate::subscriber::statement::cache::{Kind, Shape};
-
-/// Oid of type int4.
-const INT4: u32 = 23;
 
 /// The classes of equal rows in one statement.
 #[derive(Debug, Default)]
