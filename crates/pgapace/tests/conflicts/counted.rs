@@ -73,7 +73,7 @@ fn a_conflict_that_stops_is_counted_once() {
         let stop = |kind: &str, named: &[&str]| {
             let failed = case.run();
             let conflict = format!("conflict={kind}");
-            failed.expect(9, &[&conflict, "23505", &format!("what is done about {kind}")]);
+            failed.expect(9, &[&conflict, "23505", &format!("an action for {kind}")]);
             failed.expect(9, named);
         };
         stop("insert_exists", &["(id)=(9)"]);

@@ -41,7 +41,7 @@ fn skip_leaves_out_one_transaction() {
     on_versions(&BOTH, |case| {
         conflicting_row(&case);
         let failed = case.run();
-        failed.expect(9, &["23505", "(id)=(2)", "what is done about insert_exists"]);
+        failed.expect(9, &["23505", "(id)=(2)", "an action for insert_exists"]);
         assert_eq!(ids(&case), "1,2");
         let lsn = commit_lsn(&failed);
         failed.expect(9, &[&format!("pgapace skip --lsn {lsn}")]);

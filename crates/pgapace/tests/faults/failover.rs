@@ -104,7 +104,7 @@ fn a_promoted_standby_that_lacks_applied_transactions_is_refused() -> Result<()>
     expect_exit(
         &mut run,
         10,
-        &["the promoted server lacks what was applied", "synchronized_standby_slots"],
+        &["the promoted server lacks transactions", "synchronized_standby_slots"],
     )?;
     assert_eq!(site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?, "2");
     Ok(())

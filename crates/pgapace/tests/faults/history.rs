@@ -98,10 +98,10 @@ fn a_publisher_restored_to_before_the_progress_is_refused() -> Result<()> {
         insert(&site, "10, 3000", "lost")?;
         follow(&site)?;
         go_back(&mut site)?;
-        expect_refused(&site, &["behind", "HINT:", "pgapace drop"])?;
+        expect_refused(&site, &["the publisher's WAL ends at", "HINT:", "pgapace drop"])?;
         // The same after a few new changes.
         insert(&site, "10, 10", "new")?;
-        expect_refused(&site, &["behind", "HINT:", "pgapace drop"])?;
+        expect_refused(&site, &["the publisher's WAL ends at", "HINT:", "pgapace drop"])?;
         // The publisher has passed the old position, but the first of its new changes would be
         // missing.
         write_other(&site, 20_000)?;
