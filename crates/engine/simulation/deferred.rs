@@ -1,32 +1,43 @@
-//! A table that joins while others stream, and verbs that run against it, as in the program
-//! (`apply/joining`, `sync`): copied under a snapshot, its changes deferred, caught up with a progress of
-//! its own, and joined. All else is applied at once, so that only the table's own rules are at work.
+//! A table sync beside the stream, and verbs that run meanwhile: a table is copied under a snapshot, its
+//! changes are deferred, it catches up with a progress of its own, and then it is ready. All other changes
+//! are applied at once, so that only the rules of table sync are at work. They are the engine's
+//! ([`engine::deferred`], [`engine::intake`], [`engine::table_sync`]); here stand the subscriber, the copy,
+//! and what happens when.
 //!
 //! Everything may be lost between any two steps: the program, or the subscriber with what is not durable.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
-use engine::assemble::{PartLimits, SpoolCommand};
-use engine::deferred::Deferred;
+use engine::assemble::PartLimits;
+use engine::deferred::{BlockLimits, DeferredStage, DeferredTable, DeferredTables};
+use engine::dispatch::{DispatchSettings, Pacing, Step};
+use engine::group::GroupLimits;
+use engine::history::Witness;
+use engine::intake::{Incoming, IncomingSettings, Intake, IntakeSettings, ResumedRun};
 use engine::progress::{Progress, Range};
-use engine::sync_lsn::{SyncLsn, already_applied};
+use engine::relation::RemoteRelation;
+use engine::streaming::Streams;
+use engine::sync_lsn::SyncLsn;
 use engine::table_sync::{TableSyncEvent as Event, TableSyncState};
 use engine::transaction::TransactionPart;
-use pgoutput::{Decoder, Lsn, Streaming};
+use engine::writeset::WritesetLimits;
+use pgoutput::Lsn;
 
 use crate::simulation::history::{APPEND, CHILD, FULL, History, PARENT, PLAIN, Row, UNIQUE};
-use crate::simulation::incoming::{Incoming, NextPart};
-use crate::simulation::leader::TableMap;
 use crate::simulation::rng::Rng;
-use crate::simulation::stream::{Sent, stream, table as table_of};
+use crate::simulation::run::{Outside, Run};
+use crate::simulation::spool::Spool;
+use crate::simulation::stream::{stream, table as table_of};
 use crate::simulation::subscriber::{Command, Find, RowOp};
-use crate::simulation::worker::{PlainWork, Work, alone};
+use crate::simulation::worker::{Answered, PlainWork, Work, alone};
 use crate::simulation::{Sabotage, Seen};
 
 /// Longer than any run that goes on.
 const STEPS: usize = 20_000;
+/// What every slot begins with.
+const START: Lsn = Lsn(100);
 
 /// What the subscriber has of the table and about it.
 #[derive(Debug, Clone)]
@@ -51,39 +62,22 @@ struct Copying {
     parts: Vec<Vec<Row>>,
 }
 
-/// A table that joins.
-struct Joiner {
-    copy: Option<Copying>,
-    catches_up: bool,
-    from: Lsn,
-    hold: Lsn,
-    after: Lsn,
-    deferred: Deferred,
-    /// Changes of a transaction that is not read to its end.
-    taken: Vec<RowOp>,
-}
-
 struct World<'h> {
     history: &'h Rc<History>,
     rng: Rng,
     sabotage: Sabotage,
     table: usize,
-    map: Arc<TableMap>,
     now: Subscriber,
     durable: Subscriber,
-    joiner: Option<Joiner>,
-    incoming: Incoming,
-    decoder: Decoder,
-    coming: std::vec::IntoIter<Sent>,
-    progress: Progress,
-    resumed_at: Lsn,
-    received: Lsn,
+    run: Run,
+    copy: Option<Copying>,
+    /// How far any run has received.
     sent: Lsn,
-    /// Changes of a transaction that is not received to its end.
+    /// Changes of transactions that are not applied to their end: of the stream, and deferred ones.
     taken: Vec<RowOp>,
-    in_parts: bool,
+    caught_up: Vec<RowOp>,
     acknowledged: Lsn,
-    number: u32,
+    clock: Duration,
     faults: usize,
     requests: usize,
     seen: &'h mut Seen,
@@ -97,7 +91,6 @@ pub(crate) fn run(
     seen: &mut Seen,
 ) -> Result<(), String> {
     let table = rng.one_of(&[PLAIN, UNIQUE, PARENT, CHILD, FULL, APPEND]);
-    let (locks, fold) = (history.locks[table].clone(), history.rules[table].fold.clone());
     let start = Subscriber {
         rows: Vec::new(),
         state: TableSyncState::Ready,
@@ -107,34 +100,28 @@ pub(crate) fn run(
         requested: false,
         sync_lsn: Lsn(0),
         through: Lsn(0),
-        progress: Lsn(100),
+        progress: START,
     };
     let (faults, requests) = (rng.below(5), 1 + rng.below(3));
+    let first = connect(history, &start, START, table, &mut rng, sabotage);
     let mut world = World {
         history,
         sabotage,
         table,
-        map: Arc::new(TableMap { table, locks, fold }),
         durable: start.clone(),
         now: start,
-        joiner: None,
-        incoming: incoming(Lsn(100), Lsn(100), limits(&mut rng), sabotage),
-        decoder: Decoder::new(Streaming::Parallel),
-        coming: Vec::new().into_iter(),
-        progress: Progress::resume(Lsn(100), Lsn(100), Lsn(100)),
-        resumed_at: Lsn(100),
-        received: Lsn(100),
-        sent: Lsn(100),
+        run: first,
+        copy: None,
+        sent: START,
         taken: Vec::new(),
-        in_parts: false,
-        acknowledged: Lsn(100),
-        number: 0,
+        caught_up: Vec::new(),
+        acknowledged: START,
+        clock: Duration::ZERO,
         faults,
         requests,
         seen,
         rng,
     };
-    world.start()?;
     for _ in 0..STEPS {
         if world.is_through() {
             return world.check_the_end();
@@ -142,7 +129,7 @@ pub(crate) fn run(
         world.step()?;
         world.check()?;
     }
-    Err("a table does not join".to_owned())
+    Err("a table does not catch up".to_owned())
 }
 
 fn limits(rng: &mut Rng) -> PartLimits {
@@ -150,8 +137,71 @@ fn limits(rng: &mut Rng) -> PartLimits {
     PartLimits { bytes: 1000, changes, spooled_bytes: rng.one_of(&[0, 1000]), block_bytes: 64 }
 }
 
-fn incoming(resumed_at: Lsn, needed_from: Lsn, parts: PartLimits, sabotage: Sabotage) -> Incoming {
-    Incoming::new(parts, (resumed_at, needed_from), None, Vec::new(), sabotage)
+fn name(table: usize) -> (String, String) {
+    ("public".to_owned(), format!("t{table}"))
+}
+
+/// A run begins from what the subscriber says.
+fn connect(
+    history: &Rc<History>,
+    now: &Subscriber,
+    slot: Lsn,
+    table: usize,
+    rng: &mut Rng,
+    sabotage: Sabotage,
+) -> Run {
+    let Subscriber { progress, through, state, sync_lsn, .. } = *now;
+    let blocks = BlockLimits { all: 64, largest: 64, smallest: 64 };
+    let holds = sabotage != Sabotage::UnheldDeferred;
+    let mut deferred = DeferredTables::new(slot, holds, blocks);
+    let mut needed_from = progress;
+    if state == TableSyncState::CatchUp {
+        let applied = if sabotage == Sabotage::HastyResume { Lsn(0) } else { progress };
+        deferred.resume(name(table), (), through, applied);
+        needed_from = needed_from.min(through);
+    }
+    let parts = limits(rng);
+    let pacing = Pacing::MEASURED;
+    let settings = IncomingSettings {
+        parts,
+        resumed_at: progress,
+        needed_from,
+        only_reader: true,
+        hold: None,
+    };
+    let intake = Intake::new(ResumedRun {
+        settings: IntakeSettings {
+            skip: None,
+            outstanding: pacing.outstanding,
+            stream_limits: parts,
+            streams_by_rows: false,
+            prepares: false,
+            most_prepared: 0,
+        },
+        progress: Progress::resume(progress, slot, progress),
+        applied_beyond: VecDeque::new(),
+        memory: None,
+        witness: Witness::new(slot, []),
+        incoming: Incoming::new(settings, Spool::default(), []),
+        streams: Streams::new(0, Lsn(0), pacing),
+        deferred,
+    });
+    let dispatch = DispatchSettings {
+        workers: 1,
+        shared: false,
+        ordered: true,
+        round_trip: Duration::ZERO,
+        group: GroupLimits { transactions: 4, changes: 8, bytes: 1000 },
+        writeset: WritesetLimits::default(),
+        rows_through: Lsn(0),
+        deadlock_timeout: Duration::ZERO,
+        pacing,
+    };
+    let mut outside = Outside::new(history, dispatch, Sabotage::None);
+    outside.only = Some((table, SyncLsn(sync_lsn)));
+    let eager = if history.streams { rng.one_of(&[0, 2]) } else { 0 };
+    let coming = stream(history, slot, eager, rng.fork()).into();
+    Run::of(intake, outside, coming, slot, sabotage)
 }
 
 impl World<'_> {
@@ -160,51 +210,31 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A run begins from what the subscriber says.
-    fn start(&mut self) -> Result<(), String> {
-        let Subscriber { progress, through, state, .. } = self.now;
-        self.joiner = None;
+    /// A run ends, and another begins.
+    fn restart(&mut self) -> Result<(), String> {
+        self.copy = None;
         self.taken.clear();
-        self.in_parts = false;
+        self.caught_up.clear();
         let slot = self.acknowledged;
+        let Subscriber { through, state, .. } = self.now;
         if state == TableSyncState::CatchUp && through < slot {
             return Err(format!("P4: the slot is at {slot}, the table at {through}"));
         }
         if state.is_to_copy() {
             // A copy was interrupted, or did not begin: all of it is made before the stream.
             self.begin_copy()?;
-            while let Some(joiner) = &self.joiner
-                && joiner.copy.is_some()
-            {
+            while self.copy.is_some() {
                 if self.faults > 0 && self.rng.chance(1, 6) {
                     self.faults -= 1;
-                    return self.start();
+                    return self.restart();
                 }
                 self.copy_part(false)?;
             }
-            self.joiner = None;
         }
-        let caught_up = if state == TableSyncState::CatchUp { through } else { progress };
-        if state == TableSyncState::CatchUp {
-            let after = progress.max(through);
-            let after = if self.sabotage == Sabotage::HastyAfter { Lsn(0) } else { after };
-            self.push(through, through, after, true);
-        }
-        let parts = limits(&mut self.rng);
-        self.incoming = incoming(progress, caught_up.min(progress), parts, self.sabotage);
-        self.decoder = Decoder::new(Streaming::Parallel);
-        let eager = if self.history.streams { self.rng.one_of(&[0, 2]) } else { 0 };
-        self.coming = stream(self.history, slot, eager, self.rng.fork()).into_iter();
-        self.progress = Progress::resume(progress, slot, progress);
-        (self.resumed_at, self.received, self.sent) = (progress, slot, self.sent.max(slot));
+        let Self { history, now, table, rng, sabotage, .. } = self;
+        self.run = connect(history, now, slot, *table, rng, *sabotage);
+        self.sent = self.sent.max(slot);
         Ok(())
-    }
-
-    fn push(&mut self, from: Lsn, hold: Lsn, after: Lsn, catches_up: bool) {
-        let deferred = Deferred::new(self.number);
-        self.number += 1;
-        let (copy, taken) = (None, Vec::new());
-        self.joiner = Some(Joiner { copy, catches_up, from, hold, after, deferred, taken });
     }
 
     fn step(&mut self) -> Result<(), String> {
@@ -214,18 +244,14 @@ impl World<'_> {
             if self.rng.chance(1, 2) {
                 self.now = self.durable.clone();
             }
-            return self.start();
+            return self.restart();
         }
         match self.rng.below(10) {
-            0..4 => {
-                self.receive()?;
-                self.hold();
-                Ok(())
-            }
+            0..4 => self.receive(),
             4 => {
                 self.durable = self.now.clone();
-                if let Some(ticket) = self.progress.start_flush() {
-                    self.progress.flushed(ticket);
+                if let Some(ticket) = self.run.intake.progress.start_flush() {
+                    self.run.intake.progress.flushed(ticket);
                 }
                 self.acknowledge()
             }
@@ -238,15 +264,19 @@ impl World<'_> {
             5 | 6 => self.look(),
             7 => self.go_on_with_the_copy(),
             8 => self.catch_up(),
-            _ => self.join(),
+            _ => self.end_catch_up(),
         }
+    }
+
+    fn deferred(&self) -> Option<&DeferredTable<()>> {
+        self.run.intake.deferred.tables().first()
     }
 
     /// Takes a request up, when no copy goes on and nothing is half applied.
     fn look(&mut self) -> Result<(), String> {
-        let over_copy = self.sabotage == Sabotage::RequestOverCopy
-            && self.joiner.as_ref().is_some_and(|joiner| joiner.copy.is_some());
-        if !self.now.requested || self.in_parts || self.joiner.is_some() && !over_copy {
+        let over_copy = self.sabotage == Sabotage::RequestOverCopy && self.copy.is_some();
+        let quiet = self.run.intake.is_quiet(&self.run.outside);
+        if !self.now.requested || !quiet || self.deferred().is_some() && !over_copy {
             return Ok(());
         }
         self.now.requested = false;
@@ -256,20 +286,16 @@ impl World<'_> {
             return Ok(());
         }
         self.happens(Event::CopyWanted)?;
-        self.push(self.progress.last_dispatched(), self.progress.positions().flush, Lsn(0), false);
+        let Intake { deferred, progress, .. } = &mut self.run.intake;
+        deferred.begin(name(self.table), progress);
         Ok(())
     }
 
     fn begin_copy(&mut self) -> Result<(), String> {
         self.happens(Event::CopyBegun)?;
         // The publisher may be farther than what it has sent.
-        let ahead: Vec<_> = self
-            .history
-            .wal
-            .iter()
-            .map(|record| record.end)
-            .filter(|end| *end >= self.sent)
-            .collect();
+        let ends = self.history.wal.iter().map(|record| record.end);
+        let ahead: Vec<_> = ends.filter(|end| *end >= self.sent).collect();
         let sync_lsn = if ahead.is_empty() { self.sent } else { self.rng.one_of(&ahead) };
         let rows = self.history.rows_at(self.table, sync_lsn);
         let parts = 1 + self.rng.below(3);
@@ -281,20 +307,12 @@ impl World<'_> {
         self.now.rows.clear();
         self.now.generation += 1;
         (self.now.parts, self.now.parts_done) = (parts.len(), 0);
-        let copy = Copying { generation: self.now.generation, sync_lsn, parts };
-        if self.joiner.is_none() {
-            self.push(Lsn(0), Lsn(0), Lsn(0), false);
-        }
-        if let Some(joiner) = &mut self.joiner {
-            joiner.copy = Some(copy);
-        }
+        self.copy = Some(Copying { generation: self.now.generation, sync_lsn, parts });
         Ok(())
     }
 
     fn copy_part(&mut self, beside: bool) -> Result<(), String> {
-        let Some(copy) = self.joiner.as_mut().and_then(|joiner| joiner.copy.as_mut()) else {
-            return Ok(());
-        };
+        let Some(copy) = &mut self.copy else { return Ok(()) };
         let (generation, sync_lsn, rows) = (copy.generation, copy.sync_lsn, copy.parts.remove(0));
         let last = copy.parts.is_empty();
         if self.now.generation != generation {
@@ -308,133 +326,80 @@ impl World<'_> {
         }
         self.happens(if done { Event::CopyDone { beside } } else { Event::PartDone })?;
         if done {
+            self.copy = None;
+            self.seen.copied += 1;
             (self.now.sync_lsn, self.now.through) = (sync_lsn, sync_lsn);
-            if let Some(joiner) = &mut self.joiner {
-                (joiner.copy, joiner.catches_up) = (None, true);
+            self.run.outside.only = Some((self.table, SyncLsn(sync_lsn)));
+            let Intake { deferred, incoming, .. } = &mut self.run.intake;
+            if self.sabotage == Sabotage::LateDeferring {
+                deferred.remove(|_| true, incoming.spool_mut())?;
+                deferred.resume(name(self.table), (), sync_lsn, Lsn(0));
+            }
+            for table in deferred.tables_mut() {
+                table.stage = DeferredStage::CatchUp(());
             }
         }
-        self.seen.copied += usize::from(done);
         Ok(())
     }
 
     fn go_on_with_the_copy(&mut self) -> Result<(), String> {
-        match &self.joiner {
-            Some(joiner) if joiner.copy.is_some() => self.copy_part(true),
-            Some(joiner) if !joiner.catches_up => self.begin_copy(),
-            _ => Ok(()),
+        if self.copy.is_some() {
+            self.copy_part(true)
+        } else if self.run.intake.deferred.take_copies().is_empty() {
+            Ok(())
+        } else {
+            self.begin_copy()
         }
     }
 
     fn receive(&mut self) -> Result<(), String> {
-        let Some(Sent { at, message }) = self.coming.next() else { return Ok(()) };
-        self.sent = self.sent.max(at);
-        let Some(bytes) = message else {
-            if !self.incoming.in_transaction() {
-                self.progress.received(at);
-                self.progress.passed(at);
-                self.received = self.received.max(at);
-                if let Some(lsn) = self.progress.idle_candidate() {
-                    self.record(lsn);
+        self.run.receive(1, self.clock)?;
+        self.run.record_idle();
+        self.sent = self.sent.max(self.run.sent);
+        loop {
+            match self.run.next(self.clock)? {
+                Step::HandOver { worker, group, .. } => {
+                    let mut answered = Answered { groups: 1, ..Answered::default() };
+                    let after = group.works.first().map_or(Lsn(0), |work| work.predecessor);
+                    for work in &group.works {
+                        self.taken.extend(changes(work));
+                        if let Some(through) = work.part.end_lsn {
+                            apply(&mut self.now.rows, std::mem::take(&mut self.taken));
+                            self.now.progress = through;
+                            answered.ended = vec![group.seq];
+                            answered.committed = vec![Range { after, through }];
+                        }
+                    }
+                    self.run.answered(worker, &answered, self.clock);
                 }
-            }
-            return Ok(());
-        };
-        let message = self.decoder.decode(&bytes).map_err(|error| error.to_string())?;
-        let part = self.incoming.push(&bytes, &message, Duration::ZERO)?;
-        if let Some(part) = part {
-            self.take_part(part);
-        }
-        while let Some(NextPart { part, .. }) = self.incoming.next_part(true)? {
-            self.take_part(part);
-        }
-        Ok(())
-    }
-
-    fn record(&mut self, end: Lsn) {
-        let after = self.progress.last_dispatched();
-        self.progress.dispatched(end);
-        self.progress.committed_range(Range { after, through: end });
-        self.now.progress = end;
-    }
-
-    fn put_off(&mut self, part: &TransactionPart) {
-        let (table, mut commands) = (self.table, Vec::new());
-        if let Some(joiner) = &mut self.joiner
-            && part.head.commit_lsn >= joiner.from
-            && (joiner.catches_up || self.sabotage != Sabotage::LateDeferring)
-        {
-            joiner.deferred.push(part, |remote| table_of(remote.id) == table, 64, &mut commands);
-        }
-        self.carry_out(commands);
-        if let Some(end) = part.end_lsn {
-            self.received = self.received.max(end);
-        }
-    }
-
-    fn carry_out(&mut self, commands: Vec<SpoolCommand>) {
-        commands.into_iter().for_each(|command| self.incoming.spool.carry_out(command));
-    }
-
-    fn take_part(&mut self, part: TransactionPart) {
-        let (commit_lsn, end) = (part.head.commit_lsn, part.end_lsn);
-        self.received = self.received.max(commit_lsn);
-        self.progress.passed(end.unwrap_or(commit_lsn));
-        self.put_off(&part);
-        if already_applied(commit_lsn, self.resumed_at) {
-            return;
-        }
-        self.in_parts = end.is_none();
-        if self.joiner.is_none() && SyncLsn(self.now.sync_lsn).passes(commit_lsn) {
-            let changes = self.changes(part);
-            self.taken.extend(changes);
-        }
-        if let Some(end) = end {
-            apply(&mut self.now.rows, std::mem::take(&mut self.taken));
-            self.record(end);
-        }
-    }
-
-    /// What a part does to the table.
-    fn changes(&self, part: TransactionPart) -> Vec<RowOp> {
-        let mine = |remote: &Arc<engine::relation::RemoteRelation>| {
-            (table_of(remote.id) == self.table).then(|| Arc::clone(&self.map))
-        };
-        let tables = part.relations().iter().map(mine).collect();
-        let (predecessor, memory, after_applied, two_phase) = (Lsn(0), None, false, None);
-        let length = part.len();
-        let plain = PlainWork { part, tables, predecessor, memory, after_applied, two_phase };
-        let work = Work { plain, sabotage: Sabotage::None };
-        let mut changes = Vec::new();
-        for change in 0..length {
-            match alone(&work, change) {
-                Some((Command::Rows(_, rows, _), _)) => changes.extend(rows.iter().copied()),
-                // All that was done before came to nothing.
-                Some((Command::Truncate(_), _)) => changes.push(RowOp::Delete(Find::All)),
-                _ => {}
+                Step::Wait(time) => self.clock += time,
+                Step::Nothing if self.run.can_take_parts() => self.run.take_parts()?,
+                Step::Nothing | Step::Busy { .. } => return Ok(()),
             }
         }
-        changes
     }
 
-    /// Applies some of what was deferred, with the progress of the table.
+    /// Applies some of what is deferred, with the progress of the table.
     fn catch_up(&mut self) -> Result<(), String> {
-        let (limits, mut commands) = (limits(&mut self.rng), Vec::new());
-        let Some(joiner) = self.joiner.as_mut().filter(|joiner| joiner.catches_up) else {
-            return Ok(());
-        };
-        let part = joiner.deferred.next_part(&mut self.incoming.spool, limits, &mut commands);
-        self.carry_out(commands);
-        let Some(part) = part.map_err(|error| error.to_string())? else { return Ok(()) };
-        self.seen.deferred += 1;
-        let (commit_lsn, end) = (part.head.commit_lsn, part.end_lsn);
-        if self.sabotage != Sabotage::NoSyncLsn && !SyncLsn(self.now.sync_lsn).passes(commit_lsn) {
+        if self.deferred().is_none_or(|table| table.copied().is_none()) {
             return Ok(());
         }
-        let changes = self.changes(part);
-        let Some(joiner) = &mut self.joiner else { return Ok(()) };
-        joiner.taken.extend(changes);
+        let limits = limits(&mut self.rng);
+        let sync_lsn = match self.sabotage {
+            Sabotage::NoSyncLsn => Lsn(0),
+            _ => self.now.sync_lsn,
+        };
+        let Intake { deferred, incoming, .. } = &mut self.run.intake;
+        let unread = deferred.tables()[0].changes.unread();
+        let part = deferred.next_part(0, SyncLsn(sync_lsn), limits, incoming.spool_mut());
+        let part = part.map_err(|error| error.to_string())?;
+        self.seen.deferred += usize::from(deferred.tables()[0].changes.unread() < unread);
+        let Some(part) = part else { return Ok(()) };
+        let end = part.end_lsn;
+        let work = self.work(part);
+        self.caught_up.extend(changes(&work));
         if let Some(end) = end {
-            apply(&mut self.now.rows, std::mem::take(&mut joiner.taken));
+            apply(&mut self.now.rows, std::mem::take(&mut self.caught_up));
             if self.sabotage != Sabotage::UnrecordedCatchUp {
                 self.now.through = end;
             }
@@ -442,35 +407,34 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Nothing is half applied here between two steps but a transaction in parts.
-    fn join(&mut self) -> Result<(), String> {
-        let Some(joiner) = &self.joiner else { return Ok(()) };
-        let left = !joiner.deferred.is_empty() || !joiner.taken.is_empty();
-        let left = left && self.sabotage != Sabotage::HastyJoin;
-        if !joiner.catches_up || left || self.in_parts || joiner.after > self.received {
+    /// A deferred part, with the table if it is of that.
+    fn work(&self, part: TransactionPart) -> Work {
+        let mine = |remote: &std::sync::Arc<RemoteRelation>| {
+            (table_of(remote.id) == self.table).then(|| self.run.outside.map(self.table))
+        };
+        let tables = part.relations().iter().map(mine).collect();
+        let (predecessor, memory, after_applied, two_phase) = (Lsn(0), None, false, None);
+        let plain = PlainWork { part, tables, predecessor, memory, after_applied, two_phase };
+        Work { plain, sabotage: Sabotage::None }
+    }
+
+    /// The table has caught up, if the engine says so.
+    fn end_catch_up(&mut self) -> Result<(), String> {
+        let Intake { deferred, .. } = &self.run.intake;
+        let caught_up = deferred.caught_up(|()| !self.caught_up.is_empty()).next().is_some();
+        let hasty = self.sabotage == Sabotage::HastyReady
+            && self.deferred().is_some_and(|t| t.copied().is_some() && deferred.may_catch_up(t));
+        if !caught_up && !hasty || !self.run.intake.is_quiet(&self.run.outside) {
             return Ok(());
         }
         self.happens(Event::CaughtUp)?;
         self.seen.joined += 1;
-        if let Some(joiner) = self.joiner.take() {
-            self.carry_out(joiner.deferred.discard().collect());
-        }
-        Ok(())
-    }
-
-    /// Nothing is acknowledged that may have to be sent again: said after all that is received.
-    fn hold(&mut self) {
-        let put_off = self.joiner.as_ref().map(|joiner| joiner.hold);
-        let put_off = put_off.filter(|_| self.sabotage != Sabotage::UnheldDeferred);
-        let durable = self.progress.durable();
-        let durable = put_off.map_or(durable, |put_off| put_off.min(durable));
-        let held = self.incoming.oldest_held(durable);
-        self.progress.hold(held.into_iter().chain(put_off).min());
+        let Intake { deferred, incoming, .. } = &mut self.run.intake;
+        deferred.remove(|_| true, incoming.spool_mut())
     }
 
     fn acknowledge(&mut self) -> Result<(), String> {
-        self.hold();
-        let flush = self.progress.positions().flush;
+        let flush = self.run.positions().flush;
         let lacks = self.history.transactions.iter().any(|one| {
             one.end_lsn <= flush
                 && one.changes.iter().any(|change| change.touches(self.table))
@@ -506,8 +470,8 @@ impl World<'_> {
     }
 
     fn is_through(&self) -> bool {
-        self.coming.len() == 0
-            && self.joiner.is_none()
+        self.run.is_through()
+            && self.run.intake.deferred.tables().is_empty()
             && !self.now.requested
             && self.requests == 0
             && self.now.progress == self.durable.progress
@@ -520,7 +484,7 @@ impl World<'_> {
         }
         let held = self.history.preparations.iter().filter(|one| one.ended.is_none()).count();
         let open = self.history.spans.iter().filter(|one| one.end.is_none()).count();
-        if self.incoming.spool.len() > held + open {
+        if self.run.intake.incoming.spool().len() > held + open {
             return Err("P6: in the end files are left".to_owned());
         }
         Ok(())
@@ -536,6 +500,20 @@ impl Subscriber {
             _ => true,
         }
     }
+}
+
+/// What a part does to the tables that it has.
+fn changes(work: &Work) -> Vec<RowOp> {
+    let mut changes = Vec::new();
+    for change in 0..work.part.len() {
+        match alone(work, change) {
+            Some((Command::Rows(_, rows, _), _)) => changes.extend(rows.iter().copied()),
+            // Everything before it is gone.
+            Some((Command::Truncate(_), _)) => changes.push(RowOp::Delete(Find::All)),
+            _ => {}
+        }
+    }
+    changes
 }
 
 /// One change after the other.

@@ -1,11 +1,12 @@
-//! A seeded simulation of parallel apply: the pure core, driven as the program drives it, between a model
-//! of a publisher, which sends messages, and a model of a subscriber database.
+//! A seeded simulation of parallel apply. The engine's own code runs between a model of a publisher, which
+//! sends messages, and a model of a subscriber database. The files here hold the models and choose what
+//! happens next; every decision is the engine's.
 //!
-//! From a seed come the publisher's history, with transactions that are open for long, subtransactions
-//! that are undone, transactions that are prepared, and what of them is sent when; how many workers there are and how fast each is, how far
-//! away the subscriber is, which statements fail, when a session is lost, at its COMMIT too, which took effect
-//! or did not, when the program or the subscriber crashes, and how the next run is set up. Only one thing
-//! happens at a time, and which one is chance. Checked all along:
+//! A seed decides the publisher's history, with open transactions, subtransactions that are rolled back,
+//! and prepared transactions. It decides what is sent when, how many workers there are and how fast
+//! each is, and how far away the subscriber is. It decides which statements fail, when a session is lost
+//! (before or after its COMMIT took effect), when the program or the subscriber crashes, and how the next
+//! run is set up. One thing happens at a time. Checked all along:
 //!
 //! * P1, P2, P5: after each commit the subscriber has exactly the rows that the committed transactions
 //!   left on the publisher; in order, these are everything up to a transaction; out of order, what
@@ -20,16 +21,52 @@
 //! * The oldest group never fails for good, and there is always something that goes on.
 //! * A publisher that goes back to before what was applied is refused; one that lost nothing is followed.
 //! * A table that was not published all the time is found to lack changes ([`publications`]).
-//! * A table that joins has exactly the rows of its copy and of what it has applied since ([`joining`]).
+//! * A table that is copied beside the stream has exactly the rows of its copy and of what it has applied
+//!   since ([`deferred`]).
 //!
-//! Each rule is broken once on purpose ([`Sabotage`]), and each time one of these checks must notice.
+//! Each rule is broken once on purpose ([`Sabotage`]), and each time one of these checks must notice. A
+//! sabotage lies to the engine or changes what it says; the engine has no switches for them.
+//!
+//! | rule of [`engine::dispatch`] | broken by |
+//! |---|---|
+//! | 1. the parts of a transaction go to one worker | [`Sabotage::SplitTransaction`] |
+//! | 2. a full writeset takes nothing new | [`Sabotage::UnboundedWriteset`] |
+//! | 3. a worker has a bounded number of groups | [`Sabotage::UnboundedQueue`] |
+//! | 4. a worker that leaves gets no more | [`Sabotage::LeavingWorker`] |
+//! | 5. the end of a prepared transaction is a barrier | a unit test: `the_end_of_a_prepared_transaction_is_a_barrier` |
+//! | 6. so is a table under another topmost relation | [`Sabotage::UnbarredMove`] |
+//! | 7. what is prepared at once waits for what came before | [`Sabotage::HastyPrepare`] |
+//! | 8. some transactions are committed alone | [`Sabotage::GroupedAlone`] |
+//! | 9. what waits is handed over in bounded time | [`Sabotage::LatePickup`] |
+//! | 10. a table is serialized only after several victims | [`Sabotage::HastySerialization`] |
+//!
+//! | rule of [`engine::intake`] | broken by |
+//! |---|---|
+//! | what is applied is skipped | [`Sabotage::AppliedAgain`] |
+//! | so is what is applied beyond a gap | [`Sabotage::ForgottenGap`] |
+//! | no group reaches over that | [`Sabotage::GapInGroup`] |
+//! | a spooled transaction that a table lacks is read back | [`Sabotage::NotReadBack`] |
+//! | what is skipped is compared with what was applied | [`Sabotage::UnwatchedHistory`], [`Sabotage::UnwatchedPrepare`] |
+//! | nothing is acknowledged from a PREPARE on that must be sent again | [`Sabotage::UnheldHeld`], [`Sabotage::UnheldPrepare`], [`Sabotage::EarlyResolution`] |
+//! | the end of a held transaction ends its time | [`Sabotage::StillHeld`] |
+//! | what is prepared on the subscriber ends there | [`Sabotage::ForgottenPrepared`] |
+//! | a stream is executed behind what it builds on | [`Sabotage::HastyStream`] |
+//! | and committed behind everything before it | [`Sabotage::HastyStreamCommit`] |
+//!
+//! | rule of [`engine::deferred`] | broken by |
+//! |---|---|
+//! | changes are deferred from the beginning of the copy | [`Sabotage::LateDeferring`] |
+//! | and not acknowledged | [`Sabotage::UnheldDeferred`] |
+//! | they are applied from the sync LSN on | [`Sabotage::NoSyncLsn`] |
+//! | a table has caught up when all of them are applied | [`Sabotage::HastyReady`] |
+//! | and when it has what others applied before this run | [`Sabotage::HastyResume`] |
 
 mod deferred;
 mod history;
-mod incoming;
-mod leader;
 mod publications;
 mod rng;
+mod run;
+mod spool;
 mod stream;
 mod streams;
 mod subscriber;
@@ -43,14 +80,15 @@ use std::time::Duration;
 use engine::blockers::blocking;
 use engine::dispatch::{DispatchSettings, Leaves, Look, Remembered, Step, Want};
 use engine::group::GroupSeq;
+use engine::intake::Intake;
 use engine::order::{CommitOrder, Waits};
 use engine::streaming::Said;
 use engine::worker::Dependent;
 use history::{History, Preparation};
-use leader::{Leader, REFUSED, Setting};
 use pgoutput::Lsn;
 use publications::GapSabotage;
 use rng::Rng;
+use run::{REFUSED, Run, Setting};
 use streams::{StreamReport, StreamWorker};
 use subscriber::{Database, Fault, PreparedHere, Standing};
 use worker::{Answered, Around, Failure, Group, Mail, Worker};
@@ -74,7 +112,7 @@ pub(crate) enum Sabotage {
     AcknowledgementAhead,
     /// Woken workers sleep on.
     LostWakeup,
-    /// Whoever loses his session takes every COMMIT that was not answered for lost.
+    /// A worker that loses its session takes every COMMIT without an answer for lost.
     ForgottenCommit,
     /// Or for done.
     AssumedCommit,
@@ -112,7 +150,7 @@ pub(crate) enum Sabotage {
     UnboundedQueue,
     /// A worker that leaves is given more.
     LeavingWorker,
-    /// Nor behind a change of a table that has moved to another topmost relation.
+    /// Nothing waits for a change of a table that has moved to another topmost relation.
     UnbarredMove,
     /// What is prepared at once does not wait for what came before.
     HastyPrepare,
@@ -122,21 +160,27 @@ pub(crate) enum Sabotage {
     LatePickup,
     /// A table is serialized for the first group that gives way.
     HastySerialization,
-    /// All changes of a group are free.
+    /// All changes of a group are independent.
     DependentAsIndependent,
     /// A group reaches over what was applied in an earlier run.
     GapInGroup,
+    /// Transactions behind the slot's position count as not applied.
+    AppliedAgain,
+    /// What an earlier run applied beyond a gap is not known.
+    ForgottenGap,
+    /// Spooled transactions count as applied.
+    NotReadBack,
     /// Changes lock nothing.
     UnlockedChanges,
-    /// Tables that join: changes are deferred only when the copy is complete.
+    /// Table sync: changes are deferred only when the copy is complete.
     LateDeferring,
     /// Deferred changes are applied that are in the copy.
     NoSyncLsn,
-    /// A table joins before all that was deferred is applied.
-    HastyJoin,
-    /// It joins before what others have applied was received again.
-    HastyAfter,
-    /// What is deferred may be acknowledged.
+    /// A table is ready before all deferred changes are applied.
+    HastyReady,
+    /// It is ready before what others have applied was received again.
+    HastyResume,
+    /// Deferred changes may be acknowledged.
     UnheldDeferred,
     /// Deferred changes are applied without the progress of the table.
     UnrecordedCatchUp,
@@ -148,7 +192,7 @@ pub(crate) enum Sabotage {
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 44] = [
+    pub(crate) const ALL: [Self; 47] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -180,11 +224,14 @@ impl Sabotage {
         Self::HastySerialization,
         Self::DependentAsIndependent,
         Self::GapInGroup,
+        Self::AppliedAgain,
+        Self::ForgottenGap,
+        Self::NotReadBack,
         Self::UnlockedChanges,
         Self::LateDeferring,
         Self::NoSyncLsn,
-        Self::HastyJoin,
-        Self::HastyAfter,
+        Self::HastyReady,
+        Self::HastyResume,
         Self::UnheldDeferred,
         Self::UnrecordedCatchUp,
         Self::RequestOverCopy,
@@ -227,14 +274,14 @@ pub(crate) struct Seen {
     /// Publishers that went back and were refused, and COMMITs that failed.
     pub(crate) refused: usize,
     pub(crate) failed_commits: usize,
-    /// Copies of tables, parts of deferred transactions, tables that joined, and crashes meanwhile.
+    /// Copies of tables, parts of deferred transactions, tables that caught up, and crashes meanwhile.
     pub(crate) copied: usize,
     pub(crate) deferred: usize,
     pub(crate) joined: usize,
     pub(crate) table_faults: usize,
     /// Tables that were attached to others.
     pub(crate) moved: usize,
-    /// Transactions that were applied before they had committed, and those that were given up.
+    /// Transactions that were applied before they had committed, and those that were abandoned.
     pub(crate) streamed: usize,
     pub(crate) abandoned: usize,
 }
@@ -356,7 +403,7 @@ struct World {
     trace: Vec<String>,
     setting: Setting,
     subscriber: Database,
-    leader: Leader,
+    run: Run,
     workers: Vec<Worker>,
     streams: Vec<StreamWorker>,
     stream_reports: VecDeque<StreamReport>,
@@ -405,9 +452,8 @@ impl World {
             subscriber.hidden = rng.one_of(&[1 << history::PLAIN, 0b1001]);
         }
         let chance = rng.fork();
-        let leader =
-            Leader::new(history, &setting, &subscriber, Lsn(100), Lsn(0), chance, sabotage)
-                .expect("nothing has happened");
+        let run = Run::new(history, &setting, &subscriber, Lsn(100), Lsn(0), chance, sabotage)
+            .expect("nothing has happened");
         let faults = if rng.chance(1, 2) { 0 } else { 1 + rng.below(FAULTS) };
         let calm = rng.one_of(&[20, 100, 400]);
         let mut world = Self {
@@ -420,7 +466,7 @@ impl World {
             trace: Vec::new(),
             setting,
             subscriber,
-            leader,
+            run,
             workers: Vec::new(),
             streams: Vec::new(),
             stream_reports: VecDeque::new(),
@@ -501,7 +547,7 @@ impl World {
     fn live(&mut self) -> Result<(), String> {
         for _ in 0..STEPS {
             self.seen.steps += 1;
-            if self.leader.is_through() && self.leader.dispatch.is_drained() {
+            if self.run.is_through() && self.run.outside.dispatch.is_drained() {
                 return self.check_the_end();
             }
             let Some(event) = self.next_event() else {
@@ -525,26 +571,26 @@ impl World {
             return Some(Event::GiveBack);
         }
         self.now += self.rng.time(self.setting.tick);
-        let first = self.leader.streams.first();
-        let look = self.leader.dispatch.look_at_stalls(first, self.now);
+        let first = self.run.intake.streams.first();
+        let look = self.run.outside.dispatch.look_at_stalls(first, self.now);
         self.probing |= look == Look::Now;
         let mut events: Vec<(usize, Event)> = Vec::with_capacity(16);
-        let leader = &self.leader;
+        let run = &self.run;
         let mut may = |can: bool, weight: usize, event| {
             if can {
                 events.push((weight, event));
             }
         };
-        may(leader.can_receive(), 12, Event::Receive);
+        may(run.can_receive(), 12, Event::Receive);
         let due = self.dispatchable || self.again.is_some_and(|again| again <= self.now);
-        may(due && !leader.dispatch.is_drained(), 12, Event::Dispatch);
+        may(due && !run.outside.dispatch.is_drained(), 12, Event::Dispatch);
         may(!self.reports.is_empty(), 8, Event::Answer);
-        may(leader.can_take_parts(), 8, Event::TakeParts);
-        may(leader.prepares_at().is_some_and(|at| at <= self.now), 24, Event::Prepare);
-        may(leader.can_record_idle(), 1, Event::Idle);
-        let unflushed = leader.progress.committed() > leader.progress.durable();
-        may(leader.flushing.is_none() && unflushed, 3, Event::StartFlush);
-        may(leader.flushing.is_some() && !self.flushed, 3, Event::Flush);
+        may(run.can_take_parts(), 8, Event::TakeParts);
+        may(run.prepares_at().is_some_and(|at| at <= self.now), 24, Event::Prepare);
+        may(run.intake.can_record_idle(), 1, Event::Idle);
+        let unflushed = run.intake.progress.committed() > run.intake.progress.durable();
+        may(run.flushing.is_none() && unflushed, 3, Event::StartFlush);
+        may(run.flushing.is_some() && !self.flushed, 3, Event::Flush);
         may(self.flushed, 3, Event::Flushed);
         may(!self.stream_reports.is_empty(), 8, Event::Answer);
         for (slot, stream) in self.streams.iter().enumerate() {
@@ -588,13 +634,13 @@ impl World {
 
     /// Nothing happens until somebody looks at the time.
     fn time_passes(&mut self, look: Look) -> Option<Event> {
-        let prepares = self.leader.prepares_at();
-        let busy = !self.leader.dispatch.is_drained() || !self.subscriber.waits().is_empty();
+        let prepares = self.run.prepares_at();
+        let busy = !self.run.outside.dispatch.is_drained() || !self.subscriber.waits().is_empty();
         let looks = match look {
             Look::In(time) => self.now + time,
             Look::Now => self.now,
         };
-        let streams = self.leader.streams.look_again(self.now).map(|time| self.now + time);
+        let streams = self.run.intake.streams.look_again(self.now).map(|time| self.now + time);
         let times = [self.again, busy.then_some(looks), prepares, streams];
         self.now = times.into_iter().flatten().min()?.max(self.now);
         Some(Event::Time)
@@ -637,8 +683,8 @@ impl World {
         if self.hasty {
             return Err(format!("a table is serialized after {} victims", self.victims));
         }
-        self.leader.feed_streams(self.now)?;
-        while let Some((slot, ticket, order)) = self.leader.streams.next_order() {
+        self.run.feed_streams(self.now)?;
+        while let Some((slot, ticket, order)) = self.run.next_order() {
             self.note(|| format!("stream {slot}: {order:?}"));
             self.streams[slot].orders.push_back((ticket, order));
         }
@@ -647,9 +693,11 @@ impl World {
 
     /// What is remembered is no more than what is outstanding, and nothing when nothing is.
     fn check_remembered(&self) -> Result<(), String> {
-        let Leader { dispatch, incoming, streams, progress, sent, .. } = &self.leader;
+        let Run { intake, outside, sent, .. } = &self.run;
+        let Intake { incoming, streams, progress, .. } = intake;
+        let dispatch = &outside.dispatch;
         let remembered = dispatch.remembered();
-        if dispatch.is_idle() && dispatch.is_drained() && !self.leader.partly_dispatched {
+        if dispatch.is_idle() && dispatch.is_drained() && !intake.is_partly_dispatched() {
             let Remembered { waiting, queued, locks, groups } = remembered;
             if waiting + queued + locks + groups > 0 {
                 return Err(format!("P6: when all is done {remembered:?}"));
@@ -675,11 +723,11 @@ impl World {
             resolving += usize::from(committed);
         }
         let counts = [
-            ("transactions that are held", incoming.waiting(), held),
+            ("transactions that are held", incoming.waiting_to_prepare(), held),
             ("transactions that are prepared", incoming.prepared_here(), held),
             ("transactions that were held", incoming.resolving(), resolving),
             ("streams", streams.len(), open + usize::from(streams.committing().is_some())),
-            ("files", incoming.spool.len(), open + held + usize::from(incoming.has_parts())),
+            ("files", incoming.spool().len(), open + held + usize::from(incoming.has_parts())),
         ];
         match counts.into_iter().find(|(_, count, most)| count > most) {
             Some((what, count, most)) => Err(format!("P6: {count} {what}, of {most}")),
@@ -695,15 +743,17 @@ impl World {
             Event::Time => {}
             Event::Receive => {
                 let messages = 1 + self.rng.below(6);
-                self.leader.receive(messages, &mut self.subscriber, self.now)?;
+                self.run.receive(messages, self.now)?;
+                self.run.tell(&mut self.subscriber);
                 self.dispatchable = true;
             }
             Event::TakeParts => {
-                self.leader.take_parts()?;
+                self.run.take_parts()?;
                 self.dispatchable = true;
             }
             Event::Prepare => {
-                self.leader.prepare_due(&mut self.subscriber, self.now)?;
+                self.run.prepare_due(self.now)?;
+                self.run.tell(&mut self.subscriber);
                 self.dispatchable = true;
             }
             Event::Dispatch => self.dispatch()?,
@@ -713,33 +763,33 @@ impl World {
                     self.seen.streamed += usize::from(report.committed.is_some());
                     self.seen.abandoned += usize::from(report.said == Said::Abandoned);
                     self.dispatchable = true;
-                    if !self.leader.stream_reported(report)? {
+                    if !self.run.stream_reported(report)? {
                         return self.restart();
                     }
                     self.acknowledge()?;
                 } else if let Some((worker, answered)) = self.reports.pop_front() {
                     self.note(|| format!("worker {worker}: {answered:?}"));
                     self.seen.prepared_here += answered.prepared.len();
-                    self.leader.answered(worker, &answered, self.now);
+                    self.run.answered(worker, &answered, self.now);
                     self.dispatchable = true;
                     self.acknowledge()?;
                 }
             }
             Event::Idle => {
-                self.leader.record_idle();
+                self.run.record_idle();
                 self.dispatchable = true;
             }
-            Event::StartFlush => self.leader.flushing = self.leader.progress.start_flush(),
+            Event::StartFlush => self.run.flushing = self.run.intake.progress.start_flush(),
             Event::Flush => {
-                if let Some(ticket) = self.leader.flushing {
+                if let Some(ticket) = self.run.flushing {
                     self.subscriber.flush(ticket.lsn());
                     self.flushed = true;
                 }
             }
             Event::Flushed => {
                 self.flushed = false;
-                if let Some(ticket) = self.leader.flushing.take() {
-                    self.leader.progress.flushed(ticket);
+                if let Some(ticket) = self.run.flushing.take() {
+                    self.run.intake.progress.flushed(ticket);
                     self.acknowledge()?;
                 }
             }
@@ -750,7 +800,7 @@ impl World {
                     self.streams[slot].run(subscriber, &self.history, rng, self.sabotage)?;
                 self.stream_reports.extend(reports);
             }
-            Event::AbandonStreams => self.leader.streams.abandon_all(),
+            Event::AbandonStreams => self.run.intake.streams.abandon_all(),
             Event::Session(session) => {
                 if self.tracing {
                     let doing = self.subscriber.sessions[session].commands.front();
@@ -778,7 +828,7 @@ impl World {
             Event::MoveTable => {
                 self.seen.moved += 1;
                 let root = 100 + u32::try_from(self.seen.moved).expect("few moves");
-                self.leader.move_table(history::PLAIN, root);
+                self.run.move_table(history::PLAIN, root);
             }
             Event::LoseSession(session) => {
                 self.drain(session)?;
@@ -805,14 +855,14 @@ impl World {
 
     fn dispatch(&mut self) -> Result<(), String> {
         (self.dispatchable, self.again) = (false, None);
-        let (idle, now) = (self.leader.dispatch.is_idle(), self.now);
-        let step = self.leader.next(now)?;
+        let (idle, now) = (self.run.outside.dispatch.is_idle(), self.now);
+        let step = self.run.next(now)?;
         let short = matches!(step, Step::Busy { short: true });
-        if let Want::Open(worker) = self.leader.dispatch.want(short, now, || true) {
+        if let Want::Open(worker) = self.run.outside.dispatch.want(short, now, || true) {
             if self.rng.chance(1, 8) {
-                self.leader.dispatch.not_opened(worker, now);
+                self.run.outside.dispatch.not_opened(worker, now);
             } else {
-                self.leader.dispatch.came(worker, now);
+                self.run.outside.dispatch.came(worker, now);
                 self.present.insert(worker);
             }
         }
@@ -861,7 +911,7 @@ impl World {
         if !self.present.contains(&worker) {
             return Err(format!("a group is handed to worker {worker}, which has left"));
         }
-        let queue = self.leader.dispatch.workers().queue(worker).len();
+        let queue = self.run.outside.dispatch.workers().queue(worker).len();
         let depth = pacing.queue_depth(limits.transactions, workers).max(pacing.far_depth);
         if queue > depth {
             return Err(format!("P6: worker {worker} has {queue} groups, of {depth}"));
@@ -870,7 +920,7 @@ impl World {
         let before = if self.last.0 == group.seq { self.last.1 } else { 0 };
         self.last = (group.seq, before + group.changes());
         self.largest = self.largest.max(self.last.1);
-        let locks = self.leader.dispatch.remembered().locks;
+        let locks = self.run.outside.dispatch.remembered().locks;
         let most = writeset.keys + 8 * self.largest;
         if locks > most {
             return Err(format!("P6: {locks} keys are locked, of {most}"));
@@ -880,11 +930,13 @@ impl World {
 
     /// Another subscription asks for a session.
     fn give_back(&mut self) {
-        if let Some(Leaves { worker, done }) = self.leader.dispatch.give_back(self.now, |_| true) {
+        if let Some(Leaves { worker, done }) =
+            self.run.outside.dispatch.give_back(self.now, |_| true)
+        {
             self.present.remove(&worker);
             match self.sabotage {
-                Sabotage::LeavingWorker => self.leader.dispatch.came(worker, self.now),
-                _ if done => self.leader.dispatch.left(worker),
+                Sabotage::LeavingWorker => self.run.outside.dispatch.came(worker, self.now),
+                _ if done => self.run.outside.dispatch.left(worker),
                 _ => {}
             }
         }
@@ -893,10 +945,10 @@ impl World {
     /// Somebody looks what blocks the oldest group.
     fn probe(&mut self) {
         self.probing = false;
-        let running = self.leader.dispatch.workers().running();
+        let running = self.run.outside.dispatch.workers().running();
         let mut groups: Vec<_> =
             running.map(|(worker, group)| (self.subscriber.sessions[worker].pid, group)).collect();
-        for (slot, number) in self.leader.streams.sessions() {
+        for (slot, number) in self.run.intake.streams.sessions() {
             groups.push((self.subscriber.sessions[self.workers.len() + slot].pid, number));
         }
         groups.sort_by_key(|(_, group)| *group);
@@ -910,9 +962,10 @@ impl World {
 
     fn resolve_deadlock(&mut self) {
         let Some((oldest, victims)) = self.found.take() else { return };
-        let (cancelled, _) = self.leader.streams.resolve_deadlock(&victims);
+        let (cancelled, _) = self.run.intake.streams.resolve_deadlock(&victims);
         self.cancels.extend(cancelled.into_iter().map(|slot| self.workers.len() + slot));
-        let (victims, turned) = self.leader.dispatch.resolve_deadlock(oldest, &victims, self.now);
+        let (victims, turned) =
+            self.run.outside.dispatch.resolve_deadlock(oldest, &victims, self.now);
         self.victims += victims.len();
         if !turned.roots.is_empty() && self.victims < self.setting.dispatch.pacing.victims {
             self.hasty = true;
@@ -923,7 +976,7 @@ impl World {
             self.workers[worker].mail.push_back(Mail::GiveWay(victim));
             self.cancels.insert(worker);
         }
-        self.leader.dispatch.promote(self.now);
+        self.run.outside.dispatch.promote(self.now);
     }
 
     fn work(&mut self, worker: usize) -> Result<(), String> {
@@ -990,7 +1043,7 @@ impl World {
         for session in 0..self.subscriber.sessions.len() {
             self.subscriber.terminate(session);
         }
-        self.farthest = self.farthest.max(self.leader.sent);
+        self.farthest = self.farthest.max(self.run.sent);
         let ordered = self.rng.chance(1, 3) != self.setting.dispatch.ordered;
         self.setting = Setting::random(&mut self.rng, ordered, &self.history);
         // The publisher writes the position of a slot down now and then.
@@ -1000,7 +1053,7 @@ impl World {
         let rows = self.subscriber.read_progress();
         let prepared = self.subscriber.known_prepared();
         self.note(|| format!("progress {rows:?}, slot {slot}, prepared {prepared:?}"));
-        self.leader = Leader::new(
+        self.run = Run::new(
             &self.history,
             &self.setting,
             &self.subscriber,
@@ -1088,13 +1141,13 @@ impl World {
 
     /// Tells the publisher what is durable.
     fn acknowledge(&mut self) -> Result<(), String> {
-        let positions = self.leader.positions();
+        let positions = self.run.positions();
         let flush = match self.sabotage {
             Sabotage::EarlyAcknowledgement => positions.apply,
-            Sabotage::AcknowledgementAhead => self.leader.progress.durable(),
+            Sabotage::AcknowledgementAhead => self.run.intake.progress.durable(),
             _ => positions.flush,
         };
-        let sent = self.leader.sent;
+        let sent = self.run.sent;
         if flush > sent {
             return Err(format!("P4: {flush} is acknowledged, only {sent} was sent"));
         }
@@ -1123,7 +1176,7 @@ impl World {
                 return Err(format!("P4: {flush} is acknowledged, {one:?} is not durable"));
             }
         }
-        let visible = self.history.range(Lsn(0), self.leader.progress.committed());
+        let visible = self.history.range(Lsn(0), self.run.intake.progress.committed());
         // What was visible in the other history says nothing about this one.
         let same = matches!(self.refuses, Refuses::Never);
         if same && visible & !self.subscriber.committed != 0 {
@@ -1165,7 +1218,7 @@ impl World {
         let held = held.map(|one| one.prepare_lsn).min().filter(|_| self.history.two_phase);
         let last = self.history.end();
         let last = held.map_or(last, |held| held.min(last));
-        if self.leader.positions().flush < last {
+        if self.run.positions().flush < last {
             return Err("P9: in the end not everything is acknowledged".to_owned());
         }
         Ok(())

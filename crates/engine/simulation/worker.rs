@@ -20,7 +20,7 @@ use engine::worker::{
 use pgoutput::{Column, Lsn, Message, OldTuple, Tuple, Xid};
 
 use crate::simulation::history::{FULL, History, Row, is_keyed};
-use crate::simulation::leader::{REFUSED, TableMap};
+use crate::simulation::run::{REFUSED, TableMap};
 use crate::simulation::subscriber::{
     As, Command, Database, Fault, Find, PreparedHere, Reply, RowOp, find,
 };

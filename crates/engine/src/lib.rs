@@ -8,6 +8,7 @@
 //! 1. [`transaction`]: a run of changes of one source transaction, kept as references into the
 //!    received bytes.
 //! 1. [`assemble`]: turns messages into transactions, and splits large ones into parts.
+//! 1. [`intake`]: what becomes of each message and each part.
 //! 1. [`streaming`]: which changes of a streamed transaction may be applied before its commit, and
 //!    in which session.
 //! 1. [`sync_lsn`]: which changes of a table its initial copy already contains.
@@ -39,6 +40,7 @@ pub mod deferred;
 pub mod dispatch;
 pub mod group;
 pub mod history;
+pub mod intake;
 pub mod key;
 pub mod net;
 pub mod order;

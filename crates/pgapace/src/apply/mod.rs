@@ -4,7 +4,7 @@
 //!
 //! 1. `work`, `readable`, `expected`, `session`, `sessions`, `thread`, `turns`, `conflict_log`, `tables`,
 //!    `schema_watch`
-//! 2. `offender`, `blockers`, `prefetch`, `incoming`
+//! 2. `offender`, `blockers`, `prefetch`, `spool_memory`
 //! 3. `context`: what an error says about a change; `encoder`: groups to queued statements; `durability`
 //! 4. `replies`: what the subscriber says about those statements
 //! 5. `conflicts`: rules decide about single changes; `streams`: streaming apply
@@ -19,7 +19,6 @@ pub(crate) mod context;
 pub(crate) mod durability;
 pub(crate) mod encoder;
 pub(crate) mod expected;
-pub(crate) mod incoming;
 pub(crate) mod leader;
 pub(crate) mod offender;
 pub(crate) mod pool;
@@ -29,6 +28,7 @@ pub(crate) mod replies;
 pub(crate) mod schema_watch;
 pub(crate) mod session;
 pub(crate) mod sessions;
+pub(crate) mod spool_memory;
 pub(crate) mod streams;
 pub(crate) mod tables;
 pub(crate) mod thread;

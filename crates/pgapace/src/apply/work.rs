@@ -1,9 +1,11 @@
 //! The types of `engine::work` with the subscriber's tables as they are mapped.
 
 use engine::dispatch::TableId;
+use engine::intake::PreparedTransaction;
 use engine::net::TableFolding;
 use engine::work::Table;
 use engine::writeset::LockRules;
+use pgoutput::{Lsn, Xid};
 
 use crate::subscriber::conflict::TablePolicy;
 use crate::subscriber::mapping::TableMap;
@@ -37,5 +39,19 @@ impl Table for TableMap {
 
     fn is_under_rules_of_time(&self) -> bool {
         self.conflicts.as_ref().is_some_and(TablePolicy::is_timed)
+    }
+}
+
+impl PreparedTransaction for PreparedHere {
+    fn xid(&self) -> Xid {
+        self.xid
+    }
+
+    fn prepare_lsn(&self) -> Lsn {
+        self.prepare_lsn
+    }
+
+    fn gid(&self) -> &str {
+        &self.gid
     }
 }

@@ -195,7 +195,7 @@ fn not_the_same(
         let row = rows.first().ok_or_else(|| {
             Failure::internal("the query for the current database returned no row")
         })?;
-        Ok([0, 1, 2].map(|column| row.get(column).map(str::to_owned)))
+        Ok::<_, Failure>([0, 1, 2].map(|column| row.get(column).map(str::to_owned)))
     };
     let doing = "reading the identity of the database";
     let publisher: [_; 3] = who(publisher_session, &|e| Failure::publisher(e, doing))?;

@@ -4,8 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::assemble::PartLimits;
+use engine::deferred::{BlockLimits, DeferredTables};
+use engine::dispatch::Pacing;
 use engine::group::GroupLimits;
-use engine::progress::Progress;
+use engine::intake::{Incoming, IncomingSettings, IntakeSettings, KnownPrepared, ResumedRun};
+use engine::streaming::Streams;
 use pgoutput::{Lsn, Streaming};
 use rustc_hash::FxHashSet;
 use wire::{ReplicationStream, Session};
@@ -16,11 +19,11 @@ use super::retry::Known;
 use super::{Supervisor, Until};
 use crate::apply::blockers::Pulse;
 use crate::apply::durability;
-use crate::apply::incoming::Incoming;
-use crate::apply::leader::{Leader, Outcome, Parts};
+use crate::apply::leader::{Leader, LeaderParts, Outcome, PrepareNames, Surroundings};
 use crate::apply::pool::PoolSettings;
 use crate::apply::session::Identity;
-use crate::apply::streams::Streams;
+use crate::apply::spool_memory::AccountedSpool;
+use crate::apply::streams::StreamSessions;
 use crate::apply::tables::Tables;
 use crate::config::{self, ApplyModeSetting};
 use crate::error::{Failure, Result};
@@ -34,8 +37,10 @@ use crate::spool::{self, Spool};
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::format::{PublisherTypes, Servers};
 use crate::subscriber::session::{self, Purpose};
+use crate::subscriber::state::prepared::Standing;
+use crate::subscriber::state::statistics::Counters;
 use crate::subscriber::state::{self, RelationState, Subscription};
-use crate::tablesync::deferred::{CatchUpOptions, Joining};
+use crate::tablesync::deferred::{self, CatchUpOptions, StreamedTableSync};
 use crate::tablesync::{Adder, SyncContext};
 
 /// Most source transactions and changes of a group, if the user does not say: enough that the fixed
@@ -92,71 +97,109 @@ impl Supervisor<'_> {
             ))
         })?;
         self.known = Known::Begun;
-        let catch_up = self.catch_up_options(context, identity, settings, waits, &resumption);
+        let catch_up = self.catch_up_options(context, identity, settings);
         self.log_streaming(row, &resumption);
         record.runs();
-        let witness = resumption.witness();
-        // A transaction that failed as sets is applied again as all others are. One that is prepared
-        // already holds the locks that a stream would wait for.
-        let streams_from = resumption.followed().max(self.rows_through);
-        let Resumption { applied, acknowledged, needed_from, prepared, preparing, format, .. } =
-            resumption;
-        let progress = Progress::resume(applied.through, acknowledged, applied.highest());
-        let feedback = Feedback::new(progress.positions());
-        let mut types = PublisherTypes::new(servers, format.binary);
+        let mut types = PublisherTypes::new(servers, resumption.format.binary);
         published.iter().for_each(|table| types.add(table));
-        let options = ReceiverOptions {
-            status_interval: config.status_interval,
-            receive_timeout: config.receive_timeout,
-            memory_limit: config.memory_limit,
-        };
-        let receiver = Receiver::spawn(stream, feedback.clone(), options)?;
         let locks_ordered = (config.workers > 1).then_some(config.preserve_commit_order);
         let tables = Tables::new(&states, types, locks_ordered)
             .with_policy(config.on_conflict.clone(), row.id);
         let joins =
             SyncContext { copy_data: row.copy_data && config.copies_added_tables(), ..context };
         let adder = Adder::new(joins, unknown(published, &states));
-        let part_limits = self.part_limits();
-        let memory = Arc::clone(&receiver.memory);
-        let resumed_from = (applied.through, needed_from);
-        let hold = preparing.hold;
-        let incoming =
-            Incoming::new(part_limits, spool, memory, resumed_from, row.owns_slot, hold, prepared);
+        let names = PrepareNames {
+            subscription: row.id,
+            epoch: row.epoch,
+            prefix: resumption.preparing.prefix.clone(),
+        };
+        let feedback = Feedback::new(resumption.progress().positions());
+        let options = ReceiverOptions {
+            status_interval: config.status_interval,
+            receive_timeout: config.receive_timeout,
+            memory_limit: config.memory_limit,
+        };
+        let receiver = Receiver::spawn(stream, feedback.clone(), options)?;
+        let spool = AccountedSpool { spool, memory: Arc::clone(&receiver.memory) };
         let connects = self.stream_connects(context.subscriber, purpose, identity);
+        let run = self.resumed_run(row, resumption, settings, spool, waits, connects.len());
         session::give_up_locks(&mut control)?;
-        Leader::new(Parts {
-            control,
+        Leader::new(LeaderParts {
+            run,
+            around: Surroundings {
+                control,
+                tables,
+                table_sync: StreamedTableSync::new(adder, catch_up),
+                pool,
+                durability,
+                names,
+                shutdown: self.shutdown,
+                until,
+                counters: Counters::default(),
+            },
+            streams: StreamSessions::new(connects),
+            receiver,
+            feedback,
+            streaming,
             advanced: Arc::clone(&self.advanced),
             watch: Watch::spawn(context.publisher, &config.name, waits)?,
             pulse,
-            receiver,
-            pool,
-            durability,
-            feedback,
-            progress,
-            streaming,
-            incoming,
-            preparing,
-            memory: applied.memory,
-            witness,
-            applied_beyond: applied.beyond.into(),
-            streams: Streams::new(connects, streams_from),
-            stream_limits: PartLimits {
-                bytes: (config.memory_limit / 32).min(part_limits.bytes),
-                ..part_limits
-            },
-            tables,
-            joining: Joining::new(adder, catch_up, resumption.catching_up),
-            shutdown: self.shutdown,
-            until,
-            skip: row.skip,
             conflict_retention: config.conflict_retention(),
             durable_commits,
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
-            rows_through: settings.rows_through,
         })
         .run()
+    }
+
+    /// The engine's state, as the subscriber recorded it.
+    fn resumed_run<'r>(
+        &self,
+        row: &Subscription,
+        resumption: Resumption,
+        settings: PoolSettings,
+        spool: AccountedSpool,
+        waits: bool,
+        stream_sessions: usize,
+    ) -> ResumedRun<Surroundings<'r>> {
+        let parts = self.part_limits();
+        // A transaction that failed as sets is applied again as all others are. One that is prepared
+        // already holds the locks that a stream would wait for.
+        let streams_from = resumption.followed().max(self.rows_through);
+        let (progress, witness) = (resumption.progress(), resumption.witness());
+        let Resumption { applied, acknowledged, needed_from, prepared, preparing, .. } = resumption;
+        let mut deferred = DeferredTables::new(acknowledged, !waits, BlockLimits::default());
+        deferred::resume(&mut deferred, resumption.catching_up, applied.highest());
+        let incoming = IncomingSettings {
+            parts,
+            resumed_at: applied.through,
+            needed_from,
+            only_reader: row.owns_slot,
+            hold: preparing.hold,
+        };
+        let known = prepared.into_iter().map(|known| {
+            let absent = known.standing == Standing::Absent && !known.given_up;
+            (known.prepared, if absent { KnownPrepared::Absent } else { KnownPrepared::There })
+        });
+        ResumedRun {
+            settings: IntakeSettings {
+                skip: row.skip,
+                outstanding: Pacing::MEASURED.outstanding,
+                stream_limits: PartLimits {
+                    bytes: (self.config.memory_limit / 32).min(parts.bytes),
+                    ..parts
+                },
+                streams_by_rows: settings.rows_through == Lsn(u64::MAX),
+                prepares: preparing.hold.is_some(),
+                most_prepared: preparing.limit,
+            },
+            progress,
+            applied_beyond: applied.beyond.into(),
+            memory: applied.memory,
+            witness,
+            incoming: Incoming::new(incoming, spool, known),
+            streams: Streams::new(stream_sessions, streams_from, Pacing::MEASURED),
+            deferred,
+        }
     }
 
     /// Where to stop. The first run fixes it: a later one must not move it.
@@ -225,8 +268,6 @@ impl Supervisor<'_> {
         context: SyncContext<'o>,
         identity: Identity,
         settings: PoolSettings,
-        waits: bool,
-        resumption: &Resumption,
     ) -> CatchUpOptions<'o> {
         let PoolSettings { group_limits, rows_through, .. } = settings;
         CatchUpOptions {
@@ -240,9 +281,6 @@ impl Supervisor<'_> {
             part_limits: self.part_limits(),
             group_limits,
             rows_through,
-            holds: !waits,
-            sent_from: resumption.acknowledged,
-            applied: resumption.applied.highest(),
         }
     }
 

@@ -1,11 +1,13 @@
 //! Where a run resumes: the progress, the slot's position, and what nobody may have lost between them.
 
+use std::time::Duration;
+
 use engine::history::Witness;
+use engine::progress::Progress;
 use pgoutput::Lsn;
 use wire::Session;
 
 use super::Supervisor;
-use crate::apply::leader::Preparing;
 use crate::config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history;
@@ -32,7 +34,22 @@ pub(super) struct Resumption {
     pub(super) format: Format,
 }
 
+/// How transactions are prepared on the subscriber.
+pub(super) struct Preparing {
+    /// After how long they are prepared there; `None` for never.
+    pub(super) hold: Option<Duration>,
+    /// How many the subscriber can have.
+    pub(super) limit: usize,
+    /// What their names begin with.
+    pub(super) prefix: String,
+}
+
 impl Resumption {
+    /// Where the positions begin.
+    pub(super) fn progress(&self) -> Progress {
+        Progress::resume(self.applied.through, self.acknowledged, self.applied.highest())
+    }
+
     /// Compares what the stream brings again with what was applied and prepared.
     pub(super) fn witness(&self) -> Witness {
         // Where the publisher sends other transactions than before, nothing is remembered.
@@ -102,7 +119,7 @@ impl Supervisor<'_> {
         let prepared = two_phase::known(control, row.id, two_phase)?;
         let (limit, prefix) = prepared::place(control, row.id, &system.system_identifier)?;
         let hold = if two_phase { two_phase::hold(config, limit, waits)? } else { None };
-        let preparing = Preparing { hold, limit, subscription: row.id, epoch: row.epoch, prefix };
+        let preparing = Preparing { hold, limit, prefix };
         let format = match &self.text {
             Some(reason) => Format::text(reason),
             None => format::choose(control, published, config.binary)?,

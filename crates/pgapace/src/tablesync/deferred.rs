@@ -1,51 +1,46 @@
-//! Tables that join while others stream.
+//! Table sync beside the stream.
 //!
-//! A table is copied on threads of their own, its changes are put off meanwhile, and what the copy
-//! does not hold of them is then applied by a worker of its own, with a progress of its own: nobody
-//! else is delayed. When little is left, nothing more is received for a moment, until all that was
-//! received is applied: from then on the table is one like the others (P1 and P2 hold for it).
+//! Threads of their own copy a table, and its changes are deferred meanwhile ([`engine::deferred`]).
+//! Then a worker of its own applies the deferred changes from the sync LSN on, with a progress of its
+//! own: no other table is delayed. When little is left, the leader receives nothing for a moment, until
+//! everything that was received is applied. From then on the table is one like the others (P1 and P2
+//! hold for it).
 //!
-//! What is put off is not acknowledged, so after a crash it is sent again. A table whose copy was
-//! not complete is then copied anew; one whose copy was goes on where its progress is. Where the
-//! publisher waits for us, it is acknowledged all the same, and a crash has the table copied again.
+//! Deferred changes are not acknowledged, so after a crash the publisher sends them again. A synchronous
+//! publisher waits for the acknowledgement: then they are acknowledged, and after a crash the table is
+//! copied again.
 
 mod catchup;
 
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
-use engine::assemble::{PartLimits, SpoolCommand};
-use engine::deferred::Deferred;
+use engine::assemble::PartLimits;
+use engine::deferred::{DeferredStage, DeferredTable, DeferredTables};
 use engine::group::GroupLimits;
-use engine::progress::{Positions, Progress};
+use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::table_sync::TableSyncState;
-use engine::transaction::TransactionPart;
 use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 use wire::Session;
 
-use crate::apply::incoming::Incoming;
 use crate::apply::session::Connect;
+use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::tables::Tables;
 use crate::apply::worker::FromWorker;
 use crate::error::{Failure, Result};
-use crate::spool::Spool;
 use crate::subscriber::state;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
-use crate::tablesync::deferred::catchup::Worker;
+use crate::tablesync::deferred::catchup::CatchUpWorker;
 use crate::tablesync::table_state::{self, CatchUp};
 use crate::tablesync::{Added, Adder, Copying, Name};
 
-/// What may be left to be applied when a table is waited for.
+/// The largest size of deferred changes for which the leader pauses.
 const LITTLE: u64 = 1 << 20;
 /// The longest time for which nothing is received.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// Memory for what is put off, of all tables, and what a table may have of it.
-const BLOCKS: usize = 16 << 20;
-const LARGEST_BLOCK: usize = 256 << 10;
-const SMALLEST_BLOCK: usize = 8 << 10;
 
 /// How changes are applied to tables that catch up.
 pub(crate) struct CatchUpOptions<'a> {
@@ -54,20 +49,14 @@ pub(crate) struct CatchUpOptions<'a> {
     pub(crate) subscription: &'a str,
     pub(crate) part_limits: PartLimits,
     pub(crate) group_limits: GroupLimits,
-    /// See [`crate::apply::leader::Parts::rows_through`].
+    /// See [`crate::apply::pool::PoolSettings::rows_through`].
     pub(crate) rows_through: Lsn,
-    /// Whether what is put off is kept from being acknowledged.
-    pub(crate) holds: bool,
-    /// The publisher sends what commits from here on.
-    pub(crate) sent_from: Lsn,
-    /// What others have applied before this run.
-    pub(crate) applied: Lsn,
 }
 
-/// A moment in which nothing is received, so that a table can join.
+/// A moment in which the leader receives nothing, so that a table can catch up.
 ///
-/// What a table still has to do may wait for a lock, or be more than it seems: a moment that was too
-/// short is followed by a time in which the others go on, ten times as long, and then by a longer one.
+/// The worker may wait for a lock, or the changes may take longer than expected. After a moment that was
+/// too short, the stream continues for ten times as long, and the next moment is longer.
 #[derive(Debug)]
 struct Pause {
     since: Option<Instant>,
@@ -106,165 +95,63 @@ impl Pause {
 pub(crate) struct LeaderAccess<'a> {
     pub(crate) control: &'a mut Session,
     pub(crate) tables: &'a mut Tables,
-    pub(crate) incoming: &'a mut Incoming,
+    pub(crate) deferred: &'a mut DeferredTables<CatchUp>,
+    pub(crate) spool: &'a mut AccountedSpool,
     /// Whether everything that was received is applied.
     pub(crate) quiet: bool,
 }
 
-enum State {
-    /// The next copy has it.
-    Waits,
-    /// The present copy has it.
-    Copied,
-    CatchesUp(CatchUp),
-}
-
-/// A table that joins.
-struct Joiner {
-    name: Name,
-    state: State,
-    /// Changes of transactions that commit before it are in the table, or no one needs them.
-    from: Lsn,
-    /// From here on nothing is acknowledged, and here on nothing is said to be visible.
-    hold: Lsn,
-    visible: Lsn,
-    /// It cannot join before everything up to here was received: of a table that an earlier run has
-    /// copied, what it lacks and others have applied, and what it has applied and others lack.
-    after: Lsn,
-    deferred: Deferred,
-}
-
-impl Joiner {
-    fn is(&self, remote: &RemoteRelation) -> bool {
-        self.name.0 == remote.schema && self.name.1 == remote.name
-    }
-
-    fn catches_up(&self) -> Option<&CatchUp> {
-        match &self.state {
-            State::CatchesUp(catch_up) => Some(catch_up),
-            State::Waits | State::Copied => None,
-        }
+/// The tables that an earlier run has copied, and that have not caught up.
+pub(crate) fn resume(deferred: &mut DeferredTables<CatchUp>, tables: Vec<CatchUp>, applied: Lsn) {
+    for table in tables {
+        tracing::info!(
+            event = "table_catches_up",
+            table = format!("{}.{}", table.schema, table.name),
+            through = %table.through,
+            "table was copied and applies its deferred changes"
+        );
+        let (name, through) = ((table.schema.clone(), table.name.clone()), table.through);
+        deferred.resume(name, table, through, applied);
     }
 }
 
-/// The tables that join, and who copies and applies for them.
-pub(crate) struct Joining<'a> {
+/// Table sync beside the stream: who copies the tables, and who applies their deferred changes.
+pub(crate) struct StreamedTableSync<'a> {
     adder: Adder<'a>,
     options: CatchUpOptions<'a>,
-    tables: Vec<Joiner>,
     copying: Option<Copying>,
     /// Of one table after the other.
-    worker: Option<Worker>,
+    worker: Option<CatchUpWorker>,
     sender: Sender<(usize, FromWorker)>,
     pub(crate) events: Receiver<(usize, FromWorker)>,
     pause: Pause,
-    /// Tables that joined so far.
-    number: u32,
-    /// What the publisher has sent in this run.
-    received: Lsn,
-    said_full: bool,
-    commands: Vec<SpoolCommand>,
+    warned_full: bool,
 }
 
-impl<'a> Joining<'a> {
-    /// With tables that an earlier run has copied.
-    pub(crate) fn new(
-        adder: Adder<'a>,
-        options: CatchUpOptions<'a>,
-        catching_up: Vec<CatchUp>,
-    ) -> Self {
+impl<'a> StreamedTableSync<'a> {
+    pub(crate) fn new(adder: Adder<'a>, options: CatchUpOptions<'a>) -> Self {
         let (sender, events) = unbounded();
-        let (applied, received) = (options.applied, options.sent_from);
-        let mut joining = Self {
+        let pause = Pause::default();
+        Self {
             adder,
             options,
-            tables: Vec::new(),
             copying: None,
             worker: None,
             sender,
             events,
-            pause: Pause::default(),
-            number: 0,
-            received,
-            said_full: false,
-            commands: Vec::new(),
-        };
-        for table in catching_up {
-            tracing::info!(
-                event = "table_catches_up",
-                table = format!("{}.{}", table.schema, table.name),
-                through = %table.through,
-                "table was copied and applies its deferred changes"
-            );
-            let name = (table.schema.clone(), table.name.clone());
-            let through = table.through;
-            let after = applied.max(through);
-            joining.push(name, State::CatchesUp(table), through, (through, through), after);
+            pause,
+            warned_full: false,
         }
-        joining
     }
 
-    fn push(
-        &mut self,
-        name: Name,
-        state: State,
-        from: Lsn,
-        (hold, visible): (Lsn, Lsn),
-        after: Lsn,
-    ) {
-        let deferred = Deferred::new(self.number);
-        self.number += 1;
-        self.tables.push(Joiner { name, state, from, hold, visible, after, deferred });
+    /// Whether the worker applies changes of this table.
+    fn is_busy(&self, table: &CatchUp) -> bool {
+        self.worker.as_ref().is_some_and(|worker| worker.is_of(table) && !worker.is_idle())
     }
 
-    /// Whether every table has joined that can: one that is ahead of all that was received has to
-    /// wait for the others.
-    pub(crate) fn is_done(&self) -> bool {
-        self.tables.iter().all(|table| self.has_caught_up(table) && table.after > self.received)
-    }
-
-    /// Everything that commits before `lsn` was received in this run.
-    pub(crate) fn received(&mut self, lsn: Lsn) {
-        self.received = self.received.max(lsn);
-    }
-
-    /// Whether changes of this relation are put off.
-    pub(crate) fn has(&self, remote: &RemoteRelation) -> bool {
-        self.tables.iter().any(|table| table.is(remote))
-    }
-
-    /// Puts off what concerns tables that join. What was applied before this run may be among it.
-    pub(crate) fn put_off(&mut self, part: &TransactionPart, spool: &mut Spool) -> Result<()> {
-        if self.tables.is_empty() {
-            return Ok(());
-        }
-        let block = (BLOCKS / self.tables.len()).clamp(SMALLEST_BLOCK, LARGEST_BLOCK);
-        for table in self.tables.iter_mut().filter(|table| part.head.commit_lsn >= table.from) {
-            let (schema, name) = (&table.name.0, &table.name.1);
-            let is_mine =
-                |remote: &RemoteRelation| remote.schema == *schema && remote.name == *name;
-            table.deferred.push(part, is_mine, block, &mut self.commands);
-        }
-        carry_out(&mut self.commands, spool)
-    }
-
-    /// Nothing is acknowledged from here on.
-    pub(crate) fn hold(&self) -> Option<Lsn> {
-        self.tables.iter().map(|table| table.hold).min().filter(|_| self.options.holds)
-    }
-
-    /// What may be said to the publisher: what is put off is not visible, and what has to be received
-    /// again is not received, so that an idle publisher says how far it has come.
-    pub(crate) fn limit(&self, positions: Positions) -> Positions {
-        let visible = self.tables.iter().map(|table| table.visible).min();
-        let visible = visible.filter(|_| self.options.holds);
-        let lacks = self.tables.iter().any(|table| table.after > self.received);
-        let received = lacks.then_some(self.received);
-        Positions {
-            write: received.map_or(positions.write, |r| r.min(positions.write)),
-            apply: visible.map_or(positions.apply, |v| v.min(positions.apply)),
-            ..positions
-        }
+    /// Whether every table has caught up that can.
+    pub(crate) fn is_done(&self, deferred: &DeferredTables<CatchUp>) -> bool {
+        deferred.is_done(|table| self.is_busy(table))
     }
 
     /// Whether there are tables whose copy is to begin, and has not.
@@ -278,29 +165,35 @@ impl<'a> Joining<'a> {
         self.pause.is_on() || may_copy && self.adder.waits_for_quiet()
     }
 
-    /// Whether the spool has no room to put off more, and will have.
-    pub(crate) fn is_full(&self, incoming: &Incoming) -> bool {
-        // What waits for the end of its transaction does not go away by waiting.
+    /// Whether the spool has no room to defer more changes, and will have.
+    pub(crate) fn is_full(
+        &self,
+        deferred: &DeferredTables<CatchUp>,
+        spool: &AccountedSpool,
+    ) -> bool {
+        // The changes of a transaction that has not ended do not go away by waiting.
         let shrinks = || {
             self.copying.is_some()
-                || self.tables.iter().any(|table| !table.deferred.is_empty())
+                || deferred.tables().iter().any(|table| !table.changes.is_empty())
                 || self.worker.as_ref().is_some_and(|worker| !worker.is_idle())
         };
-        !self.tables.is_empty() && incoming.spool_is_half_full() && shrinks()
+        !deferred.tables().is_empty() && spool.spool.is_half_full() && shrinks()
     }
 
-    /// A relation appears that is not known. Returns whether it is put off.
+    /// A table appears that is not part of the subscription. Returns whether its changes are deferred.
     pub(crate) fn add(
         &mut self,
-        leader: &mut LeaderAccess<'_>,
+        control: &mut Session,
+        tables: &mut Tables,
+        deferred: &mut DeferredTables<CatchUp>,
         remote: &RemoteRelation,
         progress: &Progress,
     ) -> Result<bool> {
-        let dispatched = progress.last_dispatched();
-        if self.adder.add(leader.control, leader.tables, remote, dispatched)? == Added::Done {
+        if self.adder.add(control, tables, remote, progress.last_dispatched())? == Added::Done {
             return Ok(false);
         }
-        self.begin(leader, vec![(remote.schema.clone(), remote.name.clone())], progress)?;
+        let names = vec![(remote.schema.clone(), remote.name.clone())];
+        self.begin(control, deferred, names, progress)?;
         Ok(true)
     }
 
@@ -325,71 +218,59 @@ impl<'a> Joining<'a> {
         leader: &mut LeaderAccess<'_>,
         progress: &Progress,
     ) -> Result<()> {
-        let full = self.is_full(leader.incoming);
-        if full && !std::mem::replace(&mut self.said_full, full) {
+        let full = self.is_full(leader.deferred, leader.spool);
+        if full && !std::mem::replace(&mut self.warned_full, full) {
             tracing::warn!(
                 event = "deferred_changes_full",
                 "deferred changes fill half of the spool limit; other tables wait"
             );
         }
-        let dispatched = progress.last_dispatched();
-        self.adder.look_for_new_tables(leader.control, leader.tables, dispatched)?;
-        let tables = &self.tables;
-        self.adder.look_for_requests(leader.control, |name| {
-            tables.iter().any(|table| table.name == *name)
+        let LeaderAccess { control, tables, deferred, quiet, .. } = leader;
+        self.adder.look_for_new_tables(control, tables, progress.last_dispatched())?;
+        self.adder.look_for_requests(control, |name| {
+            deferred.tables().iter().any(|table| table.name == *name)
         })?;
-        if leader.quiet && self.adder.waits_for_quiet() {
-            let requested = self.adder.take_requested(leader.control, leader.tables)?;
-            self.begin(leader, requested, progress)?;
+        if *quiet && self.adder.waits_for_quiet() {
+            let requested = self.adder.take_requested(control, tables)?;
+            self.begin(control, deferred, requested, progress)?;
         }
         Ok(())
     }
 
-    /// From here on changes of these tables are put off.
+    /// Defers changes of these tables from here on.
     fn begin(
         &mut self,
-        leader: &mut LeaderAccess<'_>,
+        control: &mut Session,
+        deferred: &mut DeferredTables<CatchUp>,
         names: Vec<Name>,
         progress: &Progress,
     ) -> Result<()> {
         if names.is_empty() {
             return Ok(());
         }
-        table_state::begin_catch_up(leader.control, self.adder.owner(), &names)?;
-        let Positions { flush, apply, .. } = self.limit(progress.positions());
-        for name in names {
-            let from = progress.last_dispatched();
-            // The snapshot has all that was received, and all that is received again.
-            self.push(name, State::Waits, from, (flush, apply), Lsn::INVALID);
-        }
-        self.start_copy()
+        table_state::begin_catch_up(control, self.adder.owner(), &names)?;
+        names.into_iter().for_each(|name| deferred.begin(name, progress));
+        self.start_copy(deferred)
     }
 
-    fn start_copy(&mut self) -> Result<()> {
-        if self.copying.is_some() {
-            return Ok(());
-        }
-        let mut names = Vec::new();
-        for table in &mut self.tables {
-            if matches!(table.state, State::Waits) {
-                table.state = State::Copied;
-                names.push(table.name.clone());
+    fn start_copy(&mut self, deferred: &mut DeferredTables<CatchUp>) -> Result<()> {
+        if self.copying.is_none() {
+            let names = deferred.take_copies();
+            if !names.is_empty() {
+                self.copying = Some(self.adder.copy(names)?);
             }
-        }
-        if !names.is_empty() {
-            self.copying = Some(self.adder.copy(names)?);
         }
         Ok(())
     }
 
     /// Goes on with all of it as far as possible.
     pub(crate) fn advance(&mut self, leader: &mut LeaderAccess<'_>) -> Result<()> {
-        if self.tables.is_empty() {
+        if leader.deferred.tables().is_empty() {
             return Ok(());
         }
         self.take_copied(leader)?;
         self.catch_up(leader)?;
-        self.join(leader)
+        self.end_catch_up(leader)
     }
 
     /// The present copy may have ended.
@@ -406,7 +287,8 @@ impl<'a> Joining<'a> {
         let owner = self.adder.owner();
         let mut copied = table_state::catching_up(leader.control, owner.id)?;
         let mut gone = Vec::new();
-        for table in self.tables.iter_mut().filter(|t| matches!(t.state, State::Copied)) {
+        let deferred = leader.deferred.tables_mut().iter_mut();
+        for table in deferred.filter(|t| matches!(t.stage, DeferredStage::DataSync)) {
             let is_it =
                 |copied: &CatchUp| copied.schema == table.name.0 && copied.name == table.name.1;
             match copied.iter().position(is_it) {
@@ -415,7 +297,7 @@ impl<'a> Joining<'a> {
                     table_state::start_catch_up(leader.control, owner, &copied)?;
                     leader.tables.add(&copied.schema, &copied.name, copied.sync_lsn);
                     self.adder.copied(&table.name);
-                    table.state = State::CatchesUp(copied);
+                    table.stage = DeferredStage::CatchUp(copied);
                 }
                 None => gone.push(table.name.clone()),
             }
@@ -434,29 +316,26 @@ impl<'a> Joining<'a> {
                 // It was taken out of the publication, or dropped, before the snapshot.
                 self.adder.forget(leader.control, &name)?;
             }
-            self.remove(|table| table.name == name, leader)?;
+            leader.deferred.remove(|table| table.name == name, leader.spool)?;
         }
-        self.start_copy()
+        self.start_copy(leader.deferred)
     }
 
-    /// Hands what was put off to the worker of the first table that has something.
+    /// Hands deferred changes to the worker of the first table that has some.
     fn catch_up(&mut self, leader: &mut LeaderAccess<'_>) -> Result<()> {
         if self.worker.is_none() {
-            let lags = |table: &&Joiner| table.catches_up().is_some() && !table.deferred.is_empty();
-            let Some(table) = self.tables.iter().find(lags) else { return Ok(()) };
-            let Some(state) = table.catches_up() else { return Ok(()) };
-            let unread = table.deferred.unread();
+            let all = leader.deferred.tables().iter();
+            let mut lag = all.filter(|table| !table.changes.is_empty());
+            let lags = lag.find_map(|table| Some((table.copied()?, table.changes.unread())));
+            let Some((table, unread)) = lags else { return Ok(()) };
             let sender = self.sender.clone();
-            self.worker = Some(Worker::spawn(state, unread, &self.options, sender)?);
+            self.worker = Some(CatchUpWorker::spawn(table, unread, &self.options, sender)?);
         }
         let Some(worker) = &mut self.worker else { return Ok(()) };
-        let joiner =
-            self.tables.iter_mut().find(|t| t.catches_up().is_some_and(|c| worker.is_of(c)));
-        match joiner {
-            Some(Joiner { state: State::CatchesUp(state), deferred, .. }) => {
-                worker.feed(state, deferred, leader, &self.options)
-            }
-            _ => Ok(()),
+        let mut tables = leader.deferred.tables().iter();
+        match tables.position(|table| table.copied().is_some_and(|copied| worker.is_of(copied))) {
+            Some(place) => worker.feed(place, leader, &self.options),
+            None => Ok(()),
         }
     }
 
@@ -475,63 +354,39 @@ impl<'a> Joining<'a> {
         }
     }
 
-    fn worker_of(&self, table: &CatchUp) -> Option<&Worker> {
-        self.worker.as_ref().filter(|worker| worker.is_of(table))
-    }
-
-    /// Whether all that was put off of a table that is copied is applied.
-    fn has_caught_up(&self, table: &Joiner) -> bool {
-        table.catches_up().is_some_and(|state| {
-            table.deferred.is_empty() && self.worker_of(state).is_none_or(Worker::is_idle)
-        })
-    }
-
-    /// Takes in the tables that have caught up, if everything else that was received is applied.
-    fn join(&mut self, leader: &mut LeaderAccess<'_>) -> Result<()> {
+    /// Ends the catch-up of the tables that have everything, if everything else that was received is
+    /// applied.
+    fn end_catch_up(&mut self, leader: &mut LeaderAccess<'_>) -> Result<()> {
+        let LeaderAccess { control, deferred, spool, quiet, .. } = leader;
         let worker = self.worker.as_ref();
-        let may_join = |table: &&Joiner| table.after <= self.received;
-        let nearly = self.tables.iter().filter(may_join).any(|table| {
-            self.has_caught_up(table)
-                || table.catches_up().and_then(|state| self.worker_of(state)).is_some_and(
-                    |worker| table.deferred.unread() <= LITTLE || worker.does_not_come_closer(),
-                )
-        });
-        let endless = worker.is_some_and(Worker::does_not_come_closer);
-        self.pause.look(nearly, endless);
-        if !leader.quiet {
+        let caught_up: Vec<_> = deferred.caught_up(|table| self.is_busy(table)).cloned().collect();
+        let little = |table: &&DeferredTable<CatchUp>| {
+            let worker = worker.filter(|worker| table.copied().is_some_and(|c| worker.is_of(c)));
+            worker.is_some_and(|worker| {
+                table.changes.unread() <= LITTLE || worker.does_not_come_closer()
+            })
+        };
+        let nearly = deferred
+            .tables()
+            .iter()
+            .filter(|table| deferred.may_catch_up(table))
+            .any(|t| little(&t));
+        let endless = worker.is_some_and(CatchUpWorker::does_not_come_closer);
+        self.pause.look(nearly || !caught_up.is_empty(), endless);
+        if !*quiet || caught_up.is_empty() {
             return Ok(());
         }
-        let joined = self.tables.iter().filter(may_join).filter(|table| self.has_caught_up(table));
-        let joined: Vec<_> = joined.filter_map(|table| table.catches_up().cloned()).collect();
-        if joined.is_empty() {
-            return Ok(());
-        }
-        let numbers: Vec<_> = joined.iter().map(|table| table.number).collect();
-        table_state::end_catch_up(leader.control, self.adder.owner(), &numbers)?;
-        for table in &joined {
+        let numbers: Vec<_> = caught_up.iter().map(|table| table.number).collect();
+        table_state::end_catch_up(control, self.adder.owner(), &numbers)?;
+        for table in &caught_up {
             let table = format!("{}.{}", table.schema, table.name);
             tracing::info!(event = "table_caught_up", table, "table has caught up with the others");
         }
-        if self.worker.as_ref().is_some_and(|w| joined.iter().any(|table| w.is_of(table))) {
+        if self.worker.as_ref().is_some_and(|w| caught_up.iter().any(|table| w.is_of(table))) {
             self.worker = None;
         }
-        self.remove(|t| t.catches_up().is_some_and(|c| numbers.contains(&c.number)), leader)?;
+        deferred.remove(|t| t.copied().is_some_and(|c| numbers.contains(&c.number)), *spool)?;
         self.pause = Pause::default();
         Ok(())
     }
-
-    fn remove(
-        &mut self,
-        which: impl Fn(&Joiner) -> bool,
-        leader: &mut LeaderAccess<'_>,
-    ) -> Result<()> {
-        for table in self.tables.extract_if(.., |table| which(table)) {
-            self.commands.extend(table.deferred.discard());
-        }
-        carry_out(&mut self.commands, leader.incoming.spool().0)
-    }
-}
-
-fn carry_out(commands: &mut Vec<SpoolCommand>, spool: &mut Spool) -> Result<()> {
-    commands.drain(..).try_for_each(|command| spool.carry_out(command))
 }

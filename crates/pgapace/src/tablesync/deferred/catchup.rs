@@ -2,29 +2,26 @@
 //! the table's own progress.
 
 use crossbeam_channel::Sender;
-use engine::assemble::{ReplayError, SpoolCommand};
-use engine::deferred::Deferred;
+use engine::assemble::ReplayError;
 use engine::dispatch::{Dispatchable, Pacing};
 use engine::group::{Batcher, GroupSeq};
 use engine::transaction::TransactionPart;
 use engine::worker::{Dependent, GroupMode};
 use pgoutput::Lsn;
 
-use crate::apply::incoming::Source;
 use crate::apply::offender::of_relation;
 use crate::apply::turns::Turns;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::{self, FromWorker, WorkerContext};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::Stopwatch;
-use crate::subscriber::state::SubscriptionId;
-use crate::tablesync::deferred::{CatchUpOptions, LITTLE, LeaderAccess, carry_out};
+use crate::tablesync::deferred::{CatchUpOptions, LITTLE, LeaderAccess};
 use crate::tablesync::table_state::CatchUp;
 
 /// Applies the deferred changes of one table.
-pub(super) struct Worker {
+pub(super) struct CatchUpWorker {
     worker: worker::Worker,
-    of: SubscriptionId,
+    table: CatchUp,
     waiting: Batcher<Work>,
     /// Groups that are not answered. Each part of a large transaction counts as one.
     in_flight: usize,
@@ -33,14 +30,13 @@ pub(super) struct Worker {
     in_parts: bool,
     /// The end of the last transaction that was read.
     through: Lsn,
-    /// How much was deferred when the round began, and how much of that is not read.
+    /// Bytes that were deferred when the round began, and those of them that are not taken.
     round: u64,
     left: u64,
     farther: bool,
-    commands: Vec<SpoolCommand>,
 }
 
-impl Worker {
+impl CatchUpWorker {
     pub(super) fn spawn(
         table: &CatchUp,
         unread: u64,
@@ -52,7 +48,7 @@ impl Worker {
         let context = WorkerContext { turns: Turns::new(1)?, sender, subscription };
         Ok(Self {
             worker: worker::Worker::spawn(0, connect, &context, Stopwatch::default())?,
-            of: table.number,
+            table: table.clone(),
             waiting: Batcher::new(options.group_limits, Pacing::MEASURED),
             in_flight: 0,
             last: GroupSeq::NONE,
@@ -61,12 +57,11 @@ impl Worker {
             round: unread,
             left: unread,
             farther: false,
-            commands: Vec::new(),
         })
     }
 
     pub(super) fn is_of(&self, table: &CatchUp) -> bool {
-        self.of == table.number
+        self.table.number == table.number
     }
 
     /// Whether it has nothing to do.
@@ -74,8 +69,8 @@ impl Worker {
         self.in_flight == 0 && self.waiting.is_empty() && !self.in_parts
     }
 
-    /// Whether at least half as much was deferred in the last round as in the one before it. Then the table
-    /// would be behind for a long time.
+    /// Whether at least half as much was deferred in the last round as in the one before it: then the
+    /// table would be behind for long.
     pub(super) fn does_not_come_closer(&self) -> bool {
         self.farther
     }
@@ -84,17 +79,18 @@ impl Worker {
         self.in_flight -= groups;
     }
 
-    /// Reads more deferred changes, as long as the worker takes groups.
+    /// Takes more of the deferred changes, as long as it has room. `place` is the table's.
     pub(super) fn feed(
         &mut self,
-        table: &CatchUp,
-        deferred: &mut Deferred,
+        place: usize,
         leader: &mut LeaderAccess<'_>,
         options: &CatchUpOptions<'_>,
     ) -> Result<()> {
+        let is_empty =
+            |leader: &LeaderAccess<'_>| leader.deferred.tables()[place].changes.is_empty();
         while self.in_flight < Pacing::MEASURED.depth {
-            while !self.waiting.is_worth_a_group() && !deferred.is_empty() {
-                self.take(table, deferred, leader, options)?;
+            while !self.waiting.is_worth_a_group() && !is_empty(leader) {
+                self.take(place, leader, options)?;
             }
             let Some(works) = self.waiting.take() else { break };
             self.submit(works, options.rows_through);
@@ -104,45 +100,36 @@ impl Worker {
 
     fn take(
         &mut self,
-        table: &CatchUp,
-        deferred: &mut Deferred,
+        place: usize,
         leader: &mut LeaderAccess<'_>,
         options: &CatchUpOptions<'_>,
     ) -> Result<()> {
-        let before = deferred.unread();
-        let (spool, memory) = leader.incoming.spool();
-        let mut source = Source { spool: &mut *spool, memory };
+        let LeaderAccess { deferred, spool, .. } = leader;
+        let before = deferred.tables()[place].changes.unread();
         let part = deferred
-            .next_part(&mut source, options.part_limits, &mut self.commands)
+            .next_part(place, self.table.sync_lsn, options.part_limits, *spool)
             .map_err(|error| match error {
                 ReplayError::Source(failure) => failure,
                 error @ ReplayError::Malformed => Failure::internal(error.to_string()),
             })?;
-        carry_out(&mut self.commands, spool)?;
-        self.left = self.left.saturating_sub(before - deferred.unread());
+        let now = deferred.tables()[place].changes.unread();
+        self.left = self.left.saturating_sub(before - now);
         if self.left == 0 {
-            let now = deferred.unread();
-            // A short round says nothing about the next one.
+            // A round of little says nothing about the next.
             self.farther = self.round > LITTLE && now > self.round / 2;
             (self.round, self.left) = (now, now);
         }
-        // The copy contains what committed before its snapshot.
-        match part.filter(|part| table.sync_lsn.passes(part.head.commit_lsn)) {
-            Some(part) => self.wait(part, table, leader),
+        match part {
+            Some(part) => self.wait(part, leader),
             None => Ok(()),
         }
     }
 
-    fn wait(
-        &mut self,
-        part: TransactionPart,
-        table: &CatchUp,
-        leader: &mut LeaderAccess<'_>,
-    ) -> Result<()> {
+    fn wait(&mut self, part: TransactionPart, leader: &mut LeaderAccess<'_>) -> Result<()> {
         let commit_lsn = part.head.commit_lsn;
         let mut tables = Vec::with_capacity(part.relations().len());
         for (index, remote) in part.relations().iter().enumerate() {
-            let is_it = remote.schema == table.schema && remote.name == table.name;
+            let is_it = remote.schema == self.table.schema && remote.name == self.table.name;
             let found = if is_it {
                 leader.tables.resolve(leader.control, remote, commit_lsn)
             } else {

@@ -1,4 +1,4 @@
-//! Whatever is put off comes back, and nothing else.
+//! Whatever is deferred comes back, and nothing else.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -148,11 +148,11 @@ proptest! {
         let limits = PartLimits { changes, ..PartLimits::default() };
         let mut files = Files::default();
         let mut commands = Vec::new();
-        let mut deferred = Deferred::new(3);
+        let mut deferred = DeferredChanges::new(3);
         let mut expected = Vec::new();
         let mut got: Vec<(TransactionHead, Lsn, Vec<Step>)> = Vec::new();
         let mut open: Option<Vec<Step>> = None;
-        let mut read = |deferred: &mut Deferred, files: &mut Files, times: usize| {
+        let mut read = |deferred: &mut DeferredChanges, files: &mut Files, times: usize| {
             for _ in 0..times {
                 let mut commands = Vec::new();
                 let part = deferred.next_part(files, limits, &mut commands).expect("readable");

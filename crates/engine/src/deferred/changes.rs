@@ -1,8 +1,8 @@
-//! Changes of one table that are put off: it is copied while others stream.
+//! Deferred changes of one table.
 //!
 //! They are copied out of the receive buffers, with the ends of their transactions, into blocks of
 //! whole records. The last block is in memory, the others in the spool, in files that are given back
-//! one after the other. What was put off is read again as parts of transactions, while more comes.
+//! one after the other. They are read again as parts of transactions, while more comes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,9 +36,9 @@ struct File {
     bytes: u64,
 }
 
-/// What was put off of one table.
+/// The deferred changes of one table.
 #[derive(Debug)]
-pub struct Deferred {
+pub struct DeferredChanges {
     /// Of the next file.
     next_id: u64,
     relations: Vec<Arc<RemoteRelation>>,
@@ -60,7 +60,7 @@ pub struct Deferred {
     unread: u64,
 }
 
-impl Deferred {
+impl DeferredChanges {
     /// Nothing yet; `number` is another one for each table of a run.
     #[must_use]
     pub fn new(number: u32) -> Self {
@@ -91,7 +91,7 @@ impl Deferred {
         self.unread
     }
 
-    /// Puts off those changes of a part that touch a relation which `is_mine` takes. Blocks of
+    /// Defers those changes of a part that touch a relation which `is_mine` takes. Blocks of
     /// `block_bytes` go to the spool.
     pub fn push(
         &mut self,
@@ -190,7 +190,7 @@ impl Deferred {
         }
     }
 
-    /// The next part of what was put off; none if there is no whole transaction. `commands` gets
+    /// The next part of what is deferred; none if there is no whole transaction. `commands` gets
     /// what the spool has to do then.
     ///
     /// # Errors

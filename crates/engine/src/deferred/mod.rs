@@ -1,0 +1,275 @@
+//! Tables that are copied while others stream, and their changes, which are deferred meanwhile.
+//!
+//! ```text
+//!  begin() ──► Init ──► DataSync ──► CatchUp ──► like all other tables
+//!              (the next copy has it)  (its deferred changes are applied
+//!                                       from its sync LSN on)
+//! ```
+//!
+//! Deferred changes are not acknowledged, so after a crash the publisher sends them again. A table whose
+//! copy was not complete is copied again; one whose copy was complete continues at its own progress.
+
+mod changes;
+
+pub use changes::DeferredChanges;
+use pgoutput::Lsn;
+
+use crate::assemble::{PartLimits, ReplayError, SpoolCommand};
+use crate::intake::Spool;
+use crate::progress::{Positions, Progress};
+use crate::relation::RemoteRelation;
+use crate::sync_lsn::SyncLsn;
+use crate::transaction::TransactionPart;
+
+/// Memory for deferred changes.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockLimits {
+    /// Bytes of the blocks of all tables.
+    pub all: usize,
+    /// The largest and the smallest block of a table.
+    pub largest: usize,
+    /// See `largest`.
+    pub smallest: usize,
+}
+
+impl Default for BlockLimits {
+    fn default() -> Self {
+        Self { all: 16 << 20, largest: 256 << 10, smallest: 8 << 10 }
+    }
+}
+
+/// How far the sync of a table has come, by the names of [`crate::table_sync::TableSyncState`]. `C` is
+/// what is known of a complete copy.
+#[derive(Debug)]
+pub enum DeferredStage<C> {
+    /// The next copy has it.
+    Init,
+    /// The present copy has it.
+    DataSync,
+    /// It is copied, and its deferred changes are applied.
+    CatchUp(C),
+}
+
+/// A table whose changes are deferred.
+#[derive(Debug)]
+pub struct DeferredTable<C> {
+    /// Its schema and name.
+    pub name: (String, String),
+    /// How far its sync has come.
+    pub stage: DeferredStage<C>,
+    /// Changes of transactions that commit before it are in the table, or in its copy.
+    from: Lsn,
+    /// Nothing is acknowledged from here on, and nothing is reported as visible from `visible` on.
+    hold: Lsn,
+    visible: Lsn,
+    /// Everything up to here must be received before the table catches up. An earlier run has copied it:
+    /// until then either the table or the others lack changes that the publisher sends again.
+    after: Lsn,
+    /// What is deferred.
+    pub changes: DeferredChanges,
+}
+
+impl<C> DeferredTable<C> {
+    /// What is known of its copy, if that is complete.
+    pub fn copied(&self) -> Option<&C> {
+        match &self.stage {
+            DeferredStage::CatchUp(copied) => Some(copied),
+            DeferredStage::Init | DeferredStage::DataSync => None,
+        }
+    }
+
+    fn is(&self, relation: &RemoteRelation) -> bool {
+        self.name.0 == relation.schema && self.name.1 == relation.name
+    }
+}
+
+/// The tables whose changes are deferred.
+#[derive(Debug)]
+pub struct DeferredTables<C> {
+    tables: Vec<DeferredTable<C>>,
+    /// Tables so far: each has another number in the spool.
+    number: u32,
+    /// Everything that commits before it was received in this run.
+    received: Lsn,
+    /// Whether deferred changes are kept from being acknowledged.
+    holds: bool,
+    blocks: BlockLimits,
+    commands: Vec<SpoolCommand>,
+}
+
+impl<C> DeferredTables<C> {
+    /// No table. The publisher sends what commits from `sent_from` on.
+    #[must_use]
+    pub fn new(sent_from: Lsn, holds: bool, blocks: BlockLimits) -> Self {
+        let (tables, commands) = (Vec::new(), Vec::new());
+        Self { tables, number: 0, received: sent_from, holds, blocks, commands }
+    }
+
+    /// Adds a table that an earlier run has copied. It has everything up to `through`; the others have
+    /// everything up to `applied`.
+    pub fn resume(&mut self, name: (String, String), copied: C, through: Lsn, applied: Lsn) {
+        let (stage, after) = (DeferredStage::CatchUp(copied), applied.max(through));
+        self.push(name, stage, through, (through, through), after);
+    }
+
+    /// Adds a table that is to be copied: from here on its changes are deferred.
+    pub fn begin(&mut self, name: (String, String), progress: &Progress) {
+        let Positions { flush, apply, .. } = self.limit(progress.positions());
+        // The snapshot has everything that was received, and everything that is received again.
+        let (from, after) = (progress.last_dispatched(), Lsn::INVALID);
+        self.push(name, DeferredStage::Init, from, (flush, apply), after);
+    }
+
+    fn push(
+        &mut self,
+        name: (String, String),
+        stage: DeferredStage<C>,
+        from: Lsn,
+        (hold, visible): (Lsn, Lsn),
+        after: Lsn,
+    ) {
+        let changes = DeferredChanges::new(self.number);
+        self.number += 1;
+        self.tables.push(DeferredTable { name, stage, from, hold, visible, after, changes });
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn tables(&self) -> &[DeferredTable<C>] {
+        &self.tables
+    }
+
+    /// The same, to advance their stages.
+    pub fn tables_mut(&mut self) -> &mut [DeferredTable<C>] {
+        &mut self.tables
+    }
+
+    /// Everything that commits before `lsn` was received in this run.
+    pub fn received(&mut self, lsn: Lsn) {
+        self.received = self.received.max(lsn);
+    }
+
+    /// Whether changes of this relation are deferred.
+    #[must_use]
+    pub fn has(&self, relation: &RemoteRelation) -> bool {
+        self.tables.iter().any(|table| table.is(relation))
+    }
+
+    /// Defers the changes of a part that concern these tables. The others may have applied it before
+    /// this run.
+    ///
+    /// # Errors
+    /// When the spool cannot be written.
+    pub fn defer<S: Spool>(
+        &mut self,
+        part: &TransactionPart,
+        spool: &mut S,
+    ) -> Result<(), S::Error> {
+        if !self.tables.is_empty() {
+            let BlockLimits { all, largest, smallest } = self.blocks;
+            let block = (all / self.tables.len()).clamp(smallest, largest);
+            for table in self.tables.iter_mut().filter(|t| part.head.commit_lsn >= t.from) {
+                let (schema, name) = (&table.name.0, &table.name.1);
+                let is_mine = |r: &RemoteRelation| r.schema == *schema && r.name == *name;
+                table.changes.push(part, is_mine, block, &mut self.commands);
+            }
+            carry_out(&mut self.commands, spool)?;
+        }
+        if let Some(end) = part.end_lsn {
+            self.received(end);
+        }
+        Ok(())
+    }
+
+    /// The next part of what is deferred of a table, by its place. What commits before `sync_lsn` is in
+    /// the copy, and comes as nothing.
+    ///
+    /// # Errors
+    /// When the spool cannot be read.
+    pub fn next_part<S: Spool>(
+        &mut self,
+        table: usize,
+        sync_lsn: SyncLsn,
+        limits: PartLimits,
+        spool: &mut S,
+    ) -> Result<Option<TransactionPart>, ReplayError<S::Error>> {
+        let Self { tables, commands, .. } = self;
+        let part = tables[table].changes.next_part(spool, limits, commands)?;
+        carry_out(commands, spool).map_err(ReplayError::Source)?;
+        Ok(part.filter(|part| sync_lsn.passes(part.head.commit_lsn)))
+    }
+
+    /// Nothing is acknowledged from here on.
+    #[must_use]
+    pub fn hold(&self) -> Option<Lsn> {
+        self.tables.iter().map(|table| table.hold).min().filter(|_| self.holds)
+    }
+
+    /// What may be reported to the publisher: deferred changes are not visible. What has to be received
+    /// again counts as not received, so that an idle publisher reports how far it has come.
+    #[must_use]
+    pub fn limit(&self, positions: Positions) -> Positions {
+        let visible = self.tables.iter().map(|table| table.visible).min();
+        let visible = visible.filter(|_| self.holds);
+        let lacks = self.tables.iter().any(|table| !self.may_catch_up(table));
+        let received = lacks.then_some(self.received);
+        Positions {
+            write: received.map_or(positions.write, |r| r.min(positions.write)),
+            apply: visible.map_or(positions.apply, |v| v.min(positions.apply)),
+            ..positions
+        }
+    }
+
+    /// Whether everything was received that a table must wait for.
+    #[must_use]
+    pub fn may_catch_up(&self, table: &DeferredTable<C>) -> bool {
+        table.after <= self.received
+    }
+
+    /// The tables that have everything that was received, if everything else that was received is
+    /// applied. `is_busy` is whether a worker still applies changes of one.
+    pub fn caught_up(&self, is_busy: impl Fn(&C) -> bool) -> impl Iterator<Item = &C> {
+        let all = self.tables.iter().filter(|table| self.may_catch_up(table));
+        all.filter(|table| table.changes.is_empty())
+            .filter_map(DeferredTable::copied)
+            .filter(move |copied| !is_busy(copied))
+    }
+
+    /// Whether every table has caught up that can: one that is ahead of everything that was received has
+    /// to wait for the others.
+    pub fn is_done(&self, is_busy: impl Fn(&C) -> bool) -> bool {
+        self.tables.iter().all(|table| {
+            let applied = table.copied().is_some_and(|copied| !is_busy(copied));
+            applied && table.changes.is_empty() && !self.may_catch_up(table)
+        })
+    }
+
+    /// The tables of the next copy, which begins now.
+    pub fn take_copies(&mut self) -> Vec<(String, String)> {
+        let waiting = self.tables.iter_mut().filter(|t| matches!(t.stage, DeferredStage::Init));
+        let begun = waiting.map(|table| {
+            table.stage = DeferredStage::DataSync;
+            table.name.clone()
+        });
+        begun.collect()
+    }
+
+    /// From here on the changes of these tables are applied with those of all others, or not at all.
+    ///
+    /// # Errors
+    /// When the spool cannot be written.
+    pub fn remove<S: Spool>(
+        &mut self,
+        which: impl Fn(&DeferredTable<C>) -> bool,
+        spool: &mut S,
+    ) -> Result<(), S::Error> {
+        for table in self.tables.extract_if(.., |table| which(table)) {
+            self.commands.extend(table.changes.discard());
+        }
+        carry_out(&mut self.commands, spool)
+    }
+}
+
+fn carry_out<S: Spool>(commands: &mut Vec<SpoolCommand>, spool: &mut S) -> Result<(), S::Error> {
+    commands.drain(..).try_for_each(|command| spool.carry_out(command))
+}

@@ -1,0 +1,572 @@
+//! What becomes of each message of the stream: skipped, deferred, held, spooled, or dispatched.
+//!
+//! ```text
+//!                     ┌──► already applied: skipped, but compared with what was applied
+//!  message ─► part ───┼──► of a table that is being copied: also deferred
+//!     │               └──► a transaction of its own place in commit order ──► dispatch
+//!     ├──► spooled until its end is known ──► parts, as above
+//!     ├──► streamed: also executed while it is open ([`crate::streaming`])
+//!     └──► prepared: held ──► COMMIT PREPARED: parts, as above
+//!                         └─► prepared on the subscriber; its end is a step
+//! ```
+//!
+//! The [`Intake`] is the leader's state machine. It alone owns the progress arithmetic, so one place
+//! decides what is dispatched and what is acknowledged. It does no I/O and reads no clock: time is an
+//! argument, and [`Surroundings`] stand between it and the servers. The simulation
+//! (`crates/engine/simulation`) drives the same code between models of both.
+
+mod incoming;
+mod streams;
+mod two_phase;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use incoming::{EndedTransaction, NextPart};
+pub use incoming::{Incoming, IncomingSettings, KnownPrepared, PreparedTransaction, Spool};
+use pgoutput::{Lsn, Message, Prepare, Xid};
+pub use streams::StreamReadiness;
+
+use crate::assemble::{AssembleError, PartLimits, Prepared, ReplayError};
+use crate::deferred::DeferredTables;
+use crate::history::{Applied, HistoryError, Memory, Witness};
+use crate::progress::{Positions, Progress, Range};
+use crate::relation::RemoteRelation;
+use crate::streaming::Streams;
+use crate::sync_lsn::already_applied;
+use crate::transaction::{Location, TransactionPart};
+use crate::work::{Table, Work};
+
+/// A part with the tables and the prepared transactions of these surroundings.
+pub type WorkOf<E> = Work<<E as Surroundings>::Table, <E as Surroundings>::Prepared>;
+
+/// What stands between the intake and the servers.
+pub trait Surroundings {
+    /// A table of the subscriber.
+    type Table: Table;
+    /// A transaction that is prepared on the subscriber.
+    type Prepared: PreparedTransaction;
+    /// What is known of a table whose copy is complete and that catches up.
+    type Copied;
+    /// Where blocks go that leave memory.
+    type Spool: Spool<Error = Self::Error>;
+    /// Why something failed outside.
+    type Error;
+
+    /// Takes a part into the dispatcher. So many transactions are outstanding with it.
+    fn dispatch(&mut self, work: WorkOf<Self>, outstanding: usize);
+
+    /// Whether nothing waits for a worker.
+    fn is_drained(&self) -> bool;
+
+    /// Whether no worker has anything.
+    fn is_idle(&self) -> bool;
+
+    /// Where to stop, once that is known.
+    fn goal(&self) -> Option<Lsn>;
+
+    /// Whether this is a table of pgapace, whose changes nobody applies.
+    fn is_own(&self, relation: &RemoteRelation) -> bool;
+
+    /// Whether the table is part of the subscription, for transactions that commit here.
+    fn knows(&self, relation: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool;
+
+    /// Whether this is another table of the publisher than the one that had the name before.
+    fn is_another(&mut self, relation: &Arc<RemoteRelation>) -> bool;
+
+    /// A table appears that is not part of the subscription. Returns whether its changes are deferred.
+    ///
+    /// # Errors
+    /// When the subscriber or the publisher cannot be asked.
+    fn add_table(
+        &mut self,
+        relation: &RemoteRelation,
+        deferred: &mut DeferredTables<Self::Copied>,
+        progress: &Progress,
+    ) -> Result<bool, Self::Error>;
+
+    /// The table of a part's relation, by index, for a transaction that commits here. None if its
+    /// changes are not applied.
+    ///
+    /// # Errors
+    /// When there is no such table, or it does not fit.
+    fn table(
+        &mut self,
+        part: &TransactionPart,
+        relation: usize,
+        commit_lsn: Lsn,
+    ) -> Result<Option<Arc<Self::Table>>, Self::Error>;
+
+    /// Whether changes of these relations, in a transaction that commits after `lsn`, may be prepared on
+    /// the subscriber.
+    ///
+    /// # Errors
+    /// When a table cannot be resolved.
+    fn may_be_prepared(
+        &mut self,
+        relations: &[Arc<RemoteRelation>],
+        lsn: Lsn,
+    ) -> Result<bool, Self::Error>;
+
+    /// How a transaction is prepared on the subscriber.
+    fn prepare_as(&self, prepared: &Prepared) -> Self::Prepared;
+
+    /// Notes on the subscriber, in a commit of its own, that these are about to be prepared there.
+    ///
+    /// # Errors
+    /// When that fails.
+    fn note_prepared(&mut self, prepared: &[Self::Prepared]) -> Result<(), Self::Error>;
+
+    /// The note of a transaction that is not prepared on the subscriber is not needed any more.
+    fn forget_prepared(&mut self, prepared: Self::Prepared);
+
+    /// A transaction is skipped because the user wants that.
+    fn skipped(&mut self, commit_lsn: Lsn, xid: Xid);
+
+    /// The publisher committed a prepared transaction that has no changes, and did not send its PREPARE.
+    fn unsent_prepare(&mut self, gid: &str, xid: Xid, lsn: Lsn);
+}
+
+/// Why the stream cannot be followed further.
+#[derive(Debug)]
+pub enum IntakeError<E> {
+    /// The publisher sent what cannot be a stream.
+    Assemble(AssembleError),
+    /// The publisher has another history.
+    History(HistoryError),
+    /// The spool returned other bytes than were written.
+    Malformed,
+    /// What must be there is not: a bug.
+    Lost(&'static str),
+    /// The surroundings failed.
+    Outside(E),
+}
+
+fn unreadable<E>(error: ReplayError<E>) -> IntakeError<E> {
+    match error {
+        ReplayError::Source(error) => IntakeError::Outside(error),
+        ReplayError::Malformed => IntakeError::Malformed,
+    }
+}
+
+/// Why a run ends without a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The user wants that.
+    Stopped,
+    /// The goal is durable on the subscriber.
+    Reached,
+    /// The next run must be set up in another way: the publisher begins, or ceases, to wait for the
+    /// subscriber, or a table may lack changes.
+    Changed,
+}
+
+/// The rules of one run that the user or the servers set.
+#[derive(Debug, Clone, Copy)]
+pub struct IntakeSettings {
+    /// Commit LSN of a transaction that is not applied: it only counts as progress.
+    pub skip: Option<Lsn>,
+    /// Most transactions that are dispatched and not committed.
+    pub outstanding: usize,
+    /// What a stream's session is handed at once.
+    pub stream_limits: PartLimits,
+    /// Streams are executed change by change.
+    pub streams_by_rows: bool,
+    /// Whether transactions are prepared on the subscriber, and how many it can have.
+    pub prepares: bool,
+    /// See `prepares`.
+    pub most_prepared: usize,
+}
+
+/// What a run starts from, as the subscriber recorded it.
+pub struct ResumedRun<E: Surroundings> {
+    /// The rules.
+    pub settings: IntakeSettings,
+    /// How far the subscription has come.
+    pub progress: Progress,
+    /// What is applied beyond the progress, in order.
+    pub applied_beyond: VecDeque<Applied>,
+    /// What is remembered of the publisher's history up to the progress.
+    pub memory: Option<Memory>,
+    /// Compares what the stream brings again with that.
+    pub witness: Witness,
+    /// What comes in.
+    pub incoming: Incoming<E::Prepared, E::Spool>,
+    /// The streams that are open.
+    pub streams: Streams<Box<WorkOf<E>>>,
+    /// The tables whose changes are deferred.
+    pub deferred: DeferredTables<E::Copied>,
+}
+
+/// The leader's state, from a message to a part that is dispatched.
+pub struct Intake<E: Surroundings> {
+    settings: IntakeSettings,
+    /// Received, committed, durable.
+    pub progress: Progress,
+    /// What comes in.
+    pub incoming: Incoming<E::Prepared, E::Spool>,
+    /// The streams that are open.
+    pub streams: Streams<Box<WorkOf<E>>>,
+    /// The tables whose changes are deferred.
+    pub deferred: DeferredTables<E::Copied>,
+    witness: Witness,
+    applied_beyond: VecDeque<Applied>,
+    /// What is remembered of the publisher's history, once all that was dispatched is applied.
+    memory: Option<Memory>,
+    /// What was applied before this run: transactions before it are skipped.
+    resumed_at: Lsn,
+    /// The transactions before the next were skipped because they were applied beyond a gap.
+    after_applied: bool,
+    /// Whether a transaction is dispatched in part.
+    partly_dispatched: bool,
+    /// Set when no new transaction is to be dispatched.
+    closing: Option<Outcome>,
+}
+
+pub(super) type IntakeResult<T, E> = Result<T, IntakeError<<E as Surroundings>::Error>>;
+
+impl<E: Surroundings> Intake<E> {
+    /// A run begins.
+    pub fn new(run: ResumedRun<E>) -> Self {
+        Self {
+            settings: run.settings,
+            resumed_at: run.progress.committed(),
+            progress: run.progress,
+            incoming: run.incoming,
+            streams: run.streams,
+            deferred: run.deferred,
+            witness: run.witness,
+            applied_beyond: run.applied_beyond,
+            memory: run.memory,
+            after_applied: false,
+            partly_dispatched: false,
+            closing: None,
+        }
+    }
+
+    /// Takes a message that stands at `position` of the publisher's WAL. After it, parts of a spooled
+    /// transaction may have to be taken first ([`Incoming::has_parts`]).
+    ///
+    /// # Errors
+    /// When the stream cannot be followed further.
+    pub fn take_message(
+        &mut self,
+        at: Location<'_>,
+        message: &Message<'_>,
+        position: Lsn,
+        now: Duration,
+        env: &mut E,
+    ) -> IntakeResult<(), E> {
+        if let Message::CommitPrepared(commit) = message
+            && is_beyond(env.goal(), commit.commit_lsn)
+        {
+            // What is not dispatched must stay held, or its PREPARE would be acknowledged.
+            self.close(Outcome::Reached);
+            return Ok(());
+        }
+        if let Some((part, step)) = self.incoming.resolution(message)? {
+            self.compare_history()?;
+            return self.take_step(part, step, env);
+        }
+        if let Some(absent) = self.incoming.take_absent(message) {
+            env.forget_prepared(absent);
+        }
+        let unsent = |gid: &str, xid, lsn| env.unsent_prepare(gid, xid, lsn);
+        let part = self.incoming.push(at, message, now, unsent)?;
+        self.compare_history()?;
+        if let Some(part) = part {
+            self.take_part(part, env)?;
+        }
+        if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = message {
+            let Prepare { prepare_lsn, end_lsn, xid, .. } = *prepare;
+            let compared = self.witness.prepares(prepare_lsn, end_lsn, xid);
+            compared.map_err(IntakeError::History)?;
+            // A synchronous publisher waits for this.
+            self.progress.received(end_lsn);
+            self.progress.passed(end_lsn);
+        }
+        self.look_at_streams(position, message, now, env);
+        self.take_parts(env)
+    }
+
+    /// Takes a keepalive: the publisher has sent everything before this position.
+    ///
+    /// # Errors
+    /// When the publisher has another history.
+    pub fn take_keepalive(&mut self, position: Lsn) -> IntakeResult<(), E> {
+        // Inside a transaction it does not tell what is complete.
+        if !self.incoming.in_transaction() {
+            self.passed(position)?;
+            self.progress.received(position);
+            self.deferred.received(position);
+        }
+        Ok(())
+    }
+
+    /// Compares what has just ended with what was applied before this run, before it is skipped.
+    fn compare_history(&mut self) -> IntakeResult<(), E> {
+        match self.incoming.take_ended() {
+            Some(EndedTransaction { transaction, changes }) => {
+                self.witness.ended(transaction, changes).map_err(IntakeError::History)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The publisher has sent everything up to here.
+    fn passed(&mut self, lsn: Lsn) -> IntakeResult<(), E> {
+        self.witness.passed(lsn).map_err(IntakeError::History)?;
+        self.progress.passed(lsn);
+        Ok(())
+    }
+
+    /// Takes parts of a spooled transaction that has committed or is to be prepared: what is in memory
+    /// at once, and what is in the spool when nothing else waits.
+    ///
+    /// # Errors
+    /// When the stream cannot be followed further.
+    pub fn take_parts(&mut self, env: &mut E) -> IntakeResult<(), E> {
+        while self.streams.committing().is_none()
+            && let Some(next) = self.incoming.next_part(env.is_drained())?
+        {
+            match next {
+                NextPart { part, prepares: None } => self.take_part(part, env)?,
+                NextPart { part, prepares: Some(here) } => {
+                    self.take_prepared_part(part, here, env)?;
+                }
+            }
+            if self.closing.is_some() && !self.partly_dispatched {
+                self.incoming.drop_replay()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether [`Self::take_parts`] has something to take now.
+    pub fn can_take_parts(&self, env: &E) -> bool {
+        self.incoming.has_parts() && self.streams.committing().is_none() && env.is_drained()
+    }
+
+    fn take_part(&mut self, part: TransactionPart, env: &mut E) -> IntakeResult<(), E> {
+        let (commit_lsn, end) = (part.head.commit_lsn, part.end_lsn);
+        self.pass_applied(commit_lsn, env);
+        let skipped = self.settings.skip == Some(commit_lsn);
+        if self.closing.is_none() {
+            self.deferred.received(commit_lsn);
+        }
+        self.passed(end.unwrap_or(commit_lsn))?;
+        if already_applied(commit_lsn, self.resumed_at) {
+            // A table that catches up may lack it.
+            return if skipped { Ok(()) } else { self.defer(&part) };
+        }
+        if !self.partly_dispatched {
+            if is_beyond(env.goal(), commit_lsn) {
+                self.close(Outcome::Reached);
+            }
+            // The next run looks at the publications before it applies anything.
+            if part.relations().iter().any(|relation| env.is_another(relation)) {
+                self.close(Outcome::Changed);
+            }
+            if self.closing.is_some() {
+                return Ok(());
+            }
+        }
+        let tables = self.tables(&part, skipped, env)?;
+        if !skipped {
+            self.defer(&part)?;
+        }
+        let predecessor = self.progress.last_dispatched();
+        if let Some(end) = end {
+            self.expect_before_applied(end)?;
+            self.progress.dispatched(end);
+            if !part.first || !part.is_empty() {
+                self.memory = Some(Memory::of(part.head.ends_at(end)));
+            }
+        }
+        self.partly_dispatched = end.is_none();
+        let after_applied = std::mem::take(&mut self.after_applied);
+        let memory = self.memory;
+        let work = Work { part, tables, predecessor, memory, after_applied, two_phase: None };
+        env.dispatch(work, self.progress.outstanding());
+        Ok(())
+    }
+
+    /// The subscriber's tables of a part. The changes of tables without one are deferred, or not applied.
+    fn tables(
+        &mut self,
+        part: &TransactionPart,
+        skipped: bool,
+        env: &mut E,
+    ) -> IntakeResult<Vec<Option<Arc<E::Table>>>, E> {
+        let commit_lsn = part.head.commit_lsn;
+        let mut tables = Vec::with_capacity(part.relations().len());
+        if skipped {
+            if part.end_lsn.is_some() {
+                env.skipped(commit_lsn, part.head.xid);
+            }
+            tables.resize_with(part.relations().len(), || None);
+            return Ok(tables);
+        }
+        for (index, relation) in part.relations().iter().enumerate() {
+            let deferred = self.deferred.has(relation)
+                || !env.knows(relation, commit_lsn) && self.add_table(relation, env)?;
+            let table = if deferred { Ok(None) } else { env.table(part, index, commit_lsn) };
+            tables.push(table.map_err(IntakeError::Outside)?);
+        }
+        Ok(tables)
+    }
+
+    fn add_table(&mut self, relation: &RemoteRelation, env: &mut E) -> IntakeResult<bool, E> {
+        // Streams may hold locks that conflict with those of a new table's copy.
+        self.streams.abandon_all();
+        env.add_table(relation, &mut self.deferred, &self.progress).map_err(IntakeError::Outside)
+    }
+
+    fn defer(&mut self, part: &TransactionPart) -> IntakeResult<(), E> {
+        self.deferred.defer(part, self.incoming.spool_mut()).map_err(IntakeError::Outside)
+    }
+
+    /// A transaction that ends here must lie in the gap before what was applied beyond it.
+    fn expect_before_applied(&self, end: Lsn) -> IntakeResult<(), E> {
+        let first = self.applied_beyond.front();
+        first.map_or(Ok(()), |applied| applied.expect_before(end)).map_err(IntakeError::History)
+    }
+
+    /// Takes what was applied beyond a gap, and begins before `lsn`, into the progress. The gap ends
+    /// where it begins.
+    fn pass_applied(&mut self, lsn: Lsn, env: &mut E) {
+        while let Some(Applied { range, memory }) = self.applied_beyond.front().copied()
+            && range.after <= lsn
+        {
+            if self.progress.last_dispatched() < range.after {
+                self.push_idle(range.after, env);
+            }
+            self.progress.dispatched(range.through);
+            self.progress.committed_range(range);
+            self.memory = memory;
+            self.resumed_at = range.through;
+            self.after_applied = true;
+            self.applied_beyond.pop_front();
+        }
+    }
+
+    /// Has progress recorded up to here: nothing before it is to be applied.
+    fn push_idle(&mut self, lsn: Lsn, env: &mut E) {
+        let predecessor = self.progress.last_dispatched();
+        self.progress.dispatched(lsn);
+        let (part, tables, two_phase) = (TransactionPart::idle(lsn), Vec::new(), None);
+        let after_applied = std::mem::take(&mut self.after_applied);
+        let memory = self.memory;
+        let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
+        env.dispatch(work, self.progress.outstanding());
+    }
+
+    /// Whether idle progress may be recorded now.
+    pub fn can_record_idle(&self) -> bool {
+        !self.incoming.in_transaction()
+            && !self.partly_dispatched
+            && self.progress.idle_candidate().is_some()
+    }
+
+    /// Records filtered or foreign work, so that the slot advances while nothing is to be applied.
+    /// Returns whether there was any.
+    pub fn record_idle(&mut self, env: &mut E) -> bool {
+        if !self.can_record_idle() {
+            return false;
+        }
+        if let Some(lsn) = self.progress.idle_candidate() {
+            self.pass_applied(lsn, env);
+        }
+        let idle = self.progress.idle_candidate();
+        if let Some(lsn) = idle {
+            self.push_idle(lsn, env);
+        }
+        idle.is_some()
+    }
+
+    /// The transactions of these ranges are committed, and these are prepared on the subscriber.
+    pub fn committed(&mut self, committed: &[Range], prepared: &[Xid]) {
+        committed.iter().for_each(|range| self.progress.committed_range(*range));
+        prepared.iter().for_each(|xid| self.incoming.prepared(*xid));
+    }
+
+    /// Nothing is acknowledged from a PREPARE on, or from a deferred change on, that may have to be sent
+    /// again after a crash that leaves what is `durable`.
+    pub fn hold(&mut self, durable: Lsn) {
+        let deferred = self.deferred.hold();
+        let durable = deferred.map_or(durable, |deferred| deferred.min(durable));
+        let held = self.incoming.oldest_held(durable);
+        self.progress.hold(held.into_iter().chain(deferred).min());
+    }
+
+    /// What may be reported to the publisher now.
+    pub fn positions(&mut self) -> Positions {
+        self.hold(self.progress.durable());
+        self.reported()
+    }
+
+    /// The same, without a look at what is held.
+    pub fn reported(&self) -> Positions {
+        self.deferred.limit(self.progress.positions())
+    }
+
+    /// No new transaction is dispatched from here on.
+    pub fn close(&mut self, outcome: Outcome) {
+        self.closing.get_or_insert(outcome);
+    }
+
+    /// Why no new transaction is dispatched.
+    pub fn closing(&self) -> Option<Outcome> {
+        self.closing
+    }
+
+    /// Closes when the goal is received.
+    pub fn look_at_the_goal(&mut self, goal: Option<Lsn>) {
+        let received = self.reported().write;
+        if goal.is_some_and(|goal| received >= goal) && !self.incoming.in_transaction() {
+            self.close(Outcome::Reached);
+        }
+    }
+
+    /// Whether a transaction is dispatched in part.
+    pub fn is_partly_dispatched(&self) -> bool {
+        self.partly_dispatched
+    }
+
+    /// Whether nothing that is received now is dispatched: it must not count as received.
+    pub fn is_shut(&self) -> bool {
+        self.closing.is_some() && !self.partly_dispatched
+    }
+
+    /// Whether more of the stream may be taken. In a `pause`, and while a run ends, only the rest of a
+    /// transaction that is dispatched in part.
+    pub fn may_receive(&self, pause: bool) -> bool {
+        let room = self.progress.outstanding() < self.settings.outstanding;
+        let may_begin = self.closing.is_none() && !pause;
+        room && !self.incoming.has_parts() && (self.partly_dispatched || may_begin)
+    }
+
+    /// Whether everything that was received is applied, and nothing else is on the subscriber.
+    pub fn is_quiet(&self, env: &E) -> bool {
+        env.is_drained()
+            && env.is_idle()
+            && !self.partly_dispatched
+            && self.streams.is_idle()
+            && !self.incoming.has_parts()
+    }
+
+    /// Whether everything that was dispatched is durable, and idle progress takes the slot to what was
+    /// received.
+    pub fn is_settled(&self) -> bool {
+        !self.incoming.is_preparing()
+            && !self.partly_dispatched
+            && self.streams.committing().is_none()
+            && self.progress.is_settled()
+            && (self.incoming.in_transaction() || self.progress.idle_candidate().is_none())
+    }
+}
+
+fn is_beyond(goal: Option<Lsn>, commit_lsn: Lsn) -> bool {
+    goal.is_some_and(|goal| commit_lsn >= goal)
+}

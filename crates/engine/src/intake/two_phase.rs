@@ -1,0 +1,130 @@
+//! Transactions that are prepared on the subscriber: when, and what becomes of their end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Intake, IntakeError, IntakeResult, PreparedTransaction, Surroundings};
+use crate::history::{HistoryError, Memory};
+use crate::transaction::TransactionPart;
+use crate::work::{TwoPhase, Work};
+
+impl<E: Surroundings> Intake<E> {
+    /// Takes the end of a transaction that is prepared on the subscriber.
+    pub(super) fn take_step(
+        &mut self,
+        part: TransactionPart,
+        step: TwoPhase<E::Prepared>,
+        env: &mut E,
+    ) -> IntakeResult<(), E> {
+        let end = part.end_lsn.ok_or(IntakeError::Lost("the end of a prepared transaction"))?;
+        let lsn = part.head.commit_lsn;
+        self.pass_applied(lsn, env);
+        self.passed(end)?;
+        let predecessor = self.progress.last_dispatched();
+        if end <= predecessor {
+            let progress = predecessor;
+            return Err(IntakeError::History(HistoryError::EndedBefore { end, progress }));
+        }
+        self.expect_before_applied(end)?;
+        if !part.is_idle() {
+            self.memory = Some(Memory::of(part.head.ends_at(end)));
+        }
+        let step = match step {
+            TwoPhase::Commit(here) if self.settings.skip == Some(lsn) => {
+                env.skipped(lsn, here.xid());
+                TwoPhase::Rollback(here)
+            }
+            step => step,
+        };
+        self.progress.dispatched(end);
+        let after_applied = std::mem::take(&mut self.after_applied);
+        let (tables, memory, two_phase) = (Vec::new(), self.memory, Some(step));
+        let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
+        env.dispatch(work, self.progress.outstanding());
+        Ok(())
+    }
+
+    /// Takes a part of a transaction that is to be prepared on the subscriber. It has no place in the
+    /// order of commits, and no progress.
+    pub(super) fn take_prepared_part(
+        &mut self,
+        part: TransactionPart,
+        here: Arc<E::Prepared>,
+        env: &mut E,
+    ) -> IntakeResult<(), E> {
+        // If it commits, it does so after everything that was received.
+        let later = self.progress.positions().write;
+        let skipped = self.settings.skip == Some(part.head.commit_lsn);
+        if skipped && part.end_lsn.is_some() {
+            env.skipped(part.head.commit_lsn, here.xid());
+        }
+        let mut tables = Vec::with_capacity(part.relations().len());
+        for index in 0..part.relations().len() {
+            let table = if skipped { Ok(None) } else { env.table(&part, index, later) };
+            tables.push(table.map_err(IntakeError::Outside)?);
+        }
+        self.partly_dispatched = part.end_lsn.is_none();
+        let (predecessor, memory) = (self.progress.last_dispatched(), None);
+        let (after_applied, two_phase) = (false, Some(TwoPhase::Prepare(here)));
+        let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
+        env.dispatch(work, self.progress.outstanding());
+        Ok(())
+    }
+
+    /// Whether held transactions may be prepared on the subscriber now. Not while the publisher sends
+    /// again what was applied before: their end may be among that.
+    pub fn may_prepare(&self) -> bool {
+        self.settings.prepares
+            && self.closing.is_none()
+            && !self.partly_dispatched
+            && !self.incoming.has_parts()
+            && !self.progress.is_catching_up()
+            && self.applied_beyond.is_empty()
+    }
+
+    /// Has transactions prepared on the subscriber that have been held for too long.
+    ///
+    /// That is right wherever the stream stands by then: on the publisher they have held the locks of
+    /// their rows since their PREPARE, so nothing that was sent since touches them.
+    ///
+    /// # Errors
+    /// When the subscriber cannot be asked, or the spool cannot be read.
+    pub fn prepare_due(&mut self, now: Duration, env: &mut E) -> IntakeResult<(), E> {
+        if !self.may_prepare() {
+            return Ok(());
+        }
+        let Self { incoming, deferred, progress, .. } = self;
+        let received = progress.positions().write;
+        let mut due = incoming.take_due(now, |prepared, relations| {
+            // Deferred changes of a table come first: they committed before this transaction ends.
+            if relations.iter().any(|relation| deferred.has(relation)) {
+                return Ok(false);
+            }
+            // Everything that was received is before its end, and so is what the progress covers.
+            env.may_be_prepared(relations, received.max(prepared.end_lsn))
+        })?;
+        let room = self.settings.most_prepared.saturating_sub(incoming.prepared_here());
+        for one in due.drain(room.min(due.len())..) {
+            incoming.put_back(one.xid, now);
+        }
+        if due.is_empty() {
+            return Ok(());
+        }
+        let due: Vec<_> = due.iter().map(|one| env.prepare_as(one)).collect();
+        env.note_prepared(&due).map_err(IntakeError::Outside)?;
+        let mut due = due.into_iter();
+        while let Some(here) = due.next() {
+            self.incoming.begin_prepare(here);
+            self.take_parts(env)?;
+            if self.incoming.has_parts() {
+                // It does not fit into memory. The others follow it, if they are still held then.
+                for here in due {
+                    self.incoming.put_back(here.xid(), now);
+                    self.incoming.noted(here);
+                }
+                break;
+            }
+        }
+        Ok(())
+    }
+}

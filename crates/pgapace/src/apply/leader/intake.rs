@@ -1,0 +1,109 @@
+//! Received chunks to messages, which [`engine::intake`] takes.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use engine::transaction::Location;
+use pgoutput::{Frame, Message, Timestamp};
+use wire::Frames;
+
+use crate::apply::leader::Leader;
+use crate::error::{Class, Failure, Result};
+
+/// When pgapace warns of a transaction that is prepared and not resolved.
+const OVERDUE: Duration = Duration::from_secs(60);
+
+impl Leader<'_> {
+    pub(super) fn take_chunk(&mut self, chunk: &Bytes) -> Result<()> {
+        let (mut streamed, now) = (false, self.now());
+        for (offset, payload) in Frames::new(chunk) {
+            if self.intake.is_shut() {
+                // Nothing of the rest is dispatched, so nothing of it may count as received: the
+                // publisher sends it again next time.
+                break;
+            }
+            match Frame::decode(payload).map_err(|e| undecodable(&e))? {
+                Frame::XLogData { payload, sent, start, .. } => {
+                    let at = Location {
+                        chunk,
+                        // The payload is the rest of the frame.
+                        offset: offset + frame_header(&chunk[offset..], payload),
+                        length: payload.len(),
+                    };
+                    let message = self.decoder.decode(payload).map_err(|e| undecodable(&e))?;
+                    match &message {
+                        Message::Begin(begin) => self.sent(begin.commit_time, sent),
+                        Message::StreamCommit(commit) => self.sent(commit.commit_time, sent),
+                        Message::CommitPrepared(commit) => self.sent(commit.commit_time, sent),
+                        Message::StreamStart(_) => streamed = true,
+                        _ => {}
+                    }
+                    self.intake.take_message(at, &message, start, now, &mut self.around)?;
+                    if self.intake.incoming.has_parts() {
+                        self.rest = chunk.slice(at.offset + at.length..);
+                        break;
+                    }
+                }
+                Frame::Keepalive { wal_end, reply_requested, .. } => {
+                    self.asked |= reply_requested;
+                    self.intake.take_keepalive(wal_end)?;
+                }
+                Frame::PrimaryStatus { .. } => {}
+            }
+        }
+        self.intake.look_at_block();
+        // For the rest of an open transaction nobody waits by the millisecond either.
+        streamed |= self.intake.incoming.in_transaction();
+        let dispatch = self.around.pool.dispatch();
+        let (unhurried, many) = (dispatch.is_backlog() || streamed, dispatch.has_many_committers());
+        self.receiver.set_flow(unhurried, many);
+        let spool = self.intake.incoming.spool();
+        spool.memory.reserve(self.intake.incoming.memory());
+        self.intake.hold(self.intake.progress.durable());
+        Ok(())
+    }
+
+    /// A transaction that committed at a time of the publisher's clock was sent at a later one.
+    fn sent(&mut self, committed: Timestamp, sent: Timestamp) {
+        self.around.pool.dispatch_mut().sent_after(age(committed, sent));
+    }
+
+    /// Goes on with a spooled transaction that has committed, and then with what came behind it.
+    pub(super) fn take_rest(&mut self) -> Result<()> {
+        self.intake.take_parts(&mut self.around)?;
+        if self.intake.incoming.has_parts() || self.rest.is_empty() {
+            return Ok(());
+        }
+        let rest = std::mem::take(&mut self.rest);
+        self.take_chunk(&rest)
+    }
+
+    /// Warns of transactions that the publisher has left prepared.
+    pub(super) fn warn_of_overdue(&mut self) {
+        let now = self.now();
+        for gid in self.intake.incoming.take_overdue(OVERDUE, now) {
+            tracing::warn!(
+                event = "prepared_transaction_unresolved",
+                gid,
+                "transaction is prepared on the publisher and not resolved"
+            );
+        }
+    }
+}
+
+/// From one time of the publisher's clock to a later one.
+fn age(committed: Timestamp, sent: Timestamp) -> Duration {
+    Duration::from_micros(u64::try_from(sent.0.saturating_sub(committed.0)).unwrap_or(0))
+}
+
+/// Length of what stands before the payload in a frame: the payload is the frame's tail.
+fn frame_header(frame: &[u8], payload: &[u8]) -> usize {
+    payload.as_ptr() as usize - frame.as_ptr() as usize
+}
+
+fn undecodable(error: &pgoutput::DecodeError) -> Failure {
+    Failure::new(Class::Publisher, format!("cannot read what the publisher sends: {error}")).hint(
+        "The publisher is newer than this program, or damaged data arrived. Nothing of the \
+         message was applied.",
+    )
+}

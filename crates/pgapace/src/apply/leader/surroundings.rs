@@ -1,0 +1,186 @@
+//! What stands around the intake: the subscriber, its tables, and the workers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::assemble::{AssembleError, Prepared};
+use engine::deferred::DeferredTables;
+use engine::intake::{self, IntakeError};
+use engine::progress::Progress;
+use engine::relation::RemoteRelation;
+use engine::transaction::TransactionPart;
+use pgoutput::{Lsn, Xid};
+use wire::Session;
+
+use crate::apply::durability::{Durability, DurabilityJob};
+use crate::apply::offender::of_relation;
+use crate::apply::pool::Pool;
+use crate::apply::spool_memory::AccountedSpool;
+use crate::apply::tables::{OWN_SCHEMA, Tables};
+use crate::apply::work::Work;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::history::another_history;
+use crate::stopping::interrupt::interruptible_after;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::mapping::TableMap;
+use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::prepared::{self, PreparedHere};
+use crate::subscriber::state::statistics::Counters;
+use crate::tablesync::deferred::StreamedTableSync;
+use crate::tablesync::table_state::CatchUp;
+
+/// How long a stop waits for the catalogue, which takes a moment unless another session has locked it.
+const CATALOGUE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How transactions are prepared on the subscriber.
+pub(crate) struct PrepareNames {
+    pub(crate) subscription: SubscriptionId,
+    pub(crate) epoch: i64,
+    /// What their names begin with.
+    pub(crate) prefix: String,
+}
+
+/// See [`intake::Surroundings`].
+pub(crate) struct Surroundings<'a> {
+    /// Holds the owner's advisory lock, and reads the catalogue.
+    pub(crate) control: Session,
+    pub(crate) tables: Tables,
+    pub(crate) table_sync: StreamedTableSync<'a>,
+    pub(crate) pool: Pool,
+    pub(crate) durability: Durability,
+    pub(crate) names: PrepareNames,
+    pub(crate) shutdown: &'a Shutdown,
+    pub(crate) until: Option<Lsn>,
+    pub(crate) counters: Counters,
+}
+
+impl intake::Surroundings for Surroundings<'_> {
+    type Table = TableMap;
+    type Prepared = PreparedHere;
+    type Copied = CatchUp;
+    type Spool = AccountedSpool;
+    type Error = Failure;
+
+    fn dispatch(&mut self, work: Work, outstanding: usize) {
+        let dispatch = self.pool.dispatch_mut();
+        dispatch.on_their_way(outstanding);
+        dispatch.push(work);
+    }
+
+    fn is_drained(&self) -> bool {
+        self.pool.dispatch().is_drained()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.pool.dispatch().is_idle()
+    }
+
+    /// Known once all tables that are to be copied have begun to: the goal is theirs too.
+    fn goal(&self) -> Option<Lsn> {
+        self.until.filter(|_| !self.table_sync.has_yet_to_begin())
+    }
+
+    fn is_own(&self, relation: &RemoteRelation) -> bool {
+        relation.schema == OWN_SCHEMA
+    }
+
+    fn knows(&self, relation: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool {
+        self.tables.knows(relation, commit_lsn)
+    }
+
+    fn is_another(&mut self, relation: &Arc<RemoteRelation>) -> bool {
+        self.tables.is_another(relation)
+    }
+
+    fn add_table(
+        &mut self,
+        relation: &RemoteRelation,
+        deferred: &mut DeferredTables<CatchUp>,
+        progress: &Progress,
+    ) -> Result<bool> {
+        self.table_sync.add(&mut self.control, &mut self.tables, deferred, relation, progress)
+    }
+
+    fn table(
+        &mut self,
+        part: &TransactionPart,
+        relation: usize,
+        commit_lsn: Lsn,
+    ) -> Result<Option<Arc<TableMap>>> {
+        let Self { control, tables, shutdown, .. } = self;
+        let remote = &part.relations()[relation];
+        let table = if tables.has_resolved(remote) {
+            tables.resolve(control, remote, commit_lsn)
+        } else {
+            let sessions = [control.cancel_handle()];
+            let doing = "reading the subscriber's catalogue";
+            interruptible_after(CATALOGUE_PATIENCE, shutdown, &sessions, doing, || {
+                tables.resolve(control, remote, commit_lsn)
+            })
+        };
+        table.map_err(|failure| failure.of(|| of_relation(part, relation)))
+    }
+
+    fn may_be_prepared(&mut self, relations: &[Arc<RemoteRelation>], lsn: Lsn) -> Result<bool> {
+        self.tables.may_be_prepared(&mut self.control, relations, lsn)
+    }
+
+    fn prepare_as(&self, prepared: &Prepared) -> PreparedHere {
+        PreparedHere::new(self.names.subscription, &self.names.prefix, prepared)
+    }
+
+    fn note_prepared(&mut self, prepared: &[PreparedHere]) -> Result<()> {
+        for here in prepared {
+            tracing::debug!(xid = %here.xid, gid = here.gid, name = here.name, "is prepared");
+        }
+        prepared::note(&mut self.control, self.names.epoch, &prepared.iter().collect::<Vec<_>>())
+    }
+
+    fn forget_prepared(&mut self, prepared: PreparedHere) {
+        self.durability.submit(DurabilityJob::Forget(prepared));
+    }
+
+    fn skipped(&mut self, commit_lsn: Lsn, xid: Xid) {
+        tracing::warn!(
+            event = "transaction_skipped",
+            lsn = %commit_lsn,
+            %xid,
+            "transaction was skipped"
+        );
+        self.counters.transactions_skipped += 1;
+    }
+
+    fn unsent_prepare(&mut self, gid: &str, xid: Xid, lsn: Lsn) {
+        tracing::warn!(
+            event = "prepared_transaction_empty",
+            gid,
+            %xid,
+            %lsn,
+            "publisher committed a prepared transaction without changes"
+        );
+    }
+}
+
+impl From<IntakeError<Failure>> for Failure {
+    fn from(error: IntakeError<Self>) -> Self {
+        match error {
+            IntakeError::Outside(failure) => failure,
+            IntakeError::History(error) => another_history(&error),
+            IntakeError::Malformed => {
+                Self::internal("the spool returned other bytes than were written")
+            }
+            IntakeError::Lost(what) => Self::internal(what),
+            IntakeError::Assemble(error) => {
+                let hint = match error {
+                    AssembleError::UnknownPrepared { .. } => {
+                        "Another reader of the slot has passed its PREPARE, or it was prepared on the \
+                         subscriber and somebody has rolled it back there. If the transaction only \
+                         locked rows, publishers before their July 2026 minors do not send its PREPARE."
+                    }
+                    _ => "This is a bug of the publisher or of pgapace; please report it.",
+                };
+                Self::new(Class::Publisher, error.to_string()).hint(hint)
+            }
+        }
+    }
+}
