@@ -1,8 +1,11 @@
-//! Received, applied, durable: what may be acknowledged.
+//! Progress arithmetic: what is received, applied and durable, and what may be acknowledged.
 //!
-//! The tracker is fed with what happened, in any order that the parts of the program can produce,
-//! and says what may be reported to the publisher. Promise P4 lives here: the flush position never
-//! passes a transaction that is not durable on the subscriber.
+//! The caller reports what happened, in any order in which the parts of the program can report it.
+//! [`Progress::positions`] returns the positions for the publisher. The flush position never passes
+//! a transaction that is not durable on the subscriber (promise P4 in ARCHITECTURE.md), nor one
+//! that is held.
+//!
+//! Nothing here reads a replication origin: see `subscriber/origin.rs` in the program.
 
 use std::collections::VecDeque;
 

@@ -1,11 +1,14 @@
-//! How subscriptions share a bounded number of sessions.
+//! Session leases: how subscriptions of one process share a bounded number of sessions on a server.
 //!
-//! Each subscription owns one, always, so that none ever waits for another to go on. The rest go to
-//! those that have more to do than their own takes: first to whoever has the fewest, then to whoever
-//! asked first. An idle session is given back as soon as somebody asks; of busy ones, whoever has
-//! more than an equal share gives one back, so that a long backlog keeps no other one waiting. A
-//! session that was given back counts until it is closed: the bound holds for the server, not only
-//! for the books.
+//! Each subscription always owns one session, so no subscription ever waits for another to
+//! continue. The other sessions go to subscriptions with more work than their own session can take:
+//! first to the one with the fewest sessions, then to the one that asked first. A subscription
+//! returns an idle session as soon as another one asks. Of busy sessions, a subscription with more
+//! than an equal share returns one, so a long backlog does not block the others.
+//!
+//! What moves between subscriptions is the lease, not the session: a session has its fence lock,
+//! its replication origin and its prepared statements. A lease is free only when the server has
+//! closed the connection, so the bound holds on the server too.
 
 /// Who has how many sessions.
 #[derive(Debug)]

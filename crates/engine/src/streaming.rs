@@ -1,19 +1,30 @@
-//! Streamed transactions that are applied while they are still open: which of them has a session, and
-//! what that is told.
-//!
-//! What is kept of a stream is also applied, from its first block on, on a session of its own: see
-//! [`crate::streaming::executable`] for what may be executed when. All of it can be undone, because all of it is kept: a
-//! stream is *abandoned*, rolled back and applied from what is kept when it has committed, whenever
-//! anything is not as it should be, or when it holds a lock that a committed transaction needs. So
-//! nothing is decided here that matters to the result.
+//! Streaming apply: streamed transactions that are applied before their commit. This module decides
+//! which of them has a session, and what that session does next.
 //!
 //! ```text
 //!  first block ──► Behind ──► Waiting ──► Active ──► committing ──► committed
 //!                    │           │          │            │
-//!                    └───────────┴──────────┴────────────┴──► Kept: applied from what is kept
+//!                    └───────────┴──────────┴────────────┴──► abandoned: applied from the spool
 //! ```
 //!
-//! The sessions are beside those of the workers: a committed transaction never waits for one.
+//! Every stream is spooled as well, and what is executed is read from the spool, so a slow
+//! subscriber delays nothing else. A stream is *abandoned* after any error, any unexpected number
+//! of rows, a lost session, or when it holds a lock that a committed transaction needs. Its session
+//! rolls back, and the stream is applied from the spool after its commit. So no decision here
+//! changes the result.
+//!
+//! The publisher sends a change of an open transaction after everything that had committed before
+//! the change was made. So a change may be executed once all of that is committed on the
+//! subscriber, and no keys need to be compared. Another transaction can change the same rows on the
+//! publisher only after this one has ended, or after the subtransaction was rolled back, which the
+//! stream says first.
+//!
+//! A stream commits when no other group is in flight, and everything received after its commit
+//! waits for it. Streams have sessions of their own, so a committed transaction never waits for
+//! one. An open stream holds back no acknowledgement: its commit lies ahead, so the publisher would
+//! send all of it again.
+//!
+//! See [`executable`] for what may be executed when.
 
 pub mod executable;
 

@@ -1,4 +1,13 @@
-//! What is settled about prepared transactions before a stream is started.
+//! Settles prepared transactions before a stream starts: whether the slot is a two-phase slot,
+//! which transactions are prepared on the subscriber, and how long others are held.
+//!
+//! A prepared transaction is spooled like a streamed one and applied at COMMIT PREPARED. Its
+//! PREPARE is acknowledged only when the changes are durable on the subscriber, so after a crash
+//! the publisher sends it again. A transaction that is held longer than `--two-phase-hold` is
+//! prepared on the subscriber and then acknowledged. Adjacent prepared transactions were prepared
+//! at the same time on the publisher, so they do not depend on each other and run side by side.
+//!
+//! The first stream turns the slot into a two-phase slot, after table sync.
 
 use std::time::Duration;
 

@@ -5,6 +5,23 @@
 //! measurement behind it; `docs/performance.md` has the conditions (2 virtual cores that both servers,
 //! the clients and pgapace share). A value is a field, so that the simulation can run with others: no
 //! promise may rest on any of them.
+//!
+//! Concurrent committers: sessions of the publisher that wait for pgapace (synchronous replication)
+//! commit again only after it has acknowledged. Small groups would stay small, and each costs
+//! wake-ups in all threads. So an idle worker waits until half as many transactions wait as were in
+//! flight at once lately, for 2 ms at most. From eight committers on, the reader naps for 800 us.
+//! Measured with 40 of them: backends and pgapace took 70 us of CPU time per transaction instead of
+//! 110.
+//!
+//! A backlog: groups that start small stay small where the subscriber is as fast as the publisher,
+//! and small groups waste the work of both servers. The lag is known without the local clock, from
+//! the publisher's commit time and its time of sending. From a lag of 100 ms on, a free worker
+//! waits up to a tenth of it, and at most 20 ms.
+//!
+//! High latency: a group needs two round trips, one of them before the next group may begin. From a
+//! round trip of 1 ms on, the statements of small groups check their row counts themselves. That
+//! costs the subscriber about 20 us per statement and 2 us per row. Progress row and COMMIT then go
+//! with them, and up to 64 such groups go without a reply.
 
 use std::time::Duration;
 
