@@ -1,4 +1,4 @@
-//! What can go wrong, by who has to act: the class decides the exit code and the next step.
+//! Failures. The class of a failure tells who has to act, and decides the exit code.
 
 use std::fmt;
 
@@ -10,9 +10,9 @@ use crate::subscriber::state::conflicts::Conflict;
 /// Classes of failures; each has one documented exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// A bug or something nobody foresaw.
+    /// A bug.
     Internal,
-    /// Configuration: file, connection string, impossible combination.
+    /// Configuration: file, connection string, combination of settings.
     Config,
     /// The publisher cannot be reached, is too old, or refuses.
     Publisher,
@@ -20,21 +20,21 @@ pub(crate) enum Class {
     Subscriber,
     /// Publisher and subscriber do not fit together: tables, columns, identities.
     Mismatch,
-    /// The slot is gone, invalidated, or ahead of our progress.
+    /// The slot is gone, invalidated, or ahead of the subscriber.
     Slot,
-    /// Somebody else runs this subscription or uses its slot.
+    /// Another process uses this subscription or its slot.
     Busy,
     /// A change could not be applied.
     Apply,
-    /// The publisher's history is not the one our progress belongs to.
+    /// The publisher's history is not the one that the subscriber followed.
     History,
-    /// An earlier error has disabled the subscription.
+    /// An earlier error disabled the subscription.
     Disabled,
-    /// Stopped on request; a failure only when there was a goal that is not reached.
+    /// Stopped on request before the goal of --until was reached.
     Stopped,
     /// The spool: its directory is full or cannot be used.
     Spool,
-    /// The subscriber is behind the publisher, and what was asked for needs it not to be.
+    /// The subscriber is behind the publisher, and the verb needs it to be current.
     Behind,
 }
 
@@ -86,7 +86,7 @@ impl fmt::Display for Offender {
     }
 }
 
-/// A failure, as it is shown: what happened, detail, and what to do next.
+/// A failure: message, context, detail and hint, as PostgreSQL shows them.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) class: Class,
@@ -95,18 +95,18 @@ pub(crate) struct Failure {
     pub(crate) detail: Option<String>,
     pub(crate) hint: Option<String>,
     pub(crate) offender: Option<Box<Offender>>,
-    /// The conflict that it is, to be counted and recorded.
+    /// The conflict behind it, to count and record.
     pub(crate) conflict: Option<Box<Conflict>>,
-    /// Whether trying again from the recorded state may succeed.
+    /// Whether a retry from the recorded state may succeed.
     pub(crate) transient: bool,
-    /// The connection is gone, or could not be made, for a reason that may pass.
+    /// The connection was lost or not established, for a reason that may pass.
     pub(crate) connection_lost: bool,
-    /// The server is not there now: it refuses connections, starts, stops or recovers.
+    /// The server accepts no connections now: it is down, starts, stops or recovers.
     pub(crate) away: bool,
-    /// Transactions that commit up to here failed as sets of net changes and are no longer in
-    /// memory: the next run applies them change by change, which tells what is wrong.
+    /// Transactions up to this commit LSN failed as sets of net changes and are no longer in memory.
+    /// The next run applies them by row, to find the change that fails.
     pub(crate) rows_through: Option<Lsn>,
-    /// Whether it succeeds if values are sent as text: no error, another run.
+    /// Whether another run succeeds if values are sent as text.
     pub(crate) needs_text: bool,
 }
 
@@ -170,7 +170,7 @@ impl Failure {
         failure
     }
 
-    /// Names the change that it is of, unless one is named, or nothing is wrong with it.
+    /// Names the change that failed, unless one is named or the failure is not about a change.
     #[must_use]
     pub(crate) fn of(mut self, offender: impl FnOnce() -> Offender) -> Self {
         if !self.transient && self.class != Class::Stopped {
@@ -191,7 +191,7 @@ impl Failure {
         self
     }
 
-    /// The server will be what is needed, or is waited for in vain.
+    /// The server may become usable: wait for it.
     #[must_use]
     pub(crate) fn away(mut self) -> Self {
         (self.away, self.connection_lost, self.transient) = (true, true, true);

@@ -26,7 +26,7 @@ pub(crate) struct DropArgs {
     if_exists: bool,
 }
 
-/// Drops the slot, unless it was never recorded as made and may be somebody else's.
+/// Drops the slot, unless its creation was never recorded and it may belong to another program.
 fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<bool> {
     if row.phase == Phase::Creating && !slot::is_ours(found, row.slot_made_at) {
         tracing::warn!(
@@ -39,7 +39,8 @@ fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<b
     slot::drop(source, &row.slot_name)
 }
 
-/// Drops slot, what is prepared, origins and state, in this order: if the slot cannot be dropped, nothing is.
+/// Drops the slot, prepared transactions, origins and state, in this order: if the slot cannot be
+/// dropped, nothing is.
 pub(crate) fn run(args: &DropArgs) -> Result<()> {
     let (name, site) = args.selection.one_by_name()?;
     let mut subscriber = Subscriber::new(site.subscriber.clone(), &name);
@@ -78,7 +79,7 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
         }
     }
     for known in prepared::read(&mut control, row.id)? {
-        // Nobody would end them, and they keep their locks.
+        // No other process would resolve them, and they hold locks.
         if known.standing == Standing::Prepared {
             known.prepared.resolve(&mut control, false)?;
             output::line(&format!("rolled back {}", known.prepared.describe()));
@@ -90,7 +91,7 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
     if slot_dropped {
         output::line(&format!("dropped replication slot {} on the publisher", row.slot_name));
     } else {
-        output::line(&format!("replication slot {} was left or not there", row.slot_name));
+        output::line(&format!("replication slot {} was left, or did not exist", row.slot_name));
     }
     Ok(())
 }

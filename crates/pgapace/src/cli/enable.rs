@@ -1,4 +1,4 @@
-//! `pgapace enable`: lets a subscription run again that an error has disabled.
+//! `pgapace enable`: enables a subscription that was disabled because of an error.
 
 use clap::Args;
 

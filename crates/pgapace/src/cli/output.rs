@@ -1,4 +1,4 @@
-//! What goes to standard output and standard error besides the log.
+//! Writes to standard output and standard error, except for the log.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -7,19 +7,19 @@ use serde::Serialize;
 
 use crate::error::{Failure, Result};
 
-/// Writes a failure as psql would, and gives its exit code.
+/// Writes a failure in the form of psql, and returns its exit code.
 pub(crate) fn fail(failure: &Failure) -> ExitCode {
-    // Standard error may be closed; there is nobody left to tell then.
+    // Standard error may be closed.
     let _ = writeln!(std::io::stderr(), "pgapace: error: {failure}");
     ExitCode::from(failure.class.exit_code())
 }
 
-/// Writes a line to standard output. A reader that went away (`| head`) is no error.
+/// Writes a line to standard output. A reader that has ended (`| head`) is no error.
 pub(crate) fn line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// Writes a line to standard error, for people who watch.
+/// Writes a line to standard error.
 pub(crate) fn remark(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }

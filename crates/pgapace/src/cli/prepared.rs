@@ -28,15 +28,15 @@ pub(crate) struct PreparedArgs {
 /// A prepared transaction, as shown.
 #[derive(Debug, Serialize)]
 pub(crate) struct Shown {
-    /// On the publisher; empty if nobody knows any more.
+    /// On the publisher; empty if it is no longer known.
     gid: String,
     /// On the subscriber.
     name: String,
     xid: u32,
     prepare_lsn: String,
     age_seconds: f64,
-    /// prepared; committed (by hand, the publisher has not); rolled back (by hand); absent (about to
-    /// be prepared, or somebody has rolled it back)
+    /// `prepared`; `committed` or `rolled back` by pgapace prepared; `absent`: about to be prepared, or
+    /// rolled back by another session.
     state: &'static str,
 }
 
@@ -91,9 +91,9 @@ pub(crate) fn run(args: &PreparedArgs) -> Result<()> {
     let (Some(one), None) = (named.next(), named.next()) else {
         return Err(Failure::new(
             Class::Config,
-            format!("there is not one transaction {gid:?} of subscription {}", row.name),
+            format!("subscription {} has no single transaction {gid:?}", row.name),
         )
-        .hint("Take the name on the subscriber: pgapace prepared lists them."));
+        .hint("Use its name on the subscriber: pgapace prepared lists them."));
     };
     if !commit {
         // Recorded before the rollback, so that no transaction disappears without a record.

@@ -30,7 +30,7 @@ pub(crate) struct RefreshArgs {
     selection: Selection,
 }
 
-/// A subscription and what is published for it.
+/// A subscription and its published tables.
 struct Site {
     control: Session,
     row: Subscription,
@@ -50,7 +50,7 @@ fn open(config: &Config) -> Result<Site> {
     Ok(Site { control, row, published })
 }
 
-/// Marks tables to be copied again.
+/// Requests new copies of tables.
 pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
     let mut subscriptions = args.selection.subscriptions()?;
     let config = subscriptions.pop().filter(|_| subscriptions.is_empty()).ok_or_else(|| {
@@ -81,7 +81,7 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
     tell(&mut site, &chosen)
 }
 
-/// Marks published tables that are not part of the subscription yet.
+/// Requests copies of published tables that are not yet part of the subscription.
 pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
     for config in args.selection.subscriptions()? {
         let mut site = open(&config)?;

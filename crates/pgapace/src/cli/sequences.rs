@@ -1,4 +1,4 @@
-//! `pgapace sequences`: gives the subscriber's sequences the publisher's values.
+//! `pgapace sequences`: sets the subscriber's sequences to the publisher's values.
 
 use std::time::{Duration, Instant};
 
@@ -62,17 +62,17 @@ pub(crate) struct SequencesArgs {
     json: bool,
 }
 
-/// What became of the sequences of one subscription.
+/// The result for one subscription.
 #[derive(Debug, Serialize)]
 struct Outcome {
     subscription: String,
-    /// What the subscriber lacked all the same (`--force`).
+    /// The lag of the subscriber, with `--force`.
     lag: Option<Lag>,
     #[serde(flatten)]
     report: Report,
 }
 
-/// Sets what can be set; what cannot is a failure, after the rest.
+/// Sets all sequences that can be set, then fails if others could not.
 pub(crate) fn run(args: &SequencesArgs) -> Result<()> {
     let mut outcomes = Vec::new();
     for config in args.selection.subscriptions()? {
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &SequencesArgs) -> Result<()> {
         Class::Mismatch,
         format!("sequences that could not be set: {}", failed.join("; ")),
     )
-    .hint("Those that are not needed can be left out: --exclude SEQUENCE."))
+    .hint("Exclude those that are not needed: --exclude SEQUENCE."))
 }
 
 fn one(args: &SequencesArgs, config: &Config) -> Result<Outcome> {
@@ -128,7 +128,7 @@ fn one(args: &SequencesArgs, config: &Config) -> Result<Outcome> {
     Ok(Outcome { subscription: config.name.clone(), lag, report })
 }
 
-/// Values that the publisher had when everything had been committed that is applied now.
+/// The publisher's values as of a position that is applied now.
 fn read_level(
     args: &SequencesArgs,
     control: &mut Session,
@@ -140,7 +140,7 @@ fn read_level(
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     loop {
         let at = Instant::now();
-        // In this order: what had committed when they were read lies before the end.
+        // In this order: changes that were committed when values were read lie before the end of WAL.
         let found = read(source)?;
         let end = lag::end_of_wal(source)?;
         let patience =
@@ -154,13 +154,13 @@ fn read_level(
             }
             Some(lag) => return Err(lag::behind(&row.name, &lag, "no sequence was set")),
             None if at.elapsed() < FRESH || Instant::now() >= deadline => return Ok((found, None)),
-            // While it was waited for, the publisher has gone on.
+            // The publisher has continued during the wait.
             None => {}
         }
     }
 }
 
-/// Another server's values, and LSNs, mean nothing.
+/// Refuses another server: its values and LSNs have nothing to do with this subscription.
 fn check_publisher(source: &mut Session, row: &Subscription) -> Result<()> {
     match (system_identifier(source), &row.system_identifier) {
         (Some(now), Some(recorded)) if now != *recorded => Err(Failure::new(
@@ -176,7 +176,7 @@ fn check_publisher(source: &mut Session, row: &Subscription) -> Result<()> {
     }
 }
 
-/// Keeps the tables that the user named, or all.
+/// The tables that the user named, or all.
 fn choose_tables(published: &mut Vec<PublishedTable>, names: &[String]) -> Result<()> {
     let names: Vec<_> = names.iter().map(|name| split(name)).collect();
     if let Some((schema, name)) =

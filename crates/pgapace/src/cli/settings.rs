@@ -80,8 +80,8 @@ fn row(setting: &Setting) -> String {
         (Some((low, Some(high))), _) => format!("`{low}` to `{high}`"),
         (Some((low, None)), _) => format!("`{low}` or more"),
         (None, Shape::Boolean) => "`true`, `false`".to_owned(),
-        (None, Shape::List) => format!("list of `{}`", cell(setting.value)),
-        (None, Shape::One) if choices.is_empty() => format!("`{}`", cell(setting.value)),
+        (None, Shape::List) => format!("list of `{}`", cell(setting.value())),
+        (None, Shape::One) if choices.is_empty() => format!("`{}`", cell(setting.value())),
         (None, Shape::One) => {
             let names: Vec<_> =
                 choices.iter().map(|choice| format!("`{}`", choice.get_name())).collect();

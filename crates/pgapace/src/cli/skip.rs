@@ -1,4 +1,4 @@
-//! `pgapace skip`: leaves one transaction of the publisher out.
+//! `pgapace skip`: skips one transaction of the publisher.
 
 use clap::Args;
 use pgoutput::Lsn;

@@ -1,4 +1,4 @@
-//! `pgapace status`: what the subscriber remembers of its subscriptions, and how far the publisher is.
+//! `pgapace status`: the state of subscriptions on the subscriber, and the lag behind the publisher.
 
 use std::collections::HashMap;
 
@@ -34,22 +34,22 @@ pub(crate) struct StatusArgs {
 struct Status {
     name: String,
     phase: &'static str,
-    /// running; retrying after an error (until `next_try_at`, and while it tries); disabled since an
-    /// error; failed, which is not running since an error; or stopped.
+    /// `running`; `retrying` after an error, until a run has gone beyond it; `disabled` by an error;
+    /// `failed`: not running because of an error; or `stopped`.
     state: &'static str,
     running: bool,
     owner: Option<Owner>,
     /// The error that keeps it from running until pgapace enable.
     disabled: Option<String>,
-    /// Commit LSN of the transaction that pgapace skip leaves out.
+    /// Commit LSN of the transaction to skip (pgapace skip).
     skip_lsn: Option<String>,
     epoch: i64,
     slot: String,
     publications: Vec<String>,
-    /// In which form the publisher sent values in the last run; null before the first.
+    /// The form of values in the last run, binary or text; null before the first.
     format: Option<String>,
     format_reason: Option<String>,
-    /// When large transactions were applied in the last run; null before the first.
+    /// The mode of --streaming in the last run; null before the first.
     streaming: Option<String>,
     streaming_reason: Option<String>,
     spool: Spooled,
@@ -59,20 +59,20 @@ struct Status {
     flushed_lsn: Option<String>,
     lag_bytes: Option<u64>,
     lag_seconds: Option<f64>,
-    /// Why what only the publisher knows is null.
+    /// Why lag and slot state are null.
     lag_unknown: Option<String>,
     slot_state: Option<SlotState>,
     counters: Counters,
     restarts: u64,
-    /// How far tables are copied; null while none is.
+    /// Progress of the table copy; null while no table is copied.
     copy: Option<CopyProgress>,
     /// Transactions that are prepared on the subscriber, oldest first.
     prepared: Vec<Shown>,
     tables: Vec<Table>,
-    /// The error that stands: since something goes on beyond it, there is none.
+    /// The last error; null once a run has gone beyond it.
     last_error: Option<String>,
     last_error_at: Option<String>,
-    /// Since when it is met, and how often it was.
+    /// When it occurred first, and how often.
     error_since: Option<String>,
     error_count: u64,
     /// When the process tries again.
@@ -92,34 +92,34 @@ struct SlotState {
 struct Table {
     schema: String,
     name: String,
-    /// How far its copy has come: init, datasync, catchup, ready; or blocked.
+    /// `init`, `datasync`, `catchup`, `ready`; or `blocked`.
     state: &'static str,
-    /// When resync asked for a copy that has not begun.
+    /// When pgapace resync requested a copy that has not begun.
     requested_at: Option<String>,
     /// Why it is blocked, and since when.
     reason: Option<String>,
     blocked_since: Option<String>,
-    /// It may lack changes of transactions that commit from there on, and why.
+    /// The LSN from which on it may lack changes, and the reason.
     stale_lsn: Option<String>,
     stale_reason: Option<String>,
-    /// LSN from which its changes are applied; null until it is copied.
+    /// The sync LSN; null until it is copied.
     sync_lsn: Option<String>,
-    /// So far, while it is copied in parts.
+    /// Copied so far, while it is copied in parts.
     copied_rows: Option<i64>,
-    /// Size on the publisher when it was copied; null if it was not looked at.
+    /// Size on the publisher at the time of the copy; null if it is not known.
     publisher_bytes: Option<i64>,
-    /// Parts in which it is or was copied, and how many of them are in.
+    /// Number of parts of its copy, and how many are copied.
     copy_parts: i32,
     copy_parts_done: i32,
-    /// Whether it is behind the others: it is copied, or catches up, while they stream.
+    /// Whether it is copied or catches up while other tables stream.
     joins: bool,
-    /// How its changes are applied: set, append or row; null until the first one.
+    /// How its changes are applied: `set`, `append` or `row`; null until the first change.
     apply_mode: Option<String>,
     /// Why they are not applied as sets.
     apply_reason: Option<String>,
 }
 
-/// What the publisher says.
+/// The slot, as the publisher shows it.
 struct Source {
     session: Session,
     system_identifier: Option<String>,
@@ -154,7 +154,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     Ok(())
 }
 
-/// The subscriptions of a subscriber, or the one that is named; `None` without our schema.
+/// All subscriptions of a subscriber, or the named one; `None` without schema pgapace.
 fn of_site(site: &Site) -> Result<Option<Vec<Status>>> {
     let subscriber =
         Subscriber::new(site.subscriber.clone(), site.name.as_deref().unwrap_or("status"));
@@ -178,7 +178,7 @@ fn of_site(site: &Site) -> Result<Option<Vec<Status>>> {
     rows.iter().map(|row| of(&mut session, row, &mut source)).collect::<Result<_>>().map(Some)
 }
 
-/// A publisher that cannot be reached is no failure of `status`.
+/// Returns the reason if the publisher cannot be reached: `status` does not fail because of it.
 fn connect_source(site: &Site, encoding: &'static str) -> std::result::Result<Source, String> {
     let info = site.publisher.clone().ok_or("--publisher is not given")?;
     let name = site.name.as_deref().unwrap_or("pgapace status");
@@ -198,7 +198,7 @@ fn of(
     let statistics = statistics::read(session, row.id)?;
     let owner = ownership::owner(session, row.id)?;
     let statistics = statistics.as_ref();
-    // Progress is the truth; the statistics also count what was skipped since.
+    // The progress row is exact; statistics also include positions that were skipped since.
     let applied = recorded.max(statistics.and_then(|s| s.applied).filter(|_| recorded.is_some()));
     let mut lag_bytes = None;
     let mut slot_state = None;

@@ -61,14 +61,12 @@ settings! {
             verbs: ALL,
         }
         "copy-data" copy_data: Option<bool> {
-            value: "BOOL",
             help: "Copy the tables at the first start, and tables that are added later",
             more: "If it is false at a later start, tables that are added then are applied without a copy.",
             default_is: "true, or false with --create-slot=false",
             group: Group::Copy,
         }
         "copy-schema" copy_schema: bool {
-            value: "BOOL",
             help: "Create the publisher's tables on the subscriber at the first start",
             more: "pg_dump, psql and pg_restore must be in the PATH. Tables are created before the copy, \
                    indexes and constraints after it.",
@@ -77,7 +75,6 @@ settings! {
             renamed: &[Renamed::from("schema")],
         }
         "copy-workers" copy_workers: usize {
-            value: "N",
             help: "Maximum number of workers that copy tables",
             more: "Each has a session on either side. Two start, and more follow while they copy faster.",
             default: "4",
@@ -85,7 +82,6 @@ settings! {
             group: Group::Copy,
         }
         "if-not-empty" if_not_empty: IfNotEmpty {
-            value: "ACTION",
             help: "What happens if tables hold rows before their copy",
             more: "To truncate tables is a decision for one start, not a setting: it is never taken from \
                    the configuration file or the environment, and needs --truncate, which names the \
@@ -97,7 +93,6 @@ settings! {
             verbs: &["run", "refresh"],
         }
         "workers" workers: usize {
-            value: "N",
             help: "Number of sessions that apply changes at the same time",
             more: "Subscriptions that one process applies to one server share their sessions: as many as \
                    the largest --workers among them, and at least one each.",
@@ -106,14 +101,12 @@ settings! {
             group: Group::Apply,
         }
         "streaming" streaming: Streaming {
-            value: "MODE",
             help: "When transactions larger than logical_decoding_work_mem are sent and applied",
             default: "parallel",
             default_is: "parallel, or on with one worker",
             group: Group::Apply,
         }
         "two-phase" two_phase: Option<bool> {
-            value: "BOOL",
             help: "Receive prepared transactions at PREPARE TRANSACTION (publisher 15 and later)",
             more: "Without it they are received at COMMIT PREPARED. To switch it off again needs \
                    publisher 18 or later.",
@@ -127,7 +120,6 @@ settings! {
             group: Group::Apply,
         }
         "memory-limit" memory_limit: usize {
-            value: "SIZE",
             help: "Memory for changes that are received and not yet applied",
             default_is: "256MB, or a quarter of the control group's limit if that is less",
             unit: Unit::Megabytes,
@@ -145,13 +137,11 @@ settings! {
             group: Group::Errors,
         }
         "on-table-error" on_table_error: OnTableError {
-            value: "ACTION",
             help: "What happens if a change of a table cannot be applied",
             default: "stop",
             group: Group::Errors,
         }
         "on-missed-changes" on_missed_changes: OnMissedChanges {
-            value: "ACTION",
             help: "What happens to a table that may lack changes",
             more: "A table may lack changes if it was not published for a while, or if its row filter or \
                    column list was changed.",
@@ -159,7 +149,6 @@ settings! {
             group: Group::Errors,
         }
         "disable-on-error" disable_on_error: bool {
-            value: "BOOL",
             help: "Disable the subscription when a change cannot be applied, until pgapace enable",
             default: "false",
             group: Group::Errors,
@@ -170,71 +159,57 @@ settings! {
             default_is: "the name of the subscription",
         }
         "create-slot" create_slot: bool {
-            value: "BOOL",
             help: "Create the slot at the first start; false uses an existing slot",
             default: "true",
         }
         "failover" failover: bool {
-            value: "BOOL",
             help: "Create the slot with failover, so that it is synchronized to standbys",
             more: "It needs publisher 17 or later, and has no effect on older ones.",
             default: "true",
         }
         "copy-split-size" copy_split_size: u64 {
-            value: "SIZE",
             help: "Larger tables are copied by several workers, in parts of this size",
             more: "0 copies each table as a whole.",
             default: "32MB",
             unit: Unit::Megabytes,
-            range: Some(0..=MOST),
         }
         "indexes-after" indexes_after: bool {
-            value: "BOOL",
             help: "Build the indexes of empty tables after their rows are copied",
             more: "A table is locked until its copy ends. false copies with indexes in place.",
             default: "true",
         }
         "analyze" analyze: bool {
-            value: "BOOL",
             help: "ANALYZE tables after their copy",
             default: "true",
         }
         "refresh-interval" refresh_interval: Duration {
-            value: "TIME",
             help: "Time between two looks for tables that were added to the publications",
             more: "Such tables are copied if they exist on the subscriber and are empty. 0 waits for \
                    their first change.",
             default: "60s",
             unit: Unit::Seconds,
-            range: Some(0..=MOST),
         }
         "two-phase-hold" two_phase_hold: Duration {
-            value: "TIME",
             help: "Delay before a prepared transaction is prepared on the subscriber as well",
             more: "Until then it is held in memory or spool. There is no delay if the publisher waits \
                    for this subscription (synchronous_standby_names).",
             default: "5s",
             unit: Unit::Seconds,
-            range: Some(0..=MOST),
         }
         "tag-commits" tag_commits: bool {
-            value: "BOOL",
             help: "Tag commits with a replication origin, if the role is allowed to",
             default: "true",
         }
         "binary" binary: Binary {
-            value: "MODE",
             help: "Form in which the publisher sends values",
             default: "auto",
         }
         "preserve-commit-order" preserve_commit_order: bool {
-            value: "BOOL",
             help: "Commit in the publisher's order",
             more: "false lets independent transactions become visible in another order.",
             default: "true",
         }
         "deadlock-timeout" deadlock_timeout: Duration {
-            value: "TIME",
             help: "Delay before pgapace looks for locks that block the oldest transaction",
             default: "50ms",
             unit: Unit::Milliseconds,
@@ -242,7 +217,6 @@ settings! {
             renamed: &[Renamed::from("lock-probe")],
         }
         "prefetch" prefetch: Prefetch {
-            value: "MODE",
             help: "Read rows of the subscriber before changes are applied to them",
             default: "off",
         }
@@ -253,20 +227,16 @@ settings! {
             default: "auto",
         }
         "apply-mode" apply_mode: ApplyModeSetting {
-            value: "MODE",
             help: "Form in which changes are applied",
             default: "auto",
         }
         "conflict-retention" conflict_retention: Duration {
-            value: "TIME",
             help: "How long rows of pgapace.conflict are kept",
             more: "0 keeps them for ever.",
             default: "30d",
             unit: Unit::Days,
-            range: Some(0..=MOST),
         }
         "status-interval" status_interval: Duration {
-            value: "TIME",
             help: "Maximum time between two status messages to the publisher",
             more: "An idle subscription records its progress as often.",
             default: "10s",
@@ -274,28 +244,23 @@ settings! {
             range: Some(1..=MOST),
         }
         "receive-timeout" receive_timeout: Duration {
-            value: "TIME",
             help: "Time without a message after which the publisher is considered gone",
             default: "60s",
             unit: Unit::Seconds,
             range: Some(1..=MOST),
         }
         "busy-timeout" busy_timeout: Duration {
-            value: "TIME",
             help: "Time to wait for a slot or subscription that another process uses",
             more: "A lost connection holds a slot for wal_sender_timeout.",
             default: "75s",
             unit: Unit::Seconds,
-            range: Some(0..=MOST),
             verbs: &["run", "check", "drop"],
         }
         "connect-timeout" connect_timeout: Option<Duration> {
-            value: "TIME",
             help: "Time to wait for a server that refuses connections, starts or recovers",
             default_is: "10s for a new subscription, 1h for one that has run before, no limit once it \
                          has streamed in this process",
             unit: Unit::Seconds,
-            range: Some(0..=MOST),
         }
         "spool-directory" spool_directory: Option<PathBuf> {
             value: "DIRECTORY",
@@ -304,11 +269,9 @@ settings! {
             default_is: "$TMPDIR, or /var/tmp",
         }
         "spool-limit" spool_limit: Option<u64> {
-            value: "SIZE",
             help: "Disk space for the spool",
             default_is: "no limit",
             unit: Unit::Megabytes,
-            range: Some(0..=MOST),
         }
     }
 }

@@ -179,7 +179,7 @@ fn flag(setting: &'static Setting) -> Arg {
     };
     let arg = Arg::new(setting.name)
         .long(setting.name)
-        .value_name(setting.value)
+        .value_name(setting.value())
         .help(help)
         .long_help(long)
         .help_heading(setting.group.heading())

@@ -102,7 +102,7 @@ impl Renamed {
 pub(crate) struct Setting {
     /// The flag without dashes, and the TOML key.
     pub(crate) name: &'static str,
-    /// Stands for its value in help texts.
+    /// Stands for its value in help texts, if its type does not say it.
     pub(crate) value: &'static str,
     pub(crate) help: &'static str,
     /// What `--help` and the documentation say besides, in sentences.
@@ -113,7 +113,7 @@ pub(crate) struct Setting {
     /// The default in words, if it is not a fixed value.
     pub(crate) default_is: &'static str,
     pub(crate) unit: Unit,
-    /// In its unit.
+    /// In its unit. Without one, a number with a unit is at most [`MOST`].
     pub(crate) range: Option<RangeInclusive<u64>>,
     /// Whether there is an environment variable.
     pub(crate) environment: bool,
@@ -130,7 +130,7 @@ pub(crate) struct Setting {
 impl Setting {
     pub(crate) const UNNAMED: Self = Self {
         name: "",
-        value: "VALUE",
+        value: "",
         help: "",
         more: "",
         group: Group::Advanced,
@@ -145,6 +145,23 @@ impl Setting {
         choices: Vec::new,
         check: |_, _| Ok(()),
     };
+
+    fn range(&self) -> Option<RangeInclusive<u64>> {
+        let range = (self.unit != Unit::None).then_some(0..=MOST);
+        self.range.clone().or(range)
+    }
+
+    /// Stands for its value in help texts.
+    pub(crate) fn value(&self) -> &'static str {
+        match (self.value, self.shape, self.unit) {
+            ("", Shape::Boolean, _) => "BOOL",
+            ("", _, Unit::Megabytes) => "SIZE",
+            ("", _, Unit::Milliseconds | Unit::Seconds | Unit::Days) => "TIME",
+            ("", ..) if self.range.is_some() => "N",
+            ("", ..) => "CHOICE",
+            (value, ..) => value,
+        }
+    }
 
     /// A number in the smallest unit of its kind.
     fn amount(&self, text: &str) -> Result<u64, String> {
@@ -169,7 +186,7 @@ impl Setting {
     /// The lowest and the highest value as they would be given, the latter if it is not [`MOST`].
     pub(crate) fn limits(&self) -> Option<(String, Option<String>)> {
         let unit = self.unit.known().1;
-        let range = self.range.as_ref()?;
+        let range = self.range()?;
         let high = (*range.end() != MOST).then(|| format!("{}{unit}", range.end()));
         Some((format!("{}{unit}", range.start()), high))
     }
@@ -177,7 +194,7 @@ impl Setting {
     /// Its value from the texts that were given. The only place where ranges are checked.
     pub(crate) fn read<T: Value>(&self, texts: &[String]) -> Result<T, String> {
         let colon = |reason| format!(": {reason}");
-        if let Some(range) = &self.range {
+        if let Some(range) = self.range() {
             let factor = self.unit.factor("").unwrap_or(1);
             let range = range.start().saturating_mul(factor)..=range.end().saturating_mul(factor);
             for text in texts {

@@ -1,4 +1,4 @@
-//! The log: lines for people, or JSON for machines; always on standard error.
+//! The log, on standard error, as text or JSON. docs/events.md lists its events.
 
 use std::io::IsTerminal;
 
@@ -6,18 +6,18 @@ use tracing_subscriber::EnvFilter;
 
 use crate::error::{Class, Failure, Result};
 
-/// How log lines look.
+/// Form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
-    /// One line an event, coloured on a terminal.
+    /// One line per event, coloured on a terminal.
     Human,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
 /// Starts logging for the whole process.
 pub(crate) fn start(format: LogFormat, level: &str) -> Result<()> {
-    // The demo's own client repeats every notice of the servers.
+    // The demo's client logs every notice of its servers.
     let filter =
         EnvFilter::try_new(format!("{level},tokio_postgres=warn,postgres=warn")).map_err(|e| {
             Failure::new(Class::Config, format!("--log-level {level:?}: {e}"))

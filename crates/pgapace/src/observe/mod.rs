@@ -1,4 +1,4 @@
-//! What people and machines see of a running subscription.
+//! Log and wait times of a running process.
 
 pub(crate) mod logging;
 pub(crate) mod stopwatch;

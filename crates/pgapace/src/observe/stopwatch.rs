@@ -1,8 +1,8 @@
-//! How long a thread waits, and for what.
+//! How long a thread waits, by reason.
 //!
-//! A thread says it when it goes to sleep and when it wakes; the clock is read then, and only if what
-//! it waits for has changed. Another thread collects the times, also that of a wait under way: a
-//! subscription that is stuck is seen to be.
+//! A thread reports when it begins to wait and when it wakes. The clock is read then, and only if the
+//! reason has changed. Another thread collects the times, with that of the current wait, so that a
+//! stuck subscription is visible.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -20,13 +20,13 @@ pub(crate) enum Reason {
     Source,
 }
 
-/// The stopwatch of one thread; its clones are the same one.
+/// The stopwatch of one thread; clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stopwatch(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// What was waited and not collected.
+    /// Time waited and not yet collected.
     waited: Waits,
     running: Option<(Reason, Instant)>,
 }
