@@ -4,8 +4,8 @@
 //! commit order. Small ones leave as one part; large ones in parts of bounded size, so that memory
 //! does not depend on the size of a transaction (promise P6).
 //!
-//! Transactions whose end is not known yet are kept: copied out of the receive buffers, in memory
-//! while they fit, else in the spool (the assembler says what goes there; somebody else writes it).
+//! Transactions whose end is not known yet are spooled: copied out of the receive buffers, in memory
+//! while they fit, else in the spool (the assembler returns commands; the caller carries them out).
 //! They leave as a [`Replay`], which gives parts again.
 //!
 //! * Large transactions that are streamed while they run come in blocks, those of several
@@ -14,7 +14,7 @@
 //! * A slot with two-phase decoding sends a prepared transaction at its PREPARE. It is held until
 //!   COMMIT PREPARED makes it an ordinary one; ROLLBACK PREPARED forgets it. Nothing may be
 //!   acknowledged past a held one ([`Assembler::oldest_held`]), so after a crash the publisher
-//!   sends it again. One that somebody prepares on the subscriber is held there, and not here any more
+//!   sends it again. A transaction that is prepared on the subscriber is held there instead
 //!   ([`Assembler::take_prepared`]).
 
 mod prepared;
@@ -33,6 +33,7 @@ use thiserror::Error;
 
 pub use crate::assemble::prepared::Prepared;
 pub use crate::assemble::records::Records;
+pub(crate) use crate::assemble::records::{Changed, RelationVersions, push_record};
 pub use crate::assemble::replay::{BlockSource, Replay, ReplayError};
 use crate::assemble::spooled::{Change, SpooledTransaction};
 pub use crate::assemble::spooled::{SpoolCommand, SpoolId, Subtransactions};
@@ -464,7 +465,7 @@ impl Assembler {
             }
             Some(Open::Prepared { xid: top, .. } | Open::Block(top)) => {
                 let change = Change { payload: at.payload(), xid };
-                self.spooler.push(*top, change, version);
+                self.spooler.push(*top, change, Changed::Row(version));
                 Ok(Assembled::Nothing)
             }
             None => Err(out_of_place(name, "outside a transaction")),
@@ -488,7 +489,7 @@ impl Assembler {
             }
             Some(Open::Prepared { xid: top, .. } | Open::Block(top)) => {
                 let change = Change { payload: at.payload(), xid: truncate.xid };
-                self.spooler.push_truncate(*top, change, &self.scratch);
+                self.spooler.push(*top, change, Changed::Truncated(&self.scratch));
                 Ok(Assembled::Nothing)
             }
             None => Err(out_of_place("Truncate", "outside a transaction")),

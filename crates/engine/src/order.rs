@@ -1,9 +1,9 @@
-//! Who may go on: which groups have ended, and who waits for them.
+//! Commit order: which groups have ended, and which workers wait for them.
 //!
-//! A worker asks before each step that another group may forbid: to start (user code, a second
-//! attempt), to run dependent changes, to commit. What it asks for is a set of [`Waits`]; whoever
-//! ends a group learns whom that lets go on, and tells them, so that the turn passes from worker to
-//! worker without a third one between.
+//! A worker asks before each step for which another group may have to end first: to start (user code, a
+//! second attempt), to execute dependent changes, to commit. It asks with a set of [`Waits`]. The worker
+//! that ends a group learns which workers that allows to proceed, and wakes them. So the turn passes from
+//! worker to worker, without the leader between them.
 
 use std::collections::BTreeSet;
 
@@ -38,23 +38,23 @@ impl Waits {
     }
 }
 
-/// Where a worker looks which groups have ended.
+/// How a worker learns which groups have ended.
 pub trait Ended {
     /// The last group of which it is known that it and everything before it has ended.
     fn ended_through(&self) -> GroupSeq;
 
-    /// Whether what is waited for has ended.
+    /// Whether these groups have ended.
     fn is_met(&self, waits: &Waits) -> bool;
 }
 
-/// Which groups have ended (their subscriber transactions are committed), and who waits.
+/// Which groups have ended (their subscriber transactions are committed), and which workers wait.
 #[derive(Debug)]
 pub struct CommitOrder {
     /// This one and everything before it has ended.
     through: GroupSeq,
     /// What has ended beyond.
     above: BTreeSet<GroupSeq>,
-    /// By worker, what it waits for: any of them wakes it.
+    /// What each worker waits for, by its number. Any of these wakes it.
     waiting: Vec<Vec<Waits>>,
 }
 

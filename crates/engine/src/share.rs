@@ -10,14 +10,14 @@
 //! its replication origin and its prepared statements. A lease is free only when the server has
 //! closed the connection, so the bound holds on the server too.
 
-/// Who has how many sessions.
+/// How many sessions each subscription has.
 #[derive(Debug)]
 pub struct Shares {
     total: usize,
     members: Vec<Member>,
     /// Sessions that were given back and are not closed.
     closing: usize,
-    /// How often somebody began to ask.
+    /// How often a subscription began to ask.
     asked: u64,
 }
 
@@ -152,7 +152,7 @@ mod tests {
         assert!(!shares.ask(0));
         assert!(shares.ask(1));
         assert!(!shares.ask(1) && !shares.gives(0, false), "2 and 1 is as equal as can be");
-        // But what is idle is for whoever asks.
+        // An idle session goes to any subscription that asks.
         assert!(shares.gives(0, true));
         shares.content(1);
         assert!(!shares.gives(0, true));

@@ -94,7 +94,7 @@ struct StreamSlot {
 
 #[derive(Debug)]
 struct Stream {
-    early: Executable,
+    executable: Executable,
     state: StreamState,
     /// When changes were last handed over, or it began.
     fed: Duration,
@@ -144,8 +144,7 @@ pub struct Streams<W> {
 }
 
 impl<W> Streams<W> {
-    /// Streams may use `most` sessions. Nothing is applied early before the publisher has come beyond
-    /// `from`.
+    /// Streams may use `most` sessions. None is executed before the publisher has come beyond `from`.
     #[must_use]
     pub fn new(most: usize, from: Lsn, pacing: Pacing) -> Self {
         Self {
@@ -175,7 +174,7 @@ impl<W> Streams<W> {
         self.orders.push_back((number, slot.ticket, order));
     }
 
-    /// Whether no stream can ever be applied early.
+    /// Whether streaming apply is off.
     fn is_off(&self) -> bool {
         self.most == 0
     }
@@ -225,8 +224,8 @@ impl<W> Streams<W> {
             Message::StreamStart(start) => {
                 self.block = Some(start.xid);
                 if start.first_segment {
-                    let (early, state) = (Executable::new(self.pacing), StreamState::Behind);
-                    self.open.insert(start.xid, Stream { early, state, fed: now });
+                    let (executable, state) = (Executable::new(self.pacing), StreamState::Behind);
+                    self.open.insert(start.xid, Stream { executable, state, fed: now });
                 }
             }
             Message::StreamStop => {
@@ -252,7 +251,7 @@ impl<W> Streams<W> {
         if let Some(xid) = self.block
             && let (Some(stream), Some(length)) = (self.open.get_mut(&xid), length(xid))
         {
-            stream.early.received(length, dispatched);
+            stream.executable.received(length, dispatched);
             if stream.state == StreamState::Behind && self.position > self.from {
                 stream.state = StreamState::Waiting;
             }
@@ -262,19 +261,19 @@ impl<W> Streams<W> {
     /// Only so much is left of a stream.
     fn cut(&mut self, xid: Xid, length: u64) {
         let Some(stream) = self.open.get_mut(&xid) else { return };
-        let order = match stream.early.cut(length) {
+        let order = match stream.executable.cut(length) {
             Undo::Nothing => return,
             Undo::To(savepoint) => Order::RollBackTo(savepoint),
             Undo::All => Order::RollBack,
         };
         let StreamState::Active(slot) = stream.state else { return };
-        if stream.early.is_in_vain() {
+        if stream.executable.is_in_vain() {
             return self.abandon(xid);
         }
         self.order(slot, order);
     }
 
-    /// It is not applied early any more; what is kept of it is.
+    /// Abandons a stream: it is rolled back, and applied from the spool when it has committed.
     pub fn abandon(&mut self, xid: Xid) {
         if self.commit_sent && self.committing == Some(xid) {
             // It waits for nothing any more.
@@ -291,14 +290,14 @@ impl<W> Streams<W> {
         }
     }
 
-    /// None of them is applied early any more.
+    /// Abandons all streams.
     pub fn abandon_all(&mut self) {
         let mut open: Vec<_> = self.open.keys().copied().collect();
         open.sort_unstable();
         open.into_iter().for_each(|xid| self.abandon(xid));
     }
 
-    /// It has ended, or is somebody else's now.
+    /// A stream has ended, or is applied like all other transactions now.
     pub fn forget(&mut self, xid: Xid) {
         if self.committing == Some(xid) {
             (self.committing, self.commit_sent) = (None, false);
@@ -312,7 +311,7 @@ impl<W> Streams<W> {
     pub fn begin_commit(&mut self, xid: Xid) -> bool {
         // What came to nothing, or was not begun, needs no session of its own.
         let begun = self.open.get(&xid).is_some_and(|stream| {
-            matches!(stream.state, StreamState::Active(_)) && stream.early.taken() > 0
+            matches!(stream.state, StreamState::Active(_)) && stream.executable.taken() > 0
         });
         if !begun {
             self.forget(xid);
@@ -334,7 +333,7 @@ impl<W> Streams<W> {
         !self.commit_sent
             && self.open.get(&xid).is_some_and(|stream| match stream.state {
                 StreamState::Active(slot) => {
-                    stream.early.taken() == length && self.slots[slot].unanswered == 0
+                    stream.executable.taken() == length && self.slots[slot].unanswered == 0
                 }
                 _ => false,
             })
@@ -364,10 +363,10 @@ impl<W> Streams<W> {
             let room = has.unanswered < self.pacing.depth;
             let Some(xid) = has.stream.filter(|_| room) else { continue };
             let Some(stream) = self.open.get_mut(&xid) else { continue };
-            stream.early.committed(committed);
+            stream.executable.committed(committed);
             let ended = self.committing == Some(xid);
             let pressure = stream.pressure(ended, now, self.pacing.stream_gathering);
-            if let Some(step) = stream.early.step(&subtransactions(xid), pressure) {
+            if let Some(step) = stream.executable.step(&subtransactions(xid), pressure) {
                 return Some(NextPart { xid, step, slot });
             }
         }
@@ -379,7 +378,7 @@ impl<W> Streams<W> {
     pub fn look_again(&self, now: Duration) -> Option<Duration> {
         let free = self.slots.iter().filter(|slot| slot.unanswered < self.pacing.depth);
         let streams = free.filter_map(|slot| self.open.get(&slot.stream?));
-        let waiting = streams.filter(|stream| stream.early.has_more());
+        let waiting = streams.filter(|stream| stream.executable.has_more());
         let gathering = self.pacing.stream_gathering;
         waiting.map(|stream| gathering.saturating_sub(now.saturating_sub(stream.fed))).min()
     }
@@ -394,7 +393,7 @@ impl<W> Streams<W> {
         now: Duration,
     ) {
         let Some(stream) = self.open.get_mut(&next.xid) else { return };
-        stream.early.take(&next.step, through);
+        stream.executable.take(&next.step, through);
         stream.fed = now;
         let savepoint = next.step.savepoint;
         self.order(next.slot, Order::Part { work, mode, savepoint });
@@ -426,7 +425,9 @@ impl<W> Streams<W> {
     /// The stream that gains the most.
     fn longest_waiting(&self) -> Option<Xid> {
         let waiting = self.open.iter().filter(|(_, stream)| stream.state == StreamState::Waiting);
-        waiting.max_by_key(|(xid, stream)| (stream.early.received_length(), **xid)).map(|(x, _)| *x)
+        waiting
+            .max_by_key(|(xid, stream)| (stream.executable.received_length(), **xid))
+            .map(|(x, _)| *x)
     }
 
     /// Takes note of what a session said. Of which stream, if what it said has come to something.
@@ -506,7 +507,7 @@ impl Stream {
     fn pressure(&self, ended: bool, now: Duration, gathering: Duration) -> Pressure {
         if ended {
             Pressure::Ended
-        } else if self.early.taken() == 0 || now.saturating_sub(self.fed) >= gathering {
+        } else if self.executable.taken() == 0 || now.saturating_sub(self.fed) >= gathering {
             // Its session may have to be opened first.
             Pressure::Waited
         } else {

@@ -1,8 +1,8 @@
 //! How far the copy of a table has come.
 //!
 //! Only the process that owns the subscription changes a state. Verbs (`resync`, `refresh`) leave a
-//! request, and the owner takes it up when no copy of that table goes on: so a request during a copy
-//! means another copy behind it, never a change of the one that runs.
+//! request. The owner takes it up when no copy of that table runs, so a request during a copy causes
+//! another copy after it.
 //!
 //! ```text
 //!                  CopyWanted (requested, again, unblocked)
@@ -34,7 +34,7 @@ pub enum TableSyncState {
     Init,
     /// It is being copied, or such a copy was interrupted.
     DataSync,
-    /// It is copied, and lacks changes that the other tables have.
+    /// It is copied, and its deferred changes are applied.
     CatchUp,
     /// Its changes are applied with those of all others.
     Ready,
@@ -45,9 +45,9 @@ pub enum TableSyncState {
 /// What happens to a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TableSyncEvent {
-    /// It is to be copied, and nobody copies it now.
+    /// It is to be copied, and no copy of it runs.
     CopyWanted,
-    /// A snapshot is there, and the table is empty but for rows that are to be kept.
+    /// A snapshot was taken, and the table holds no rows but those that are to be kept.
     CopyBegun,
     /// A part is committed, and others are not.
     PartDone,
@@ -107,7 +107,7 @@ impl TableSyncState {
         matches!(self, Self::CatchUp | Self::Ready)
     }
 
-    /// Whether it is to be copied by whoever runs the subscription.
+    /// Whether the owner of the subscription is to copy it.
     #[must_use]
     pub fn is_to_copy(self) -> bool {
         matches!(self, Self::Init | Self::DataSync)

@@ -1,12 +1,13 @@
 //! How far the subscriber is behind the publisher, and waiting until it is not.
 //!
-//! Where a process applies the subscription, its positions tell: progress, what the slot has
-//! confirmed, and, because progress is recorded only now and then while nothing is to be applied,
-//! the positions of its statistics. Where none does, what is left in the slot tells: WAL that has
-//! nothing for the subscription is no lag, however much of it there is.
+//! While a process applies the subscription, its positions count: its progress, what the slot has
+//! confirmed, and the positions in its statistics, because an idle process records progress rarely.
+//! Without such a process, the changes left in the slot count. WAL without changes for the subscription
+//! is no lag, whatever its size.
 
 use std::time::{Duration, Instant};
 
+use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
 use serde::Serialize;
 use wire::{Session, quote_ident, quote_literal};
@@ -19,7 +20,7 @@ use crate::subscriber::state::{self, Subscription, ownership, progress, statisti
 
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// How long the process that applies may be away, between two of its runs.
+/// How long the process that applies may be absent between two of its runs.
 const ABSENCE: Duration = Duration::from_secs(3);
 
 /// What the subscriber lacks.
@@ -92,7 +93,7 @@ fn look(
     let states = state::relations(control, row.id)?;
     let behind = states
         .iter()
-        .filter(|table| table.sync_lsn.is_none() || table.joins || table.requested.is_some());
+        .filter(|table| table.state != TableSyncState::Ready || table.requested.is_some());
     let tables: Vec<_> = behind.map(|table| format!("{}.{}", table.schema, table.name)).collect();
     let stream = stream_lag(control, source, row, end, running)?;
     if stream.is_none() && tables.is_empty() {

@@ -19,11 +19,11 @@ use crate::publisher::slot;
 use crate::subscriber::state::prepared::{self, Known, Standing};
 use crate::subscriber::state::{Subscription, SubscriptionId};
 
-/// Decides whether prepared transactions are sent at their PREPARE, and has the slot agree as far as
-/// that is not done by the start of the stream: it is never begun before all tables are copied.
+/// Decides whether the publisher sends prepared transactions at their PREPARE, and changes the slot where
+/// the start of the stream does not. Two-phase decoding never begins before all tables are copied.
 ///
-/// Where they are sent only when they are committed, none can stay prepared on the subscriber: all of
-/// it would come once more, and wait for its own locks.
+/// If the publisher sends them only at their COMMIT PREPARED, none may stay prepared on the subscriber:
+/// the publisher would send it again, and it would wait for its own locks.
 pub(crate) fn settle(
     config: &Config,
     control: &mut Session,
@@ -90,7 +90,7 @@ pub(crate) fn settle(
     Ok(false)
 }
 
-/// What of the subscription is prepared on the subscriber.
+/// The transactions of the subscription that are prepared on the subscriber.
 pub(crate) fn known(
     control: &mut Session,
     id: SubscriptionId,
@@ -111,8 +111,8 @@ pub(crate) fn known(
     Ok(known)
 }
 
-/// How long transactions are held before they are prepared on the subscriber, `None` for ever; `limit` is
-/// how many the subscriber can have. `waits`: the publisher waits for us, also with PREPARE.
+/// How long transactions are held before they are prepared on the subscriber, `None` for ever. `limit` is
+/// how many the subscriber can have. `waits`: the publisher's PREPARE and COMMIT wait for the subscriber.
 pub(crate) fn hold(config: &Config, limit: usize, waits: bool) -> Result<Option<Duration>> {
     if limit > 0 {
         if waits && config.on_conflict.has_rules() {

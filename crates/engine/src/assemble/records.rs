@@ -1,7 +1,13 @@
-//! The changes of a kept transaction as they are kept: records, one after another, in blocks.
+//! Changes outside of the receive buffers: records, one after another, in blocks.
 //!
-//! They are read in order by a [`Replay`](super::Replay) when the transaction has committed, and
-//! from any place, as often as it takes, while it is still open.
+//! Spooled transactions and deferred changes have the same records:
+//!
+//! ```text
+//!  length of the payload │ relation, or SEVERAL and how many │ their indexes │ payload
+//! ```
+//!
+//! Records of a spooled transaction are read in order by a [`Replay`](super::Replay) when the transaction
+//! has committed, and from any place, as often as it takes, while it is still open.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,13 +15,78 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pgoutput::{Lsn, Timestamp, Xid};
+use rustc_hash::FxHashMap;
 
-use crate::assemble::spooled::{RECORD_HEADER, SEVERAL, SpoolId};
+use crate::assemble::spooled::SpoolId;
 use crate::assemble::{BlockSource, PartLimits, ReplayError};
 use crate::relation::RemoteRelation;
 use crate::transaction::{Location, TransactionHead, TransactionPart};
 
-/// The records of a transaction that is kept. Places are bytes from the first record on.
+/// In the place of a record's relation: so many relation indexes follow.
+const SEVERAL: u32 = 1 << 31;
+/// Length of the payload and relation, in front of every record.
+const HEADER: usize = 8;
+
+/// The relation versions that records name by their index.
+#[derive(Debug, Default)]
+pub(crate) struct RelationVersions {
+    pub(crate) all: Vec<Arc<RemoteRelation>>,
+    /// Where a version is, by its address.
+    places: FxHashMap<usize, u32>,
+}
+
+impl RelationVersions {
+    /// The index of a version, which is added if it is new.
+    fn index_of(&mut self, relation: &Arc<RemoteRelation>) -> u32 {
+        *self.places.entry(Arc::as_ptr(relation).addr()).or_insert_with(|| {
+            self.all.push(Arc::clone(relation));
+            fits_u32(self.all.len() - 1)
+        })
+    }
+}
+
+/// What a record changes.
+#[derive(Clone, Copy)]
+pub(crate) enum Changed<'a> {
+    /// A row of this relation.
+    Row(&'a Arc<RemoteRelation>),
+    /// A truncate of these.
+    Truncated(&'a [Arc<RemoteRelation>]),
+}
+
+impl Changed<'_> {
+    /// Bytes of a record with a payload of so many.
+    pub(crate) fn size(self, payload: usize) -> usize {
+        let several = if let Changed::Truncated(relations) = self { relations.len() } else { 0 };
+        HEADER + several * 4 + payload
+    }
+
+    /// Adds a record to a block. The payload comes in two pieces.
+    pub(crate) fn write(
+        self,
+        versions: &mut RelationVersions,
+        payload: [&[u8]; 2],
+        block: &mut Vec<u8>,
+    ) {
+        let length = fits_u32(payload[0].len() + payload[1].len());
+        block.extend_from_slice(&length.to_le_bytes());
+        match self {
+            Changed::Row(relation) => {
+                block.extend_from_slice(&versions.index_of(relation).to_le_bytes());
+            }
+            Changed::Truncated(relations) => {
+                block.extend_from_slice(&(SEVERAL | fits_u32(relations.len())).to_le_bytes());
+                for relation in relations {
+                    block.extend_from_slice(&versions.index_of(relation).to_le_bytes());
+                }
+            }
+        }
+        block.extend_from_slice(payload[0]);
+        block.extend_from_slice(payload[1]);
+    }
+}
+
+/// The records of a spooled transaction. Places are bytes from the first record on.
 #[derive(Debug, Clone, Copy)]
 pub struct Records<'a> {
     pub(super) xid: Xid,
@@ -94,18 +165,18 @@ impl Records<'_> {
 
 /// Adds the record at `offset` to the part. Returns where the next one is; nothing if there is no
 /// record.
-pub(super) fn push_record(
+pub(crate) fn push_record(
     block: &Bytes,
     offset: usize,
     relations: &[Arc<RemoteRelation>],
     scratch: &mut Vec<Arc<RemoteRelation>>,
     part: &mut TransactionPart,
 ) -> Option<usize> {
-    let header = block.get(offset..offset + RECORD_HEADER)?;
+    let header = block.get(offset..offset + HEADER)?;
     let length = word(header, 0)? as usize;
     let relation = word(header, 1)?;
     let several = if relation & SEVERAL == 0 { 0 } else { (relation & !SEVERAL) as usize };
-    let payload = offset + RECORD_HEADER + several * 4;
+    let payload = offset + HEADER + several * 4;
     if block.len() < payload + length || length == 0 {
         return None;
     }
@@ -113,7 +184,7 @@ pub(super) fn push_record(
     if relation & SEVERAL == 0 {
         part.push(at, relations.get(relation as usize)?);
     } else {
-        let indexes = &block[offset + RECORD_HEADER..payload];
+        let indexes = &block[offset + HEADER..payload];
         scratch.clear();
         for index in 0..several {
             let version = relations.get(word(indexes, index)? as usize)?;
@@ -128,4 +199,10 @@ pub(super) fn push_record(
 fn word(bytes: &[u8], index: usize) -> Option<u32> {
     let bytes = bytes.get(index * 4..)?.first_chunk()?;
     Some(u32::from_le_bytes(*bytes))
+}
+
+/// A message is below 1 GiB, and there are fewer relation versions than changes of the catalogue, so
+/// neither reaches the bit of [`SEVERAL`].
+fn fits_u32(number: usize) -> u32 {
+    u32::try_from(number).ok().filter(|number| number & SEVERAL == 0).expect("below 2 Gi")
 }

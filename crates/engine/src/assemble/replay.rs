@@ -1,4 +1,4 @@
-//! A kept transaction that has committed, read back in parts.
+//! A spooled transaction that has committed, read back in parts.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::assemble::spooled::SpoolId;
 use crate::relation::RemoteRelation;
 use crate::transaction::{TransactionHead, TransactionPart};
 
-/// Where the blocks of a kept transaction come from.
+/// Where the blocks of a spooled transaction come from.
 pub trait BlockSource {
     /// Why a block cannot be read.
     type Error;
@@ -36,7 +36,7 @@ pub trait BlockSource {
     fn in_memory(&mut self, block: Vec<u8>) -> Bytes;
 }
 
-/// Why a kept transaction cannot be read back.
+/// Why a spooled transaction cannot be read back.
 #[derive(Debug, Error)]
 pub enum ReplayError<E> {
     /// The spool said so.
@@ -47,7 +47,7 @@ pub enum ReplayError<E> {
     Malformed,
 }
 
-/// Reads a kept transaction from its beginning to its end, a part at a time.
+/// Reads a spooled transaction from its beginning to its end, a part at a time.
 #[derive(Debug)]
 pub struct Replay {
     head: TransactionHead,
@@ -111,7 +111,7 @@ impl Replay {
         self.blocks.iter().map(Vec::capacity).sum()
     }
 
-    /// Its name in the spool, to be discarded when it is read or given up.
+    /// Its name in the spool, to be discarded when it is read or not wanted.
     #[must_use]
     pub fn id(&self) -> SpoolId {
         self.id

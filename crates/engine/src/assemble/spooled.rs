@@ -1,4 +1,4 @@
-//! A transaction that is kept until its end is known: it was streamed while it ran, or prepared.
+//! A transaction that is spooled until its end is known: it was streamed while it ran, or prepared.
 //!
 //! Its changes are copied out of the receive buffers into blocks of whole records. Blocks are kept
 //! in memory while there is room, and go to the spool from the front when there is not. A record
@@ -12,13 +12,13 @@ use pgoutput::{Lsn, Xid};
 use rustc_hash::FxHashMap;
 
 use crate::assemble::PartLimits;
-use crate::assemble::records::Records;
+use crate::assemble::records::{Changed, Records, RelationVersions};
 use crate::assemble::replay::Replay;
 use crate::relation::RemoteRelation;
 use crate::streaming::executable::Beginnings;
 use crate::transaction::TransactionHead;
 
-/// Names a kept transaction in the spool. Not its xid: that one comes again.
+/// Names a transaction in the spool. An xid would not do: the publisher assigns it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SpoolId(pub u64);
 
@@ -47,11 +47,6 @@ pub enum SpoolCommand {
     },
 }
 
-/// In the place of a record's relation: so many relation indexes follow.
-pub(super) const SEVERAL: u32 = 1 << 31;
-/// Length of the payload and relation, in front of every record.
-pub(super) const RECORD_HEADER: usize = 8;
-
 /// What a subtransaction costs beside its changes.
 const SUBTRANSACTION_COST: usize = 48;
 
@@ -77,9 +72,7 @@ impl<'a> Change<'a> {
 pub(super) struct SpooledTransaction {
     id: SpoolId,
     xid: Xid,
-    relations: Vec<Arc<RemoteRelation>>,
-    /// Where in `relations` a version is, by its address.
-    relation_index: FxHashMap<usize, u32>,
+    relations: RelationVersions,
     subtransactions: Subtransactions,
     /// Bytes of all records.
     length: u64,
@@ -98,8 +91,7 @@ impl SpooledTransaction {
         Self {
             id,
             xid,
-            relations: Vec::new(),
-            relation_index: FxHashMap::default(),
+            relations: RelationVersions::default(),
             subtransactions: Subtransactions::default(),
             length: 0,
             spooled: 0,
@@ -116,7 +108,7 @@ impl SpooledTransaction {
 
     /// The relation versions that its changes have.
     pub(super) fn relations(&self) -> &[Arc<RemoteRelation>] {
-        &self.relations
+        &self.relations.all
     }
 
     /// Memory that [`Self::spill`] can give back.
@@ -124,75 +116,33 @@ impl SpooledTransaction {
         self.allocated
     }
 
-    /// Adds a change of one relation version.
-    pub(super) fn push(
-        &mut self,
-        change: Change<'_>,
-        relation: &Arc<RemoteRelation>,
-        block_bytes: usize,
-    ) {
-        let relation = self.index_of(relation);
-        self.push_record(change, relation, &[], block_bytes);
-    }
-
-    /// Adds a truncate of these relation versions.
-    pub(super) fn push_truncate(
-        &mut self,
-        change: Change<'_>,
-        relations: &[Arc<RemoteRelation>],
-        block_bytes: usize,
-    ) {
-        let indexes: Vec<u32> = relations.iter().map(|relation| self.index_of(relation)).collect();
-        self.push_record(change, SEVERAL | fits_u32(indexes.len()), &indexes, block_bytes);
-    }
-
-    fn push_record(
-        &mut self,
-        change: Change<'_>,
-        relation: u32,
-        several: &[u32],
-        block_bytes: usize,
-    ) {
+    /// Adds a change.
+    pub(super) fn push(&mut self, change: Change<'_>, changed: Changed<'_>, block_bytes: usize) {
         if let Some(xid) = change.xid
             && xid != self.xid
         {
             self.subtransactions.enter(xid, self.length);
         }
         let (tag, rest) = change.plain();
-        let payload = tag.len() + rest.len();
-        let size = RECORD_HEADER + several.len() * 4 + payload;
-        let block = self.block_with_room(size, block_bytes);
+        let size = changed.size(tag.len() + rest.len());
+        self.make_room(size, block_bytes);
+        let Some(block) = self.blocks.back_mut() else { return };
         let before = block.capacity();
-        block.extend_from_slice(&fits_u32(payload).to_le_bytes());
-        block.extend_from_slice(&relation.to_le_bytes());
-        for index in several {
-            block.extend_from_slice(&index.to_le_bytes());
-        }
-        block.extend_from_slice(tag);
-        block.extend_from_slice(rest);
-        let grown = block.capacity() - before;
-        self.allocated += grown;
+        changed.write(&mut self.relations, [tag, rest], block);
+        self.allocated += block.capacity() - before;
         self.length += size as u64;
     }
 
-    /// The last block, if it has room for `size` bytes, or a new one.
-    fn block_with_room(&mut self, size: usize, block_bytes: usize) -> &mut Vec<u8> {
+    /// Adds a block, unless the last one has room for `size` bytes.
+    fn make_room(&mut self, size: usize, block_bytes: usize) {
         if self.blocks.back().is_none_or(|last| last.len() + size > block_bytes) {
-            // The first block grows as it is filled: most transactions are small. Who fills one
-            // will fill the next.
+            // The first block grows as it is filled, because most transactions are small. A transaction
+            // that fills one block will fill the next.
             let capacity = if self.blocks.is_empty() { size } else { size.max(block_bytes) };
             let block = Vec::with_capacity(capacity);
             self.allocated += block.capacity();
             self.blocks.push_back(block);
         }
-        self.blocks.back_mut().expect("one was pushed if there was none")
-    }
-
-    fn index_of(&mut self, relation: &Arc<RemoteRelation>) -> u32 {
-        *self.relation_index.entry(Arc::as_ptr(relation).addr()).or_insert_with(|| {
-            self.relations.push(Arc::clone(relation));
-            fits_u32(self.relations.len() - 1)
-        })
     }
 
     /// A subtransaction did not happen, nor did any that began inside it.
@@ -240,7 +190,7 @@ impl SpooledTransaction {
     /// What is kept of it now.
     pub(super) fn records(&self) -> Records<'_> {
         let Self { xid, id, relations, spooled, blocks, .. } = self;
-        Records { xid: *xid, id: *id, relations, spooled: *spooled, blocks }
+        Records { xid: *xid, id: *id, relations: &relations.all, spooled: *spooled, blocks }
     }
 
     /// Bytes of all records.
@@ -260,7 +210,7 @@ impl SpooledTransaction {
 
     /// It has committed: its changes can be read from the beginning.
     pub(super) fn replay(self, head: TransactionHead, end: Lsn, limits: PartLimits) -> Replay {
-        Replay::new(head, end, limits, self.id, self.relations, self.spooled, self.blocks)
+        Replay::new(head, end, limits, self.id, self.relations.all, self.spooled, self.blocks)
     }
 }
 
@@ -310,10 +260,4 @@ impl Beginnings for Subtransactions {
     fn newest(&self) -> Option<u64> {
         self.order.last().map(|xid| self.start(*xid))
     }
-}
-
-/// A message is below 1 GiB, and a transaction has fewer relation versions than changes of the
-/// catalogue, so neither reaches the bit of [`SEVERAL`].
-fn fits_u32(number: usize) -> u32 {
-    u32::try_from(number).ok().filter(|number| number & SEVERAL == 0).expect("below 2 Gi")
 }

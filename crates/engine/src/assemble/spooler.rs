@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::assemble::PartLimits;
 use crate::assemble::prepared::Prepared;
+use crate::assemble::records::Changed;
 use crate::assemble::spooled::{Change, SpoolCommand, SpoolId, SpooledTransaction};
 use crate::relation::RemoteRelation;
 
@@ -79,26 +80,10 @@ impl Spooler {
     }
 
     /// A change of an open transaction.
-    pub(super) fn push(&mut self, xid: Xid, change: Change<'_>, relation: &Arc<RemoteRelation>) {
-        let block_bytes = self.limits.block_bytes;
-        self.grow(xid, |transaction| transaction.push(change, relation, block_bytes));
-    }
-
-    /// A truncate in an open transaction.
-    pub(super) fn push_truncate(
-        &mut self,
-        xid: Xid,
-        change: Change<'_>,
-        relations: &[Arc<RemoteRelation>],
-    ) {
-        let block_bytes = self.limits.block_bytes;
-        self.grow(xid, |transaction| transaction.push_truncate(change, relations, block_bytes));
-    }
-
-    fn grow(&mut self, xid: Xid, with: impl FnOnce(&mut SpooledTransaction)) {
+    pub(super) fn push(&mut self, xid: Xid, change: Change<'_>, changed: Changed<'_>) {
         let Some(transaction) = self.open.get_mut(&xid) else { return };
         self.footprint -= transaction.footprint();
-        with(transaction);
+        transaction.push(change, changed, self.limits.block_bytes);
         self.footprint += transaction.footprint();
         if self.footprint > self.limits.spooled_bytes {
             self.spill();

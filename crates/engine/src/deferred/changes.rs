@@ -1,32 +1,31 @@
 //! Deferred changes of one table.
 //!
-//! They are copied out of the receive buffers, with the ends of their transactions, into blocks of
-//! whole records. The last block is in memory, the others in the spool, in files that are given back
-//! one after the other. They are read again as parts of transactions, while more comes.
+//! They are copied out of the receive buffers, as the records of spooled transactions are, and between
+//! them stand the beginnings and ends of their transactions. A block has whole records. The last block is
+//! in memory, the others in the spool, in files that are given back one after the other. They are read
+//! again as parts of transactions, while more comes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use pgoutput::{Lsn, Timestamp, Xid};
-use rustc_hash::FxHashMap;
 
-use crate::assemble::{BlockSource, PartLimits, ReplayError, SpoolCommand, SpoolId};
+use crate::assemble::{
+    BlockSource, Changed, PartLimits, RelationVersions, ReplayError, SpoolCommand, SpoolId,
+    push_record,
+};
 use crate::relation::RemoteRelation;
-use crate::transaction::{Location, Touched, TransactionHead, TransactionPart};
+use crate::transaction::{Touched, TransactionHead, TransactionPart};
 
-/// Names in the spool that no kept transaction has.
+/// Names in the spool that no spooled transaction has.
 const FIRST_ID: u64 = 1 << 63;
 /// Bytes of a file: what is given back to the spool at once.
 const FILE_BYTES: u64 = 32 << 20;
 
-/// In front of every record: the length of its payload and its relation.
-const HEADER: usize = 8;
-/// In the place of the length: a transaction begins, and ends.
+/// In the place of the length of a record: a transaction begins, and ends.
 const BEGIN: u32 = u32::MAX;
 const END: u32 = u32::MAX - 1;
-/// In the place of the relation: so many relations follow.
-const SEVERAL: u32 = 1 << 31;
 
 /// A file of the spool that is not read to its end.
 #[derive(Debug)]
@@ -41,9 +40,8 @@ struct File {
 pub struct DeferredChanges {
     /// Of the next file.
     next_id: u64,
-    relations: Vec<Arc<RemoteRelation>>,
-    /// Where in `relations` a version is, by its address.
-    relation_index: FxHashMap<usize, u32>,
+    relations: RelationVersions,
+    scratch: Vec<Arc<RemoteRelation>>,
     files: VecDeque<File>,
     /// What is behind them.
     tail: Vec<u8>,
@@ -66,8 +64,8 @@ impl DeferredChanges {
     pub fn new(number: u32) -> Self {
         Self {
             next_id: FIRST_ID | u64::from(number) << 32,
-            relations: Vec::new(),
-            relation_index: FxHashMap::default(),
+            relations: RelationVersions::default(),
+            scratch: Vec::new(),
             files: VecDeque::new(),
             tail: Vec::new(),
             writing: false,
@@ -109,7 +107,7 @@ impl DeferredChanges {
         if let Some(end) = part.end_lsn
             && std::mem::take(&mut self.writing)
         {
-            self.record(&[&END.to_le_bytes(), &end.as_u64().to_le_bytes()]);
+            self.mark(&[&END.to_le_bytes(), &end.as_u64().to_le_bytes()]);
             self.complete += 1;
             self.spill(block_bytes, commands);
         }
@@ -133,45 +131,34 @@ impl DeferredChanges {
         }
         if !std::mem::replace(&mut self.writing, true) {
             let TransactionHead { commit_lsn, commit_time, xid } = part.head;
-            self.record(&[
+            self.mark(&[
                 &BEGIN.to_le_bytes(),
                 &commit_lsn.as_u64().to_le_bytes(),
                 &commit_time.0.to_le_bytes(),
                 &xid.0.to_le_bytes(),
             ]);
         }
-        let payload = part.payload(change);
-        let length = fits_u32(payload.len()).to_le_bytes();
+        let payload = [part.payload(change), &[]];
+        let Self { tail, relations, scratch, .. } = self;
+        let before = tail.len();
         match touched {
-            Touched::One(_, relation) => {
-                let relation = self.index_of(relation).to_le_bytes();
-                self.record(&[&length, &relation, payload]);
-            }
-            Touched::Many(relations) => {
-                let mut indexes = Vec::with_capacity(relations.len() * 4);
-                for index in relations {
-                    let relation = self.index_of(&part.relations()[*index as usize]);
-                    indexes.extend_from_slice(&relation.to_le_bytes());
-                }
-                let several = (SEVERAL | fits_u32(relations.len())).to_le_bytes();
-                self.record(&[&length, &several, &indexes, payload]);
+            Touched::One(_, relation) => Changed::Row(relation).write(relations, payload, tail),
+            Touched::Many(indexes) => {
+                scratch.clear();
+                let all = indexes.iter().map(|index| &part.relations()[*index as usize]);
+                scratch.extend(all.cloned());
+                Changed::Truncated(scratch).write(relations, payload, tail);
             }
         }
+        self.unread += (self.tail.len() - before) as u64;
         self.spill(block_bytes, commands);
     }
 
-    fn record(&mut self, pieces: &[&[u8]]) {
+    fn mark(&mut self, pieces: &[&[u8]]) {
         for piece in pieces {
             self.tail.extend_from_slice(piece);
             self.unread += piece.len() as u64;
         }
-    }
-
-    fn index_of(&mut self, relation: &Arc<RemoteRelation>) -> u32 {
-        *self.relation_index.entry(Arc::as_ptr(relation).addr()).or_insert_with(|| {
-            self.relations.push(Arc::clone(relation));
-            fits_u32(self.relations.len() - 1)
-        })
     }
 
     fn spill(&mut self, block_bytes: usize, commands: &mut Vec<SpoolCommand>) {
@@ -211,7 +198,7 @@ impl DeferredChanges {
                 self.next_block(source, commands)?;
                 continue;
             }
-            match self.word(0).ok_or(ReplayError::Malformed)? {
+            match self.array(0).map(u32::from_le_bytes).ok_or(ReplayError::Malformed)? {
                 BEGIN => {
                     let head = self.head().ok_or(ReplayError::Malformed)?;
                     self.reading = Some((head, true));
@@ -226,12 +213,15 @@ impl DeferredChanges {
                     self.complete -= 1;
                     return Ok(Some(part));
                 }
-                length => {
+                _ => {
                     let mut open = self.part(part.take()).ok_or(ReplayError::Malformed)?;
                     if open.bytes() >= limits.bytes || open.len() >= limits.changes {
                         return Ok(Some(open));
                     }
-                    self.change(length, &mut open).ok_or(ReplayError::Malformed)?;
+                    let Self { block, offset, relations, scratch, .. } = self;
+                    let next = push_record(block, *offset, &relations.all, scratch, &mut open);
+                    let next = next.ok_or(ReplayError::Malformed)?;
+                    self.advance(next - self.offset);
                     part = Some(open);
                 }
             }
@@ -276,28 +266,6 @@ impl DeferredChanges {
         Some(head)
     }
 
-    fn change(&mut self, length: u32, part: &mut TransactionPart) -> Option<()> {
-        let relation = self.word(4)?;
-        let several = if relation & SEVERAL == 0 { 0 } else { (relation & !SEVERAL) as usize };
-        let (length, before) = (length as usize, HEADER + several * 4);
-        let offset = self.offset + before;
-        if length == 0 || self.block.len() < offset + length {
-            return None;
-        }
-        let at = Location { chunk: &self.block, offset, length };
-        if relation & SEVERAL == 0 {
-            part.push(at, self.relations.get(relation as usize)?);
-        } else {
-            let relations = (0..several).map(|index| {
-                let index = self.word(HEADER + index * 4)?;
-                self.relations.get(index as usize).cloned()
-            });
-            part.push_truncate(at, &relations.collect::<Option<Vec<_>>>()?);
-        }
-        self.advance(before + length);
-        Some(())
-    }
-
     fn advance(&mut self, bytes: usize) {
         self.offset += bytes;
         self.unread -= bytes as u64;
@@ -308,19 +276,10 @@ impl DeferredChanges {
         self.block.get(self.offset + at..)?.first_chunk().copied()
     }
 
-    fn word(&self, at: usize) -> Option<u32> {
-        self.array(at).map(u32::from_le_bytes)
-    }
-
     /// What the spool has to do when the rest is not wanted.
     pub fn discard(self) -> impl Iterator<Item = SpoolCommand> {
         self.files.into_iter().map(|file| SpoolCommand::Discard { id: file.id })
     }
-}
-
-/// A message is below 1 GiB, and there are fewer relation versions than that.
-fn fits_u32(number: usize) -> u32 {
-    u32::try_from(number).ok().filter(|number| number & SEVERAL == 0).expect("below 2 Gi")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The workers of a subscription, as [`engine::dispatch`] has them come, go, and work.
+//! The apply workers of a subscription. [`engine::dispatch`] decides when they start, end, and get work.
 
 mod slots;
 
@@ -26,10 +26,10 @@ pub(crate) use slots::{Connector, Slots};
 pub(crate) struct PoolSettings {
     /// What a group may have at most.
     pub(crate) group_limits: GroupLimits,
-    /// Transactions that commit up to here are applied change by change: as sets, one of them
-    /// failed in the run before this one.
+    /// Transactions that commit up to here are applied change by change: one of them failed as a set in
+    /// the previous run.
     pub(crate) rows_through: Lsn,
-    /// Time after which the monitor looks what blocks the oldest group.
+    /// Time after which the monitor looks for locks that block the oldest group.
     pub(crate) deadlock_timeout: Duration,
 }
 
@@ -85,7 +85,7 @@ impl Pool {
         }
     }
 
-    /// Has rows of the groups read ahead.
+    /// Reads rows of the groups ahead.
     pub(crate) fn with_prefetch(mut self, prefetch: Prefetch) -> Self {
         self.prefetch = Some(prefetch);
         self
@@ -100,7 +100,7 @@ impl Pool {
         &self.dispatch
     }
 
-    /// The same, to tell it what has come.
+    /// The same, to add work.
     pub(crate) fn dispatch_mut(&mut self) -> &mut Dispatch<Work> {
         &mut self.dispatch
     }
@@ -137,9 +137,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Has the monitor look what blocks the oldest group, if it has not ended for a while. Returns when
-    /// to call again. `next` is what is oldest when there is no group, `others` are sessions beside
-    /// those of the workers, with numbers in the place of groups.
+    /// Asks the monitor for locks that block the oldest group, if the group has not ended for a while.
+    /// Returns when to call again. `next` is the oldest when there is no group. `others` are sessions
+    /// beside those of the workers, with numbers in place of groups.
     pub(crate) fn look_at_stalls(
         &mut self,
         next: Option<GroupSeq>,
@@ -165,12 +165,12 @@ impl Pool {
         }
     }
 
-    /// What workers say.
+    /// Reports of workers.
     pub(crate) fn events(&self) -> &Receiver<(usize, FromWorker)> {
         &self.slots.events
     }
 
-    /// Tells whether groups wait and all workers are busy: then another one may come.
+    /// Asks for another worker while groups wait and all workers are busy.
     fn want(&mut self, short: bool) {
         let (now, slots) = (self.now(), &self.slots);
         let mut lease = None;
@@ -189,7 +189,7 @@ impl Pool {
         }
     }
 
-    /// Gives a session to another subscription that is to have it.
+    /// Gives a session to another subscription, if its share wants that.
     pub(crate) fn give_back(&mut self) {
         let (now, slots) = (self.now(), &self.slots);
         let leaves = self.dispatch.give_back(now, |idle| slots.gives(idle));
@@ -201,7 +201,7 @@ impl Pool {
         }
     }
 
-    /// A worker that was to come is there or not, or one has gone.
+    /// A worker has started, could not start, or has ended.
     pub(crate) fn moved(&mut self, worker: usize, moved: Moved) {
         let (now, subscription) = (self.now(), self.slots.subscription());
         match moved {
@@ -235,8 +235,8 @@ impl Pool {
         &self.blockers.events
     }
 
-    /// What blocks the oldest group: later ones that hold its locks are rolled back. Returns the tables
-    /// that are serialized for it from now on.
+    /// Rolls back later groups that hold locks for which the oldest group waits. Returns the tables that
+    /// are serialized from now on because of it.
     pub(crate) fn resolve_deadlock(&mut self, found: &Detection) -> Turned {
         if self.dispatch.stalled() == Some(found.oldest) {
             self.lock_waits.set(found.waits.then_some(Reason::SubscriberLock));
@@ -251,7 +251,7 @@ impl Pool {
         turned
     }
 
-    /// Tables that are not serialized any more.
+    /// Returns the tables whose serialization has ended.
     pub(crate) fn promote(&mut self) -> Turned {
         let now = self.now();
         self.dispatch.promote(now)
@@ -265,7 +265,7 @@ impl Pool {
         waits
     }
 
-    /// Ends all workers; returns what they have answered and nobody has taken.
+    /// Ends all workers. Returns their answers that the leader has not taken.
     pub(crate) fn end(&mut self) -> Vec<Answered> {
         self.slots.close();
         let answered = self.slots.events.try_iter().filter_map(|(_, event)| match event {
@@ -275,7 +275,7 @@ impl Pool {
         answered.collect()
     }
 
-    /// A worker is through with its first groups; these have ended.
+    /// A worker has answered its first `groups` groups; those of `ended` have ended.
     pub(crate) fn answered(&mut self, worker: usize, groups: usize, ended: &[GroupSeq]) {
         let now = self.now();
         if self.dispatch.answered(worker, groups, ended, now) {

@@ -1,6 +1,6 @@
 //! The apply sessions that the subscriptions of a process share, on each subscriber server.
 //!
-//! Who may have how many is decided in [`engine::share`]. A session belongs to one subscription (its
+//! [`engine::share`] decides how many each subscription may have. A session belongs to one subscription (its
 //! lock, its origin, its prepared statements), so one that moves is closed, and another is opened.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use engine::share::Shares;
 
 use crate::config::Subscription as Config;
 
-/// What one subscription has of the sessions of a subscriber; given up for good when it is dropped.
+/// What one subscription has of the sessions of a subscriber; returned for good when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     shares: Arc<Mutex<Shares>>,

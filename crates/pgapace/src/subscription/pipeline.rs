@@ -105,9 +105,9 @@ impl Supervisor<'_> {
         let locks_ordered = (config.workers > 1).then_some(config.preserve_commit_order);
         let tables = Tables::new(&states, types, locks_ordered)
             .with_policy(config.on_conflict.clone(), row.id);
-        let joins =
+        let added =
             SyncContext { copy_data: row.copy_data && config.copies_added_tables(), ..context };
-        let adder = Adder::new(joins, unknown(published, &states));
+        let adder = Adder::new(added, unknown(published, &states));
         let names = PrepareNames {
             subscription: row.id,
             epoch: row.epoch,

@@ -15,7 +15,7 @@ use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::{SubscriptionId, name_array};
 
-/// Who copies: a later run has another epoch.
+/// The run that copies: a later run has another epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) id: SubscriptionId,
@@ -289,8 +289,8 @@ const BLOCKED: &str = "sync_lsn = NULL, catch_up = NULL, \
                        blocked_since = coalesce(r.blocked_since, pg_catalog.now())";
 
 /// Why a table is stale that no copy follows.
-const NOT_COPIED: &str = "its changes were not applied while it was blocked, and tables that join are \
-                          not copied (--copy-data=false)";
+const NOT_COPIED: &str = "its changes were not applied while it was blocked, and added tables are not \
+                          copied (--copy-data=false)";
 
 /// Blocks a table that cannot be copied, or renews the reason. `lacks_from`: no copy follows, so it
 /// lacks what commits from there on.
@@ -394,7 +394,7 @@ pub(crate) fn begin_catch_up(
     names: &[(String, String)],
 ) -> Result<()> {
     let (schemas, tables): (Vec<_>, Vec<_>) = names.iter().cloned().unzip();
-    // Of copies that were given up.
+    // Of copies that were abandoned.
     let sql = format!(
         "DELETE FROM pgapace.progress WHERE subscription IN \
            (SELECT r.catch_up FROM pgapace.relation r \
@@ -568,11 +568,11 @@ fn upsert_request(
 pub(crate) struct Requested {
     /// Schema and name.
     pub(crate) name: (String, String),
-    /// A copy was asked for, or begun: it is made even if tables that join are not copied.
+    /// A copy was asked for, or begun: it is made even if added tables are not copied.
     pub(crate) explicitly: bool,
 }
 
-/// Tables that are to be copied. Among them are those that somebody copies now.
+/// Tables that are to be copied, and those that are being copied.
 pub(crate) fn requested(session: &mut Session, id: SubscriptionId) -> Result<Vec<Requested>> {
     let sql = "SELECT schema_name, table_name, \
                  requested IS NOT NULL OR empty_first OR state = 'datasync' \

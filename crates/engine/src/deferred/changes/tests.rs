@@ -12,6 +12,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::relation::RelationCache;
+use crate::transaction::Location;
 
 #[derive(Default)]
 struct Files(HashMap<SpoolId, VecDeque<Vec<u8>>>);
@@ -41,7 +42,7 @@ impl BlockSource for Files {
     }
 
     fn spooled_from(&mut self, _: SpoolId, _: u64) -> Result<Bytes, Infallible> {
-        panic!("what is put off is read in order");
+        panic!("deferred changes are read in order");
     }
 
     fn in_memory(&mut self, block: Vec<u8>) -> Bytes {

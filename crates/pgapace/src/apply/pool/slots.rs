@@ -1,7 +1,7 @@
 //! The threads of the apply workers of one subscription, as they come and go.
 //!
-//! Which of them come and go, and when, is decided by [`engine::dispatch::Workers`]. Here are their
-//! threads, their sessions, and the leases of those.
+//! [`engine::dispatch::Workers`] decides which of them start and end, and when. Here are their threads,
+//! their sessions, and the session leases.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::error::{Failure, Result};
 use crate::observe::stopwatch::Stopwatch;
 use crate::subscriber::state::statistics::Waits;
 
-/// How worker number so-and-so opens its session.
+/// How a worker opens its session, by its number.
 pub(crate) type Connector = Box<dyn Fn(usize) -> Connect + Send + Sync>;
 
 /// A place for a worker.
@@ -37,7 +37,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Opens the subscription's own session, and all others if nobody shares them.
+    /// Opens the subscription's own session, and all others if no other subscription shares them.
     pub(crate) fn new(
         share: &Arc<Share>,
         connector: Connector,
@@ -87,12 +87,12 @@ impl Slots {
         &self.context.subscription
     }
 
-    /// A worker that is there.
+    /// A worker that has started.
     pub(super) fn worker(&self, number: usize) -> Option<&Worker> {
         self.slots[number].worker.as_ref()
     }
 
-    /// Asks for a lease of another session; it is kept for the next worker that comes.
+    /// Asks for another session lease. The next worker that starts gets it.
     pub(super) fn ask(&self) -> Option<Arc<SessionLease>> {
         self.share.ask()
     }
@@ -107,7 +107,7 @@ impl Slots {
         self.share.gives(idle)
     }
 
-    /// Has a worker come under this lease.
+    /// Starts a worker under this lease.
     pub(super) fn open(&mut self, number: usize, lease: Arc<SessionLease>) -> Result<()> {
         let slot = &mut self.slots[number];
         let (connect, waits) = ((self.connector)(number), slot.waits.clone());
@@ -116,21 +116,21 @@ impl Slots {
         Ok(())
     }
 
-    /// The session of a worker is another subscription's when it is closed.
+    /// Another subscription gets the session lease of a worker when that session is closed.
     pub(super) fn give(&self, number: usize) {
         if let Some(lease) = &self.slots[number].lease {
             lease.give();
         }
     }
 
-    /// A worker goes: it has nothing left to do.
+    /// Ends a worker that has nothing left to do.
     pub(super) fn dismiss(&mut self, number: usize) {
         if let Some(worker) = &mut self.slots[number].worker {
             worker.close();
         }
     }
 
-    /// A worker is gone.
+    /// A worker has ended.
     pub(super) fn vacate(&mut self, number: usize) {
         let slot = &mut self.slots[number];
         (slot.worker, slot.lease) = (None, None);
@@ -145,8 +145,7 @@ impl Slots {
 
     /// Ends all workers.
     pub(super) fn close(&mut self) {
-        // All of them first: one may wait for the turn of another. And at once, if one does not
-        // find its way out.
+        // Close all before waiting for one: a worker may wait for the turn of another.
         let workers = self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut());
         workers.for_each(Worker::close);
         std::thread::scope(|scope| {

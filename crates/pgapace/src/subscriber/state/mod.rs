@@ -374,7 +374,7 @@ impl RelationState {
 
     /// Whether the table has rows of an incomplete copy.
     pub(crate) fn is_partly_copied(&self) -> bool {
-        self.sync_lsn.is_none() && (self.empty_first || self.parts_done > 0)
+        !self.state.is_copied() && (self.empty_first || self.parts_done > 0)
     }
 }
 
