@@ -36,10 +36,10 @@ use crate::simulation::{Sabotage, Seen};
 
 /// Longer than any run that goes on.
 const STEPS: usize = 20_000;
-/// What every slot begins with.
+/// The position at which every slot starts.
 const START: Lsn = Lsn(100);
 
-/// What the subscriber has of the table and about it.
+/// The rows of the table on the subscriber, and what is recorded about it.
 #[derive(Debug, Clone)]
 struct Subscriber {
     rows: Vec<Row>,
@@ -51,7 +51,7 @@ struct Subscriber {
     sync_lsn: Lsn,
     /// The table's own progress, while it catches up.
     through: Lsn,
-    /// That of everything else.
+    /// The progress of all other tables.
     progress: Lsn,
 }
 
@@ -502,7 +502,7 @@ impl Subscriber {
     }
 }
 
-/// What a part does to the tables that it has.
+/// The row operations of a part.
 fn changes(work: &Work) -> Vec<RowOp> {
     let mut changes = Vec::new();
     for change in 0..work.part.len() {

@@ -116,7 +116,7 @@ pub(crate) enum Sabotage {
     ForgottenCommit,
     /// Or for done.
     AssumedCommit,
-    /// What is prepared on the subscriber is not known after a start.
+    /// After a start, prepared transactions of the subscriber are forgotten.
     ForgottenPrepared,
     /// It is not noted before it is prepared.
     UnnotedPrepare,
@@ -166,7 +166,7 @@ pub(crate) enum Sabotage {
     GapInGroup,
     /// Transactions behind the slot's position count as not applied.
     AppliedAgain,
-    /// What an earlier run applied beyond a gap is not known.
+    /// After a start, transactions that were applied beyond a gap are forgotten.
     ForgottenGap,
     /// Spooled transactions count as applied.
     NotReadBack,
@@ -423,8 +423,8 @@ struct World {
     probing: bool,
     cancels: BTreeSet<usize>,
     lose_at_commit: Option<bool>,
-    /// What was acknowledged, in order, and what had been sent by then. The publisher may come up with an
-    /// older one.
+    /// Acknowledged positions in order, each with the position that had been sent by then. After a
+    /// crash the publisher may have an older one.
     acknowledged: Vec<(Lsn, Lsn)>,
     /// Workers that have a session, and not given it back.
     present: BTreeSet<usize>,
@@ -1085,7 +1085,7 @@ impl World {
         self.history = other;
         self.subscriber.commits_before = self.subscriber.commits();
         self.compare_histories();
-        // What was acknowledged after `at` did not happen either, even if it is a position before that.
+        // Acknowledgements sent after `at` are undone too, even of positions before it.
         self.acknowledged.retain(|(_, sent)| *sent <= at);
         self.farthest = self.farthest.min(at);
         let history = Rc::clone(&self.history);

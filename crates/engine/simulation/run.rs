@@ -33,7 +33,7 @@ use crate::simulation::streams::StreamReport;
 use crate::simulation::subscriber::{Database, PreparedHere, Standing};
 use crate::simulation::worker::{Answered, PlainWork, Work};
 
-/// What an error begins with that says that the publisher has another history.
+/// The first words of an error about a publisher with another history.
 pub(crate) const REFUSED: &str = "the publisher is refused";
 
 /// How a run is set up.
@@ -279,7 +279,7 @@ pub(crate) struct Run {
     decoder: Decoder,
     /// When to look again which held transactions are due.
     look_again: Duration,
-    /// What the publisher still has to send.
+    /// The rest of the stream, which the publisher has not sent yet.
     coming: VecDeque<Sent>,
     /// How far the stream has come in this run.
     pub(crate) sent: Lsn,
@@ -525,7 +525,7 @@ impl Run {
         self.intake.record_idle(&mut self.outside);
     }
 
-    /// What to do with what waits for a worker.
+    /// The next step of dispatch.
     pub(crate) fn next(&mut self, now: Duration) -> Result<Step<Work>, String> {
         let reading = self.can_receive();
         self.outside.dispatch.next(now, reading).map_err(|error| error.to_string())
@@ -542,7 +542,7 @@ impl Run {
         self.intake.committed(&answered.committed, &answered.prepared);
     }
 
-    /// What may be said to the publisher now.
+    /// The positions to report to the publisher.
     pub(crate) fn positions(&mut self) -> Positions {
         match self.sabotage {
             Sabotage::UnheldHeld => {
@@ -577,7 +577,7 @@ fn broken(setting: DispatchSettings, sabotage: Sabotage) -> DispatchSettings {
     }
 }
 
-/// What a promise that is not kept is called.
+/// The text of an error of the intake.
 pub(crate) fn failed(error: IntakeError<String>) -> String {
     match error {
         IntakeError::Assemble(error) => format!("the stream cannot be understood: {error}"),

@@ -8,7 +8,7 @@ use engine::assemble::{BlockSource, SpoolCommand, SpoolId};
 /// Blocks that left memory.
 #[derive(Debug, Default)]
 pub(crate) struct Spool {
-    /// What was appended, and the block that is read next.
+    /// The appended blocks of each file, and the index of the block to read next.
     files: BTreeMap<u64, (Vec<Bytes>, usize)>,
 }
 

@@ -14,7 +14,7 @@ use crate::simulation::rng::Rng;
 use crate::simulation::subscriber::{Command, Database, Fault, Reply};
 use crate::simulation::worker::{Group, Pending, Statements, Work, end, ending, net, rows};
 
-/// What the leader tells a session to do for a stream.
+/// An order of the leader to the session of a stream.
 pub(crate) type Order = engine::streaming::Order<Box<Work>>;
 
 /// A report of a session, and what it has committed.

@@ -799,8 +799,8 @@ impl Database {
     /// What must hold when these have become visible.
     fn check_visible(&self, set: Set, through: Lsn, history: &History) -> Result<(), String> {
         if let Some(followed) = self.followed_before {
-            // The rows stem from another history. What that one has left out is applied before it shows, and
-            // nothing is applied behind it except idle progress.
+            // The rows belong to another history. Transactions that a gap in it left out may be applied
+            // before pgapace notices. Beyond `followed`, only idle progress may be recorded.
             let applied = through > followed && set != 0;
             return if applied { Err("P5: another history is applied".to_owned()) } else { Ok(()) };
         }

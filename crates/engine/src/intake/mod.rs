@@ -36,7 +36,7 @@ use crate::relation::RemoteRelation;
 use crate::streaming::Streams;
 use crate::sync_lsn::already_applied;
 use crate::transaction::{Location, TransactionPart};
-use crate::work::{Table, Work};
+use crate::work::{Table, TwoPhase, Work};
 
 /// A part with the tables and the prepared transactions of these surroundings.
 pub type WorkOf<E> = Work<<E as Surroundings>::Table, <E as Surroundings>::Prepared>;
@@ -385,11 +385,23 @@ impl<E: Surroundings> Intake<E> {
             }
         }
         self.partly_dispatched = end.is_none();
+        self.dispatch_in_order(part, tables, predecessor, None, env);
+        Ok(())
+    }
+
+    /// Dispatches a part that has its place in commit order, behind `predecessor`.
+    fn dispatch_in_order(
+        &mut self,
+        part: TransactionPart,
+        tables: Vec<Option<Arc<E::Table>>>,
+        predecessor: Lsn,
+        two_phase: Option<TwoPhase<E::Prepared>>,
+        env: &mut E,
+    ) {
         let after_applied = std::mem::take(&mut self.after_applied);
         let memory = self.memory;
-        let work = Work { part, tables, predecessor, memory, after_applied, two_phase: None };
+        let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
         env.dispatch(work, self.progress.outstanding());
-        Ok(())
     }
 
     /// The subscriber's tables of a part. The changes of tables without one are deferred, or not applied.
@@ -455,11 +467,7 @@ impl<E: Surroundings> Intake<E> {
     fn push_idle(&mut self, lsn: Lsn, env: &mut E) {
         let predecessor = self.progress.last_dispatched();
         self.progress.dispatched(lsn);
-        let (part, tables, two_phase) = (TransactionPart::idle(lsn), Vec::new(), None);
-        let after_applied = std::mem::take(&mut self.after_applied);
-        let memory = self.memory;
-        let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
-        env.dispatch(work, self.progress.outstanding());
+        self.dispatch_in_order(TransactionPart::idle(lsn), Vec::new(), predecessor, None, env);
     }
 
     /// Whether idle progress may be recorded now.

@@ -37,10 +37,7 @@ impl<E: Surroundings> Intake<E> {
             step => step,
         };
         self.progress.dispatched(end);
-        let after_applied = std::mem::take(&mut self.after_applied);
-        let (tables, memory, two_phase) = (Vec::new(), self.memory, Some(step));
-        let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
-        env.dispatch(work, self.progress.outstanding());
+        self.dispatch_in_order(part, Vec::new(), predecessor, Some(step), env);
         Ok(())
     }
 

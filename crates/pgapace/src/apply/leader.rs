@@ -307,7 +307,7 @@ impl<'a> Leader<'a> {
         let dispatch = self.around.pool.dispatch();
         let nothing = dispatch.is_drained() && dispatch.is_idle();
         if nothing && self.wants_chunks() && self.receiver.chunks.is_empty() {
-            return Some(Reason::Source);
+            return Some(Reason::Publisher);
         }
         self.all_busy.then_some(Reason::Worker)
     }

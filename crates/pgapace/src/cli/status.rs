@@ -16,7 +16,9 @@ use crate::publisher::slot;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::ownership::{self, Owner};
 use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
-use crate::subscriber::state::{self, RelationMode, Subscription, prepared, progress, schema};
+use crate::subscriber::state::{
+    self, LastRun, RelationMode, Subscription, prepared, progress, schema,
+};
 use crate::tablesync::copy_progress::{self, CopyProgress};
 
 #[derive(Debug, Args)]
@@ -227,8 +229,8 @@ fn of(
         .map(|mode| ((mode.schema.clone(), mode.name.clone()), mode))
         .collect();
     let copy = copy_progress::read(session, row.id)?;
-    let (format, format_reason) = state::format(session, row.id)?;
-    let (streaming, streaming_reason) = state::streaming_mode(session, row.id)?;
+    let LastRun { format, format_reason, streaming, streaming_reason } =
+        state::last_run(session, row.id)?;
     Ok(Status {
         name: row.name.clone(),
         phase: row.phase.name(),

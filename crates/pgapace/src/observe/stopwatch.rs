@@ -17,7 +17,7 @@ pub(crate) enum Reason {
     SubscriberLock,
     Worker,
     Memory,
-    Source,
+    Publisher,
 }
 
 /// The stopwatch of one thread; clones share it.
@@ -77,14 +77,18 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut state = State::default();
-        state.set(Some(Reason::Source), at(0));
-        let source = |seconds| Waits { source: Duration::from_secs(seconds), ..Waits::default() };
-        assert_eq!(state.take(at(3)), source(3));
+        state.set(Some(Reason::Publisher), at(0));
+        let publisher =
+            |seconds| Waits { publisher: Duration::from_secs(seconds), ..Waits::default() };
+        assert_eq!(state.take(at(3)), publisher(3));
         state.set(None, at(5));
         state.set(Some(Reason::Worker), at(10));
         state.set(Some(Reason::Memory), at(11));
-        let both =
-            Waits { worker: Duration::from_secs(1), memory: Duration::from_secs(4), ..source(2) };
+        let both = Waits {
+            worker: Duration::from_secs(1),
+            memory: Duration::from_secs(4),
+            ..publisher(2)
+        };
         assert_eq!(state.take(at(15)), both);
         state.set(None, at(15));
         assert_eq!(state.take(at(99)), Waits::default());

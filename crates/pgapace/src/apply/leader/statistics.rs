@@ -30,7 +30,7 @@ impl Leader<'_> {
             goes_on,
         };
         let mut news = delta;
-        news.counters.waits.source = Duration::ZERO;
+        news.counters.waits.publisher = Duration::ZERO;
         let idle = self.reported == Some(news);
         if idle && !now && self.last_statistics.elapsed() < IDLE_STATISTICS_INTERVAL {
             return;

@@ -34,7 +34,7 @@ const BEFORE_CANCEL: Duration = Duration::from_millis(200);
 const CANCEL_AGAIN: Duration = Duration::from_millis(50);
 const CANCEL_AT_LEAST: Duration = Duration::from_secs(1);
 
-/// What the leader tells a session to do for a stream.
+/// An order of the leader to the session of a stream.
 pub(super) type Order = engine::streaming::Order<Box<Work>>;
 
 /// What a session reports about a stream.

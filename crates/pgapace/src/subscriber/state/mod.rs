@@ -450,36 +450,32 @@ pub(crate) fn copied_at(
     row.get(0).map(|_| field(&row, 0)).transpose()
 }
 
-/// The format in which the publisher sent values in the last run, and the reason.
-pub(crate) fn format(
-    session: &mut Session,
-    id: SubscriptionId,
-) -> Result<(Option<String>, Option<String>)> {
-    let rows = session
-        .query(
-            "SELECT format, format_reason FROM pgapace.subscription \
-             WHERE id = $1::pg_catalog.int4",
-            &[Some(&id.0.to_string())],
-        )
-        .map_err(|e| reading(&e))?;
-    let text = |column| rows.first().and_then(|row| row.get(column).map(str::to_owned));
-    Ok((text(0), text(1)))
+/// How the last run received values and applied large transactions, each with the reason.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LastRun {
+    /// The format in which the publisher sent values.
+    pub(crate) format: Option<String>,
+    pub(crate) format_reason: Option<String>,
+    /// When large transactions were applied.
+    pub(crate) streaming: Option<String>,
+    pub(crate) streaming_reason: Option<String>,
 }
 
-/// When large transactions were applied in the last run, and the reason.
-pub(crate) fn streaming_mode(
-    session: &mut Session,
-    id: SubscriptionId,
-) -> Result<(Option<String>, Option<String>)> {
+pub(crate) fn last_run(session: &mut Session, id: SubscriptionId) -> Result<LastRun> {
     let rows = session
         .query(
-            "SELECT streaming, streaming_reason FROM pgapace.subscription \
+            "SELECT format, format_reason, streaming, streaming_reason FROM pgapace.subscription \
              WHERE id = $1::pg_catalog.int4",
             &[Some(&id.0.to_string())],
         )
         .map_err(|e| reading(&e))?;
     let text = |column| rows.first().and_then(|row| row.get(column).map(str::to_owned));
-    Ok((text(0), text(1)))
+    Ok(LastRun {
+        format: text(0),
+        format_reason: text(1),
+        streaming: text(2),
+        streaming_reason: text(3),
+    })
 }
 
 /// How the changes of a table are applied, and why.

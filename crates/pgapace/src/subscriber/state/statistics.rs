@@ -192,7 +192,7 @@ waits! {
     /// The receiver waited for memory and did not read from the publisher.
     memory: "wait_memory",
     /// pgapace waited for the publisher to send changes.
-    source: "wait_publisher",
+    publisher: "wait_publisher",
 }
 
 impl Waits {
@@ -204,7 +204,7 @@ impl Waits {
             Reason::SubscriberLock => &mut self.subscriber_lock,
             Reason::Worker => &mut self.worker,
             Reason::Memory => &mut self.memory,
-            Reason::Source => &mut self.source,
+            Reason::Publisher => &mut self.publisher,
         }
     }
 }
