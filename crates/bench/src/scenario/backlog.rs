@@ -30,7 +30,10 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, backlog: &Backlog) -> 
         outcome.notes.push("subscriptions support two_phase since PostgreSQL 15".into());
         return Ok(outcome);
     }
-    let servers = bench.servers(&[], &backlog.subscriber_settings)?;
+    // A slow subscriber must reach the limit of the bench, which projects its result. With its
+    // default the publisher would terminate the walsender of a worker that is busy for a minute.
+    let publisher_settings = [("wal_sender_timeout", "0".to_owned())];
+    let servers = bench.servers(&publisher_settings, &backlog.subscriber_settings)?;
     outcome.settings = servers.settings().to_owned();
     outcome.changes = Some(backlog.changes);
     let streamed = backlog.streamed_from.is_some();
