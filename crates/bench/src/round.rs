@@ -45,6 +45,8 @@ pub(crate) struct Replay<'a> {
     pub(crate) two_phase: bool,
     /// Whether transactions are sent while they run.
     pub(crate) streaming: bool,
+    /// Arguments of pgapace that the workload requires.
+    pub(crate) arguments: &'a [&'a str],
     /// Longer runs are stopped and projected.
     pub(crate) limit: Duration,
     pub(crate) bench: &'a Bench,
@@ -151,6 +153,7 @@ impl Replay<'_> {
         if self.two_phase {
             arguments.push("--two-phase");
         }
+        arguments.extend(self.arguments);
         let started = Instant::now();
         let mut process = run_pgapace(
             self.environment,

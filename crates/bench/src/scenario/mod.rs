@@ -5,6 +5,7 @@ mod lag;
 pub(crate) mod large;
 pub(crate) mod latency;
 pub(crate) mod live;
+mod resume;
 mod standby;
 pub(crate) mod synchronous;
 pub(crate) mod tablesync;
@@ -19,11 +20,12 @@ use crate::workload::{Kind, Workload};
 /// Measures one workload; some have several outcomes.
 pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>> {
     match workload.kind {
-        Kind::Backlog(make) => Ok(vec![backlog::measure(bench, workload, &make(bench.scale))?]),
+        Kind::Backlog(make) => backlog::measure(bench, workload, &make(bench.scale)),
         Kind::TableSync(tables) => Ok(vec![tablesync::measure(bench, workload, tables)?]),
         Kind::Synchronous => synchronous::measure(bench, workload),
         Kind::Large(memory) => large::measure(bench, workload, memory),
         Kind::Latency => latency::measure(bench, workload),
         Kind::TwoPhase => Ok(vec![twophase::measure(bench, workload)?]),
+        Kind::Resume => Ok(vec![resume::measure(bench, workload)?]),
     }
 }

@@ -22,8 +22,7 @@ pub(super) fn insert(scale: Scale) -> Backlog {
         units: transactions * ROWS_EACH,
         unit: ROWS,
         changes: transactions * ROWS_EACH,
-        streamed_from: None,
-        subscriber_settings: Vec::new(),
+        ..Backlog::default()
     }
 }
 
@@ -46,7 +45,6 @@ pub(super) fn update(scale: Scale) -> Backlog {
         units: rows,
         unit: ROWS,
         changes: rows,
-        streamed_from: None,
-        subscriber_settings: Vec::new(),
+        ..Backlog::default()
     }
 }

@@ -25,7 +25,6 @@ pub(super) fn full_update(scale: Scale) -> Backlog {
         units: rows,
         unit: ROWS,
         changes: rows,
-        streamed_from: None,
-        subscriber_settings: Vec::new(),
+        ..Backlog::default()
     }
 }

@@ -23,7 +23,6 @@ pub(super) fn hot(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
-        streamed_from: None,
-        subscriber_settings: Vec::new(),
+        ..Backlog::default()
     }
 }

@@ -30,7 +30,6 @@ pub(super) fn indexes(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions * 2,
-        streamed_from: None,
-        subscriber_settings: Vec::new(),
+        ..Backlog::default()
     }
 }

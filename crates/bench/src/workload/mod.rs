@@ -1,19 +1,27 @@
 //! The workloads. A backlog workload is data: tables, rows, and the transactions to apply.
 
 mod bulk;
+mod first_touch;
 mod full_update;
 mod hot;
 mod indexes;
+mod list;
+mod many_tables;
+mod moving_unique;
+mod old_snapshot;
+mod partitions;
 mod random;
+pub(crate) mod resume;
 mod rollback;
 pub(crate) mod tablesync;
 pub(crate) mod tpcb;
+mod trigger_row;
 pub(crate) mod twophase;
 mod wide;
 
-use anyhow::{Result, bail};
-
+pub(crate) use self::list::{ALL, select};
 use self::tablesync::Tables;
+use crate::outcome::Direction;
 use crate::regime::ServerSettings;
 
 /// A workload.
@@ -40,6 +48,8 @@ pub(crate) enum Kind {
     Latency,
     /// Two-phase transactions and the resulting lag.
     TwoPhase,
+    /// The first new change after a crash of the publisher.
+    Resume,
 }
 
 /// A multiplier for the sizes of a workload.
@@ -56,15 +66,18 @@ impl Scale {
 }
 
 /// Tables and the transactions that change them, the same in every run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Backlog {
     /// DDL for both sides.
     pub(crate) schema: String,
+    /// More DDL for the subscriber, after the tables are filled.
+    pub(crate) subscriber_schema: String,
     /// SQL that fills the tables, for both sides.
     pub(crate) load: String,
     pub(crate) write: Write,
-    /// The unit of the rate: transactions or rows of the backlog.
+    /// The number of transactions or rows of the backlog.
     pub(crate) units: u64,
+    /// The unit of the result: units per second, or seconds.
     pub(crate) unit: &'static str,
     /// Number of rows that the backlog changes.
     pub(crate) changes: u64,
@@ -73,6 +86,39 @@ pub(crate) struct Backlog {
     pub(crate) streamed_from: Option<&'static str>,
     /// Settings of the subscriber that the workload requires.
     pub(crate) subscriber_settings: ServerSettings,
+    /// Parameters of the publication, for its WITH clause.
+    pub(crate) publication: Option<&'static str>,
+    /// Additional arguments of `pgapace run`.
+    pub(crate) pgapace: &'static [&'static str],
+    /// A query on the subscriber after each run: true if what the comparison of the tables cannot
+    /// see is as it must be.
+    pub(crate) check: Option<String>,
+    /// A session keeps a snapshot on the subscriber during each run. The rate of the last tenth of
+    /// the backlog is then compared to the rate of the first.
+    pub(crate) old_snapshot: bool,
+}
+
+impl Backlog {
+    /// The result of a run of this time.
+    pub(crate) fn value(&self, seconds: f64) -> f64 {
+        match self.direction() {
+            Direction::MoreIsBetter => self.units as f64 / seconds,
+            Direction::LessIsBetter => seconds,
+        }
+    }
+
+    /// Rates are better if they are higher, seconds if they are fewer.
+    pub(crate) fn direction(&self) -> Direction {
+        if self.unit == SECONDS { Direction::LessIsBetter } else { Direction::MoreIsBetter }
+    }
+
+    /// The name of the result.
+    pub(crate) fn metric(&self) -> &'static str {
+        match self.direction() {
+            Direction::MoreIsBetter => "catch-up rate",
+            Direction::LessIsBetter => "time to catch up",
+        }
+    }
 }
 
 /// How the backlog is written.
@@ -88,6 +134,12 @@ pub(crate) enum Write {
     },
 }
 
+impl Default for Write {
+    fn default() -> Self {
+        Self::Procedure(String::new())
+    }
+}
+
 impl From<String> for Write {
     fn from(procedure: String) -> Self {
         Self::Procedure(procedure)
@@ -98,187 +150,24 @@ impl From<String> for Write {
 const TRANSACTIONS: &str = "tx/s";
 /// Rows per second.
 const ROWS: &str = "rows/s";
-
-/// Every workload, in the order of the report.
-pub(crate) const ALL: &[Workload] = &[
-    Workload {
-        name: "tpcb",
-        about: "pgbench's default transactions: three updates and an insert each",
-        kind: Kind::Backlog(tpcb::tpcb),
-    },
-    Workload {
-        name: "simple-update",
-        about: "pgbench's simple-update: an update and an insert each",
-        kind: Kind::Backlog(tpcb::simple_update),
-    },
-    Workload {
-        name: "random-update",
-        about: "single-row updates all over a table larger than shared_buffers",
-        kind: Kind::Backlog(random::update),
-    },
-    Workload {
-        name: "random-insert",
-        about: "single-row inserts of random keys into a table larger than shared_buffers",
-        kind: Kind::Backlog(random::insert),
-    },
-    Workload {
-        name: "bulk-insert",
-        about: "1000 transactions that insert 1000 rows each",
-        kind: Kind::Backlog(bulk::insert),
-    },
-    Workload {
-        name: "bulk-update",
-        about: "1000 transactions that update 1000 rows each",
-        kind: Kind::Backlog(bulk::update),
-    },
-    Workload {
-        name: "full-update",
-        about: "bulk-update without any key: REPLICA IDENTITY FULL, no index",
-        kind: Kind::Backlog(full_update::full_update),
-    },
-    Workload {
-        name: "hot",
-        about: "single-row updates, half of them of ten rows",
-        kind: Kind::Backlog(hot::hot),
-    },
-    Workload {
-        name: "indexes",
-        about: "an insert and an update each, five indexes, two of them unique",
-        kind: Kind::Backlog(indexes::indexes),
-    },
-    Workload {
-        name: "wide",
-        about: "updates of rows with two TOASTed columns; one in ten changes one of those",
-        kind: Kind::Backlog(wide::wide),
-    },
-    Workload {
-        name: "rollback",
-        about: "ten streamed transactions, every other savepoint of 1000 rows rolled back",
-        kind: Kind::Backlog(rollback::rollback),
-    },
-    Workload {
-        name: "sync",
-        about: "publisher tps with the subscriber in synchronous_standby_names",
-        kind: Kind::Synchronous,
-    },
-    Workload {
-        name: "latency",
-        about: "one update at a time, all else idle: from COMMIT to visible on the subscriber",
-        kind: Kind::Latency,
-    },
-    large("large-64kB", "64kB"),
-    large("large-128kB", "128kB"),
-    large("large-256kB", "256kB"),
-    large("large-512kB", "512kB"),
-    large("large-1MB", "1MB"),
-    large("large-2MB", "2MB"),
-    large("large-4MB", "4MB"),
-    large("large-8MB", "8MB"),
-    large("large-16MB", "16MB"),
-    large("large-32MB", "32MB"),
-    large("large-64MB", "64MB"),
-    table_sync("tablesync-empty-10", "10 empty tables", 10, 0),
-    table_sync("tablesync-empty-100", "100 empty tables", 100, 0),
-    table_sync("tablesync-empty-1000", "1000 empty tables", 1000, 0),
-    table_sync("tablesync-empty-10000", "10000 empty tables", 10_000, 0),
-    table_sync("tablesync-10x10MB", "10 tables of 10 MB", 10, 10),
-    table_sync("tablesync-100x10MB", "100 tables of 10 MB", 100, 10),
-    table_sync("tablesync-10x100MB", "10 tables of 100 MB", 10, 100),
-    table_sync("tablesync-1x1GB", "1 table of 1 GB", 1, 1024),
-    Workload {
-        name: "twophase",
-        about: "80 connections, an update per two-phase transaction: lag over time",
-        kind: Kind::TwoPhase,
-    },
-    Workload {
-        name: "twophase-drain",
-        about: "a backlog of the same two-phase transactions",
-        kind: Kind::Backlog(twophase::drain),
-    },
-];
-
-const fn large(name: &'static str, memory: &'static str) -> Workload {
-    let about = "one insert of five million rows: until the synchronous COMMIT returns; the name \
-                 says logical_decoding_work_mem";
-    Workload { name, about, kind: Kind::Large(memory) }
-}
-
-const fn table_sync(
-    name: &'static str,
-    about: &'static str,
-    number: u64,
-    megabytes: u64,
-) -> Workload {
-    Workload { name, about, kind: Kind::TableSync(Tables { number, megabytes }) }
-}
-
-/// Below this scale, a workload with several sizes is measured at its smallest and largest size
-/// only, unless it is named.
-const FEW_SIZES_BELOW: f64 = 0.5;
-
-/// Selects workloads by name, or by a prefix that a dash follows. Without names it selects all; at
-/// a small scale only few sizes of `large`, and not the largest numbers of tables.
-pub(crate) fn select(names: &[String], scale: f64) -> Result<Vec<Workload>> {
-    let wanted = |workload: &&Workload| match workload.kind {
-        _ if scale >= FEW_SIZES_BELOW => true,
-        Kind::Large(memory) => matches!(memory, "64kB" | "64MB"),
-        // At a small scale this would be one of 1000.
-        Kind::TableSync(tables) => tables.number <= 1000,
-        _ => true,
-    };
-    if names.is_empty() {
-        return Ok(ALL.iter().filter(wanted).copied().collect());
-    }
-    let mut selected = Vec::new();
-    for name in names {
-        let exact = ALL.iter().filter(|workload| workload.name == name);
-        let of_group = |workload: &&Workload| {
-            workload.name.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-'))
-        };
-        let mut found: Vec<_> = exact.copied().collect();
-        if found.is_empty() {
-            found.extend(ALL.iter().filter(of_group).filter(wanted).copied());
-        }
-        if found.is_empty() {
-            let known: Vec<_> = ALL.iter().map(|workload| workload.name).collect();
-            bail!("there is no workload {name}; there are: {}", known.join(", "))
-        }
-        selected.extend(found);
-    }
-    Ok(selected)
-}
+/// Seconds until the whole backlog is applied.
+const SECONDS: &str = "s";
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
-
-    #[test]
-    fn names_are_unique_and_found() {
-        let names: HashSet<_> = ALL.iter().map(|workload| workload.name).collect();
-        assert_eq!(names.len(), ALL.len());
-        assert_eq!(select(&["hot".into()], 1.0).unwrap()[0].name, "hot");
-        assert!(select(&["hat".into()], 1.0).is_err());
-        assert_eq!(select(&[], 1.0).unwrap().len(), ALL.len());
-    }
-
-    #[test]
-    fn a_group_has_few_sizes_at_a_small_scale() {
-        let names = |names: &[&str], scale| -> Vec<_> {
-            let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
-            select(&names, scale).unwrap().iter().map(|workload| workload.name).collect()
-        };
-        assert_eq!(names(&["large"], 1.0).len(), 11);
-        assert_eq!(names(&["large"], 0.1), ["large-64kB", "large-64MB"]);
-        assert_eq!(names(&["large-2MB", "hot"], 0.1), ["large-2MB", "hot"]);
-        assert_eq!(names(&["tablesync"], 0.1).len(), 7);
-        assert_eq!(names(&[], 0.1).len(), ALL.len() - 10);
-    }
 
     #[test]
     fn scale_keeps_a_minimum() {
         assert_eq!(Scale(0.5).of(1000, 10), 500);
         assert_eq!(Scale(0.001).of(1000, 10), 10);
+    }
+
+    #[test]
+    fn a_result_is_a_rate_or_seconds() {
+        let rate = Backlog { units: 10, unit: TRANSACTIONS, ..Backlog::default() };
+        assert_eq!((rate.value(2.0), rate.direction()), (5.0, Direction::MoreIsBetter));
+        let seconds = Backlog { units: 10, unit: SECONDS, ..Backlog::default() };
+        assert_eq!((seconds.value(2.0), seconds.direction()), (2.0, Direction::LessIsBetter));
     }
 }

@@ -33,8 +33,8 @@ pub(super) fn update(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
-        streamed_from: None,
         subscriber_settings: small_buffers(),
+        ..Backlog::default()
     }
 }
 
@@ -60,7 +60,7 @@ pub(super) fn insert(scale: Scale) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions,
-        streamed_from: None,
         subscriber_settings: small_buffers(),
+        ..Backlog::default()
     }
 }

@@ -33,6 +33,6 @@ pub(super) fn rollback(scale: Scale) -> Backlog {
         unit: ROWS,
         changes: TRANSACTIONS * pairs * ROWS_EACH,
         streamed_from: Some("64kB"),
-        subscriber_settings: Vec::new(),
+        ..Backlog::default()
     }
 }

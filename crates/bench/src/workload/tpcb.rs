@@ -40,6 +40,11 @@ pub(super) fn simple_update(scale: Scale) -> Backlog {
     pgbench(scale, "", 2)
 }
 
+/// `tpcb` with single-row statements.
+pub(super) fn row_mode(scale: Scale) -> Backlog {
+    Backlog { pgapace: &["--apply-mode=row"], ..tpcb(scale) }
+}
+
 fn pgbench(scale: Scale, more: &str, changes: u64) -> Backlog {
     let accounts = scale.of(ACCOUNTS, 1000);
     let transactions = scale.of(200_000, 200);
@@ -64,7 +69,6 @@ fn pgbench(scale: Scale, more: &str, changes: u64) -> Backlog {
         units: transactions,
         unit: TRANSACTIONS,
         changes: transactions * changes,
-        streamed_from: None,
-        subscriber_settings: Vec::new(),
+        ..Backlog::default()
     }
 }

@@ -24,8 +24,7 @@ pub(super) fn drain(scale: Scale) -> Backlog {
         units: CONNECTIONS * each,
         unit: TRANSACTIONS,
         changes: CONNECTIONS * each,
-        streamed_from: None,
-        subscriber_settings: Vec::new(),
+        ..Backlog::default()
     }
 }
 

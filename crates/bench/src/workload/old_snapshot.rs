@@ -1,0 +1,20 @@
+//! pgbench's transactions, while a session of the subscriber keeps a snapshot: no row version that
+//! is removed meanwhile can be reclaimed, neither of the tables nor of the progress.
+
+use super::{Backlog, Scale, tpcb};
+
+/// Every transaction updates one of ten branches, whose versions pile up for native and pgapace.
+pub(super) fn tpcb(scale: Scale) -> Backlog {
+    Backlog { old_snapshot: true, ..tpcb::tpcb(scale) }
+}
+
+/// Without rows that many transactions update, only what a subscriber records about its progress
+/// piles up.
+pub(super) fn simple_update(scale: Scale) -> Backlog {
+    Backlog { old_snapshot: true, ..tpcb::simple_update(scale) }
+}
+
+/// The same with as much progress to record as there are transactions.
+pub(super) fn single(scale: Scale) -> Backlog {
+    Backlog { pgapace: &["--group-transactions=1"], ..simple_update(scale) }
+}
