@@ -1,4 +1,5 @@
-//! Real PostgreSQL servers, workloads, a fault proxy and comparison, for tests and the demo.
+//! Real PostgreSQL servers, workloads, a fault proxy, replay of recorded streams, and comparison: for
+//! tests and the demo.
 //!
 //! A test has these steps: [`Pair::start`] starts a publisher and a subscriber, a [`workload`]
 //! changes the publisher, and [`Program`] runs the binary under test between them. Then
@@ -18,6 +19,7 @@ mod pair;
 pub mod pooler;
 pub mod program;
 pub mod proxy;
+pub mod replay;
 pub mod servers;
 mod wait;
 pub mod workload;
