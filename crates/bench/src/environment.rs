@@ -190,15 +190,20 @@ impl Environment {
         Ok(self.publisher.sql(database, &sql)?)
     }
 
-    /// Drops a slot, if it exists, as soon as no reader uses it.
-    pub(crate) fn drop_slot(&self, database: &str, name: &str) -> Result<()> {
+    /// Waits until no reader uses a slot.
+    pub(crate) fn wait_until_free(&self, database: &str, name: &str) -> Result<()> {
         let free = format!(
             "SELECT NOT EXISTS (SELECT 1 FROM pg_replication_slots \
              WHERE slot_name = '{name}' AND active)"
         );
-        wait_until(RELEASE_PATIENCE, format!("slot {name} to be free"), || {
+        Ok(wait_until(RELEASE_PATIENCE, format!("slot {name} to be free"), || {
             Ok(self.publisher.query_one_text(database, &free)? == "t")
-        })?;
+        })?)
+    }
+
+    /// Drops a slot, if it exists, as soon as no reader uses it.
+    pub(crate) fn drop_slot(&self, database: &str, name: &str) -> Result<()> {
+        self.wait_until_free(database, name)?;
         let sql = format!(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
              WHERE slot_name = '{name}'"

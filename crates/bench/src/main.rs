@@ -8,6 +8,7 @@
 mod bench;
 mod clock;
 mod drain;
+mod elsewhere;
 mod environment;
 mod measure;
 mod options;
@@ -17,6 +18,7 @@ mod regime;
 mod report;
 mod round;
 mod scenario;
+mod watch;
 mod workload;
 
 use std::cell::RefCell;

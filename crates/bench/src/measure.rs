@@ -28,6 +28,10 @@ pub(crate) enum Role {
 pub(crate) struct Usage {
     /// CPU seconds of the publisher's walsenders.
     pub(crate) walsender_cpu: f64,
+    /// CPU seconds of the replay server, which takes the place of the walsenders in regime
+    /// `elsewhere`.
+    #[serde(default)]
+    pub(crate) replayer_cpu: f64,
     /// CPU seconds of the native workers, or of pgapace's backends on the subscriber.
     pub(crate) apply_cpu: f64,
     /// CPU seconds of the pgapace process.
@@ -51,6 +55,9 @@ pub(crate) struct Meter {
     processes: BTreeMap<u32, (Role, f64)>,
     /// Threads of pgapace by thread ID, with their names.
     threads: BTreeMap<u32, (String, f64)>,
+    /// Threads of the replay server in this process. Those of earlier runs are not counted.
+    replayer: Option<BTreeMap<u32, f64>>,
+    earlier: BTreeMap<u32, f64>,
     peak_memory: u64,
 }
 
@@ -60,8 +67,21 @@ impl Meter {
         self.processes.entry(pid).or_insert((role, 0.0));
     }
 
+    /// Adds the replay server's threads, as far as they have worked after this call.
+    pub(crate) fn watch_replayer(&mut self) {
+        self.earlier = replayer_threads().collect();
+        self.replayer = Some(BTreeMap::new());
+    }
+
     /// Samples every process that still runs.
     pub(crate) fn sample(&mut self) {
+        if let Some(replayer) = &mut self.replayer {
+            for (thread, now) in replayer_threads() {
+                let before = self.earlier.get(&thread).copied().unwrap_or(0.0);
+                let seconds = replayer.entry(thread).or_insert(0.0);
+                *seconds = seconds.max(now - before);
+            }
+        }
         for (pid, (role, seconds)) in &mut self.processes {
             if let Some(now) = cpu_seconds(*pid) {
                 *seconds = seconds.max(now);
@@ -88,6 +108,7 @@ impl Meter {
         };
         Usage {
             walsender_cpu: sum(Role::Walsender),
+            replayer_cpu: self.replayer.iter().flat_map(BTreeMap::values).sum(),
             apply_cpu: sum(Role::Apply),
             program_cpu: sum(Role::Program),
             leader_cpu: of_threads(&|name| LEADERS.contains(&name)),
@@ -114,6 +135,13 @@ fn threads(pid: u32) -> Vec<(u32, String, f64)> {
         Some((number, name.to_owned(), parse_cpu_seconds(&stat)?))
     };
     tasks.flatten().filter_map(of).collect()
+}
+
+/// The threads of the replay server in this process: ID and CPU seconds.
+fn replayer_threads() -> impl Iterator<Item = (u32, f64)> {
+    let all = threads(std::process::id()).into_iter();
+    all.filter(|(_, name, _)| name.starts_with(testbed::replay::THREADS))
+        .map(|(thread, _, seconds)| (thread, seconds))
 }
 
 /// CPU time in user and kernel mode: fields 14 and 15, counted after the name in parentheses.

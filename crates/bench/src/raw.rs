@@ -125,11 +125,10 @@ fn watch_walsender(meter: &mut Meter, publisher: &mut Client, slot: &str) -> Res
     Ok(pid.is_some())
 }
 
-/// Reads with pgapace's receiver and passes every chunk to `sink`.
-pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) -> Result<Drained> {
+/// Starts the stream of a slot.
+fn start(source: &Source<'_>) -> Result<ReplicationStream> {
     let startup = Startup { replication: true, ..Startup::default() };
     let conninfo = ConnInfo::parse(&source.publisher.conninfo_tcp(source.database))?;
-    let started = Instant::now();
     let session = Session::connect(&conninfo, &startup)?;
     let command = format!(
         "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '{}', publication_names '{}'{}{}{})",
@@ -140,7 +139,19 @@ pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) 
         if source.two_phase { ", two_phase 'on'" } else { "" },
         if source.streaming { ", streaming 'on'" } else { "" },
     );
-    let mut stream = ReplicationStream::start(session, &command)?;
+    Ok(ReplicationStream::start(session, &command)?)
+}
+
+/// Makes a slot send transactions at PREPARE: the first start with that option does.
+pub(crate) fn turn_on_two_phase(source: &Source<'_>) -> Result<()> {
+    drop(start(source)?);
+    Ok(())
+}
+
+/// Reads with pgapace's receiver and passes every chunk to `sink`.
+pub(crate) fn by_receiver(source: &Source<'_>, mut sink: impl FnMut(CopyChunk)) -> Result<Drained> {
+    let started = Instant::now();
+    let mut stream = start(source)?;
     // Read as pgapace reads a backlog.
     stream.set_haste(Haste::None);
     let mut drained = Drained::default();

@@ -22,6 +22,9 @@ pub(crate) enum Regime {
     Cold,
     /// A network with this round-trip time between the two sides.
     Rtt(Duration),
+    /// The publisher seems to run on another machine: its stream was recorded before and is
+    /// replayed, while the publisher itself is idle.
+    Elsewhere,
 }
 
 impl Regime {
@@ -58,7 +61,7 @@ impl Regime {
                 }
                 settings
             }
-            Self::Cpu | Self::Disk | Self::Rtt(_) => Vec::new(),
+            Self::Cpu | Self::Disk | Self::Rtt(_) | Self::Elsewhere => Vec::new(),
         }
     }
 
@@ -97,6 +100,7 @@ impl fmt::Display for Regime {
             Self::Cpu => f.write_str("cpu"),
             Self::Disk => f.write_str("disk"),
             Self::Cold => f.write_str("cold"),
+            Self::Elsewhere => f.write_str("elsewhere"),
             Self::SlowCommit(delay) => write!(f, "slow-commit:{}ms", delay.as_millis()),
             Self::Rtt(round_trip) => write!(f, "rtt:{}ms", round_trip.as_millis()),
         }
@@ -118,13 +122,14 @@ impl FromStr for Regime {
             None if text == "cpu" => Ok(Self::Cpu),
             None if text == "disk" => Ok(Self::Disk),
             None if text == "cold" => Ok(Self::Cold),
+            None if text == "elsewhere" => Ok(Self::Elsewhere),
             // commit_delay has its own limit.
             Some(("slow-commit", delay)) => match milliseconds(delay)? {
                 delay if delay <= Duration::from_millis(100) => Ok(Self::SlowCommit(delay)),
                 _ => Err("slow-commit goes up to 100ms".into()),
             },
             Some(("rtt", time)) => Ok(Self::Rtt(milliseconds(time)?)),
-            _ => Err("a regime is cpu, disk, cold, slow-commit:5ms or rtt:5ms".into()),
+            _ => Err("a regime is cpu, disk, cold, slow-commit:5ms, rtt:5ms or elsewhere".into()),
         }
     }
 }
@@ -135,7 +140,7 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for name in ["cpu", "disk", "cold", "slow-commit:5ms", "rtt:20ms"] {
+        for name in ["cpu", "disk", "cold", "slow-commit:5ms", "rtt:20ms", "elsewhere"] {
             assert_eq!(name.parse::<Regime>().unwrap().to_string(), name);
         }
         for name in ["", "rtt", "rtt:5", "slow-commit:500ms", "cpu:1ms", "rtt:0ms"] {

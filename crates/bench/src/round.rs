@@ -10,26 +10,21 @@ use pgoutput::Lsn;
 use testbed::Program;
 use testbed::postgres::Client;
 use testbed::program::Process;
+use testbed::replay::ReplayServer;
 use testbed::servers::ServerBinaries;
 
 use crate::bench::Bench;
-use crate::environment::{Environment, MARKER, PUBLICATION};
-use crate::measure::{Meter, Role, Usage};
+use crate::environment::{Environment, PUBLICATION};
+use crate::measure::{Meter, Role};
 use crate::outcome::Runner;
 use crate::raw::{self, Drained, End, Source};
+use crate::watch::{Finished, Watch};
 
-/// Interval of queries for the marker on the subscriber.
+/// Interval of checks whether pgapace has ended.
 const POLL: Duration = Duration::from_millis(10);
-/// Interval of progress samples and checks for new processes.
-const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 /// Limit for the exit of pgapace, which ends once all changes are durable, shortly after they are
 /// visible.
 const EXIT_PATIENCE: Duration = Duration::from_secs(120);
-/// A run without any applied transaction at its limit gets this multiple of the limit.
-const PATIENCE: u32 = 3;
-/// A run without progress for this time has failed, regardless of its limit.
-const STALLED: Duration = Duration::from_secs(1200);
-
 /// A backlog, and the databases between which it is replayed.
 #[derive(Debug)]
 pub(crate) struct Replay<'a> {
@@ -50,18 +45,8 @@ pub(crate) struct Replay<'a> {
     /// Longer runs are stopped and projected.
     pub(crate) limit: Duration,
     pub(crate) bench: &'a Bench,
-}
-
-/// The result of a run.
-#[derive(Debug)]
-pub(crate) struct Finished {
-    /// Time to the end in seconds, or to the last progress of a stopped run.
-    pub(crate) seconds: f64,
-    /// Set if the limit was reached: the share of the backlog that had been applied.
-    pub(crate) stopped_at: Option<f64>,
-    pub(crate) usage: Usage,
-    /// The applied share over time.
-    pub(crate) curve: Vec<(f64, f64)>,
+    /// In front of the publisher in regime `elsewhere`.
+    pub(crate) elsewhere: Option<&'a ReplayServer>,
 }
 
 impl Replay<'_> {
@@ -94,30 +79,55 @@ impl Replay<'_> {
         }
     }
 
-    /// The native subscription, with its fastest options or with streaming = on.
-    pub(crate) fn native(&self, runner: Runner) -> Result<Finished> {
+    /// Copies the slot for a run of a subscriber.
+    pub(crate) fn copy_slot(&self, name: &str) -> Result<()> {
+        self.environment.copy_slot(self.database, name)?;
+        if let Some(server) = self.elsewhere {
+            server.forget_slots();
+            if self.two_phase {
+                raw::turn_on_two_phase(&self.source(name, true))?;
+                self.environment.wait_until_free(self.database, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates the native subscription, which is not enabled yet, and its slot.
+    pub(crate) fn create_native(&self, runner: Runner) -> Result<Client> {
         let environment = self.environment;
-        environment.copy_slot(self.database, "native")?;
+        self.copy_slot("native")?;
+        let publisher = match self.elsewhere {
+            Some(server) => server.conninfo(self.database),
+            None => environment.publisher_for_native(self.database),
+        };
         let mut control = environment.subscriber.connect(self.subscriber)?;
         control
             .batch_execute(&format!(
                 "CREATE SUBSCRIPTION native CONNECTION '{}' PUBLICATION {PUBLICATION} WITH \
                  (create_slot = false, slot_name = native, copy_data = false, enabled = false, \
                  {}{})",
-                environment.publisher_for_native(self.database).replace('\'', "''"),
+                publisher.replace('\'', "''"),
                 options_of(runner, environment.binaries().major()),
                 if self.two_phase { ", two_phase = true" } else { "" },
             ))
             .context("cannot create the native subscription")?;
+        Ok(control)
+    }
+
+    /// The native subscription, with its fastest options or with streaming = on.
+    pub(crate) fn native(&self, runner: Runner) -> Result<Finished> {
+        let environment = self.environment;
+        let mut control = self.create_native(runner)?;
         let mut watch = Watch::new(
             self,
             "native",
             "SELECT pid FROM pg_stat_subscription WHERE subname = 'native' AND pid IS NOT NULL",
         )?;
+        let mut meter = self.meter();
         let started = Instant::now();
         control.batch_execute("ALTER SUBSCRIPTION native ENABLE")?;
         let counts_errors = environment.binaries().major() >= 15;
-        let finished = watch.follow(started, &mut Meter::default(), || {
+        let finished = watch.follow(started, &mut meter, || {
             if !counts_errors {
                 return Ok(());
             }
@@ -137,16 +147,17 @@ impl Replay<'_> {
         Ok(finished)
     }
 
-    /// Runs pgapace as a user would.
-    pub(crate) fn pgapace(&self) -> Result<Finished> {
-        self.environment.copy_slot(self.database, "pgapace")?;
-        let mut watch = Watch::new(
-            self,
-            "pgapace",
-            "SELECT pid FROM pg_stat_activity \
-             WHERE datname = current_database() AND application_name LIKE 'pgapace %'",
-        )?;
+    /// A meter for a run.
+    fn meter(&self) -> Meter {
         let mut meter = Meter::default();
+        if self.elsewhere.is_some() {
+            meter.watch_replayer();
+        }
+        meter
+    }
+
+    /// Starts pgapace as a user would, with its slot.
+    pub(crate) fn start_pgapace(&self) -> Result<Process> {
         let until = format!("--until={}", self.end);
         let mut arguments =
             vec!["--slot=pgapace", "--create-slot=false", "--copy-data=false", &until];
@@ -154,14 +165,31 @@ impl Replay<'_> {
             arguments.push("--two-phase");
         }
         arguments.extend(self.arguments);
-        let started = Instant::now();
-        let mut process = run_pgapace(
+        let publisher = match self.elsewhere {
+            Some(server) => server.conninfo(self.database),
+            None => self.environment.publisher_for_pgapace(self.database),
+        };
+        spawn_pgapace(
             self.environment,
             self.bench,
-            [self.database, self.subscriber],
+            [&publisher, &self.environment.subscriber_for_pgapace(self.subscriber)],
             "pgapace",
             &arguments,
+        )
+    }
+
+    /// Runs pgapace.
+    pub(crate) fn pgapace(&self) -> Result<Finished> {
+        self.copy_slot("pgapace")?;
+        let mut watch = Watch::new(
+            self,
+            "pgapace",
+            "SELECT pid FROM pg_stat_activity \
+             WHERE datname = current_database() AND application_name LIKE 'pgapace %'",
         )?;
+        let mut meter = self.meter();
+        let started = Instant::now();
+        let mut process = self.start_pgapace()?;
         meter.watch(Role::Program, process.pid());
         let mut finished = watch.follow(started, &mut meter, || {
             // It exits by itself only after the marker, or with an error.
@@ -228,10 +256,23 @@ pub(crate) fn run_pgapace(
     name: &str,
     arguments: &[&str],
 ) -> Result<Process> {
+    let publisher = environment.publisher_for_pgapace(publisher);
+    let subscriber = environment.subscriber_for_pgapace(subscriber);
+    spawn_pgapace(environment, bench, [&publisher, &subscriber], name, arguments)
+}
+
+/// Starts pgapace between two addresses.
+fn spawn_pgapace(
+    environment: &Environment,
+    bench: &Bench,
+    [publisher, subscriber]: [&str; 2],
+    name: &str,
+    arguments: &[&str],
+) -> Result<Process> {
     Ok(Program::new(&bench.program)
         .args(["run", "--log-level=warn", "--publication", PUBLICATION, "--name", name])
-        .args(["--publisher", &environment.publisher_for_pgapace(publisher)])
-        .args(["--subscriber", &environment.subscriber_for_pgapace(subscriber)])
+        .args(["--publisher", publisher])
+        .args(["--subscriber", subscriber])
         .args(arguments)
         .args(&bench.arguments)
         .in_own_session()
@@ -251,134 +292,5 @@ pub(crate) fn expect_success(process: &mut Process, meter: &mut Meter) -> Result
             bail!("pgapace ended with {status}:\n{}", process.log())
         }
         _ => Ok(()),
-    }
-}
-
-/// Observes a run through SQL.
-struct Watch<'a> {
-    publisher: Client,
-    subscriber: Client,
-    slot: &'static str,
-    /// Query for the subscriber's processes that apply changes.
-    appliers: &'static str,
-    start: Lsn,
-    end: Lsn,
-    limit: Duration,
-    environment: &'a Environment,
-}
-
-impl<'a> Watch<'a> {
-    fn new(replay: &Replay<'a>, slot: &'static str, appliers: &'static str) -> Result<Self> {
-        Ok(Self {
-            publisher: replay.environment.publisher.connect(replay.database)?,
-            subscriber: replay.environment.subscriber.connect(replay.subscriber)?,
-            slot,
-            appliers,
-            start: replay.start,
-            end: replay.end,
-            limit: replay.limit,
-            environment: replay.environment,
-        })
-    }
-
-    /// Follows a run until the marker arrives or the limit is reached. `check` returns an error
-    /// when the run has failed.
-    fn follow(
-        &mut self,
-        started: Instant,
-        meter: &mut Meter,
-        mut check: impl FnMut() -> Result<()>,
-    ) -> Result<Finished> {
-        let marker = self.subscriber.prepare(&format!("SELECT count(*) FROM {MARKER}"))?;
-        let mut curve = vec![(0.0, 0.0)];
-        let mut sampled_at = started;
-        let mut progressed = Duration::ZERO;
-        loop {
-            let arrived = self.subscriber.query_one(&marker, &[])?.get::<_, i64>(0) > 0;
-            let elapsed = started.elapsed();
-            meter.sample();
-            if arrived {
-                self.sample_processes(meter)?;
-                meter.sample();
-                curve.push((elapsed.as_secs_f64(), 1.0));
-                return Ok(self.finished(elapsed, None, meter, curve));
-            }
-            if sampled_at.elapsed() >= SAMPLE_INTERVAL {
-                sampled_at = Instant::now();
-                check()?;
-                self.sample_processes(meter)?;
-                let share = self.share()?;
-                if curve.last().is_none_or(|(_, last)| share > *last) {
-                    progressed = elapsed;
-                }
-                curve.push((elapsed.as_secs_f64(), share));
-                // Transactions and apply groups become visible as a whole, so only the time of the
-                // latest one is meaningful. If none is visible, the run gets more time.
-                if elapsed >= self.limit && (share > 0.0 || elapsed >= self.limit * PATIENCE) {
-                    return Ok(self.finished(progressed, Some(share), meter, curve));
-                }
-                ensure!(
-                    elapsed - progressed < STALLED.max(self.limit * PATIENCE),
-                    "nothing was applied for {:?}:\n{}",
-                    elapsed - progressed,
-                    self.environment.subscriber.log_tail()
-                );
-            }
-            std::thread::sleep(POLL);
-        }
-    }
-
-    fn finished(
-        &self,
-        elapsed: Duration,
-        stopped_at: Option<f64>,
-        meter: &Meter,
-        curve: Vec<(f64, f64)>,
-    ) -> Finished {
-        Finished { seconds: elapsed.as_secs_f64(), stopped_at, usage: meter.usage(), curve }
-    }
-
-    fn sample_processes(&mut self, meter: &mut Meter) -> Result<()> {
-        let clients = [&mut self.publisher, &mut self.subscriber];
-        watch_processes(meter, clients, self.slot, self.appliers)
-    }
-
-    /// The share of the backlog's WAL that is applied. All transactions of a backlog are of the
-    /// same kind, so this is also the share of transactions.
-    fn share(&mut self) -> Result<f64> {
-        let recorded = "SELECT to_regclass('pgapace.progress') IS NOT NULL";
-        let sql = if self.subscriber.query_one(recorded, &[])?.get(0) {
-            "SELECT coalesce((SELECT lsn FROM pgapace.progress \
-                              ORDER BY subscription DESC, lsn DESC LIMIT 1), '0/0')::text"
-        } else {
-            "SELECT coalesce(max(remote_lsn), '0/0')::text FROM pg_replication_origin_status"
-        };
-        let applied = crate::environment::lsn(&mut self.subscriber, sql)?;
-        let length = self.end.0.saturating_sub(self.start.0).max(1);
-        Ok((applied.0.saturating_sub(self.start.0) as f64 / length as f64).min(1.0))
-    }
-}
-
-/// Watches the walsender of a slot and the subscriber processes that a query returns.
-pub(crate) fn watch_processes(
-    meter: &mut Meter,
-    [publisher, subscriber]: [&mut Client; 2],
-    slot: &str,
-    appliers: &str,
-) -> Result<()> {
-    let senders = "SELECT active_pid FROM pg_replication_slots \
-                   WHERE slot_name::text = $1 AND active_pid IS NOT NULL";
-    for row in publisher.query(senders, &[&slot])? {
-        watch_row(meter, Role::Walsender, row.get(0));
-    }
-    for row in subscriber.query(appliers, &[])? {
-        watch_row(meter, Role::Apply, row.get(0));
-    }
-    Ok(())
-}
-
-pub(crate) fn watch_row(meter: &mut Meter, role: Role, pid: i32) {
-    if let Ok(pid) = u32::try_from(pid) {
-        meter.watch(role, pid);
     }
 }

@@ -51,6 +51,14 @@ VACUUM of the changed tables. After every round the tables are compared by check
 - `twophase` is a load of 80 connections, followed by the time to catch up. Its notes show the growth
   of the lag in milliseconds per second of the load, as the slope of the least-squares line through
   all samples. `twophase-drain` is a backlog of the same transactions.
+- `first-touch` is the time from the start until the change of the last table is visible. `resume` is
+  the time from the first change after the restart of a crashed publisher until it is visible; an open
+  transaction keeps the slot from being saved before the crash. `old-snapshot-…-last-tenth` is the
+  rate of the last tenth of the backlog over the rate of the first.
+- Regime `elsewhere` records the stream of the backlog once for each subscriber, with the options that
+  it asks for. In the rounds a replay server sends the recording, and passes everything else through
+  to the publisher, which is idle: subscriber and program have the processors to themselves, as if the
+  publisher ran on another machine. The CPU time of the replay server is that of the walsender.
 - CPU seconds are those of the publisher's walsenders, of the processes that apply (native apply
   workers, or backends of pgapace), and of the pgapace process. The last are also shown for its
   leader (decoding, dependencies, commit order), its receiver (reading the stream) and its apply
@@ -90,7 +98,7 @@ fn groups(outcomes: &[Outcome]) -> BTreeMap<(u16, u8, &str), Vec<&Outcome>> {
 }
 
 fn regime_rank(regime: &str) -> u8 {
-    let order = ["cpu", "disk", "slow-commit", "cold", "rtt"];
+    let order = ["cpu", "disk", "slow-commit", "cold", "rtt", "elsewhere"];
     let place = order.iter().position(|name| regime.starts_with(name)).unwrap_or(order.len());
     u8::try_from(place).unwrap_or(u8::MAX)
 }
@@ -297,7 +305,7 @@ fn detail(outcome: &Outcome, runner: Runner, runs: &[&Run]) -> String {
         },
         figures.join(", "),
         outcome.unit,
-        mean(&|run| run.usage.walsender_cpu),
+        mean(&|run| run.usage.walsender_cpu + run.usage.replayer_cpu),
         mean(&|run| run.usage.apply_cpu),
         mean(&|run| run.usage.program_cpu),
         mean(&|run| run.usage.leader_cpu),

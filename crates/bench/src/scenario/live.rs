@@ -15,7 +15,8 @@ use crate::clock::Phase;
 use crate::environment::{Environment, MARKER, PUBLICATION};
 use crate::measure::{Meter, Role, Usage};
 use crate::outcome::{Outcome, Runner};
-use crate::round::{run_pgapace, watch_processes};
+use crate::round::run_pgapace;
+use crate::watch::watch_processes;
 
 /// The publisher's database.
 pub(crate) const DATABASE: &str = "bench";

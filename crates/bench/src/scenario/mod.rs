@@ -15,10 +15,15 @@ use anyhow::Result;
 
 use crate::bench::Bench;
 use crate::outcome::Outcome;
+use crate::regime::Regime;
 use crate::workload::{Kind, Workload};
 
-/// Measures one workload; some have several outcomes.
+/// Measures one workload; some have several outcomes, or none in this regime.
 pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>> {
+    if bench.regime == Regime::Elsewhere && !matches!(workload.kind, Kind::Backlog(_)) {
+        println!("{}: regime elsewhere replays only backlogs", workload.name);
+        return Ok(Vec::new());
+    }
     match workload.kind {
         Kind::Backlog(make) => backlog::measure(bench, workload, &make(bench.scale)),
         Kind::TableSync(tables) => Ok(vec![tablesync::measure(bench, workload, tables)?]),

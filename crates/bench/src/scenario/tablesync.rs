@@ -14,8 +14,9 @@ use crate::environment::{Environment, PUBLICATION};
 use crate::measure::{Meter, Role, Usage};
 use crate::outcome::{Direction, Outcome, Run, Runner, project};
 use crate::regime::ServerSettings;
-use crate::round::{expect_success, native_options, run_pgapace, watch_row};
+use crate::round::{expect_success, native_options, run_pgapace};
 use crate::scenario::live::set;
+use crate::watch::watch_row;
 use crate::workload::tablesync::Tables;
 use crate::workload::{Scale, Workload};
 

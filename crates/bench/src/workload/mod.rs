@@ -112,6 +112,15 @@ impl Backlog {
         if self.unit == SECONDS { Direction::LessIsBetter } else { Direction::MoreIsBetter }
     }
 
+    /// What `units` counts, in the singular.
+    pub(crate) fn unit_name(&self) -> &'static str {
+        match self.unit {
+            TRANSACTIONS => "transaction",
+            ROWS => "row",
+            _ => "change",
+        }
+    }
+
     /// The name of the result.
     pub(crate) fn metric(&self) -> &'static str {
         match self.direction() {

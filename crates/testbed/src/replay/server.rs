@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -26,6 +26,7 @@ pub(super) struct Shared {
     recordings: Mutex<Vec<Arc<Recording>>>,
     refused: Mutex<Vec<Request>>,
     slots: Mutex<HashMap<String, SlotProgress>>,
+    streams: AtomicU64,
     closed: AtomicBool,
     connections: Mutex<Vec<TcpStream>>,
 }
@@ -49,6 +50,7 @@ impl ReplayServer {
             recordings: Mutex::default(),
             refused: Mutex::default(),
             slots: Mutex::default(),
+            streams: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             connections: Mutex::default(),
         });
@@ -74,6 +76,16 @@ impl ReplayServer {
     /// The requests that no recording answered, since the last call.
     pub fn refused(&self) -> Vec<Request> {
         std::mem::take(&mut *lock(&self.shared.refused))
+    }
+
+    /// Whether a request was refused since the last call of [`refused`](Self::refused).
+    pub fn has_refused(&self) -> bool {
+        !lock(&self.shared.refused).is_empty()
+    }
+
+    /// Number of streams that were started so far.
+    pub fn streams(&self) -> u64 {
+        self.shared.streams.load(Ordering::Relaxed)
     }
 
     /// Forgets what clients have acknowledged: the slots of the publisher are new.
@@ -126,6 +138,7 @@ impl Shared {
         if std::mem::replace(&mut slot.in_use, true) {
             return None;
         }
+        self.streams.fetch_add(1, Ordering::Relaxed);
         Some((SlotInUse { shared: self, name: name.to_owned() }, slot.flushed))
     }
 

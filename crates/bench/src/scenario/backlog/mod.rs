@@ -5,17 +5,21 @@ mod tenths;
 
 use anyhow::Result;
 use testbed::postgres::Client;
+use testbed::replay::ReplayServer;
 use testbed::servers::ServerBinaries;
 
 use self::prepare::{Prepared, prepare};
 use crate::bench::Bench;
 use crate::clock::Phase;
+use crate::elsewhere;
 use crate::environment::Environment;
 use crate::measure::Usage;
 use crate::outcome::{Outcome, Run, Runner, project};
 use crate::raw::tool_with_recvlogical;
-use crate::round::{Finished, Replay, natives};
+use crate::regime::Regime;
+use crate::round::{Replay, natives};
 use crate::scenario::live::{MEMORY, set};
+use crate::watch::Finished;
 use crate::workload::{Backlog, Workload, Write};
 
 /// The publisher's database.
@@ -45,6 +49,10 @@ pub(crate) fn measure(
     let streamed = backlog.streamed_from.is_some();
     let usual = backlog.streamed_from.map(|memory| decode_with(&servers, memory)).transpose()?;
     let prepared = bench.clock.time(Phase::Prepare, || prepare(&servers, backlog))?;
+    let server = match bench.regime {
+        Regime::Elsewhere => Some(ReplayServer::in_front_of(&servers.publisher)?),
+        _ => None,
+    };
     let replay = Replay {
         environment: &servers,
         database: DATABASE,
@@ -56,11 +64,18 @@ pub(crate) fn measure(
         arguments: backlog.pgapace,
         limit: bench.limit,
         bench,
+        elsewhere: server.as_ref(),
     };
     let tool = tool_with_recvlogical(&bench.binaries);
     let mut runners = if streamed { natives(bench) } else { vec![Runner::Native] };
     runners.push(Runner::Pgapace);
-    if !bench.quick {
+    if let Some(server) = &server {
+        let reset = || servers.reset_subscriber(BASE, ROUND);
+        let note = bench
+            .clock
+            .time(Phase::Prepare, || elsewhere::record(&replay, server, &runners, &reset))?;
+        outcome.notes.push(note);
+    } else if !bench.quick {
         runners.splice(0..0, [Runner::Receiver, Runner::ReceiverBinary]);
         if tool.is_some() {
             runners.insert(0, Runner::Recvlogical);
@@ -86,6 +101,9 @@ pub(crate) fn measure(
         Ok(run)
     })?;
     outcome.conclude(backlog.direction());
+    if server.is_some() {
+        outcome.notes.extend(elsewhere::cpu_notes(&outcome, backlog));
+    }
     if let Some(usual) = usual {
         decode_with(&servers, &usual)?;
     }
