@@ -1,8 +1,10 @@
 //! One connection: passed through to the publisher, until a stream starts.
 
+use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::protocol::{
@@ -22,7 +24,7 @@ pub(super) fn serve(shared: &Arc<Shared>, client: &TcpStream) -> io::Result<()> 
     let mut from_client = BufReader::new(client);
     let (packet, mut parameters) = loop {
         match read_startup(&mut from_client)? {
-            Startup::Encryption => (&mut &*client).write_all(b"N")?,
+            Startup::Encryption => (&*client).write_all(b"N")?,
             Startup::Cancel(packet) => {
                 return TcpStream::connect(shared.publisher)?.write_all(&packet);
             }
@@ -35,61 +37,87 @@ pub(super) fn serve(shared: &Arc<Shared>, client: &TcpStream) -> io::Result<()> 
     publisher.set_nodelay(true)?;
     publisher.write_all(&packet)?;
     let answers = (publisher.try_clone()?, client.try_clone()?);
-    thread::Builder::new().name(format!("{THREADS} answers")).spawn(move || pass(answers))?;
-    let served = queries(shared, &mut from_client, client, &mut publisher, &parameters);
+    let replaying = Arc::new(AtomicBool::new(false));
+    let silent = Arc::clone(&replaying);
+    thread::Builder::new()
+        .name(format!("{THREADS} answers"))
+        .spawn(move || pass(answers, &silent))?;
+    let mut session = Session { shared, client, publisher: &mut publisher, parameters, replaying };
+    let served = session.queries(&mut from_client);
     let _ = publisher.shutdown(Shutdown::Both);
     served
 }
 
-/// Passes the publisher's bytes on until its end. It ends also while a stream is replayed, if the
-/// publisher stops; it says nothing else then.
-fn pass((mut publisher, mut client): (TcpStream, TcpStream)) {
-    let _ = io::copy(&mut publisher, &mut client);
+/// Passes the publisher's bytes on until its end. While a stream is replayed, there is no place for
+/// them: whatever the publisher says then, as that it stops, ends the session.
+fn pass((mut publisher, mut client): (TcpStream, TcpStream), replaying: &AtomicBool) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(length @ 1..) = publisher.read(&mut buffer) {
+        if replaying.load(Ordering::Acquire) || client.write_all(&buffer[..length]).is_err() {
+            break;
+        }
+    }
     let _ = client.shutdown(Shutdown::Both);
 }
 
-/// Passes messages on to the publisher, except for START_REPLICATION.
-fn queries(
-    shared: &Shared,
-    from_client: &mut impl Read,
-    client: &TcpStream,
-    publisher: &mut TcpStream,
-    session: &std::collections::BTreeMap<String, String>,
-) -> io::Result<()> {
-    let mut received = Vec::new();
-    loop {
-        let kind = read_message(from_client, &mut received)?;
-        let query = String::from_utf8_lossy(&received[5..]);
-        if kind != b'Q' || !starts_replication(&query) {
-            publisher.write_all(&received)?;
-            continue;
+/// A session of a client and its counterpart on the publisher.
+struct Session<'a> {
+    shared: &'a Shared,
+    client: &'a TcpStream,
+    publisher: &'a mut TcpStream,
+    /// Parameters of the startup packet that a stream depends on.
+    parameters: BTreeMap<String, String>,
+    replaying: Arc<AtomicBool>,
+}
+
+impl Session<'_> {
+    /// Passes messages on to the publisher, except for START_REPLICATION.
+    fn queries(&mut self, from_client: &mut impl Read) -> io::Result<()> {
+        let mut received = Vec::new();
+        loop {
+            let kind = read_message(from_client, &mut received)?;
+            let query = String::from_utf8_lossy(&received[5..]);
+            if kind != b'Q' || !starts_replication(&query) {
+                self.publisher.write_all(&received)?;
+            } else if !self.start(&query, from_client)? {
+                return Ok(());
+            }
         }
-        let refuse =
-            |sqlstate, text: &str| (&mut &*client).write_all(&error_response(sqlstate, text));
-        let Some(start) = StartReplication::parse(&query) else {
-            refuse(FEATURE_NOT_SUPPORTED, "only logical slots are replayed")?;
-            continue;
+    }
+
+    /// Replays a stream, or refuses to. Returns false if the client has ended the connection.
+    fn start(&mut self, command: &str, from_client: &mut impl Read) -> io::Result<bool> {
+        let mut client = self.client;
+        let Some(start) = StartReplication::parse(command) else {
+            return self.refuse(FEATURE_NOT_SUPPORTED, "only logical slots are replayed");
         };
-        let request = Request { session: session.clone(), options: start.options };
-        let Some(recording) = shared.recording(request) else {
-            refuse(FEATURE_NOT_SUPPORTED, "no recording answers this request")?;
-            continue;
+        let request = Request { session: self.parameters.clone(), options: start.options };
+        let Some(recording) = self.shared.recording(request) else {
+            return self.refuse(FEATURE_NOT_SUPPORTED, "no recording answers this request");
         };
-        let Some((slot, flushed)) = shared.take(&start.slot) else {
+        let Some((slot, flushed)) = self.shared.take(&start.slot) else {
             let text = format!("replication slot \"{}\" is active for another session", start.slot);
-            refuse(OBJECT_IN_USE, &text)?;
-            continue;
+            return self.refuse(OBJECT_IN_USE, &text);
         };
+        self.replaying.store(true, Ordering::Release);
         // CopyBothResponse: text, no columns.
-        (&mut &*client).write_all(&message(b'W', &[0, 0, 0]))?;
-        let acknowledge = |flushed| shared.acknowledge(&slot, flushed);
-        if !stream::replay(&recording, start.from.max(flushed), client, from_client, &acknowledge)?
-        {
-            return Ok(());
+        client.write_all(&message(b'W', &[0, 0, 0]))?;
+        let acknowledge = |flushed| self.shared.acknowledge(&slot, flushed);
+        let from = start.from.max(flushed);
+        if !stream::replay(&recording, from, client, from_client, &acknowledge)? {
+            return Ok(false);
         }
+        self.replaying.store(false, Ordering::Release);
         drop(slot);
         let mut end = message(b'C', b"COPY 0\0");
         end.extend(message(b'Z', b"I"));
-        (&mut &*client).write_all(&end)?;
+        client.write_all(&end)?;
+        Ok(true)
+    }
+
+    fn refuse(&self, sqlstate: &str, text: &str) -> io::Result<bool> {
+        let mut client = self.client;
+        client.write_all(&error_response(sqlstate, text))?;
+        Ok(true)
     }
 }
