@@ -4,12 +4,15 @@ use crate::bench::Bench;
 use crate::outcome::{Direction, Outcome, Run, Runner};
 use crate::workload::Workload;
 
+/// Number of samples from the begin of a tenth to its end, without which it tells too little.
+const SAMPLES_MIN: usize = 3;
+
 /// The rates of the runs so far, last over first.
 #[derive(Debug, Default)]
 pub(super) struct Tenths(Vec<Run>);
 
 impl Tenths {
-    /// Adds a run with the applied share over time. A run without both tenths is left out.
+    /// Adds a run with the applied share over time. A run that was too short is left out.
     pub(super) fn add(&mut self, runner: Runner, curve: &[(f64, f64)]) {
         let Some(ratio) = last_over_first(curve) else { return };
         let seconds = curve.last().map_or(0.0, |(seconds, _)| *seconds);
@@ -26,28 +29,28 @@ impl Tenths {
         outcome.settings.clone_from(&rate.settings);
         outcome.parity = rate.parity;
         outcome.rounds = self.0;
+        if outcome.rounds.len() < rate.rounds.iter().filter(|run| !run.runner.is_raw()).count() {
+            outcome.notes.push("some runs were too short to compare their tenths".into());
+        }
         outcome.conclude(Direction::MoreIsBetter);
         outcome
     }
 }
 
-/// The rate of the last tenth over the rate of the first, which begins with the last sample before
-/// anything was applied.
+/// The rate of the last tenth over the rate of the first, which begins with the first sample after
+/// anything was applied: the start of a program is no part of it. None if the run was too short.
 fn last_over_first(curve: &[(f64, f64)]) -> Option<f64> {
-    let begun = curve.iter().take_while(|(_, share)| *share == 0.0).last()?.0;
-    let first = reached(curve, 0.1)? - begun;
-    let last = reached(curve, 1.0)? - reached(curve, 0.9)?;
-    (first > 0.0 && last > 0.0).then(|| first / last)
+    let begun = curve.iter().position(|(_, share)| *share > 0.0)?;
+    let tenth = curve.iter().position(|(_, share)| *share >= curve[begun].1 + 0.1)?;
+    let nine = curve.iter().rposition(|(_, share)| *share <= 0.9)?;
+    let end = curve.iter().position(|(_, share)| *share >= 1.0)?;
+    Some(rate(curve, nine, end)? / rate(curve, begun, tenth)?)
 }
 
-/// The time at which a share was applied, between the samples before and after it.
-fn reached(curve: &[(f64, f64)], share: f64) -> Option<f64> {
-    let after = curve.iter().position(|(_, applied)| *applied >= share)?;
-    let (late, more) = curve[after];
-    let Some((early, less)) = after.checked_sub(1).map(|before| curve[before]) else {
-        return Some(late);
-    };
-    Some(early + (late - early) * (share - less) / (more - less))
+/// The share per second between two samples, if they are far enough apart.
+fn rate(curve: &[(f64, f64)], from: usize, to: usize) -> Option<f64> {
+    let ((early, less), (late, more)) = (curve[from], curve[to]);
+    (to >= from + SAMPLES_MIN).then(|| (more - less) / (late - early))
 }
 
 #[cfg(test)]
@@ -56,14 +59,24 @@ mod tests {
 
     #[test]
     fn the_last_tenth_takes_twice_as_long() {
-        let curve = [(0.0, 0.0), (1.0, 0.0), (2.0, 0.1), (9.0, 0.8), (11.0, 0.9), (13.0, 1.0)];
+        // A second without progress, then an eighth in four seconds, and in the end in eight.
+        let mut curve = vec![(0.0, 0.0), (1.0, 0.0)];
+        curve.extend((1..=28).map(|n| (1.0 + f64::from(n), f64::from(n) / 32.0)));
+        curve.extend((1..=8).map(|n| (29.0 + f64::from(n), f64::from(56 + n) / 64.0)));
         assert_eq!(last_over_first(&curve), Some(0.5));
-        assert_eq!(reached(&[(9.0, 0.5), (11.0, 1.0)], 0.75), Some(10.0));
     }
 
     #[test]
-    fn a_run_without_its_last_tenth_has_no_ratio() {
-        assert_eq!(last_over_first(&[(0.0, 0.0), (1.0, 0.3), (2.0, 0.8)]), None);
+    fn a_run_without_both_tenths_or_with_few_samples_has_no_ratio() {
+        let line = |samples: u32, until: f64| -> Vec<_> {
+            (0..=samples)
+                .map(|n| f64::from(n) / f64::from(samples))
+                .map(|x| (x, x * until))
+                .collect()
+        };
+        assert_eq!(last_over_first(&line(100, 0.8)), None);
+        assert_eq!(last_over_first(&line(20, 1.0)), None);
         assert_eq!(last_over_first(&[]), None);
+        assert!((last_over_first(&line(100, 1.0)).unwrap() - 1.0).abs() < 1e-9);
     }
 }
