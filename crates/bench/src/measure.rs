@@ -137,11 +137,18 @@ fn threads(pid: u32) -> Vec<(u32, String, f64)> {
     tasks.flatten().filter_map(of).collect()
 }
 
-/// The threads of the replay server in this process: ID and CPU seconds.
+/// The threads of the replay server in this process: ID and CPU seconds. They need so little that
+/// the kernel's nanoseconds are read instead of its clock ticks.
 fn replayer_threads() -> impl Iterator<Item = (u32, f64)> {
-    let all = threads(std::process::id()).into_iter();
-    all.filter(|(_, name, _)| name.starts_with(testbed::replay::THREADS))
-        .map(|(thread, _, seconds)| (thread, seconds))
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    tasks.filter_map(|task| {
+        let read = |name| fs::read_to_string(task.path().join(name)).ok();
+        if !read("comm")?.starts_with(testbed::replay::THREADS) {
+            return None;
+        }
+        let nanoseconds: f64 = read("schedstat")?.split_whitespace().next()?.parse().ok()?;
+        Some((task.file_name().to_str()?.parse().ok()?, nanoseconds / 1e9))
+    })
 }
 
 /// CPU time in user and kernel mode: fields 14 and 15, counted after the name in parentheses.
@@ -162,6 +169,8 @@ fn parse_peak_memory(status: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::TryRecvError;
+
     use super::*;
 
     #[test]
@@ -184,6 +193,23 @@ mod tests {
         meter.sample();
         assert!(meter.usage().peak_memory > 0);
         assert!(!meter.threads.is_empty());
+        assert_eq!(meter.usage().walsender_cpu, 0.0);
+    }
+
+    #[test]
+    fn follows_threads_of_the_replay_server() {
+        let mut meter = Meter::default();
+        meter.watch_replayer();
+        std::thread::scope(|scope| {
+            let (stop, stopped) = std::sync::mpsc::channel::<()>();
+            let spin = move || while stopped.try_recv() == Err(TryRecvError::Empty) {};
+            let name = format!("{} test", testbed::replay::THREADS);
+            std::thread::Builder::new().name(name).spawn_scoped(scope, spin).unwrap();
+            while meter.usage().replayer_cpu == 0.0 {
+                meter.sample();
+            }
+            drop(stop);
+        });
         assert_eq!(meter.usage().walsender_cpu, 0.0);
     }
 }
