@@ -193,7 +193,7 @@ fn connect(
         round_trip: Duration::ZERO,
         group: GroupLimits { transactions: 4, changes: 8, bytes: 1000 },
         writeset: WritesetLimits::default(),
-        rows_through: Lsn(0),
+        by_rows: false,
         deadlock_timeout: Duration::ZERO,
         pacing,
     };

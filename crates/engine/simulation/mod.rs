@@ -134,6 +134,8 @@ pub(crate) enum Sabotage {
     HastyStreamCommit,
     /// Savepoints are not made.
     NoSavepoint,
+    /// A later part of a transaction that fails rolls back the parts before it too.
+    PartsRolledBack,
     /// The end of a transaction that is held does not end that.
     StillHeld,
     /// The dispatcher does not hear which groups have ended.
@@ -192,7 +194,7 @@ pub(crate) enum Sabotage {
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 47] = [
+    pub(crate) const ALL: [Self; 48] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -209,6 +211,7 @@ impl Sabotage {
         Self::HastyStream,
         Self::HastyStreamCommit,
         Self::NoSavepoint,
+        Self::PartsRolledBack,
         Self::StillHeld,
         Self::UnheardEnd,
         Self::UnwatchedHistory,
@@ -436,7 +439,6 @@ struct World {
     hasty: bool,
     /// How far any run has received.
     farthest: Lsn,
-    rows_through: Lsn,
     faults: usize,
     /// One step out of so many is a fault.
     calm: usize,
@@ -452,7 +454,7 @@ impl World {
             subscriber.hidden = rng.one_of(&[1 << history::PLAIN, 0b1001]);
         }
         let chance = rng.fork();
-        let run = Run::new(history, &setting, &subscriber, Lsn(100), Lsn(0), chance, sabotage)
+        let run = Run::new(history, &setting, &subscriber, Lsn(100), chance, sabotage)
             .expect("nothing has happened");
         let faults = if rng.chance(1, 2) { 0 } else { 1 + rng.below(FAULTS) };
         let calm = rng.one_of(&[20, 100, 400]);
@@ -488,7 +490,6 @@ impl World {
             victims: 0,
             hasty: false,
             farthest: Lsn(0),
-            rows_through: Lsn(0),
             faults,
             calm,
             seen: Seen { transactions: history.transactions.len(), ..Seen::default() },
@@ -621,6 +622,9 @@ impl World {
                 return Some(Event::FailStatement(session, Fault::Passing));
             }
             return self.time_passes(look);
+        }
+        if self.setting.moves && self.rng.chance(1, 16) {
+            return Some(Event::MoveTable);
         }
         let mut at = self.rng.below(all);
         for (weight, event) in events {
@@ -828,7 +832,8 @@ impl World {
             Event::MoveTable => {
                 self.seen.moved += 1;
                 let root = 100 + u32::try_from(self.seen.moved).expect("few moves");
-                self.run.move_table(history::PLAIN, root);
+                let table = self.rng.one_of(&[history::PLAIN, history::UNIQUE, history::PARENT]);
+                self.run.move_table(table, root);
             }
             Event::LoseSession(session) => {
                 self.drain(session)?;
@@ -837,7 +842,6 @@ impl World {
             Event::LoseAtCommit(commits) => self.lose_at_commit = Some(commits),
             Event::CrashProgram => {
                 // What is known of failed groups is forgotten with it.
-                self.rows_through = Lsn(0);
                 self.restart()?;
             }
             Event::CrashSubscriber => {
@@ -976,7 +980,7 @@ impl World {
             self.workers[worker].mail.push_back(Mail::GiveWay(victim));
             self.cancels.insert(worker);
         }
-        self.run.outside.dispatch.promote(self.now);
+        self.run.outside.dispatch.release(self.now);
     }
 
     fn work(&mut self, worker: usize) -> Result<(), String> {
@@ -1004,9 +1008,8 @@ impl World {
         match result {
             Ok(()) => Ok(()),
             Err(Failure::Wrong(what)) => Err(what),
-            Err(Failure::Run(rows_through)) => {
+            Err(Failure::Run) => {
                 self.note(|| format!("worker {worker} gives up"));
-                self.rows_through = self.rows_through.max(rows_through);
                 self.restart()
             }
         }
@@ -1058,7 +1061,6 @@ impl World {
             &self.setting,
             &self.subscriber,
             slot,
-            self.rows_through,
             self.rng.fork(),
             self.sabotage,
         )?;

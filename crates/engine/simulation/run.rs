@@ -55,6 +55,8 @@ pub(crate) struct Setting {
     /// How long a transaction is held before it is prepared on the subscriber, and how many may be.
     hold: Option<Duration>,
     most_prepared: usize,
+    /// Whether tables are attached to others all the time.
+    pub(crate) moves: bool,
 }
 
 impl Setting {
@@ -94,7 +96,7 @@ impl Setting {
                 keys_per_table: rng.one_of(&[1, 3, 1000]),
                 keys: rng.one_of(&[5, 1000]),
             },
-            rows_through: Lsn(0),
+            by_rows: rng.chance(1, 16),
             deadlock_timeout: rng.one_of(&[Duration::ZERO, Duration::from_millis(50)]),
             pacing,
         };
@@ -116,6 +118,7 @@ impl Setting {
             streams: rng.one_of(&[0, 1, 3]),
             hold: rng.one_of(&hold),
             most_prepared: rng.one_of(&[0, 1, 20, 20, 20]),
+            moves: rng.chance(1, 16),
         }
     }
 }
@@ -294,7 +297,6 @@ impl Run {
         setting: &Setting,
         subscriber: &Database,
         slot: Lsn,
-        rows_through: Lsn,
         mut rng: Rng,
         sabotage: Sabotage,
     ) -> Result<Self, String> {
@@ -348,7 +350,6 @@ impl Run {
             Sabotage::UnwatchedHistory => Vec::new(),
             _ => applied.clone(),
         };
-        let dispatch = DispatchSettings { rows_through, ..setting.dispatch };
         let pacing = setting.dispatch.pacing;
         let incoming = IncomingSettings {
             parts: setting.parts,
@@ -365,7 +366,7 @@ impl Run {
                 skip: None,
                 outstanding: pacing.outstanding,
                 stream_limits: setting.parts,
-                streams_by_rows: false,
+                streams_by_rows: setting.dispatch.by_rows,
                 prepares: hold.is_some(),
                 most_prepared: setting.most_prepared,
             },
@@ -380,10 +381,10 @@ impl Run {
             },
             memory,
             incoming: Incoming::new(incoming, Spool::default(), known),
-            streams: Streams::new(setting.streams, needed.max(rows_through), pacing),
+            streams: Streams::new(setting.streams, needed, pacing),
             deferred: DeferredTables::new(slot, true, BlockLimits::default()),
         });
-        let mut outside = Outside::new(history, dispatch, sabotage);
+        let mut outside = Outside::new(history, setting.dispatch, sabotage);
         outside.dispatch.sent_after(setting.behind);
         let coming = stream(history, slot, setting.eager, rng).into();
         Ok(Self::of(intake, outside, coming, slot, sabotage))

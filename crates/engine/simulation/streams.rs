@@ -163,9 +163,11 @@ impl StreamWorker {
                 }
                 let group = group_of(*work, mode);
                 match mode {
-                    GroupMode::Net => statements.extend(net(&group, None, false, history).0),
+                    GroupMode::Net => {
+                        statements.extend(net(&group, None, (false, false), history).0);
+                    }
                     GroupMode::Rows => {
-                        rows(&group.works[0], true, self.ordered, &mut statements);
+                        rows(&group.works[0], (true, false), self.ordered, &mut statements);
                     }
                 }
                 statements.push((Command::Nothing, Pending::Any));

@@ -137,6 +137,7 @@ pub(crate) enum Command {
     Prepare(PreparedHere),
     ForgetPrepared(PreparedHere),
     Savepoint(usize),
+    Release(usize),
     RollbackTo(usize),
     Commit,
     Sync,
@@ -212,6 +213,7 @@ struct Savepoint {
     delta: u64,
     changed: u16,
     truncated: u16,
+    fired: u64,
 }
 
 /// The statement that is being executed.
@@ -348,8 +350,10 @@ impl Database {
     /// Whether a COMMIT can fail because of a deferred constraint, and if so, whether only after sets.
     pub(crate) fn can_fail_to_commit(&self, session: usize) -> Option<bool> {
         let is_commit = matches!(self.sessions[session].commands.front(), Some(Command::Commit));
-        let Session { sets, alone, .. } = &self.sessions[session];
-        (is_commit && self.is_at_commit(session)).then_some(*sets && !alone)
+        let Session { sets, alone, savepoints, .. } = &self.sessions[session];
+        // What was executed in parts is in the state that rows lead to: each part was answered.
+        let only_sets = *sets && !alone && savepoints.is_empty();
+        (is_commit && self.is_at_commit(session)).then_some(only_sets)
     }
 
     /// Which backend waits for which.
@@ -382,12 +386,32 @@ impl Database {
 
     /// The present command fails.
     pub(crate) fn fail(&mut self, session: usize, fault: Fault) {
-        self.abort(session);
-        let session = &mut self.sessions[session];
         // A COMMIT that fails ends the transaction too.
-        session.failed = !matches!(session.commands.pop_front(), Some(Command::Commit));
+        let commits = matches!(self.sessions[session].commands.pop_front(), Some(Command::Commit));
+        if commits {
+            self.abort(session);
+        } else {
+            self.undo(session);
+        }
+        let session = &mut self.sessions[session];
+        session.failed = !commits;
         session.replies.push_back(Reply::Error(fault));
         session.skipping = true;
+    }
+
+    /// An error undoes what was done since the last savepoint; without one, the whole transaction. Its
+    /// locks stay until it is rolled back, except those of rows.
+    fn undo(&mut self, number: usize) {
+        let session = &mut self.sessions[number];
+        match session.savepoints.len().checked_sub(1).filter(|_| session.tx != 0) {
+            None => self.abort(number),
+            Some(last) => {
+                session.waits_for = 0;
+                session.now = Running::default();
+                let to = session.savepoints[last];
+                self.undo_since(number, to, last);
+            }
+        }
     }
 
     fn abort(&mut self, number: usize) {
@@ -480,6 +504,7 @@ impl Database {
             }
             Command::Commit if session.failed => {
                 session.failed = false;
+                self.abort(number);
                 Ok(Some(Reply::RolledBack))
             }
             Command::Nothing | Command::Sync => Ok(Some(Reply::Completed(0))),
@@ -507,12 +532,26 @@ impl Database {
                 if session.savepoints.len() != *number {
                     return Err(Stop::Wrong("savepoints come in order".to_owned()));
                 }
-                let Session { command_id, delta, changed, truncated, .. } = *session;
-                session.savepoints.push(Savepoint { command_id, delta, changed, truncated });
+                let Session { command_id, delta, changed, truncated, fired, .. } = *session;
+                let savepoint = Savepoint { command_id, delta, changed, truncated, fired };
+                session.savepoints.push(savepoint);
+                Ok(Some(Reply::Completed(0)))
+            }
+            Command::Release(number) => {
+                if session.savepoints.len() != *number + 1 {
+                    return Err(Stop::Wrong(
+                        "a savepoint is released that is not there".to_owned(),
+                    ));
+                }
+                session.savepoints.pop();
                 Ok(Some(Reply::Completed(0)))
             }
             Command::RollbackTo(savepoint) => {
-                self.roll_back_to(number, *savepoint)?;
+                session.failed = false;
+                let Some(to) = session.savepoints.get(*savepoint).copied() else {
+                    return Err(Stop::Wrong("there is no such savepoint".to_owned()));
+                };
+                self.undo_since(number, to, *savepoint);
                 Ok(Some(Reply::Completed(0)))
             }
             Command::ForgetPrepared(of) => {
@@ -589,13 +628,11 @@ impl Database {
         Ok(())
     }
 
-    fn roll_back_to(&mut self, number: usize, savepoint: usize) -> Done<()> {
+    fn undo_since(&mut self, number: usize, to: Savepoint, savepoint: usize) {
         let session = &mut self.sessions[number];
-        let Some(to) = session.savepoints.get(savepoint).copied() else {
-            return Err(Stop::Wrong("there is no such savepoint".to_owned()));
-        };
         session.savepoints.truncate(savepoint + 1);
         (session.delta, session.changed, session.truncated) = (to.delta, to.changed, to.truncated);
+        session.fired = to.fired;
         let tx = session.tx;
         let undone = |(who, command): (Tx, u32)| who == tx && command > to.command_id;
         for version in self.tables.iter_mut().flatten() {
@@ -607,7 +644,6 @@ impl Database {
                 version.next = None;
             }
         }
-        Ok(())
     }
 
     fn delete(&mut self, number: usize, table: usize, at: usize, command: u32) {

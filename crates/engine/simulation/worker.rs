@@ -49,8 +49,8 @@ impl GroupMember for Work {
         self.plain.end()
     }
 
-    fn commit_lsn(&self) -> Lsn {
-        self.plain.commit_lsn()
+    fn begins(&self) -> bool {
+        self.plain.begins()
     }
 
     fn length(&self) -> usize {
@@ -187,8 +187,8 @@ pub(crate) struct Answered {
 /// Why a worker ends.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The run ends, and the next begins. What commits up to the LSN is applied by rows then.
-    Run(Lsn),
+    /// The run ends, and the next begins.
+    Run,
     /// A promise is broken.
     Wrong(String),
 }
@@ -250,7 +250,7 @@ impl Worker {
         let step = self.step(around);
         self.report(around);
         match step {
-            Err(Failure::Run(_)) if around.subscriber.sessions[self.number].broken => {
+            Err(Failure::Run) if around.subscriber.sessions[self.number].broken => {
                 self.reconnect(around)?;
                 self.report(around);
                 around.woken.insert(self.number);
@@ -295,7 +295,7 @@ impl Worker {
         around.order.wait(self.number, waits.iter().cloned());
         let session = &around.subscriber.sessions[self.number];
         if session.broken {
-            return Err(Failure::Run(Lsn(0)));
+            return Err(Failure::Run);
         }
         if !session.replies.is_empty() {
             self.take_replies(around)?;
@@ -331,8 +331,8 @@ impl Worker {
             )
         });
         let (mut statements, rest) = if split {
-            let (independent, _) = net(&group, Some(false), false, history);
-            let (mut dependent, _) = net(&group, Some(true), false, history);
+            let (independent, _) = net(&group, Some(false), (false, true), history);
+            let (mut dependent, _) = net(&group, Some(true), (false, true), history);
             if dependent.is_empty() {
                 dependent.push((Command::Nothing, Pending::Net(0)));
             }
@@ -340,7 +340,7 @@ impl Worker {
             let ending = ending(&group, self.ordered).expect("a split group is whole");
             (independent, Rest::Dependent(commands, replies, ending))
         } else if mode == GroupMode::Net {
-            let (mut statements, sure) = net(&group, None, counted, history);
+            let (mut statements, sure) = net(&group, None, (counted, true), history);
             match ending(&group, self.ordered) {
                 Some(ending) if counted && sure => {
                     end(ending, &mut statements);
@@ -353,7 +353,7 @@ impl Worker {
             let mut ending = None;
             for (index, work) in group.works.iter().enumerate() {
                 let ordered = self.ordered || index > 0;
-                ending = rows(work, ahead, ordered, &mut statements);
+                ending = rows(work, (ahead, true), ordered, &mut statements);
             }
             (statements, ending.map_or(Rest::Nothing, Rest::Ending))
         };
@@ -409,7 +409,7 @@ impl Worker {
         }
         if lost.is_some() {
             around.subscriber.terminate(self.number);
-            return Err(Failure::Run(Lsn(0)));
+            return Err(Failure::Run);
         }
         Ok(())
     }
@@ -451,9 +451,16 @@ impl Worker {
         // The session does nothing else, so the reply comes at once.
         let session = &mut around.subscriber.sessions[self.number];
         if session.broken {
-            return Err(Failure::Run(Lsn(0)));
+            return Err(Failure::Run);
         }
-        session.commands.push_back(Command::Rollback);
+        session.commands.push_back(
+            if self.groups.rolls_back_to_savepoint() && around.sabotage != Sabotage::PartsRolledBack
+            {
+                Command::RollbackTo(0)
+            } else {
+                Command::Rollback
+            },
+        );
         around.subscriber.step(self.number, around.history).map_err(Failure::Wrong)?;
         around.subscriber.sessions[self.number].replies.clear();
         self.groups.rolled_back();
@@ -463,7 +470,7 @@ impl Worker {
     fn send(&mut self, around: &mut Around<'_>) -> Result<()> {
         let session = &mut around.subscriber.sessions[self.number];
         if session.broken {
-            return Err(Failure::Run(Lsn(0)));
+            return Err(Failure::Run);
         }
         session.commands.extend(self.unsent.drain(..));
         Ok(())
@@ -549,8 +556,7 @@ impl Worker {
         match verdict {
             Verdict::Retry(retry) => self.start_recovery(retry, around),
             Verdict::After(_) => self.start_recovery(Retry::Later, around),
-            Verdict::SentAgain(through) => Err(Failure::Run(through)),
-            Verdict::Stops | Verdict::Counts => Err(Failure::Run(Lsn(0))),
+            Verdict::Stops | Verdict::Counts => Err(Failure::Run),
         }
     }
 
@@ -603,7 +609,7 @@ impl Worker {
     /// Goes on with a new session (`worker/lost_session.rs`).
     fn reconnect(&mut self, around: &mut Around<'_>) -> Result<()> {
         if !self.groups.is_repeatable() {
-            return Err(Failure::Run(Lsn(0)));
+            return Err(Failure::Run);
         }
         let session = around.subscriber.open_session();
         around.subscriber.sessions[self.number] = session;
@@ -659,15 +665,23 @@ pub(crate) fn end(ending: Ending, statements: &mut Statements) {
     statements.push((Command::Sync, Pending::Sync(Some(Commits { range, prepared }))));
 }
 
+/// A transaction of several parts has a savepoint before each of them that is executed as sets.
+fn begin(work: &Work, savepoints: bool, statements: &mut Statements) {
+    statements.push((Command::Begin, Pending::Begin));
+    if savepoints && work.part.end_lsn.is_none() {
+        statements.push((Command::Savepoint(0), Pending::Any));
+    }
+}
+
 /// Encodes a part by rows; returns the end that is sent later.
 pub(crate) fn rows(
     work: &Work,
-    ahead: bool,
+    (ahead, savepoints): (bool, bool),
     ordered: bool,
     statements: &mut Statements,
 ) -> Option<Ending> {
     if work.part.first {
-        statements.push((Command::Begin, Pending::Begin));
+        begin(work, savepoints, statements);
     }
     for change in 0..work.part.len() {
         statements.extend(alone(work, change));
@@ -717,12 +731,18 @@ pub(crate) fn alone(work: &Work, change: usize) -> Option<(Command, Pending)> {
 pub(crate) fn net(
     group: &Group,
     dependent: Option<bool>,
-    counted: bool,
+    (counted, savepoints): (bool, bool),
     history: &History,
 ) -> (Statements, bool) {
     let (mut statements, mut sure) = (Vec::new(), true);
-    if dependent != Some(true) && group.works.first().is_some_and(|work| work.part.first) {
-        statements.push((Command::Begin, Pending::Begin));
+    let first = group.works.first().filter(|_| dependent != Some(true));
+    match first.map(|work| (work, work.part.first)) {
+        Some((work, true)) => begin(work, savepoints, &mut statements),
+        Some((_, false)) if savepoints => {
+            statements.push((Command::Release(0), Pending::Any));
+            statements.push((Command::Savepoint(0), Pending::Any));
+        }
+        _ => {}
     }
     let mut folder = Folder::new(&history.rules);
     let mut verdicts = group.dependent.changes.iter();

@@ -4,7 +4,8 @@
 //! When a group is rolled back for the oldest one, its work is lost, and the oldest group has
 //! waited until the blocker was detected. Some workloads cause this again and again: unique values
 //! that move from row to row are not visible in the stream. There it is cheaper to apply the groups
-//! one after the other. A table is serialized after a few victims within a time window, and
+//! one after the other. A table is serialized after a few victims within a time window, or at
+//! once when a unique value was found to move, and
 //! released after a term. Each time that it is serialized again soon, the term doubles.
 
 use std::collections::BTreeMap;
@@ -26,7 +27,7 @@ pub struct SerializedTables {
     tables: BTreeMap<u32, Record>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Record {
     /// Times of the latest victims, while the table is not serialized.
     victims: Vec<Duration>,
@@ -54,12 +55,7 @@ impl SerializedTables {
     /// A group with changes of this table was rolled back for another group with such changes.
     /// Returns whether the table is serialized because of that.
     pub fn victim(&mut self, table: u32, now: Duration) -> bool {
-        let record = self.tables.entry(table).or_insert_with(|| Record {
-            victims: Vec::new(),
-            until: None,
-            term: Duration::ZERO,
-            forgotten: Duration::ZERO,
-        });
+        let record = self.tables.entry(table).or_default();
         if record.until.is_some() {
             // This group started before the table was serialized. Later ones run one after the
             // other.
@@ -71,30 +67,48 @@ impl SerializedTables {
             record.forgotten = record.forgotten.max(now + self.window);
             return false;
         }
-        record.victims.clear();
-        record.term = (record.term * 2).clamp(self.term, self.longest);
-        record.until = Some(now + record.term);
+        record.serialize((self.term, self.longest), now);
+        true
+    }
+
+    /// A group met a unique value of this table that another row has. Returns whether the table is
+    /// serialized because of that.
+    pub fn conflict(&mut self, table: u32, now: Duration) -> bool {
+        let record = self.tables.entry(table).or_default();
+        if record.until.is_some() {
+            return false;
+        }
+        record.serialize((self.term, self.longest), now);
         true
     }
 
     /// Ends the terms that are over, and returns their tables.
-    pub fn promote(&mut self, now: Duration) -> Vec<u32> {
-        let mut promoted = Vec::new();
+    pub fn release(&mut self, now: Duration) -> Vec<u32> {
+        let mut released = Vec::new();
         for (table, record) in &mut self.tables {
             if record.until.is_some_and(|until| until <= now) {
                 record.until = None;
                 record.forgotten = now + record.term.max(self.window);
-                promoted.push(*table);
+                released.push(*table);
             }
         }
         self.tables.retain(|_, record| record.until.is_some() || record.forgotten > now);
-        promoted
+        released
     }
 
     /// Whether a table is serialized.
     #[must_use]
     pub fn is_serialized(&self, table: u32) -> bool {
         self.tables.get(&table).is_some_and(|record| record.until.is_some())
+    }
+}
+
+impl Record {
+    /// Begins a term. `terms` are the shortest and the longest.
+    fn serialize(&mut self, terms: (Duration, Duration), now: Duration) {
+        self.victims.clear();
+        self.term = (self.term * 2).clamp(terms.0, terms.1);
+        self.until = Some(now + self.term);
     }
 }
 
@@ -145,14 +159,25 @@ mod tests {
     }
 
     #[test]
+    fn a_value_that_moves_serializes_a_table_at_once() {
+        let mut serialized = SerializedTables::new(&Pacing::MEASURED);
+        assert!(serialized.conflict(7, at(1)));
+        assert!(!serialized.conflict(7, at(2)), "it is serialized already");
+        assert_eq!(serialized.release(at(1) + TERM), [7]);
+        assert!(serialized.conflict(7, at(1) + TERM));
+        assert_eq!(serialized.release(at(1) + TERM * 2), []);
+        assert_eq!(serialized.release(at(1) + TERM * 3), [7], "the second term is twice as long");
+    }
+
+    #[test]
     fn a_term_ends() {
         let mut serialized = SerializedTables::new(&Pacing::MEASURED);
         serialize(&mut serialized, 7, at(1));
-        assert_eq!(serialized.promote(at(1) + TERM - at(1)), []);
+        assert_eq!(serialized.release(at(1) + TERM - at(1)), []);
         assert!(serialized.is_serialized(7));
-        assert_eq!(serialized.promote(at(1) + TERM), [7]);
+        assert_eq!(serialized.release(at(1) + TERM), [7]);
         assert!(!serialized.is_serialized(7));
-        assert_eq!(serialized.promote(at(1) + TERM), []);
+        assert_eq!(serialized.release(at(1) + TERM), []);
     }
 
     #[test]
@@ -161,16 +186,16 @@ mod tests {
         let (mut now, mut term) = (at(1), TERM);
         for _ in 0..8 {
             serialize(&mut serialized, 7, now);
-            assert_eq!(serialized.promote(now + term - at(1)), []);
+            assert_eq!(serialized.release(now + term - at(1)), []);
             now += term;
-            assert_eq!(serialized.promote(now), [7]);
+            assert_eq!(serialized.release(now), [7]);
             term = (term * 2).min(LONGEST);
         }
         now += LONGEST + WINDOW;
-        assert_eq!(serialized.promote(now), []);
+        assert_eq!(serialized.release(now), []);
         assert!(serialized.tables.is_empty());
         serialize(&mut serialized, 7, now);
-        assert_eq!(serialized.promote(now + TERM), [7]);
+        assert_eq!(serialized.release(now + TERM), [7]);
     }
 
     proptest! {
@@ -193,13 +218,13 @@ mod tests {
                         since[at] = 0;
                     }
                 } else {
-                    for table in serialized.promote(now) {
+                    for table in serialized.release(now) {
                         prop_assert!(!serialized.is_serialized(table));
                     }
                 }
             }
-            serialized.promote(now + LONGEST);
-            serialized.promote(now + LONGEST * 2 + WINDOW);
+            serialized.release(now + LONGEST);
+            serialized.release(now + LONGEST * 2 + WINDOW);
             prop_assert!(serialized.tables.is_empty());
         }
     }

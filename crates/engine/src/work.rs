@@ -99,12 +99,12 @@ impl<M: Table, P> GroupMember for Work<M, P> {
         self.part.end_lsn
     }
 
-    fn commit_lsn(&self) -> Lsn {
-        self.part.head.commit_lsn
-    }
-
     fn length(&self) -> usize {
         self.part.len()
+    }
+
+    fn begins(&self) -> bool {
+        self.part.first
     }
 
     fn is_whole(&self) -> bool {

@@ -103,9 +103,6 @@ pub(crate) struct Failure {
     pub(crate) connection_lost: bool,
     /// The server accepts no connections now: it is down, starts, stops or recovers.
     pub(crate) away: bool,
-    /// Transactions up to this commit LSN failed as sets of net changes and are no longer in memory.
-    /// The next run applies them by row, to find the change that fails.
-    pub(crate) rows_through: Option<Lsn>,
     /// Whether another run succeeds if values are sent as text.
     pub(crate) needs_text: bool,
 }
@@ -123,7 +120,6 @@ impl Failure {
             transient: false,
             connection_lost: false,
             away: false,
-            rows_through: None,
             needs_text: false,
         }
     }

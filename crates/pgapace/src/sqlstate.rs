@@ -43,3 +43,9 @@ sqlstates! {
     LOCK_NOT_AVAILABLE = "55P03";
     QUERY_CANCELED = "57014";
 }
+
+/// Whether another row has the value of a unique index, or one that an exclusion constraint forbids beside
+/// it.
+pub(crate) fn is_taken_value(sqlstate: &str) -> bool {
+    matches!(sqlstate, UNIQUE_VIOLATION | EXCLUSION_VIOLATION)
+}

@@ -16,8 +16,20 @@ use crate::writeset::Writeset;
 pub struct Turned {
     /// The tables.
     pub roots: Vec<u32>,
-    /// Whether they are serialized from now on.
-    pub serialized: bool,
+    /// What they have turned to.
+    pub turn: Turn,
+}
+
+/// Why transactions of a table are applied one after the other, or not any more.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Turn {
+    /// They are applied side by side again.
+    #[default]
+    Released,
+    /// They have often held locks that an earlier group needed.
+    ForLocks,
+    /// Unique values move between rows.
+    ForUniqueValues,
 }
 
 /// A table of the subscriber that a change touches.
@@ -126,10 +138,17 @@ impl Blame {
     }
 
     /// Tables whose term is over.
-    pub(super) fn promote(&mut self, now: Duration) -> Turned {
-        let roots = self.policy.promote(now);
+    pub(super) fn release(&mut self, now: Duration) -> Turned {
+        let roots = self.policy.release(now);
         self.turned.extend(roots.iter().map(|root| (*root, false)));
-        Turned { roots, serialized: false }
+        Turned { roots, turn: Turn::Released }
+    }
+
+    /// A group met a unique value that another row has, in a table below this topmost relation.
+    pub(super) fn unique_value_moved(&mut self, root: u32, now: Duration) -> Turned {
+        let roots = if self.policy.conflict(root, now) { vec![root] } else { Vec::new() };
+        self.turned.extend(roots.iter().map(|root| (*root, true)));
+        Turned { roots, turn: Turn::ForUniqueValues }
     }
 
     /// Groups that are remembered.

@@ -25,11 +25,12 @@
 //!    names.
 //! 7. Transactions that are prepared at once wait for what came before their run of PREPAREs only, so
 //!    that they run side by side.
-//! 8. Transactions that must be committed alone (user code, rules by time), steps of two-phase
-//!    transactions, and those that failed as sets in the run before, are applied change by change.
+//! 8. Transactions that must be committed alone (user code, rules by time) and steps of two-phase
+//!    transactions are applied change by change.
 //! 9. What waits is handed over at once when no worker is busy, unless there is a backlog or concurrent
 //!    committers; then after a bounded time (promise P9).
-//! 10. A table is serialized between groups only, when groups with it have often given way.
+//! 10. A table is serialized between groups only: when groups with it have often given way, or when a
+//!     unique value was found to move between its rows.
 //!
 //! Time is a value: the time since the run began. Constants are in [`pacing`].
 
@@ -43,9 +44,9 @@ mod workers;
 use std::time::Duration;
 
 use blame::Blame;
-pub use blame::{TableId, Turned};
+pub use blame::{TableId, Turn, Turned};
 pub use pacing::Pacing;
-use pgoutput::{DecodeError, Lsn, Message};
+use pgoutput::{DecodeError, Message};
 pub use stalls::{Look, Stalls};
 pub use workers::{Leaves, Want, Workers};
 
@@ -98,9 +99,8 @@ pub struct DispatchSettings {
     pub group: GroupLimits,
     /// How many locks are remembered.
     pub writeset: WritesetLimits,
-    /// Transactions that commit up to here are applied change by change: as sets, one of them failed
-    /// in the run before this one.
-    pub rows_through: Lsn,
+    /// Whether everything is applied change by change.
+    pub by_rows: bool,
     /// Time after which somebody looks what blocks the oldest group.
     pub deadlock_timeout: Duration,
     /// The constants.
@@ -384,9 +384,9 @@ impl<T: Dispatchable> Dispatch<T> {
     }
 
     fn mode(&self, works: &[T]) -> GroupMode {
-        let by_rows = works.first().is_some_and(|work| {
-            work.commit_lsn() <= self.settings.rows_through || work.size().by_rows || work.is_step()
-        });
+        let by_rows = works
+            .first()
+            .is_some_and(|work| self.settings.by_rows || work.size().by_rows || work.is_step());
         if by_rows { GroupMode::Rows } else { GroupMode::Net }
     }
 
@@ -461,7 +461,7 @@ impl<T: Dispatchable> Dispatch<T> {
         self.stalls.found();
         let running: Vec<_> =
             self.workers.running().filter(|(_, group)| victims.contains(group)).collect();
-        let mut turned = Turned { roots: Vec::new(), serialized: true };
+        let mut turned = Turned { roots: Vec::new(), turn: Turn::ForLocks };
         for victim in victims {
             if running.iter().any(|(_, group)| group == victim) {
                 turned.roots.extend(self.blame.gave_way(oldest, *victim, now));
@@ -471,8 +471,15 @@ impl<T: Dispatchable> Dispatch<T> {
     }
 
     /// Tables that are not serialized any more.
-    pub fn promote(&mut self, now: Duration) -> Turned {
-        self.blame.promote(now)
+    pub fn release(&mut self, now: Duration) -> Turned {
+        self.blame.release(now)
+    }
+
+    /// A group met a unique value that another row has, in a table below this topmost relation. Until
+    /// they are [released](Self::release), groups with such tables run one after the other: the writeset
+    /// does not see secondary unique values that an update frees.
+    pub fn unique_value_moved(&mut self, root: u32, now: Duration) -> Turned {
+        self.blame.unique_value_moved(root, now)
     }
 
     /// What is remembered.

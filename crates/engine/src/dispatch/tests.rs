@@ -49,8 +49,8 @@ impl GroupMember for Insertion {
         self.last.then_some(Lsn(self.commit + 1))
     }
 
-    fn commit_lsn(&self) -> Lsn {
-        Lsn(self.commit)
+    fn begins(&self) -> bool {
+        self.first
     }
 
     fn length(&self) -> usize {
@@ -132,7 +132,7 @@ fn settings(workers: usize) -> DispatchSettings {
         round_trip: Duration::ZERO,
         group: GroupLimits { transactions: 128, changes: 1000, bytes: 10_000 },
         writeset: WritesetLimits::default(),
-        rows_through: Lsn::INVALID,
+        by_rows: false,
         deadlock_timeout: at(50),
         pacing: Pacing::MEASURED,
     }
@@ -287,19 +287,18 @@ fn a_table_under_another_topmost_relation_is_a_barrier() {
 }
 
 #[test]
-fn user_code_and_what_failed_as_sets_is_applied_change_by_change() {
-    let mut dispatch = dispatch(DispatchSettings { rows_through: Lsn(20), ..settings(1) });
-    let kinds = [Kind::Ordinary, Kind::Ordinary, Kind::Ordinary, Kind::UserCode];
-    let modes = (1..).zip(kinds).map(|(key, kind)| {
-        dispatch.push(of_kind(key, kind));
-        let (worker, group) = handed(&mut dispatch, at(1)).expect("nobody is busy");
-        dispatch.answered(worker, 1, &[group.seq], at(1));
-        group.mode
-    });
-    assert_eq!(
-        modes.collect::<Vec<_>>(),
-        [GroupMode::Rows, GroupMode::Rows, GroupMode::Net, GroupMode::Rows]
-    );
+fn user_code_is_applied_change_by_change_and_everything_if_wanted() {
+    let modes = |by_rows| {
+        let mut dispatch = dispatch(DispatchSettings { by_rows, ..settings(1) });
+        [(1, Kind::Ordinary), (2, Kind::UserCode)].map(|(key, kind)| {
+            dispatch.push(of_kind(key, kind));
+            let (worker, group) = handed(&mut dispatch, at(1)).expect("nobody is busy");
+            dispatch.answered(worker, 1, &[group.seq], at(1));
+            group.mode
+        })
+    };
+    assert_eq!(modes(false), [GroupMode::Net, GroupMode::Rows]);
+    assert_eq!(modes(true), [GroupMode::Rows, GroupMode::Rows]);
 }
 
 #[test]
@@ -374,5 +373,5 @@ fn tables_of_groups_that_give_way_often_are_serialized_for_a_while() {
         let (_, group) = handed(&mut dispatch, at(key * 10)).expect("one is free");
         assert_eq!(group.dependent.waits.through.0, waits);
     }
-    assert_eq!(dispatch.promote(at(60_000)).roots, [TABLE.root]);
+    assert_eq!(dispatch.release(at(60_000)).roots, [TABLE.root]);
 }

@@ -10,11 +10,11 @@ pub trait GroupMember {
     /// The end of the transaction; `None` in the middle of a large one.
     fn end(&self) -> Option<Lsn>;
 
-    /// Where it commits on the publisher.
-    fn commit_lsn(&self) -> Lsn;
-
     /// How many changes it has.
     fn length(&self) -> usize;
+
+    /// Whether a transaction begins with it.
+    fn begins(&self) -> bool;
 
     /// Whether it is a transaction from beginning to end, which can be executed again.
     fn is_whole(&self) -> bool;
@@ -98,6 +98,12 @@ impl<T: GroupMember> Group<T> {
         self.works.iter().all(GroupMember::is_whole)
     }
 
+    /// Whether a subscriber transaction begins with it.
+    #[must_use]
+    pub fn begins(&self) -> bool {
+        self.works.first().is_some_and(GroupMember::begins)
+    }
+
     /// Whether it is a step of a two-phase transaction.
     #[must_use]
     pub fn is_step(&self) -> bool {
@@ -150,12 +156,6 @@ impl<T: GroupMember> Group<T> {
             // Its changes are executed in stream order, so the independent ones cannot go first.
             GroupMode::Rows => self.dependent.waits.clone(),
         }
-    }
-
-    /// The commit LSN of its last transaction.
-    #[must_use]
-    pub fn last_commit(&self) -> Lsn {
-        self.works.last().map_or(Lsn::INVALID, GroupMember::commit_lsn)
     }
 
     /// How many changes it has.

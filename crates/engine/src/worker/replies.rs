@@ -52,6 +52,8 @@ pub enum ErrorKind {
     Soon,
     /// The next run may succeed.
     Transient,
+    /// The group is encoded in another way from now on.
+    Anew,
     /// It does not pass.
     Lasting,
 }
@@ -65,9 +67,6 @@ pub enum Verdict {
     Retry(Retry),
     /// It is executed again after a pause, in the same way.
     After(Duration),
-    /// The run ends, because the first parts of the group are gone: the publisher has to send it again.
-    /// What commits up to here is applied by rows then.
-    SentAgain(Lsn),
     /// The run ends.
     Stops,
 }
@@ -145,9 +144,9 @@ impl<T: WorkerTypes> WorkerGroups<T> {
             (Outcome::AsExpected, _) => Verdict::Counts,
             (_, Some(first)) if first.ahead => Verdict::Retry(Retry::Later),
             (Outcome::Refused, _) => Verdict::Stops,
-            (Outcome::OtherRows, Some(first)) => by_rows(&first.group),
+            (Outcome::OtherRows, Some(_)) => BY_ROWS,
             // A single change among sets: a rule may say what to do.
-            (Outcome::Missing, Some(first)) if first.has_rules() => by_rows(&first.group),
+            (Outcome::Missing, Some(first)) if first.has_rules() => BY_ROWS,
             (Outcome::Missing | Outcome::OtherRows, _) => Verdict::Counts,
         }
     }
@@ -155,17 +154,24 @@ impl<T: WorkerTypes> WorkerGroups<T> {
     /// Judges an error of the first group in flight.
     #[must_use]
     pub fn judge_error(&self, error: ErrorKind) -> Verdict {
-        let Some(ActiveGroup { group, ahead, .. }) = self.first() else { return Verdict::Stops };
+        let Some(first) = self.first() else { return Verdict::Stops };
+        let ActiveGroup { group, ahead, .. } = first;
         if *ahead {
             return Verdict::Retry(Retry::Later);
+        }
+        if !group.begins() && first.is_ending() {
+            // COMMIT has failed, and no savepoint is left. Rows would lead to the same state, which a
+            // deferred constraint forbids.
+            return Verdict::Stops;
         }
         match error {
             ErrorKind::Soon if group.is_whole() && group.attempts < ATTEMPTS => {
                 Verdict::After(PAUSE * (1 << group.attempts))
             }
             ErrorKind::Soon | ErrorKind::Transient => Verdict::Stops,
+            ErrorKind::Anew => Verdict::Retry(Retry::Later),
             ErrorKind::Lasting if group.mode == GroupMode::Rows => Verdict::Stops,
-            ErrorKind::Lasting => by_rows(group),
+            ErrorKind::Lasting => BY_ROWS,
         }
     }
 
@@ -173,7 +179,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
     #[must_use]
     pub fn judge_incomplete(&self) -> Verdict {
         match self.active.back() {
-            Some(ActiveGroup { group, .. }) if group.mode == GroupMode::Net => by_rows(group),
+            Some(ActiveGroup { group, .. }) if group.mode == GroupMode::Net => BY_ROWS,
             _ => Verdict::Stops,
         }
     }
@@ -243,6 +249,18 @@ impl<T: WorkerTypes> WorkerGroups<T> {
     #[must_use]
     pub fn is_rolling_back(&self) -> bool {
         matches!(self.active.front(), Some(ActiveGroup { state: GroupState::RollingBack(_), .. }))
+    }
+
+    /// Whether the first group in flight is a later part of a transaction, which is rolled back to the
+    /// savepoint before it. The parts before it are answered, and their memory is free.
+    #[must_use]
+    pub fn rolls_back_to_savepoint(&self) -> bool {
+        match self.active.front() {
+            Some(ActiveGroup { group, state: GroupState::RollingBack(retry), .. }) => {
+                *retry != Retry::Never && !group.begins()
+            }
+            _ => false,
+        }
     }
 
     /// The first group in flight is rolled back: it is executed again, and what came behind it in the
@@ -333,10 +351,4 @@ impl<T: WorkerTypes> WorkerGroups<T> {
 
 /// The first group did something else than its transactions would have done one by one. Rows tell what
 /// they do.
-fn by_rows<M: GroupMember>(group: &Group<M>) -> Verdict {
-    if group.is_whole() {
-        Verdict::Retry(Retry::ByRows)
-    } else {
-        Verdict::SentAgain(group.last_commit())
-    }
-}
+const BY_ROWS: Verdict = Verdict::Retry(Retry::ByRows);

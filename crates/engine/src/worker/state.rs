@@ -164,6 +164,13 @@ impl<T: WorkerTypes> ActiveGroup<T> {
         matches!(self.state, GroupState::Committing)
     }
 
+    /// Whether only the replies to its end are still to come. The end of a transaction of several parts is
+    /// sent when all of its changes are answered.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_completely_sent()
+            && self.group.works.last().is_some_and(|work| work.end().is_some())
+    }
+
     /// Everything that ends up to here is committed.
     pub fn count_committed(&mut self, through: Option<Lsn>) {
         let is_committed = |work: &T::Member| work.end().is_some() && work.end() <= through;

@@ -29,8 +29,8 @@ impl GroupMember for Transaction {
         self.whole.then_some(Lsn(self.commit + 1))
     }
 
-    fn commit_lsn(&self) -> Lsn {
-        Lsn(self.commit)
+    fn begins(&self) -> bool {
+        true
     }
 
     fn length(&self) -> usize {
@@ -202,8 +202,9 @@ fn only_the_oldest_is_judged() {
     assert_eq!(oldest.judge(Outcome::OtherRows), Verdict::Retry(Retry::ByRows));
     assert_eq!(oldest.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::ByRows));
     assert_eq!(oldest.judge_error(ErrorKind::Transient), Verdict::Stops);
-    assert_eq!(part.judge(Outcome::OtherRows), Verdict::SentAgain(Lsn(20)));
-    assert_eq!(part.judge_error(ErrorKind::Lasting), Verdict::SentAgain(Lsn(20)));
+    assert_eq!(part.judge(Outcome::OtherRows), Verdict::Retry(Retry::ByRows));
+    assert_eq!(part.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::ByRows));
+    assert_eq!(oldest.judge_error(ErrorKind::Anew), Verdict::Retry(Retry::Later));
     assert_eq!(part.judge_error(ErrorKind::Soon), Verdict::Stops);
     let mut ruled = group(2, &[20], true);
     ruled.works[0].under_rules = true;
@@ -260,7 +261,7 @@ fn what_is_committed_is_not_carried_out_again() {
     assert_eq!(groups.take_answered(), (1, vec![GroupSeq(1)]));
     let order = ended(1);
     let again = start(&mut groups, &order);
-    let commits: Vec<_> = again.group.works.iter().map(GroupMember::commit_lsn).collect();
+    let commits: Vec<_> = again.group.works.iter().map(|work| Lsn(work.commit)).collect();
     assert_eq!((again.group.seq, commits, again.group.attempts), (GroupSeq(2), vec![Lsn(25)], 1));
 }
 
@@ -315,7 +316,7 @@ fn carry_out(
         assert!(!ahead, "it is the oldest");
         let commits: Vec<_> =
             group.works.iter().map(|work| work.commit - 10_000 * number).collect();
-        let end = group.last_commit();
+        let end = Lsn(group.works.last().expect("not empty").commit);
         let by_rows = group.mode == GroupMode::Rows;
         let ends: Vec<_> = if by_rows {
             group.works.iter().map(GroupMember::end).collect()

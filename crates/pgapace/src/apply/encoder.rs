@@ -46,6 +46,8 @@ pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Resu
     session.queue_parse("begin", "BEGIN", &[]);
     session.queue_parse("commit", "COMMIT", &[]);
     session.queue_parse("nothing", "SELECT WHERE false", &[]);
+    session.queue_parse("savepoint", "SAVEPOINT pgapace_part", &[]);
+    session.queue_parse("release", "RELEASE SAVEPOINT pgapace_part", &[]);
     let Identity { progress_of, tagged, ordered, .. } = identity;
     let record = |ordered| record_sql(progress_of, tagged, ordered);
     session.queue_parse("progress", &record(ordered), &RECORD_TYPES);
@@ -53,6 +55,15 @@ pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Resu
         session.queue_parse("progress_behind", &record(true), &RECORD_TYPES);
     }
     session.finish_queued().map_err(|e| Failure::subscriber(&e, "preparing statements"))
+}
+
+/// How far an [`Encoder`] has come.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EncoderPosition {
+    /// How many statements were parsed in all.
+    parsed: u64,
+    /// The changes of the subscriber transaction so far.
+    changes: Changes,
 }
 
 /// Queues statements on one session, on which [`prepare_control`] has run. It keeps track of what it
@@ -64,6 +75,8 @@ pub(crate) struct Encoder {
     buffers: SetBuffers,
     /// The changes of the subscriber transaction that is being queued, which may have several parts.
     changes: Changes,
+    /// Whether a part of a transaction can be rolled back alone, to be executed by rows.
+    savepoints: bool,
 }
 
 impl Encoder {
@@ -74,19 +87,25 @@ impl Encoder {
             plan: UpdatePlan::default(),
             buffers: SetBuffers::default(),
             changes: Changes::default(),
+            savepoints: true,
         }
     }
 
-    /// How many statements were parsed in all: the position that [`Self::forget_after`] takes.
-    pub(crate) fn parsed(&self) -> u64 {
-        self.statements.parsed()
+    /// The same for a session that sets savepoints of its own, and keeps what it has sent.
+    pub(crate) fn without_savepoints(self) -> Self {
+        Self { savepoints: false, ..self }
+    }
+
+    /// Where it stands now: see [`Self::forget_after`].
+    pub(crate) fn position(&self) -> EncoderPosition {
+        EncoderPosition { parsed: self.statements.parsed(), changes: self.changes }
     }
 
     /// Everything that was queued after this position is rolled back or not sent. The server may have
     /// the statements that were parsed there or not, so they are closed and not used again.
-    pub(crate) fn forget_after(&mut self, session: &mut Session, parsed: u64) {
-        self.changes = Changes::default();
-        for name in self.statements.forget_after(parsed) {
+    pub(crate) fn forget_after(&mut self, session: &mut Session, position: EncoderPosition) {
+        self.changes = position.changes;
+        for name in self.statements.forget_after(position.parsed) {
             session.queue_close_statement(&name);
         }
     }
@@ -144,7 +163,7 @@ impl Encoder {
         let work = &group.works[index];
         let part = number(index)?;
         if work.part.first {
-            queue_control(session, "begin", Expected::Control, expected)?;
+            self.begin(session, work, expected)?;
         }
         for change in 0..work.part.len() {
             let at = ChangeAt { part, change: number(change)? };
@@ -181,8 +200,16 @@ impl Encoder {
         expected: &mut VecDeque<Expected>,
     ) -> Result<bool> {
         let mut sure = true;
-        if which != Which::Dependent && group.works.first().is_some_and(|work| work.part.first) {
-            queue_control(session, "begin", Expected::Control, expected)?;
+        match group.works.first() {
+            Some(work) if which != Which::Dependent && work.part.first => {
+                self.begin(session, work, expected)?;
+            }
+            Some(_) if which != Which::Dependent && self.savepoints => {
+                // If this part fails as sets, it alone is rolled back.
+                queue_control(session, "release", Expected::Control, expected)?;
+                queue_control(session, "savepoint", Expected::Control, expected)?;
+            }
+            _ => {}
         }
         let (maps, rules, slots) = table_slots(group);
         let mut folder = Folder::new(&rules);
@@ -230,9 +257,10 @@ impl Encoder {
                     sure &= matches!(expected.back(), Some(Expected::Truncate { .. }));
                 }
                 Step::Segment(segment) => {
+                    let table = number(segment.table)?;
                     let mut expect = |set: set::Expected| {
                         sure &= set.sure;
-                        expected.push_back(Expected::Net { rows: set.rows });
+                        expected.push_back(Expected::Net { rows: set.rows, table });
                     };
                     let (statements, buffers) = (&mut self.statements, &mut self.buffers);
                     let map = &maps[segment.table];
@@ -491,6 +519,11 @@ fn not_queued(error: SetError) -> Failure {
         }
         SetError::Wire(error) => Failure::subscriber(&error, "sending net changes"),
     }
+}
+
+/// The table of an [`Expected::Net`].
+pub(crate) fn table_of(group: &Group, table: u32) -> Option<Arc<TableMap>> {
+    table_slots(group).0.get(table as usize).cloned()
 }
 
 /// The distinct table versions of a group, their rules, and the index of each part's relations in them.

@@ -15,6 +15,8 @@ pub(crate) enum Expected {
     /// Net changes, which must affect so many rows.
     Net {
         rows: u64,
+        /// Which of the group's table versions.
+        table: u32,
     },
     /// A single change.
     Change {

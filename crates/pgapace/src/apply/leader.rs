@@ -270,7 +270,7 @@ impl<'a> Leader<'a> {
         self.around.pool.give_back();
         // What was received counts even while nothing commits.
         self.publish_positions();
-        let turned = self.around.pool.promote();
+        let turned = self.around.pool.release();
         self.around.tables.turned(&turned);
         self.write_statistics(false, true);
         self.look_at_the_schema();
@@ -373,6 +373,10 @@ impl<'a> Leader<'a> {
             self.applied(&answered.counters);
         }
         self.conflicts.extend(answered.conflicts);
+        for root in answered.moved_values {
+            let turned = self.around.pool.unique_value_moved(root);
+            self.serialized(&turned);
+        }
     }
 
     fn applied(&mut self, counters: &Counters) {

@@ -8,7 +8,6 @@ use crossbeam_channel::Receiver;
 use engine::dispatch::{Dispatch, DispatchSettings, Leaves, Look, Pacing, Step, Turned, Want};
 use engine::group::{GroupLimits, GroupSeq};
 use engine::writeset::WritesetLimits;
-use pgoutput::Lsn;
 
 use crate::apply::blockers::{Blockers, Detection, DetectionRequest, FromBlockers};
 use crate::apply::prefetch::Prefetch;
@@ -26,9 +25,8 @@ pub(crate) use slots::{Connector, Slots};
 pub(crate) struct PoolSettings {
     /// What a group may have at most.
     pub(crate) group_limits: GroupLimits,
-    /// Transactions that commit up to here are applied change by change: one of them failed as a set in
-    /// the previous run.
-    pub(crate) rows_through: Lsn,
+    /// Whether everything is applied change by change.
+    pub(crate) by_rows: bool,
     /// Time after which the monitor looks for locks that block the oldest group.
     pub(crate) deadlock_timeout: Duration,
 }
@@ -71,7 +69,7 @@ impl Pool {
             round_trip: identity.round_trip,
             group: settings.group_limits,
             writeset: WritesetLimits::default(),
-            rows_through: settings.rows_through,
+            by_rows: settings.by_rows,
             deadlock_timeout: settings.deadlock_timeout,
             pacing: Pacing::MEASURED,
         });
@@ -252,9 +250,15 @@ impl Pool {
     }
 
     /// Returns the tables whose serialization has ended.
-    pub(crate) fn promote(&mut self) -> Turned {
+    pub(crate) fn release(&mut self) -> Turned {
         let now = self.now();
-        self.dispatch.promote(now)
+        self.dispatch.release(now)
+    }
+
+    /// A unique value was found to move between rows. Returns the tables that are serialized for it.
+    pub(crate) fn unique_value_moved(&mut self, root: u32) -> Turned {
+        let now = self.now();
+        self.dispatch.unique_value_moved(root, now)
     }
 
     /// How long workers, and the oldest groups, have waited since the last call.

@@ -85,7 +85,7 @@ impl Completed {
             Expected::Control | Expected::Look { .. } | Expected::Truncate { .. } => {
                 Outcome::AsExpected
             }
-            Expected::Net { rows } if rows == self.rows => Outcome::AsExpected,
+            Expected::Net { rows, .. } if rows == self.rows => Outcome::AsExpected,
             Expected::Net { .. } => Outcome::OtherRows,
             Expected::Change { expect: Expect::Any | Expect::OneWithNext, .. } => {
                 Outcome::AsExpected

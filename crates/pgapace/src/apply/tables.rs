@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::dispatch::Turned;
+use engine::dispatch::{Turn, Turned};
 use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
 use engine::table_sync::TableSyncState;
@@ -22,8 +22,19 @@ use crate::subscriber::{catalogue, constraints};
 pub(crate) const OWN_SCHEMA: &str = "pgapace";
 
 /// Shown in `status` as the reason, while it lasts.
-const SERIALIZED: &str = "its transactions are applied one after the other for a while: they often \
-                       held locks that earlier ones needed";
+fn serialized_because(turn: Turn) -> Option<&'static str> {
+    match turn {
+        Turn::Released => None,
+        Turn::ForLocks => Some(
+            "its transactions are applied one after the other for a while: they often held locks that \
+             earlier ones needed",
+        ),
+        Turn::ForUniqueValues => Some(
+            "its transactions are applied one after the other for a while: unique values move between \
+             its rows",
+        ),
+    }
+}
 
 /// A relation version, resolved.
 #[derive(Debug, Clone)]
@@ -152,27 +163,27 @@ impl Tables {
 
     /// Notes that tables are applied in another order than before.
     pub(crate) fn turned(&mut self, turned: &Turned) {
+        let because = serialized_because(turned.turn);
         for root in &turned.roots {
             let maps: Vec<_> = self.maps().filter(|map| map.table.root == *root).collect();
+            if turned.turn == Turn::Released {
+                maps.iter().for_each(|map| map.unique.end_moving());
+            }
             let modes: Vec<_> = maps
                 .iter()
                 .map(|map| RelationMode {
                     schema: map.remote.schema.clone(),
                     name: map.remote.name.clone(),
                     mode: map.mode.name().to_owned(),
-                    reason: if turned.serialized {
-                        Some(SERIALIZED.to_owned())
-                    } else {
-                        map.mode.reason().map(str::to_owned)
-                    },
+                    reason: because.or_else(|| map.mode.reason()).map(str::to_owned),
                 })
                 .collect();
             for RelationMode { schema, name, .. } in &modes {
-                if turned.serialized {
+                if let Some(reason) = because {
                     tracing::info!(
                         event = "table_serialized",
                         table = format!("{schema}.{name}"),
-                        reason = SERIALIZED,
+                        reason,
                         "transactions of the table are applied one at a time for a while"
                     );
                 } else {
@@ -303,10 +314,8 @@ impl Tables {
             policy.copied_at = state::copied_at(session, id, &remote.schema, &remote.name)?;
         }
         let mut map = TableMap::new(Arc::clone(remote), table, &self.types)?;
-        if let Some(ordered) = self.locks_ordered {
-            let constraints = constraints::load(session, map.table.root)?;
-            map = map.with_locks(&constraints, &self.types, ordered);
-        }
+        let constraints = constraints::load(session, map.table.root)?;
+        map = map.with_constraints(&constraints, &self.types, self.locks_ordered);
         let map = Arc::new(TableMap { conflicts, ..map });
         if self.types.binary() {
             format::check_binary(&map, &self.types)?;

@@ -32,6 +32,8 @@ pub(crate) struct Unique {
     /// deterministic collations only.
     pub(crate) plain: bool,
     pub(crate) nulls_not_distinct: bool,
+    /// Whether an index of them has a predicate.
+    pub(crate) partial: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,11 +76,12 @@ WITH RECURSIVE tree AS (
     AND k.contype = 'f' AND k.conparentid = 0
 )
 SELECT 'unique', pg_catalog.min(u.indexrelid)::pg_catalog.text, '0', u.columns, u.plain,
-       u.nulls_not_distinct
+       u.nulls_not_distinct, pg_catalog.bool_or(u.partial)
 FROM (
   SELECT i.indexrelid,
          coalesce((pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct')::pg_catalog.bool, false)
            AS nulls_not_distinct,
+         i.indpred IS NOT NULL AS partial,
          CASE WHEN key.named AND NOT i.indisexclusion THEN key.columns
               ELSE '{}'::pg_catalog.text[] END AS columns,
          key.named AND NOT i.indisexclusion AND key.plain AS plain
@@ -101,7 +104,7 @@ UNION ALL
 SELECT f.kind, f.oid::pg_catalog.text,
        coalesce(pg_catalog.pg_partition_root(f.confrelid)::pg_catalog.oid,
                 f.confrelid)::pg_catalog.text,
-       key.columns, key.same, false
+       key.columns, key.same, false, false
 FROM foreign_key f
 CROSS JOIN LATERAL (
   SELECT pg_catalog.array_agg(a.attname ORDER BY k.ord)::pg_catalog.text[] AS columns,
@@ -127,7 +130,13 @@ pub(crate) fn load(session: &mut Session, root: u32) -> Result<Constraints> {
         let certain = boolean(&row, 4)?;
         if kind == "unique" {
             let nulls_not_distinct = boolean(&row, 5)?;
-            found.unique.push(Unique { index: oid, columns, plain: certain, nulls_not_distinct });
+            found.unique.push(Unique {
+                index: oid,
+                columns,
+                plain: certain,
+                nulls_not_distinct,
+                partial: boolean(&row, 6)?,
+            });
             continue;
         }
         let key = ForeignKey { constraint: oid, parent, columns, same_types: certain };

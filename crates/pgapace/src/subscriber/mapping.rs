@@ -15,6 +15,7 @@ use crate::subscriber::constraints::Constraints;
 use crate::subscriber::format::{Misread, PublisherTypes};
 use crate::subscriber::locks::{self, Sides};
 use crate::subscriber::mode::{self, TableApplyMode};
+use crate::subscriber::unique::UniqueValues;
 
 /// A column of the search condition that finds a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +59,8 @@ pub(crate) struct TableMap {
     pub(crate) rules: TableRules,
     /// The lock rules for the writeset; `None` with a single apply worker.
     pub(crate) locks: Option<LockRules>,
+    /// The unique values beside the key.
+    pub(crate) unique: UniqueValues,
     /// The conflict rules of the table, if there are any.
     pub(crate) conflicts: Option<TablePolicy>,
 }
@@ -97,22 +100,25 @@ impl TableMap {
             mode,
             rules,
             locks: None,
+            unique: UniqueValues::default(),
             conflicts: None,
         })
     }
 
-    /// Adds the lock rules, for several apply workers. `ordered` means that commits keep the
-    /// publisher's order.
-    pub(crate) fn with_locks(
+    /// Adds what the subscriber's constraints say: unique values and, for several apply workers, the lock
+    /// rules. For these `ordered` says whether commits keep the publisher's order.
+    pub(crate) fn with_constraints(
         self,
         constraints: &Constraints,
         types: &PublisherTypes,
-        ordered: bool,
+        ordered: Option<bool>,
     ) -> Self {
+        let unique = UniqueValues::new(constraints, &self.table, &self.columns, &self.search);
+        let Some(ordered) = ordered else { return Self { unique, ..self } };
         let sides =
             Sides { remote: &self.remote, table: &self.table, columns: &self.columns, types };
         let locks = locks::rules(&sides, constraints, &self.rules, ordered);
-        Self { locks: Some(locks), ..self }
+        Self { locks: Some(locks), unique, ..self }
     }
 
     /// The subscriber's column for a published column.

@@ -15,3 +15,4 @@ pub(crate) mod session;
 pub(crate) mod state;
 pub(crate) mod statement;
 pub(crate) mod storage;
+pub(crate) mod unique;

@@ -80,7 +80,6 @@ pub(crate) fn run(
         owner: None,
         catalogue_error: None,
         tagging: Arc::default(),
-        rows_through: Lsn::INVALID,
         text: None,
         failed_table: None,
     };
@@ -186,8 +185,6 @@ struct Supervisor<'a> {
     catalogue_error: Option<Lsn>,
     /// Whether a session of this process has tagged its commits with a replication origin.
     tagging: Arc<AtomicBool>,
-    /// See [`Failure::rows_through`].
-    rows_through: Lsn,
     /// Why this process asks for values as text: a table cannot be read in binary. The publisher's
     /// catalogue cannot tell when that ends, because the stream may hold an older table.
     text: Option<String>,
@@ -198,10 +195,6 @@ struct Supervisor<'a> {
 impl Supervisor<'_> {
     fn next(&mut self, failure: &Failure, retry: &mut Retry) -> Next {
         let now = Instant::now();
-        if let Some(through) = failure.rows_through {
-            self.rows_through = self.rows_through.max(through);
-            return retry.again(failure, now);
-        }
         // The subscriber's schema may have changed under our prepared statements: read it again, once
         // for each commit LSN.
         let stale = failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);

@@ -162,9 +162,8 @@ impl Supervisor<'_> {
         stream_sessions: usize,
     ) -> ResumedRun<Surroundings<'r>> {
         let parts = self.part_limits();
-        // A transaction that failed as sets is applied again as all others are. One that is prepared
-        // already holds the locks that a stream would wait for.
-        let streams_from = resumption.followed().max(self.rows_through);
+        // A transaction that is prepared already holds the locks that a stream would wait for.
+        let streams_from = resumption.followed();
         let (progress, witness) = (resumption.progress(), resumption.witness());
         let Resumption { applied, acknowledged, needed_from, prepared, preparing, .. } = resumption;
         let mut deferred = DeferredTables::new(acknowledged, !waits, BlockLimits::default());
@@ -188,7 +187,7 @@ impl Supervisor<'_> {
                     bytes: (self.config.memory_limit / 32).min(parts.bytes),
                     ..parts
                 },
-                streams_by_rows: settings.rows_through == Lsn(u64::MAX),
+                streams_by_rows: settings.by_rows,
                 prepares: preparing.hold.is_some(),
                 most_prepared: preparing.limit,
             },
@@ -269,7 +268,7 @@ impl Supervisor<'_> {
         identity: Identity,
         settings: PoolSettings,
     ) -> CatchUpOptions<'o> {
-        let PoolSettings { group_limits, rows_through, .. } = settings;
+        let PoolSettings { group_limits, by_rows, .. } = settings;
         CatchUpOptions {
             // Behind the workers of the pool.
             connect: Box::new(move |table| {
@@ -280,7 +279,7 @@ impl Supervisor<'_> {
             subscription: &self.config.name,
             part_limits: self.part_limits(),
             group_limits,
-            rows_through,
+            by_rows,
         }
     }
 
@@ -320,10 +319,7 @@ impl Supervisor<'_> {
                 changes: GROUP_CHANGES,
                 bytes: self.part_bytes(),
             },
-            rows_through: match self.config.apply_mode {
-                ApplyModeSetting::Auto => self.rows_through,
-                ApplyModeSetting::Row => Lsn(u64::MAX),
-            },
+            by_rows: self.config.apply_mode == ApplyModeSetting::Row,
             deadlock_timeout: self.config.deadlock_timeout,
         }
     }

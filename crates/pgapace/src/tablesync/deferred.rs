@@ -49,8 +49,8 @@ pub(crate) struct CatchUpOptions<'a> {
     pub(crate) subscription: &'a str,
     pub(crate) part_limits: PartLimits,
     pub(crate) group_limits: GroupLimits,
-    /// See [`crate::apply::pool::PoolSettings::rows_through`].
-    pub(crate) rows_through: Lsn,
+    /// See [`crate::apply::pool::PoolSettings::by_rows`].
+    pub(crate) by_rows: bool,
 }
 
 /// A moment in which the leader receives nothing, so that a table can catch up.

@@ -75,7 +75,7 @@ fn an_idle_subscription_waits_for_the_publisher() {
         // The waits are written with the next progress.
         case.publisher.sql("INSERT INTO t VALUES (1)");
         case.wait_until_applied(&mut process);
-        must(wait_until(PATIENCE, "source", || Ok(waited(&case, "source") >= 1.0)));
+        must(wait_until(PATIENCE, "publisher", || Ok(waited(&case, "publisher") >= 1.0)));
         for reason in ["subscriber_lock", "commit_order", "dependency", "worker", "memory"] {
             let seconds = waited(&case, reason);
             assert!(seconds < SECONDS, "{reason}: {seconds} s with one transaction");

@@ -295,13 +295,15 @@ fn large_transactions_that_cannot_be_set_based() {
     });
 }
 
-/// Two rows swap a unique value, which a set-based statement cannot do. Only that transaction is
-/// applied individually.
+/// Two rows of a table without a key swap a unique value, which a set-based statement cannot do. Only that
+/// transaction is applied individually.
 #[test]
 fn a_transaction_that_cannot_be_set_based_is_applied_alone() {
     on_versions(&VERSIONS, |mut case| {
         case.tool.args = vec!["--apply-mode=auto".to_owned()];
-        case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v int)");
+        case.replicate(
+            "CREATE TABLE t (id int, u int UNIQUE, v int); ALTER TABLE t REPLICA IDENTITY FULL",
+        );
         case.publisher.sql("INSERT INTO t SELECT i, i, 0 FROM generate_series(1, 1000) i");
         case.run_until_current();
         let before: u64 = must(case.statistic("groups").parse());

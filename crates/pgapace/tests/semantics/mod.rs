@@ -10,6 +10,7 @@ mod hooks;
 mod identity;
 mod limits;
 mod modifiers;
+mod moving_values;
 mod partitions;
 mod portable;
 mod publication;

@@ -30,7 +30,7 @@ struct RowOrigin {
 impl<'a> Judge<'a> {
     /// Executes the transaction as it was sent; `None` if it must be executed change by change.
     pub(super) fn at_once(&mut self) -> Result<Option<Committing>> {
-        let parsed = self.encoder.parsed();
+        let position = self.encoder.position();
         self.begin()?;
         for change in 0..self.work.part.len() {
             let at = self.at(change)?;
@@ -43,7 +43,7 @@ impl<'a> Judge<'a> {
         if exchange.error.is_none() && self.is_as_expected(&exchange) {
             return self.end();
         }
-        self.roll_back(parsed)?;
+        self.roll_back(position)?;
         Ok(None)
     }
 
@@ -143,7 +143,7 @@ impl<'a> Judge<'a> {
     /// Executes one change after a savepoint.
     fn attempt(&mut self, at: ChangeAt, how: How) -> Result<Option<ChangeConflict>> {
         self.set_savepoint()?;
-        let parsed = self.encoder.parsed();
+        let position = self.encoder.position();
         self.queue(at, how)?;
         let exchange = self.exchange()?;
         if let Some((error, statement)) = exchange.error {
@@ -154,7 +154,7 @@ impl<'a> Judge<'a> {
             let Some(kind) = kind else {
                 return Err(self.context.explain(&error, Some(statement)));
             };
-            self.encoder.forget_after(self.session, parsed);
+            self.encoder.forget_after(self.session, position);
             return Ok(Some(ChangeConflict::Refused { kind, error }));
         }
         self.changes.add(&self.encoder.take_changes());

@@ -8,8 +8,8 @@ use wire::Session;
 use crate::apply::conflicts::Judged;
 use crate::apply::conflicts::exchange::{Exchange, exchange};
 use crate::apply::context::Context;
-use crate::apply::encoder::Encoder;
 use crate::apply::encoder::resolution::How;
+use crate::apply::encoder::{Encoder, EncoderPosition};
 use crate::apply::expected::{Committing, Expected};
 use crate::apply::work::{Group, Work};
 use crate::error::{Failure, Result};
@@ -90,7 +90,7 @@ impl<'a> Judge<'a> {
     }
 
     pub(super) fn begin(&mut self) -> Result<()> {
-        self.encoder.begin(self.session, self.expected)
+        self.encoder.begin(self.session, self.work, self.expected)
     }
 
     /// Queues the change, if it is applied at all.
@@ -139,11 +139,11 @@ impl<'a> Judge<'a> {
         self.release()
     }
 
-    /// Rolls the transaction back. `parsed`: see [`Encoder::forget_after`].
-    pub(super) fn roll_back(&mut self, parsed: u64) -> Result<()> {
+    /// Rolls the transaction back. `position`: see [`Encoder::forget_after`].
+    pub(super) fn roll_back(&mut self, position: EncoderPosition) -> Result<()> {
         self.control("ROLLBACK")?;
         self.exchange_control()?;
-        self.encoder.forget_after(self.session, parsed);
+        self.encoder.forget_after(self.session, position);
         Ok(())
     }
 

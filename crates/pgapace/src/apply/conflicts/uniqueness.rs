@@ -53,7 +53,7 @@ pub(crate) fn violates_several(
     error: &wire::Error,
 ) -> Result<bool> {
     let Some(kind) = (Context { group: Some(group) }).kind(error, at) else { return Ok(false) };
-    let parsed = encoder.parsed();
+    let position = encoder.position();
     let mut expected = VecDeque::new();
     let mut judge = Judge::new(session, encoder, group, at.part as usize, &mut expected)?;
     if !judge.work.part.first || !judge.may_violate_another(at, kind) {
@@ -66,7 +66,7 @@ pub(crate) fn violates_several(
     }
     let repeated = judge.exchange()?.error.is_none();
     let several = repeated && judge.violates_another(at, kind, error)?;
-    judge.roll_back(parsed)?;
+    judge.roll_back(position)?;
     Ok(several)
 }
 
@@ -106,6 +106,8 @@ impl Judge<'_> {
             let params = statement.sources.iter().map(|source| match source {
                 Source::New(column) => param(&new[*column]),
                 Source::Search(column) => param(&search[*column]),
+                // Only statements for many rows have it.
+                Source::Sent(_) => wire::Param::Null,
             });
             self.set_savepoint()?;
             self.statement(&sql, &statement.types, params)?;

@@ -36,13 +36,19 @@ impl Encoder {
         self.identity.id
     }
 
-    /// Queues the begin of a subscriber transaction.
+    /// Queues the begin of a subscriber transaction, whose first part this is. If others come, each can
+    /// be rolled back alone.
     pub(crate) fn begin(
         &self,
         session: &mut Session,
+        work: &Work,
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        queue_control(session, "begin", Expected::Control, expected)
+        queue_control(session, "begin", Expected::Control, expected)?;
+        if self.savepoints && work.part.end_lsn.is_none() {
+            queue_control(session, "savepoint", Expected::Control, expected)?;
+        }
+        Ok(())
     }
 
     /// Queues one change, and counts it: see [`Self::take_changes`].

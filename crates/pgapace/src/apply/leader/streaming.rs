@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use engine::dispatch::Turned;
 use engine::streaming::Said;
 
 use crate::apply::blockers::Detection;
@@ -48,11 +49,16 @@ impl Leader<'_> {
     /// Rolls back later transactions that hold locks for which the oldest waits.
     pub(super) fn resolve_deadlock(&mut self, seen: &Detection) {
         let turned = self.around.pool.resolve_deadlock(seen);
-        self.around.counters.tables_serialized += turned.roots.len() as u64;
-        self.around.tables.turned(&turned);
+        self.serialized(&turned);
         let (sessions, abandoned) = self.intake.streams.resolve_deadlock(&seen.victims);
         self.streams.cancel(&sessions);
         self.around.counters.victims += abandoned as u64;
+    }
+
+    /// Tables are serialized from now on.
+    pub(super) fn serialized(&mut self, turned: &Turned) {
+        self.around.counters.tables_serialized += turned.roots.len() as u64;
+        self.around.tables.turned(turned);
     }
 
     /// Streams wait for each other's locks, and what they hold of memory keeps the rest of them from

@@ -15,7 +15,7 @@ use engine::streaming::Ticket;
 use engine::worker::{Dependent, ExpectedReply, GroupMode, Outcome};
 use wire::{Reply, Session, Waker};
 
-use crate::apply::encoder::{Encoder, Which};
+use crate::apply::encoder::{Encoder, EncoderPosition, Which};
 use crate::apply::expected::Expected;
 use crate::apply::replies::{Interpreted, RowCount, interpret};
 use crate::apply::session::{Connect, Lost, roll_back};
@@ -130,7 +130,7 @@ struct StreamSession {
     /// The changes counted up to each savepoint.
     savepoints: Vec<Changes>,
     /// Where the encoder stood before the stream: see [`Encoder::forget_after`].
-    parsed: u64,
+    position: EncoderPosition,
     committing: bool,
 }
 
@@ -183,7 +183,7 @@ impl StreamThread {
                 if current != Some(ticket) {
                     current = Some(ticket);
                     if let Some(running) = &mut self.session {
-                        running.parsed = running.encoder.parsed();
+                        running.position = running.encoder.position();
                     }
                 }
                 if !matches!(order, Order::Abandon) {
@@ -283,11 +283,11 @@ impl StreamThread {
             return Err(Failure::internal("another process owns the subscription"));
         }
         self.lost = None;
-        let encoder = Encoder::new(identity);
+        let encoder = Encoder::new(identity).without_savepoints();
         self.handle.set(Some(&session));
         Ok(StreamSession {
             session,
-            parsed: encoder.parsed(),
+            position: encoder.position(),
             encoder,
             expected: VecDeque::new(),
             orders: VecDeque::new(),
@@ -479,7 +479,7 @@ impl StreamSession {
         self.savepoints.clear();
         (self.rows, self.committing) = (RowCount::default(), false);
         roll_back(&mut self.session).map_err(|e| failed(&e))?;
-        self.encoder.forget_after(&mut self.session, self.parsed);
+        self.encoder.forget_after(&mut self.session, self.position);
         Ok(())
     }
 }

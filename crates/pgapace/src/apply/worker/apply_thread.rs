@@ -12,7 +12,7 @@ use engine::worker::{Next, WaitReason, WorkerGroups, WorkerTypes};
 use wire::{Queued, Session};
 
 use crate::apply::conflict_log::ConflictLog;
-use crate::apply::encoder::{Encoder, Ending};
+use crate::apply::encoder::{Encoder, EncoderPosition, Ending};
 use crate::apply::expected::Expected;
 use crate::apply::replies::RowCount;
 use crate::apply::session::{Connect, Identity};
@@ -35,8 +35,7 @@ impl WorkerTypes for Statements {
     type Statements = Queued;
     type Expected = Expected;
     type Ending = Ending;
-    /// See [`Encoder::forget_after`].
-    type EncoderPosition = u64;
+    type EncoderPosition = EncoderPosition;
 }
 
 pub(super) struct ApplyThread {
@@ -53,6 +52,8 @@ pub(super) struct ApplyThread {
     pub(super) tally: Tally,
     /// The change that stops the run, when it is known which conflict that is.
     pub(super) offense: Option<(ChangeAt, wire::Error)>,
+    /// See [`Answered::moved_values`].
+    pub(super) moved_values: Vec<u32>,
     closing: bool,
     /// See [`Answered::in_doubt`].
     pub(super) in_doubt: bool,
@@ -80,6 +81,7 @@ impl ApplyThread {
             rows: RowCount::default(),
             tally: Tally::new(log),
             offense: None,
+            moved_values: Vec::new(),
             closing: false,
             in_doubt: false,
             waits,
@@ -183,7 +185,8 @@ impl ApplyThread {
         let (committed, counters) = self.tally.take_committed();
         let (groups, ended) = self.groups.take_answered();
         let prepared = self.tally.take_prepared();
-        if committed.is_empty() && prepared.is_empty() && groups == 0 {
+        let moved_values = std::mem::take(&mut self.moved_values);
+        if committed.is_empty() && prepared.is_empty() && groups == 0 && moved_values.is_empty() {
             return;
         }
         let answered = Answered {
@@ -194,6 +197,7 @@ impl ApplyThread {
             ended: ended.clone(),
             in_doubt: std::mem::take(&mut self.in_doubt),
             conflicts: self.tally.take_named(),
+            moved_values,
         };
         self.reporter.report(FromWorker::Answered(Box::new(answered)));
         if !ended.is_empty() {

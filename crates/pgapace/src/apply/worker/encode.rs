@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use engine::worker::{EncodedGroup, Further, GroupMode, Rest, Start};
 use wire::Queued;
 
-use crate::apply::encoder::{Ending, Which};
+use crate::apply::encoder::{EncoderPosition, Ending, Which};
 use crate::apply::expected::Expected;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::apply_thread::{ApplyThread, SLEEP, Statements};
@@ -36,7 +36,7 @@ impl ApplyThread {
         let split = self.groups.is_split(&start, &*self.turns);
         let Start { group, ahead, behind, counted } = start;
         let before = self.session.pending_ready();
-        let position = self.encoder.parsed();
+        let position = self.encoder.position();
         let mut replies = VecDeque::new();
         let encoded = if split {
             self.encode_split(&group, before, &mut replies).map(|(first, rest)| (Some(first), rest))
@@ -150,7 +150,7 @@ impl ApplyThread {
     fn not_encoded(
         &mut self,
         group: Group,
-        position: u64,
+        position: EncoderPosition,
         mut replies: VecDeque<Expected>,
         failure: Failure,
     ) -> Result<()> {

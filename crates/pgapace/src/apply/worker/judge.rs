@@ -3,10 +3,12 @@
 use engine::worker::{AfterReply, ErrorKind, Outcome, Retry, Verdict};
 
 use crate::apply::context::Context;
+use crate::apply::encoder::table_of;
 use crate::apply::expected::Expected;
 use crate::apply::replies::{Completed, Interpreted, interpret};
 use crate::apply::worker::apply_thread::ApplyThread;
-use crate::error::{Class, Failure, Result, is_transient, passes_soon};
+use crate::error::{Failure, Result, is_transient, passes_soon};
+use crate::sqlstate;
 
 impl ApplyThread {
     /// Takes every reply that is there, then reports what was committed.
@@ -50,7 +52,7 @@ impl ApplyThread {
             }
             // Once a row was missing, that decides about the whole transaction.
             (Outcome::AsExpected, _) if self.tally.is_missing() => outcome = Outcome::Missing,
-            (Outcome::OtherRows, Expected::Net { rows: expected }) => {
+            (Outcome::OtherRows, Expected::Net { rows: expected, .. }) => {
                 let (rows, ahead) = (completed.rows, first.is_some_and(|first| first.ahead));
                 tracing::debug!(rows, expected, ahead, "a group affected other rows than expected");
             }
@@ -59,8 +61,9 @@ impl ApplyThread {
         let refusal = (outcome == Outcome::Refused).then(|| completed.refusal(&context));
         match self.groups.judge(outcome) {
             Verdict::Counts => self.answered(),
-            verdict => self
-                .follow(verdict, || refusal.unwrap_or_else(|| Failure::new(Class::Apply, LARGE))),
+            verdict => self.follow(verdict, || {
+                refusal.unwrap_or_else(|| Failure::internal("a verdict without a reason"))
+            }),
         }
     }
 
@@ -77,9 +80,6 @@ impl ApplyThread {
                 std::thread::sleep(pause);
                 self.start_recovery(Retry::Later)
             }
-            Verdict::SentAgain(through) => {
-                Err(Failure { rows_through: Some(through), ..failure() })
-            }
             Verdict::Stops => Err(failure()),
         }
     }
@@ -93,6 +93,9 @@ impl ApplyThread {
                 self.send()
             }
             AfterReply::Through(group) => {
+                if group.group.works.last().is_some_and(|work| work.part.end_lsn.is_none()) {
+                    self.tally.part_answered();
+                }
                 if group.is_committed() {
                     let (parallel, dependent) = (group.ahead, !group.group.dependent.is_empty());
                     self.tally.count(|counters| {
@@ -118,18 +121,32 @@ impl ApplyThread {
                 return Err(Failure::subscriber(&error, "waiting for changes"));
             };
             let (seq, ahead) = (first.group.seq.0, first.ahead);
-            match self.groups.judge_error(kind(error.sqlstate())) {
+            let moved = self.meets_moved_value(&error, expected);
+            let kind = if moved { ErrorKind::Anew } else { kind(error.sqlstate()) };
+            match self.groups.judge_error(kind) {
                 Verdict::Stops => self.stop(error, expected)?,
                 verdict => {
                     tracing::debug!(%error, group = seq, ahead, ?verdict, "a group failed");
-                    self.follow(verdict, || {
-                        Failure::subscriber(&error, "applying a large transaction as sets")
-                    })?;
+                    self.follow(verdict, || Failure::subscriber(&error, "applying changes"))?;
                 }
             }
         }
         self.groups.skip_to_sync();
         Ok(())
+    }
+
+    /// Whether net changes met a unique value that another row has, in a table whose updates were not
+    /// executed as [moves](crate::subscriber::unique) before. From now on they are.
+    fn meets_moved_value(&mut self, error: &wire::Error, expected: Option<Expected>) -> bool {
+        let is_taken = error.sqlstate().is_some_and(sqlstate::is_taken_value);
+        let (Some(Expected::Net { table, .. }), true) = (expected, is_taken) else { return false };
+        let group = self.groups.first().map(|first| &first.group);
+        let Some(map) = group.and_then(|group| table_of(group, table)) else { return false };
+        let newly = map.unique.begin_moving();
+        if newly {
+            self.moved_values.push(map.table.root);
+        }
+        newly
     }
 
     /// The first group in flight stops the run. A conflict is named when its transaction is rolled back.
@@ -144,9 +161,6 @@ impl ApplyThread {
         }
     }
 }
-
-/// Why the run ends after a large transaction affected other rows than expected.
-const LARGE: &str = "a large transaction cannot be applied as sets; it is applied change by change";
 
 /// Whether an error with this SQLSTATE can pass.
 pub(super) fn kind(sqlstate: Option<&str>) -> ErrorKind {

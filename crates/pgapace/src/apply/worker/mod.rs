@@ -102,6 +102,8 @@ pub(crate) struct Answered {
     pub(crate) in_doubt: bool,
     /// Conflicts that are to be written to `pgapace.conflict`.
     pub(crate) conflicts: Vec<Conflict>,
+    /// The topmost relations of tables in which a unique value was found to move between rows.
+    pub(crate) moved_values: Vec<u32>,
 }
 
 #[derive(Debug)]

@@ -27,7 +27,12 @@ impl ApplyThread {
     /// The first group in flight has failed.
     pub(super) fn start_recovery(&mut self, retry: Retry) -> Result<()> {
         let Some(needs_sync) = self.groups.start_recovery(retry) else { return Ok(()) };
-        self.forget_replies();
+        if self.groups.rolls_back_to_savepoint() {
+            self.tally.roll_back_part();
+            self.rows = RowCount::default();
+        } else {
+            self.forget_replies();
+        }
         self.tally.count(|counters| match retry {
             Retry::Later => counters.retries += 1,
             Retry::GivenWay => counters.victims += 1,
@@ -48,8 +53,12 @@ impl ApplyThread {
 
     /// All replies are there after a failure: rolls back, and queues the groups again.
     pub(super) fn recover(&mut self) -> Result<()> {
-        roll_back(&mut self.session)
-            .map_err(|e| Failure::subscriber(&e, "rolling back a group"))?;
+        let rolled_back = if self.groups.rolls_back_to_savepoint() {
+            self.session.simple("ROLLBACK TO SAVEPOINT pgapace_part").map(drop)
+        } else {
+            roll_back(&mut self.session)
+        };
+        rolled_back.map_err(|e| Failure::subscriber(&e, "rolling back a group"))?;
         if let Some(first) = self.groups.first() {
             self.encoder.forget_after(&mut self.session, first.position);
         }

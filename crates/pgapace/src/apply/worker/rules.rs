@@ -19,7 +19,7 @@ impl ApplyThread {
     /// Executes a group, one transaction after the other. It is in flight meanwhile, so that a lost
     /// session leads to the question what was committed.
     pub(super) fn by_rules(&mut self, group: Group) -> Result<()> {
-        let (position, works) = (self.encoder.parsed(), group.works.len());
+        let (position, works) = (self.encoder.position(), group.works.len());
         let (replies, rest) = (VecDeque::new(), Rest::Nothing);
         self.groups.sent(EncodedGroup { group, position, ahead: false, replies, rest });
         for index in 0..works {

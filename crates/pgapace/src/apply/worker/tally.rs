@@ -34,6 +34,17 @@ pub(super) struct Tally {
     named: Vec<Conflict>,
     /// Conflicts that rules have decided in the transaction that is executed change by change.
     conflicts: Vec<Conflict>,
+    /// Where the part of a large transaction began that is being answered.
+    part: PartStart,
+}
+
+/// What the parts of a transaction before the present one did.
+#[derive(Debug, Clone, Copy, Default)]
+struct PartStart {
+    counters: Counters,
+    missing: usize,
+    more_missing: u64,
+    conflicts: usize,
 }
 
 impl Tally {
@@ -48,6 +59,7 @@ impl Tally {
             more_missing: 0,
             named: Vec::new(),
             conflicts: Vec::new(),
+            part: PartStart::default(),
         }
     }
 
@@ -57,9 +69,20 @@ impl Tally {
         self.more_missing += judged.more + judged.conflicts.len().saturating_sub(room) as u64;
         self.current.add(&judged.counters);
         self.conflicts.extend(judged.conflicts.into_iter().take(room));
-        if let Some(committed) = &judged.committed {
-            self.transaction_committed(committed);
+        match &judged.committed {
+            Some(committed) => self.transaction_committed(committed),
+            None => self.part_answered(),
         }
+    }
+
+    /// A part in the middle of a transaction did what it must. It stays, whatever becomes of the next one.
+    pub(super) fn part_answered(&mut self) {
+        self.part = PartStart {
+            counters: self.current,
+            missing: self.missing.len(),
+            more_missing: self.more_missing,
+            conflicts: self.conflicts.len(),
+        };
     }
 
     /// A row was missing. It is named in the log when its transaction has committed.
@@ -86,6 +109,7 @@ impl Tally {
         }
         self.log.suppress(std::mem::take(&mut self.more_missing));
         self.committed.add(&std::mem::take(&mut self.current));
+        self.part = PartStart::default();
         self.committed.add_changes(&committing.changes);
         if let Some(xid) = committing.prepared {
             self.prepared.push(xid);
@@ -100,10 +124,16 @@ impl Tally {
 
     /// The transaction is rolled back and executed again: forgets what it did.
     pub(super) fn roll_back(&mut self) {
-        self.current = Counters::default();
-        self.missing.clear();
-        self.more_missing = 0;
-        self.conflicts.clear();
+        self.part = PartStart::default();
+        self.roll_back_part();
+    }
+
+    /// Only the present part of the transaction is rolled back and executed again.
+    pub(super) fn roll_back_part(&mut self) {
+        let PartStart { counters, missing, more_missing, conflicts } = self.part;
+        (self.current, self.more_missing) = (counters, more_missing);
+        self.missing.truncate(missing);
+        self.conflicts.truncate(conflicts);
     }
 
     /// Counts something else than changes, with the next commit.
@@ -127,9 +157,9 @@ impl Tally {
         self.log.suppress(std::mem::take(&mut self.more_missing));
     }
 
-    /// Whether a row of the transaction being answered was missing.
+    /// Whether a row of the transaction, or of the part, being answered was missing.
     pub(super) fn is_missing(&self) -> bool {
-        !self.missing.is_empty()
+        self.missing.len() > self.part.missing || self.more_missing > self.part.more_missing
     }
 
     /// What was committed since the last call, and its counters.

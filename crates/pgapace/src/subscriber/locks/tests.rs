@@ -80,7 +80,7 @@ impl Bed {
         let types = PublisherTypes::default();
         let constraints = constraints::load(&mut self.session, table.root).unwrap();
         let map = TableMap::new(Arc::new(remote), table, &types).unwrap();
-        let map = map.with_locks(&constraints, &types, self.ordered);
+        let map = map.with_constraints(&constraints, &types, Some(self.ordered));
         Mapped { remote: map.remote, locks: map.locks.unwrap() }
     }
 

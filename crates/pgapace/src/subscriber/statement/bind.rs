@@ -70,6 +70,8 @@ pub(crate) fn queue_row(
     let params = prepared.sources.iter().map(|source| match source {
         Source::New(column) => param(&new[*column]),
         Source::Search(column) => param(&search[*column]),
+        // Only statements for many rows have it.
+        Source::Sent(_) => Param::Null,
     });
     match counted.map(count) {
         None => session.queue_bind(&prepared.name, params)?,

@@ -52,6 +52,8 @@ pub(crate) enum Source {
     New(usize),
     /// A published column of the row to find.
     Search(usize),
+    /// Whether a published column of the new row was sent: 1 or 0.
+    Sent(usize),
 }
 
 /// The SQL of a statement, and its parameters.

@@ -93,7 +93,7 @@ impl CatchUpWorker {
                 self.take(place, leader, options)?;
             }
             let Some(works) = self.waiting.take() else { break };
-            self.submit(works, options.rows_through);
+            self.submit(works, options.by_rows);
         }
         Ok(())
     }
@@ -147,14 +147,12 @@ impl CatchUpWorker {
         Ok(())
     }
 
-    fn submit(&mut self, works: Vec<Work>, rows_through: Lsn) {
+    fn submit(&mut self, works: Vec<Work>, all_by_rows: bool) {
         if !self.in_parts {
             self.last = self.last.next();
         }
         self.in_parts = works.last().is_some_and(|work| work.part.end_lsn.is_none());
-        let by_rows = works
-            .first()
-            .is_some_and(|work| work.part.head.commit_lsn <= rows_through || work.is_alone());
+        let by_rows = all_by_rows || works.first().is_some_and(Work::is_alone);
         let mode = if by_rows { GroupMode::Rows } else { GroupMode::Net };
         let (seq, dependent) = (self.last, Dependent::default());
         self.in_flight += 1;

@@ -5,7 +5,7 @@ use pgoutput::Column;
 use wire::Param;
 
 use crate::subscriber::mapping::TableMap;
-use crate::subscriber::oid::TEXT;
+use crate::subscriber::oid::{INT4, TEXT};
 use crate::subscriber::statement::bind::Params;
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::copy::Format;
@@ -29,6 +29,8 @@ enum ColumnRole {
     New,
     Set,
     Kept,
+    /// May have a new value in some rows, and none in others.
+    Mixed,
 }
 
 /// The rows that the arrays contain.
@@ -36,8 +38,10 @@ enum ColumnRole {
 pub(crate) enum BatchUse {
     /// Keys of rows to delete.
     Keys,
-    /// Keys of rows to update, and their new values.
+    /// Keys of rows to update, and their new values. All rows have new values in the same columns.
     KeysAndNew,
+    /// The same, and each row may have new values in other columns.
+    KeysAndMixed,
     /// Whole rows to find.
     Old,
     /// New values alone.
@@ -47,6 +51,10 @@ pub(crate) enum BatchUse {
 #[derive(Debug, Default)]
 struct ColumnSlot {
     array: Array,
+    /// Rows that have no new value in a mixed column; their elements are NULL.
+    unsent: Vec<usize>,
+    /// For a mixed column, whether each row has a new value: 1 or 0.
+    sent: Array,
     role: Option<ColumnRole>,
     element_type: u32,
     /// Whether binary values can be array elements.
@@ -73,16 +81,18 @@ impl Columns {
         let other = match purpose {
             BatchUse::Keys | BatchUse::Old => ColumnRole::Skipped,
             BatchUse::KeysAndNew | BatchUse::New => ColumnRole::New,
+            BatchUse::KeysAndMixed => ColumnRole::Mixed,
         };
         for (remote, slot) in self.slots[..self.used].iter_mut().enumerate() {
             let local = map.local(remote);
             slot.array.clear();
+            slot.unsent.clear();
             slot.role = Some(other);
             slot.element_type = local.base_type;
             slot.binary = has_binary_elements(local);
         }
         let key = match purpose {
-            BatchUse::Keys | BatchUse::KeysAndNew => ColumnRole::Key,
+            BatchUse::Keys | BatchUse::KeysAndNew | BatchUse::KeysAndMixed => ColumnRole::Key,
             BatchUse::Old => ColumnRole::Old,
             BatchUse::New => return,
         };
@@ -110,7 +120,7 @@ impl Columns {
                 fits = false;
                 break;
             };
-            let Some(added) = slot.push(value) else {
+            let Some(added) = slot.push(value, self.rows) else {
                 fits = false;
                 break;
             };
@@ -122,7 +132,8 @@ impl Columns {
             self.bytes += bytes;
             return true;
         }
-        self.slots[..taken].iter_mut().for_each(ColumnSlot::undo);
+        let row = self.rows;
+        self.slots[..taken].iter_mut().for_each(|slot| slot.undo(row));
         false
     }
 
@@ -130,8 +141,18 @@ impl Columns {
     pub(crate) fn note_set(&self, set: &mut ColumnSet) {
         set.reset(self.used);
         for (column, slot) in self.slots[..self.used].iter().enumerate() {
-            if slot.role == Some(ColumnRole::Set) {
+            if slot.is_set(self.rows) {
                 set.insert(column);
+            }
+        }
+    }
+
+    /// Records the columns that have new values in some rows, and none in others.
+    pub(crate) fn note_mixed(&self, mixed: &mut ColumnSet) {
+        mixed.reset(self.used);
+        for (column, slot) in self.slots[..self.used].iter().enumerate() {
+            if slot.is_set(self.rows) && !slot.unsent.is_empty() {
+                mixed.insert(column);
             }
         }
     }
@@ -166,7 +187,7 @@ impl Columns {
             let is_search = match slot.role {
                 Some(ColumnRole::Key) => true,
                 Some(ColumnRole::Old) if !slot.is_all_null() => true,
-                Some(ColumnRole::Set) => false,
+                _ if slot.is_set(self.rows) => false,
                 _ => continue,
             };
             if slot.is_text(others_binary) {
@@ -180,7 +201,21 @@ impl Columns {
         for slot in &mut self.slots[..self.used] {
             let element_type = if slot.is_text(others_binary) { TEXT } else { slot.element_type };
             slot.array.finish(element_type, self.rows);
+            if slot.is_set(self.rows) && !slot.unsent.is_empty() {
+                slot.sent.clear();
+                let mut unsent = slot.unsent.iter().peekable();
+                for row in 0..self.rows {
+                    let sent = unsent.next_if_eq(&&row).is_none();
+                    slot.sent.push_number(sent.into());
+                }
+                slot.sent.finish(INT4, self.rows);
+            }
         }
+    }
+
+    /// Whether each row has a new value in a mixed column, as a parameter, after [`Self::finish`].
+    pub(crate) fn sent_param(&self, column: usize) -> Param<'_> {
+        Param::Binary(self.slots[column].sent.bytes())
     }
 
     /// The array of a column as a parameter, after [`Self::finish`].
@@ -190,11 +225,16 @@ impl Columns {
 }
 
 impl ColumnSlot {
-    /// Appends a value and returns its size in bytes, or `None` if its format differs from the
-    /// others.
+    /// Appends the value of a row and returns its size in bytes, or `None` if its format differs from
+    /// the others.
     #[inline]
-    fn push(&mut self, value: Column<'_>) -> Option<usize> {
+    fn push(&mut self, value: Column<'_>, row: usize) -> Option<usize> {
         let role = match (self.role?, value) {
+            (ColumnRole::Mixed, Column::Unchanged) => {
+                self.array.push(Column::Null);
+                self.unsent.push(row);
+                return Some(4);
+            }
             (ColumnRole::Skipped, _) => return Some(0),
             (ColumnRole::Kept, Column::Unchanged) => return Some(0),
             (ColumnRole::New, Column::Unchanged) => {
@@ -217,9 +257,23 @@ impl ColumnSlot {
         Some(bytes + 4)
     }
 
-    fn undo(&mut self) {
-        if let Some(ColumnRole::Key | ColumnRole::Old | ColumnRole::Set) = self.role {
+    fn undo(&mut self, row: usize) {
+        if let Some(ColumnRole::Key | ColumnRole::Old | ColumnRole::Set | ColumnRole::Mixed) =
+            self.role
+        {
             self.array.undo();
+        }
+        if self.unsent.last() == Some(&row) {
+            self.unsent.pop();
+        }
+    }
+
+    /// Whether the column has a new value in any of so many rows.
+    fn is_set(&self, rows: usize) -> bool {
+        match self.role {
+            Some(ColumnRole::Set) => true,
+            Some(ColumnRole::Mixed) => self.unsent.len() < rows,
+            _ => false,
         }
     }
 
@@ -243,6 +297,7 @@ pub(crate) fn params<'a>(sources: &[Source], search: &'a Columns, new: &'a Colum
         .map(|source| match source {
             Source::Search(column) => search.param(*column),
             Source::New(column) => new.param(*column),
+            Source::Sent(column) => new.sent_param(*column),
         })
         .collect()
 }

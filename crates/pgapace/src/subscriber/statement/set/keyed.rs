@@ -6,7 +6,7 @@ use wire::Param;
 use super::columns::{BatchUse, params};
 use super::rows::Rows;
 use super::sql::{SetOperation, text_of_new, text_of_search};
-use super::{Batch, Expected, FEW, SetBuffers, SetError, Subscriber, queue_batches};
+use super::{BYTES, Batch, Expected, FEW, ROWS, SetBuffers, SetError, Subscriber, queue_batches};
 use crate::subscriber::statement::bind;
 use crate::subscriber::statement::cache::{Kind, Shape};
 
@@ -17,11 +17,12 @@ pub(super) fn queue<E: FnMut(Expected)>(
     segment: &Segment<'_>,
 ) -> Result<(), SetError> {
     let Segment { absent, deletes, updates, .. } = segment;
-    let mut batch = Keyed { subscriber, buffers, changes: Changes::Absent(absent) };
+    let moving = subscriber.map.unique.is_moving();
+    let mut batch = Keyed { subscriber, buffers, changes: Changes::Absent(absent), moving: false };
     queue_batches(&mut batch, absent.len())?;
     batch.changes = Changes::Deletes(deletes);
     queue_batches(&mut batch, deletes.len())?;
-    batch.changes = Changes::Updates(updates);
+    (batch.changes, batch.moving) = (Changes::Updates(updates), moving);
     queue_batches(&mut batch, updates.len())
 }
 
@@ -36,14 +37,27 @@ struct Keyed<'b, 't, 's, 'a, E> {
     subscriber: &'b mut Subscriber<'t, E>,
     buffers: &'b mut SetBuffers,
     changes: Changes<'s, 'a>,
+    /// Whether unique values move between the rows.
+    moving: bool,
 }
 
+/// Rows and bytes of a statement of moves. All updates of a segment must be in one; a group, or a part
+/// of a large transaction, is far smaller than this.
+const MOVING: (usize, usize) = (1 << 24, 256 << 20);
+
 impl<E: FnMut(Expected)> Batch for Keyed<'_, '_, '_, '_, E> {
-    const FEW: usize = FEW;
+    fn few(&self) -> usize {
+        if self.moving { 2 } else { FEW }
+    }
+
+    fn limits(&self) -> (usize, usize) {
+        if self.moving { MOVING } else { (ROWS, BYTES) }
+    }
 
     fn begin(&mut self) {
         let purpose = match self.changes {
             Changes::Absent(_) | Changes::Deletes(_) => BatchUse::Keys,
+            Changes::Updates(_) if self.moving => BatchUse::KeysAndMixed,
             Changes::Updates(_) => BatchUse::KeysAndNew,
         };
         self.buffers.search.begin(self.subscriber.map, purpose);
@@ -69,6 +83,9 @@ impl<E: FnMut(Expected)> Batch for Keyed<'_, '_, '_, '_, E> {
         let SetBuffers { search: columns, set, nulls, text, .. } = &mut *self.buffers;
         columns.note_set(set);
         nulls.reset(0);
+        if self.moving {
+            columns.note_mixed(nulls);
+        }
         let count = map.columns.len();
         text.reset(2 * count);
         let binary = columns.any_binary();
@@ -79,24 +96,28 @@ impl<E: FnMut(Expected)> Batch for Keyed<'_, '_, '_, '_, E> {
         let operation = match self.changes {
             Changes::Absent(_) | Changes::Deletes(_) => SetOperation::Delete,
             Changes::Updates(_) if set.is_empty() => SetOperation::Probe,
+            // Rows that keep their unique values may still have new values in different columns.
+            Changes::Updates(_) if self.moving => SetOperation::UpdateMoving,
             Changes::Updates(_) => SetOperation::Update,
         };
         let expected = match self.changes {
             Changes::Absent(_) => 0,
             Changes::Deletes(_) | Changes::Updates(_) => columns.rows(),
         };
-        let counted = self.subscriber.counted;
+        // The statement of moves counts its rows itself.
+        let counts = operation == SetOperation::UpdateMoving;
+        let counted = self.subscriber.counted && !counts;
         let shape = Shape { kind: Kind::Set(operation), set, nulls, text, counted };
         let Subscriber { session, statements, .. } = &mut *self.subscriber;
         let prepared = bind::prepare(session, statements, map, &shape);
         let count = bind::count(expected);
         let mut params = params(&prepared.sources, columns, columns);
-        if counted {
+        if counted || counts {
             params.push(Param::Binary(&count));
         }
         session.queue_bind(&prepared.name, params.iter().copied())?;
         session.queue_execute();
-        self.subscriber.expect(expected, counted);
+        self.subscriber.expect(expected, counted || counts);
         Ok(true)
     }
 

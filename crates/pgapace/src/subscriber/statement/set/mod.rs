@@ -9,6 +9,7 @@ mod array;
 mod columns;
 mod inserts;
 mod keyed;
+mod moving;
 mod rows;
 pub(crate) mod sql;
 #[cfg(test)]
@@ -154,7 +155,11 @@ impl<E: FnMut(Expected)> Subscriber<'_, E> {
 /// Changes that can share statements.
 trait Batch {
     /// Fewer changes than this are queued one by one.
-    const FEW: usize;
+    fn few(&self) -> usize;
+    /// The number of rows and of bytes with which a statement is complete.
+    fn limits(&self) -> (usize, usize) {
+        (ROWS, BYTES)
+    }
 
     /// Starts a new statement.
     fn begin(&mut self);
@@ -187,11 +192,12 @@ fn queue_pass<B: Batch>(
     indexes: impl Iterator<Item = usize>,
 ) -> Result<Vec<usize>, SetError> {
     let (mut members, mut left) = (Vec::new(), Vec::new());
+    let (rows, bytes) = batch.limits();
     batch.begin();
     for index in indexes {
         if batch.push(index) {
             members.push(index);
-            if members.len() == ROWS || batch.bytes() >= BYTES {
+            if members.len() >= rows || batch.bytes() >= bytes {
                 queue_members(batch, &mut members)?;
             }
         } else if members.is_empty() {
@@ -210,7 +216,7 @@ fn queue_members<B: Batch>(batch: &mut B, members: &mut Vec<usize>) -> Result<()
     if members.is_empty() {
         return Ok(());
     }
-    if members.len() < B::FEW || !batch.queue()? {
+    if members.len() < batch.few() || !batch.queue()? {
         members.iter().try_for_each(|index| batch.queue_alone(*index))?;
     }
     members.clear();

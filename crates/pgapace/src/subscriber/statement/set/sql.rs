@@ -21,6 +21,8 @@ use crate::subscriber::statement::search::{self, Identical};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetOperation {
     Update,
+    /// The same while unique values move between the rows.
+    UpdateMoving,
     Delete,
     /// Finds the rows and changes nothing.
     Probe,
@@ -80,6 +82,7 @@ pub(crate) fn statement(map: &TableMap, operation: SetOperation, shape: &Shape<'
     let mut builder = Builder { map, shape, types: Vec::new(), sources: Vec::new() };
     let sql = match operation {
         SetOperation::Update => builder.update(),
+        SetOperation::UpdateMoving => builder.update_moving(),
         SetOperation::Delete => builder.delete(),
         SetOperation::Probe => builder.probe(),
         SetOperation::ReadAhead => builder.read_ahead(),
@@ -89,16 +92,16 @@ pub(crate) fn statement(map: &TableMap, operation: SetOperation, shape: &Shape<'
     Statement { sql, types: builder.types, sources: builder.sources }
 }
 
-struct Builder<'a> {
-    map: &'a TableMap,
-    shape: &'a Shape<'a>,
-    types: Vec<u32>,
-    sources: Vec<Source>,
+pub(super) struct Builder<'a> {
+    pub(super) map: &'a TableMap,
+    pub(super) shape: &'a Shape<'a>,
+    pub(super) types: Vec<u32>,
+    pub(super) sources: Vec<Source>,
 }
 
 /// Array parameters, and the names of their columns in the FROM clause.
 #[derive(Default)]
-struct Arrays {
+pub(super) struct Arrays {
     parameters: Vec<String>,
     names: Vec<String>,
 }
@@ -107,7 +110,7 @@ impl Arrays {
     /// The FROM item `v` with all arrays side by side. `unnest` is not qualified, because the
     /// grammar accepts several arrays only then. The search path is empty, so the function is that
     /// of `pg_catalog`.
-    fn unnested(&self, ordinality: Option<&str>) -> String {
+    pub(super) fn unnested(&self, ordinality: Option<&str>) -> String {
         let names: Vec<_> = self.names.iter().map(String::as_str).chain(ordinality).collect();
         format!(
             "unnest({}){} AS v({})",
@@ -119,7 +122,7 @@ impl Arrays {
 }
 
 impl Builder<'_> {
-    fn array(&mut self, arrays: &mut Arrays, name: String, array_type: u32) {
+    pub(super) fn array(&mut self, arrays: &mut Arrays, name: String, array_type: u32) {
         self.types.push(array_type);
         arrays.parameters.push(format!("${}", self.types.len()));
         arrays.names.push(name);
@@ -140,7 +143,7 @@ impl Builder<'_> {
     }
 
     /// Adds the array of a column to set; returns the expression for its value.
-    fn new_value(&mut self, arrays: &mut Arrays, remote: usize) -> String {
+    pub(super) fn new_value(&mut self, arrays: &mut Arrays, remote: usize) -> String {
         let (columns, local) = (self.map.columns.len(), self.map.local(remote));
         let text = self.shape.text.contains(text_of_new(columns, remote));
         self.sources.push(Source::New(remote));
@@ -148,7 +151,7 @@ impl Builder<'_> {
         if text { format!("v.n{remote}::{}", local.base_type_sql) } else { format!("v.n{remote}") }
     }
 
-    fn column(&self, remote: usize) -> String {
+    pub(super) fn column(&self, remote: usize) -> String {
         quote_ident(&self.map.remote.columns[remote].name)
     }
 
@@ -182,7 +185,7 @@ impl Builder<'_> {
     /// It has the form `= ANY (ARRAY[value])`, which an index scan supports but a merge join does
     /// not. With plain `=`, a plan made while the table was empty would read the whole index in
     /// order, and keep doing so after the table has grown.
-    fn keys(&mut self, arrays: &mut Arrays) -> String {
+    pub(super) fn keys(&mut self, arrays: &mut Arrays) -> String {
         let map = self.map;
         let conditions: Vec<_> = map
             .search_columns()
@@ -199,9 +202,15 @@ impl Builder<'_> {
         conditions.join(" AND ")
     }
 
+    /// The published columns that the statement writes.
+    pub(super) fn set_columns(&self) -> impl Iterator<Item = usize> {
+        (0..self.map.columns.len()).filter(|remote| self.shape.set.contains(*remote))
+    }
+
     fn assignments(&mut self, arrays: &mut Arrays) -> Vec<(String, String)> {
-        (0..self.map.columns.len())
-            .filter(|remote| self.shape.set.contains(*remote))
+        self.set_columns()
+            .collect::<Vec<_>>()
+            .into_iter()
             .map(|remote| (self.column(remote), self.new_value(arrays, remote)))
             .collect()
     }

@@ -157,7 +157,9 @@ impl<E: FnMut(Expected)> Whole<'_, '_, '_, '_, E> {
 
 impl<E: FnMut(Expected)> Batch for Whole<'_, '_, '_, '_, E> {
     /// Each change by itself would scan the table.
-    const FEW: usize = 2;
+    fn few(&self) -> usize {
+        2
+    }
 
     fn begin(&mut self) {
         self.buffers.search.begin(self.subscriber.map, BatchUse::Old);

@@ -9,13 +9,13 @@ use testbed::{Cluster, servers};
 use wire::{ConnInfo, Reply, Session, affected_rows};
 
 use super::MAJORS;
-use crate::subscriber::catalogue;
 use crate::subscriber::format::PublisherTypes;
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::statement::cache::StatementCache;
 use crate::subscriber::statement::copy::Format;
 use crate::subscriber::statement::set::{Expected, SetBuffers, queue_segment};
+use crate::subscriber::{catalogue, constraints};
 
 pub(super) const FORMATS: [Format; 2] = [Format::Text, Format::Binary];
 
@@ -80,7 +80,13 @@ impl Bed {
             replica_identity: identity,
             columns,
         };
-        TableMap::new(Arc::new(remote), table, &PublisherTypes::default()).unwrap()
+        let constraints = constraints::load(&mut self.session, table.root).unwrap();
+        let types = PublisherTypes::default();
+        TableMap::new(Arc::new(remote), table, &types).unwrap().with_constraints(
+            &constraints,
+            &types,
+            None,
+        )
     }
 
     pub(super) fn sql(&mut self, sql: &str) {

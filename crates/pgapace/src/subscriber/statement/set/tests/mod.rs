@@ -2,6 +2,7 @@
 
 mod bed;
 mod keyed;
+mod moving;
 mod plans;
 mod types;
 mod whole;

@@ -1,0 +1,96 @@
+//! Updates of rows between which unique values move: see [`crate::subscriber::unique`].
+
+use wire::quote_ident;
+
+use super::sql::{Arrays, Builder};
+use crate::subscriber::oid::{INT4_ARRAY, INT8};
+use crate::subscriber::statement::row::Source;
+
+impl Builder<'_> {
+    /// One statement that deletes the rows whose unique values change, updates the others, and inserts the
+    /// deleted ones again with their new values. The last parameter is the number of rows; with another
+    /// number it fails.
+    ///
+    /// `total` reads `moved` and `kept` to their ends before it returns. So nothing is inserted before all
+    /// rows are deleted. Both see the rows as they were before the statement, and each row is in one of
+    /// them. A row that keeps its unique values cannot meet one that is deleted later: both were there
+    /// before. Values are compared as they are stored (`record_image_eq`): that may call an equal value
+    /// changed, which costs a move, and never calls a changed value equal.
+    pub(super) fn update_moving(&mut self) -> String {
+        let mut arrays = Arrays::default();
+        let condition = self.keys(&mut arrays);
+        let values: Vec<(usize, String)> = self
+            .set_columns()
+            .collect::<Vec<_>>()
+            .into_iter()
+            .map(|remote| (remote, self.new_or_kept_value(&mut arrays, remote)))
+            .collect();
+        self.types.push(INT8);
+        let count = self.types.len();
+        let (map, table) = (self.map, self.map.table.sql_only());
+        let (mut before, mut after) = (Vec::new(), Vec::new());
+        for (remote, value) in values.iter().filter(|(remote, _)| map.unique.contains(*remote)) {
+            let base = &map.local(*remote).base_type_sql;
+            before.push(format!("subscriber.{}::{base}", self.column(*remote)));
+            after.push(format!("({value})::{base}"));
+        }
+        let same = if before.is_empty() {
+            "true".to_owned()
+        } else {
+            let (before, after) = (before.join(", "), after.join(", "));
+            // As an operator between two ROW(…), the parser would compare column by column.
+            format!("pg_catalog.record_image_eq(ROW({before}), ROW({after}))")
+        };
+        let set: Vec<_> = values
+            .iter()
+            .map(|(remote, value)| format!("{} = {value}", self.column(*remote)))
+            .collect();
+        let (mut columns, mut returned, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        for (local, column) in map.table.columns.iter().enumerate() {
+            if column.generated {
+                continue;
+            }
+            let name = quote_ident(&column.name);
+            let value = values.iter().find(|(remote, _)| map.columns[*remote] == local);
+            let value =
+                value.map_or_else(|| format!("subscriber.{name}"), |(_, value)| value.clone());
+            names.push(format!("moved.c{local}"));
+            returned.push(format!("{value} AS c{local}"));
+            columns.push(name);
+        }
+        format!(
+            "WITH v AS MATERIALIZED (SELECT * FROM {arrays}), \
+             moved AS (DELETE FROM {table} AS subscriber USING v \
+               WHERE {condition} AND NOT ({same}) RETURNING {returned}), \
+             kept AS (UPDATE {table} AS subscriber SET {set} FROM v \
+               WHERE {condition} AND {same} RETURNING 1), \
+             total AS MATERIALIZED (SELECT (SELECT pg_catalog.count(*) FROM moved) \
+               OPERATOR(pg_catalog.+) (SELECT pg_catalog.count(*) FROM kept) AS rows), \
+             written AS (INSERT INTO {whole} ({columns}) OVERRIDING SYSTEM VALUE \
+               SELECT {names} FROM moved, total WHERE total.rows OPERATOR(pg_catalog.=) ${count}) \
+             SELECT CASE WHEN total.rows OPERATOR(pg_catalog.=) ${count} THEN 1 \
+               ELSE pg_catalog.concat('pgapace found ', total.rows, ' of ', ${count}, ' rows')\
+               ::pg_catalog.int4 END FROM total",
+            arrays = arrays.unnested(None),
+            returned = returned.join(", "),
+            set = set.join(", "),
+            whole = map.table.sql_name(),
+            columns = columns.join(", "),
+            names = names.join(", "),
+        )
+    }
+
+    /// The new value of a column. If it was not sent for some rows, these keep the subscriber's.
+    fn new_or_kept_value(&mut self, arrays: &mut Arrays, remote: usize) -> String {
+        let value = self.new_value(arrays, remote);
+        if !self.shape.nulls.contains(remote) {
+            return value;
+        }
+        self.sources.push(Source::Sent(remote));
+        self.array(arrays, format!("s{remote}"), INT4_ARRAY);
+        format!(
+            "CASE WHEN v.s{remote} OPERATOR(pg_catalog.=) 1 THEN {value} ELSE subscriber.{} END",
+            self.column(remote)
+        )
+    }
+}
