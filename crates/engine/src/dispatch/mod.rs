@@ -36,6 +36,7 @@
 
 mod blame;
 pub mod pacing;
+pub mod scaling;
 mod stalls;
 #[cfg(test)]
 mod tests;
