@@ -29,6 +29,7 @@ GRANT EXECUTE ON FUNCTION
   pg_replication_origin_drop(text),
   pg_replication_origin_oid(text),
   pg_replication_origin_session_setup(text),
+  pg_replication_origin_session_reset(),
   pg_replication_origin_xact_setup(pg_lsn, timestamptz),
   pg_replication_origin_xact_reset()
   TO pgapace_subscriber;

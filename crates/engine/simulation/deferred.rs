@@ -189,6 +189,7 @@ fn connect(
     let dispatch = DispatchSettings {
         workers: 1,
         shared: false,
+        scaled: false,
         ordered: true,
         round_trip: Duration::ZERO,
         group: GroupLimits { transactions: 4, changes: 8, bytes: 1000 },

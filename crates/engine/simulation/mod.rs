@@ -39,6 +39,7 @@
 //! | 8. some transactions are committed alone | [`Sabotage::GroupedAlone`] |
 //! | 9. what waits is handed over in bounded time | [`Sabotage::LatePickup`] |
 //! | 10. a table is serialized only after several victims | [`Sabotage::HastySerialization`] |
+//! | 11. only its worker gets more beside a group without locks | a unit test: `only_their_worker_gets_groups_while_some_have_no_locks` |
 //!
 //! | rule of [`engine::intake`] | broken by |
 //! |---|---|
@@ -376,6 +377,8 @@ enum Event {
     Cancel(usize),
     FailStatement(usize, Fault),
     GiveBack,
+    /// Another number of workers is in use from now on.
+    LimitWorkers,
     /// A table of the subscriber becomes a partition, or ceases to be one.
     MoveTable,
     /// The publisher goes back in time.
@@ -570,6 +573,9 @@ impl World {
         }
         if self.setting.dispatch.shared && self.rng.chance(1, 60) {
             return Some(Event::GiveBack);
+        }
+        if self.setting.dispatch.workers > 1 && self.rng.chance(1, 100) {
+            return Some(Event::LimitWorkers);
         }
         self.now += self.rng.time(self.setting.tick);
         let first = self.run.intake.streams.first();
@@ -829,6 +835,11 @@ impl World {
             Event::FailStatement(session, fault) => self.subscriber.fail(session, fault),
             Event::GoBack => self.go_back()?,
             Event::GiveBack => self.give_back(),
+            Event::LimitWorkers => {
+                let most = self.setting.dispatch.workers;
+                let limit = self.rng.one_of(&[1, most, most]);
+                self.run.outside.dispatch.limit(limit, self.rng.chance(1, 2));
+            }
             Event::MoveTable => {
                 self.seen.moved += 1;
                 let root = 100 + u32::try_from(self.seen.moved).expect("few moves");
@@ -861,6 +872,7 @@ impl World {
         (self.dispatchable, self.again) = (false, None);
         let (idle, now) = (self.run.outside.dispatch.is_idle(), self.now);
         let step = self.run.next(now)?;
+        let open = self.run.outside.dispatch.workers().open().count();
         let short = matches!(step, Step::Busy { short: true });
         if let Want::Open(worker) = self.run.outside.dispatch.want(short, now, || true) {
             if self.rng.chance(1, 8) {
@@ -887,7 +899,7 @@ impl World {
                 self.again = Some(now + time);
             }
             Step::HandOver { worker, mut group, .. } => {
-                self.check_hand_over(worker, &group)?;
+                self.check_hand_over(worker, open, &group)?;
                 let workers = self.workers.len();
                 let in_parts = group.works.iter().any(|work| !work.part.first);
                 let worker = match self.sabotage {
@@ -908,15 +920,14 @@ impl World {
         Ok(())
     }
 
-    /// What must hold of every group that is handed over.
-    fn check_hand_over(&mut self, worker: usize, group: &Group) -> Result<(), String> {
-        let DispatchSettings { workers, group: limits, writeset, pacing, .. } =
-            self.setting.dispatch;
+    /// What must hold of every group that is handed over, while so many workers are `open`.
+    fn check_hand_over(&mut self, worker: usize, open: usize, group: &Group) -> Result<(), String> {
+        let DispatchSettings { group: limits, writeset, pacing, .. } = self.setting.dispatch;
         if !self.present.contains(&worker) {
             return Err(format!("a group is handed to worker {worker}, which has left"));
         }
         let queue = self.run.outside.dispatch.workers().queue(worker).len();
-        let depth = pacing.queue_depth(limits.transactions, workers).max(pacing.far_depth);
+        let depth = pacing.queue_depth(limits.transactions, open).max(pacing.far_depth);
         if queue > depth {
             return Err(format!("P6: worker {worker} has {queue} groups, of {depth}"));
         }

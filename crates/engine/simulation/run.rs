@@ -85,6 +85,7 @@ impl Setting {
         let dispatch = DispatchSettings {
             workers: 1 + rng.below(4),
             shared: rng.chance(1, 4),
+            scaled: false,
             ordered,
             round_trip: rng.one_of(&[Duration::ZERO, Duration::from_millis(5)]),
             group: GroupLimits {

@@ -12,12 +12,16 @@ use std::time::Duration;
 use wire::ConnInfo;
 
 pub(crate) use self::declarations::{
-    ApplyModeSetting, Binary, IfNotEmpty, OnMissedChanges, OnTableError, OriginFilter, Prefetch,
-    Streaming, Subscription,
+    ApplyModeSetting, ApplyWorkers, Binary, IfNotEmpty, OnMissedChanges, OnTableError,
+    OriginFilter, Prefetch, Streaming, Subscription, TagCommits,
 };
 use self::given::Given;
 use self::setting::{Setting, Value};
 use crate::error::{Class, Failure, Result};
+
+/// Most sessions for streamed transactions where the number of workers is not fixed. Few transactions
+/// of that size are open at the same time.
+const AUTO_STREAM_SESSIONS: usize = 3;
 
 /// How tables are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,7 +109,11 @@ impl Subscription {
     /// Most sessions on which streamed transactions are applied while they are open.
     pub(crate) fn stream_sessions(&self) -> usize {
         match self.streaming {
-            Streaming::Parallel => self.workers - 1,
+            Streaming::Parallel => match self.workers {
+                // Each is opened when a transaction needs it.
+                ApplyWorkers::Auto => AUTO_STREAM_SESSIONS,
+                ApplyWorkers::Fixed(number) => number - 1,
+            },
             Streaming::Off | Streaming::On => 0,
         }
     }

@@ -31,10 +31,13 @@
 //!    committers; then after a bounded time (promise P9).
 //! 10. A table is serialized between groups only: when groups with it have often given way, or when a
 //!     unique value was found to move between its rows.
+//! 11. A worker that is alone locks nothing. While groups without locks are in flight, only their worker
+//!     gets more.
 //!
 //! Time is a value: the time since the run began. Constants are in [`pacing`].
 
 mod blame;
+mod in_use;
 pub mod pacing;
 pub mod scaling;
 mod stalls;
@@ -42,12 +45,14 @@ mod stalls;
 mod tests;
 mod workers;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use blame::Blame;
 pub use blame::{TableId, Turn, Turned};
 pub use pacing::Pacing;
 use pgoutput::{DecodeError, Message};
+use scaling::{GroupWork, Scaling};
 pub use stalls::{Look, Stalls};
 pub use workers::{Leaves, Want, Workers};
 
@@ -92,6 +97,8 @@ pub struct DispatchSettings {
     pub workers: usize,
     /// Whether other subscriptions share their sessions.
     pub shared: bool,
+    /// Whether the number of workers in use follows from what they gain. See [`scaling`].
+    pub scaled: bool,
     /// Whether commits keep the publisher's order.
     pub ordered: bool,
     /// What a round trip to the subscriber takes at most.
@@ -151,9 +158,16 @@ pub struct Dispatch<T> {
     workers: Workers,
     /// What the groups in flight have locked; a single worker needs to know nothing of it.
     writeset: Option<Writeset>,
+    /// The last group that locked nothing there, because its worker was alone.
+    unlocked: Option<GroupSeq>,
     blame: Blame,
     stalls: Stalls,
-    depth: usize,
+    /// If their number is not fixed.
+    scaling: Option<Scaling>,
+    /// By worker, when its groups were handed over, and what they have to do.
+    given: Vec<VecDeque<(Duration, GroupWork)>>,
+    /// When all workers were busy and enough waited for a group.
+    pressed_at: Option<Duration>,
     /// The group that was handed over last.
     last: GroupSeq,
     /// The last of them that was not prepared at once.
@@ -171,14 +185,18 @@ impl<T: Dispatchable> Dispatch<T> {
     /// Nothing waits.
     #[must_use]
     pub fn new(settings: DispatchSettings) -> Self {
-        let DispatchSettings { workers, ordered, group, writeset, pacing, .. } = settings;
+        let DispatchSettings { workers, shared, scaled, ordered, group, writeset, pacing, .. } =
+            settings;
         Self {
             waiting: Batcher::new(group, pacing),
-            workers: Workers::new(workers, settings.shared, pacing),
+            workers: Workers::new(workers, shared || scaled, pacing),
             writeset: (workers > 1).then(|| Writeset::new(writeset, ordered)),
+            unlocked: None,
+            scaling: scaled.then(|| Scaling::new(workers)),
+            given: vec![VecDeque::new(); workers],
+            pressed_at: None,
             blame: Blame::new(&pacing),
             stalls: Stalls::new(settings.deadlock_timeout, pacing.longest_deadlock_check),
-            depth: pacing.queue_depth(group.transactions, workers),
             last: GroupSeq::NONE,
             last_ordinary: GroupSeq::NONE,
             last_at: Duration::ZERO,
@@ -251,6 +269,19 @@ impl<T: Dispatchable> Dispatch<T> {
     /// # Errors
     /// When the locks of a change are not known; then the run must end.
     pub fn next(&mut self, now: Duration, reading: bool) -> Result<Step<T>, LockError> {
+        self.limit_to_load(now);
+        let step = self.next_step(now, reading);
+        let busy = matches!(step, Ok(Step::Busy { .. }));
+        if busy && self.waiting.is_worth_a_group() {
+            self.pressed_at = Some(now);
+        }
+        if let Some(scaling) = &mut self.scaling {
+            scaling.waits(busy, now);
+        }
+        step
+    }
+
+    fn next_step(&mut self, now: Duration, reading: bool) -> Result<Step<T>, LockError> {
         if self.waiting.is_empty() {
             return Ok(Step::Nothing);
         }
@@ -273,9 +304,21 @@ impl<T: Dispatchable> Dispatch<T> {
         }
     }
 
+    /// The workers that may get the next group.
+    fn open(&self) -> impl Iterator<Item = (usize, &VecDeque<GroupSeq>)> {
+        let unlocked = self.unlocked.is_some_and(|last| last > self.ended_through());
+        self.workers.open().take(if unlocked { 1 } else { usize::MAX })
+    }
+
+    /// Groups that each of so many workers has at most.
+    fn depth(&self, workers: usize) -> usize {
+        self.settings.pacing.queue_depth(self.settings.group.transactions, workers)
+    }
+
     fn room(&self, now: Duration, reading: bool) -> Room {
         if let Some(worker) = self.pinned {
-            let has_room = self.workers.queue(worker).len() < self.depth;
+            let depth = self.depth(self.settings.workers);
+            let has_room = self.workers.queue(worker).len() < depth;
             return if has_room { Room::At(worker) } else { Room::Full };
         }
         // Full means that groups are in flight, and the oldest always ends.
@@ -289,17 +332,17 @@ impl<T: Dispatchable> Dispatch<T> {
             return room;
         }
         // The first that is free: under a light load one session has all plans at hand.
-        if let Some((free, _)) = self.workers.open().find(|(_, queue)| queue.is_empty()) {
+        if let Some((free, _)) = self.open().find(|(_, queue)| queue.is_empty()) {
             let Pacing { pace, backlog_pace, .. } = self.settings.pacing;
             let pace = if backlog { backlog_pace } else { pace };
             let pace = if worth || self.is_idle() { Duration::ZERO } else { pace };
             let early = pace.saturating_sub(now.saturating_sub(self.last_at));
             return if early.is_zero() { Room::At(free) } else { Room::In(early) };
         }
-        let least =
-            self.workers.open().min_by_key(|(_, queue)| (queue.len(), queue.front().copied()));
+        let least = self.open().min_by_key(|(_, queue)| (queue.len(), queue.front().copied()));
+        let depth = self.depth(self.workers.open().count());
         match least {
-            Some((worker, queue)) if worth && queue.len() < self.depth => Room::At(worker),
+            Some((worker, queue)) if worth && queue.len() < depth => Room::At(worker),
             _ => Room::Busy,
         }
     }
@@ -311,7 +354,7 @@ impl<T: Dispatchable> Dispatch<T> {
         if busy || !ordered || !pacing.is_far(*round_trip) {
             return None;
         }
-        let last = self.workers.open().find(|(_, queue)| queue.back() == Some(&self.last));
+        let last = self.open().find(|(_, queue)| queue.back() == Some(&self.last));
         let (worker, queue) = last?;
         let early = pacing.far_pace(*round_trip).saturating_sub(now.saturating_sub(self.last_at));
         Some(if queue.len() >= pacing.far_depth {
@@ -344,6 +387,7 @@ impl<T: Dispatchable> Dispatch<T> {
             self.last_ordinary = seq;
         }
         let beside_others = !self.is_idle();
+        self.note_work(worker, &group, now);
         (self.last, self.last_at) = (seq, now);
         self.pinned = (!ends).then_some(worker);
         self.workers.push(worker, seq);
@@ -358,6 +402,9 @@ impl<T: Dispatchable> Dispatch<T> {
         continued: bool,
         works: &[T],
     ) -> Result<Dependent, LockError> {
+        if self.writeset.is_some() && self.is_alone(seq, continued) {
+            return Ok(Dependent::default());
+        }
         let Some(writeset) = &mut self.writeset else { return Ok(Dependent::default()) };
         if !continued {
             self.blame.settle(writeset);
@@ -410,6 +457,7 @@ impl<T: Dispatchable> Dispatch<T> {
         if self.is_idle() {
             self.idle_since = now;
         }
+        self.measure(worker, groups, now);
         goes
     }
 
@@ -421,6 +469,11 @@ impl<T: Dispatchable> Dispatch<T> {
     /// See [`Workers::give_back`]. Not the worker that has the first parts of a transaction.
     pub fn give_back(&mut self, now: Duration, gives: impl FnOnce(bool) -> bool) -> Option<Leaves> {
         self.workers.give_back(self.pinned, now, gives)
+    }
+
+    /// See [`Workers::retire`]. Not the worker that has the first parts of a transaction.
+    pub fn retire(&mut self, now: Duration) -> Option<Leaves> {
+        self.workers.retire(self.pinned, now)
     }
 
     /// See [`Workers::came`].

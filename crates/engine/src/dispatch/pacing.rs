@@ -142,6 +142,20 @@ pub struct Pacing {
     ///
     /// Opening a session takes several milliseconds of CPU on the subscriber.
     pub want_after: Duration,
+    /// Such waits are added up over this time.
+    pub want_within: Duration,
+    /// How long a worker has had nothing, so that its session is closed.
+    ///
+    /// An idle session costs the subscriber some megabytes. Opening it again delays nobody.
+    pub unused: Duration,
+    /// Workers that may be in use without a backlog, if the number is not fixed.
+    ///
+    /// Publisher sessions that wait for the subscriber do not wait for the commits of each other then.
+    pub light_workers: usize,
+    /// How long a load counts as heavy after all workers were busy and enough waited for a group.
+    pub heavy_for: Duration,
+    /// A time without work that ends a measurement of what the workers apply.
+    pub interruption: Duration,
     /// How long a worker has had nothing, so that its session goes to whoever asks.
     pub idle: Duration,
     /// How long a busy worker stays at least: opening its session took some time.
@@ -181,6 +195,11 @@ impl Pacing {
         serialized_term: Duration::from_secs(10),
         longest_serialized_term: Duration::from_secs(320),
         want_after: Duration::from_millis(50),
+        want_within: Duration::from_secs(1),
+        unused: Duration::from_secs(60),
+        light_workers: 4,
+        heavy_for: Duration::from_millis(500),
+        interruption: Duration::from_millis(100),
         idle: Duration::from_millis(100),
         tenure: Duration::from_millis(500),
         reopen_pause: Duration::from_secs(10),

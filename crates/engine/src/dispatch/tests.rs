@@ -128,6 +128,7 @@ fn settings(workers: usize) -> DispatchSettings {
     DispatchSettings {
         workers,
         shared: false,
+        scaled: false,
         ordered: true,
         round_trip: Duration::ZERO,
         group: GroupLimits { transactions: 128, changes: 1000, bytes: 10_000 },
@@ -346,6 +347,69 @@ fn a_worker_that_leaves_gets_no_more() {
     assert_eq!(handed(&mut dispatch, at(700)).map(|(worker, _)| worker), Some(0));
     assert!(matches!(kept(&mut dispatch, at(700)), Step::Busy { short: true }));
     assert!(dispatch.answered(1, 1, &[], at(701)), "now it goes");
+}
+
+/// Otherwise a change on another worker could overtake one of the same row that is in no writeset.
+#[test]
+fn only_their_worker_gets_groups_while_some_have_no_locks() {
+    let mut dispatch = dispatch(settings(3));
+    let next = |dispatch: &mut Dispatch<Insertion>, key| {
+        (0..64).for_each(|_| dispatch.push(row(key)));
+        handed(dispatch, at(key)).map(|(worker, group)| (worker, group.dependent.waits.through.0))
+    };
+    dispatch.limit(1, true);
+    assert_eq!(next(&mut dispatch, 1), Some((0, 0)));
+    assert_eq!(dispatch.remembered().locks, 0, "nothing else is in flight");
+    dispatch.limit(3, true);
+    assert_eq!(next(&mut dispatch, 2), Some((0, 0)), "the session keeps their order");
+    assert_eq!(dispatch.remembered().locks, 1);
+    dispatch.answered(0, 1, &[GroupSeq(1)], at(3));
+    assert_eq!(next(&mut dispatch, 2), Some((1, 2)), "both have locks");
+    dispatch.limit(1, true);
+    assert_eq!(next(&mut dispatch, 3), Some((0, 0)));
+    assert_eq!(dispatch.remembered().locks, 3, "another worker is still busy");
+    dispatch.answered(0, 1, &[GroupSeq(2)], at(4));
+    dispatch.answered(1, 1, &[GroupSeq(3)], at(4));
+    assert_eq!(next(&mut dispatch, 4), Some((0, 0)));
+    assert_eq!(dispatch.remembered().locks, 1);
+}
+
+#[test]
+fn a_backlog_is_applied_by_as_many_workers_as_gain_something() {
+    let mut dispatch = dispatch(DispatchSettings { scaled: true, ..settings(16) });
+    dispatch.sent_after(at(5000));
+    // Each worker applies ten groups per second.
+    let (mut busy, mut used) = (Vec::new(), 0);
+    for now in 0..20_000 {
+        (0..100).for_each(|key| dispatch.push(row(key)));
+        while let Want::Open(worker) = dispatch.want(true, at(now), || true) {
+            dispatch.came(worker, at(now));
+        }
+        busy.retain(|(worker, seq, ends)| {
+            let ended = *ends <= now;
+            if ended {
+                dispatch.answered(*worker, 1, &[*seq], at(now));
+            }
+            !ended
+        });
+        while let Some((worker, group)) = handed(&mut dispatch, at(now)) {
+            let queued = busy.iter().filter(|(other, ..)| *other == worker).map(|(.., ends)| *ends);
+            busy.push((worker, group.seq, queued.max().unwrap_or(now) + 100));
+            used = used.max(worker + 1);
+        }
+    }
+    assert_eq!((used, dispatch.decision().workers), (16, 16), "{:?}", dispatch.decision());
+    // Without a backlog, sessions that nobody needs are closed.
+    dispatch.sent_after(at(0));
+    for (worker, seq, _) in busy {
+        dispatch.answered(worker, 1, &[seq], at(21_000));
+    }
+    let mut closed = 0;
+    while let Some(leaves) = dispatch.retire(at(90_000)) {
+        dispatch.left(leaves.worker);
+        closed += 1;
+    }
+    assert_eq!(closed, 15);
 }
 
 #[test]

@@ -4,16 +4,18 @@
 //!             want()                came()
 //!   Vacant ───────────► Opening ───────────► Open ◄──── push(), answered()
 //!     ▲                    │                  │
-//!     │  not_opened()      │                  │ give_back()
+//!     │  not_opened()      │                  │ give_back(), retire()
 //!     ├────────────────────┘                  ▼
 //!     └────────────────────────────────── Leaving ◄──── answered()
 //!                       left()
 //! ```
 //!
-//! The first worker is the subscription's own, and stays. The others share their sessions with other
-//! subscriptions of the process: one comes when there is more to do than those that are here take, and
-//! goes when another subscription asks for its session, after what it has is done. Nobody waits for
-//! either.
+//! The first worker is the subscription's own, and stays. The others come and go, if the number of
+//! workers is not fixed or their sessions are shared with other subscriptions of the process. One comes
+//! when there is more to do than those that are here take. It goes when another subscription asks for
+//! its session, or when it was not used for long, after what it has is done. Nobody waits for either.
+//!
+//! Only the first workers get groups, as many as [`Workers::limit`] says. The others stay for a while.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -73,27 +75,44 @@ pub struct Leaves {
 #[derive(Debug)]
 pub struct Workers {
     slots: Vec<WorkerSlot>,
-    /// Whether other subscriptions share the sessions.
-    shared: bool,
+    /// Whether workers come and go.
+    vary: bool,
     pacing: Pacing,
+    /// How many workers may get groups.
+    limit: usize,
+    /// Whether that many are to be there at once.
+    eager: bool,
     /// Since when there is more to do than the workers take.
     short_since: Option<Duration>,
+    /// When such times are counted from, and their sum before `short_since`.
+    counted_from: Duration,
+    short_for: Duration,
     /// No session is opened before.
     paused_until: Duration,
 }
 
 impl Workers {
-    /// At most `most` workers, at least one. Those that nobody shares are all open, else the first is.
+    /// At most `most` workers, at least one. If they vary, the first is open, else all are.
     #[must_use]
-    pub fn new(most: usize, shared: bool, pacing: Pacing) -> Self {
+    pub fn new(most: usize, vary: bool, pacing: Pacing) -> Self {
         let slot = |number| WorkerSlot {
-            stage: if number == 0 || !shared { Stage::Open } else { Stage::Vacant },
+            stage: if number == 0 || !vary { Stage::Open } else { Stage::Vacant },
             queue: VecDeque::new(),
             since: Duration::ZERO,
             idle_since: Duration::ZERO,
         };
         let slots = (0..most.max(1)).map(slot).collect();
-        Self { slots, shared, pacing, short_since: None, paused_until: Duration::ZERO }
+        Self {
+            slots,
+            vary,
+            pacing,
+            limit: most.max(1),
+            eager: false,
+            short_since: None,
+            counted_from: Duration::ZERO,
+            short_for: Duration::ZERO,
+            paused_until: Duration::ZERO,
+        }
     }
 
     /// The most workers that there can be.
@@ -102,10 +121,28 @@ impl Workers {
         self.slots.len()
     }
 
+    /// From now on at most so many workers get groups, and at least one. `eager`: those that are missing
+    /// are to come at once; otherwise when there is more to do than the others take.
+    pub fn limit(&mut self, limit: usize, eager: bool) {
+        (self.limit, self.eager) = (limit.clamp(1, self.slots.len()), eager);
+    }
+
+    /// See [`Self::limit`].
+    #[must_use]
+    pub fn limited_to(&self) -> usize {
+        self.limit
+    }
+
     /// Those that may be given groups, by number, with their groups; the first is always among them.
     pub fn open(&self) -> impl Iterator<Item = (usize, &VecDeque<GroupSeq>)> {
         let open = self.slots.iter().enumerate().filter(|(_, slot)| slot.stage == Stage::Open);
-        open.map(|(number, slot)| (number, &slot.queue))
+        open.map(|(number, slot)| (number, &slot.queue)).take(self.limit)
+    }
+
+    /// Whether all groups in flight are those of the first worker.
+    #[must_use]
+    pub fn only_first_is_busy(&self) -> bool {
+        self.slots[1..].iter().all(|slot| slot.queue.is_empty())
     }
 
     /// What each worker has to do first.
@@ -144,16 +181,17 @@ impl Workers {
     /// Tells whether there is more to do than the workers take: then another one may come, if `ask`
     /// gets a session for it.
     pub fn want(&mut self, short: bool, now: Duration, ask: impl FnOnce() -> bool) -> Want {
-        if !self.shared {
+        if !self.vary {
             return Want::Nothing;
         }
-        if !short {
+        let short = short || self.eager;
+        let long_enough = self.is_short_for_long(short, now);
+        let there = |slot: &&WorkerSlot| matches!(slot.stage, Stage::Open | Stage::Opening);
+        if !short || self.slots.iter().filter(there).count() >= self.limit {
             return if self.short_since.take().is_some() { Want::Content } else { Want::Nothing };
         }
-        let since = *self.short_since.get_or_insert(now);
-        if now < (since + self.pacing.want_after).max(self.paused_until)
-            || self.slots.iter().any(|slot| slot.stage == Stage::Opening)
-        {
+        let opening = self.slots.iter().any(|slot| slot.stage == Stage::Opening);
+        if now < self.paused_until || !self.eager && (!long_enough || opening) {
             return Want::Nothing;
         }
         let vacant = self.slots.iter().position(|slot| slot.stage == Stage::Vacant);
@@ -164,6 +202,36 @@ impl Workers {
             }
             _ => Want::Nothing,
         }
+    }
+
+    /// Counts how long there was more to do than the workers took. Groups that are short, but many, are
+    /// waited for in many short times.
+    fn is_short_for_long(&mut self, short: bool, now: Duration) -> bool {
+        if now.saturating_sub(self.counted_from) >= self.pacing.want_within {
+            (self.counted_from, self.short_for) = (now, Duration::ZERO);
+        }
+        match (self.short_since, short) {
+            (None, true) => self.short_since = Some(now),
+            (Some(since), false) => self.short_for += now.saturating_sub(since),
+            _ => {}
+        }
+        let since = self.short_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        self.short_for + since >= self.pacing.want_after
+    }
+
+    /// A worker that was not used for long, and goes. Not worker `kept`.
+    pub fn retire(&mut self, kept: Option<usize>, now: Duration) -> Option<Leaves> {
+        if !self.vary {
+            return None;
+        }
+        let unused = self.pacing.unused;
+        let mut others = self.slots.iter_mut().enumerate().skip(1).rev();
+        let (worker, slot) = others.find(|(number, slot)| {
+            let idle = slot.queue.is_empty() && now.saturating_sub(slot.idle_since) >= unused;
+            Some(*number) != kept && slot.stage == Stage::Open && idle
+        })?;
+        slot.stage = Stage::Leaving;
+        Some(Leaves { worker, done: true })
     }
 
     /// The worker that gives its session to another subscription, if one is to have it: `gives` says so
@@ -215,10 +283,50 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_nobody_shares_stay() {
+    fn a_fixed_number_of_workers_stays() {
         let mut workers = Workers::new(3, false, Pacing::MEASURED);
         assert_eq!(workers.open().count(), 3);
         assert_eq!(workers.want(true, at(900), || panic!("nobody is asked")), Want::Nothing);
+        assert_eq!(workers.retire(None, at(9_000_000)), None);
+    }
+
+    #[test]
+    fn only_so_many_get_groups_and_others_go_when_they_are_not_used() {
+        let mut workers = Workers::new(4, true, Pacing::MEASURED);
+        workers.limit(3, true);
+        assert_eq!(workers.want(false, at(0), || true), Want::Open(1), "at once");
+        assert_eq!(workers.want(false, at(0), || true), Want::Open(2), "both at a time");
+        assert_eq!(workers.want(true, at(0), || true), Want::Content, "that is all");
+        workers.came(1, at(10));
+        workers.came(2, at(10));
+        assert_eq!(workers.open().count(), 3);
+        workers.push(1, GroupSeq(1));
+        workers.limit(1, true);
+        assert_eq!(workers.open().map(|(number, _)| number).collect::<Vec<_>>(), [0]);
+        assert!(!workers.only_first_is_busy());
+        assert!(!workers.answered(1, 1, at(20_000)));
+        assert!(workers.only_first_is_busy());
+        let unused = Pacing::MEASURED.unused;
+        assert_eq!(workers.retire(Some(2), at(10) + unused), None, "it has a part of something");
+        let leaves = |worker| Some(Leaves { worker, done: true });
+        assert_eq!(workers.retire(None, at(10) + unused), leaves(2));
+        assert_eq!(workers.retire(None, at(10) + unused), None, "it was used lately");
+        assert_eq!(workers.retire(None, at(20_000) + unused), leaves(1));
+        assert_eq!(workers.retire(None, at(90_000) + unused), None, "the first stays");
+    }
+
+    #[test]
+    fn many_short_waits_count_like_a_long_one() {
+        let mut workers = Workers::new(2, true, Pacing::MEASURED);
+        let mut opened = None;
+        for wait in 0..30 {
+            for (at_millisecond, short) in [(10 * wait, true), (10 * wait + 5, false)] {
+                if workers.want(short, at(at_millisecond), || true) == Want::Open(1) {
+                    opened.get_or_insert(wait);
+                }
+            }
+        }
+        assert_eq!(opened, Some(10));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The apply workers of a subscription. [`engine::dispatch`] decides when they start, end, and get work.
 
+mod in_use;
 mod slots;
 
 use std::time::{Duration, Instant};
@@ -17,8 +18,10 @@ use crate::apply::worker::{Answered, FromWorker, Moved};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::subscriber::state::statistics::Waits;
+use crate::subscriber::state::workers_in_use::WorkersInUse;
 
-pub(crate) use slots::{Connector, Slots};
+use in_use::ReportedWorkers;
+pub(crate) use slots::{Connector, Slots, WorkerNumber};
 
 /// How groups are made and handed over.
 #[derive(Debug, Clone, Copy)]
@@ -53,6 +56,7 @@ pub(crate) struct Pool {
     started: Instant,
     /// How long the oldest groups have waited for locks.
     lock_waits: Stopwatch,
+    reported: ReportedWorkers,
 }
 
 impl Pool {
@@ -63,8 +67,9 @@ impl Pool {
         blockers: Blockers,
     ) -> Self {
         let dispatch = Dispatch::new(DispatchSettings {
-            workers: slots.most(),
+            workers: slots.number().most,
             shared: slots.are_shared(),
+            scaled: slots.number().auto,
             ordered: identity.ordered,
             round_trip: identity.round_trip,
             group: settings.group_limits,
@@ -80,6 +85,7 @@ impl Pool {
             blockers,
             started: Instant::now(),
             lock_waits: Stopwatch::default(),
+            reported: ReportedWorkers::default(),
         }
     }
 
@@ -168,8 +174,13 @@ impl Pool {
         &self.slots.events
     }
 
-    /// Asks for another worker while groups wait and all workers are busy.
+    /// Asks for more workers while groups wait and all workers are busy.
     fn want(&mut self, short: bool) {
+        while self.want_one(short) {}
+    }
+
+    /// Whether another worker was started.
+    fn want_one(&mut self, short: bool) -> bool {
         let (now, slots) = (self.now(), &self.slots);
         let mut lease = None;
         let want = self.dispatch.want(short, now, || {
@@ -178,19 +189,24 @@ impl Pool {
         });
         match (want, lease) {
             (Want::Open(worker), Some(lease)) => {
-                if let Err(failure) = self.slots.open(worker, lease) {
-                    self.not_opened(worker, &failure);
+                let opened = self.slots.open(worker, lease);
+                if let Err(failure) = &opened {
+                    self.not_opened(worker, failure);
                 }
+                return opened.is_ok();
             }
             (Want::Content, _) => self.slots.content(),
             (Want::Nothing | Want::Open(_), _) => {}
         }
+        false
     }
 
-    /// Gives a session to another subscription, if its share wants that.
+    /// Gives a session to another subscription, if its share wants that, or closes one that was not
+    /// used for long.
     pub(crate) fn give_back(&mut self) {
         let (now, slots) = (self.now(), &self.slots);
         let leaves = self.dispatch.give_back(now, |idle| slots.gives(idle));
+        let leaves = leaves.or_else(|| self.dispatch.retire(now));
         if let Some(Leaves { worker, done }) = leaves {
             self.slots.give(worker);
             if done {
@@ -261,6 +277,15 @@ impl Pool {
         self.dispatch.unique_value_moved(root, now)
     }
 
+    /// How many workers are in use, for the statistics.
+    pub(crate) fn workers_in_use(&self) -> WorkersInUse {
+        WorkersInUse {
+            decision: self.dispatch.decision(),
+            most: self.slots.number().most,
+            limited_by_origins: self.slots.number().limited_by_origins,
+        }
+    }
+
     /// How long workers, and the oldest groups, have waited since the last call.
     pub(crate) fn take_waits(&mut self) -> Waits {
         let mut waits = self.lock_waits.take();
@@ -285,6 +310,7 @@ impl Pool {
         if self.dispatch.answered(worker, groups, ended, now) {
             self.slots.dismiss(worker);
         }
+        self.reported.look(self.dispatch.decision(), self.slots.subscription());
         if let Some(prefetch) = &self.prefetch {
             prefetch.ended(self.dispatch.ended_through());
         }

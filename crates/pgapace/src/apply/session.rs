@@ -18,6 +18,10 @@ pub(crate) struct Identity {
     pub(crate) epoch: i64,
     /// Whether the session has a replication origin.
     pub(crate) tagged: bool,
+    /// How many replication origins stay free for others.
+    pub(crate) origin_reserve: Option<i64>,
+    /// Whether the origin of a worker that goes is dropped.
+    pub(crate) drops_origin: bool,
     /// Whether the subscriber refuses a commit before its predecessor's.
     pub(crate) ordered: bool,
     /// The oid of the subscriber database.

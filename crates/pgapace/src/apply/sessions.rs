@@ -15,8 +15,6 @@ use crate::config::Subscription as Config;
 pub(crate) struct Share {
     shares: Arc<Mutex<Shares>>,
     member: usize,
-    /// Sessions that it may have, its own one included.
-    most: usize,
     alone: bool,
 }
 
@@ -41,23 +39,17 @@ impl Share {
                 continue;
             }
             let same = || (0..servers.len()).filter(|other| servers[*other] == servers[first]);
-            let most: Vec<_> = same().map(|other| subscriptions[other].workers).collect();
+            let most: Vec<_> = same().map(|other| subscriptions[other].workers.most()).collect();
             let shares = Arc::new(Mutex::new(Shares::new(&most)));
             for (member, other) in same().enumerate() {
                 found[other] = Some(Arc::new(Self {
                     shares: Arc::clone(&shares),
                     member,
-                    most: most[member],
                     alone: most.len() == 1,
                 }));
             }
         }
         found.into_iter().flatten().collect()
-    }
-
-    /// How many sessions the subscription may have.
-    pub(crate) fn most(&self) -> usize {
-        self.most
     }
 
     /// Whether nobody else has a share.

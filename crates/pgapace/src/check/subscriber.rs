@@ -6,11 +6,10 @@ use wire::Session;
 
 use crate::apply::prefetch::READERS;
 use crate::check::report::{Reporter, Side};
-use crate::check::{Settings, SubscriptionState, failed, genuine, one};
+use crate::check::{Settings, SubscriptionState, failed, genuine, one, origins};
 use crate::config::{Prefetch, Subscription as Config};
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::subscriber::catalogue::boolean;
-use crate::subscriber::origin;
 use crate::subscriber::session::OLDEST_MAJOR;
 use crate::subscriber::state::{self, ownership, progress, schema};
 
@@ -68,15 +67,7 @@ pub(super) fn check(
         .group("session_replication_role", |reporter| replica_role(session, &known.role, reporter));
     reporter.group("state", |reporter| own_schema(session, config, &mut known, reporter));
     reporter.group("settings", |reporter| settings(session, config, &known, reporter));
-    if config.tag_commits {
-        reporter.group("origin", |reporter| check_origin(session, config, &known, reporter));
-    } else if config.origin_none() {
-        reporter.warn(
-            "origin",
-            "commits are not tagged (--tag-commits=false): a subscription in the opposite \
-             direction would send them back",
-        );
-    }
+    reporter.group("origin", |reporter| origins::check(session, config, &known, reporter));
     Some(known)
 }
 
@@ -257,12 +248,13 @@ fn settings(
     // The session of this check ends before a run begins.
     let used = used - 1;
     let what = format!("{used} of {most} connections are in use");
-    let needed = SESSIONS + count(config.workers);
+    let needed = SESSIONS + count(config.workers.at_start());
+    let workers = count(config.workers.most() - config.workers.at_start());
     // Copying can do with fewer sessions, but takes longer.
     let copying = if config.copies_data() { COPY_SESSIONS + count(config.copy_workers) } else { 0 };
     let streams = count(config.stream_sessions());
     let reading = if config.prefetch == Prefetch::Off { 0 } else { count(READERS) };
-    let all = needed + copying + streams + reading;
+    let all = needed + workers + copying + streams + reading;
     let fix = format!(
         "ALTER SYSTEM SET max_connections = {}; -- then restart the subscriber",
         used + all + reserved + 20
@@ -274,6 +266,9 @@ fn settings(
         reporter.block("max_connections", message).sql(fix);
     } else if most - used < all {
         let mut message = format!("{what}; a run needs {needed}");
+        if workers > 0 {
+            let _ = write!(message, ", and {workers} more if more workers apply faster");
+        }
         if copying > 0 {
             let _ = write!(message, ", and {copying} more to copy tables");
         }
@@ -299,94 +294,6 @@ fn settings(
     Ok(())
 }
 
-/// Tagged commits need the origin functions, and a free slot for each origin in use.
-fn check_origin(
-    session: &mut Session,
-    config: &Config,
-    known: &SubscriptionState,
-    reporter: &mut Reporter<'_>,
-) -> Result<()> {
-    let role = &known.role;
-    let rows = session
-        .query(
-            "SELECT coalesce(pg_catalog.string_agg( \
-               p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ' ORDER BY p.proname), '') \
-             FROM pg_catalog.pg_proc p \
-             WHERE p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace \
-               AND p.proname IN ('pg_replication_origin_create', 'pg_replication_origin_drop', \
-                 'pg_replication_origin_oid', 'pg_replication_origin_session_setup', \
-                 'pg_replication_origin_xact_reset', 'pg_replication_origin_xact_setup') \
-               AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')",
-            &[],
-        )
-        .map_err(|e| failed(SIDE, &e, "reading privileges"))?;
-    let refused = rows.first().and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default();
-    let name = if session.server_version().major() >= 18 {
-        "max_active_replication_origins"
-    } else {
-        "max_replication_slots"
-    };
-    let settings = Settings::read(session, SIDE, &[name])?;
-    // An origin occupies a slot from its first use until it is dropped. The subscription's own
-    // origins already have slots.
-    let own = known.row.as_ref().map(|row| origin::prefix(session, row.id)).transpose()?;
-    let sql = format!(
-        "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin \
-         WHERE NOT pg_catalog.starts_with(roname, {})",
-        wire::quote_literal(own.as_deref().unwrap_or("-"))
-    );
-    let used: i64 = one(session, SIDE, &sql, "counting replication origins")?
-        .parse()
-        .map_err(|_| Failure::internal("a count is not a number"))?;
-    let most = settings.number(name).unwrap_or(0);
-    // One per worker, one for tables that are copied while others stream, and one per session for
-    // streaming transactions.
-    let needed =
-        count(config.workers) + i64::from(config.copies_data()) + count(config.stream_sessions());
-    let (problem, fix) = if !refused.is_empty() {
-        (
-            format!("role {role} may not use replication origins"),
-            format!("GRANT EXECUTE ON FUNCTION {refused} TO {role};"),
-        )
-    } else if used + needed > most {
-        (
-            format!(
-                "{name} is {most}, {used} replication origins of others exist, and a run needs \
-                 {needed} more"
-            ),
-            format!(
-                "ALTER SYSTEM SET {name} = {}; -- then restart the subscriber",
-                used + needed + 8
-            ),
-        )
-    } else {
-        reporter.ok("origin", "commits can be tagged with a replication origin");
-        return Ok(());
-    };
-    if config.origin_none() {
-        reporter
-            .block(
-                "origin",
-                format!(
-                    "{problem}: with --origin none, a subscription in the opposite direction would \
-                     send untagged commits back. If there is none, pass --tag-commits=false"
-                ),
-            )
-            .sql(fix);
-    } else {
-        reporter
-            .note(
-                "origin",
-                format!(
-                    "{problem}: commits will not be tagged, so subscriptions to this server \
-                     cannot filter them by origin"
-                ),
-            )
-            .sql(fix);
-    }
-    Ok(())
-}
-
-fn count(number: usize) -> i64 {
+pub(super) fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

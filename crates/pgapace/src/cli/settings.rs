@@ -88,6 +88,10 @@ fn row(setting: &Setting) -> String {
             names.join(", ")
         }
     };
+    let values = match setting.word {
+        "" => values,
+        word => format!("`{word}`, {values}"),
+    };
     let mut what = format!("{}.", setting.help);
     for choice in &choices {
         let help = choice.get_help().map(ToString::to_string).unwrap_or_default();

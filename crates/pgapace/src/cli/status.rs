@@ -54,6 +54,9 @@ struct Status {
     /// The mode of --streaming in the last run; null before the first.
     streaming: Option<String>,
     streaming_reason: Option<String>,
+    /// Apply workers in use for a backlog, and why so many; null before the first statistics.
+    workers: Option<u16>,
+    workers_reason: Option<String>,
     spool: Spooled,
     started_at: Option<String>,
     received_lsn: Option<String>,
@@ -246,6 +249,8 @@ fn of(
         format_reason,
         streaming,
         streaming_reason,
+        workers: statistics.and_then(|s| s.workers),
+        workers_reason: statistics.and_then(|s| s.workers_reason.clone()),
         spool: statistics.map(|s| s.spool).unwrap_or_default(),
         started_at: statistics.and_then(|s| s.started_at.clone()),
         received_lsn: text(statistics.and_then(|s| s.received)),
@@ -355,6 +360,9 @@ fn print(status: &Status) {
     }
     if let (Some(mode), Some(reason)) = (&status.streaming, &status.streaming_reason) {
         item("streaming", &format!("{mode}: {reason}"));
+    }
+    if let (Some(workers), Some(reason)) = (status.workers, &status.workers_reason) {
+        item("workers", &format!("{workers}: {reason}"));
     }
     let Spooled { files, bytes } = status.spool;
     let bytes = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));

@@ -1,5 +1,6 @@
 //! Every setting, declared once. docs/settings.md is made from this: `pgapace settings` writes it.
 
+use std::fmt::{Display, Formatter};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -92,11 +93,14 @@ settings! {
             renamed: &[Renamed { name: "keep", values: Some(("refuse", "keep")) }],
             verbs: &["run", "refresh"],
         }
-        "workers" workers: usize {
+        "workers" workers: ApplyWorkers {
+            value: "auto|N",
             help: "Number of sessions that apply changes at the same time",
-            more: "Subscriptions that one process applies to one server share their sessions: as many as \
+            more: "auto measures what another worker gains, and uses up to 16; status shows the decision. \
+                   Subscriptions that one process applies to one server share their sessions: as many as \
                    the largest --workers among them, and at least one each.",
-            default: "4",
+            default: "auto",
+            word: "auto",
             range: Some(1..=64),
             group: Group::Apply,
         }
@@ -196,9 +200,14 @@ settings! {
             default: "5s",
             unit: Unit::Seconds,
         }
-        "tag-commits" tag_commits: bool {
+        "tag-commits" tag_commits: TagCommits {
+            value: "auto|BOOL",
             help: "Tag commits with a replication origin, if the role is allowed to",
-            default: "true",
+            more: "auto tags them if somebody can see it: wal_level is logical or track_commit_timestamp is \
+                   on. It then uses no more workers than there are free replication origins, and leaves \
+                   some to native subscriptions.",
+            default: "auto",
+            word: "auto",
         }
         "binary" binary: Binary {
             help: "Form in which the publisher sends values",
@@ -303,6 +312,73 @@ pub(crate) enum ApplyModeSetting {
     Auto,
     /// Each change as it was sent, each transaction alone.
     Row,
+}
+
+/// How many sessions apply changes at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ApplyWorkers {
+    /// As many as gain something.
+    Auto,
+    Fixed(usize),
+}
+
+impl ApplyWorkers {
+    /// The most that [`Self::Auto`] uses. On slow storage and at a distance, 16 were the fastest of all
+    /// numbers that were measured; each costs the subscriber a session.
+    const MOST: usize = 16;
+
+    pub(crate) fn most(self) -> usize {
+        match self {
+            Self::Auto => Self::MOST,
+            Self::Fixed(number) => number,
+        }
+    }
+
+    /// How many there are from the start.
+    pub(crate) fn at_start(self) -> usize {
+        match self {
+            Self::Auto => 1,
+            Self::Fixed(number) => number,
+        }
+    }
+}
+
+impl Display for ApplyWorkers {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Fixed(number) => number.fmt(f),
+        }
+    }
+}
+
+impl Value for ApplyWorkers {
+    fn parse(text: &str, setting: &Setting) -> std::result::Result<Self, String> {
+        if text == setting.word {
+            return Ok(Self::Auto);
+        }
+        usize::parse(text, setting).map(Self::Fixed)
+    }
+}
+
+/// Whether commits are tagged with a replication origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TagCommits {
+    /// Where somebody can see it.
+    Auto,
+    Always,
+    Never,
+}
+
+impl Value for TagCommits {
+    const SHAPE: Shape = Shape::Boolean;
+
+    fn parse(text: &str, setting: &Setting) -> std::result::Result<Self, String> {
+        if text == setting.word {
+            return Ok(Self::Auto);
+        }
+        bool::parse(text, setting).map(|tag| if tag { Self::Always } else { Self::Never })
+    }
 }
 
 /// Source transactions that may become one subscriber transaction; `None` is as many as wait.

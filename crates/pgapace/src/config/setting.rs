@@ -113,6 +113,8 @@ pub(crate) struct Setting {
     /// The default in words, if it is not a fixed value.
     pub(crate) default_is: &'static str,
     pub(crate) unit: Unit,
+    /// May be given in place of a number or boolean.
+    pub(crate) word: &'static str,
     /// In its unit. Without one, a number with a unit is at most [`MOST`].
     pub(crate) range: Option<RangeInclusive<u64>>,
     /// Whether there is an environment variable.
@@ -137,6 +139,7 @@ impl Setting {
         default: "",
         default_is: "",
         unit: Unit::None,
+        word: "",
         range: None,
         environment: true,
         renamed: &[],
@@ -197,7 +200,7 @@ impl Setting {
         if let Some(range) = self.range() {
             let factor = self.unit.factor("").unwrap_or(1);
             let range = range.start().saturating_mul(factor)..=range.end().saturating_mul(factor);
-            for text in texts {
+            for text in texts.iter().filter(|text| self.word.is_empty() || *text != self.word) {
                 if !range.contains(&self.amount(text).map_err(colon)?) {
                     return Err(match self.limits().unwrap_or_default() {
                         (low, Some(high)) => format!(" must be between {low} and {high}"),

@@ -7,7 +7,7 @@ use clap::{Args, Command, FromArgMatches};
 use super::declarations::{GroupTransactions, IfNotEmpty, SETTINGS, Streaming};
 use super::given::Given;
 use super::setting::{Group, Setting};
-use super::{Subscription, subscriptions};
+use super::{ApplyWorkers, Subscription, TagCommits, subscriptions};
 
 fn flags(flags: &[&str]) -> Given {
     let command = Given::augment_args(Command::new("test"));
@@ -86,6 +86,21 @@ fn mistakes_are_named() {
     for text in ["truncate = true", "if-not-empty = 'truncate'"] {
         assert!(one(text).contains("a decision for one start"), "{text}");
     }
+}
+
+#[test]
+fn a_word_stands_in_place_of_a_number_or_a_boolean() {
+    let read = |text: &str| {
+        let found = both(&format!("{ONE}{text}"), &[]).expect("valid");
+        (found.workers, found.tag_commits)
+    };
+    let default = (ApplyWorkers::Auto, TagCommits::Auto);
+    assert_eq!(read(""), default);
+    assert_eq!(read("workers = 'auto'\ntag-commits = 'auto'"), default);
+    let given = (ApplyWorkers::Fixed(3), TagCommits::Never);
+    assert_eq!(read("workers = 3\ntag-commits = false"), given);
+    assert_eq!(read("workers = '3'\ntag-commits = 'off'"), given);
+    assert_eq!(read("tag-commits = true").1, TagCommits::Always);
 }
 
 #[test]
@@ -216,7 +231,10 @@ fn a_file_of_an_earlier_version_is_read() {
 #[test]
 fn defaults_are_as_documented() {
     let found = one("");
-    assert_eq!((found.workers, found.copy_workers, found.slot.as_str()), (4, 4, "a"));
+    assert_eq!(
+        (found.workers, found.copy_workers, found.slot.as_str()),
+        (ApplyWorkers::Auto, 4, "a")
+    );
     assert_eq!(found.streaming, Streaming::Parallel);
     assert_eq!(found.group_transactions, GroupTransactions(None));
     assert_eq!(found.copy().split_size, 32 << 20);

@@ -15,4 +15,5 @@ pub(crate) mod session;
 pub(crate) mod state;
 pub(crate) mod statement;
 pub(crate) mod storage;
+pub(crate) mod tagging;
 pub(crate) mod unique;

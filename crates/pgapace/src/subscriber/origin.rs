@@ -13,6 +13,7 @@ use crate::error::{Failure, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::tagging;
 
 /// How long a session that is ending may still hold an origin.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
@@ -41,19 +42,22 @@ pub(crate) fn prefix_in(database: impl Display, id: SubscriptionId) -> String {
 
 /// Sets the session's origin, and creates it if it does not exist. Each worker has its own origin,
 /// because only one session can use an origin. `database` is the oid of the session's database.
+/// `reserve`: an origin is created only if so many stay free.
 ///
-/// Without the privilege, the inner result holds the reason, and the session's commits stay
-/// untagged.
+/// Without the privilege, or without a free origin, the inner result holds the reason, and the session's
+/// commits stay untagged.
 pub(crate) fn attach(
     session: &mut Session,
     database: u32,
     id: SubscriptionId,
     worker: usize,
+    reserve: Option<i64>,
 ) -> Result<std::result::Result<(), String>> {
     let name = wire::quote_literal(&format!("{}{worker}", prefix_in(database, id)));
     // Privileges are checked first, because a failed call would log an error on the server.
+    let setting = tagging::setting(session.server_version().major());
     let rows = session
-        .query(&ASK_SQL.replace("{NAME}", &name), &[])
+        .query(&ASK_SQL.replace("{NAME}", &name).replace("{SETTING}", setting), &[])
         .map_err(|e| Failure::subscriber(&e, "checking the replication origin"))?;
     let row = rows
         .first()
@@ -62,9 +66,13 @@ pub(crate) fn attach(
     if !refused.is_empty() {
         return Ok(Err(format!("permission denied for {refused} (SQLSTATE 42501)")));
     }
+    let (exists, free): (_, i64) = (boolean(&row, 0)?, field(&row, 2)?);
+    if !exists && reserve.is_some_and(|reserve| free <= reserve) {
+        return Ok(Err(format!("{free} replication origins are free ({setting}), for others")));
+    }
     let set_up = format!("SELECT pg_catalog.pg_replication_origin_session_setup({name})");
     let create = format!("SELECT pg_catalog.pg_replication_origin_create({name}); {set_up}");
-    let mut attached = run(session, if boolean(&row, 0)? { &set_up } else { &create })?;
+    let mut attached = run(session, if exists { &set_up } else { &create })?;
     if attached.is_ok() {
         // The call that resets runs first, so that a statement that fails later leaves nothing
         // behind.
@@ -78,7 +86,8 @@ pub(crate) fn attach(
     Ok(attached.map_err(|error| format!("{} (SQLSTATE {})", error.message, error.code)))
 }
 
-/// Whether the origin exists, and which origin functions the role may not call.
+/// Whether the origin exists, which origin functions the role may not call, and how many more origins
+/// there may be.
 const ASK_SQL: &str = "\
 SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_replication_origin o WHERE o.roname = {NAME}),
        (SELECT pg_catalog.string_agg('function ' || p.proname, ', ' ORDER BY p.proname)
@@ -87,7 +96,9 @@ SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_replication_origin o WHERE o.roname =
                                 WHERE n.nspname = 'pg_catalog')
           AND p.proname IN ('pg_replication_origin_create', 'pg_replication_origin_session_setup',
             'pg_replication_origin_xact_reset', 'pg_replication_origin_xact_setup')
-          AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE'))";
+          AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')),
+       pg_catalog.current_setting('{SETTING}')::pg_catalog.int8
+         OPERATOR(pg_catalog.-) (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin)";
 
 /// Runs a statement about an origin. The inner error is the server's.
 fn run(
@@ -110,6 +121,55 @@ fn run(
                 return Err(Failure::subscriber(&error, "setting the replication origin"));
             }
         }
+    }
+}
+
+/// Whether the role may detach a session from its origin, and drop that.
+const MAY_DROP_SQL: &str = "\
+SELECT pg_catalog.count(*) OPERATOR(pg_catalog.=) 2 FROM pg_catalog.pg_proc p
+WHERE p.pronamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = 'pg_catalog')
+  AND p.proname IN ('pg_replication_origin_session_reset', 'pg_replication_origin_drop')
+  AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE')";
+
+/// Drops the origin of a session that ends: others may have the place. If it cannot be dropped, it stays.
+pub(crate) fn release(session: &mut Session, database: u32, id: SubscriptionId, worker: usize) {
+    let name = wire::quote_literal(&format!("{}{worker}", prefix_in(database, id)));
+    // Asked first, because a failed call would log an error on the server.
+    let may = session.query(MAY_DROP_SQL, &[]).ok().and_then(|rows| {
+        let row = rows.first()?;
+        boolean(&row, 0).ok()
+    });
+    if may != Some(true) {
+        return;
+    }
+    let released = session.simple(&format!(
+        "SELECT pg_catalog.pg_replication_origin_session_reset(); \
+         SELECT pg_catalog.pg_replication_origin_drop({name})"
+    ));
+    if let Err(error) = released {
+        tracing::debug!(name, %error, "a replication origin was left");
+    }
+}
+
+/// Drops origins that no session uses any more. If one of them is still in use, all stay.
+pub(crate) fn drop_unused(session: &mut Session, names: &[&str]) -> Result<()> {
+    let rows = session
+        .query(MAY_DROP_SQL, &[])
+        .map_err(|e| Failure::subscriber(&e, "checking privileges on replication origins"))?;
+    if names.is_empty() || !rows.first().map_or(Ok(false), |row| boolean(&row, 0))? {
+        return Ok(());
+    }
+    let calls = names.iter().map(|name| {
+        format!("pg_catalog.pg_replication_origin_drop({})", wire::quote_literal(name))
+    });
+    let sql = format!("SELECT {}", calls.collect::<Vec<_>>().join(", "));
+    match session.simple(&sql) {
+        Ok(_) => Ok(()),
+        Err(wire::Error::Server(error)) => {
+            tracing::debug!(%error, "replication origins were left");
+            Ok(())
+        }
+        Err(error) => Err(Failure::subscriber(&error, "dropping replication origins")),
     }
 }
 

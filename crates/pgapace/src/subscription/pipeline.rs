@@ -20,12 +20,12 @@ use super::{Supervisor, Until};
 use crate::apply::blockers::Pulse;
 use crate::apply::durability;
 use crate::apply::leader::{Leader, LeaderParts, Outcome, PrepareNames, Surroundings};
-use crate::apply::pool::PoolSettings;
+use crate::apply::pool::{PoolSettings, WorkerNumber};
 use crate::apply::session::Identity;
 use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::streams::StreamSessions;
 use crate::apply::tables::Tables;
-use crate::config::{self, ApplyModeSetting};
+use crate::config::{self, ApplyModeSetting, ApplyWorkers};
 use crate::error::{Failure, Result};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::publication::PublishedTable;
@@ -72,7 +72,14 @@ impl Supervisor<'_> {
         let until = self.goal(end);
         let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
         let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
-        let identity = self.identity(&mut control, database, row)?;
+        let tagging = self.tagging(&mut control, database, row)?;
+        let identity = self.identity(&mut control, database, row, &tagging)?;
+        let sessions = self.run_sessions(&tagging);
+        let workers = WorkerNumber {
+            most: sessions.workers,
+            limited_by_origins: sessions.workers < config.workers.most(),
+            auto: config.workers == ApplyWorkers::Auto,
+        };
         let settings = self.pool_settings();
         let spool = self.spool()?;
         let streaming = self.streaming(&source);
@@ -81,20 +88,16 @@ impl Supervisor<'_> {
         let this: &Self = self;
         // To a distant subscriber, both halves take as many round trips.
         let (resumption, stream, states, (pool, durability)) = std::thread::scope(|scope| {
-            let sessions = scope.spawn(|| {
-                this.open_sessions(context.subscriber, row, identity, settings, purpose, &pulse)
+            let opened = scope.spawn(|| {
+                let subscriber = context.subscriber;
+                this.open_sessions(subscriber, row, identity, (settings, workers), purpose, &pulse)
             });
             let resumption =
                 this.resume(&mut control, &mut source, row, context, waits, &published)?;
             let stream = this.start_stream(source, row, &resumption, streaming)?;
             let states = state::relations(&mut control, row.id)?;
             let panicked = |_| Err(Failure::internal("connecting panicked"));
-            Ok::<_, Failure>((
-                resumption,
-                stream,
-                states,
-                sessions.join().unwrap_or_else(panicked)?,
-            ))
+            Ok::<_, Failure>((resumption, stream, states, opened.join().unwrap_or_else(panicked)?))
         })?;
         self.known = Known::Begun;
         let catch_up = self.catch_up_options(context, identity, settings);
@@ -102,7 +105,7 @@ impl Supervisor<'_> {
         record.runs();
         let mut types = PublisherTypes::new(servers, resumption.format.binary);
         published.iter().for_each(|table| types.add(table));
-        let locks_ordered = (config.workers > 1).then_some(config.preserve_commit_order);
+        let locks_ordered = (workers.most > 1).then_some(config.preserve_commit_order);
         let tables = Tables::new(&states, types, locks_ordered)
             .with_policy(config.on_conflict.clone(), row.id);
         let added =
@@ -121,7 +124,8 @@ impl Supervisor<'_> {
         };
         let receiver = Receiver::spawn(stream, feedback.clone(), options)?;
         let spool = AccountedSpool { spool, memory: Arc::clone(&receiver.memory) };
-        let connects = self.stream_connects(context.subscriber, purpose, identity);
+        let connects =
+            self.stream_connects(context.subscriber, purpose, identity, sessions.streams);
         let run = self.resumed_run(row, resumption, settings, spool, waits, connects.len());
         session::give_up_locks(&mut control)?;
         Leader::new(LeaderParts {
@@ -252,7 +256,7 @@ impl Supervisor<'_> {
             subscription = self.config.name,
             slot = row.slot_name,
             applied = %resumption.applied.through,
-            workers = self.config.workers,
+            workers = %self.config.workers,
             acknowledged = %resumption.acknowledged,
             epoch = row.epoch,
             format = resumption.format.name(),
@@ -274,7 +278,7 @@ impl Supervisor<'_> {
             connect: Box::new(move |table| {
                 let identity = Identity { progress_of: table.number, ordered: true, ..identity };
                 let connector = self.connector(context.subscriber, Purpose::Apply, identity);
-                connector(self.config.workers)
+                connector(self.config.workers.most())
             }),
             subscription: &self.config.name,
             part_limits: self.part_limits(),
@@ -335,7 +339,7 @@ impl Supervisor<'_> {
         match (config.apply_mode, config.group_transactions.0) {
             (_, Some(number)) => number.get(),
             // A transaction that is applied by rows ends its group. Groups of one spread over workers.
-            (ApplyModeSetting::Row, None) if config.workers > 1 => 1,
+            (ApplyModeSetting::Row, None) if config.workers.most() > 1 => 1,
             (_, None) => GROUP_TRANSACTIONS,
         }
     }

@@ -158,7 +158,7 @@ impl Supervisor<'_> {
             config::Streaming::On => {
                 ("on", "they are sent while they run, and applied when they have committed")
             }
-            config::Streaming::Parallel if self.config.workers == 1 => {
+            config::Streaming::Parallel if self.config.stream_sessions() == 0 => {
                 ("on", "there is one worker, so they are applied when they have committed")
             }
             config::Streaming::Parallel => ("parallel", "they are applied while they run"),

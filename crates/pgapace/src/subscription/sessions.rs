@@ -11,7 +11,7 @@ use crate::apply::blockers::{Blockers, Pulse, Watched};
 use crate::apply::conflicts;
 use crate::apply::durability::Durability;
 use crate::apply::encoder;
-use crate::apply::pool::{Connector, Pool, PoolSettings, Slots};
+use crate::apply::pool::{Connector, Pool, PoolSettings, Slots, WorkerNumber};
 use crate::apply::prefetch::Prefetch;
 use crate::apply::session::{Connect, Identity, Lost};
 use crate::error::{Class, Failure, Result};
@@ -19,6 +19,7 @@ use crate::subscriber::origin;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::Subscription;
 use crate::subscriber::state::ownership;
+use crate::subscriber::tagging::{RunSessions, Tagging};
 
 impl Supervisor<'_> {
     /// What the workers' sessions commit under.
@@ -27,6 +28,7 @@ impl Supervisor<'_> {
         control: &mut Session,
         database: u32,
         row: &Subscription,
+        tagging: &Tagging,
     ) -> Result<Identity> {
         let round_trip = control
             .measure_round_trip(Pacing::MEASURED.far)
@@ -35,12 +37,48 @@ impl Supervisor<'_> {
             id: row.id,
             progress_of: row.id,
             epoch: row.epoch,
-            tagged: self.config.tag_commits,
+            tagged: tagging.tagged,
+            origin_reserve: tagging.room().map(|room| room.reserve),
+            drops_origin: tagging.may_drop,
             ordered: self.config.preserve_commit_order,
             database,
             owner: control.backend_pid(),
             round_trip,
         })
+    }
+
+    /// Whether commits are tagged. Drops replication origins of sessions that earlier runs had.
+    pub(super) fn tagging(
+        &self,
+        control: &mut Session,
+        database: u32,
+        row: &Subscription,
+    ) -> Result<Tagging> {
+        let prefix = origin::prefix_in(database, row.id);
+        let tagging = Tagging::read(control, self.config, Some(&prefix))?;
+        let unused = tagging.unused(self.config, &prefix);
+        if !unused.is_empty() {
+            origin::drop_unused(control, &unused)?;
+        }
+        Ok(tagging)
+    }
+
+    /// How many sessions apply, and how many execute streamed transactions.
+    pub(super) fn run_sessions(&self, tagging: &Tagging) -> RunSessions {
+        let (sessions, config) = (tagging.sessions(self.config), self.config);
+        let fewer = sessions != RunSessions::of(config);
+        if let Some(room) = tagging.room().filter(|_| fewer) {
+            tracing::info!(
+                event = "origins_limit_workers",
+                subscription = config.name,
+                workers = sessions.workers,
+                stream_workers = sessions.streams,
+                origins = room.most,
+                others = room.others,
+                "fewer workers than configured may apply, because each needs a replication origin"
+            );
+        }
+        sessions
     }
 
     /// How to open the session of a worker, by its number.
@@ -50,7 +88,7 @@ impl Supervisor<'_> {
         purpose: Purpose,
         identity: Identity,
     ) -> Connector {
-        let (origin_none, workers) = (self.config.origin_none(), self.config.workers);
+        let (origin_none, workers) = (self.config.origin_none(), self.config.workers.most());
         let subscriber = Arc::new(subscriber.clone());
         let policy = Arc::new(self.config.on_conflict.clone());
         let tagging = Arc::clone(&self.tagging);
@@ -60,8 +98,9 @@ impl Supervisor<'_> {
             Box::new(move |lost| {
                 let opened = open_apply(&subscriber, purpose, identity, number, origin_none, lost);
                 let (mut session, identity) = opened?;
-                if number > workers && !identity.tagged && tagging.load(Ordering::Acquire) {
-                    // Commits of streams are tagged like those of workers: another direction relies on it.
+                let needed = number > workers || number > 0 && identity.origin_reserve.is_some();
+                if needed && !identity.tagged && tagging.load(Ordering::Acquire) {
+                    // All commits are tagged or none: another direction relies on it.
                     let message = "there is no replication origin for another session";
                     return Err(Failure::new(Class::Subscriber, message).transient(true));
                 }
@@ -80,10 +119,11 @@ impl Supervisor<'_> {
         subscriber: &Subscriber,
         purpose: Purpose,
         identity: Identity,
+        sessions: usize,
     ) -> Vec<Connect> {
-        let first = self.config.workers + 1;
+        let first = self.config.workers.most() + 1;
         let connector = self.connector(subscriber, purpose, identity);
-        (first..first + self.config.stream_sessions()).map(connector).collect()
+        (first..first + sessions).map(connector).collect()
     }
 
     /// Opens the sessions that apply, and those beside them, all at the same time.
@@ -92,7 +132,7 @@ impl Supervisor<'_> {
         subscriber: &Subscriber,
         row: &Subscription,
         identity: Identity,
-        settings: PoolSettings,
+        (settings, workers): (PoolSettings, WorkerNumber),
         purpose: Purpose,
         leader: &Pulse,
     ) -> Result<(Pool, Durability)> {
@@ -104,6 +144,7 @@ impl Supervisor<'_> {
             let monitor = scope.spawn(|| subscriber.connect(Purpose::Monitor));
             let slots = Slots::new(
                 &self.share,
+                workers,
                 self.connector(subscriber, purpose, identity),
                 &config.name,
             )?;
@@ -131,6 +172,7 @@ fn open_apply(
     origin_none: bool,
     lost: Option<Lost>,
 ) -> Result<(Session, Identity)> {
+    let catches_up = identity.progress_of != identity.id;
     let mut session = subscriber.connect(purpose)?;
     if let Some(lost) = lost {
         ownership::end_session(&mut session, identity.id, lost.backend)?;
@@ -139,7 +181,10 @@ fn open_apply(
     if !identity.tagged || lost.is_some_and(|lost| !lost.tagged) {
         return Ok((session, Identity { tagged: false, ..identity }));
     }
-    let attached = origin::attach(&mut session, identity.database, identity.id, number)?;
+    // The first worker, and one in place of another, may have what is left to others.
+    let reserve = identity.origin_reserve.filter(|_| number > 0 && lost.is_none() && !catches_up);
+    let Identity { database, id, .. } = identity;
+    let attached = origin::attach(&mut session, database, id, number, reserve)?;
     match &attached {
         Ok(()) => {}
         Err(reason) if origin_none => {
@@ -150,8 +195,7 @@ fn open_apply(
             .hint(
                 "With --origin none, untagged commits would be sent back by the other \
                  direction. Grant the role the origin functions (see README), raise \
-                 max_replication_slots (max_active_replication_origins from 18 on), which has \
-                 to leave one origin for each of --workers, or pass --tag-commits=false if there \
+                 max_replication_slots (max_active_replication_origins from 18 on), or pass --tag-commits=false if there \
                  is no other direction.",
             ));
         }

@@ -94,7 +94,12 @@ impl Meter {
         for cycles in &mut self.workers {
             if cycles.from.is_some() {
                 let from = if cycles.idle { now } else { cycles.until };
-                *cycles = Cycles { from: Some(from), until: from, idle: cycles.idle, ..Cycles::default() };
+                *cycles = Cycles {
+                    from: Some(from),
+                    until: from,
+                    idle: cycles.idle,
+                    ..Cycles::default()
+                };
             }
         }
         (self.since, self.bytes, self.changes) = (now, 0, 0);
@@ -139,7 +144,12 @@ impl Meter {
     }
 
     /// The result, once there is one. `longest`: how long to wait for workers whose groups take long.
-    pub(super) fn result(&self, workers: usize, longest: Duration, now: Duration) -> Option<Measurement> {
+    pub(super) fn result(
+        &self,
+        workers: usize,
+        longest: Duration,
+        now: Duration,
+    ) -> Option<Measurement> {
         let took = now.saturating_sub(self.since);
         let of_each = CYCLES_OF_EACH.max(CYCLES.div_ceil(workers));
         let through = self.workers.iter().filter(|cycles| cycles.count >= of_each).count();

@@ -352,6 +352,7 @@ impl Scaling {
 
     /// A number that is not in use applied this factor of what the one in use does.
     fn note(&mut self, workers: usize, factor: f64) {
+        #[expect(clippy::cast_possible_truncation, reason = "it is between these bounds")]
         let percent = ((factor - 1.0) * 100.0).round().clamp(-100.0, 999.0) as i16;
         let tried = Some(Tried { workers: short(workers), percent });
         if workers > self.best {

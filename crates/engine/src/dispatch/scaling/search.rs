@@ -97,7 +97,7 @@ mod tests {
     fn climb(mut search: Search, from: usize, curve: impl Fn(usize) -> f64) -> (usize, Vec<usize>) {
         let (mut now, mut tried) = (from, Vec::new());
         while let Some(next) = search.candidate(now) {
-            assert!(next >= 1 && next <= 16 && next != now, "{tried:?}");
+            assert!((1..=16).contains(&next) && next != now, "{tried:?}");
             tried.push(next);
             if curve(next) > curve(now) {
                 search.accepted(now, next);

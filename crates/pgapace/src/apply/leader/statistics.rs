@@ -27,6 +27,7 @@ impl Leader<'_> {
             applied: positions.apply,
             flushed: positions.flush,
             spool: self.intake.incoming.spool().spool.used(),
+            workers: self.around.pool.workers_in_use(),
             goes_on,
         };
         let mut news = delta;

@@ -18,6 +18,17 @@ use crate::subscriber::state::statistics::Waits;
 /// How a worker opens its session, by its number.
 pub(crate) type Connector = Box<dyn Fn(usize) -> Connect + Send + Sync>;
 
+/// How many workers there may be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WorkerNumber {
+    /// As configured, or less if the server has not enough replication origins.
+    pub(crate) most: usize,
+    /// Whether it is less.
+    pub(crate) limited_by_origins: bool,
+    /// Whether the number in use follows from what they gain.
+    pub(crate) auto: bool,
+}
+
 /// A place for a worker.
 #[derive(Debug, Default)]
 struct WorkerSlot {
@@ -31,24 +42,27 @@ struct WorkerSlot {
 pub(crate) struct Slots {
     slots: Vec<WorkerSlot>,
     share: Arc<Share>,
+    number: WorkerNumber,
     connector: Connector,
     context: WorkerContext,
     pub(super) events: Receiver<(usize, FromWorker)>,
 }
 
 impl Slots {
-    /// Opens the subscription's own session, and all others if no other subscription shares them.
+    /// Opens the subscription's own session, and all others if their number is fixed and no other
+    /// subscription shares them.
     pub(crate) fn new(
         share: &Arc<Share>,
+        number: WorkerNumber,
         connector: Connector,
         subscription: &str,
     ) -> Result<Self> {
-        let turns = Turns::new(share.most())?;
+        let turns = Turns::new(number.most)?;
         let (sender, events) = unbounded();
         let context = WorkerContext { turns, sender, subscription: subscription.to_owned() };
-        let mut slots: Vec<_> = (0..share.most()).map(|_| WorkerSlot::default()).collect();
-        for slot in &mut slots[1..] {
-            slot.lease = if share.is_alone() { share.ask() } else { None };
+        let mut slots: Vec<_> = (0..number.most).map(|_| WorkerSlot::default()).collect();
+        if share.is_alone() && !number.auto {
+            slots[1..].iter_mut().for_each(|slot| slot.lease = share.ask());
         }
         // All at once: each connects first.
         std::thread::scope(|scope| {
@@ -69,12 +83,12 @@ impl Slots {
             }
             Ok::<_, Failure>(())
         })?;
-        Ok(Self { slots, share: Arc::clone(share), connector, context, events })
+        Ok(Self { slots, share: Arc::clone(share), number, connector, context, events })
     }
 
-    /// The most workers that there can be.
-    pub(super) fn most(&self) -> usize {
-        self.share.most()
+    /// How many there may be.
+    pub(super) fn number(&self) -> WorkerNumber {
+        self.number
     }
 
     /// Whether other subscriptions share their sessions.

@@ -23,6 +23,7 @@ use crate::apply::worker::tally::Tally;
 use crate::apply::worker::{Answered, FromWorker, Reporter, ToWorker};
 use crate::error::{Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
+use crate::subscriber::origin;
 
 /// The longest sleep. Other threads wake the worker when they have news.
 pub(super) const SLEEP: Duration = Duration::from_secs(10);
@@ -107,6 +108,14 @@ impl ApplyThread {
             }
         }
         Ok(())
+    }
+
+    /// The worker goes while others go on: they may need its replication origin.
+    pub(super) fn release_origin(&mut self, identity: Identity, number: usize) {
+        let Identity { tagged, drops_origin, database, id, .. } = identity;
+        if tagged && drops_origin && !self.session.is_broken() {
+            origin::release(&mut self.session, database, id, number);
+        }
     }
 
     /// Closes the session, and waits until the server has ended it.

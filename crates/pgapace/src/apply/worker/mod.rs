@@ -183,13 +183,14 @@ impl Worker {
                 handle_of_thread.set(Some(&opened.0));
                 reporter.report(FromWorker::Moved(Moved::Came));
             }
-            let sessions = (connect, handle_of_thread);
+            let (identity, sessions) = (opened.1, (connect, handle_of_thread));
             let mut thread =
                 ApplyThread::new(inbox, sessions, opened, reporter, (log, turns, waits));
             if let Err(failure) = thread.run() {
                 return thread.reporter.report(FromWorker::Failed(failure));
             }
             if let Some(lease) = lease {
+                thread.release_origin(identity, number);
                 let reporter = thread.close(CLOSE_PATIENCE);
                 drop(lease);
                 reporter.report(FromWorker::Moved(Moved::Left));

@@ -8,6 +8,7 @@ pub(crate) mod progress;
 pub(crate) mod published;
 pub(crate) mod schema;
 pub(crate) mod statistics;
+pub(crate) mod workers_in_use;
 
 use engine::sync_lsn::SyncLsn;
 use engine::table_sync::TableSyncState;

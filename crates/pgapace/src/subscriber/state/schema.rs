@@ -303,6 +303,9 @@ subscription, and missing rows that were logged. pgapace.stat_subscription count
 Rows older than --conflict-retention are removed';
 COMMENT ON TABLE pgapace.prepared IS 'transactions that are prepared on the subscriber; see pgapace prepared.
 A prepared transaction keeps a lock on this table, so no migration may alter it'",
+    "\
+-- apply workers in use, and why
+ALTER TABLE pgapace.stat_subscription ADD workers integer, ADD workers_reason text",
 ];
 
 /// The schema version that this program creates.

@@ -11,6 +11,7 @@ use crate::error::{Failure, Result};
 use crate::observe::stopwatch::Reason;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::conflict::ConflictType;
+use crate::subscriber::state::workers_in_use::WorkersInUse;
 use crate::subscriber::state::{SubscriptionId, conflicts};
 
 /// Declares each counter once. Each is a column with the same name.
@@ -224,6 +225,7 @@ pub(crate) struct Delta {
     pub(crate) applied: Lsn,
     pub(crate) flushed: Lsn,
     pub(crate) spool: Spooled,
+    pub(crate) workers: WorkersInUse,
     /// The run is healthy. An error of an earlier run, at or before the applied position, is
     /// cleared.
     pub(crate) goes_on: bool,
@@ -277,12 +279,14 @@ pub(crate) fn add(session: &mut Session, id: SubscriptionId, delta: &Delta) -> R
         .simple(&format!(
             "UPDATE pgapace.stat_subscription SET updated_at = pg_catalog.now(), \
              received_lsn = '{}', applied_lsn = '{}', flushed_lsn = '{}', \
-             spool_files = {}, spool_bytes = {}{set} WHERE subscription = {}",
+             spool_files = {}, spool_bytes = {}, workers = {}, workers_reason = {}{set} WHERE subscription = {}",
             delta.received,
             delta.applied,
             delta.flushed,
             delta.spool.files,
             delta.spool.bytes,
+            delta.workers.decision.workers,
+            wire::quote_literal(&delta.workers.to_string()),
             id.0
         ))
         .map_err(|e| failed(&e))?;
@@ -366,6 +370,9 @@ pub(crate) struct Statistics {
     pub(crate) applied: Option<Lsn>,
     pub(crate) flushed: Option<Lsn>,
     pub(crate) spool: Spooled,
+    /// Apply workers in use, and why.
+    pub(crate) workers: Option<u16>,
+    pub(crate) workers_reason: Option<String>,
     pub(crate) started_at: Option<String>,
     pub(crate) last_error: Option<String>,
     pub(crate) last_error_at: Option<String>,
@@ -387,6 +394,7 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
                    last_error_at, spool_files, spool_bytes, error_since, error_count, \
                    next_try_at, next_try_at IS NOT NULL \
                      AND next_try_at > pg_catalog.now() - '2 minutes'::pg_catalog.interval, \
+                   workers, workers_reason, \
                    {}, {} \
                  FROM pgapace.stat_subscription WHERE subscription = $1::pg_catalog.int4",
                 COUNTERS.join(", "),
@@ -411,7 +419,9 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
         error_count: field(&row, 10)?,
         next_try_at: text(11),
         retrying: boolean(&row, 12)?,
-        counters: Counters::read(&row, 13)?,
+        workers: row.get(13).map(|_| field(&row, 13)).transpose()?,
+        workers_reason: text(14),
+        counters: Counters::read(&row, 15)?,
     }))
 }
 

@@ -1,0 +1,167 @@
+//! Whether the commits of a run are tagged, and how many sessions may tag them.
+//!
+//! A tag is of use only where somebody can see it: another subscription that reads the subscriber's WAL
+//! (`wal_level` = `logical`), or a query for the commit's origin (`track_commit_timestamp`).
+//!
+//! Each session that tags holds a replication origin, and the server has few of them: 10 by default. A
+//! native subscription needs one, and one more for each of its table sync workers. Without one, it fails.
+//! So some are left to them, and fewer workers apply instead. An untagged commit among tagged ones is no
+//! way out: a subscription in the opposite direction would send it back.
+
+use wire::Session;
+
+use crate::config::{ApplyWorkers, Subscription as Config, TagCommits};
+use crate::error::{Failure, Result};
+use crate::subscriber::catalogue::{boolean, field};
+
+/// How the commits of a run are tagged.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tagging {
+    pub(crate) tagged: bool,
+    pub(crate) origins: OriginRoom,
+    /// Whether sessions leave origins to others. Otherwise the server may refuse some of them.
+    leaves_room: bool,
+    /// Whether origins that are not used may be dropped: nobody asks who made a commit.
+    pub(crate) may_drop: bool,
+    /// Names of the subscription's origins.
+    own: Vec<String>,
+}
+
+/// The replication origins of the subscriber.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct OriginRoom {
+    /// The value of [`setting`].
+    pub(crate) most: i64,
+    /// Those that exist and do not belong to the subscription.
+    pub(crate) others: i64,
+    /// How many are left free: for a native subscription and its table sync workers.
+    pub(crate) reserve: i64,
+}
+
+/// How many sessions a run has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RunSessions {
+    pub(crate) workers: usize,
+    pub(crate) streams: usize,
+}
+
+impl RunSessions {
+    /// As configured.
+    pub(crate) fn of(config: &Config) -> Self {
+        Self { workers: config.workers.most(), streams: config.stream_sessions() }
+    }
+}
+
+impl OriginRoom {
+    /// How many origins the subscription may have. It always gets one.
+    fn free(self) -> usize {
+        usize::try_from(self.most - self.others - self.reserve).unwrap_or(0).max(1)
+    }
+
+    /// How many sessions may apply. One origin is left to tables that are copied while others stream.
+    pub(crate) fn sessions(self, wanted: RunSessions) -> RunSessions {
+        let free = self.free().saturating_sub(1);
+        let streams = wanted.streams.min(free / 3);
+        RunSessions { workers: wanted.workers.min(free - streams).max(1), streams }
+    }
+}
+
+/// The setting that limits replication origins, by major version.
+pub(crate) fn setting(major: u32) -> &'static str {
+    if major >= 18 { "max_active_replication_origins" } else { "max_replication_slots" }
+}
+
+impl Tagging {
+    /// Reads what decides. `prefix`: of the names of the subscription's origins, if it exists.
+    pub(crate) fn read(
+        session: &mut Session,
+        config: &Config,
+        prefix: Option<&str>,
+    ) -> Result<Self> {
+        if config.tag_commits == TagCommits::Never {
+            return Ok(Self::default());
+        }
+        let failed = |e: &wire::Error| Failure::subscriber(e, "reading its replication origins");
+        let setting = setting(session.server_version().major());
+        let prefix = wire::quote_literal(prefix.unwrap_or("-"));
+        let sql = format!(
+            "SELECT pg_catalog.current_setting('wal_level') OPERATOR(pg_catalog.=) 'logical', \
+               pg_catalog.current_setting('track_commit_timestamp') OPERATOR(pg_catalog.=) 'on', \
+               pg_catalog.current_setting('{setting}'), \
+               pg_catalog.current_setting('max_sync_workers_per_subscription'), \
+               pg_catalog.count(*) FILTER (WHERE NOT pg_catalog.starts_with(roname, {prefix})), \
+               coalesce(pg_catalog.string_agg(roname, ',') \
+                 FILTER (WHERE pg_catalog.starts_with(roname, {prefix})), '') \
+             FROM pg_catalog.pg_replication_origin"
+        );
+        let rows = session.query(&sql, &[]).map_err(|e| failed(&e))?;
+        let none = || Failure::internal("the query for replication origins returned no row");
+        let row = rows.first().ok_or_else(none)?;
+        let (logical, tracked) = (boolean(&row, 0)?, boolean(&row, 1)?);
+        let sync_workers: i64 = field(&row, 3)?;
+        let own = field::<String>(&row, 5)?;
+        let own = own.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        let origins = OriginRoom {
+            most: field(&row, 2)?,
+            others: field(&row, 4)?,
+            reserve: 1 + sync_workers,
+        };
+        let always = config.tag_commits == TagCommits::Always;
+        Ok(Self {
+            tagged: always || logical || tracked,
+            origins,
+            leaves_room: !always && (logical || tracked),
+            may_drop: !tracked,
+            own,
+        })
+    }
+
+    /// The origins, if the number of sessions follows from them.
+    pub(crate) fn room(&self) -> Option<OriginRoom> {
+        self.leaves_room.then_some(self.origins)
+    }
+
+    /// How many sessions a run has.
+    pub(crate) fn sessions(&self, config: &Config) -> RunSessions {
+        let wanted = RunSessions::of(config);
+        self.room().map_or(wanted, |room| room.sessions(wanted))
+    }
+
+    /// Origins of the subscription that no session of the run opens at its start.
+    pub(crate) fn unused(&self, config: &Config, prefix: &str) -> Vec<&str> {
+        if !self.may_drop {
+            return Vec::new();
+        }
+        let kept = match config.workers {
+            ApplyWorkers::Auto => 1,
+            // The number behind the workers is that of tables that are copied, and then streams follow.
+            ApplyWorkers::Fixed(number) => number + 1 + config.stream_sessions(),
+        };
+        let number = |name: &str| name.strip_prefix(prefix)?.parse::<usize>().ok();
+        let unused = |name: &&str| number(name).is_some_and(|number| number >= kept);
+        self.own.iter().map(String::as_str).filter(unused).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OriginRoom, RunSessions};
+
+    #[test]
+    fn some_origins_are_left_to_others() {
+        let sessions = |most, others, workers, streams| {
+            let room = OriginRoom { most, others, reserve: 3 };
+            let RunSessions { workers, streams } = room.sessions(RunSessions { workers, streams });
+            (workers, streams)
+        };
+        // The defaults of PostgreSQL, with nothing else, and with another subscription.
+        assert_eq!(sessions(10, 0, 16, 3), (4, 2));
+        assert_eq!(sessions(10, 0, 4, 3), (4, 2));
+        assert_eq!(sessions(10, 3, 16, 3), (2, 1));
+        for others in 5..12 {
+            assert_eq!(sessions(10, others, 16, 3), (1, 0), "{others}");
+        }
+        assert_eq!(sessions(1000, 20, 16, 3), (16, 3));
+        assert_eq!(sessions(1000, 20, 1, 0), (1, 0));
+    }
+}
