@@ -87,7 +87,7 @@ fn the_documented_privileges_are_enough() -> Result<()> {
 
     site.subscriber.sql(SHOP, part("subscriber, optional"))?;
     change(&site)?;
-    let mut run = site.spawn(&program(&site))?;
+    let mut run = site.spawn(&program(&site).args(["--workers", "4"]))?;
     expect_exit(&mut run, 0, &[])?;
     assert!(!run.log().contains(untagged), "{}", run.log());
     expect_equal_tables(&site)?;

@@ -49,9 +49,13 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
     let mut random = fastrand::Rng::with_seed(6);
     let mut program = |ordered: Option<bool>| {
         let ordered = ordered.unwrap_or_else(|| random.bool());
+        let workers = match random.u32(0..6) {
+            0 => "auto".to_owned(),
+            number => number.to_string(),
+        };
         let groups = if random.bool() { "auto".to_owned() } else { random.u32(1..9).to_string() };
         site.program()
-            .args(["--workers", &random.u32(1..6).to_string()])
+            .args(["--workers", &workers])
             .args(["--group-transactions", &groups])
             .arg(format!("--preserve-commit-order={ordered}"))
     };

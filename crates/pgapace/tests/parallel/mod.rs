@@ -1,6 +1,7 @@
 //! Parallel apply: the order of dependent changes, deadlocks that PostgreSQL cannot detect, and
 //! lost sessions.
 
+mod auto;
 mod failing_subscription;
 mod faults;
 mod high_latency;

@@ -14,7 +14,8 @@ fn slots(case: &Case) -> String {
 
 #[test]
 fn removes_slot_origins_and_state() {
-    on_versions(&[(15, 15), (18, 18)], |case| {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.tool.args = vec!["--workers=4".to_owned()];
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
         case.publisher.sql("INSERT INTO t VALUES (1)");
         case.publish("FOR TABLE t");
@@ -28,6 +29,7 @@ fn removes_slot_origins_and_state() {
              WHERE starts_with(roname, 'pgapace_{ids}_')"
         );
         assert_eq!((slots(&case).as_str(), case.subscriber.value(&origins).as_str()), ("1", "4"));
+        case.tool.args.clear();
         let finished = case.tool.finish("drop", &[]);
         finished.expect(0, &[]);
         assert!(finished.stdout.contains("dropped replication slot"), "{}", finished.stdout);
