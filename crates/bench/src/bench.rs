@@ -132,13 +132,15 @@ impl Bench {
     }
 }
 
-/// The arguments that set pgapace's number of workers, if this version supports more than one.
+/// The arguments that set pgapace's number of workers, if this version supports more than one. Zero
+/// stands for auto.
 pub(crate) fn worker_arguments(program: &Path, workers: u32) -> Result<Vec<String>> {
     let help = Command::new(program)
         .args(["run", "--help"])
         .output()
         .with_context(|| format!("cannot run {}", program.display()))?;
     if String::from_utf8_lossy(&help.stdout).contains("--workers") {
+        let workers = if workers == 0 { "auto".to_owned() } else { workers.to_string() };
         return Ok(vec![format!("--workers={workers}")]);
     }
     ensure!(workers == 1, "--workers {workers}: {} supports only one worker", program.display());

@@ -46,8 +46,8 @@ pub(crate) struct MeasureArgs {
     #[arg(long, default_value_t = 18)]
     pub(crate) server: u16,
 
-    /// Number of pgapace's apply workers
-    #[arg(long, default_value_t = 1)]
+    /// Number of pgapace's apply workers, or auto
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_workers)]
     pub(crate) workers: u32,
 
     /// Additional arguments of `pgapace run`, separated by spaces
@@ -97,7 +97,6 @@ impl MeasureArgs {
     pub(crate) fn check(&self) -> Result<()> {
         ensure!(self.rounds > 0, "--rounds must be at least 1");
         ensure!(self.scale > 0.0 && self.scale <= 1000.0, "--scale must be positive");
-        ensure!(self.workers > 0, "--workers must be at least 1");
         if self.workloads.is_empty() && !self.quick && !self.list && !self.report {
             bail!("give the workloads to measure, or all; --list shows them");
         }
@@ -111,6 +110,15 @@ impl MeasureArgs {
             return workload::select(&[], scale);
         }
         workload::select(&self.workloads, scale)
+    }
+}
+
+/// Zero stands for auto.
+fn parse_workers(text: &str) -> Result<u32, String> {
+    match (text, text.parse()) {
+        ("auto", _) => Ok(0),
+        (_, Ok(number)) if number > 0 => Ok(number),
+        _ => Err("a number of workers is auto, or 1 or more".into()),
     }
 }
 
@@ -139,7 +147,9 @@ mod tests {
         assert!(cli.measure.check().is_ok());
         assert!(Cli::parse_from(["bench", "drain", "--rounds", "1"]).command.is_some());
         assert!(Cli::parse_from(["bench"]).measure.check().is_err());
-        assert!(Cli::parse_from(["bench", "hot", "--workers", "0"]).measure.check().is_err());
+        assert!(Cli::try_parse_from(["bench", "hot", "--workers", "0"]).is_err());
+        assert_eq!(Cli::parse_from(["bench", "hot", "--workers", "auto"]).measure.workers, 0);
+        assert_eq!(Cli::parse_from(["bench", "hot"]).measure.workers, 1);
         let cli = Cli::parse_from(["bench", "hot", "--pgapace-args", "--log-level=debug --x=1"]);
         assert_eq!(cli.measure.pgapace_args, "--log-level=debug --x=1");
     }

@@ -252,7 +252,10 @@ fn details(text: &mut String, group: &[&Outcome]) {
     spent(text, group);
     let workers: BTreeSet<_> = group
         .iter()
-        .map(|outcome| format!("{} {}", outcome.workers, outcome.pgapace_args))
+        .map(|outcome| match outcome.workers {
+            0 => format!("auto {}", outcome.pgapace_args),
+            number => format!("{number} {}", outcome.pgapace_args),
+        })
         .collect();
     let workers: Vec<_> = workers.iter().map(|workers| workers.trim()).collect();
     let _ =
