@@ -50,8 +50,8 @@ fn scattered(number: u32) -> u32 {
     number.wrapping_mul(2_654_435_761) % 1_000_000
 }
 
-fn rules(lane: u32, columns: usize, fold: TableFolding) -> TableRules {
-    TableRules { lane, columns, fold, updates_alone: false }
+fn rules(root: u32, columns: usize, fold: TableFolding) -> TableRules {
+    TableRules { root, storage: None, columns, fold, updates_alone: false }
 }
 
 fn key() -> TableFolding {

@@ -862,8 +862,8 @@ fn rules(table: usize) -> TableRules {
         TRIGGERED => TableFolding::Never { barrier: true },
         _ => TableFolding::Key(vec![(0, KeyForm::Integer)]),
     };
-    let lane = u32::try_from(table).expect("few tables");
-    TableRules { lane, columns: 4, fold, updates_alone: false }
+    let root = u32::try_from(table).expect("few tables");
+    TableRules { root, storage: None, columns: 4, fold, updates_alone: false }
 }
 
 /// Which transactions depend on which: not by what the writeset says, but by what they did.

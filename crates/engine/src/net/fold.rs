@@ -1,7 +1,7 @@
 //! The folder: which segment collects a change, and when a segment ends.
 
 use pgoutput::Message;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::append::Append;
 use super::keyed::Keyed;
@@ -9,6 +9,9 @@ use super::whole_row::WholeRow;
 use super::{ChangeAt, Segment, Step, TableFolding, TableRules};
 
 /// Folds the changes of one group. `'a` is the lifetime of the received bytes.
+///
+/// Each table has a lane of its own, except where a group changes a partitioned table: all tables below
+/// its topmost relation share a lane then. Table versions of one relation always do.
 #[derive(Debug)]
 pub struct Folder<'t, 'a> {
     tables: &'t [TableRules],
@@ -44,10 +47,13 @@ impl<'t, 'a> Folder<'t, 'a> {
     pub fn new(tables: &'t [TableRules]) -> Self {
         let mut places = FxHashMap::default();
         let mut lanes = Vec::new();
+        let shared: FxHashSet<u32> =
+            tables.iter().filter(|rules| rules.storage.is_none()).map(|rules| rules.root).collect();
         let lane_of = tables
             .iter()
             .map(|rules| {
-                *places.entry(rules.lane).or_insert_with(|| {
+                let storage = rules.storage.filter(|_| !shared.contains(&rules.root));
+                *places.entry((rules.root, storage)).or_insert_with(|| {
                     lanes.push(Lane { table: 0, opened: 0, collector: Collector::None });
                     lanes.len() - 1
                 })

@@ -10,7 +10,9 @@
 //! and its transactions are executed one by one. So the result and every conflict are the same at
 //! every group size.
 //!
-//! Steps of different lanes never touch the same rows. The segments and single changes of one lane
+//! Steps of different lanes never touch the same rows, nor rows that a constraint relates: a unique
+//! constraint of a partitioned table contains the partition key, so rows of two partitions never
+//! conflict. The segments and single changes of one lane
 //! stay in stream order. Between lanes, the order is kept only around a barrier.
 
 mod append;
@@ -39,9 +41,12 @@ pub struct ChangeAt {
 /// How the changes of one version of a table may be folded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableRules {
-    /// The topmost relation of the subscriber that holds the rows. Tables of one lane share rows,
-    /// so a change of one table closes the open segments of the others.
-    pub lane: u32,
+    /// The topmost relation of the subscriber that holds the rows. Tables below one may share rows.
+    /// Then a change of one table closes the open segments of the others.
+    pub root: u32,
+    /// The relation of the subscriber that alone stores the rows; `None` for a partitioned table, whose
+    /// rows its partitions store. See [`Folder`].
+    pub storage: Option<u32>,
     /// Number of published columns. A tuple of another size is left to row mode, which rejects it.
     pub columns: usize,
     /// How rows are identified.

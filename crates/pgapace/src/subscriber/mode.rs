@@ -59,7 +59,8 @@ pub(crate) fn decide(
 ) -> (TableApplyMode, TableRules) {
     let (mode, fold) = fold(remote, table, columns, search, types);
     let rules = TableRules {
-        lane: table.root,
+        root: table.root,
+        storage: (!table.partitioned).then_some(table.oid),
         columns: columns.len(),
         updates_alone: updates_alone(table, columns, &fold),
         fold,

@@ -238,3 +238,56 @@ fn truncate_of_partitioned_and_linked_tables() {
         case.expect_equal(&tables);
     });
 }
+
+/// The leaf partitions are published as they are, so a row that moves is deleted in one table and inserted
+/// in another, in one transaction. On the subscriber, one leaf is partitioned itself.
+#[test]
+fn rows_move_between_leaves_that_are_published_as_such() {
+    on_versions(&VERSIONS, |case| {
+        let leaf = |number: i32| {
+            let unique = if number < 6 { "(UNIQUE (u))" } else { "" };
+            format!("CREATE TABLE p_{number} PARTITION OF p {unique} FOR VALUES IN ({number})")
+        };
+        let parent = "CREATE TABLE p (id int, part int, u int, v text, PRIMARY KEY (id, part)) \
+                      PARTITION BY LIST (part)";
+        case.both(parent);
+        (0..6).for_each(|number| case.both(&leaf(number)));
+        case.publisher.sql(&leaf(6));
+        case.subscriber.sql(&format!(
+            "{} PARTITION BY HASH (id); \
+             CREATE TABLE p_6_0 PARTITION OF p_6 FOR VALUES WITH (MODULUS 2, REMAINDER 0); \
+             CREATE TABLE p_6_1 PARTITION OF p_6 FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+            leaf(6)
+        ));
+        case.publisher.sql("INSERT INTO p SELECT i, i % 7, i, 'v' FROM generate_series(1, 140) i");
+        case.publish("FOR TABLE p");
+        case.run_until_current();
+        for through in [6, 5] {
+            // Without changes of p_6, each leaf is apart from the others.
+            case.publisher.sql(&format!(
+                "DO $$ BEGIN FOR i IN 1..140 LOOP \
+                   IF i % 7 <= {through} THEN \
+                     UPDATE p SET part = (part + 1) % ({through} + 1) WHERE id = i; \
+                     UPDATE p SET v = v || i WHERE id = i; \
+                     UPDATE p SET part = (part + 3) % ({through} + 1), u = -u WHERE id = i; \
+                   END IF; \
+                   INSERT INTO p VALUES (1000 * ({through} + 1) + i, i % ({through} + 1), i + 1000, 'n'); \
+                   DELETE FROM p WHERE id = i - 30 AND part <= {through}; \
+                   COMMIT; \
+                 END LOOP; END $$"
+            ));
+            case.publisher
+                .sql("BEGIN; TRUNCATE p_2; INSERT INTO p VALUES (1, 2, 1, 'again'); COMMIT");
+            case.run_until_current();
+            case.expect_equal(&["p"]);
+            case.publisher.sql("DELETE FROM p WHERE id IN (1, 11) OR u < 0 OR id > 1000");
+            case.publisher.sql(
+                "INSERT INTO p SELECT i, i % 7, i, 'v' FROM generate_series(1, 140) i \
+                 ON CONFLICT DO NOTHING",
+            );
+            case.run_until_current();
+            case.expect_equal(&["p"]);
+        }
+        assert_eq!(case.statistic("fallbacks"), "0");
+    });
+}

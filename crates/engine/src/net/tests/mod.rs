@@ -9,8 +9,8 @@ use history::{History, shown};
 use super::{TableFolding, TableRules};
 use crate::key::KeyForm;
 
-fn rules(lane: u32, columns: usize, fold: TableFolding) -> TableRules {
-    TableRules { lane, columns, fold, updates_alone: false }
+fn rules(root: u32, columns: usize, fold: TableFolding) -> TableRules {
+    TableRules { root, storage: None, columns, fold, updates_alone: false }
 }
 
 fn keyed(lane: u32) -> TableRules {
@@ -215,6 +215,22 @@ fn another_table_of_the_lane_closes_the_segment() {
         "I 1 a; 2:I 1 b; 1:I 2 c; I 3 d",
         &["0 | insert 1 a", "1 | insert 2 c", "2 | insert 1 b", "0 | insert 3 d"],
     );
+}
+
+#[test]
+fn partitions_have_lanes_of_their_own_unless_their_parent_is_changed() {
+    let leaf = |storage| TableRules { storage: Some(storage), ..keyed(7) };
+    let history = "I 1 a; 1:I 2 b; I 3 c; 1:D 2 -; I 2 b";
+    check(
+        &[leaf(100), leaf(101)],
+        history,
+        &["0 | insert 1 a | insert 3 c | insert 2 b", "1 | absent 2 -"],
+    );
+    let apart =
+        ["0 | insert 1 a", "1 | insert 2 b", "0 | insert 3 c", "1 | delete 2 -", "0 | insert 2 b"];
+    check(&[leaf(100), leaf(101), keyed(7)], history, &apart);
+    // Two versions of one table.
+    check(&[leaf(100), leaf(100)], history, &apart);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::net::{Row, Segment, Step, TableFolding, TableRules};
 
 type Values = Vec<Option<String>>;
 
-/// The rows of each lane. The key of a lane decides which rows are equal, as the subscriber's
+/// The rows below each topmost relation. Their key decides which rows are equal, as the subscriber's
 /// operators would.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Model {
@@ -75,7 +75,22 @@ fn find_key(
     }))
 }
 
+/// The two partitions of the model: rows below 2, and from 2 on.
+pub(super) const PARTITIONS: [u32; 2] = [100, 101];
+
+/// Whether a row belongs to the table, by the partition constraint.
+fn holds(rules: &TableRules, row: &Values) -> bool {
+    let Some(place) = PARTITIONS.iter().position(|oid| Some(*oid) == rules.storage) else {
+        return true;
+    };
+    let key = row[0].as_ref().and_then(|key| key.parse::<f64>().ok());
+    key.is_some_and(|key| (key >= 2.0) == (place == 1))
+}
+
 fn find(rows: &[Values], rules: &TableRules, wanted: &Values) -> Result<usize, Conflict> {
+    if !holds(rules, wanted) {
+        return Err(Conflict);
+    }
     match (&rules.fold, key(rules)) {
         (TableFolding::WholeRow, _) => rows.iter().position(|row| row == wanted).ok_or(Conflict),
         (_, Some(key)) => find_key(rows, &key, wanted)?.ok_or(Conflict),
@@ -87,6 +102,9 @@ fn insert(rows: &mut Vec<Values>, rules: &TableRules, row: Values) -> Result<(),
     if let Some(key) = key(rules)
         && find_key(rows, &key, &row)?.is_some()
     {
+        return Err(Conflict);
+    }
+    if !holds(rules, &row) {
         return Err(Conflict);
     }
     rows.push(row);
@@ -102,11 +120,13 @@ impl Model {
         message: &Message<'_>,
     ) -> Result<(), Conflict> {
         if let Message::Truncate(_) = message {
-            tables.iter().for_each(|&table| self.rows[rules[table].lane as usize].clear());
+            for rules in tables.iter().map(|table| &rules[*table]) {
+                self.rows[rules.root as usize].retain(|row| !holds(rules, row));
+            }
             return Ok(());
         }
         let rules = &rules[tables[0]];
-        let rows = &mut self.rows[rules.lane as usize];
+        let rows = &mut self.rows[rules.root as usize];
         match message {
             Message::Insert(change) => insert(rows, rules, values(change.new.columns())),
             Message::Update(change) => {
@@ -151,7 +171,7 @@ impl Model {
                 }
                 Step::Segment(segment) => {
                     let rules = &rules[segment.table];
-                    self.rows[rules.lane as usize].execute(rules, &segment)?;
+                    self.rows[rules.root as usize].execute(rules, &segment)?;
                 }
             }
         }
@@ -162,7 +182,7 @@ impl Model {
     pub(super) fn forget_spelling(&mut self, tables: &[TableRules]) {
         for rules in tables {
             for (column, form) in key(rules).unwrap_or_default() {
-                for row in &mut self.rows[rules.lane as usize] {
+                for row in &mut self.rows[rules.root as usize] {
                     let value = row[column].take().unwrap();
                     row[column] = Some(match form {
                         KeyForm::Numeric => value.parse::<f64>().unwrap().to_string(),
@@ -203,6 +223,9 @@ impl ExecuteSegment for Vec<Values> {
             let at = find(self, rules, &wanted(old))?;
             let mut row = self.swap_remove(at);
             write(&mut row, update.new.columns());
+            if !holds(rules, &row) {
+                return Err(Conflict);
+            }
             updated.push(row);
         }
         self.append(&mut updated);

@@ -4,14 +4,16 @@
 use proptest::prelude::*;
 
 use super::history::History;
-use super::model::Model;
+use super::model::{Model, PARTITIONS};
 use super::{keyed, rules};
 use crate::key::KeyForm;
 use crate::net::{TableFolding, TableRules};
 
-const LANES: usize = 7;
+/// Topmost relations.
+const ROOTS: usize = 9;
 
-fn tables() -> Vec<TableRules> {
+/// With `parent`, the last table is the parent of the two partitions before it.
+fn tables(parent: bool) -> Vec<TableRules> {
     let two = vec![(1, KeyForm::Blanks), (0, KeyForm::Numeric)];
     let numeric = || TableFolding::Key(vec![(0, KeyForm::Numeric)]);
     let tables = vec![
@@ -23,8 +25,11 @@ fn tables() -> Vec<TableRules> {
         rules(4, 3, TableFolding::Never { barrier: false }),
         rules(5, 3, TableFolding::Never { barrier: true }),
         TableRules { columns: 3, updates_alone: true, ..keyed(6) },
+        TableRules { storage: Some(PARTITIONS[0]), ..rules(7, 3, numeric()) },
+        TableRules { storage: Some(PARTITIONS[1]), ..rules(7, 3, numeric()) },
+        rules(if parent { 7 } else { 8 }, 3, numeric()),
     ];
-    assert_eq!(tables.iter().map(|rules| rules.lane as usize + 1).max(), Some(LANES));
+    assert!(tables.iter().all(|rules| (rules.root as usize) < ROOTS));
     tables
 }
 
@@ -68,9 +73,9 @@ impl Candidate {
             return Some(format!("{table}:I {}", new.join(" ")));
         }
         if kind == Kind::Truncate {
-            return Some(format!("T {table} {}", self.pick % 8));
+            return Some(format!("T {table} {}", self.pick % 11));
         }
-        let rows = &model.rows[rules.lane as usize];
+        let rows = &model.rows[rules.root as usize];
         let old = if self.force {
             self.old.map(str::to_owned)
         } else {
@@ -124,7 +129,9 @@ fn candidate(force: f64) -> impl Strategy<Value = Candidate> {
         4 => Just(Kind::DeleteFull),
     ];
     let kind = prop_oneof![99 => kind, 1 => Just(Kind::Truncate)];
-    let table = prop::sample::select(vec![0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 3, 3, 4, 5, 6, 7]);
+    let table = prop::sample::select(vec![
+        0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 3, 3, 4, 5, 6, 7, 8, 8, 8, 9, 9, 9, 10,
+    ]);
     let rows = (row(false), row(true));
     (table, kind, 0_usize..24, rows, prop::bool::weighted(force)).prop_map(
         |(table, kind, pick, (old, new), force)| Candidate { table, kind, pick, old, new, force },
@@ -136,8 +143,8 @@ fn candidates(most: usize, force: f64) -> impl Strategy<Value = Vec<Candidate>> 
 }
 
 /// Applies the changes that the publisher can make, and returns what it sent.
-fn run(model: &mut Model, candidates: &[Candidate]) -> History {
-    let tables = tables();
+fn run(model: &mut Model, candidates: &[Candidate], parent: bool) -> History {
+    let tables = tables(parent);
     let mut sent = History::default();
     for candidate in candidates {
         let Some(text) = candidate.text(model, &tables[candidate.table]) else { continue };
@@ -151,8 +158,13 @@ fn run(model: &mut Model, candidates: &[Candidate]) -> History {
 }
 
 /// Compares both ways of execution. With `exact`, the spelling of keys must be the same too.
-fn compare(subscriber: &Model, history: &History, exact: bool) -> Result<bool, TestCaseError> {
-    let tables = tables();
+fn compare(
+    subscriber: &Model,
+    history: &History,
+    parent: bool,
+    exact: bool,
+) -> Result<bool, TestCaseError> {
+    let tables = tables(parent);
     let mut expected = subscriber.clone().one_by_one(&tables, history);
     let mut found = subscriber.clone().in_steps(&tables, history);
     if !exact {
@@ -170,38 +182,41 @@ proptest! {
     #[test]
     fn on_the_tables_of_the_publisher_net_changes_are_the_changes_one_by_one(
         before in candidates(60, 0.0),
+        parent in any::<bool>(),
         history in candidates(200, 0.0),
     ) {
-        let mut publisher = Model { rows: vec![Vec::new(); LANES] };
-        run(&mut publisher, &before);
+        let mut publisher = Model { rows: vec![Vec::new(); ROOTS] };
+        run(&mut publisher, &before, parent);
         let subscriber = publisher.clone();
-        let history = run(&mut publisher, &history);
-        prop_assert!(compare(&subscriber, &history, true)?, "the publisher could do it");
+        let history = run(&mut publisher, &history, parent);
+        prop_assert!(compare(&subscriber, &history, parent, true)?, "the publisher could do it");
     }
 
     #[test]
     fn on_other_tables_net_changes_conflict_if_and_only_if_the_changes_do_one_by_one(
         before in candidates(60, 0.0),
+        parent in any::<bool>(),
         deviation in candidates(8, 0.0),
         history in candidates(60, 0.0),
     ) {
-        let mut publisher = Model { rows: vec![Vec::new(); LANES] };
-        run(&mut publisher, &before);
+        let mut publisher = Model { rows: vec![Vec::new(); ROOTS] };
+        run(&mut publisher, &before, parent);
         let mut subscriber = publisher.clone();
-        run(&mut subscriber, &deviation);
-        let history = run(&mut publisher, &history);
-        compare(&subscriber, &history, false)?;
+        run(&mut subscriber, &deviation, parent);
+        let history = run(&mut publisher, &history, parent);
+        compare(&subscriber, &history, parent, false)?;
     }
 
     #[test]
     fn changes_that_no_publisher_could_make_conflict_as_they_do_one_by_one(
         before in candidates(60, 0.0),
+        parent in any::<bool>(),
         history in candidates(60, 0.02),
     ) {
-        let mut publisher = Model { rows: vec![Vec::new(); LANES] };
-        run(&mut publisher, &before);
+        let mut publisher = Model { rows: vec![Vec::new(); ROOTS] };
+        run(&mut publisher, &before, parent);
         let subscriber = publisher.clone();
-        let history = run(&mut publisher, &history);
-        compare(&subscriber, &history, false)?;
+        let history = run(&mut publisher, &history, parent);
+        compare(&subscriber, &history, parent, false)?;
     }
 }
