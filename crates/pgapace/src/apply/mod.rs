@@ -3,7 +3,7 @@
 //! Imports run one way. A module imports only from lines above its own:
 //!
 //! 1. `work`, `readable`, `expected`, `session`, `sessions`, `thread`, `turns`, `conflict_log`, `tables`,
-//!    `schema_watch`
+//!    `announced`, `schema_watch`
 //! 2. `offender`, `blockers`, `prefetch`, `spool_memory`
 //! 3. `context`: what an error says about a change; `encoder`: groups to queued statements; `durability`
 //! 4. `replies`: what the subscriber says about those statements
@@ -12,6 +12,7 @@
 //! 7. `pool`
 //! 8. `leader`
 
+pub(crate) mod announced;
 pub(crate) mod blockers;
 pub(crate) mod conflict_log;
 pub(crate) mod conflicts;

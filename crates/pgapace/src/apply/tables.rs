@@ -1,4 +1,10 @@
 //! From the publisher's relations to the subscriber's tables: mapped once per version.
+//!
+//! What the subscriber's catalogue says of a table is read when the first change of a version comes,
+//! together with the tables of the transaction and of the chunk whose first changes follow
+//! (`announced.rs`). It is not read earlier, for all tables: a definition that was read before the
+//! publisher described the table may be older than that description. And a subscription with very
+//! many tables starts as quickly as one with few.
 
 use std::sync::Arc;
 
@@ -12,14 +18,18 @@ use wire::Session;
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
+use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
 use crate::subscriber::conflict::Policy;
 use crate::subscriber::format::{self, PublisherTypes};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::state::{self, RelationMode, RelationState, SubscriptionId};
-use crate::subscriber::{catalogue, constraints};
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
 pub(crate) const OWN_SCHEMA: &str = "pgapace";
+
+/// Most tables that are read at once. It bounds the memory that their descriptions take before they are
+/// used: some 2 kB, and 400 bytes for each column.
+const READ_AT_ONCE: usize = 1000;
 
 /// Shown in `status` as the reason, while it lasts.
 fn serialized_because(turn: Turn) -> Option<&'static str> {
@@ -35,6 +45,9 @@ fn serialized_because(turn: Turn) -> Option<&'static str> {
         ),
     }
 }
+
+/// Schema and name of a table.
+pub(crate) type TableKey = (String, String);
 
 /// A relation version, resolved.
 #[derive(Debug, Clone)]
@@ -68,6 +81,17 @@ pub(crate) struct Tables {
     subscription: Option<SubscriptionId>,
     /// How tables that were resolved are applied, to be recorded.
     modes: Vec<RelationMode>,
+    reader: CatalogueReader,
+    /// Tables that were read, and are to be resolved before the leader takes another chunk.
+    read: FxHashMap<TableKey, ReadTable>,
+}
+
+/// What is read of a table to resolve its relation.
+#[derive(Debug)]
+struct ReadTable {
+    facts: TableFacts,
+    /// See [`TablePolicy::copied_at`].
+    copied_at: Option<i64>,
 }
 
 impl Tables {
@@ -245,6 +269,99 @@ impl Tables {
         self.resolved.contains_key(&(Arc::as_ptr(remote) as usize))
     }
 
+    /// Whether [`Self::resolve`] needs no query.
+    pub(crate) fn is_read(&self, remote: &Arc<RemoteRelation>) -> bool {
+        self.has_resolved(remote) || self.read.contains_key(&key(remote))
+    }
+
+    /// The tables to read now: those of these relations, and of `others` as many as there is room for.
+    /// `others` may have versions that are resolved.
+    pub(crate) fn unread(
+        &self,
+        relations: &[Arc<RemoteRelation>],
+        others: impl Iterator<Item = RemoteRelation>,
+    ) -> Vec<TableKey> {
+        let of_these = relations.iter().filter(|remote| !self.has_resolved(remote));
+        let mut unread: Vec<_> =
+            of_these.map(|remote| key(remote)).filter(|key| self.is_to_read(key)).collect();
+        unread.truncate(READ_AT_ONCE);
+        if unread.is_empty() {
+            return unread;
+        }
+        let mut resolved: FxHashMap<_, Vec<_>> = FxHashMap::default();
+        for (remote, _) in self.resolved.values() {
+            resolved.entry((&remote.schema, &remote.name)).or_default().push(remote);
+        }
+        let is_resolved = |remote: &RemoteRelation| {
+            let versions = resolved.get(&(&remote.schema, &remote.name));
+            versions.is_some_and(|versions| versions.iter().any(|known| ***known == *remote))
+        };
+        let others = others.filter(|remote| !is_resolved(remote)).map(|remote| key(&remote));
+        let room = READ_AT_ONCE - unread.len();
+        unread.extend(others.filter(|key| self.is_to_read(key)).take(room));
+        unread.sort_unstable();
+        unread.dedup();
+        unread
+    }
+
+    /// Whether the changes of a table may be applied, and nothing of it is read.
+    fn is_to_read(&self, key: &TableKey) -> bool {
+        key.0 != OWN_SCHEMA
+            && self.sync_lsns.contains_key(key)
+            && !self.blocked.contains(key)
+            && !self.read.contains_key(key)
+    }
+
+    /// Reads tables, so that they can be resolved. A table that cannot be read is left out: resolving
+    /// reads it alone, and reports why. So one table does not stop the others.
+    pub(crate) fn read(&mut self, session: &mut Session, tables: Vec<TableKey>) {
+        match self.try_read(session, tables) {
+            Ok(read) => self.read.extend(read),
+            Err(error) => tracing::debug!(%error, "cannot read several tables at once"),
+        }
+    }
+
+    fn try_read(
+        &mut self,
+        session: &mut Session,
+        tables: Vec<TableKey>,
+    ) -> Result<Vec<(TableKey, ReadTable)>> {
+        let found = self.reader.read(session, &tables)?;
+        let timed = |(schema, name): &TableKey| {
+            self.policy.of(schema, name).is_some_and(|policy| policy.is_timed())
+        };
+        let timed: Vec<_> = tables.iter().filter(|key| timed(key)).cloned().collect();
+        let copied_at = match self.subscription {
+            Some(id) if !timed.is_empty() => state::copied_at(session, id, &timed)?,
+            _ => FxHashMap::default(),
+        };
+        let read = tables.into_iter().zip(found).filter_map(|(key, found)| {
+            let facts = found.ok().flatten()?;
+            let copied_at = copied_at.get(&key).copied();
+            Some((key, ReadTable { facts, copied_at }))
+        });
+        Ok(read.collect())
+    }
+
+    /// Reads one table. Fails if its changes cannot be applied.
+    fn read_alone(&mut self, session: &mut Session, table: &TableKey) -> Result<ReadTable> {
+        let (schema, name) = table;
+        let facts = self.reader.read_one(session, table)?.ok_or_else(|| missing(schema, name))?;
+        let mut copied_at = None;
+        if let (Some(policy), Some(id)) = (self.policy.of(schema, name), self.subscription)
+            && policy.is_timed()
+        {
+            let read = state::copied_at(session, id, std::slice::from_ref(table))?;
+            copied_at = read.get(table).copied();
+        }
+        Ok(ReadTable { facts, copied_at })
+    }
+
+    /// Forgets what was read for nothing: when it is needed, it may be out of date.
+    pub(crate) fn forget_unused(&mut self) {
+        self.read = FxHashMap::default();
+    }
+
     /// The map for a change of a transaction with this commit LSN, `None` if it is not applied.
     pub(crate) fn resolve(
         &mut self,
@@ -305,16 +422,17 @@ impl Tables {
                 .get(&(remote.schema.clone(), remote.name.clone()))
                 .copied()
                 .ok_or_else(|| Failure::internal("a table was resolved before it was copied"))?;
-        let table = catalogue::load(session, &remote.schema, &remote.name)?
-            .ok_or_else(|| missing(&remote.schema, &remote.name))?;
+        let table = key(remote);
+        let ReadTable { facts, copied_at } = match self.read.remove(&table) {
+            Some(read) => read,
+            None => self.read_alone(session, &table)?,
+        };
         let mut conflicts = self.policy.of(&remote.schema, &remote.name);
-        if let (Some(policy), Some(id)) = (&mut conflicts, self.subscription)
-            && policy.is_timed()
-        {
-            policy.copied_at = state::copied_at(session, id, &remote.schema, &remote.name)?;
+        if let Some(policy) = &mut conflicts {
+            policy.copied_at = copied_at;
         }
+        let TableFacts { table, constraints } = facts;
         let mut map = TableMap::new(Arc::clone(remote), table, &self.types)?;
-        let constraints = constraints::load(session, map.table.root)?;
         map = map.with_constraints(&constraints, &self.types, self.locks_ordered);
         let map = Arc::new(TableMap { conflicts, ..map });
         if self.types.binary() {
@@ -344,6 +462,10 @@ impl Tables {
         });
         Ok(Resolved::Table { sync_lsn, map })
     }
+}
+
+fn key(remote: &RemoteRelation) -> TableKey {
+    (remote.schema.clone(), remote.name.clone())
 }
 
 /// A published table that the subscriber does not have.

@@ -13,7 +13,7 @@ use crate::check::{SubscriptionState, failed, shell_quoted, shown_conninfo};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
-use crate::subscriber::catalogue::{self, Identity, Table, field};
+use crate::subscriber::catalogue::{CatalogueReader, Column, Identity, Table, field};
 use crate::subscriber::format::PublisherTypes;
 use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::mode::TableApplyMode;
@@ -40,6 +40,7 @@ struct Checker<'a, 'r> {
     reporter: &'a mut Reporter<'r>,
     /// Tables that a run would copy, but that are not empty: schema and name, and the name as SQL.
     filled: Vec<((String, String), String)>,
+    catalogue: CatalogueReader,
 }
 
 /// Checks all tables.
@@ -50,7 +51,8 @@ pub(super) fn check(
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) {
-    let mut checker = Checker { session, config, known, reporter, filled: Vec::new() };
+    let (filled, catalogue) = (Vec::new(), CatalogueReader::default());
+    let mut checker = Checker { session, config, known, reporter, filled, catalogue };
     let before = checker.reporter.report.findings.len();
     let (session, reporter) = (&mut *checker.session, &mut *checker.reporter);
     reporter.group("schema", |reporter| schemas(session, known, published, reporter));
@@ -147,7 +149,8 @@ fn schemas(
 impl Checker<'_, '_> {
     fn table(&mut self, published: &PublishedTable) -> Result<()> {
         let name = published.display_name();
-        let Some(table) = catalogue::load(self.session, &published.schema, &published.name)? else {
+        let found = self.catalogue.read_one(self.session, &published.key())?;
+        let Some(table) = found.map(|found| found.table) else {
             let pattern = shell_quoted(&published.sql_name());
             self.reporter.block("table", format!("table {name} does not exist")).on(&name).command(
                 format!(
@@ -257,11 +260,7 @@ impl Checker<'_, '_> {
 
     /// Compares base types by name, because the oid of a type that is not built in differs between
     /// servers.
-    fn types(
-        &mut self,
-        name: &str,
-        compared: &[(&PublishedColumn, &catalogue::Column)],
-    ) -> Result<()> {
+    fn types(&mut self, name: &str, compared: &[(&PublishedColumn, &Column)]) -> Result<()> {
         let oids: Vec<_> = compared.iter().map(|(_, c)| c.base_type.to_string()).collect();
         let rows = self
             .session

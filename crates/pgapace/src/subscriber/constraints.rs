@@ -4,9 +4,9 @@
 //! restricts rows that are inserted through the root, and an index of the root also restricts rows
 //! that are inserted into the leaf.
 
-use wire::Session;
+use wire::Row;
 
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
 
 /// The constraints of the topmost partitioned table, or of the table itself if it is not a
@@ -54,10 +54,18 @@ pub(crate) struct ForeignKey {
 /// if it had no predicate.
 ///
 /// Foreign keys that reference a table are found through `pg_depend`, because `pg_constraint` has
-/// no index on `confrelid`. PostgreSQL 14 has no `indnullsnotdistinct`.
-const SQL: &str = "\
+/// no index on `confrelid`. OFFSET 0 and the cast of `conparentid` keep the planner from reading
+/// all of `pg_constraint` for each table, which seems cheap to it for a single one. PostgreSQL 14
+/// has no `indnullsnotdistinct`.
+///
+/// `$1` is an array of oids; the last column is the position there. The rows of one table come in a
+/// fixed order.
+pub(super) const SQL: &str = "\
+SELECT facts.*, w.ord
+FROM pg_catalog.unnest($1::pg_catalog.oid[]) WITH ORDINALITY AS w (oid, ord)
+CROSS JOIN LATERAL (
 WITH RECURSIVE tree AS (
-  SELECT $1::pg_catalog.oid AS relid
+  SELECT w.oid AS relid
   UNION ALL
   SELECT p.oid FROM tree t
   JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
@@ -65,15 +73,24 @@ WITH RECURSIVE tree AS (
 ), foreign_key AS (
   SELECT 'foreign' AS kind, k.oid, k.conrelid AS relid, k.conkey AS own, k.confrelid AS other,
          k.confkey AS others, k.confrelid
-  FROM tree JOIN pg_catalog.pg_constraint k
-    ON k.conrelid = tree.relid AND k.contype = 'f' AND k.conparentid = 0
+  FROM tree CROSS JOIN LATERAL (
+    SELECT * FROM pg_catalog.pg_constraint k
+    WHERE k.conrelid = tree.relid AND k.contype = 'f' AND k.conparentid::pg_catalog.int8 = 0
+    OFFSET 0
+  ) k
   UNION ALL
   SELECT DISTINCT 'referenced', k.oid, k.confrelid, k.confkey, k.conrelid, k.conkey, k.confrelid
-  FROM tree
-  JOIN pg_catalog.pg_depend d ON d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
-    AND d.refobjid = tree.relid AND d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass
-  JOIN pg_catalog.pg_constraint k ON k.oid = d.objid AND k.confrelid = tree.relid
-    AND k.contype = 'f' AND k.conparentid = 0
+  FROM tree CROSS JOIN LATERAL (
+    SELECT d.objid FROM pg_catalog.pg_depend d
+    WHERE d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = tree.relid
+      AND d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass
+    OFFSET 0
+  ) d CROSS JOIN LATERAL (
+    SELECT * FROM pg_catalog.pg_constraint k
+    WHERE k.oid = d.objid AND k.confrelid = tree.relid AND k.contype = 'f'
+      AND k.conparentid::pg_catalog.int8 = 0
+    OFFSET 0
+  ) k
 )
 SELECT 'unique', pg_catalog.min(u.indexrelid)::pg_catalog.text, '0', u.columns, u.plain,
        u.nulls_not_distinct, pg_catalog.bool_or(u.partial)
@@ -115,32 +132,32 @@ CROSS JOIN LATERAL (
   JOIN pg_catalog.pg_attribute a ON a.attrelid = f.relid AND a.attnum = f.own[k.ord]
   JOIN pg_catalog.pg_attribute b ON b.attrelid = f.other AND b.attnum = f.others[k.ord]
 ) key
-ORDER BY 1, 2";
+) facts
+ORDER BY w.ord, 1, 2";
 
-/// Reads the constraints of a table that is not a partition.
-pub(crate) fn load(session: &mut Session, root: u32) -> Result<Constraints> {
-    let rows = session
-        .query(SQL, &[Some(&root.to_string())])
-        .map_err(|e| Failure::subscriber(&e, "reading the constraints of a table"))?;
-    let mut found = Constraints::default();
-    for row in rows.iter() {
-        let (kind, oid, parent): (String, u32, u32) =
-            (field(&row, 0)?, field(&row, 1)?, field(&row, 2)?);
-        let columns = parse_name_array(&field::<String>(&row, 3)?)?;
-        let certain = boolean(&row, 4)?;
-        if kind == "unique" {
-            let nulls_not_distinct = boolean(&row, 5)?;
-            found.unique.push(Unique {
-                index: oid,
-                columns,
-                plain: certain,
-                nulls_not_distinct,
-                partial: boolean(&row, 6)?,
-            });
-            continue;
+impl Constraints {
+    /// From the rows of [`SQL`] for one table.
+    pub(super) fn read(rows: &[Row<'_>]) -> Result<Self> {
+        let mut found = Self::default();
+        for row in rows {
+            let (kind, oid, parent): (String, u32, u32) =
+                (field(row, 0)?, field(row, 1)?, field(row, 2)?);
+            let columns = parse_name_array(&field::<String>(row, 3)?)?;
+            let certain = boolean(row, 4)?;
+            if kind == "unique" {
+                let nulls_not_distinct = boolean(row, 5)?;
+                found.unique.push(Unique {
+                    index: oid,
+                    columns,
+                    plain: certain,
+                    nulls_not_distinct,
+                    partial: boolean(row, 6)?,
+                });
+                continue;
+            }
+            let key = ForeignKey { constraint: oid, parent, columns, same_types: certain };
+            if kind == "foreign" { &mut found.foreign } else { &mut found.referenced }.push(key);
         }
-        let key = ForeignKey { constraint: oid, parent, columns, same_types: certain };
-        if kind == "foreign" { &mut found.foreign } else { &mut found.referenced }.push(key);
+        Ok(found)
     }
-    Ok(found)
 }

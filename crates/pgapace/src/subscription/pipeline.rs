@@ -17,6 +17,7 @@ use super::failure_record::FailureRecord;
 use super::resume::Resumption;
 use super::retry::Known;
 use super::{Supervisor, Until};
+use crate::apply::announced::Announced;
 use crate::apply::blockers::Pulse;
 use crate::apply::durability;
 use crate::apply::leader::{Leader, LeaderParts, Outcome, PrepareNames, Surroundings};
@@ -133,6 +134,7 @@ impl Supervisor<'_> {
             around: Surroundings {
                 control,
                 tables,
+                announced: Announced::default(),
                 table_sync: StreamedTableSync::new(adder, catch_up),
                 pool,
                 durability,

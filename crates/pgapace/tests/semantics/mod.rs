@@ -4,6 +4,7 @@
 mod coercion;
 mod column_lists;
 mod equal_rows;
+mod first_changes;
 mod format;
 mod groups;
 mod hooks;

@@ -177,6 +177,20 @@ impl Session {
         Ok(self.query(sql, params)?.affected())
     }
 
+    /// Runs all queued messages in one round trip: sends a Sync, and returns one result for each
+    /// Execute. After an error of one statement the server does not run the others, and the error is
+    /// returned; the session stays usable.
+    pub fn run_queued(&mut self) -> Result<Vec<Rows>> {
+        if self.is_broken() {
+            return Err(Error::Closed);
+        }
+        if self.ready_expected > 0 {
+            return Err(Error::protocol("a pipeline is already active"));
+        }
+        self.queue_sync();
+        self.exchange()
+    }
+
     /// Ends the session and waits, for `patience` at most, until the server has closed the
     /// connection. Then its backend has exited, because the server closes the socket only when the
     /// process ends.

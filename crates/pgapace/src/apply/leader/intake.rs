@@ -15,6 +15,7 @@ const OVERDUE: Duration = Duration::from_secs(60);
 
 impl Leader<'_> {
     pub(super) fn take_chunk(&mut self, chunk: &Bytes) -> Result<()> {
+        self.around.announced.begin(chunk, &self.decoder);
         let (mut streamed, now) = (false, self.now());
         for (offset, payload) in Frames::new(chunk) {
             if self.intake.is_shut() {
@@ -51,6 +52,8 @@ impl Leader<'_> {
                 Frame::PrimaryStatus { .. } => {}
             }
         }
+        self.around.announced.end();
+        self.around.tables.forget_unused();
         self.intake.look_at_block();
         // For the rest of an open transaction nobody waits by the millisecond either.
         streamed |= self.intake.incoming.in_transaction();

@@ -12,6 +12,7 @@ use engine::transaction::TransactionPart;
 use pgoutput::{Lsn, Xid};
 use wire::Session;
 
+use crate::apply::announced::Announced;
 use crate::apply::durability::{Durability, DurabilityJob};
 use crate::apply::offender::of_relation;
 use crate::apply::pool::Pool;
@@ -45,6 +46,8 @@ pub(crate) struct Surroundings<'a> {
     /// Holds the owner's advisory lock, and reads the catalogue.
     pub(crate) control: Session,
     pub(crate) tables: Tables,
+    /// The relations of the chunk that is being taken.
+    pub(crate) announced: Announced,
     pub(crate) table_sync: StreamedTableSync<'a>,
     pub(crate) pool: Pool,
     pub(crate) durability: Durability,
@@ -52,6 +55,28 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) shutdown: &'a Shutdown,
     pub(crate) until: Option<Lsn>,
     pub(crate) counters: Counters,
+}
+
+impl Surroundings<'_> {
+    /// Does `work` on the tables. Before that, what the subscriber's catalogue says of these relations
+    /// is read, and of others that the chunk announces.
+    fn with_tables_read<T>(
+        &mut self,
+        relations: &[Arc<RemoteRelation>],
+        work: impl FnOnce(&mut Tables, &mut Session) -> Result<T>,
+    ) -> Result<T> {
+        let Self { control, tables, announced, shutdown, .. } = self;
+        let unread = tables.unread(relations, std::iter::from_fn(|| announced.next()));
+        if unread.is_empty() {
+            return work(tables, control);
+        }
+        let sessions = [control.cancel_handle()];
+        let doing = "reading the subscriber's catalogue";
+        interruptible_after(CATALOGUE_PATIENCE, shutdown, &sessions, doing, || {
+            tables.read(control, unread);
+            work(tables, control)
+        })
+    }
 }
 
 impl intake::Surroundings for Surroundings<'_> {
@@ -107,14 +132,11 @@ impl intake::Surroundings for Surroundings<'_> {
         relation: usize,
         commit_lsn: Lsn,
     ) -> Result<Option<Arc<TableMap>>> {
-        let Self { control, tables, shutdown, .. } = self;
         let remote = &part.relations()[relation];
-        let table = if tables.has_resolved(remote) {
-            tables.resolve(control, remote, commit_lsn)
+        let table = if self.tables.is_read(remote) {
+            self.tables.resolve(&mut self.control, remote, commit_lsn)
         } else {
-            let sessions = [control.cancel_handle()];
-            let doing = "reading the subscriber's catalogue";
-            interruptible_after(CATALOGUE_PATIENCE, shutdown, &sessions, doing, || {
+            self.with_tables_read(part.relations(), |tables, control| {
                 tables.resolve(control, remote, commit_lsn)
             })
         };
@@ -122,7 +144,9 @@ impl intake::Surroundings for Surroundings<'_> {
     }
 
     fn may_be_prepared(&mut self, relations: &[Arc<RemoteRelation>], lsn: Lsn) -> Result<bool> {
-        self.tables.may_be_prepared(&mut self.control, relations, lsn)
+        self.with_tables_read(relations, |tables, control| {
+            tables.may_be_prepared(control, relations, lsn)
+        })
     }
 
     fn prepare_as(&self, prepared: &Prepared) -> PreparedHere {

@@ -8,8 +8,7 @@ use pgoutput::ReplicaIdentity;
 use testbed::{Cluster, servers};
 use wire::{ConnInfo, Session};
 
-use crate::subscriber::catalogue;
-use crate::subscriber::constraints;
+use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
 use crate::subscriber::format::PublisherTypes;
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::session::{Purpose, Subscriber};
@@ -53,7 +52,9 @@ impl Bed {
 
     /// `columns` are `name:type`; a `*` marks those of the publisher's replica identity.
     fn map_with(&mut self, name: &str, identity: ReplicaIdentity, columns: &str) -> Mapped {
-        let table = catalogue::load(&mut self.session, "public", name).unwrap().unwrap();
+        let key = ("public".to_owned(), name.to_owned());
+        let found = CatalogueReader::default().read_one(&mut self.session, &key);
+        let TableFacts { table, constraints } = found.unwrap().unwrap();
         let column = |words: &str| {
             let (name, type_name) = words.split_once(':').unwrap();
             let type_oid = match type_name {
@@ -78,7 +79,6 @@ impl Bed {
             columns: columns.split_whitespace().map(column).collect(),
         };
         let types = PublisherTypes::default();
-        let constraints = constraints::load(&mut self.session, table.root).unwrap();
         let map = TableMap::new(Arc::new(remote), table, &types).unwrap();
         let map = map.with_constraints(&constraints, &types, Some(self.ordered));
         Mapped { remote: map.remote, locks: map.locks.unwrap() }

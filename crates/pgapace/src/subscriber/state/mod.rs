@@ -429,26 +429,32 @@ pub(crate) fn relations_by_name(
     Ok(states.into_iter().map(|s| ((s.schema.clone(), s.name.clone()), s)).collect())
 }
 
-/// When the copy of a table was committed, in microseconds since 1970. `None` if the table was
-/// never copied, or if the server no longer has the commit timestamp. Needs
+/// When the copies of these tables were committed, in microseconds since 1970. A table is left out if it
+/// was never copied, or if the server no longer has the commit timestamp. Needs
 /// `track_commit_timestamp`.
 pub(crate) fn copied_at(
     session: &mut Session,
     id: SubscriptionId,
-    schema: &str,
-    name: &str,
-) -> Result<Option<i64>> {
+    tables: &[(String, String)],
+) -> Result<FxHashMap<(String, String), i64>> {
+    let [schemas, names]: [Vec<_>; 2] = [
+        tables.iter().map(|t| t.0.clone()).collect(),
+        tables.iter().map(|t| t.1.clone()).collect(),
+    ];
     let rows = session
         .query(
-            "SELECT (EXTRACT(epoch FROM pg_catalog.pg_xact_commit_timestamp( \
-               copied_xid::pg_catalog.xid)) * 1000000)::pg_catalog.int8 \
-             FROM pgapace.relation WHERE subscription = $1::pg_catalog.int4 \
-               AND schema_name = $2 AND table_name = $3 AND copied_xid IS NOT NULL",
-            &[Some(&id.0.to_string()), Some(schema), Some(name)],
+            "SELECT r.schema_name, r.table_name, copied.at \
+             FROM ROWS FROM (pg_catalog.unnest($2::pg_catalog.text[]), \
+               pg_catalog.unnest($3::pg_catalog.text[])) AS w (schema_name, table_name) \
+             JOIN pgapace.relation r ON r.schema_name = w.schema_name AND r.table_name = w.table_name \
+             CROSS JOIN LATERAL (SELECT (EXTRACT(epoch FROM pg_catalog.pg_xact_commit_timestamp( \
+               r.copied_xid::pg_catalog.xid)) * 1000000)::pg_catalog.int8 AS at) copied \
+             WHERE r.subscription = $1::pg_catalog.int4 AND r.copied_xid IS NOT NULL \
+               AND copied.at IS NOT NULL",
+            &[Some(&id.0.to_string()), Some(&name_array(&schemas)), Some(&name_array(&names))],
         )
         .map_err(|e| reading(&e))?;
-    let Some(row) = rows.first() else { return Ok(None) };
-    row.get(0).map(|_| field(&row, 0)).transpose()
+    rows.iter().map(|row| Ok(((field(&row, 0)?, field(&row, 1)?), field(&row, 2)?))).collect()
 }
 
 /// How the last run received values and applied large transactions, each with the reason.

@@ -9,13 +9,13 @@ use testbed::{Cluster, servers};
 use wire::{ConnInfo, Reply, Session, affected_rows};
 
 use super::MAJORS;
+use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
 use crate::subscriber::format::PublisherTypes;
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::statement::cache::StatementCache;
 use crate::subscriber::statement::copy::Format;
 use crate::subscriber::statement::set::{Expected, SetBuffers, queue_segment};
-use crate::subscriber::{catalogue, constraints};
 
 pub(super) const FORMATS: [Format; 2] = [Format::Text, Format::Binary];
 
@@ -63,7 +63,9 @@ impl Bed {
 
     /// Maps `public.name` with the published `columns`; a `*` marks key columns.
     pub(super) fn map(&mut self, name: &str, identity: ReplicaIdentity, columns: &str) -> TableMap {
-        let table = catalogue::load(&mut self.session, "public", name).unwrap().unwrap();
+        let key = ("public".to_owned(), name.to_owned());
+        let found = CatalogueReader::default().read_one(&mut self.session, &key);
+        let TableFacts { table, constraints } = found.unwrap().unwrap();
         let columns = columns
             .split_whitespace()
             .map(|column| RemoteColumn {
@@ -80,7 +82,6 @@ impl Bed {
             replica_identity: identity,
             columns,
         };
-        let constraints = constraints::load(&mut self.session, table.root).unwrap();
         let types = PublisherTypes::default();
         TableMap::new(Arc::new(remote), table, &types).unwrap().with_constraints(
             &constraints,

@@ -1,0 +1,315 @@
+//! The catalogue queries for applying. Each reads many tables at once.
+//!
+//! The part for one table stands in a LATERAL subquery. So the time grows with the number of tables
+//! and not with its square, and a table's result does not depend on the other tables. The planner
+//! sees one table, whatever the number is.
+
+use crate::subscriber::elsewhere::elsewhere;
+
+/// One value for each `root` of the CTE `tree`. It changes whenever a relevant catalogue row
+/// changes. Only the relevant columns of pg_class are included, because TRUNCATE changes others.
+/// ANALYZE and VACUUM change none of these values.
+macro_rules! fingerprint {
+    () => {
+        "\
+SELECT part.root, pg_catalog.sum(pg_catalog.hashtextextended(part.text, 0))::pg_catalog.text
+         AS fingerprint
+FROM (
+  SELECT t.root, pg_catalog.concat_ws(' ', 'c', c.oid, c.relnamespace, c.relname, c.relkind,
+           c.relreplident, c.relrowsecurity, c.relforcerowsecurity, c.relowner) AS text
+  FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'a', a.attrelid, a.attnum, a.xmin)
+  FROM tree t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relid AND a.attnum > 0
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'i', i.indexrelid, i.xmin)
+  FROM tree t JOIN pg_catalog.pg_index i ON i.indrelid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 't', g.oid, g.xmin)
+  FROM tree t JOIN pg_catalog.pg_trigger g ON g.tgrelid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'r', r.oid, r.xmin)
+  FROM tree t JOIN pg_catalog.pg_rewrite r ON r.ev_class = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'd', d.oid, d.xmin)
+  FROM tree t JOIN pg_catalog.pg_attrdef d ON d.adrelid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'k', k.oid, k.xmin)
+  FROM tree t JOIN pg_catalog.pg_constraint k ON k.conrelid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'x', ct.oid, ct.xmin)
+  FROM tree t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relid AND a.attnum > 0
+  JOIN pg_catalog.pg_cast ct ON ct.casttarget = a.atttypid
+  WHERE ct.castsource = 25 AND ct.oid >= 16384
+) part
+GROUP BY part.root"
+    };
+}
+
+/// Reads tables by schema (`$1`) and name (`$2`), and their hooks. The last column is
+/// the position in the arrays, as in each of these queries.
+///
+/// Partitions are found in `pg_inherits`, which needs no lock on them. A lock could wait for a
+/// user's ALTER TABLE that itself waits for an open transaction of pgapace.
+///
+/// `code` is the first trigger, rule or check constraint that runs user code when a row changes.
+/// That includes foreign key triggers if they are enabled for replica, and check constraints that
+/// call functions that are not IMMUTABLE.
+pub(super) const TABLES_SQL: &str = concat!(
+    "\
+SELECT facts.*, w.ord
+FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
+  WITH ORDINALITY AS w (schema_name, table_name, ord)
+CROSS JOIN LATERAL (
+WITH RECURSIVE root AS (
+  SELECT c.oid, c.relkind, c.relreplident
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  WHERE n.nspname = w.schema_name AND c.relname = w.table_name
+), tree AS (
+  SELECT r.oid AS root, r.oid AS relid, r.relkind FROM root r
+  UNION ALL
+  SELECT t.root, p.oid, p.relkind FROM tree t
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid AND t.relkind = 'p'
+  JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid AND p.relispartition
+), hook AS (
+  SELECT tree.relid, 'trigger' AS kind, t.tgname AS name, t.tgenabled::pg_catalog.text AS detail,
+         t.tgisinternal AS internal, t.tgtype::pg_catalog.int4 AS fires
+  FROM tree JOIN pg_catalog.pg_trigger t ON t.tgrelid = tree.relid AND t.tgenabled IN ('R', 'A')
+  UNION ALL
+  SELECT tree.relid, 'rule', r.rulename, r.ev_enabled::pg_catalog.text, false, 0
+  FROM tree JOIN pg_catalog.pg_rewrite r
+    ON r.ev_class = tree.relid AND r.ev_enabled IN ('R', 'A') AND r.ev_type <> '1'
+  UNION ALL
+  SELECT tree.relid, 'constraint', k.conname, p.proname::pg_catalog.text, false, 0
+  FROM tree
+  JOIN pg_catalog.pg_constraint k ON k.conrelid = tree.relid AND k.contype = 'c'
+  JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass
+    AND d.objid = k.oid AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+  JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid AND p.provolatile <> 'i'
+), fingerprint AS (",
+    fingerprint!(),
+    ")
+SELECT root.oid, root.relkind, root.relreplident, pg_catalog.row_security_active(root.oid),
+       coalesce(h.swallow, false), coalesce(h.on_update, false), coalesce(h.rules, false),
+       coalesce(pg_catalog.pg_partition_root(root.oid)::pg_catalog.oid, root.oid),
+       code.kind, code.name, code.detail, code.relation, f.fingerprint,
+       ",
+    elsewhere!("tree"),
+    "
+FROM root
+JOIN fingerprint f ON f.root = root.oid
+CROSS JOIN (
+  SELECT pg_catalog.bool_or(kind = 'rule'
+           OR kind = 'trigger' AND NOT internal AND fires & 3 = 3 AND fires & 24 <> 0) AS swallow,
+         pg_catalog.bool_or(kind = 'trigger' AND NOT internal AND fires & 16 <> 0) AS on_update,
+         pg_catalog.bool_or(kind = 'rule') AS rules
+  FROM hook
+) h
+LEFT JOIN LATERAL (
+  SELECT k.kind, k.name, k.detail, n.nspname || '.' || c.relname AS relation
+  FROM hook k
+  JOIN pg_catalog.pg_class c ON c.oid = k.relid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  ORDER BY k.internal, k.kind DESC, k.relid <> root.oid, k.name LIMIT 1
+) code ON true
+) facts"
+);
+
+/// Reads the fingerprints of tables, by oid.
+pub(super) const FINGERPRINTS_SQL: &str = concat!(
+    "\
+WITH RECURSIVE tree AS (
+  SELECT r.oid AS root, r.oid AS relid FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS r (oid)
+  UNION ALL
+  SELECT t.root, p.oid FROM tree t
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
+  JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid AND p.relispartition
+)
+",
+    fingerprint!()
+);
+
+/// Reads the columns of tables, by oid (`$1`).
+///
+/// The equality of a type comes from its default btree operator class, else from its hash operator
+/// class. The operator class may also belong to a polymorphic type that covers the type, or to a
+/// type to which it is binary coercible. Every element type of an array or composite must have an
+/// equality too: `json[]` has an operator `=`, but it fails at execution.
+///
+/// A user-defined cast from text (its oid is not from initdb) runs instead of the input function.
+///
+/// A default counts as volatile if it calls a volatile built-in function, or a user-defined
+/// function that is not IMMUTABLE. `pg_depend` lists only user-defined functions, so built-in ones
+/// are searched in the stored expression tree. `pg_get_expr` is not used because it locks the
+/// table: it could wait for a user's ALTER TABLE that itself waits for an open transaction of
+/// pgapace.
+pub(super) const COLUMNS_SQL: &str = "\
+SELECT facts.*, w.ord
+FROM pg_catalog.unnest($1::pg_catalog.oid[]) WITH ORDINALITY AS w (oid, ord)
+CROSS JOIN LATERAL (
+WITH RECURSIVE attribute AS (
+  SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attidentity, a.attgenerated, a.attnotnull,
+         a.attcollation
+  FROM pg_catalog.pg_attribute a
+  WHERE a.attrelid = w.oid AND a.attnum > 0 AND NOT a.attisdropped
+), domain_chain AS (
+  SELECT attnum, atttypid AS typ, atttypmod AS modifier, 0 AS depth FROM attribute
+  UNION ALL
+  SELECT d.attnum, t.typbasetype, t.typtypmod, d.depth + 1
+  FROM domain_chain d JOIN pg_catalog.pg_type t ON t.oid = d.typ WHERE t.typtype = 'd'
+), base AS (
+  SELECT DISTINCT ON (attnum) attnum, typ, modifier FROM domain_chain ORDER BY attnum, depth DESC
+), initial AS (
+  SELECT DISTINCT ON (attnum) attnum, class, object, tree
+  FROM (
+    SELECT d.adnum AS attnum, -1 AS depth, 'pg_catalog.pg_attrdef'::pg_catalog.regclass AS class,
+           d.oid AS object, d.adbin::pg_catalog.text AS tree
+    FROM pg_catalog.pg_attrdef d WHERE d.adrelid = w.oid
+    UNION ALL
+    SELECT c.attnum, c.depth, 'pg_catalog.pg_type'::pg_catalog.regclass, t.oid,
+           t.typdefaultbin::pg_catalog.text
+    FROM domain_chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ
+    WHERE t.typdefault IS NOT NULL
+  ) candidate
+  ORDER BY attnum, depth
+), part AS (
+  SELECT attnum, typ FROM base
+  UNION
+  SELECT p.attnum, next.typ
+  FROM part p JOIN pg_catalog.pg_type t ON t.oid = p.typ
+  CROSS JOIN LATERAL (
+    SELECT t.typbasetype AS typ WHERE t.typtype = 'd'
+    UNION ALL
+    SELECT t.typelem WHERE t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
+    UNION ALL
+    SELECT ca.atttypid FROM pg_catalog.pg_attribute ca
+    WHERE t.typtype = 'c' AND ca.attrelid = t.typrelid AND ca.attnum > 0 AND NOT ca.attisdropped
+  ) next
+), comparable AS (
+  SELECT p.attnum, p.typ, eq.nspname, eq.oprname
+  FROM part p JOIN pg_catalog.pg_type t ON t.oid = p.typ
+  LEFT JOIN LATERAL (
+    SELECT n.nspname, o.oprname
+    FROM pg_catalog.pg_opclass oc
+    JOIN pg_catalog.pg_amop ao ON ao.amopfamily = oc.opcfamily
+      AND ao.amoplefttype = oc.opcintype AND ao.amoprighttype = oc.opcintype
+      AND ao.amoppurpose = 's' AND ao.amopstrategy = CASE oc.opcmethod WHEN 403 THEN 3 ELSE 1 END
+    JOIN pg_catalog.pg_operator o ON o.oid = ao.amopopr
+    JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+    WHERE oc.opcdefault AND oc.opcmethod IN (403, 405) AND (
+      oc.opcintype = t.oid
+      OR oc.opcintype = CASE t.typtype WHEN 'e' THEN 3500 WHEN 'r' THEN 3831 WHEN 'm' THEN 4537
+                                       WHEN 'c' THEN 2249 ELSE 0 END::pg_catalog.oid
+      OR (oc.opcintype = 2277
+          AND t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc)
+      OR EXISTS (SELECT 1 FROM pg_catalog.pg_cast ct
+                 WHERE ct.castsource = t.oid AND ct.casttarget = oc.opcintype
+                   AND ct.castmethod = 'b' AND ct.castcontext = 'i'))
+    ORDER BY oc.opcintype = t.oid DESC, oc.opcmethod LIMIT 1
+  ) eq ON true
+  WHERE t.typtype <> 'd'
+)
+SELECT a.attname, a.attnum, b.typ, pg_catalog.format_type(a.atttypid, a.atttypmod),
+       a.attidentity, a.attgenerated <> '', a.attnotnull, own.nspname, own.oprname,
+       (SELECT pg_catalog.bool_and(c.oprname IS NOT NULL) FROM comparable c
+        WHERE c.attnum = a.attnum),
+       bn.nspname, bt.typname, bt.typarray,
+       bt.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc, bt.typtype,
+       coalesce(co.collisdeterministic, true), b.modifier,
+       volatile.calls, volatile.code, checked.name,
+       EXISTS (SELECT 1 FROM pg_catalog.pg_cast ct
+               WHERE ct.castsource = 25 AND ct.casttarget = b.typ AND ct.castmethod = 'f'
+                 AND ct.oid >= 16384),
+       fit.nspname, fit.proname, fit.pronargs = 3, pg_catalog.format_type(b.typ, b.modifier)
+FROM attribute a
+JOIN base b ON b.attnum = a.attnum
+JOIN pg_catalog.pg_type bt ON bt.oid = b.typ
+JOIN pg_catalog.pg_namespace bn ON bn.oid = bt.typnamespace
+LEFT JOIN pg_catalog.pg_collation co ON co.oid = a.attcollation
+LEFT JOIN comparable own ON own.attnum = a.attnum AND own.typ = b.typ
+LEFT JOIN initial i ON i.attnum = a.attnum AND a.attgenerated = ''
+LEFT JOIN LATERAL (
+  SELECT n.nspname, p.proname, p.pronargs
+  FROM pg_catalog.pg_cast ct
+  JOIN pg_catalog.pg_proc p ON p.oid = ct.castfunc
+  JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+  WHERE b.modifier <> -1 AND ct.castsource = ct.casttarget AND ct.castsource =
+    CASE WHEN bt.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
+         THEN bt.typelem ELSE bt.oid END
+) fit ON true
+LEFT JOIN LATERAL (
+  SELECT pg_catalog.bool_or(found.code) AS code,
+         pg_catalog.string_agg(DISTINCT CASE WHEN n.nspname = 'pg_catalog' THEN ''
+           ELSE n.nspname || '.' END || p.proname || '()', ', ') AS calls
+  FROM (
+    SELECT true AS code,
+           CASE d.refclassid WHEN 'pg_catalog.pg_proc'::pg_catalog.regclass THEN d.refobjid
+                             ELSE o.oprcode::pg_catalog.oid END AS called
+    FROM pg_catalog.pg_depend d
+    LEFT JOIN pg_catalog.pg_operator o
+      ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oid = d.refobjid
+    WHERE d.classid = i.class AND d.objid = i.object
+    UNION ALL
+    SELECT false, called.oids[1]::pg_catalog.oid
+    FROM pg_catalog.regexp_matches(i.tree, ':(?:func|opfunc)id ([0-9]+)', 'g') AS called (oids)
+  ) found
+  JOIN pg_catalog.pg_proc p ON p.oid = found.called
+    AND CASE WHEN found.code THEN p.provolatile <> 'i' ELSE p.provolatile = 'v' END
+  JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+) volatile ON true
+LEFT JOIN LATERAL (
+  SELECT p.proname AS name
+  FROM domain_chain c
+  JOIN pg_catalog.pg_constraint k ON k.contypid = c.typ
+  JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass
+    AND d.objid = k.oid AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+  JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid AND p.provolatile <> 'i'
+  WHERE c.attnum = a.attnum
+  ORDER BY p.proname LIMIT 1
+) checked ON true
+) facts
+ORDER BY w.ord, facts.attnum";
+
+/// Reads the key columns of the unique indexes that can find a row of these tables (`$1`), with the equality operator of
+/// each column's operator class. The operator is NULL for access methods other than btree and hash,
+/// whose strategy numbers have other meanings. Then the default equality of the type is used, which
+/// such an index enforces too.
+pub(super) const KEYS_SQL: &str = "\
+SELECT i.indexrelid, ic.relname, i.indisreplident, i.indisprimary, a.attnum, a.attnotnull,
+       n.nspname, o.oprname, w.ord
+FROM pg_catalog.unnest($1::pg_catalog.oid[]) WITH ORDINALITY AS w (oid, ord)
+JOIN pg_catalog.pg_index i ON i.indrelid = w.oid
+JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid
+JOIN pg_catalog.pg_am am ON am.oid = ic.relam
+CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) AS k(ord)
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.ord]
+JOIN pg_catalog.pg_opclass oc ON oc.oid = i.indclass[k.ord]
+LEFT JOIN pg_catalog.pg_amop ao ON am.amname IN ('btree', 'hash')
+  AND ao.amopfamily = oc.opcfamily AND ao.amoplefttype = oc.opcintype
+  AND ao.amoprighttype = oc.opcintype AND ao.amoppurpose = 's'
+  AND ao.amopstrategy = CASE am.amname WHEN 'btree' THEN 3 ELSE 1 END
+LEFT JOIN pg_catalog.pg_operator o ON o.oid = ao.amopopr
+LEFT JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+WHERE i.indisunique AND i.indimmediate AND i.indisvalid
+  AND i.indpred IS NULL AND i.indexprs IS NULL
+ORDER BY w.ord, i.indisprimary DESC, i.indexrelid, k.ord";
+
+/// Reads the leaf partitions of partitioned tables (`$1`), and the key columns of each leaf.
+pub(super) const LEAVES_SQL: &str = "\
+WITH RECURSIVE tree AS (
+  SELECT w.ord, w.oid AS relid
+  FROM pg_catalog.unnest($1::pg_catalog.oid[]) WITH ORDINALITY AS w (oid, ord)
+  UNION ALL
+  SELECT t.ord, i.inhrelid FROM tree t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
+)
+SELECT c.relname, key.columns, p.ord
+FROM tree p
+JOIN pg_catalog.pg_class c ON c.oid = p.relid AND c.relkind <> 'p'
+LEFT JOIN LATERAL (
+  SELECT pg_catalog.array_agg(a.attname ORDER BY k.ord)::pg_catalog.text[] AS columns
+  FROM pg_catalog.pg_index i
+  CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) AS k(ord)
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.ord]
+  WHERE i.indrelid = p.relid AND i.indisvalid AND i.indimmediate
+    AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END
+) key ON true";

@@ -1,0 +1,382 @@
+//! Reads the facts of many tables in a constant number of round trips.
+
+use rustc_hash::FxHashMap;
+use wire::{Param, Row, Rows, Session, quote_ident};
+
+use super::queries::{COLUMNS_SQL, FINGERPRINTS_SQL, KEYS_SQL, LEAVES_SQL, TABLES_SQL};
+use super::{
+    Coercion, Column, Equality, Hooks, Identity, Key, Table, VolatileDefault, boolean, field,
+    not_a_table, parse_name_array,
+};
+use crate::error::{Failure, Result};
+use crate::subscriber::constraints::{self, Constraints};
+use crate::subscriber::elsewhere;
+use crate::subscriber::state::name_array;
+
+/// Name and text of each prepared statement.
+const STATEMENTS: [(&str, &str); 5] = [
+    ("catalogue_tables", TABLES_SQL),
+    ("catalogue_columns", COLUMNS_SQL),
+    ("catalogue_keys", KEYS_SQL),
+    ("catalogue_leaves", LEAVES_SQL),
+    ("catalogue_constraints", constraints::SQL),
+];
+
+/// What is read of one table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TableFacts {
+    pub(crate) table: Table,
+    /// The constraints of its topmost partitioned table, or of the table itself.
+    pub(crate) constraints: Constraints,
+}
+
+/// One table: `None` if no relation has its name, or why nothing can be applied to it.
+pub(crate) type FoundTable = Result<Option<TableFacts>>;
+
+/// Reads tables. Planning these queries takes ten times longer than running them for one table. So
+/// each session prepares them once.
+#[derive(Debug, Default)]
+pub(crate) struct CatalogueReader {
+    /// Process id of the session on which the statements are prepared.
+    prepared_on: Option<i32>,
+}
+
+impl CatalogueReader {
+    /// Reads the tables with these schemas and names, in the same order.
+    pub(crate) fn read(
+        &mut self,
+        session: &mut Session,
+        names: &[(String, String)],
+    ) -> Result<Vec<FoundTable>> {
+        let read = self.read_prepared(session, names);
+        if read.is_err() {
+            // The server may have some of the statements or none: prepare them again.
+            self.prepared_on = None;
+        }
+        read
+    }
+
+    /// Reads one table; `None` if no relation has that name.
+    pub(crate) fn read_one(
+        &mut self,
+        session: &mut Session,
+        name: &(String, String),
+    ) -> FoundTable {
+        let mut found = self.read(session, std::slice::from_ref(name))?;
+        found.pop().unwrap_or_else(|| Err(Failure::internal("no table was read")))
+    }
+
+    fn read_prepared(
+        &mut self,
+        session: &mut Session,
+        names: &[(String, String)],
+    ) -> Result<Vec<FoundTable>> {
+        if self.prepared_on != Some(session.backend_pid()) {
+            for (name, sql) in STATEMENTS {
+                session.queue_close_statement(name);
+                session.queue_parse(name, sql, &[]);
+            }
+            self.prepared_on = Some(session.backend_pid());
+        }
+        let [schemas, tables] =
+            [|(s, _): &(String, String)| s.clone(), |(_, t): &(String, String)| t.clone()]
+                .map(|part| name_array(&names.iter().map(part).collect::<Vec<_>>()));
+        queue(session, "catalogue_tables", &[&schemas, &tables])?;
+        let [rows] = run(session)?;
+        // A table that is refused here is not read further.
+        let mut found: Vec<FoundTable> = names.iter().map(|_| Ok(None)).collect();
+        let mut roots = Vec::new();
+        for row in rows.iter() {
+            let place = position(&row, 14)?;
+            let (schema, name) = &names[place];
+            match check(&row, schema, name)? {
+                Ok(()) => roots.push((place, row)),
+                Err(refused) => found[place] = Err(refused),
+            }
+        }
+        if roots.is_empty() {
+            return Ok(found);
+        }
+        let oids = roots.iter().map(|(_, row)| field(row, 0)).collect::<Result<Vec<u32>>>()?;
+        let mut trees = roots.iter().map(|(_, row)| field(row, 7)).collect::<Result<Vec<u32>>>()?;
+        trees.sort_unstable();
+        trees.dedup();
+        let (oids, tree_array) = (oid_array(&oids), oid_array(&trees));
+        queue(session, "catalogue_columns", &[&oids])?;
+        queue(session, "catalogue_keys", &[&oids])?;
+        queue(session, "catalogue_constraints", &[&tree_array])?;
+        let [columns, keys, constraints] = run(session)?;
+        let (columns, keys) =
+            (by_place(&columns, 25, roots.len())?, by_place(&keys, 8, roots.len())?);
+        let constraints = by_place(&constraints, 7, trees.len())?;
+        let constraints: FxHashMap<u32, Constraints> = trees
+            .into_iter()
+            .zip(&constraints)
+            .map(|(tree, rows)| Ok((tree, Constraints::read(rows)?)))
+            .collect::<Result<_>>()?;
+        let mut without_key = Vec::new();
+        for ((place, row), (columns, keys)) in roots.iter().zip(columns.iter().zip(&keys)) {
+            let table = table(row, &names[*place], columns, keys)?;
+            let constraints = constraints
+                .get(&table.root)
+                .cloned()
+                .ok_or_else(|| Failure::internal("the constraints of a table were not read"))?;
+            if table.partitioned && table.identity_key.is_none() {
+                without_key.push((*place, table.oid));
+            }
+            found[*place] = Ok(Some(TableFacts { table, constraints }));
+        }
+        read_leaves(session, &without_key, &mut found)?;
+        Ok(found)
+    }
+}
+
+/// Adds the keys of the leaf partitions to tables (position and oid) without a key of their own.
+fn read_leaves(
+    session: &mut Session,
+    tables: &[(usize, u32)],
+    found: &mut [FoundTable],
+) -> Result<()> {
+    if tables.is_empty() {
+        return Ok(());
+    }
+    let oids: Vec<_> = tables.iter().map(|(_, oid)| *oid).collect();
+    queue(session, "catalogue_leaves", &[&oid_array(&oids)])?;
+    let [leaves] = run(session)?;
+    for ((place, _), rows) in tables.iter().zip(by_place(&leaves, 2, tables.len())?) {
+        for row in rows {
+            let columns = row.get(1).map(parse_name_array).transpose()?;
+            if let Ok(Some(facts)) = &mut found[*place] {
+                facts.table.leaf_keys.push((field(&row, 0)?, columns));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn failed(error: &wire::Error) -> Failure {
+    Failure::subscriber(error, "reading the subscriber's catalogue")
+}
+
+fn queue(session: &mut Session, statement: &str, params: &[&str]) -> Result<()> {
+    let values = params.iter().map(|text| Param::Text(text.as_bytes()));
+    session.queue_bind(statement, values).map_err(|e| failed(&e))?;
+    session.queue_describe_portal();
+    session.queue_execute();
+    Ok(())
+}
+
+/// Runs what is queued: `N` statements.
+fn run<const N: usize>(session: &mut Session) -> Result<[Rows; N]> {
+    let results = session.run_queued().map_err(|e| failed(&e))?;
+    results
+        .try_into()
+        .map_err(|_| Failure::internal("a catalogue query did not return its results"))
+}
+
+fn oid_array(oids: &[u32]) -> String {
+    let oids: Vec<_> = oids.iter().map(u32::to_string).collect();
+    format!("{{{}}}", oids.join(","))
+}
+
+/// The position, from 0, in a column that counts from 1.
+fn position(row: &Row<'_>, column: usize) -> Result<usize> {
+    let ordinal: usize = field(row, column)?;
+    ordinal.checked_sub(1).ok_or_else(|| Failure::internal("a position counts from 1"))
+}
+
+/// The rows of each of `count` tables, in order.
+fn by_place(rows: &Rows, column: usize, count: usize) -> Result<Vec<Vec<Row<'_>>>> {
+    let mut places: Vec<Vec<_>> = (0..count).map(|_| Vec::new()).collect();
+    for row in rows.iter() {
+        let place = position(&row, column)?;
+        places
+            .get_mut(place)
+            .ok_or_else(|| Failure::internal("a catalogue query returned another table"))?
+            .push(row);
+    }
+    Ok(places)
+}
+
+/// Whether changes can be applied to the relation of this row of [`TABLES_SQL`].
+fn check(row: &Row<'_>, schema: &str, name: &str) -> Result<std::result::Result<(), Failure>> {
+    let kind: String = field(row, 1)?;
+    if kind != "p" && kind != "r" {
+        return Ok(Err(not_a_table(schema, name, &kind)));
+    }
+    Ok(match row.get(13) {
+        Some(found) => Err(elsewhere::refused(schema, name, found)),
+        None => Ok(()),
+    })
+}
+
+/// A table without the keys of its leaf partitions.
+fn table(
+    row: &Row<'_>,
+    (schema, name): &(String, String),
+    columns: &[Row<'_>],
+    keys: &[Row<'_>],
+) -> Result<Table> {
+    let replica_identity: String = field(row, 2)?;
+    let columns = columns.iter().map(column).collect::<Result<Vec<_>>>()?;
+    let (identity_key, unique_keys) = keys_of(keys, &columns, &replica_identity)?;
+    Ok(Table {
+        oid: field(row, 0)?,
+        root: field(row, 7)?,
+        fingerprint: field(row, 12)?,
+        schema: schema.clone(),
+        name: name.clone(),
+        partitioned: row.get(1) == Some("p"),
+        row_security: boolean(row, 3)?,
+        hooks: Hooks {
+            may_swallow_rows: boolean(row, 4)?,
+            on_update: boolean(row, 5)?,
+            rules: boolean(row, 6)?,
+            code: user_code(row)?,
+        },
+        columns,
+        identity_key,
+        unique_keys,
+        leaf_keys: Vec::new(),
+    })
+}
+
+/// Returns the current fingerprints of these tables, `None` for a table that was dropped.
+pub(crate) fn fingerprints(
+    session: &mut Session,
+    tables: &[u32],
+) -> Result<FxHashMap<u32, Option<String>>> {
+    let oids: Vec<_> = tables.iter().map(u32::to_string).collect();
+    let rows = session
+        .query(FINGERPRINTS_SQL, &[Some(&format!("{{{}}}", oids.join(",")))])
+        .map_err(|e| Failure::subscriber(&e, "reading the fingerprints of the tables"))?;
+    let mut found: FxHashMap<_, _> = tables.iter().map(|oid| (*oid, None)).collect();
+    for row in rows.iter() {
+        found.insert(field(&row, 0)?, Some(field(&row, 1)?));
+    }
+    Ok(found)
+}
+
+fn column(row: &Row<'_>) -> Result<Column> {
+    let comparable = row.get(9) == Some("t");
+    let equality = match (row.get(7), row.get(8)) {
+        (Some(schema), Some(operator)) if comparable => Equality::operator(schema, operator),
+        _ => Equality::Text,
+    };
+    let is_array = boolean(row, 13)?;
+    let type_modifier = field(row, 16)?;
+    let quoted = |schema: usize, name: usize| -> Result<String> {
+        let schema = quote_ident(&field::<String>(row, schema)?);
+        Ok(format!("{schema}.{}", always_quoted(&field::<String>(row, name)?)))
+    };
+    let coercion = match row.get(21) {
+        Some(_) => Some(Coercion {
+            function: quoted(21, 22)?,
+            tells_casts: boolean(row, 23)?,
+            of_elements: is_array,
+            modifier: type_modifier,
+            type_sql: field(row, 24)?,
+        }),
+        None => None,
+    };
+    Ok(Column {
+        name: field(row, 0)?,
+        attnum: field(row, 1)?,
+        base_type: field(row, 2)?,
+        type_name: field(row, 3)?,
+        identity: match row.get(4) {
+            Some("a") => Identity::Always,
+            Some("d") => Identity::ByDefault,
+            _ => Identity::None,
+        },
+        generated: boolean(row, 5)?,
+        not_null: boolean(row, 6)?,
+        equality,
+        base_type_sql: quoted(10, 11)?,
+        array_type: field(row, 12)?,
+        is_array,
+        type_kind: field(row, 14)?,
+        deterministic: boolean(row, 15)?,
+        type_modifier,
+        coercion,
+        volatile_default: match (row.get(17), row.get(18)) {
+            (Some(calls), Some(code)) => {
+                Some(VolatileDefault { calls: calls.to_owned(), user_code: code == "t" })
+            }
+            _ => None,
+        },
+        domain_code: row.get(19).map(str::to_owned),
+        cast_from_text: boolean(row, 20)?,
+    })
+}
+
+fn user_code(row: &Row<'_>) -> Result<Option<String>> {
+    let Some(kind) = row.get(8) else { return Ok(None) };
+    let (name, detail): (String, String) = (field(row, 9)?, field(row, 10)?);
+    let relation: String = field(row, 11)?;
+    let enabled = if detail == "A" { "ENABLE ALWAYS" } else { "ENABLE REPLICA" };
+    Ok(Some(match kind {
+        "constraint" => format!(
+            "constraint {name} of {relation} calls function {detail}, which is not IMMUTABLE"
+        ),
+        kind => format!("{kind} {name} ({enabled}) on {relation} runs user code"),
+    }))
+}
+
+/// Splits the candidate indexes into the key that finds rows and the other unique keys.
+///
+/// The choice is that of `GetRelationIdentityOrPK` in `relation.c`: the index named by REPLICA
+/// IDENTITY USING INDEX, otherwise the primary key. REPLICA IDENTITY FULL or NOTHING of the
+/// subscriber table has no effect.
+fn keys_of(
+    rows: &[Row<'_>],
+    columns: &[Column],
+    replica_identity: &str,
+) -> Result<(Option<Key>, Vec<Key>)> {
+    struct Candidate {
+        index_oid: u32,
+        is_identity: bool,
+        is_primary: bool,
+        all_not_null: bool,
+        key: Key,
+    }
+    let mut candidates: Vec<Candidate> = Vec::new();
+    for row in rows {
+        let index_oid: u32 = field(row, 0)?;
+        let attnum: i16 = field(row, 4)?;
+        let equality = match (row.get(6), row.get(7)) {
+            (Some(schema), Some(operator)) => Equality::operator(schema, operator),
+            _ => columns
+                .iter()
+                .find(|column| column.attnum == attnum)
+                .map(|column| column.equality.clone())
+                .ok_or_else(|| Failure::internal("an index column is not a column of its table"))?,
+        };
+        if candidates.last().is_none_or(|last| last.index_oid != index_oid) {
+            candidates.push(Candidate {
+                index_oid,
+                is_identity: boolean(row, 2)?,
+                is_primary: boolean(row, 3)?,
+                all_not_null: true,
+                key: Key { index: field(row, 1)?, columns: Vec::new() },
+            });
+        }
+        let not_null = boolean(row, 5)?;
+        if let Some(last) = candidates.last_mut() {
+            last.all_not_null &= not_null;
+            last.key.columns.push((attnum, equality));
+        }
+    }
+    let chosen =
+        if replica_identity == "i" { candidates.iter().position(|c| c.is_identity) } else { None }
+            .or_else(|| candidates.iter().position(|c| c.is_primary));
+    let identity = chosen.map(|index| candidates.remove(index).key);
+    let unique = candidates.into_iter().filter(|c| c.all_not_null).map(|c| c.key).collect();
+    Ok((identity, unique))
+}
+
+/// Quotes a name even if PostgreSQL would accept it unquoted. Some type names are also keywords of
+/// the grammar, with another meaning.
+fn always_quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}

@@ -1,0 +1,150 @@
+//! The first change of each table after a start: tables are read from the subscriber's catalogue
+//! together, and one that cannot be read does not stop the others.
+
+use std::fs;
+
+use crate::support::{Case, VERSIONS, on_versions};
+
+/// Tables of each kind.
+const EACH: usize = 60;
+
+/// A table with a default, a partitioned table with two leaves, a table whose changes run user code,
+/// and one with a domain and a foreign key.
+fn ddl() -> String {
+    format!(
+        "CREATE DOMAIN short AS varchar(8) CHECK (VALUE <> ''); \
+         CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS \
+           $$ BEGIN NEW.v := NEW.v || '!'; RETURN NEW; END $$; \
+         DO $$ BEGIN FOR i IN 1..{EACH} LOOP \
+           EXECUTE format('CREATE TABLE plain%s (id int PRIMARY KEY, v text, at timestamptz DEFAULT now())', i); \
+           EXECUTE format('CREATE TABLE parted%s (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)', i); \
+           EXECUTE format('CREATE TABLE parted%s_a PARTITION OF parted%s FOR VALUES FROM (0) TO (100)', i, i); \
+           EXECUTE format('CREATE TABLE parted%s_b PARTITION OF parted%s FOR VALUES FROM (100) TO (200)', i, i); \
+           EXECUTE format('CREATE TABLE hooked%s (id int PRIMARY KEY, v text)', i); \
+           EXECUTE format('CREATE TABLE child%s (id int PRIMARY KEY REFERENCES plain%s, v short)', i, i); \
+         END LOOP; END $$"
+    )
+}
+
+fn each(sql: &str) -> String {
+    format!("DO $$ BEGIN FOR i IN 1..{EACH} LOOP {sql} COMMIT; END LOOP; END $$")
+}
+
+fn all_tables() -> Vec<String> {
+    let kinds = ["plain", "parted", "child"];
+    kinds.iter().flat_map(|kind| (1..=EACH).map(move |i| format!("{kind}{i}"))).collect()
+}
+
+fn insert(id: usize) -> String {
+    each(&format!(
+        "EXECUTE format('INSERT INTO plain%s VALUES ({id}, ''x'')', i); \
+         EXECUTE format('INSERT INTO parted%s VALUES ({id}, ''x''), ({id} + 100, ''y'')', i); \
+         EXECUTE format('INSERT INTO hooked%s VALUES ({id}, ''x'')', i); \
+         EXECUTE format('INSERT INTO child%s VALUES ({id}, ''x'')', i);"
+    ))
+}
+
+#[track_caller]
+fn expect_all_equal(case: &Case) {
+    let tables = all_tables();
+    case.expect_equal(&tables.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+/// How often the subscriber's log names a statement.
+fn executions(case: &Case, statement: &str) -> usize {
+    let log = fs::read(case.subscriber.cluster.log_file()).expect("the server's log");
+    let text = String::from_utf8_lossy(&log);
+    text.lines().filter(|line| line.contains(&format!("execute {statement}:"))).count()
+}
+
+#[test]
+fn tables_of_a_backlog_are_read_together() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate(&ddl());
+        case.subscriber.sql(&each(
+            "EXECUTE format('CREATE TRIGGER noted BEFORE INSERT ON hooked%s FOR EACH ROW EXECUTE FUNCTION noted()', i); \
+             EXECUTE format('ALTER TABLE hooked%s ENABLE ALWAYS TRIGGER noted', i);",
+        ));
+        let log = "SET log_min_duration_statement";
+        case.subscriber.sql(&format!("ALTER DATABASE {} {log} = 0", case.subscriber.name));
+        let before = executions(&case, "catalogue_tables");
+        case.publisher.sql(&insert(1));
+        case.run_until_current();
+        case.subscriber.sql(&format!(
+            "ALTER DATABASE {} RESET log_min_duration_statement",
+            case.subscriber.name
+        ));
+        let reads = executions(&case, "catalogue_tables") - before;
+        // 300 tables are changed. How many chunks bring them depends on the network.
+        assert!((1..=30).contains(&reads), "the catalogue was read {reads} times");
+        expect_all_equal(&case);
+        let hooked = each("EXECUTE format('INSERT INTO found SELECT v FROM hooked%s', i);");
+        case.subscriber.sql("CREATE TABLE found (v text)");
+        case.subscriber.sql(&hooked);
+        assert_eq!(
+            case.subscriber.rows("SELECT v, count(*) FROM found GROUP BY v"),
+            [format!("x!|{EACH}")]
+        );
+        let modes = "SELECT rtrim(substring(table_name, '^[a-z]+')), apply_mode, count(*) \
+             FROM pgapace.relation GROUP BY 1, 2 ORDER BY 1";
+        assert_eq!(
+            case.subscriber.rows(modes),
+            [("child", "set", 1), ("hooked", "row", 1), ("parted", "set", 2), ("plain", "set", 1)]
+                .map(|(kind, mode, leaves)| format!("{kind}|{mode}|{}", leaves * EACH))
+        );
+    });
+}
+
+#[test]
+fn a_table_that_cannot_be_read_does_not_stop_the_others() {
+    on_versions(&VERSIONS[..2], |mut case| {
+        case.replicate(&ddl());
+        case.subscriber
+            .sql("ALTER TABLE plain7 RENAME TO kept; CREATE VIEW plain7 AS SELECT * FROM kept");
+        case.subscriber.sql("ALTER TABLE plain9 DROP v; ALTER TABLE child8 RENAME TO gone");
+        case.publisher.sql(&insert(1));
+        case.tool.args.extend(["--on-table-error".to_owned(), "block".to_owned()]);
+        let finished = case.run();
+        for table in ["plain7", "plain9", "child8"] {
+            finished.expect(finished.code.unwrap_or(-1), &[&format!("public.{table}")]);
+        }
+        assert_ne!(finished.code, Some(0), "{}", finished.log);
+        let mut tables = all_tables();
+        tables.retain(|table| !["plain7", "plain9", "child8"].contains(&table.as_str()));
+        case.expect_equal(&tables.iter().map(String::as_str).collect::<Vec<_>>());
+    });
+}
+
+/// A user adds a column on the subscriber, and then on the publisher. A definition that was read
+/// before would lack the column.
+#[test]
+fn a_table_is_read_after_the_publisher_has_described_it() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate(
+            "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); \
+             CREATE TABLE c (id int PRIMARY KEY)",
+        );
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO a VALUES (1)");
+        case.wait_until_applied(&mut process);
+        for (table, id) in [("b", 1), ("c", 1), ("b", 2), ("a", 2)] {
+            let add = format!("ALTER TABLE {table} ADD v{id} text");
+            case.subscriber.sql(&add);
+            case.publisher.sql(&add);
+            case.publisher.sql(&format!(
+                "INSERT INTO a (id) VALUES ({id} * 100 + (SELECT count(*) FROM a)); \
+                 INSERT INTO {table} (id, v{id}) VALUES (50 + {id}, 'x')"
+            ));
+            case.wait_until_applied(&mut process);
+        }
+        case.stop(process);
+        case.expect_equal(&["a", "b", "c"]);
+        // The old and the new version of a table in one chunk.
+        case.publisher.sql("INSERT INTO c VALUES (200)");
+        case.subscriber.sql("ALTER TABLE c ADD w int DEFAULT 7");
+        case.publisher.sql("ALTER TABLE c ADD w int DEFAULT 7");
+        case.publisher.sql("INSERT INTO c VALUES (201, 'x', 8)");
+        case.run_until_current();
+        case.expect_equal(&["a", "b", "c"]);
+    });
+}
