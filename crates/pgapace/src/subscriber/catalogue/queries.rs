@@ -2,7 +2,8 @@
 //!
 //! The part for one table stands in a LATERAL subquery. So the time grows with the number of tables
 //! and not with its square, and a table's result does not depend on the other tables. The planner
-//! sees one table, whatever the number is.
+//! sees one table, whatever the number is. OFFSET 0 keeps it from beginning with a catalogue: without
+//! statistics it takes that for cheap, and reads all of `pg_depend` for each table.
 
 use crate::subscriber::elsewhere::elsewhere;
 
@@ -81,11 +82,20 @@ WITH RECURSIVE root AS (
     ON r.ev_class = tree.relid AND r.ev_enabled IN ('R', 'A') AND r.ev_type <> '1'
   UNION ALL
   SELECT tree.relid, 'constraint', k.conname, p.proname::pg_catalog.text, false, 0
-  FROM tree
-  JOIN pg_catalog.pg_constraint k ON k.conrelid = tree.relid AND k.contype = 'c'
-  JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass
-    AND d.objid = k.oid AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
-  JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid AND p.provolatile <> 'i'
+  FROM tree CROSS JOIN LATERAL (
+    SELECT k.oid, k.conname FROM pg_catalog.pg_constraint k
+    WHERE k.conrelid = tree.relid AND k.contype = 'c'
+    OFFSET 0
+  ) k CROSS JOIN LATERAL (
+    SELECT d.refobjid FROM pg_catalog.pg_depend d
+    WHERE d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objid = k.oid
+      AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+    OFFSET 0
+  ) d CROSS JOIN LATERAL (
+    SELECT p.proname FROM pg_catalog.pg_proc p
+    WHERE p.oid = d.refobjid AND p.provolatile <> 'i'
+    OFFSET 0
+  ) p
 ), fingerprint AS (",
     fingerprint!(),
     ")
@@ -131,11 +141,6 @@ WITH RECURSIVE tree AS (
 
 /// Reads the columns of tables, by oid (`$1`).
 ///
-/// The equality of a type comes from its default btree operator class, else from its hash operator
-/// class. The operator class may also belong to a polymorphic type that covers the type, or to a
-/// type to which it is binary coercible. Every element type of an array or composite must have an
-/// equality too: `json[]` has an operator `=`, but it fails at execution.
-///
 /// A user-defined cast from text (its oid is not from initdb) runs instead of the input function.
 ///
 /// A default counts as volatile if it calls a volatile built-in function, or a user-defined
@@ -172,48 +177,9 @@ WITH RECURSIVE attribute AS (
     WHERE t.typdefault IS NOT NULL
   ) candidate
   ORDER BY attnum, depth
-), part AS (
-  SELECT attnum, typ FROM base
-  UNION
-  SELECT p.attnum, next.typ
-  FROM part p JOIN pg_catalog.pg_type t ON t.oid = p.typ
-  CROSS JOIN LATERAL (
-    SELECT t.typbasetype AS typ WHERE t.typtype = 'd'
-    UNION ALL
-    SELECT t.typelem WHERE t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
-    UNION ALL
-    SELECT ca.atttypid FROM pg_catalog.pg_attribute ca
-    WHERE t.typtype = 'c' AND ca.attrelid = t.typrelid AND ca.attnum > 0 AND NOT ca.attisdropped
-  ) next
-), comparable AS (
-  SELECT p.attnum, p.typ, eq.nspname, eq.oprname
-  FROM part p JOIN pg_catalog.pg_type t ON t.oid = p.typ
-  LEFT JOIN LATERAL (
-    SELECT n.nspname, o.oprname
-    FROM pg_catalog.pg_opclass oc
-    JOIN pg_catalog.pg_amop ao ON ao.amopfamily = oc.opcfamily
-      AND ao.amoplefttype = oc.opcintype AND ao.amoprighttype = oc.opcintype
-      AND ao.amoppurpose = 's' AND ao.amopstrategy = CASE oc.opcmethod WHEN 403 THEN 3 ELSE 1 END
-    JOIN pg_catalog.pg_operator o ON o.oid = ao.amopopr
-    JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
-    WHERE oc.opcdefault AND oc.opcmethod IN (403, 405) AND (
-      oc.opcintype = t.oid
-      OR oc.opcintype = CASE t.typtype WHEN 'e' THEN 3500 WHEN 'r' THEN 3831 WHEN 'm' THEN 4537
-                                       WHEN 'c' THEN 2249 ELSE 0 END::pg_catalog.oid
-      OR (oc.opcintype = 2277
-          AND t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc)
-      OR EXISTS (SELECT 1 FROM pg_catalog.pg_cast ct
-                 WHERE ct.castsource = t.oid AND ct.casttarget = oc.opcintype
-                   AND ct.castmethod = 'b' AND ct.castcontext = 'i'))
-    ORDER BY oc.opcintype = t.oid DESC, oc.opcmethod LIMIT 1
-  ) eq ON true
-  WHERE t.typtype <> 'd'
 )
 SELECT a.attname, a.attnum, b.typ, pg_catalog.format_type(a.atttypid, a.atttypmod),
-       a.attidentity, a.attgenerated <> '', a.attnotnull, own.nspname, own.oprname,
-       (SELECT pg_catalog.bool_and(c.oprname IS NOT NULL) FROM comparable c
-        WHERE c.attnum = a.attnum),
-       bn.nspname, bt.typname, bt.typarray,
+       a.attidentity, a.attgenerated <> '', a.attnotnull, bn.nspname, bt.typname, bt.typarray,
        bt.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc, bt.typtype,
        coalesce(co.collisdeterministic, true), b.modifier,
        volatile.calls, volatile.code, checked.name,
@@ -226,7 +192,6 @@ JOIN base b ON b.attnum = a.attnum
 JOIN pg_catalog.pg_type bt ON bt.oid = b.typ
 JOIN pg_catalog.pg_namespace bn ON bn.oid = bt.typnamespace
 LEFT JOIN pg_catalog.pg_collation co ON co.oid = a.attcollation
-LEFT JOIN comparable own ON own.attnum = a.attnum AND own.typ = b.typ
 LEFT JOIN initial i ON i.attnum = a.attnum AND a.attgenerated = ''
 LEFT JOIN LATERAL (
   SELECT n.nspname, p.proname, p.pronargs
@@ -259,16 +224,96 @@ LEFT JOIN LATERAL (
 ) volatile ON true
 LEFT JOIN LATERAL (
   SELECT p.proname AS name
-  FROM domain_chain c
-  JOIN pg_catalog.pg_constraint k ON k.contypid = c.typ
-  JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass
-    AND d.objid = k.oid AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
-  JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid AND p.provolatile <> 'i'
+  FROM domain_chain c CROSS JOIN LATERAL (
+    SELECT k.oid FROM pg_catalog.pg_constraint k WHERE k.contypid = c.typ
+    OFFSET 0
+  ) k CROSS JOIN LATERAL (
+    SELECT d.refobjid FROM pg_catalog.pg_depend d
+    WHERE d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objid = k.oid
+      AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+    OFFSET 0
+  ) d CROSS JOIN LATERAL (
+    SELECT p.proname FROM pg_catalog.pg_proc p
+    WHERE p.oid = d.refobjid AND p.provolatile <> 'i'
+    OFFSET 0
+  ) p
   WHERE c.attnum = a.attnum
   ORDER BY p.proname LIMIT 1
 ) checked ON true
 ) facts
 ORDER BY w.ord, facts.attnum";
+
+/// Reads the equality of the columns' base types of tables, by oid (`$1`): schema and name of the
+/// operator, and whether all parts of the type have one.
+///
+/// The equality of a type comes from its default btree operator class, else from its hash operator
+/// class. The operator class may also belong to a polymorphic type that covers the type, or to a
+/// type to which it is binary coercible. Every element type of an array or composite must have an
+/// equality too: `json[]` has an operator `=`, but it fails at execution.
+///
+/// Many columns have the same type, so this is read once for each type and not for each column.
+pub(super) const TYPES_SQL: &str = "\
+WITH RECURSIVE chain AS (
+  SELECT declared.typ
+  FROM (
+    SELECT DISTINCT a.atttypid AS typ
+    FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS w (oid)
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = w.oid AND a.attnum > 0 AND NOT a.attisdropped
+  ) declared
+  UNION
+  SELECT t.typbasetype FROM chain d CROSS JOIN LATERAL (
+    SELECT t.typbasetype FROM pg_catalog.pg_type t WHERE t.oid = d.typ AND t.typtype = 'd'
+    OFFSET 0
+  ) t
+), part AS (
+  SELECT c.typ AS whole, c.typ
+  FROM chain c CROSS JOIN LATERAL (
+    SELECT 1 FROM pg_catalog.pg_type t WHERE t.oid = c.typ AND t.typtype <> 'd'
+    OFFSET 0
+  ) t
+  UNION
+  SELECT p.whole, next.typ
+  FROM part p CROSS JOIN LATERAL (
+    SELECT * FROM pg_catalog.pg_type t WHERE t.oid = p.typ
+    OFFSET 0
+  ) t CROSS JOIN LATERAL (
+    SELECT t.typbasetype AS typ WHERE t.typtype = 'd'
+    UNION ALL
+    SELECT t.typelem WHERE t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
+    UNION ALL
+    SELECT ca.atttypid FROM pg_catalog.pg_attribute ca
+    WHERE t.typtype = 'c' AND ca.attrelid = t.typrelid AND ca.attnum > 0 AND NOT ca.attisdropped
+  ) next
+), comparable AS (
+  SELECT t.oid AS typ, eq.nspname, eq.oprname
+  FROM (SELECT DISTINCT p.typ FROM part p) p CROSS JOIN LATERAL (
+    SELECT * FROM pg_catalog.pg_type t WHERE t.oid = p.typ AND t.typtype <> 'd'
+    OFFSET 0
+  ) t LEFT JOIN LATERAL (
+    SELECT n.nspname, o.oprname
+    FROM pg_catalog.pg_opclass oc
+    JOIN pg_catalog.pg_amop ao ON ao.amopfamily = oc.opcfamily
+      AND ao.amoplefttype = oc.opcintype AND ao.amoprighttype = oc.opcintype
+      AND ao.amoppurpose = 's' AND ao.amopstrategy = CASE oc.opcmethod WHEN 403 THEN 3 ELSE 1 END
+    JOIN pg_catalog.pg_operator o ON o.oid = ao.amopopr
+    JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+    WHERE oc.opcdefault AND oc.opcmethod IN (403, 405) AND (
+      oc.opcintype = t.oid
+      OR oc.opcintype = CASE t.typtype WHEN 'e' THEN 3500 WHEN 'r' THEN 3831 WHEN 'm' THEN 4537
+                                       WHEN 'c' THEN 2249 ELSE 0 END::pg_catalog.oid
+      OR (oc.opcintype = 2277
+          AND t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc)
+      OR EXISTS (SELECT 1 FROM pg_catalog.pg_cast ct
+                 WHERE ct.castsource = t.oid AND ct.casttarget = oc.opcintype
+                   AND ct.castmethod = 'b' AND ct.castcontext = 'i'))
+    ORDER BY oc.opcintype = t.oid DESC, oc.opcmethod LIMIT 1
+  ) eq ON true
+)
+SELECT p.whole, pg_catalog.max(c.nspname::pg_catalog.text) FILTER (WHERE p.typ = p.whole),
+       pg_catalog.max(c.oprname::pg_catalog.text) FILTER (WHERE p.typ = p.whole),
+       pg_catalog.bool_and(c.oprname IS NOT NULL)
+FROM part p JOIN comparable c ON c.typ = p.typ
+GROUP BY p.whole";
 
 /// Reads the key columns of the unique indexes that can find a row of these tables (`$1`), with the equality operator of
 /// each column's operator class. The operator is NULL for access methods other than btree and hash,

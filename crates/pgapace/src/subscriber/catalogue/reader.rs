@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 use wire::{Param, Row, Rows, Session, quote_ident};
 
-use super::queries::{COLUMNS_SQL, FINGERPRINTS_SQL, KEYS_SQL, LEAVES_SQL, TABLES_SQL};
+use super::queries::{COLUMNS_SQL, FINGERPRINTS_SQL, KEYS_SQL, LEAVES_SQL, TABLES_SQL, TYPES_SQL};
 use super::{
     Coercion, Column, Equality, Hooks, Identity, Key, Table, VolatileDefault, boolean, field,
     not_a_table, parse_name_array,
@@ -14,9 +14,10 @@ use crate::subscriber::elsewhere;
 use crate::subscriber::state::name_array;
 
 /// Name and text of each prepared statement.
-const STATEMENTS: [(&str, &str); 5] = [
+const STATEMENTS: [(&str, &str); 6] = [
     ("catalogue_tables", TABLES_SQL),
     ("catalogue_columns", COLUMNS_SQL),
+    ("catalogue_types", TYPES_SQL),
     ("catalogue_keys", KEYS_SQL),
     ("catalogue_leaves", LEAVES_SQL),
     ("catalogue_constraints", constraints::SQL),
@@ -103,11 +104,13 @@ impl CatalogueReader {
         trees.dedup();
         let (oids, tree_array) = (oid_array(&oids), oid_array(&trees));
         queue(session, "catalogue_columns", &[&oids])?;
+        queue(session, "catalogue_types", &[&oids])?;
         queue(session, "catalogue_keys", &[&oids])?;
         queue(session, "catalogue_constraints", &[&tree_array])?;
-        let [columns, keys, constraints] = run(session)?;
+        let [columns, types, keys, constraints] = run(session)?;
+        let types = equalities(&types)?;
         let (columns, keys) =
-            (by_place(&columns, 25, roots.len())?, by_place(&keys, 8, roots.len())?);
+            (by_place(&columns, 22, roots.len())?, by_place(&keys, 8, roots.len())?);
         let constraints = by_place(&constraints, 7, trees.len())?;
         let constraints: FxHashMap<u32, Constraints> = trees
             .into_iter()
@@ -116,7 +119,7 @@ impl CatalogueReader {
             .collect::<Result<_>>()?;
         let mut without_key = Vec::new();
         for ((place, row), (columns, keys)) in roots.iter().zip(columns.iter().zip(&keys)) {
-            let table = table(row, &names[*place], columns, keys)?;
+            let table = table(row, &names[*place], columns, &types, keys)?;
             let constraints = constraints
                 .get(&table.root)
                 .cloned()
@@ -215,10 +218,11 @@ fn table(
     row: &Row<'_>,
     (schema, name): &(String, String),
     columns: &[Row<'_>],
+    types: &FxHashMap<u32, Equality>,
     keys: &[Row<'_>],
 ) -> Result<Table> {
     let replica_identity: String = field(row, 2)?;
-    let columns = columns.iter().map(column).collect::<Result<Vec<_>>>()?;
+    let columns = columns.iter().map(|row| column(row, types)).collect::<Result<Vec<_>>>()?;
     let (identity_key, unique_keys) = keys_of(keys, &columns, &replica_identity)?;
     Ok(Table {
         oid: field(row, 0)?,
@@ -257,32 +261,45 @@ pub(crate) fn fingerprints(
     Ok(found)
 }
 
-fn column(row: &Row<'_>) -> Result<Column> {
-    let comparable = row.get(9) == Some("t");
-    let equality = match (row.get(7), row.get(8)) {
-        (Some(schema), Some(operator)) if comparable => Equality::operator(schema, operator),
-        _ => Equality::Text,
+/// The equality of each base type.
+fn equalities(rows: &Rows) -> Result<FxHashMap<u32, Equality>> {
+    let equality = |row: Row<'_>| {
+        let comparable = boolean(&row, 3)?;
+        let equality = match (row.get(1), row.get(2)) {
+            (Some(schema), Some(operator)) if comparable => Equality::operator(schema, operator),
+            _ => Equality::Text,
+        };
+        Ok((field(&row, 0)?, equality))
     };
-    let is_array = boolean(row, 13)?;
-    let type_modifier = field(row, 16)?;
+    rows.iter().map(equality).collect()
+}
+
+fn column(row: &Row<'_>, types: &FxHashMap<u32, Equality>) -> Result<Column> {
+    let base_type = field(row, 2)?;
+    let equality = types
+        .get(&base_type)
+        .cloned()
+        .ok_or_else(|| Failure::internal("the type of a column was not read"))?;
+    let is_array = boolean(row, 10)?;
+    let type_modifier = field(row, 13)?;
     let quoted = |schema: usize, name: usize| -> Result<String> {
         let schema = quote_ident(&field::<String>(row, schema)?);
         Ok(format!("{schema}.{}", always_quoted(&field::<String>(row, name)?)))
     };
-    let coercion = match row.get(21) {
+    let coercion = match row.get(18) {
         Some(_) => Some(Coercion {
-            function: quoted(21, 22)?,
-            tells_casts: boolean(row, 23)?,
+            function: quoted(18, 19)?,
+            tells_casts: boolean(row, 20)?,
             of_elements: is_array,
             modifier: type_modifier,
-            type_sql: field(row, 24)?,
+            type_sql: field(row, 21)?,
         }),
         None => None,
     };
     Ok(Column {
         name: field(row, 0)?,
         attnum: field(row, 1)?,
-        base_type: field(row, 2)?,
+        base_type,
         type_name: field(row, 3)?,
         identity: match row.get(4) {
             Some("a") => Identity::Always,
@@ -292,21 +309,21 @@ fn column(row: &Row<'_>) -> Result<Column> {
         generated: boolean(row, 5)?,
         not_null: boolean(row, 6)?,
         equality,
-        base_type_sql: quoted(10, 11)?,
-        array_type: field(row, 12)?,
+        base_type_sql: quoted(7, 8)?,
+        array_type: field(row, 9)?,
         is_array,
-        type_kind: field(row, 14)?,
-        deterministic: boolean(row, 15)?,
+        type_kind: field(row, 11)?,
+        deterministic: boolean(row, 12)?,
         type_modifier,
         coercion,
-        volatile_default: match (row.get(17), row.get(18)) {
+        volatile_default: match (row.get(14), row.get(15)) {
             (Some(calls), Some(code)) => {
                 Some(VolatileDefault { calls: calls.to_owned(), user_code: code == "t" })
             }
             _ => None,
         },
-        domain_code: row.get(19).map(str::to_owned),
-        cast_from_text: boolean(row, 20)?,
+        domain_code: row.get(16).map(str::to_owned),
+        cast_from_text: boolean(row, 17)?,
     })
 }
 
