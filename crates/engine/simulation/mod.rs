@@ -48,6 +48,7 @@
 //! | no group reaches over that | [`Sabotage::GapInGroup`] |
 //! | a spooled transaction that a table lacks is read back | [`Sabotage::NotReadBack`] |
 //! | what is skipped is compared with what was applied | [`Sabotage::UnwatchedHistory`], [`Sabotage::UnwatchedPrepare`] |
+//! | and the stream begins with what is compared | [`Sabotage::LateStart`] |
 //! | nothing is acknowledged from a PREPARE on that must be sent again | [`Sabotage::UnheldHeld`], [`Sabotage::UnheldPrepare`], [`Sabotage::EarlyResolution`] |
 //! | the end of a held transaction ends its time | [`Sabotage::StillHeld`] |
 //! | what is prepared on the subscriber ends there | [`Sabotage::ForgottenPrepared`] |
@@ -143,6 +144,8 @@ pub(crate) enum Sabotage {
     UnheardEnd,
     /// What the stream brings again is not compared with what was applied.
     UnwatchedHistory,
+    /// The stream begins behind the transaction that is compared.
+    LateStart,
     /// Nor with what was prepared.
     UnwatchedPrepare,
     /// Rules of dispatch: parts of one transaction go to several workers.
@@ -195,7 +198,7 @@ pub(crate) enum Sabotage {
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 48] = [
+    pub(crate) const ALL: [Self; 49] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -216,6 +219,7 @@ impl Sabotage {
         Self::StillHeld,
         Self::UnheardEnd,
         Self::UnwatchedHistory,
+        Self::LateStart,
         Self::UnwatchedPrepare,
         Self::SplitTransaction,
         Self::UnboundedWriteset,

@@ -17,6 +17,7 @@ use engine::intake::{
 use engine::net::TableFolding;
 use engine::progress::{FlushTicket, Positions, Progress, Range};
 use engine::relation::RemoteRelation;
+use engine::stream_start::stream_start;
 use engine::streaming::{Order, Said, Streams, Ticket};
 use engine::sync_lsn::SyncLsn;
 use engine::transaction::{Location, TransactionPart};
@@ -351,6 +352,10 @@ impl Run {
             Sabotage::UnwatchedHistory => Vec::new(),
             _ => applied.clone(),
         };
+        let start = match sabotage {
+            Sabotage::LateStart if !history.two_phase => through.max(slot),
+            _ => stream_start(slot, through, memory.as_ref(), history.two_phase),
+        };
         let pacing = setting.dispatch.pacing;
         let incoming = IncomingSettings {
             parts: setting.parts,
@@ -375,7 +380,7 @@ impl Run {
                 Sabotage::AppliedAgain => Progress::resume(slot, slot, applied_through),
                 _ => Progress::resume(through, slot, applied_through),
             },
-            witness: Witness::new(slot, watched).with_prepared(prepared),
+            witness: Witness::new(start, watched).with_prepared(prepared),
             applied_beyond: match sabotage {
                 Sabotage::ForgottenGap => VecDeque::new(),
                 _ => applied.drain(1..).collect(),
@@ -387,7 +392,7 @@ impl Run {
         });
         let mut outside = Outside::new(history, setting.dispatch, sabotage);
         outside.dispatch.sent_after(setting.behind);
-        let coming = stream(history, slot, setting.eager, rng).into();
+        let coming = stream(history, start, setting.eager, rng).into();
         Ok(Self::of(intake, outside, coming, slot, sabotage))
     }
 

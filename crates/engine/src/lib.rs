@@ -30,6 +30,7 @@
 //! 1. [`published`]: whether a table was published without interruption.
 //! 1. [`history`]: whether the publisher still has the history that the recorded progress belongs
 //!    to.
+//! 1. [`stream_start`]: where a run asks the publisher to begin.
 //! 1. [`sequence`]: the position to set for a sequence of the subscriber; the stream has no
 //!    sequences.
 #![forbid(unsafe_code)]
@@ -51,6 +52,7 @@ pub mod relation;
 pub mod sequence;
 pub mod serialized;
 pub mod share;
+pub mod stream_start;
 pub mod streaming;
 pub mod sync_lsn;
 pub mod table_sync;

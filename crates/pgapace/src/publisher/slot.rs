@@ -7,11 +7,11 @@
 //! writes WAL whenever it creates a new slot, so no other slot begins at that position
 //! ([`is_ours`]).
 //!
-//! START_REPLICATION always asks for the slot's own position, and what is applied already is
-//! skipped by commit LSN. A slot that is ahead of the progress is a gap, and is refused. Nothing is
-//! acknowledged before the stream has passed the progress again. A walsender acts on an
-//! acknowledgement by what it noted while it sent to an earlier run, and could remove the WAL that
-//! it still has to read.
+//! START_REPLICATION asks for the oldest position that is still needed ([`engine::stream_start`]), or
+//! the slot's own if that is later. What is sent again is skipped by commit LSN. A slot that is ahead
+//! of the progress is a gap, and is refused. Nothing is acknowledged before the stream has passed the
+//! progress again. A walsender acts on an acknowledgement by what it noted while it sent to an earlier
+//! run, and could remove the WAL that it still has to read.
 
 use std::time::{Duration, Instant};
 
@@ -277,7 +277,7 @@ pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
 }
 
 /// Checks that the stream can continue from this slot without losing a change. Returns the position
-/// to start at. It is always the slot's own; what was applied beyond it is skipped by LSN.
+/// that the slot has confirmed.
 pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Result<Lsn> {
     let refuse = |what: String| Failure::new(Class::Slot, what);
     let rebuild = "Changes that the slot had not sent are lost: drop the subscription (pgapace \

@@ -238,7 +238,7 @@ impl Supervisor<'_> {
         let command = slot::start_command(
             source.server_version().major(),
             &row.slot_name,
-            resumption.acknowledged,
+            resumption.start,
             &self.config.publications,
             &slot::StreamOptions {
                 origin_none: self.config.origin_none(),
@@ -260,6 +260,7 @@ impl Supervisor<'_> {
             applied = %resumption.applied.through,
             workers = %self.config.workers,
             acknowledged = %resumption.acknowledged,
+            start = %resumption.start,
             epoch = row.epoch,
             format = resumption.format.name(),
             reason = resumption.format.reason,

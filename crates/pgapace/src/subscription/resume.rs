@@ -1,9 +1,11 @@
 //! Where a run resumes: the progress, the slot's position, and what nobody may have lost between them.
+//! Where the stream begins follows from them ([`engine::stream_start`]).
 
 use std::time::Duration;
 
 use engine::history::Witness;
 use engine::progress::Progress;
+use engine::stream_start::stream_start;
 use pgoutput::Lsn;
 use wire::Session;
 
@@ -23,8 +25,10 @@ use crate::two_phase;
 /// Where a run resumes, and how.
 pub(super) struct Resumption {
     pub(super) applied: progress::Applied,
-    /// The slot's position, where the stream starts.
+    /// The slot's position.
     pub(super) acknowledged: Lsn,
+    /// Where the stream starts. What commits before is not sent.
+    pub(super) start: Lsn,
     /// Nothing before it is lacking: neither by tables that catch up nor by the others.
     pub(super) needed_from: Lsn,
     pub(super) catching_up: Vec<CatchUp>,
@@ -55,7 +59,7 @@ impl Resumption {
         // Where the publisher sends other transactions than before, nothing is remembered.
         let known = self.prepared.iter().filter(|_| self.applied.newest_memory().is_some());
         let known = known.map(|one| (one.prepared.prepare_lsn, one.prepared.xid));
-        Witness::new(self.acknowledged, self.applied.ranges()).with_prepared(known)
+        Witness::new(self.start, self.applied.ranges()).with_prepared(known)
     }
 
     /// The highest LSN that the subscriber has followed: applied, or prepared.
@@ -116,6 +120,9 @@ impl Supervisor<'_> {
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
         let slot_is_two_phase = found.is_some_and(|slot| slot.two_phase);
         let two_phase = two_phase::settle(config, control, source, row, slot_is_two_phase)?;
+        let sends_prepared = two_phase || slot_is_two_phase;
+        let memory = applied.memory.as_ref();
+        let start = stream_start(acknowledged, needed_from, memory, sends_prepared);
         let prepared = two_phase::known(control, row.id, two_phase)?;
         let (limit, prefix) = prepared::place(control, row.id, &system.system_identifier)?;
         let hold = if two_phase { two_phase::hold(config, limit, waits)? } else { None };
@@ -135,6 +142,7 @@ impl Supervisor<'_> {
         Ok(Resumption {
             applied,
             acknowledged,
+            start,
             needed_from,
             catching_up,
             two_phase,

@@ -7,6 +7,7 @@ mod history;
 mod large;
 mod network;
 mod privileges;
+mod resuming;
 mod secrets;
 pub(crate) mod site;
 mod slots;
