@@ -23,13 +23,15 @@ use crate::subscriber::state::{Subscription, SubscriptionId};
 /// the start of the stream does not. Two-phase decoding never begins before all tables are copied.
 ///
 /// If the publisher sends them only at their COMMIT PREPARED, none may stay prepared on the subscriber:
-/// the publisher would send it again, and it would wait for its own locks.
+/// the publisher would send it again, and it would wait for its own locks. `any_prepared` is what
+/// [`prepared::any_sql`] says.
 pub(crate) fn settle(
     config: &Config,
     control: &mut Session,
     source: &mut Session,
     row: &Subscription,
     slot_is_two_phase: bool,
+    any_prepared: bool,
 ) -> Result<bool> {
     let version = source.server_version();
     match config.two_phase {
@@ -53,7 +55,7 @@ pub(crate) fn settle(
         }
         Some(false) | None => {}
     }
-    let known = prepared::read(control, row.id)?;
+    let known = if any_prepared { prepared::read(control, row.id)? } else { Vec::new() };
     if let Some(done) = known.iter().find(|one| one.standing == Standing::Committed) {
         // Its COMMIT PREPARED was not acknowledged.
         return Err(Failure::new(
@@ -95,8 +97,9 @@ pub(crate) fn known(
     control: &mut Session,
     id: SubscriptionId,
     two_phase: bool,
+    any_prepared: bool,
 ) -> Result<Vec<Known>> {
-    if !two_phase {
+    if !two_phase || !any_prepared {
         return Ok(Vec::new());
     }
     let known = prepared::read(control, id)?;

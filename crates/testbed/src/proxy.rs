@@ -35,6 +35,8 @@ struct Shared {
     refuse: AtomicBool,
     closed: AtomicBool,
     forwarded_bytes: AtomicU64,
+    /// The round trips of each connection so far, in the order in which they were opened.
+    round_trips: Mutex<Vec<Arc<AtomicU64>>>,
     held: Mutex<Held>,
     released: Condvar,
     connections: Mutex<Vec<Connection>>,
@@ -62,6 +64,9 @@ struct Direction {
     to_client: bool,
     /// Whether the client has sent START_REPLICATION.
     streams: Arc<AtomicBool>,
+    /// Whether the client has sent something that the server has not answered.
+    asks: Arc<AtomicBool>,
+    round_trips: Arc<AtomicU64>,
 }
 
 /// Bytes and the time to forward them; none marks the end of the direction.
@@ -79,6 +84,7 @@ impl Proxy {
             refuse: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             forwarded_bytes: AtomicU64::new(0),
+            round_trips: Mutex::default(),
             held: Mutex::default(),
             released: Condvar::new(),
             connections: Mutex::new(Vec::new()),
@@ -157,6 +163,14 @@ impl Proxy {
         connections.len()
     }
 
+    /// For each connection so far, in the order in which they were opened: how often the client has
+    /// sent something after an answer of the server. What it sends without an answer in between counts
+    /// once.
+    pub fn round_trips(&self) -> Vec<u64> {
+        let counts = self.shared.round_trips.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+    }
+
     /// Number of bytes forwarded so far in both directions.
     pub fn forwarded_bytes(&self) -> u64 {
         self.shared.forwarded_bytes.load(Ordering::Relaxed)
@@ -221,7 +235,16 @@ impl Shared {
             connections.retain(|connection| connection.open.load(Ordering::Acquire) > 0);
             connections.push(connection);
         }
-        let up = Direction { to_client: false, streams: Arc::default() };
+        let up = Direction {
+            to_client: false,
+            streams: Arc::default(),
+            asks: Arc::default(),
+            round_trips: Arc::default(),
+        };
+        {
+            let mut counts = self.round_trips.lock().unwrap_or_else(PoisonError::into_inner);
+            counts.push(Arc::clone(&up.round_trips));
+        }
         let down = Direction { to_client: true, ..up.clone() };
         self.direction(client.try_clone()?, server.try_clone()?, Arc::clone(&open), up)?;
         self.direction(server, client, open, down)
@@ -251,6 +274,11 @@ impl Shared {
             let length = from.read(&mut buffer).unwrap_or(0);
             let delay = Duration::from_micros(self.delay_us.load(Ordering::Relaxed));
             let bytes = (length > 0).then(|| buffer[..length].to_vec());
+            if direction.to_client {
+                direction.asks.store(false, Ordering::Relaxed);
+            } else if length > 0 && !direction.asks.swap(true, Ordering::Relaxed) {
+                direction.round_trips.fetch_add(1, Ordering::Relaxed);
+            }
             let asks = |bytes: &Vec<u8>| bytes.windows(START.len()).any(|window| window == START);
             if !direction.to_client && bytes.as_ref().is_some_and(asks) {
                 direction.streams.store(true, Ordering::Release);

@@ -22,11 +22,21 @@ pub(crate) fn check(
     followed: &Followed,
 ) -> Result<SystemIdentity> {
     let now = identify(session)?;
-    if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
-        check_identity(session, &now, identifier, timeline, followed.applied)?;
-    }
-    check_standpoint(session, followed.farthest, followed.memory)?;
+    check_identified(session, &now, row, followed)?;
     Ok(now)
+}
+
+/// The same for a publisher whose identity `now` is known.
+pub(crate) fn check_identified(
+    session: &mut Session,
+    now: &SystemIdentity,
+    row: &Subscription,
+    followed: &Followed,
+) -> Result<()> {
+    if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
+        check_identity(session, now, identifier, timeline, followed.applied)?;
+    }
+    check_standpoint(session, followed.farthest, followed.memory)
 }
 
 /// Checks that this publisher continues the history that the recorded progress belongs to.

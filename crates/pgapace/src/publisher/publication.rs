@@ -7,8 +7,8 @@ use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
-use crate::publisher::session::current_lsn;
-use crate::subscriber::catalogue::{boolean, field};
+use crate::publisher::session::CURRENT_LSN;
+use crate::subscriber::catalogue::{boolean, field, first_row};
 
 /// A published table, under the name with which the stream sends its changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,8 +159,8 @@ pub(crate) struct Look {
 pub(crate) fn look(session: &mut Session, publications: &[String]) -> Result<Look> {
     // Read before the catalogue: `tables` may or may not contain a change that a publication gets
     // later.
-    let lsn = current_lsn(session)?;
-    Ok(Look { lsn, tables: tables(session, publications)? })
+    let (lsn, tables) = load_after(session, publications, "")?;
+    Ok(Look { lsn, tables })
 }
 
 /// Returns all tables of the publications, except those of schema `pgapace`.
@@ -188,14 +188,21 @@ pub(crate) fn table(
 
 /// Reads all tables with a fixed number of queries.
 fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Vec<PublishedTable>> {
+    Ok(load_after(session, publications, only)?.1)
+}
+
+/// The same, with the end of WAL before the first query.
+fn load_after(
+    session: &mut Session,
+    publications: &[String],
+    only: &str,
+) -> Result<(Lsn, Vec<PublishedTable>)> {
     let names = literals(publications);
     let major = session.server_version().major();
     let listed = Listed::of(major, &names);
     let Listed { with, columns: listed_columns, source, condition } = &listed;
-    let rows = query(
-        session,
-        &format!(
-            "{with} \
+    let listing = format!(
+        "{with} \
              SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, \
                pg_catalog.row_security_active(c.oid), \
                pg_catalog.has_table_privilege(c.oid, 'SELECT'), \
@@ -212,11 +219,20 @@ fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Ve
              JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
              WHERE n.nspname <> 'pgapace'{condition}{only} \
              ORDER BY n.nspname, c.relname"
-        ),
-    )?;
+    );
+    let [end, rows] = query_each(session, [&format!("SELECT {CURRENT_LSN}"), &listing])?;
+    let end = first_row(std::slice::from_ref(&end), "the query for an LSN")?;
+    let end: Lsn = field(&end, 0)?;
     let mut oids = rows.iter().map(|row| field(&row, 0)).collect::<Result<Vec<u32>>>()?;
     oids.dedup();
-    let mut columns = columns(session, &oids)?;
+    let tables_asked = oids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let asked = [
+        columns_sql(&tables_asked),
+        entries_sql(major, &names, &tables_asked),
+        relations_sql(&tables_asked),
+    ];
+    let [found, entries, relations] = query_each(session, asked.each_ref().map(String::as_str))?;
+    let mut columns = columns(&found)?;
     let mut tables: Vec<PublishedTable> = Vec::with_capacity(oids.len());
     let mut list: Option<HashSet<i16>> = None;
     for row in rows.iter() {
@@ -268,23 +284,18 @@ fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Ve
         });
         list = attributes;
     }
-    let mut published_by = published_by(session, &names, &oids)?;
+    let mut published_by = published_by(&entries, &relations)?;
     for table in &mut tables {
         table.published_by = published_by.remove(&table.oid).unwrap_or_default();
     }
-    Ok(tables)
+    Ok((end, tables))
 }
 
-/// Returns the catalogue rows that publish each of these tables. A partition is published with the
+/// SQL for the catalogue rows that publish each of these tables. A partition is published with the
 /// tables above it. Columns that do not exist in this version are NULL.
-fn published_by(
-    session: &mut Session,
-    names: &str,
-    tables: &[u32],
-) -> Result<HashMap<u32, PublishedBy>> {
-    let oids: Vec<_> = tables.iter().map(u32::to_string).collect();
+fn entries_sql(major: u32, names: &str, oids: &str) -> String {
     // PostgreSQL 14 cannot publish schemas.
-    let schemas = if session.server_version().major() >= 15 {
+    let schemas = if major >= 15 {
         "UNION ALL \
          SELECT p.*, 'schema:' || n.oid, NULL, NULL, c.oid \
          FROM publication p JOIN pg_catalog.pg_publication_namespace n ON n.pnpubid = p.oid \
@@ -294,10 +305,8 @@ fn published_by(
         ""
     };
     // Two joins with equality: one join with OR would compare every table with every entry.
-    let rows = query(
-        session,
-        &format!(
-            "WITH RECURSIVE publication AS ( SELECT p.oid, p.xmin, p.pubowner, p.puballtables, \
+    format!(
+        "WITH RECURSIVE publication AS ( SELECT p.oid, p.xmin, p.pubowner, p.puballtables, \
              pg_catalog.concat(CASE WHEN p.pubinsert THEN 'i' END, CASE WHEN p.pubupdate THEN 'u' \
              END, CASE WHEN p.pubdelete THEN 'd' END, CASE WHEN p.pubtruncate THEN 't' END, CASE \
              WHEN p.pubviaroot THEN 'v' END, CASE WHEN pg_catalog.to_jsonb(p) ->> 'pubgencols' NOT \
@@ -318,31 +327,33 @@ fn published_by(
              pg_catalog.concat_ws(' ', e.oid, e.xmin, e.pubowner, CASE e.options WHEN '' THEN '-' \
              ELSE e.options END, e.by, coalesce(e.filter, '-'), coalesce(e.list, '-'), \
              coalesce(e.path, '-')) FROM published e",
-            oids = oids.join(",")
-        ),
-    )?;
-    let mut entries = HashMap::<u32, Vec<_>>::with_capacity(tables.len());
+    )
+}
+
+/// From the rows of [`entries_sql`] and [`relations_sql`].
+fn published_by(rows: &wire::Rows, relations: &wire::Rows) -> Result<HashMap<u32, PublishedBy>> {
+    let mut entries = HashMap::<u32, Vec<_>>::new();
     for row in rows.iter() {
         let entry: String = field(&row, 1)?;
         let entry = entry.parse().map_err(|e| Failure::internal(format!("{e}: {entry}")))?;
         entries.entry(field(&row, 0)?).or_default().push(entry);
     }
-    let relations = relations(session, &oids.join(","))?.into_iter();
-    let published = |relation: Relation| {
+    let published = |row: wire::Row<'_>| {
+        let text: String = field(&row, 0)?;
+        let relation: Relation =
+            text.parse().map_err(|e| Failure::internal(format!("{e}: {text}")))?;
         let entries = entries.remove(&relation.oid).unwrap_or_default();
-        (relation.oid, PublishedBy::new(relation, entries))
+        Ok((relation.oid, PublishedBy::new(relation, entries)))
     };
-    Ok(relations.map(published).collect())
+    relations.iter().map(published).collect()
 }
 
-/// Reads the identity of these tables, and which partitions were attached to them. The catalogue
+/// SQL for the identity of these tables, and which partitions were attached to them. The catalogue
 /// row of a system column (-6 is tableoid) is never updated, so its xmin is that of the table's
 /// creation. Locked tables count as filled, because pg_relation_size would wait for the lock.
-fn relations(session: &mut Session, oids: &str) -> Result<Vec<Relation>> {
-    let rows = query(
-        session,
-        &format!(
-            "WITH RECURSIVE below AS ( \
+fn relations_sql(oids: &str) -> String {
+    format!(
+        "WITH RECURSIVE below AS ( \
                SELECT c.oid AS root, i.inhrelid, i.xmin AS attached \
                FROM pg_catalog.pg_class c JOIN pg_catalog.pg_inherits i ON i.inhparent = c.oid \
                WHERE c.oid = ANY ('{{{oids}}}'::pg_catalog.oid[]) AND c.relkind = 'p' \
@@ -368,13 +379,7 @@ fn relations(session: &mut Session, oids: &str) -> Result<Vec<Relation>> {
              FROM pg_catalog.pg_class c JOIN pg_catalog.pg_type t ON t.oid = c.reltype \
              LEFT JOIN attached a ON a.root = c.oid \
              WHERE c.oid = ANY ('{{{oids}}}'::pg_catalog.oid[])"
-        ),
-    )?;
-    let relation = |row: wire::Row<'_>| {
-        let text: String = field(&row, 0)?;
-        text.parse().map_err(|e| Failure::internal(format!("{e}: {text}")))
-    };
-    rows.iter().map(relation).collect()
+    )
 }
 
 /// The parts of a query that reads the contents of each publication: relation, column list and row
@@ -437,16 +442,10 @@ fn attribute_numbers(text: &str) -> Result<HashSet<i16>> {
     parsed.map_err(|_| Failure::internal(format!("a catalogue query returned the vector {text:?}")))
 }
 
-/// Reads all columns of these tables in their order, published or not.
-fn columns(
-    session: &mut Session,
-    tables: &[u32],
-) -> Result<HashMap<u32, Vec<(i16, PublishedColumn)>>> {
-    let oids: Vec<_> = tables.iter().map(u32::to_string).collect();
-    let rows = query(
-        session,
-        &format!(
-            "WITH RECURSIVE chain AS ( \
+/// SQL for all columns of these tables in their order, published or not.
+fn columns_sql(oids: &str) -> String {
+    format!(
+        "WITH RECURSIVE chain AS ( \
                SELECT a.attrelid, a.attnum, a.attname, a.attgenerated, a.atttypid, \
                  a.atttypid AS typ, a.atttypmod AS modifier, 0 AS depth, \
                  pg_catalog.format_type(a.atttypid, a.atttypmod) AS declared, \
@@ -459,7 +458,7 @@ fn columns(
                          WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE false END) AS key \
                FROM pg_catalog.pg_attribute a \
                JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
-               WHERE a.attrelid = ANY ('{{{}}}'::pg_catalog.oid[]) AND a.attnum > 0 \
+               WHERE a.attrelid = ANY ('{{{oids}}}'::pg_catalog.oid[]) AND a.attnum > 0 \
                  AND NOT a.attisdropped \
                UNION ALL \
                SELECT c.attrelid, c.attnum, c.attname, c.attgenerated, c.atttypid, \
@@ -469,11 +468,13 @@ fn columns(
                t.typtype, c.modifier, c.attgenerated <> '', \
                pg_catalog.format_type(c.typ, NULL), c.declared, c.key, c.attnum \
              FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ \
-             ORDER BY c.attrelid, c.attnum, c.depth DESC",
-            oids.join(",")
-        ),
-    )?;
-    let mut columns = HashMap::<u32, Vec<(i16, PublishedColumn)>>::with_capacity(tables.len());
+             ORDER BY c.attrelid, c.attnum, c.depth DESC"
+    )
+}
+
+/// From the rows of [`columns_sql`].
+fn columns(rows: &wire::Rows) -> Result<HashMap<u32, Vec<(i16, PublishedColumn)>>> {
+    let mut columns = HashMap::<u32, Vec<(i16, PublishedColumn)>>::new();
     for row in rows.iter() {
         let column = PublishedColumn {
             name: field(&row, 1)?,
@@ -495,6 +496,13 @@ fn query(session: &mut Session, sql: &str) -> Result<wire::Rows> {
     let results =
         session.simple(sql).map_err(|e| Failure::publisher(&e, "reading the publications"))?;
     results.into_iter().next().ok_or_else(|| Failure::internal("a query returned nothing"))
+}
+
+/// Runs several queries in one round trip.
+fn query_each<const N: usize>(session: &mut Session, sql: [&str; N]) -> Result<[wire::Rows; N]> {
+    let results =
+        session.simple_each(sql).map_err(|e| Failure::publisher(&e, "reading the publications"))?;
+    Ok(results.map(|rows| rows.into_iter().next().unwrap_or_default()))
 }
 
 fn literals(names: &[String]) -> String {

@@ -1,7 +1,7 @@
 //! Sessions on the publisher: their settings, and the publisher's identity.
 
 use pgoutput::Lsn;
-use wire::{ConnInfo, Session, Startup};
+use wire::{ConnInfo, Rows, Session, Startup};
 
 use crate::connecting;
 use crate::error::{Class, Failure, Result};
@@ -110,10 +110,17 @@ fn check_direct(session: &mut Session, start: ConnectionStart) -> Result<()> {
 
 /// Reads the publisher's identity.
 pub(crate) fn identify(session: &mut Session) -> Result<SystemIdentity> {
-    let results = session
-        .simple("IDENTIFY_SYSTEM")
-        .map_err(|e| Failure::publisher(&e, "identifying the system"))?;
-    let row = first_row(&results, "IDENTIFY_SYSTEM")?;
+    let results =
+        session.simple(IDENTIFY).map_err(|e| Failure::publisher(&e, "identifying the system"))?;
+    identity(&results)
+}
+
+/// The command for [`identity`].
+pub(crate) const IDENTIFY: &str = "IDENTIFY_SYSTEM";
+
+/// The identity in the results of [`IDENTIFY`].
+pub(crate) fn identity(results: &[Rows]) -> Result<SystemIdentity> {
+    let row = first_row(results, IDENTIFY)?;
     Ok(SystemIdentity {
         system_identifier: field(&row, 0)?,
         timeline: field(&row, 1)?,

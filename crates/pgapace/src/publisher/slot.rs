@@ -16,10 +16,10 @@
 use std::time::{Duration, Instant};
 
 use pgoutput::{Lsn, Streaming};
-use wire::{Session, quote_ident, quote_literal};
+use wire::{Rows, Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
-use crate::publisher::session::backend_pid;
+use crate::publisher::session::{IDENTIFY, SystemIdentity, backend_pid, identity};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::SubscriptionId;
@@ -239,6 +239,21 @@ pub(crate) struct Slot {
 
 /// Reads a slot.
 pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
+    let results = session
+        .simple(&find_sql(session, name))
+        .map_err(|e| Failure::publisher(&e, &format!("reading slot \"{name}\"")))?;
+    found(&results)
+}
+
+/// Reads the publisher's identity and a slot in one round trip.
+pub(crate) fn look(session: &mut Session, name: &str) -> Result<(SystemIdentity, Option<Slot>)> {
+    let [identified, slot] = session
+        .simple_each([IDENTIFY, &find_sql(session, name)])
+        .map_err(|e| Failure::publisher(&e, &format!("reading slot \"{name}\"")))?;
+    Ok((identity(&identified)?, found(&slot)?))
+}
+
+fn find_sql(session: &Session, name: &str) -> String {
     let major = session.server_version().major();
     let reason = match major {
         17.. => "s.invalidation_reason",
@@ -246,18 +261,20 @@ pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
         _ => "NULL::pg_catalog.text",
     };
     let two_phase = if major >= 14 { "s.two_phase" } else { "false" };
-    let results = session
-        .simple(&format!(
-            "SELECT s.plugin, s.database = pg_catalog.current_database(), s.active_pid, \
+    format!(
+        "SELECT s.plugin, s.database = pg_catalog.current_database(), s.active_pid, \
              s.confirmed_flush_lsn, {two_phase}, s.wal_status, {reason}, \
              pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() \
                THEN pg_catalog.pg_last_wal_replay_lsn() \
                ELSE pg_catalog.pg_current_wal_lsn() END, s.restart_lsn)::pg_catalog.int8, \
              s.safe_wal_size \
              FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = {}",
-            quote_literal(name)
-        ))
-        .map_err(|e| Failure::publisher(&e, &format!("reading slot \"{name}\"")))?;
+        quote_literal(name)
+    )
+}
+
+/// The slot in the results of [`find_sql`].
+fn found(results: &[Rows]) -> Result<Option<Slot>> {
     let Some(row) = results.first().and_then(wire::Rows::first) else { return Ok(None) };
     let lost = row.get(5) == Some("lost");
     Ok(Some(Slot {

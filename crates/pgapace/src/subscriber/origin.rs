@@ -72,17 +72,18 @@ pub(crate) fn attach(
     }
     let set_up = format!("SELECT pg_catalog.pg_replication_origin_session_setup({name})");
     let create = format!("SELECT pg_catalog.pg_replication_origin_create({name}); {set_up}");
-    let mut attached = run(session, if exists { &set_up } else { &create })?;
-    if attached.is_ok() {
-        // The call that resets runs first, so that a statement that fails later leaves nothing
-        // behind.
-        attached = run(
-            session,
-            "SELECT pg_catalog.pg_replication_origin_xact_reset(); \
-             SELECT pg_catalog.pg_replication_origin_xact_setup('0/0', pg_catalog.now()), \
-             pg_catalog.pg_replication_origin_xact_reset()",
-        )?;
-    }
+    // The call that resets runs first, so that a statement that fails later leaves nothing behind.
+    let try_out = "SELECT pg_catalog.pg_replication_origin_xact_reset(); \
+                   SELECT pg_catalog.pg_replication_origin_xact_setup('0/0', pg_catalog.now()), \
+                   pg_catalog.pg_replication_origin_xact_reset()";
+    let attached = if exists {
+        run(session, &format!("{set_up}; {try_out}"))?
+    } else {
+        match run(session, &create)? {
+            Ok(()) => run(session, try_out)?,
+            refused => refused,
+        }
+    };
     Ok(attached.map_err(|error| format!("{} (SQLSTATE {})", error.message, error.code)))
 }
 

@@ -215,14 +215,11 @@ impl Subscriber {
     }
 }
 
-/// Sets a lock timeout for the control session, so that a lock that it cannot get ends the run. All
-/// locks of the run are released then, and the next run tries again. The session's queries take no
-/// locks on user tables; the timeout covers unforeseen cases.
-pub(crate) fn give_up_locks(control: &mut Session) -> Result<()> {
-    control
-        .simple(&format!("SET lock_timeout = '{LEADER_PATIENCE}'"))
-        .map_err(|e| Failure::subscriber(&e, "preparing the session"))?;
-    Ok(())
+/// SQL that sets a lock timeout for the control session, so that a lock that it cannot get ends the
+/// run. All locks of the run are released then, and the next run tries again. The session's queries
+/// take no locks on user tables; the timeout covers unforeseen cases.
+pub(crate) fn give_up_locks_sql() -> String {
+    format!("SELECT pg_catalog.set_config('lock_timeout', '{LEADER_PATIENCE}', false)")
 }
 
 /// The server's properties, read by the statement that makes a session's settings.

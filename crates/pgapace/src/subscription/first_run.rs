@@ -13,7 +13,6 @@ use crate::publisher::slot;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::state::{self, NewSubscription, Phase, SchemaCopy, Subscription};
 use crate::subscriber::state::{progress, published};
-use crate::subscriber::storage;
 use crate::tablesync::schema::SchemaCopier;
 use crate::tablesync::table_state::{self, set_sync_lsns};
 use crate::tablesync::{
@@ -40,9 +39,6 @@ impl Supervisor<'_> {
             self.make_indexes(control, row)?;
             if row.phase != Phase::Streaming {
                 state::set_streaming(control, row.id)?;
-            }
-            if !std::mem::replace(&mut self.looked_at_storage, true) {
-                storage::warn_of_unlogged(control, &published)?;
             }
             Ok(published)
         })
@@ -230,11 +226,24 @@ impl Supervisor<'_> {
         row: &Subscription,
         context: SyncContext<'_>,
     ) -> Result<Vec<PublishedTable>> {
-        let look = publication::look(source, context.publications)?;
-        forget_unpublished(control, row.id, &look.tables)?;
-        published::compare(control, context.owner(), &look, context.options.on_missed_changes)?;
+        let (look, states, recorded) = std::thread::scope(|scope| {
+            let look = scope.spawn(|| publication::look(source, context.publications));
+            let states = state::relations_by_name(control, row.id);
+            let recorded = published::read(control, row.id);
+            let panicked = |_| Err(Failure::internal("looking at the publications panicked"));
+            (look.join().unwrap_or_else(panicked), states, recorded)
+        });
+        let (look, mut states, mut recorded) = (look?, states?, recorded?);
+        let forgotten = forget_unpublished(control, row.id, &look.tables, &states)?;
+        if forgotten {
+            recorded = published::read(control, row.id)?;
+        }
+        let decision = context.options.on_missed_changes;
+        let stale = published::compare(control, context.owner(), recorded, &look, decision)?;
         let published = look.tables;
-        let states = state::relations_by_name(control, row.id)?;
+        if forgotten || stale {
+            states = state::relations_by_name(control, row.id)?;
+        }
         let copying = row.phase == Phase::Copying;
         // A table that is added while others stream is copied beside the stream.
         let unfinished = |table: &PublishedTable| {

@@ -41,6 +41,7 @@ use crate::subscriber::session::{self, Purpose};
 use crate::subscriber::state::prepared::Standing;
 use crate::subscriber::state::statistics::Counters;
 use crate::subscriber::state::{self, RelationState, Subscription};
+use crate::subscriber::storage;
 use crate::tablesync::deferred::{self, CatchUpOptions, StreamedTableSync};
 use crate::tablesync::{Adder, SyncContext};
 
@@ -69,7 +70,16 @@ impl Supervisor<'_> {
     ) -> Result<Outcome> {
         let ReadyToStream { row, database, context, published } = ready;
         let config = self.config;
-        let (end, waits) = wal_end(&mut source, &config.name)?;
+        let looks = !std::mem::replace(&mut self.looked_at_storage, true);
+        let (end, looked) = std::thread::scope(|scope| {
+            let end = scope.spawn(|| wal_end(&mut source, &config.name));
+            let looked =
+                if looks { storage::warn_of_unlogged(&mut control, &published) } else { Ok(()) };
+            let panicked = |_| Err(Failure::internal("reading the publisher's LSN panicked"));
+            (end.join().unwrap_or_else(panicked), looked)
+        });
+        looked?;
+        let (end, waits) = end?;
         let until = self.goal(end);
         let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
         let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
@@ -95,9 +105,15 @@ impl Supervisor<'_> {
             });
             let resumption =
                 this.resume(&mut control, &mut source, row, context, waits, &published)?;
-            let stream = this.start_stream(source, row, &resumption, streaming)?;
-            let states = state::relations(&mut control, row.id)?;
             let panicked = |_| Err(Failure::internal("connecting panicked"));
+            let (stream, states) = std::thread::scope(|scope| {
+                let stream = scope.spawn(|| this.start_stream(source, row, &resumption, streaming));
+                let gives_up = session::give_up_locks_sql();
+                let states = state::relations_and(&mut control, row.id, &gives_up);
+                let panicked = |_| Err(Failure::internal("starting the stream panicked"));
+                (stream.join().unwrap_or_else(panicked), states)
+            });
+            let (stream, states) = (stream?, states?);
             Ok::<_, Failure>((resumption, stream, states, opened.join().unwrap_or_else(panicked)?))
         })?;
         self.known = Known::Begun;
@@ -128,7 +144,6 @@ impl Supervisor<'_> {
         let connects =
             self.stream_connects(context.subscriber, purpose, identity, sessions.streams);
         let run = self.resumed_run(row, resumption, settings, spool, waits, connects.len());
-        session::give_up_locks(&mut control)?;
         Leader::new(LeaderParts {
             run,
             around: Surroundings {

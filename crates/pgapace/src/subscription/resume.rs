@@ -7,7 +7,7 @@ use engine::history::Witness;
 use engine::progress::Progress;
 use engine::stream_start::stream_start;
 use pgoutput::Lsn;
-use wire::Session;
+use wire::{Rows, Session};
 
 use super::Supervisor;
 use crate::config;
@@ -16,7 +16,7 @@ use crate::publisher::history;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::slot;
 use crate::subscriber::format::{self, Format};
-use crate::subscriber::state::{self, Manner, Subscription};
+use crate::subscriber::state::{self, Manner, Subscription, SubscriptionId};
 use crate::subscriber::state::{prepared, progress};
 use crate::tablesync::SyncContext;
 use crate::tablesync::table_state::{self, CatchUp};
@@ -69,6 +69,43 @@ impl Resumption {
     }
 }
 
+/// What the subscriber has recorded of the subscription's position.
+struct RecordedPosition {
+    applied: Option<progress::Applied>,
+    catching_up: Vec<CatchUp>,
+    /// See [`progress::BEYOND`].
+    beyond: Rows,
+    /// See [`prepared::any_sql`].
+    any_prepared: bool,
+    /// See [`prepared::place_sql`].
+    place: Rows,
+}
+
+impl RecordedPosition {
+    /// Reads all of it in one round trip.
+    fn read(control: &mut Session, id: SubscriptionId) -> Result<Self> {
+        let (any_prepared, place) = (prepared::any_sql(id), prepared::place_sql());
+        let id = id.0.to_string();
+        let id = &[Some(id.as_str())][..];
+        let [applied, catching_up, beyond, any_prepared, place] = control
+            .query_each([
+                (progress::APPLIED, id),
+                (table_state::CATCHING_UP, id),
+                (progress::BEYOND, id),
+                (&any_prepared, &[]),
+                (&place, &[]),
+            ])
+            .map_err(|e| Failure::subscriber(&e, "reading the progress"))?;
+        Ok(Self {
+            applied: progress::applied(&applied)?,
+            catching_up: table_state::catching_up_in(&catching_up)?,
+            beyond,
+            any_prepared: !any_prepared.is_empty(),
+            place,
+        })
+    }
+}
+
 impl Supervisor<'_> {
     /// Finds where the stream resumes, and checks that nothing before that is lost.
     pub(super) fn resume(
@@ -81,27 +118,51 @@ impl Supervisor<'_> {
         published: &[PublishedTable],
     ) -> Result<Resumption> {
         let config = self.config;
-        let mut applied = progress::read(control, row.id)?.ok_or_else(|| {
+        // Nobody else can apply anything, or acknowledge more than is applied: the servers may be read
+        // at the same time.
+        let (read, looked) = std::thread::scope(|scope| {
+            let looked = scope.spawn(|| slot::look(source, &row.slot_name));
+            let read = RecordedPosition::read(control, row.id);
+            let panicked = |_| Err(Failure::internal("looking at the slot panicked"));
+            (read, looked.join().unwrap_or_else(panicked))
+        });
+        let RecordedPosition { applied, mut catching_up, beyond, any_prepared, place } = read?;
+        let (system, found) = looked?;
+        let (limit, prefix) = prepared::place_in(&place, row.id, &system.system_identifier)?;
+        let mut applied = applied.ok_or_else(|| {
             Failure::new(Class::Subscriber, "the progress of the subscription is missing").hint(
                 "Rows of pgapace.progress were deleted. Without them nothing can be resumed: drop \
                  the subscription (pgapace drop) and start it anew.",
             )
         })?;
-        let mut catching_up = table_state::catching_up(control, row.id)?;
         let lacking = |tables: &[CatchUp]| tables.iter().map(|table| table.through).min();
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
         if row.skip.is_some_and(|skip| skip < needed_from) {
             // It was skipped in an earlier run.
             state::set_skip(control, row.id, None)?;
         }
-        let followed = progress::followed(control, row.id, &applied)?;
-        let system = history::check(source, row, &followed)?;
-        if progress::forget_if_sent_otherwise(control, row.id, &self.sent_as())? {
+        let followed = progress::followed_beyond(&beyond, &applied)?;
+        let (checked, chosen) = std::thread::scope(|scope| {
+            let checked =
+                scope.spawn(|| history::check_identified(source, &system, row, &followed));
+            let chosen = self.choose(control, published);
+            let panicked = |_| Err(Failure::internal("checking the history panicked"));
+            (checked.join().unwrap_or_else(panicked), chosen)
+        });
+        checked?;
+        let format = chosen?;
+        if row.sent_as.as_deref() != Some(&self.sent_as())
+            && progress::forget_if_sent_otherwise(control, row.id, &self.sent_as())?
+        {
             applied.forget_history();
         }
-        let found = slot::wait_until_free(source, &row.slot_name, config.busy_timeout, &|| {
-            self.shutdown.requested()
-        })?;
+        let found = match found {
+            Some(slot) if slot.active_pid.is_some() => {
+                let stopping = || self.shutdown.requested();
+                slot::wait_until_free(source, &row.slot_name, config.busy_timeout, &stopping)?
+            }
+            free => free,
+        };
         let acknowledged = slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
         for table in catching_up.extract_if(.., |table| table.through < acknowledged) {
             tracing::warn!(
@@ -119,18 +180,14 @@ impl Supervisor<'_> {
         }
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
         let slot_is_two_phase = found.is_some_and(|slot| slot.two_phase);
-        let two_phase = two_phase::settle(config, control, source, row, slot_is_two_phase)?;
+        let two_phase =
+            two_phase::settle(config, control, source, row, slot_is_two_phase, any_prepared)?;
         let sends_prepared = two_phase || slot_is_two_phase;
         let memory = applied.memory.as_ref();
         let start = stream_start(acknowledged, needed_from, memory, sends_prepared);
-        let prepared = two_phase::known(control, row.id, two_phase)?;
-        let (limit, prefix) = prepared::place(control, row.id, &system.system_identifier)?;
+        let prepared = two_phase::known(control, row.id, two_phase, any_prepared)?;
         let hold = if two_phase { two_phase::hold(config, limit, waits)? } else { None };
         let preparing = Preparing { hold, limit, prefix };
-        let format = match &self.text {
-            Some(reason) => Format::text(reason),
-            None => format::choose(control, published, config.binary)?,
-        };
         let (streaming, streaming_reason) = self.streaming_mode();
         let manner = Manner {
             format: format.name(),
@@ -138,7 +195,7 @@ impl Supervisor<'_> {
             streaming,
             streaming_reason,
         };
-        state::set_run(control, row.id, &system, &manner)?;
+        state::set_run(control, row, &system, &manner)?;
         Ok(Resumption {
             applied,
             acknowledged,
@@ -150,6 +207,14 @@ impl Supervisor<'_> {
             preparing,
             format,
         })
+    }
+
+    /// The format of values.
+    fn choose(&self, control: &mut Session, published: &[PublishedTable]) -> Result<Format> {
+        match &self.text {
+            Some(reason) => Ok(Format::text(reason)),
+            None => format::choose(control, published, self.config.binary),
+        }
     }
 
     /// The settings that decide which transactions the publisher sends.

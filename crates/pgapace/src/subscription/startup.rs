@@ -161,9 +161,14 @@ impl Supervisor<'_> {
         if std::mem::take(&mut self.take_over) {
             slot::end_user(source, &row.slot_name, &config.name, config.busy_timeout)?;
         }
-        statistics::started(control, row.id)?;
         self.block_failed(control, &row)?;
-        table_state::accept_requests(control, Owner { id: row.id, epoch: row.epoch })?;
+        let owner = Owner { id: row.id, epoch: row.epoch };
+        control
+            .simple_each([
+                &statistics::started_sql(row.id),
+                &table_state::accept_requests_sql(owner),
+            ])
+            .map_err(|e| Failure::subscriber(&e, "recording the start in schema pgapace"))?;
         Ok(OwnedSubscription { row, database })
     }
 

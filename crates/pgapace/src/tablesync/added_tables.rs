@@ -197,7 +197,9 @@ impl<'a> Adder<'a> {
 
     fn compare(&mut self, control: &mut Session, look: &Look) -> Result<()> {
         let decision = self.context.options.on_missed_changes;
-        self.found_gap |= published::compare(control, self.context.owner(), look, decision)?;
+        let recorded = published::read(control, self.context.owner().id)?;
+        self.found_gap |=
+            published::compare(control, self.context.owner(), recorded, look, decision)?;
         Ok(())
     }
 

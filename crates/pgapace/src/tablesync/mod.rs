@@ -22,7 +22,7 @@ pub(crate) mod subscriber_tables;
 pub(crate) mod table_state;
 
 use pgoutput::Lsn;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use wire::Session;
 
 pub(crate) use added_tables::{Added, Adder, Copying, Name};
@@ -344,17 +344,18 @@ fn block(
 /// Deletes the state of tables that are no longer published. If such a table is published again,
 /// changes in between are not in the stream, so it is then copied as an added table.
 ///
-/// Within a run this cannot be detected, so it is done when a run starts.
+/// Within a run this cannot be detected, so it is done when a run starts. `states` are the tables of the
+/// subscription. Returns whether there were any.
 pub(crate) fn forget_unpublished(
     control: &mut Session,
     id: SubscriptionId,
     published: &[PublishedTable],
-) -> Result<()> {
-    let mut states = state::relations_by_name(control, id)?;
-    for table in published {
-        states.remove(&table.key());
-    }
-    for relation in states.into_values() {
+    states: &FxHashMap<(String, String), RelationState>,
+) -> Result<bool> {
+    let published: FxHashSet<_> = published.iter().map(PublishedTable::key).collect();
+    let mut forgotten = false;
+    for (_, relation) in states.iter().filter(|(key, _)| !published.contains(*key)) {
+        forgotten = true;
         tracing::warn!(
             event = "table_unpublished",
             table = format!("{}.{}", relation.schema, relation.name),
@@ -362,5 +363,5 @@ pub(crate) fn forget_unpublished(
         );
         state::forget_relation(control, id, &relation.schema, &relation.name)?;
     }
-    Ok(())
+    Ok(forgotten)
 }

@@ -376,15 +376,14 @@ const WANTED: &str = "sync_lsn = NULL, empty_first = r.empty_first OR r.requeste
                       requested = NULL, reason = NULL, blocked_since = NULL";
 
 /// Takes up all requests but those for tables that catch up, before anything is applied.
-pub(crate) fn accept_requests(session: &mut Session, owner: Owner) -> Result<()> {
-    let sql = format!(
+pub(crate) fn accept_requests_sql(owner: Owner) -> String {
+    format!(
         "UPDATE pgapace.relation r SET state = {state}, {WANTED} \
          WHERE subscription = {owner} AND requested IS NOT NULL AND state <> '{catchup}'",
         state = after(Event::CopyWanted),
         owner = owner.sql(),
         catchup = TableSyncState::CatchUp.name()
-    );
-    session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
+    )
 }
 
 /// Records that tables are going to be copied while others stream; that takes up requests for them.
@@ -419,17 +418,25 @@ pub(crate) fn begin_catch_up(
     Ok(())
 }
 
+/// The query for [`catching_up_in`], of the subscription `$1`.
+pub(crate) const CATCHING_UP: &str = "\
+    SELECT r.schema_name, r.table_name, r.catch_up, r.sync_lsn, \
+      coalesce((SELECT p.lsn FROM pgapace.progress p \
+        WHERE p.subscription = r.catch_up ORDER BY p.lsn DESC LIMIT 1), r.sync_lsn) \
+    FROM pgapace.relation r WHERE r.subscription = $1::pg_catalog.int4 \
+      AND r.state = 'catchup' \
+    ORDER BY r.schema_name, r.table_name";
+
 /// Tables that are copied and have not caught up.
 pub(crate) fn catching_up(session: &mut Session, id: SubscriptionId) -> Result<Vec<CatchUp>> {
-    let sql = "SELECT r.schema_name, r.table_name, r.catch_up, r.sync_lsn, \
-                 coalesce((SELECT p.lsn FROM pgapace.progress p \
-                   WHERE p.subscription = r.catch_up ORDER BY p.lsn DESC LIMIT 1), r.sync_lsn) \
-               FROM pgapace.relation r WHERE r.subscription = $1::pg_catalog.int4 \
-                 AND r.state = 'catchup' \
-               ORDER BY r.schema_name, r.table_name";
     let rows = session
-        .query(sql, &[Some(&id.0.to_string())])
+        .query(CATCHING_UP, &[Some(&id.0.to_string())])
         .map_err(|e| Failure::subscriber(&e, "looking for tables that catch up"))?;
+    catching_up_in(&rows)
+}
+
+/// From the rows of [`CATCHING_UP`].
+pub(crate) fn catching_up_in(rows: &wire::Rows) -> Result<Vec<CatchUp>> {
     let table = |row: wire::Row<'_>| {
         Ok(CatchUp {
             schema: field(&row, 0)?,

@@ -8,6 +8,7 @@ mod large;
 mod network;
 mod privileges;
 mod resuming;
+mod round_trips;
 mod secrets;
 pub(crate) mod site;
 mod slots;

@@ -22,8 +22,8 @@ use crate::error::{Error, Result, ServerError};
 use crate::stream::Buffered;
 use crate::version::ServerVersion;
 
-/// Round trips that [`Session::measure_round_trip`] makes at most.
-const MAX_ROUND_TRIPS: usize = 8;
+/// Exchanges from which the round trip is known well enough; see [`Session::measure_round_trip`].
+const ENOUGH_EXCHANGES: usize = 8;
 
 /// A session on a server. Its calls block, and one thread at a time can use it.
 ///
@@ -43,6 +43,8 @@ pub struct Session {
     read_timeout: Option<Duration>,
     /// Shortest answer time so far; see [`Self::round_trip`].
     round_trip: Duration,
+    /// Number of exchanges that were measured.
+    exchanges: usize,
     status: TransactionStatus,
     /// Number of ReadyForQuery messages that the queued messages will still produce.
     ready_expected: usize,
@@ -70,6 +72,7 @@ impl Session {
             local,
             read_timeout: None,
             round_trip: Duration::MAX,
+            exchanges: 0,
             status: TransactionStatus::Idle,
             ready_expected: 0,
             queue_failure: None,
@@ -158,6 +161,12 @@ impl Session {
     /// Runs one statement with text parameters `$1` and so on. The server infers their types.
     pub fn query(&mut self, sql: &str, params: &[Option<&str>]) -> Result<Rows> {
         self.begin_exchange()?;
+        self.queue_query(sql, params);
+        self.queue_sync();
+        Ok(self.exchange()?.pop().unwrap_or_default())
+    }
+
+    fn queue_query(&mut self, sql: &str, params: &[Option<&str>]) {
         self.queue_parse("", sql, &[]);
         let params = params.iter().map(|param| match param {
             None => Param::Null,
@@ -168,8 +177,23 @@ impl Session {
         }
         self.queue_describe_portal();
         self.queue_execute();
+    }
+
+    /// Runs several statements in one round trip, each as [`Session::query`] does, but all in one
+    /// transaction unless one is open. After an error the server does not run the rest.
+    pub fn query_each<const N: usize>(
+        &mut self,
+        statements: [(&str, &[Option<&str>]); N],
+    ) -> Result<[Rows; N]> {
+        self.begin_exchange()?;
+        for (sql, params) in statements {
+            self.queue_query(sql, params);
+        }
         self.queue_sync();
-        Ok(self.exchange()?.pop().unwrap_or_default())
+        let results = self.exchange()?;
+        results.try_into().map_err(|results: Vec<Rows>| {
+            Error::Protocol(format!("{} results of {N} statements", results.len()))
+        })
     }
 
     /// Runs one statement with text parameters and returns the number of affected rows.
@@ -218,17 +242,14 @@ impl Session {
         self.round_trip
     }
 
-    /// Measures the round trip until one takes less than `enough`, at most 8 times. Repetition is
-    /// necessary because a slow answer may also mean that the server or this process had no CPU
-    /// time. Returns zero for a Unix socket.
+    /// Measures the round trip until one takes less than `enough`, or until the session has made 8
+    /// exchanges since it began. Repetition is necessary because a slow answer may also mean that the
+    /// server or this process had no CPU time. Returns zero for a Unix socket.
     pub fn measure_round_trip(&mut self, enough: Duration) -> Result<Duration> {
         if self.local {
             return Ok(Duration::ZERO);
         }
-        for _ in 0..MAX_ROUND_TRIPS {
-            if self.round_trip < enough {
-                break;
-            }
+        while self.round_trip >= enough && self.exchanges < ENOUGH_EXCHANGES {
             self.begin_exchange()?;
             self.finish_queued()?;
         }
@@ -245,6 +266,7 @@ impl Session {
 
     fn note_round_trip(&mut self, started: Instant) {
         self.round_trip = self.round_trip.min(started.elapsed());
+        self.exchanges += 1;
     }
 
     /// Sends the messages of a whole statement, or none of them if one cannot be sent.

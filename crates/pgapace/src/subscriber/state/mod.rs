@@ -87,11 +87,15 @@ pub(crate) struct Subscription {
     pub(crate) skip: Option<Lsn>,
     /// The part of the schema to create; `None` if it exists, or if pgapace does not create it.
     pub(crate) schema_copy: Option<SchemaCopy>,
+    /// The settings that decided which transactions the publisher sent in the last run.
+    pub(crate) sent_as: Option<String>,
+    /// The last run's [`Manner`], in the order of its fields.
+    pub(crate) manner: [Option<String>; 4],
 }
 
 const COLUMNS: &str = "id, name, slot_name, publications, phase, owns_slot, copy_data, epoch, \
                        system_identifier, timeline, disabled_reason, skip_lsn, schema_copy, \
-                       slot_made_at";
+                       slot_made_at, sent_as, format, format_reason, streaming, streaming_reason";
 
 /// Returns the subscription with this name, if the subscriber has one.
 pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Subscription>> {
@@ -144,6 +148,8 @@ fn subscription(row: &wire::Row<'_>) -> Result<Subscription> {
             other => return Err(Failure::internal(format!("unknown schema_copy {other:?}"))),
         },
         slot_made_at: row.get(13).map(|_| field(row, 13)).transpose()?,
+        sent_as: row.get(14).map(str::to_owned),
+        manner: [15, 16, 17, 18].map(|column| row.get(column).map(str::to_owned)),
     })
 }
 
@@ -288,13 +294,26 @@ pub(crate) struct Manner<'a> {
     pub(crate) streaming_reason: &'a str,
 }
 
-/// Records which publisher and timeline the progress belongs to, and how the run applies changes.
+/// Records which publisher and timeline the progress belongs to, and how the run applies changes. `row`
+/// is what the owner of the subscription has read: where it has all of that, nothing is written.
 pub(crate) fn set_run(
     session: &mut Session,
-    id: SubscriptionId,
+    row: &Subscription,
     publisher: &SystemIdentity,
     manner: &Manner<'_>,
 ) -> Result<()> {
+    let Manner { format, format_reason, streaming, streaming_reason } = *manner;
+    let same = [format, format_reason, streaming, streaming_reason]
+        .iter()
+        .zip(&row.manner)
+        .all(|(now, recorded)| recorded.as_deref() == Some(now));
+    if same
+        && row.system_identifier.as_deref() == Some(&publisher.system_identifier)
+        && row.timeline == Some(publisher.timeline)
+    {
+        return Ok(());
+    }
+    let id = row.id;
     session
         .execute(
             "UPDATE pgapace.subscription \
@@ -381,15 +400,30 @@ impl RelationState {
 
 /// Returns the tables of a subscription.
 pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec<RelationState>> {
-    let rows = session
-        .query(
-            "SELECT schema_name, table_name, sync_lsn, copied_rows, publisher_bytes, parts, \
-               parts_done, catch_up IS NOT NULL, state, empty_first, requested, reason, \
-               blocked_since, stale_lsn, stale_reason, empty_snapshot FROM pgapace.relation \
-             WHERE subscription = $1::pg_catalog.int4 ORDER BY schema_name, table_name",
-            &[Some(&id.0.to_string())],
-        )
+    let rows = session.query(RELATIONS, &[Some(&id.0.to_string())]).map_err(|e| reading(&e))?;
+    relation_states(&rows)
+}
+
+/// The same, in one round trip with a query whose result does not matter.
+pub(crate) fn relations_and(
+    session: &mut Session,
+    id: SubscriptionId,
+    other: &str,
+) -> Result<Vec<RelationState>> {
+    let [rows, _] = session
+        .query_each([(RELATIONS, &[Some(&id.0.to_string())]), (other, &[])])
         .map_err(|e| reading(&e))?;
+    relation_states(&rows)
+}
+
+const RELATIONS: &str = "\
+    SELECT schema_name, table_name, sync_lsn, copied_rows, publisher_bytes, parts, \
+      parts_done, catch_up IS NOT NULL, state, empty_first, requested, reason, \
+      blocked_since, stale_lsn, stale_reason, empty_snapshot FROM pgapace.relation \
+    WHERE subscription = $1::pg_catalog.int4 ORDER BY schema_name, table_name";
+
+/// From the rows of [`RELATIONS`].
+fn relation_states(rows: &wire::Rows) -> Result<Vec<RelationState>> {
     rows.iter()
         .map(|row| {
             Ok(RelationState {

@@ -27,7 +27,7 @@
 
 use engine::assemble::Prepared;
 use pgoutput::{Lsn, Timestamp, Xid};
-use wire::{Param, Session, quote_literal};
+use wire::{Param, Rows, Session, quote_literal};
 
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
@@ -199,21 +199,32 @@ pub(crate) struct Known {
     pub(crate) given_up: bool,
 }
 
+/// The query for [`place_in`].
+pub(crate) fn place_sql() -> String {
+    format!("SELECT pg_catalog.current_setting('max_prepared_transactions'), {DATABASE_PREFIX}")
+}
+
 /// Returns `max_prepared_transactions` of the subscriber, and the prefix of the subscription's
-/// gids.
-pub(crate) fn place(
-    session: &mut Session,
+/// gids. From the row of [`place_sql`].
+pub(crate) fn place_in(
+    rows: &Rows,
     id: SubscriptionId,
     system_identifier: &str,
 ) -> Result<(usize, String)> {
-    let sql = format!(
-        "SELECT pg_catalog.current_setting('max_prepared_transactions'), {DATABASE_PREFIX}"
-    );
-    let rows = session.query(&sql, &[]).map_err(|e| reading(&e))?;
     let row =
         rows.first().ok_or_else(|| Failure::internal("max_prepared_transactions has no value"))?;
     let prefix: String = field(&row, 1)?;
     Ok((field(&row, 0)?, format!("{prefix}{system_identifier}_{}_", id.0)))
+}
+
+/// SQL that returns a row if the subscription may have prepared transactions on the subscriber.
+pub(crate) fn any_sql(id: SubscriptionId) -> String {
+    format!(
+        "SELECT 1 FROM pgapace.prepared WHERE subscription = {} \
+         UNION ALL SELECT 1 FROM pg_catalog.pg_prepared_xact() AS x \
+         WHERE pg_catalog.starts_with(x.gid, 'pgapace_') LIMIT 1",
+        id.0
+    )
 }
 
 /// The prefix of all gids of pgapace in this database.
@@ -274,13 +285,7 @@ pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> 
 /// `pg_prepared_xacts`, oldest first.
 pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Known>> {
     // Most subscriptions have none, and this check costs the subscriber much less.
-    let sql = format!(
-        "SELECT 1 FROM pgapace.prepared WHERE subscription = {} \
-         UNION ALL SELECT 1 FROM pg_catalog.pg_prepared_xact() AS x \
-         WHERE pg_catalog.starts_with(x.gid, 'pgapace_') LIMIT 1",
-        id.0
-    );
-    if session.query(&sql, &[]).map_err(|e| reading(&e))?.is_empty() {
+    if session.query(&any_sql(id), &[]).map_err(|e| reading(&e))?.is_empty() {
         return Ok(Vec::new());
     }
     let rows = session

@@ -19,7 +19,7 @@
 use engine::history::{self, Identity, Memory};
 use engine::progress::Range;
 use pgoutput::{Lsn, Timestamp, Xid};
-use wire::{Row, Session};
+use wire::{Row, Rows, Session};
 
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::field;
@@ -178,17 +178,23 @@ impl Applied {
     }
 }
 
+/// The query for [`applied`], of the subscription `$1`.
+pub(crate) const APPLIED: &str = "\
+    SELECT lsn, predecessor, quiet_from, last_lsn, last_xid, \
+      (EXTRACT(epoch FROM last_time - '2000-01-01 00:00:00+00'::pg_catalog.timestamptz) \
+        * 1000000)::pg_catalog.int8 \
+    FROM pgapace.progress WHERE subscription = $1::pg_catalog.int4 ORDER BY lsn";
+
 /// Reads the part of the stream that the subscription has applied; `None` without progress rows.
 pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<Applied>> {
     let rows = session
-        .query(
-            "SELECT lsn, predecessor, quiet_from, last_lsn, last_xid, \
-               (EXTRACT(epoch FROM last_time - '2000-01-01 00:00:00+00'::pg_catalog.timestamptz) \
-                 * 1000000)::pg_catalog.int8 \
-             FROM pgapace.progress WHERE subscription = $1::pg_catalog.int4 ORDER BY lsn",
-            &[Some(&id.0.to_string())],
-        )
+        .query(APPLIED, &[Some(&id.0.to_string())])
         .map_err(|e| Failure::subscriber(&e, "reading the progress"))?;
+    applied(&rows)
+}
+
+/// From the rows of [`APPLIED`].
+pub(crate) fn applied(rows: &Rows) -> Result<Option<Applied>> {
     let mut applied: Option<Applied> = None;
     for row in rows.iter() {
         let range = Range { after: field(&row, 1)?, through: field(&row, 0)? };
@@ -225,6 +231,15 @@ pub(crate) struct Followed {
     pub(crate) memory: Option<Memory>,
 }
 
+/// The query for [`followed_beyond`], of the subscription `$1`: the highest LSN of table copies and
+/// prepared transactions.
+pub(crate) const BEYOND: &str = "\
+    SELECT coalesce(greatest( \
+      (SELECT pg_catalog.max(sync_lsn) FROM pgapace.relation \
+       WHERE subscription = $1::pg_catalog.int4), \
+      (SELECT pg_catalog.max(prepare_lsn) FROM pgapace.prepared \
+       WHERE subscription = $1::pg_catalog.int4)), '0/0')";
+
 /// Returns how far the subscription, with this applied part, has followed its publisher.
 pub(crate) fn followed(
     session: &mut Session,
@@ -232,15 +247,13 @@ pub(crate) fn followed(
     applied: &Applied,
 ) -> Result<Followed> {
     let rows = session
-        .query(
-            "SELECT coalesce(greatest( \
-               (SELECT pg_catalog.max(sync_lsn) FROM pgapace.relation \
-                WHERE subscription = $1::pg_catalog.int4), \
-               (SELECT pg_catalog.max(prepare_lsn) FROM pgapace.prepared \
-                WHERE subscription = $1::pg_catalog.int4)), '0/0')",
-            &[Some(&id.0.to_string())],
-        )
+        .query(BEYOND, &[Some(&id.0.to_string())])
         .map_err(|e| Failure::subscriber(&e, "reading the progress"))?;
+    followed_beyond(&rows, applied)
+}
+
+/// From the rows of [`BEYOND`].
+pub(crate) fn followed_beyond(rows: &Rows, applied: &Applied) -> Result<Followed> {
     let other: Lsn = rows.first().map_or(Ok(Lsn::INVALID), |row| field(&row, 0))?;
     let (highest, memory) = (applied.highest(), applied.newest_memory());
     Ok(Followed { applied: highest, farthest: highest.max(other), memory })

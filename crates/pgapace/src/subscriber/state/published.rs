@@ -28,6 +28,12 @@ struct StaleTable {
     state: TableSyncState,
 }
 
+/// The previous reading of the publications.
+pub(crate) struct PreviousReading {
+    looked_at: Option<Lsn>,
+    tables: Vec<RecordedTable>,
+}
+
 struct RecordedTable {
     schema: String,
     name: String,
@@ -41,15 +47,18 @@ struct RecordedTable {
 /// Compares the publications with the previous reading and records them. Tables that may lack
 /// changes are marked and treated as `--on-missed-changes` says. Returns whether there were any.
 ///
+/// `recorded` was read after tables were last removed from the subscription.
+///
 /// A table that is no longer published is recorded as such. It may lack changes if it is published
 /// again.
 pub(crate) fn compare(
     control: &mut Session,
     owner: Owner,
+    recorded: PreviousReading,
     look: &Look,
     decision: OnMissedChanges,
 ) -> Result<bool> {
-    let (looked_at, recorded) = read(control, owner.id)?;
+    let PreviousReading { looked_at, tables: recorded } = recorded;
     let mut stale = Vec::new();
     let (mut schemas, mut names, mut seen) = (Vec::new(), Vec::new(), Vec::new());
     let published: FxHashMap<_, _> = look.tables.iter().map(|table| (table.key(), table)).collect();
@@ -102,6 +111,10 @@ pub(crate) fn compare(
     );
     let arguments = [name_array(&schemas), name_array(&names), name_array(&seen)];
     let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
+    if stale.is_empty() && names.is_empty() {
+        control.simple(&looked).map_err(|e| writing(&e))?;
+        return Ok(false);
+    }
     // One transaction: a difference is either recorded and acted on, or found again.
     control.simple(&format!("BEGIN; {decided}{looked}")).map_err(|e| writing(&e))?;
     if decision == OnMissedChanges::Stop {
@@ -170,7 +183,7 @@ impl StaleTable {
 }
 
 /// Reads the position of the last reading of the publications, and the record of each table.
-fn read(control: &mut Session, id: SubscriptionId) -> Result<(Option<Lsn>, Vec<RecordedTable>)> {
+pub(crate) fn read(control: &mut Session, id: SubscriptionId) -> Result<PreviousReading> {
     let rows = control
         .query(
             "SELECT s.published_lsn, r.schema_name, r.table_name, r.state, r.sync_lsn, \
@@ -197,7 +210,7 @@ fn read(control: &mut Session, id: SubscriptionId) -> Result<(Option<Lsn>, Vec<R
             by: by.transpose()?,
         });
     }
-    Ok((looked_at, tables))
+    Ok(PreviousReading { looked_at, tables })
 }
 
 fn writing(error: &wire::Error) -> Failure {

@@ -240,17 +240,14 @@ pub(crate) struct Spooled {
 }
 
 /// Records that the subscription has started or restarted.
-pub(crate) fn started(session: &mut Session, id: SubscriptionId) -> Result<()> {
-    session
-        .execute(
-            "INSERT INTO pgapace.stat_subscription AS s (subscription, updated_at, started_at) \
-             VALUES ($1::pg_catalog.int4, pg_catalog.now(), pg_catalog.now()) \
-             ON CONFLICT (subscription) DO UPDATE SET updated_at = pg_catalog.now(), \
-               started_at = pg_catalog.now(), restarts = s.restarts + 1, spool_files = 0, spool_bytes = 0",
-            &[Some(&id.0.to_string())],
-        )
-        .map_err(|e| failed(&e))?;
-    Ok(())
+pub(crate) fn started_sql(id: SubscriptionId) -> String {
+    format!(
+        "INSERT INTO pgapace.stat_subscription AS s (subscription, updated_at, started_at) \
+         VALUES ({}, pg_catalog.now(), pg_catalog.now()) \
+         ON CONFLICT (subscription) DO UPDATE SET updated_at = pg_catalog.now(), \
+           started_at = pg_catalog.now(), restarts = s.restarts + 1, spool_files = 0, spool_bytes = 0",
+        id.0
+    )
 }
 
 /// Adds what happened since the last call.
