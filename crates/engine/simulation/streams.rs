@@ -167,7 +167,7 @@ impl StreamWorker {
                         statements.extend(net(&group, None, (false, false), history).0);
                     }
                     GroupMode::Rows => {
-                        rows(&group.works[0], (true, false), self.ordered, &mut statements);
+                        rows(&group.works[0], (true, false), (self.ordered, true), &mut statements);
                     }
                 }
                 statements.push((Command::Nothing, Pending::Any));

@@ -120,6 +120,8 @@ pub(crate) enum Pending {
     Change,
     /// A truncate, a progress row, a COMMIT.
     Any,
+    /// A COMMIT without a Sync behind it.
+    Commit(Commits),
     Sync(Option<Commits>),
 }
 
@@ -150,7 +152,7 @@ impl ExpectedReply for Pending {
 
     fn commits(&self) -> Option<Lsn> {
         match self {
-            Self::Sync(Some(commits)) => Some(commits.range.through),
+            Self::Sync(Some(commits)) | Self::Commit(commits) => Some(commits.range.through),
             _ => None,
         }
     }
@@ -353,7 +355,8 @@ impl Worker {
             let mut ending = None;
             for (index, work) in group.works.iter().enumerate() {
                 let ordered = self.ordered || index > 0;
-                ending = rows(work, (ahead, true), ordered, &mut statements);
+                let last = index + 1 == group.works.len();
+                ending = rows(work, (ahead, true), (ordered, last), &mut statements);
             }
             (statements, ending.map_or(Rest::Nothing, Rest::Ending))
         };
@@ -546,7 +549,13 @@ impl Worker {
             Verdict::Counts if found == Outcome::Missing => {
                 Err(wrong("P7: the oldest misses a row"))
             }
-            Verdict::Counts => self.answered(around),
+            Verdict::Counts => {
+                if let Some(Pending::Commit(commits)) = pending {
+                    self.transaction_committed(commits);
+                    self.groups.committed(commits.range.through);
+                }
+                self.answered(around)
+            }
             verdict => self.follow(verdict, around),
         }
     }
@@ -620,7 +629,7 @@ impl Worker {
         };
         let through = self.groups.committed_through(is_recorded)?;
         for pending in self.groups.lost(through) {
-            if let Pending::Sync(Some(commits)) = pending {
+            if let Pending::Sync(Some(commits)) | Pending::Commit(commits) = pending {
                 self.transaction_committed(commits);
             }
         }
@@ -677,7 +686,7 @@ fn begin(work: &Work, savepoints: bool, statements: &mut Statements) {
 pub(crate) fn rows(
     work: &Work,
     (ahead, savepoints): (bool, bool),
-    ordered: bool,
+    (ordered, last): (bool, bool),
     statements: &mut Statements,
 ) -> Option<Ending> {
     if work.part.first {
@@ -691,9 +700,17 @@ pub(crate) fn rows(
     let ending = Ending { range, ordered, memory, two_phase };
     if work.part.first && !ahead {
         end(ending, statements);
+        if !last && let Some((_, Pending::Sync(Some(commits)))) = statements.pop_if(is_sync) {
+            // The next transaction follows in the same pipeline.
+            statements.last_mut().expect("COMMIT").1 = Pending::Commit(commits);
+        }
         return None;
     }
     Some(ending)
+}
+
+fn is_sync((_, pending): &mut (Command, Pending)) -> bool {
+    pending.is_sync()
 }
 
 /// One change as the publisher sent it; `None` if it is not applied.

@@ -152,7 +152,7 @@ impl<'a> Context<'a> {
                 self.work(part).map(|work| offender::offender(work, None)),
                 true,
             ),
-            Some(Expected::Commit { part }) => {
+            Some(Expected::Commit { part, .. }) => {
                 ("committing", self.work(part).map(|work| offender::offender(work, None)), false)
             }
             _ => ("applying changes", None, false),
@@ -197,7 +197,7 @@ impl<'a> Context<'a> {
     ) -> Offender {
         let (at, work) = match expected {
             Some(Expected::Truncate { at }) => (Some(at), self.work(at.part)),
-            Some(Expected::Commit { part }) => (None, self.work(part)),
+            Some(Expected::Commit { part, .. }) => (None, self.work(part)),
             _ => return offender,
         };
         let Some(work) = work.filter(|_| offender.relation.is_none()) else { return offender };

@@ -176,7 +176,9 @@ impl Encoder {
         let ending = self.end_of(work, work, work.predecessor, part, transactions);
         match ending.map(|ending| Ending { behind: index > 0, ..ending }) {
             Some(ending) if work.part.first && !ahead => {
-                ending.queue(session, self.identity, expected)?;
+                // The subscriber answers at the Sync. After an error it skips everything up to there.
+                let last = index + 1 == group.works.len();
+                ending.queue(session, self.identity, last, expected)?;
                 Ok(None)
             }
             ending => {
@@ -332,7 +334,7 @@ impl Encoder {
         ending: Ending,
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        ending.queue(session, self.identity, expected)
+        ending.queue(session, self.identity, true, expected)
     }
 
     fn count(&mut self, message: &Message<'_>) {
@@ -437,7 +439,8 @@ impl Encoder {
     }
 }
 
-/// Progress row, COMMIT and Sync of a subscriber transaction; or PREPARE TRANSACTION and Sync.
+/// Progress row, COMMIT and Sync of a subscriber transaction; or PREPARE TRANSACTION and Sync. Without the
+/// Sync, the next transaction follows in the same pipeline.
 #[derive(Debug, Clone)]
 pub(crate) struct Ending {
     /// The last part, for messages.
@@ -458,6 +461,7 @@ impl Ending {
         self,
         session: &mut Session,
         identity: Identity,
+        sync: bool,
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
         let Self { part, behind, time, memory, commits, two_phase } = self;
@@ -485,9 +489,12 @@ impl Ending {
             .map_err(|e| Failure::subscriber(&e, "recording progress"))?;
         session.queue_execute();
         expected.push_back(Expected::Progress { part });
-        queue_control(session, "commit", Expected::Commit { part }, expected)?;
-        session.queue_sync();
-        expected.push_back(Expected::Sync { commits: Some(commits) });
+        let (at_commit, at_sync) = if sync { (None, Some(commits)) } else { (Some(commits), None) };
+        queue_control(session, "commit", Expected::Commit { part, commits: at_commit }, expected)?;
+        if at_sync.is_some() {
+            session.queue_sync();
+            expected.push_back(Expected::Sync { commits: at_sync });
+        }
         Ok(())
     }
 }
@@ -507,7 +514,7 @@ fn queue_prepare(
     prepared.queue_row(session, identity.epoch, identity.tagged)?;
     expected.push_back(Expected::Progress { part });
     prepared.queue_prepare(session)?;
-    expected.push_back(Expected::Commit { part });
+    expected.push_back(Expected::Commit { part, commits: None });
     Ok(())
 }
 

@@ -36,6 +36,8 @@ pub(crate) enum Expected {
     },
     Commit {
         part: u32,
+        /// What it commits, if no Sync follows it.
+        commits: Option<Committing>,
     },
     /// The end of a subscriber transaction; `None` after one that failed.
     Sync {
@@ -54,7 +56,9 @@ impl ExpectedReply for Expected {
 
     fn commits(&self) -> Option<Lsn> {
         match self {
-            Self::Sync { commits: Some(commits) } => Some(commits.end),
+            Self::Sync { commits: Some(commits) } | Self::Commit { commits: Some(commits), .. } => {
+                Some(commits.end)
+            }
             _ => None,
         }
     }

@@ -4,7 +4,7 @@ use engine::worker::{AfterReply, ErrorKind, Outcome, Retry, Verdict};
 
 use crate::apply::context::Context;
 use crate::apply::encoder::table_of;
-use crate::apply::expected::Expected;
+use crate::apply::expected::{Committing, Expected};
 use crate::apply::replies::{Completed, Interpreted, interpret};
 use crate::apply::worker::apply_thread::ApplyThread;
 use crate::error::{Failure, Result, is_transient, passes_soon};
@@ -28,8 +28,7 @@ impl ApplyThread {
                 }
                 Some(Interpreted::Synced { commits, .. }) => {
                     if let Some(commits) = commits {
-                        self.tally.transaction_committed(&commits);
-                        self.groups.committed(commits.end);
+                        self.committed(&commits);
                     }
                     self.answered()?;
                 }
@@ -38,6 +37,12 @@ impl ApplyThread {
         }
         self.report();
         Ok(())
+    }
+
+    /// A transaction of the first group in flight is committed.
+    fn committed(&mut self, commits: &Committing) {
+        self.tally.transaction_committed(commits);
+        self.groups.committed(commits.end);
     }
 
     /// A statement of the first group in flight is completed.
@@ -60,7 +65,12 @@ impl ApplyThread {
         }
         let refusal = (outcome == Outcome::Refused).then(|| completed.refusal(&context));
         match self.groups.judge(outcome) {
-            Verdict::Counts => self.answered(),
+            Verdict::Counts => {
+                if let Expected::Commit { commits: Some(commits), .. } = completed.expected {
+                    self.committed(&commits);
+                }
+                self.answered()
+            }
             verdict => self.follow(verdict, || {
                 refusal.unwrap_or_else(|| Failure::internal("a verdict without a reason"))
             }),

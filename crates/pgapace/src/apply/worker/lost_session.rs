@@ -44,7 +44,9 @@ impl ApplyThread {
         };
         // What was committed without a reply counts. Everything else is executed again.
         for reply in self.groups.lost(through) {
-            if let Expected::Sync { commits: Some(commits) } = reply {
+            if let Expected::Sync { commits: Some(commits) }
+            | Expected::Commit { commits: Some(commits), .. } = reply
+            {
                 self.tally.transaction_committed(&commits);
                 self.in_doubt = true;
             }

@@ -9,9 +9,12 @@
 //!
 //! * If earlier groups were in flight on other sessions, they may be the reason. The group is executed
 //!   again in the same way when it is the oldest.
+//! * If a statement met a unique value that another row has, values may have moved between rows. The group
+//!   is executed again with updates that delete before they insert (`subscriber::unique`).
 //! * Otherwise it is halved, and in the end executed by rows: one subscriber transaction for each source
-//!   transaction, one statement for each change in stream order, all in one pipeline. Then everything
-//!   before the offending transaction is committed, and the error names the change.
+//!   transaction, one statement for each change in stream order, all in one pipeline with one Sync. Then
+//!   everything before the offending transaction is committed, and the error names the change. Of a large
+//!   transaction that is executed in parts, the part that failed is executed by rows, behind a savepoint.
 //!
 //! A lone small transaction is executed by rows from the start if nothing before it is in flight: that
 //! takes one round trip. Far from the subscriber, the statements of a small group count their rows
