@@ -76,6 +76,8 @@ pub struct Size {
 #[derive(Debug)]
 pub struct Batcher<T> {
     limits: GroupLimits,
+    /// The limit of changes, whatever [`Self::close_at`] says.
+    most_changes: usize,
     pacing: Pacing,
     waiting: VecDeque<(Size, T)>,
     /// Recent maximum of transactions that were in flight at once.
@@ -90,7 +92,20 @@ impl<T> Batcher<T> {
     /// A batcher without waiting parts.
     #[must_use]
     pub fn new(limits: GroupLimits, pacing: Pacing) -> Self {
-        Self { limits, pacing, waiting: VecDeque::new(), recent_in_flight: 0, changes: 0, bytes: 0 }
+        Self {
+            limits,
+            most_changes: limits.changes,
+            pacing,
+            waiting: VecDeque::new(),
+            recent_in_flight: 0,
+            changes: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Closes groups at so many changes from now on, or at the limit if that is less.
+    pub fn close_at(&mut self, changes: usize) {
+        self.limits.changes = self.most_changes.min(changes);
     }
 
     /// Adds the next part in commit order.

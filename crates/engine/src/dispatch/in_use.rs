@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::pacing::Pacing;
 use super::scaling::{Decision, GroupWork, Load, Scaling};
 use super::{Dispatch, Dispatchable};
 use crate::group::{GroupSeq, Size};
@@ -76,10 +77,81 @@ impl<T: Dispatchable> Dispatch<T> {
         let load = self.load(now);
         let Some(scaling) = &mut self.scaling else { return };
         let idle = self.workers.queue(worker).is_empty();
+        let given = self.given[worker].iter().take(groups);
+        let begun = given.clone().map(|(handed_over, _)| *handed_over).next().unwrap_or(now);
+        let changes = given.map(|(_, work)| work.changes).sum();
+        self.sizes.ended(worker, begun, changes, now);
         for (handed_over, work) in self.given[worker].drain(..groups) {
             scaling.ended(worker, handed_over, work, idle, now);
         }
         scaling.look(load, self.workers.open().count(), now);
+        let searching = scaling.is_searching();
+        let sizes = self.sizes.changes(self.settings.round_trip, &self.settings.pacing);
+        self.waiting.close_at(if searching { sizes } else { usize::MAX });
         self.limit_to_load(now);
+    }
+}
+
+/// How large groups are while the best number of workers is searched.
+///
+/// Where the subscriber is slow, a group of the usual size takes seconds, and a measurement many of them.
+/// So groups are closed when they are expected to take [`Pacing::measured_group`]. Afterwards they have
+/// their usual size again: large groups touch neighbouring rows together, which saves reads.
+#[derive(Debug)]
+pub(super) struct GroupSizes {
+    /// By worker, when its last group ended.
+    ended: Vec<Duration>,
+    /// Seconds per change of one worker, lately.
+    change: Option<f64>,
+}
+
+impl GroupSizes {
+    pub(super) fn new(workers: usize) -> Self {
+        Self { ended: vec![Duration::ZERO; workers], change: None }
+    }
+
+    fn ended(&mut self, worker: usize, begun: Duration, changes: usize, now: Duration) {
+        let last = std::mem::replace(&mut self.ended[worker], now);
+        if changes == 0 {
+            return;
+        }
+        let took = now.saturating_sub(begun.max(last)).as_secs_f64() / changes as f64;
+        self.change = Some(self.change.map_or(took, |before| 0.7 * before + 0.3 * took));
+    }
+
+    /// Changes of a group.
+    fn changes(&self, round_trip: Duration, pacing: &Pacing) -> usize {
+        let Some(change) = self.change else { return pacing.first_group_changes };
+        let time = pacing.measured_group.max(round_trip * pacing.measured_round_trips);
+        let changes = time.as_secs_f64() / change.max(1e-9);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is between these bounds"
+        )]
+        let changes = changes.clamp(pacing.least_group_changes as f64, 1e9) as usize;
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Duration, GroupSizes, Pacing};
+
+    #[test]
+    fn groups_are_as_large_as_the_subscriber_is_fast() {
+        let (at, pacing) = (Duration::from_millis, &Pacing::MEASURED);
+        let mut sizes = GroupSizes::new(2);
+        assert_eq!(sizes.changes(at(0), pacing), pacing.first_group_changes);
+        // A thousand changes per second, first as it was handed over, then behind another group.
+        sizes.ended(0, at(100), 100, at(200));
+        assert_eq!(sizes.changes(at(0), pacing), 150);
+        sizes.ended(0, at(100), 100, at(300));
+        assert_eq!(sizes.changes(at(0), pacing), 150);
+        assert_eq!(sizes.changes(at(10), pacing), 300, "round trips are a small part of it");
+        for second in 1..60 {
+            sizes.ended(1, at(second * 1000), 1, at(second * 1000 + 900));
+        }
+        assert_eq!(sizes.changes(at(0), pacing), pacing.least_group_changes);
     }
 }

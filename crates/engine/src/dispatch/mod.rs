@@ -164,6 +164,7 @@ pub struct Dispatch<T> {
     stalls: Stalls,
     /// If their number is not fixed.
     scaling: Option<Scaling>,
+    sizes: in_use::GroupSizes,
     /// By worker, when its groups were handed over, and what they have to do.
     given: Vec<VecDeque<(Duration, GroupWork)>>,
     /// When all workers were busy and enough waited for a group.
@@ -193,6 +194,7 @@ impl<T: Dispatchable> Dispatch<T> {
             writeset: (workers > 1).then(|| Writeset::new(writeset, ordered)),
             unlocked: None,
             scaling: scaled.then(|| Scaling::new(workers)),
+            sizes: in_use::GroupSizes::new(workers),
             given: vec![VecDeque::new(); workers],
             pressed_at: None,
             blame: Blame::new(&pacing),
@@ -205,6 +207,14 @@ impl<T: Dispatchable> Dispatch<T> {
             behind: Duration::ZERO,
             settings,
         }
+        .begin()
+    }
+
+    fn begin(mut self) -> Self {
+        if self.scaling.is_some() {
+            self.waiting.close_at(self.settings.pacing.first_group_changes);
+        }
+        self
     }
 
     /// The next part in commit order.

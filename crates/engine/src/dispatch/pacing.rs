@@ -156,6 +156,17 @@ pub struct Pacing {
     pub heavy_for: Duration,
     /// A time without work that ends a measurement of what the workers apply.
     pub interruption: Duration,
+    /// How long a group takes at most while the best number of workers is searched.
+    ///
+    /// With groups of 8192 changes that took two seconds each (`random-update` in `cold`), the search for the
+    /// number of workers did not end within 15 s: 1.75 of native, where eight workers reach 3.0.
+    pub measured_group: Duration,
+    /// The same in round trips, of which a group needs two.
+    pub measured_round_trips: u32,
+    /// Changes of a group at least, and before it is known how fast the subscriber is.
+    pub least_group_changes: usize,
+    /// See [`Self::least_group_changes`].
+    pub first_group_changes: usize,
     /// How long a worker has had nothing, so that its session goes to whoever asks.
     pub idle: Duration,
     /// How long a busy worker stays at least: opening its session took some time.
@@ -200,6 +211,10 @@ impl Pacing {
         light_workers: 4,
         heavy_for: Duration::from_millis(500),
         interruption: Duration::from_millis(100),
+        measured_group: Duration::from_millis(150),
+        measured_round_trips: 30,
+        least_group_changes: 64,
+        first_group_changes: 1024,
         idle: Duration::from_millis(100),
         tenure: Duration::from_millis(500),
         reopen_pause: Duration::from_secs(10),

@@ -189,10 +189,18 @@ impl Scaling {
     pub fn decision(&self) -> Decision {
         let reason = match self.phase {
             Phase::Trial { .. } => Reason::Trial { than: short(self.best) },
-            Phase::Holding if self.usual.is_none() => Reason::Unmeasured,
+            Phase::Holding if self.usual.is_none() && self.more.or(self.fewer).is_none() => {
+                Reason::Unmeasured
+            }
             Phase::Holding => Reason::Measured { more: self.more, fewer: self.fewer },
         };
         Decision { workers: short(self.workers()), reason }
+    }
+
+    /// Whether the best number is being searched: then groups should not take long.
+    #[must_use]
+    pub fn is_searching(&self) -> bool {
+        self.search.as_ref().is_some_and(Search::is_full)
     }
 
     /// Whether work waits for a worker from now on.
@@ -309,8 +317,15 @@ impl Scaling {
             }
             search.refused(self.best, candidate);
         }
+        let was_searching = self.is_searching();
         self.end_search(now);
-        self.meter.go_on(now);
+        if was_searching {
+            // Groups are larger from now on, and rates are others.
+            (self.usual, self.differs) = (None, 0);
+            self.meter.restart(now);
+        } else {
+            self.meter.go_on(now);
+        }
     }
 
     fn end_search(&mut self, now: Duration) {

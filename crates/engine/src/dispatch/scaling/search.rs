@@ -38,6 +38,11 @@ impl Search {
         Self { most, kind: Kind::Glance { far }, fewer: 0, more: None, upwards: true }
     }
 
+    /// Whether it finds the best number.
+    pub(super) fn is_full(&self) -> bool {
+        matches!(self.kind, Kind::Full { .. })
+    }
+
     /// The number to compare with `now`, the best so far; `None` if the search has ended.
     pub(super) fn candidate(&self, now: usize) -> Option<usize> {
         let sides = [self.above(now), self.below(now)];
