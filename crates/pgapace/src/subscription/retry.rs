@@ -18,7 +18,7 @@ use crate::error::Failure;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The longest pause between two attempts to reach a server: it may be back at any moment.
-const LONGEST_AWAY: Duration = Duration::from_millis(800);
+const LONGEST_AWAY: Duration = Duration::from_millis(200);
 /// The first pause after a failure that a user must repair, and the longest.
 const FIRST_FAILED: Duration = Duration::from_secs(5);
 const LONGEST_FAILED: Duration = Duration::from_secs(60);
