@@ -6,8 +6,9 @@ use crate::support::{Case, VERSIONS, must, on_versions};
 /// not use the same one.
 #[test]
 fn commits_are_tagged_in_every_database_of_the_server() {
-    let (one, two) = (Case::new(18, 18), Case::new(18, 18));
-    for case in [&one, &two] {
+    let (mut one, mut two) = (Case::new(18, 18), Case::new(18, 18));
+    for case in [&mut one, &mut two] {
+        case.tool.args = ["--workers", "4"].map(str::to_owned).into();
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
         case.publish("FOR ALL TABLES");
     }
