@@ -13,7 +13,7 @@ use simulation::{Sabotage, Seen, attempt};
 /// Seeds without a variable that says how many.
 const SEEDS: u64 = 20_000;
 /// Seeds in which a broken rule must be noticed.
-const SABOTAGED: u64 = 40_000;
+const SABOTAGED: u64 = 200_000;
 
 /// The first seed of a range that a promise is broken in; what happened in all of them, if none is.
 fn first_broken(seeds: Range<u64>, sabotage: Sabotage) -> Result<Seen, u64> {

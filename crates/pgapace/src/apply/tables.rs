@@ -90,7 +90,7 @@ pub(crate) struct Tables {
 #[derive(Debug)]
 struct ReadTable {
     facts: TableFacts,
-    /// See [`TablePolicy::copied_at`].
+    /// See [`crate::subscriber::conflict::TablePolicy::copied_at`].
     copied_at: Option<i64>,
 }
 
