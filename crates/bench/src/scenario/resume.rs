@@ -90,6 +90,16 @@ impl Subscriber {
         }
         new_change(&servers.publisher, 1)?;
         subscriber.wait_for(&servers.subscriber, 1)?;
+        if runner.is_native() {
+            // The change may have come with the copy of its table, while another is still copied.
+            let ready = "SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'";
+            let mut client = servers.subscriber.connect(ROUND)?;
+            let started = Instant::now();
+            while client.query_one(ready, &[])?.get::<_, i64>(0) > 0 {
+                ensure!(started.elapsed() < PATIENCE, "a table does not become ready");
+                std::thread::sleep(POLL);
+            }
+        }
         Ok(subscriber)
     }
 
