@@ -926,7 +926,7 @@ impl World {
         Ok(())
     }
 
-    /// What must hold of every group that is handed over, while so many workers are `open`.
+    /// Checks a group that is handed over, while so many workers are `open`.
     fn check_hand_over(&mut self, worker: usize, open: usize, group: &Group) -> Result<(), String> {
         let DispatchSettings { group: limits, writeset, pacing, .. } = self.setting.dispatch;
         if !self.present.contains(&worker) {

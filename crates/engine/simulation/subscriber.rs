@@ -351,7 +351,7 @@ impl Database {
     pub(crate) fn can_fail_to_commit(&self, session: usize) -> Option<bool> {
         let is_commit = matches!(self.sessions[session].commands.front(), Some(Command::Commit));
         let Session { sets, alone, savepoints, .. } = &self.sessions[session];
-        // What was executed in parts is in the state that rows lead to: each part was answered.
+        // A transaction in parts fails at COMMIT only if rows would fail too: each part was answered.
         let only_sets = *sets && !alone && savepoints.is_empty();
         (is_commit && self.is_at_commit(session)).then_some(only_sets)
     }

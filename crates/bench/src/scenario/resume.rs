@@ -172,7 +172,7 @@ fn wait_until_acknowledged(publisher: &Cluster) -> Result<()> {
     })?)
 }
 
-/// What a run has measured.
+/// The result of one run.
 struct Resumed {
     /// From the first new change of the restarted publisher until it is visible.
     seconds: f64,

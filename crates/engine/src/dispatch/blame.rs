@@ -16,7 +16,7 @@ use crate::writeset::Writeset;
 pub struct Turned {
     /// The tables.
     pub roots: Vec<u32>,
-    /// What they have turned to.
+    /// Whether they are serialized now, and why.
     pub turn: Turn,
 }
 

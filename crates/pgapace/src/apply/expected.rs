@@ -15,7 +15,7 @@ pub(crate) enum Expected {
     /// Net changes, which must affect so many rows.
     Net {
         rows: u64,
-        /// Which of the group's table versions.
+        /// Index of the table version in the group.
         table: u32,
     },
     /// A single change.

@@ -60,13 +60,21 @@ pub(crate) type Connect = Box<dyn Fn(Option<Lost>) -> Result<(Session, Identity)
 
 /// Rolls back the open transaction, if there is one.
 pub(crate) fn roll_back(session: &mut Session) -> wire::Result<()> {
-    while session.transaction_status() != TransactionStatus::Idle {
-        match session.simple("ROLLBACK") {
-            Ok(_) => {}
-            // A cancel request for an earlier statement came late.
-            Err(error) if error.sqlstate() == Some(sqlstate::QUERY_CANCELED) => {}
-            Err(error) => return Err(error),
-        }
-    }
+    while session.transaction_status() != TransactionStatus::Idle && !undo(session, "ROLLBACK")? {}
     Ok(())
+}
+
+/// Rolls back what came behind the savepoint before the present part of a transaction.
+pub(crate) fn roll_back_part(session: &mut Session) -> wire::Result<()> {
+    while !undo(session, "ROLLBACK TO SAVEPOINT pgapace_part")? {}
+    Ok(())
+}
+
+/// Whether it is undone. If not, a cancel request for an earlier statement came late.
+fn undo(session: &mut Session, sql: &str) -> wire::Result<bool> {
+    match session.simple(sql) {
+        Ok(_) => Ok(true),
+        Err(error) if error.sqlstate() == Some(sqlstate::QUERY_CANCELED) => Ok(false),
+        Err(error) => Err(error),
+    }
 }

@@ -327,14 +327,7 @@ impl Tables {
         tables: Vec<TableKey>,
     ) -> Result<Vec<(TableKey, ReadTable)>> {
         let found = self.reader.read(session, &tables)?;
-        let timed = |(schema, name): &TableKey| {
-            self.policy.of(schema, name).is_some_and(|policy| policy.is_timed())
-        };
-        let timed: Vec<_> = tables.iter().filter(|key| timed(key)).cloned().collect();
-        let copied_at = match self.subscription {
-            Some(id) if !timed.is_empty() => state::copied_at(session, id, &timed)?,
-            _ => FxHashMap::default(),
-        };
+        let copied_at = self.copied_at(session, &tables)?;
         let read = tables.into_iter().zip(found).filter_map(|(key, found)| {
             let facts = found.ok().flatten()?;
             let copied_at = copied_at.get(&key).copied();
@@ -347,14 +340,24 @@ impl Tables {
     fn read_alone(&mut self, session: &mut Session, table: &TableKey) -> Result<ReadTable> {
         let (schema, name) = table;
         let facts = self.reader.read_one(session, table)?.ok_or_else(|| missing(schema, name))?;
-        let mut copied_at = None;
-        if let (Some(policy), Some(id)) = (self.policy.of(schema, name), self.subscription)
-            && policy.is_timed()
-        {
-            let read = state::copied_at(session, id, std::slice::from_ref(table))?;
-            copied_at = read.get(table).copied();
-        }
+        let copied_at = self.copied_at(session, std::slice::from_ref(table))?.remove(table);
         Ok(ReadTable { facts, copied_at })
+    }
+
+    /// When those of the tables were copied that have a rule by time.
+    fn copied_at(
+        &self,
+        session: &mut Session,
+        tables: &[TableKey],
+    ) -> Result<FxHashMap<TableKey, i64>> {
+        let timed = |(schema, name): &&TableKey| {
+            self.policy.of(schema, name).is_some_and(|policy| policy.is_timed())
+        };
+        let timed: Vec<_> = tables.iter().filter(timed).cloned().collect();
+        match self.subscription {
+            Some(id) if !timed.is_empty() => state::copied_at(session, id, &timed),
+            _ => Ok(FxHashMap::default()),
+        }
     }
 
     /// Forgets what was read for nothing: when it is needed, it may be out of date.

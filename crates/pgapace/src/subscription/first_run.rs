@@ -13,6 +13,7 @@ use crate::publisher::slot;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::state::{self, NewSubscription, Phase, SchemaCopy, Subscription};
 use crate::subscriber::state::{progress, published};
+use crate::subscription::beside::beside;
 use crate::tablesync::schema::SchemaCopier;
 use crate::tablesync::table_state::{self, set_sync_lsns};
 use crate::tablesync::{
@@ -226,14 +227,15 @@ impl Supervisor<'_> {
         row: &Subscription,
         context: SyncContext<'_>,
     ) -> Result<Vec<PublishedTable>> {
-        let (look, states, recorded) = std::thread::scope(|scope| {
-            let look = scope.spawn(|| publication::look(source, context.publications));
-            let states = state::relations_by_name(control, row.id);
-            let recorded = published::read(control, row.id);
-            let panicked = |_| Err(Failure::internal("looking at the publications panicked"));
-            (look.join().unwrap_or_else(panicked), states, recorded)
-        });
-        let (look, mut states, mut recorded) = (look?, states?, recorded?);
+        let (look, read) = beside(
+            "looking at the publications",
+            || publication::look(source, context.publications),
+            || {
+                let states = state::relations_by_name(control, row.id)?;
+                Ok((states, published::read(control, row.id)?))
+            },
+        );
+        let (look, (mut states, mut recorded)) = (look?, read?);
         let forgotten = forget_unpublished(control, row.id, &look.tables, &states)?;
         if forgotten {
             recorded = published::read(control, row.id)?;

@@ -42,6 +42,7 @@ use crate::subscriber::state::prepared::Standing;
 use crate::subscriber::state::statistics::Counters;
 use crate::subscriber::state::{self, RelationState, Subscription};
 use crate::subscriber::storage;
+use crate::subscription::beside::beside;
 use crate::tablesync::deferred::{self, CatchUpOptions, StreamedTableSync};
 use crate::tablesync::{Adder, SyncContext};
 
@@ -71,13 +72,11 @@ impl Supervisor<'_> {
         let ReadyToStream { row, database, context, published } = ready;
         let config = self.config;
         let looks = !std::mem::replace(&mut self.looked_at_storage, true);
-        let (end, looked) = std::thread::scope(|scope| {
-            let end = scope.spawn(|| wal_end(&mut source, &config.name));
-            let looked =
-                if looks { storage::warn_of_unlogged(&mut control, &published) } else { Ok(()) };
-            let panicked = |_| Err(Failure::internal("reading the publisher's LSN panicked"));
-            (end.join().unwrap_or_else(panicked), looked)
-        });
+        let (end, looked) = beside(
+            "reading the publisher's LSN",
+            || wal_end(&mut source, &config.name),
+            || if looks { storage::warn_of_unlogged(&mut control, &published) } else { Ok(()) },
+        );
         looked?;
         let (end, waits) = end?;
         let until = self.goal(end);
@@ -106,13 +105,11 @@ impl Supervisor<'_> {
             let resumption =
                 this.resume(&mut control, &mut source, row, context, waits, &published)?;
             let panicked = |_| Err(Failure::internal("connecting panicked"));
-            let (stream, states) = std::thread::scope(|scope| {
-                let stream = scope.spawn(|| this.start_stream(source, row, &resumption, streaming));
-                let gives_up = session::give_up_locks_sql();
-                let states = state::relations_and(&mut control, row.id, &gives_up);
-                let panicked = |_| Err(Failure::internal("starting the stream panicked"));
-                (stream.join().unwrap_or_else(panicked), states)
-            });
+            let (stream, states) = beside(
+                "starting the stream",
+                || this.start_stream(source, row, &resumption, streaming),
+                || state::relations_and(&mut control, row.id, &session::give_up_locks_sql()),
+            );
             let (stream, states) = (stream?, states?);
             Ok::<_, Failure>((resumption, stream, states, opened.join().unwrap_or_else(panicked)?))
         })?;

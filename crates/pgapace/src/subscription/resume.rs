@@ -18,6 +18,7 @@ use crate::publisher::slot;
 use crate::subscriber::format::{self, Format};
 use crate::subscriber::state::{self, Manner, Subscription, SubscriptionId};
 use crate::subscriber::state::{prepared, progress};
+use crate::subscription::beside::beside;
 use crate::tablesync::SyncContext;
 use crate::tablesync::table_state::{self, CatchUp};
 use crate::two_phase;
@@ -120,12 +121,11 @@ impl Supervisor<'_> {
         let config = self.config;
         // Nobody else can apply anything, or acknowledge more than is applied: the servers may be read
         // at the same time.
-        let (read, looked) = std::thread::scope(|scope| {
-            let looked = scope.spawn(|| slot::look(source, &row.slot_name));
-            let read = RecordedPosition::read(control, row.id);
-            let panicked = |_| Err(Failure::internal("looking at the slot panicked"));
-            (read, looked.join().unwrap_or_else(panicked))
-        });
+        let (looked, read) = beside(
+            "looking at the slot",
+            || slot::look(source, &row.slot_name),
+            || RecordedPosition::read(control, row.id),
+        );
         let RecordedPosition { applied, mut catching_up, beyond, any_prepared, place } = read?;
         let (system, found) = looked?;
         let (limit, prefix) = prepared::place_in(&place, row.id, &system.system_identifier)?;
@@ -142,13 +142,11 @@ impl Supervisor<'_> {
             state::set_skip(control, row.id, None)?;
         }
         let followed = progress::followed_beyond(&beyond, &applied)?;
-        let (checked, chosen) = std::thread::scope(|scope| {
-            let checked =
-                scope.spawn(|| history::check_identified(source, &system, row, &followed));
-            let chosen = self.choose(control, published);
-            let panicked = |_| Err(Failure::internal("checking the history panicked"));
-            (checked.join().unwrap_or_else(panicked), chosen)
-        });
+        let (checked, chosen) = beside(
+            "checking the history",
+            || history::check_identified(source, &system, row, &followed),
+            || self.choose(control, published),
+        );
         checked?;
         let format = chosen?;
         if row.sent_as.as_deref() != Some(&self.sent_as())

@@ -12,6 +12,7 @@ use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::ownership::{Former, Owning};
 use crate::subscriber::state::{self, Phase, Subscription};
 use crate::subscriber::state::{ownership, schema, statistics};
+use crate::subscription::beside::beside;
 use crate::tablesync::table_state::{self, Owner};
 
 /// Both servers of a run, and a session on each.
@@ -38,12 +39,8 @@ impl Supervisor<'_> {
         let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
         let mut publisher =
             Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
-        let (control, source) = std::thread::scope(|scope| {
-            let source = scope.spawn(|| publisher.connect());
-            let control = subscriber.connect_first();
-            let panicked = |_| Err(Failure::internal("connecting panicked"));
-            (control, source.join().unwrap_or_else(panicked))
-        });
+        let (source, control) =
+            beside("connecting", || publisher.connect(), || subscriber.connect_first());
         let (control, mut source) = match (control, source) {
             (Ok(control), Ok(source)) => (control, source),
             (control, source) => return Err(self.not_reached(control, source)),
@@ -103,16 +100,17 @@ impl Supervisor<'_> {
         let version = schema::version(control)?;
         let this: &Self = self;
         // Creating schema pgapace takes the subscriber a while: look at the publisher meanwhile.
-        let (found, looked) = std::thread::scope(|scope| {
-            let looked = scope.spawn(|| {
+        let (looked, found) = beside(
+            "looking at the publisher",
+            || {
                 publication::check_exist(source, &config.publications)?;
                 Ok((version == 0).then(|| this.look_at_publisher(source)))
-            });
-            let upgraded = schema::upgrade(control, version);
-            let found = upgraded.and_then(|()| state::find(control, &config.name));
-            let panicked = |_| Err(Failure::internal("looking at the publisher panicked"));
-            (found, looked.join().unwrap_or_else(panicked))
-        });
+            },
+            || {
+                schema::upgrade(control, version)?;
+                state::find(control, &config.name)
+            },
+        );
         let (found, looked) = (found?, looked?);
         match found {
             Some(row) => {

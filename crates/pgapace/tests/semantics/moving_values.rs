@@ -126,3 +126,31 @@ fn values_that_move_inside_a_large_transaction() {
         assert_eq!(case.statistic("update_missing"), "1");
     });
 }
+
+/// A unique index of one leaf partition, and rows that move to another leaf with their values.
+#[test]
+fn values_that_move_inside_partitions() {
+    on_versions(&VERSIONS, |mut case| {
+        with_workers(&mut case, "4");
+        case.replicate(
+            "CREATE TABLE t (id int, p int, u int, v text, PRIMARY KEY (id, p)) PARTITION BY LIST (p); \
+             CREATE TABLE one PARTITION OF t FOR VALUES IN (1); CREATE UNIQUE INDEX ON one (u); \
+             CREATE TABLE two PARTITION OF t FOR VALUES IN (2); CREATE UNIQUE INDEX ON two (u)",
+        );
+        case.publisher
+            .sql("INSERT INTO t SELECT g, g % 2 + 1, g, 'v' FROM generate_series(1, 200) g");
+        case.run_until_current();
+        let mut sql = String::new();
+        for n in (1..=196).step_by(2) {
+            let _ = write!(
+                sql,
+                "BEGIN; UPDATE t SET u = -1 WHERE id = {n}; UPDATE t SET u = {n} WHERE id = {n} + 2; \
+                 UPDATE t SET u = (SELECT max(u) + 1 FROM t) WHERE id = {n}; COMMIT; \
+                 UPDATE t SET p = 3 - p WHERE id = {n} + 3; UPDATE t SET v = v || {n} WHERE id < 50; "
+            );
+        }
+        case.publisher.sql(&sql);
+        case.run_until_current();
+        case.expect_equal(&["one", "two"]);
+    });
+}

@@ -1,4 +1,4 @@
-//! What the workers apply per second.
+//! Measures how much the workers apply per second.
 //!
 //! Groups end rarely, and in bursts: commits keep their order. So each worker is measured over whole
 //! cycles, from the end of one of its groups to the end of another, and the rates of the workers are
@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// What a group has to do.
+/// The size of a group's work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupWork {
     /// Payload bytes.
@@ -24,7 +24,7 @@ impl GroupWork {
     }
 }
 
-/// What was measured.
+/// A rate, and the conditions under which it was measured.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Measurement {
     /// Work per second.
@@ -81,7 +81,7 @@ impl Meter {
         }
     }
 
-    /// Begins anew. What is in flight does not count.
+    /// Begins anew. Groups in flight do not count.
     pub(super) fn restart(&mut self, now: Duration) {
         self.workers.fill(Cycles::default());
         self.restarted = now;

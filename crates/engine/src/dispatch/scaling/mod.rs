@@ -63,10 +63,10 @@ const LONGEST_PAUSE_FOR_LOSS: Duration = Duration::from_secs(60);
 /// Part of the time in which work must wait, so that more workers can help.
 const SATURATED: f64 = 0.5;
 
-/// What there is to do.
+/// Whether the number of workers limits the rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
-    /// Workers are not what limits it: any number does.
+    /// It does not: any number does.
     Light,
     /// The publisher is behind, or all workers are busy and enough waits for a group.
     Heavy,
@@ -98,7 +98,7 @@ pub enum Reason {
 pub struct Tried {
     /// The number.
     pub workers: u16,
-    /// What it applied more per second than the number in use, in percent.
+    /// Its rate above that of the number in use, in percent.
     pub percent: i16,
 }
 
@@ -136,11 +136,11 @@ pub struct Scaling {
     search: Option<Search>,
     /// Whether the next glance looks far.
     far: bool,
-    /// What the best number applies.
+    /// The rate of the best number.
     usual: Option<Measurement>,
     /// Measurements in a row that differ from it.
     differs: u32,
-    /// What fewer workers have lost in this search.
+    /// The part of the rate that is left after fewer workers were accepted in this search.
     kept: f64,
     /// How many seconds the trials of this search have lost.
     lost: f64,
@@ -208,7 +208,7 @@ impl Scaling {
         self.meter.waits(waits, now);
     }
 
-    /// What was measured until now says nothing: nothing came for a while, or what came does not depend
+    /// Discards the measurement so far: nothing came for a while, or a group whose rate does not depend
     /// on the number of workers.
     pub fn interrupted(&mut self, now: Duration) {
         self.meter.restart(now);
@@ -310,7 +310,7 @@ impl Scaling {
     fn try_next(&mut self, base: Measurement, now: Duration) {
         let Some(search) = &mut self.search else { return self.meter.go_on(now) };
         while let Some(candidate) = search.candidate(self.best) {
-            // What does not wait for workers is not faster with more of them.
+            // A load that does not wait for workers is not faster with more of them.
             if candidate < self.best || base.saturated >= SATURATED {
                 self.phase = Phase::Trial { tried: candidate, base };
                 return self.meter.restart(now);

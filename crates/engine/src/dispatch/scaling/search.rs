@@ -1,8 +1,8 @@
-//! Which number of workers is tried next.
+//! Chooses the number of workers that is tried next.
 //!
 //! A search encloses the best number: `fewer` is the highest number below it that was worse, `more` the
-//! lowest above it that was not better. It doubles or halves until both are known, and then tries what
-//! lies between. That finds the best number of every curve with one summit. A glance tries one number
+//! lowest above it that was not better. It doubles or halves until both are known, and then tries the
+//! numbers between them. That finds the best number of every curve with one summit. A glance tries one number
 //! on each side only: it notices that the curve has changed. If a number is accepted, the glance
 //! becomes a search.
 

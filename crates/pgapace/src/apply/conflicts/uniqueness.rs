@@ -19,9 +19,10 @@ use crate::apply::work::Group;
 use crate::error::{Failure, Result};
 use crate::subscriber::conflict::ConflictType;
 use crate::subscriber::mapping::TableMap;
+use crate::subscriber::statement::bind::row_params;
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::row::{
-    Operation, PlanError, Source, Statement, Values, param, plan_search, statement, values,
+    Operation, PlanError, Statement, Values, plan_search, statement, values,
 };
 
 /// The ON CONFLICT target of each unique index of a table, except the named one. Deferrable indexes do
@@ -103,12 +104,7 @@ impl Judge<'_> {
             planned.map_err(|e| Failure::internal(format!("a change cannot be repeated: {e}")))?;
         for arbiter in arbiters(self.session, said)? {
             let sql = format!("{} ON CONFLICT {arbiter} DO NOTHING", statement.sql);
-            let params = statement.sources.iter().map(|source| match source {
-                Source::New(column) => param(&new[*column]),
-                Source::Search(column) => param(&search[*column]),
-                // Only statements for many rows have it.
-                Source::Sent(_) => wire::Param::Null,
-            });
+            let params = row_params(&statement.sources, &new, &search);
             self.set_savepoint()?;
             self.statement(&sql, &statement.types, params)?;
             let exchange = self.exchange()?;

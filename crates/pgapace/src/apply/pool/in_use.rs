@@ -1,8 +1,8 @@
-//! What the log says of the number of workers in use.
+//! Logs the number of workers in use when it changes.
 
 use engine::dispatch::scaling::{Decision, Reason};
 
-/// What was logged.
+/// The decisions that were logged.
 #[derive(Debug, Default)]
 pub(super) struct ReportedWorkers {
     last: Option<Decision>,

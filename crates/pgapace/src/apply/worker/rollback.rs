@@ -4,7 +4,7 @@ use engine::group::GroupSeq;
 use engine::worker::Retry;
 
 use crate::apply::replies::RowCount;
-use crate::apply::session::roll_back;
+use crate::apply::session::{roll_back, roll_back_part};
 use crate::apply::worker::apply_thread::ApplyThread;
 use crate::error::{Failure, Result};
 use crate::stopping::interrupt::cancel;
@@ -54,7 +54,7 @@ impl ApplyThread {
     /// All replies are there after a failure: rolls back, and queues the groups again.
     pub(super) fn recover(&mut self) -> Result<()> {
         let rolled_back = if self.groups.rolls_back_to_savepoint() {
-            self.session.simple("ROLLBACK TO SAVEPOINT pgapace_part").map(drop)
+            roll_back_part(&mut self.session)
         } else {
             roll_back(&mut self.session)
         };

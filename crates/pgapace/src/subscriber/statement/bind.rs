@@ -44,6 +44,19 @@ pub(crate) struct RowChange<'c, 'v> {
     pub(crate) counted: Option<usize>,
 }
 
+/// The parameters of a statement that changes one row.
+pub(crate) fn row_params<'p>(
+    sources: &'p [Source],
+    new: &'p [Column<'_>],
+    search: &'p [Column<'_>],
+) -> impl ExactSizeIterator<Item = Param<'p>> + Clone {
+    sources.iter().map(move |source| match source {
+        Source::New(column) => param(&new[*column]),
+        Source::Search(column) => param(&search[*column]),
+        Source::Sent(_) => unreachable!("only statements for many rows ask what was sent"),
+    })
+}
+
 /// Queues a change of one row. On error, at most a Parse is queued.
 pub(crate) fn queue_row(
     session: &mut Session,
@@ -67,12 +80,7 @@ pub(crate) fn queue_row(
         counted: counted.is_some(),
     };
     let prepared = prepare(session, statements, map, &shape);
-    let params = prepared.sources.iter().map(|source| match source {
-        Source::New(column) => param(&new[*column]),
-        Source::Search(column) => param(&search[*column]),
-        // Only statements for many rows have it.
-        Source::Sent(_) => Param::Null,
-    });
+    let params = row_params(&prepared.sources, new, search);
     match counted.map(count) {
         None => session.queue_bind(&prepared.name, params)?,
         Some(count) => {

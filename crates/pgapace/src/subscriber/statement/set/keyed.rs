@@ -96,7 +96,6 @@ impl<E: FnMut(Expected)> Batch for Keyed<'_, '_, '_, '_, E> {
         let operation = match self.changes {
             Changes::Absent(_) | Changes::Deletes(_) => SetOperation::Delete,
             Changes::Updates(_) if set.is_empty() => SetOperation::Probe,
-            // Rows that keep their unique values may still have new values in different columns.
             Changes::Updates(_) if self.moving => SetOperation::UpdateMoving,
             Changes::Updates(_) => SetOperation::Update,
         };

@@ -21,7 +21,6 @@ impl Builder<'_> {
         let condition = self.keys(&mut arrays);
         let values: Vec<(usize, String)> = self
             .set_columns()
-            .collect::<Vec<_>>()
             .into_iter()
             .map(|remote| (remote, self.new_or_kept_value(&mut arrays, remote)))
             .collect();

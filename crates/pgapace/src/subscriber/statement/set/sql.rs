@@ -203,13 +203,12 @@ impl Builder<'_> {
     }
 
     /// The published columns that the statement writes.
-    pub(super) fn set_columns(&self) -> impl Iterator<Item = usize> {
-        (0..self.map.columns.len()).filter(|remote| self.shape.set.contains(*remote))
+    pub(super) fn set_columns(&self) -> Vec<usize> {
+        (0..self.map.columns.len()).filter(|remote| self.shape.set.contains(*remote)).collect()
     }
 
     fn assignments(&mut self, arrays: &mut Arrays) -> Vec<(String, String)> {
         self.set_columns()
-            .collect::<Vec<_>>()
             .into_iter()
             .map(|remote| (self.column(remote), self.new_value(arrays, remote)))
             .collect()

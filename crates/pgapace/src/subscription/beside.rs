@@ -1,0 +1,18 @@
+//! Both servers asked at the same time: at a distance, a start takes as long as its round trips.
+
+use crate::error::{Failure, Result};
+
+/// Asks the publisher on a thread of its own, and the subscriber on this one. `doing` says what the
+/// publisher is asked for, if that thread panics.
+pub(super) fn beside<P: Send, S>(
+    doing: &str,
+    publisher: impl FnOnce() -> Result<P> + Send,
+    subscriber: impl FnOnce() -> Result<S>,
+) -> (Result<P>, Result<S>) {
+    std::thread::scope(|scope| {
+        let publisher = scope.spawn(publisher);
+        let subscriber = subscriber();
+        let panicked = |_| Err(Failure::internal(format!("{doing} panicked")));
+        (publisher.join().unwrap_or_else(panicked), subscriber)
+    })
+}
