@@ -23,6 +23,7 @@ mod subscriber;
 mod subscription;
 mod tablesync;
 mod two_phase;
+mod verify;
 
 fn main() -> std::process::ExitCode {
     cli::main()

@@ -76,6 +76,8 @@ pub(crate) enum Purpose {
     Look,
     /// Reads rows that apply workers will change.
     ReadAhead,
+    /// Compares tables with the publisher's.
+    Verify,
 }
 
 impl Purpose {
@@ -88,12 +90,13 @@ impl Purpose {
             Self::Monitor => "monitor",
             Self::Look => "look",
             Self::ReadAhead => "read ahead",
+            Self::Verify => "verify",
         }
     }
 
     /// Whether the session may write.
     fn writes(self) -> bool {
-        !matches!(self, Self::Monitor | Self::Look | Self::ReadAhead)
+        !matches!(self, Self::Monitor | Self::Look | Self::ReadAhead | Self::Verify)
     }
 
     /// Results of these sessions are of no use after one second.
@@ -125,7 +128,8 @@ impl Purpose {
             | Self::Durability
             | Self::Monitor
             | Self::Look
-            | Self::ReadAhead => "on",
+            | Self::ReadAhead
+            | Self::Verify => "on",
         }
     }
 }

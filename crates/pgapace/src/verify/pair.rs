@@ -1,0 +1,125 @@
+//! Snapshots of both servers at one state of the publisher, and the sessions that read under them.
+
+use std::ops::Deref;
+
+use pgoutput::Lsn;
+use wire::{Session, quote_literal};
+
+use crate::error::{Failure, Result};
+use crate::publisher::session::Publisher;
+use crate::publisher::slot::{self, begin_reading};
+use crate::stopping::interrupt::interruptible;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::SubscriptionId;
+
+/// Settings of both sessions beyond those that every session has
+/// ([`Publisher::connect_to_look`], [`Subscriber::connect`]). The first ones are for the text form of
+/// values: both servers must write equal values alike.
+const READING: &str = "SET quote_all_identifiers = off; SET xmlbinary = base64; \
+    SET xmloption = content; \
+    SET enable_seqscan = on; SET enable_hashjoin = on; SET enable_mergejoin = on; SET jit = off; \
+    SET plan_cache_mode = auto; \
+    SET max_parallel_workers_per_gather = 0; SET lock_timeout = '60s'; ";
+
+/// Snapshots of both servers that show the same state of the publisher.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SnapshotPair {
+    /// Both snapshots contain the transactions of the publisher that commit before this LSN, and
+    /// none that commit later.
+    pub(crate) lsn: Lsn,
+    /// Names of exported snapshots.
+    pub(crate) publisher: String,
+    pub(crate) subscriber: String,
+}
+
+impl SnapshotPair {
+    /// Opens a session on each server that reads under its snapshot. Row-level security raises an
+    /// error instead of hiding rows. The number of parallel workers is zero, so that the number of
+    /// session pairs alone determines the load.
+    pub(crate) fn open(
+        &self,
+        publisher: &Publisher,
+        subscriber: &Subscriber,
+    ) -> Result<(Session, Session)> {
+        let mut on_publisher = publisher.connect_to_look()?;
+        import(&mut on_publisher, &self.publisher)
+            .map_err(|e| Failure::publisher(&e, "importing the snapshot"))?;
+        let mut on_subscriber = subscriber.connect(Purpose::Verify)?;
+        import(&mut on_subscriber, &self.subscriber)
+            .map_err(|e| Failure::subscriber(&e, "importing the snapshot"))?;
+        Ok((on_publisher, on_subscriber))
+    }
+}
+
+/// Begins a transaction under an exported snapshot.
+fn import(session: &mut Session, snapshot: &str) -> wire::Result<()> {
+    let begin = begin_reading(session.server_version().major());
+    let snapshot = quote_literal(snapshot);
+    session.simple(&format!("{READING}{begin}; SET TRANSACTION SNAPSHOT {snapshot}"))?;
+    Ok(())
+}
+
+/// A pair with the sessions that exported its snapshots. The snapshots can be imported until it is
+/// dropped; sessions that have imported them go on reading.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pair: SnapshotPair,
+    _exporters: Vec<Session>,
+}
+
+impl Held {
+    /// `exporters` are in the transactions that exported the snapshots.
+    pub(crate) fn new(pair: SnapshotPair, exporters: Vec<Session>) -> Self {
+        Self { pair, _exporters: exporters }
+    }
+}
+
+impl Deref for Held {
+    type Target = SnapshotPair;
+
+    fn deref(&self) -> &SnapshotPair {
+        &self.pair
+    }
+}
+
+/// Where pairs come from. A verification takes one at its start, and a new one whenever the
+/// snapshots have become too old.
+pub(crate) trait PairSource {
+    /// Takes a new pair, at a later LSN than the earlier ones.
+    fn take(&mut self) -> Result<Held>;
+}
+
+/// Pairs of a publisher on which nothing is written, and whose changes are all applied. It does not
+/// check either.
+pub(crate) struct QuietPublisher<'a> {
+    pub(crate) publisher: &'a Publisher,
+    pub(crate) subscriber: &'a Subscriber,
+    pub(crate) id: SubscriptionId,
+    pub(crate) shutdown: &'a Shutdown,
+}
+
+impl PairSource for QuietPublisher<'_> {
+    fn take(&mut self) -> Result<Held> {
+        let mut holder = self.publisher.connect()?;
+        let sessions = [holder.cancel_handle()];
+        // Waits for running transactions on the publisher.
+        let created = interruptible(self.shutdown, &sessions, "verification", || {
+            let name = slot::temporary_name(&mut holder, self.id)?;
+            slot::create(&mut holder, &name, slot::Kind::Temporary)
+        })?;
+        let mut exporter = self.subscriber.connect(Purpose::Verify)?;
+        let begin = begin_reading(exporter.server_version().major());
+        let exported = exporter
+            .simple_each([begin, "SELECT pg_catalog.pg_export_snapshot()"])
+            .map_err(|e| Failure::subscriber(&e, "exporting a snapshot"))?;
+        let exported = first_row(&exported[1], "pg_export_snapshot")?;
+        let pair = SnapshotPair {
+            lsn: created.consistent_point,
+            publisher: created.snapshot,
+            subscriber: field(&exported, 0)?,
+        };
+        Ok(Held::new(pair, vec![holder, exporter]))
+    }
+}
