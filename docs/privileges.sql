@@ -23,6 +23,10 @@ GRANT SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA public TO pgapace_subscriber;
 -- TRUNCATE ... RESTART IDENTITY on the publisher can only be applied by the owner of the sequences,
 -- and a table with row-level security only by a role with BYPASSRLS.
 
+-- subscriber, for monitoring: to name user and query of sessions that block. The same lets a monitoring role
+-- read the state and the statistics (pgapace status, pgapace top, pgapace.stat_*), but no rows.
+GRANT pg_monitor TO pgapace_subscriber;
+
 -- subscriber, optional: to tag commits with a replication origin (needed for --origin none elsewhere)
 GRANT EXECUTE ON FUNCTION
   pg_replication_origin_create(text),

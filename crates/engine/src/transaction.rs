@@ -18,9 +18,47 @@ struct ChangeRef {
     chunk: u32,
     offset: u32,
     length: u32,
-    /// Index into `relations`, or into `truncates` when `is_truncate`.
+    /// Index into `relations`, or into `truncates` for a TRUNCATE.
     relation: u32,
-    is_truncate: bool,
+    operation: Operation,
+}
+
+/// What a change does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Insert,
+    Update,
+    Delete,
+    Truncate,
+}
+
+/// Changes of one table, by operation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ChangeCounts {
+    /// INSERTs.
+    pub inserts: u64,
+    /// UPDATEs.
+    pub updates: u64,
+    /// DELETEs.
+    pub deletes: u64,
+    /// TRUNCATEs.
+    pub truncates: u64,
+}
+
+impl ChangeCounts {
+    /// Adds other changes.
+    pub fn add(&mut self, other: &Self) {
+        self.inserts += other.inserts;
+        self.updates += other.updates;
+        self.deletes += other.deletes;
+        self.truncates += other.truncates;
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.inserts + self.updates + self.deletes + self.truncates
+    }
 }
 
 /// The fields of a Begin message.
@@ -153,10 +191,30 @@ impl TransactionPart {
         Ok((decode_change(self.payload(index), false)?, self.touched(index)))
     }
 
+    /// Counts the changes by relation, in the order of [`Self::relations`]. It reads no payload.
+    #[must_use]
+    pub fn counts(&self) -> Vec<ChangeCounts> {
+        let mut counts = vec![ChangeCounts::default(); self.relations.len()];
+        for change in &self.changes {
+            let relation = change.relation as usize;
+            match change.operation {
+                Operation::Insert => counts[relation].inserts += 1,
+                Operation::Update => counts[relation].updates += 1,
+                Operation::Delete => counts[relation].deletes += 1,
+                Operation::Truncate => {
+                    for relation in &self.truncates[relation] {
+                        counts[*relation as usize].truncates += 1;
+                    }
+                }
+            }
+        }
+        counts
+    }
+
     /// The relations that a change touches.
     pub(crate) fn touched(&self, index: usize) -> Touched<'_> {
         let at = self.changes[index];
-        if at.is_truncate {
+        if at.operation == Operation::Truncate {
             Touched::Many(&self.truncates[at.relation as usize])
         } else {
             Touched::One(at.relation as usize, &self.relations[at.relation as usize])
@@ -172,17 +230,22 @@ impl TransactionPart {
 
     pub(crate) fn push(&mut self, at: Location<'_>, relation: &Arc<RemoteRelation>) {
         let relation = self.relation_index(relation);
-        self.push_ref(at, relation, false);
+        let operation = match at.payload().first() {
+            Some(b'I') => Operation::Insert,
+            Some(b'D') => Operation::Delete,
+            _ => Operation::Update,
+        };
+        self.push_ref(at, relation, operation);
     }
 
     pub(crate) fn push_truncate(&mut self, at: Location<'_>, relations: &[Arc<RemoteRelation>]) {
         let indexes = relations.iter().map(|relation| self.relation_index(relation)).collect();
         self.truncates.push(indexes);
         let index = index_u32(self.truncates.len() - 1);
-        self.push_ref(at, index, true);
+        self.push_ref(at, index, Operation::Truncate);
     }
 
-    fn push_ref(&mut self, at: Location<'_>, relation: u32, is_truncate: bool) {
+    fn push_ref(&mut self, at: Location<'_>, relation: u32, operation: Operation) {
         // Changes arrive chunk by chunk, so only the last chunk can be the same one.
         let same = self
             .chunks
@@ -197,7 +260,7 @@ impl TransactionPart {
             offset: index_u32(at.offset),
             length: index_u32(at.length),
             relation,
-            is_truncate,
+            operation,
         });
     }
 

@@ -34,8 +34,14 @@ pub(crate) enum Class {
     Stopped,
     /// The spool: its directory is full or cannot be used.
     Spool,
-    /// The subscriber is behind the publisher, and the verb needs it to be current.
+    /// The subscriber is behind the publisher, more than `--max-lag` or than the verb needs.
     Behind,
+    /// `status --check`: a subscription is retrying after an error.
+    Retrying,
+    /// `status --check`: a subscription does not run.
+    NotRunning,
+    /// `status --check`: the state is not known.
+    Unknown,
 }
 
 impl Class {
@@ -56,6 +62,9 @@ impl Class {
             Self::Spool => 12,
             Self::Disabled => 13,
             Self::Behind => 14,
+            Self::Retrying => 15,
+            Self::NotRunning => 16,
+            Self::Unknown => 17,
         }
     }
 }

@@ -6,6 +6,7 @@ mod documentation;
 pub(crate) mod faults;
 mod parallel;
 mod publications;
+mod see;
 mod semantics;
 mod servers;
 mod streaming;

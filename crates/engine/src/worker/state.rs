@@ -177,6 +177,12 @@ impl<T: WorkerTypes> ActiveGroup<T> {
         self.committed = self.committed.max(self.group.works.partition_point(is_committed));
     }
 
+    /// How many of its members are committed.
+    #[must_use]
+    pub fn committed(&self) -> usize {
+        self.committed
+    }
+
     /// Whether all of it is committed.
     #[must_use]
     pub fn is_committed(&self) -> bool {

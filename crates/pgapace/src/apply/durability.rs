@@ -19,8 +19,12 @@ use wire::Session;
 use crate::apply::blockers::Pulse;
 use crate::apply::thread::{SessionHandle, SessionThread};
 use crate::error::{Failure, Result};
+use crate::observe::figures::Figures;
+use crate::observe::history::Point;
+use crate::observe::ledger::Counts;
 use crate::subscriber::catalogue;
 use crate::subscriber::state::conflicts::{self, Conflict};
+use crate::subscriber::state::figures;
 use crate::subscriber::state::prepared::PreparedHere;
 use crate::subscriber::state::progress;
 use crate::subscriber::state::statistics::{self, Delta};
@@ -41,7 +45,7 @@ pub(crate) enum DurabilityJob {
     /// Remove progress rows before this one: every commit is durable by itself.
     Remove(Lsn),
     /// Add to the counters in `pgapace.stat_subscription`.
-    Statistics(Box<Delta>),
+    Statistics(Box<Statistics>),
     /// Record conflicts.
     Conflicts(Vec<Conflict>),
     /// Remove some of the recorded conflicts that are older than this.
@@ -52,6 +56,28 @@ pub(crate) enum DurabilityJob {
     Forget(PreparedHere),
     /// Read the fingerprints of these tables of the subscriber.
     Fingerprints(Vec<u32>),
+}
+
+/// What is written about once per second.
+#[derive(Debug)]
+pub(crate) struct Statistics {
+    pub(crate) delta: Delta,
+    pub(crate) figures: Figures,
+    pub(crate) counts: Counts,
+    /// A point of the curves, now and then.
+    pub(crate) point: Option<Point>,
+}
+
+impl Statistics {
+    fn write(&self, session: &mut Session, id: SubscriptionId) -> Result<()> {
+        let Self { delta, figures: shown, counts, point } = self;
+        let mut script = vec![statistics::add_sql(id, delta), figures::set_sql(id, shown)?];
+        script.extend(figures::count_sql(id, counts));
+        if let Some(point) = point {
+            script.push(figures::point_sql(id, point)?);
+        }
+        figures::execute(session, &script)
+    }
 }
 
 /// A report of the durability thread.
@@ -124,8 +150,8 @@ fn run(
                 removed_before = before;
                 removed.map(|()| None)
             }
-            DurabilityJob::Statistics(delta) => {
-                statistics::add(&mut session, id, &delta).map(|()| None)
+            DurabilityJob::Statistics(statistics) => {
+                statistics.write(&mut session, id).map(|()| None)
             }
             DurabilityJob::Conflicts(found) => {
                 conflicts::write(&mut session, id, &found).map(|()| None)

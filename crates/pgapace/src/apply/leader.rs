@@ -7,6 +7,7 @@ mod intake;
 mod statistics;
 mod streaming;
 mod surroundings;
+mod watched;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,11 +30,12 @@ use crate::publisher::feedback::Feedback;
 use crate::publisher::receiver::{FromPublisher, Receiver};
 use crate::publisher::watch::Watch;
 use crate::subscriber::state::conflicts::Conflict;
-use crate::subscriber::state::statistics::{Counters, Delta};
+use crate::subscriber::state::statistics::Counters;
 use crate::tablesync::deferred::LeaderAccess;
 
 pub(crate) use engine::intake::Outcome;
-pub(crate) use surroundings::{PrepareNames, Surroundings};
+pub(crate) use surroundings::{Decoded, PrepareNames, Surroundings};
+pub(crate) use watched::Watched;
 
 /// How often the leader looks at the time.
 const TICK: Duration = Duration::from_millis(100);
@@ -62,6 +64,8 @@ pub(crate) struct LeaderParts<'a> {
     pub(crate) conflict_retention: Option<Duration>,
     /// Whether what a worker reports as committed is durable.
     pub(crate) durable_commits: bool,
+    /// What is shown of the run.
+    pub(crate) watched: Watched,
     /// Longest time between two idle progress rows.
     pub(crate) idle_interval: Duration,
 }
@@ -100,8 +104,7 @@ pub(crate) struct Leader<'a> {
     waits: Stopwatch,
     /// No worker takes what waits.
     all_busy: bool,
-    last_statistics: Instant,
-    reported: Option<Delta>,
+    watched: Watched,
     schema_watch: SchemaWatch,
     /// When old conflicts are removed next; `None` while that goes on.
     remove_conflicts: Option<Instant>,
@@ -133,8 +136,7 @@ impl<'a> Leader<'a> {
             conflicts: Vec::new(),
             waits: Stopwatch::default(),
             all_busy: false,
-            last_statistics: now,
-            reported: None,
+            watched: parts.watched,
             schema_watch: SchemaWatch::new(),
             remove_conflicts: Some(now),
         }
@@ -268,6 +270,7 @@ impl<'a> Leader<'a> {
     fn ticked(&mut self) -> Result<()> {
         self.waits.set(None);
         self.around.pool.give_back();
+        self.note_decoded();
         // What was received counts even while nothing commits.
         self.publish_positions();
         let turned = self.around.pool.release();
@@ -309,7 +312,11 @@ impl<'a> Leader<'a> {
         if nothing && self.wants_chunks() && self.receiver.chunks.is_empty() {
             return Some(Reason::Publisher);
         }
-        self.all_busy.then_some(Reason::Worker)
+        if self.all_busy {
+            return Some(Reason::Worker);
+        }
+        let answers = dispatch.is_drained() && self.receiver.chunks.is_empty();
+        (nothing || answers).then_some(Reason::Subscriber)
     }
 
     fn wants_chunks(&self) -> bool {

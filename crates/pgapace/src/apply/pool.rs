@@ -10,12 +10,14 @@ use engine::dispatch::{Dispatch, DispatchSettings, Leaves, Look, Pacing, Step, T
 use engine::group::{GroupLimits, GroupSeq};
 use engine::writeset::WritesetLimits;
 
-use crate::apply::blockers::{Blockers, Detection, DetectionRequest, FromBlockers};
+use crate::apply::blockers::{APPLY_WORKER, Blockers, Detection, DetectionRequest, FromBlockers};
 use crate::apply::prefetch::Prefetch;
 use crate::apply::session::Identity;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::{Answered, FromWorker, Moved};
 use crate::error::{Failure, Result};
+use crate::observe::figures::{BlockerNow, WorkerNow};
+use crate::observe::ledger::Counts;
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::subscriber::state::statistics::Waits;
 use crate::subscriber::state::workers_in_use::WorkersInUse;
@@ -153,6 +155,7 @@ impl Pool {
         let look = self.dispatch.look_at_stalls(next, now);
         if self.dispatch.stalled() != before {
             self.lock_waits.set(None);
+            self.blockers.forget();
         }
         match look {
             Look::In(time) => time,
@@ -286,12 +289,37 @@ impl Pool {
         }
     }
 
-    /// How long workers, and the oldest groups, have waited since the last call.
-    pub(crate) fn take_waits(&mut self) -> Waits {
+    /// How long the oldest groups, and sessions beside those of the workers, have waited for locks since
+    /// the last call.
+    pub(crate) fn take_lock_waits(&mut self) -> Waits {
         let mut waits = self.lock_waits.take();
-        waits.add(&self.slots.take_waits());
         waits.add(&self.blockers.take_waits());
         waits
+    }
+
+    /// How long each worker has waited since the last call.
+    pub(crate) fn take_waits(&mut self) -> Vec<(usize, Waits)> {
+        self.slots.take_waits()
+    }
+
+    /// What workers have counted since the last call.
+    pub(crate) fn take_counts(&self) -> Counts {
+        self.slots.take_counts()
+    }
+
+    /// What each worker does.
+    pub(crate) fn workers_now(&self) -> Vec<WorkerNow> {
+        self.slots.now()
+    }
+
+    /// Sessions of others that the oldest group waits for.
+    pub(crate) fn blockers_now(&self) -> Vec<BlockerNow> {
+        let mut blockers = self.blockers.now();
+        // The monitor may have answered after the group went on.
+        if self.lock_waits.reason().is_none() {
+            blockers.retain(|blocker| blocker.waiting != APPLY_WORKER);
+        }
+        blockers
     }
 
     /// Ends all workers. Returns their answers that the leader has not taken.

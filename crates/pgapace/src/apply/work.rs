@@ -1,8 +1,12 @@
 //! The types of `engine::work` with the subscriber's tables as they are mapped.
 
+use std::sync::Arc;
+
 use engine::dispatch::TableId;
 use engine::intake::PreparedTransaction;
 use engine::net::TableFolding;
+use engine::relation::RemoteRelation;
+use engine::transaction::ChangeCounts;
 use engine::work::Table;
 use engine::writeset::LockRules;
 use pgoutput::{Lsn, Xid};
@@ -19,6 +23,17 @@ pub(crate) type Work = engine::work::Work<TableMap, PreparedHere>;
 
 /// An apply group.
 pub(crate) type Group = engine::worker::Group<Work>;
+
+/// The changes of a part by table, without those that are not applied.
+pub(crate) fn counts_by_table(
+    work: &Work,
+) -> impl Iterator<Item = (Arc<RemoteRelation>, ChangeCounts)> {
+    let counts = work.part.counts().into_iter();
+    let tables = work.part.relations().iter().zip(&work.tables).zip(counts);
+    tables
+        .filter(|((_, table), counts)| table.is_some() && counts.total() > 0)
+        .map(|((relation, _), counts)| (Arc::clone(relation), counts))
+}
 
 impl Table for TableMap {
     fn id(&self) -> TableId {

@@ -65,10 +65,31 @@ pub(super) fn check(
     }
     reporter
         .group("session_replication_role", |reporter| replica_role(session, &known.role, reporter));
+    reporter.group("monitoring", |reporter| monitoring(session, &known.role, reporter));
     reporter.group("state", |reporter| own_schema(session, config, &mut known, reporter));
     reporter.group("settings", |reporter| settings(session, config, &known, reporter));
     reporter.group("origin", |reporter| origins::check(session, config, &known, reporter));
     Some(known)
+}
+
+/// Whether blocking sessions of other roles can be named.
+fn monitoring(session: &mut Session, role: &str, reporter: &mut Reporter<'_>) -> Result<()> {
+    const TOPIC: &str = "monitoring";
+    let sql = "SELECT pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')";
+    if one(session, SIDE, sql, "reading privileges")? == "t" {
+        reporter.ok(TOPIC, format!("role {role} sees the queries of sessions that block it"));
+        return Ok(());
+    }
+    reporter
+        .note(
+            TOPIC,
+            format!(
+                "role {role} cannot see user and query of sessions that block it. A role that only \
+                 reads pgapace.stat_* needs the same"
+            ),
+        )
+        .sql(format!("GRANT pg_monitor TO {role};"));
+    Ok(())
 }
 
 fn replica_role(session: &mut Session, role: &str, reporter: &mut Reporter<'_>) -> Result<()> {

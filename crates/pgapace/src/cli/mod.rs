@@ -46,7 +46,10 @@ Exit codes:
   11  a signal stopped the process before it reached --until
   12  the spool directory is full or cannot be used
   13  an error disabled the subscription (--disable-on-error, pgapace enable)
-  14  the subscriber is behind the publisher, and the verb needs it to be current (pgapace sequences)";
+  14  the subscriber is behind the publisher: too far for pgapace sequences, or more than --max-lag
+  15  status --check: a subscription is retrying after an error
+  16  status --check: a subscription does not run
+  17  status --check: there is no subscription, or its lag is not known";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -70,8 +73,11 @@ Example:
 
 const STATUS_HELP: &str = r#"It needs only --subscriber. With --publisher it also shows the lag and the WAL that the slot holds.
 
+With --check the exit code is 0 if all subscriptions run, and lag no more than --max-lag; else that of the worst: 16 does not run, 13 is disabled, 15 is retrying, 6 has blocked or stale tables, 14 is behind --max-lag, 17 unknown.
+
 Example:
-  pgapace status --subscriber postgresql://b/shop --publisher postgresql://a/shop --json"#;
+  pgapace status --subscriber postgresql://b/shop --publisher postgresql://a/shop --json
+  pgapace status --subscriber postgresql://b/shop --max-lag 30s"#;
 
 const DROP_HELP: &str = r#"It needs --subscriber and --name, and --publisher unless --keep-slot is given.
 

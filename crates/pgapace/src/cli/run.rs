@@ -10,6 +10,7 @@ use crate::apply::sessions::Share;
 use crate::cli::Selection;
 use crate::config::IfNotEmpty;
 use crate::error::{Class, Failure, Result};
+use crate::observe::board::Boards;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscription::{self, RunOptions, Until};
 use crate::tablesync::emptying::TruncateDecision;
@@ -74,16 +75,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     };
     let several = subscriptions.len() > 1;
     let shares = Share::of(&subscriptions);
+    let boards = Boards::default();
     let (sender, ended) = unbounded();
     let mut threads = Vec::new();
     for (subscription, share) in subscriptions.into_iter().zip(shares) {
         let (shutdown, sender, options) = (shutdown.clone(), sender.clone(), options.clone());
-        let name = subscription.name.clone();
+        let (name, board) = (subscription.name.clone(), boards.of(&subscription.name));
         let thread = std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || {
                 let result = catch_unwind(AssertUnwindSafe(|| {
-                    subscription::run(&subscription, &options, &shutdown, share)
+                    subscription::run(&subscription, &options, &shutdown, share, &board)
                 }));
                 let result = result.unwrap_or_else(|_| {
                     Err(Failure::internal(format!("subscription {name} panicked")))

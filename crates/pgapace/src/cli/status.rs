@@ -1,6 +1,11 @@
 //! `pgapace status`: the state of subscriptions on the subscriber, and the lag behind the publisher.
 
+mod health;
+pub(crate) mod text;
+
 use std::collections::HashMap;
+use std::io::IsTerminal;
+use std::time::Duration;
 
 use clap::Args;
 use pgoutput::Lsn;
@@ -11,15 +16,18 @@ use crate::cli::prepared::Shown;
 use crate::cli::{Selection, output};
 use crate::config::Site;
 use crate::error::{Class, Failure, Result};
+use crate::observe::figures::Figures;
 use crate::publisher::session::{Publisher, current_lsn, system_identifier};
 use crate::publisher::slot;
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::ownership::{self, Owner};
 use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
 use crate::subscriber::state::{
-    self, LastRun, RelationMode, Subscription, prepared, progress, schema,
+    self, LastRun, RelationMode, Subscription, figures, prepared, progress, schema,
 };
 use crate::tablesync::copy_progress::{self, CopyProgress};
+use health::MaxLag;
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
@@ -29,11 +37,27 @@ pub(crate) struct StatusArgs {
     /// Print a JSON array with one object per subscription
     #[arg(long)]
     json: bool,
+
+    /// Say by the exit code whether all subscriptions are healthy, for monitoring
+    #[arg(long)]
+    check: bool,
+
+    /// With --check, which this implies: most lag of a healthy subscription, such as 30s or 100MB
+    ///
+    /// Units are those of PostgreSQL: ms, s, min, h, d for the age of what is not applied; B, kB, MB, GB,
+    /// TB for WAL that is not applied.
+    #[arg(long, value_name = "LAG")]
+    max_lag: Option<MaxLag>,
+
+    /// Print it again every so many seconds, until interrupted
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2",
+        value_parser = clap::value_parser!(u64).range(1..=3600))]
+    watch: Option<u64>,
 }
 
 /// One subscription.
 #[derive(Debug, Serialize)]
-struct Status {
+pub(crate) struct Status {
     name: String,
     phase: &'static str,
     /// `running`; `retrying` after an error, until a run has gone beyond it; `disabled` by an error;
@@ -68,6 +92,9 @@ struct Status {
     lag_unknown: Option<String>,
     slot_state: Option<SlotState>,
     counters: Counters,
+    /// Rates, lags and waits, as the running process wrote them last; null if none runs, or if it has not
+    /// written for so long that they say nothing.
+    figures: Option<Figures>,
     restarts: u64,
     /// Progress of the table copy; null while no table is copied.
     copy: Option<CopyProgress>,
@@ -124,6 +151,9 @@ struct Table {
     apply_reason: Option<String>,
 }
 
+/// Figures that are older say nothing. An idle process writes them once a minute.
+const STALE: f64 = 90.0;
+
 /// The slot, as the publisher shows it.
 struct Source {
     session: Session,
@@ -132,6 +162,23 @@ struct Source {
 }
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
+    let Some(seconds) = args.watch else { return once(args) };
+    let shutdown = Shutdown::on_signals()?;
+    while !shutdown.requested() {
+        if std::io::stdout().is_terminal() {
+            // Clears the screen.
+            output::text("\x1b[H\x1b[2J");
+        }
+        // A server that is away may come back.
+        if let Err(failure) = once(args) {
+            output::line(&failure.to_string());
+        }
+        shutdown.sleep(Duration::from_secs(seconds));
+    }
+    Ok(())
+}
+
+fn once(args: &StatusArgs) -> Result<()> {
     let mut all = Vec::new();
     let mut absent = false;
     for site in args.selection.subscriber_only()? {
@@ -141,22 +188,22 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
         }
     }
     if args.json {
-        return output::json(&all);
-    }
-    if all.is_empty() {
+        output::json(&all)?;
+    } else if all.is_empty() {
         output::line(if absent {
             "no subscription: the subscriber has no schema pgapace, so pgapace never ran here"
         } else {
             "no subscription on the subscriber"
         });
-    }
-    for (index, status) in all.iter().enumerate() {
-        if index > 0 {
-            output::line("");
+    } else {
+        for (index, status) in all.iter().enumerate() {
+            if index > 0 {
+                output::line("");
+            }
+            text::print(status);
         }
-        print(status);
     }
-    Ok(())
+    if args.check || args.max_lag.is_some() { health::check(&all, args.max_lag) } else { Ok(()) }
 }
 
 /// All subscriptions of a subscriber, or the named one; `None` without schema pgapace.
@@ -201,8 +248,11 @@ fn of(
 ) -> Result<Status> {
     let recorded = progress::read(session, row.id)?.map(|applied| applied.through);
     let statistics = statistics::read(session, row.id)?;
+    let figures = figures::read(session, row.id)?;
     let owner = ownership::owner(session, row.id)?;
     let statistics = statistics.as_ref();
+    let figures =
+        figures.filter(|(_, age)| owner.is_some() && *age < STALE).map(|(figures, _)| figures);
     // The progress row is exact; statistics also include positions that were skipped since.
     let applied = recorded.max(statistics.and_then(|s| s.applied).filter(|_| recorded.is_some()));
     let mut lag_bytes = None;
@@ -220,8 +270,11 @@ fn of(
             None
         }
     };
+    let known = figures.as_ref().and_then(|figures| figures.stage("committed")?.lag_seconds);
     let lag_seconds = match lag_bytes {
         Some(0) => Some(0.0),
+        // WAL of others is no lag of changes, which commit times alone do not tell.
+        Some(_) if known.is_some() => known,
         Some(_) => progress::seconds_behind(session, row.id)?,
         None => None,
     };
@@ -261,6 +314,7 @@ fn of(
         lag_unknown,
         slot_state,
         counters: statistics.map(|s| s.counters).unwrap_or_default(),
+        figures,
         restarts: statistics.map_or(0, |s| s.restarts),
         copy,
         prepared: prepared::read(session, row.id)?.iter().map(Shown::new).collect(),
@@ -332,191 +386,4 @@ fn find_slot(session: &mut Session, name: &str) -> Result<Option<SlotState>> {
         safe_wal_size: slot.safe_wal_size,
         invalid: slot.invalid,
     }))
-}
-
-fn print(status: &Status) {
-    let running = match &status.owner {
-        _ if status.state == "retrying" => format!(
-            "retrying after an error (next try {})",
-            status.next_try_at.as_deref().unwrap_or("now")
-        ),
-        None if status.disabled.is_some() => "disabled because of an error".to_owned(),
-        None if status.state == "failed" => "not running because of an error".to_owned(),
-        None => "not running".to_owned(),
-        Some(owner) => format!(
-            "running (backend {} from {}, since {})",
-            owner.pid,
-            owner.client.as_deref().unwrap_or("a local socket"),
-            owner.since.as_deref().unwrap_or("?")
-        ),
-    };
-    output::line(&format!("{}: {}, {running}", status.name, status.phase));
-    let item = |label: &str, value: &str| output::line(&format!("  {label:<15}{value}"));
-    let lsn = |lsn: &Option<String>| lsn.clone().unwrap_or_else(|| "-".to_owned());
-    item("publications", &status.publications.join(", "));
-    item("slot", &slot_line(status));
-    if let (Some(format), Some(reason)) = (&status.format, &status.format_reason) {
-        item("format", &format!("{format}: {reason}"));
-    }
-    if let (Some(mode), Some(reason)) = (&status.streaming, &status.streaming_reason) {
-        item("streaming", &format!("{mode}: {reason}"));
-    }
-    if let (Some(workers), Some(reason)) = (status.workers, &status.workers_reason) {
-        item("workers", &format!("{workers}: {reason}"));
-    }
-    let Spooled { files, bytes } = status.spool;
-    let bytes = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
-    item("spool", &format!("{bytes} in {files} files"));
-    item("received", &lsn(&status.received_lsn));
-    item("applied", &lsn(&status.applied_lsn));
-    item("flushed", &lsn(&status.flushed_lsn));
-    item("lag", &lag_line(status));
-    if let Some(skip) = &status.skip_lsn {
-        item("skips", &format!("the transaction with commit LSN {skip}"));
-    }
-    let c = &status.counters;
-    item(
-        "changes",
-        &format!(
-            "{} transactions: {} inserts, {} updates, {} deletes, {} truncates",
-            c.transactions, c.inserts, c.updates, c.deletes, c.truncates
-        ),
-    );
-    let conflicts: Vec<_> =
-        c.conflicts().iter().map(|(name, count)| format!("{count} {name}")).collect();
-    item("conflicts", &if conflicts.is_empty() { "none".to_owned() } else { conflicts.join(", ") });
-    if c.transactions_skipped > 0 {
-        item("skipped", &format!("{} transactions, by pgapace skip", c.transactions_skipped));
-    }
-    item(
-        "groups",
-        &format!(
-            "{}, {} of them parallel, {} dependent on others",
-            c.groups, c.groups_parallel, c.groups_dependent
-        ),
-    );
-    item(
-        "applied again",
-        &format!(
-            "{} one by one, {} after an error, {} to give way",
-            c.fallbacks, c.retries, c.victims
-        ),
-    );
-    if c.tables_serialized > 0 {
-        item(
-            "stream order",
-            &format!("tables were put into it for a while {} times", c.tables_serialized),
-        );
-    }
-    let waits: Vec<_> = c
-        .waits
-        .named()
-        .iter()
-        .map(|(reason, time)| format!("{reason} {:.1}", time.as_secs_f64()))
-        .collect();
-    item("waits (s)", &waits.join(", "));
-    item("starts", &format!("epoch {}, {} restarts", status.epoch, status.restarts));
-    if !status.prepared.is_empty() {
-        item("prepared", &status.prepared.len().to_string());
-        for one in &status.prepared {
-            output::line(&format!("    {}", one.line()));
-        }
-    }
-    let waiting: Vec<_> = status
-        .tables
-        .iter()
-        .filter(|table| table.sync_lsn.is_none() && table.reason.is_none())
-        .map(|table| {
-            let name = format!("{}.{}", table.schema, table.name);
-            match table.publisher_bytes {
-                Some(bytes) => format!(
-                    "{name} ({}, {} of {} parts)",
-                    output::size(bytes),
-                    table.copy_parts_done,
-                    table.copy_parts
-                ),
-                None => name,
-            }
-        })
-        .collect();
-    let copied = if waiting.is_empty() {
-        String::new()
-    } else {
-        format!(", not yet copied: {}", waiting.join(", "))
-    };
-    item("tables", &format!("{}{copied}", status.tables.len()));
-    if let Some(copy) = &status.copy {
-        let mut lines = copy.lines(output::size).into_iter();
-        item("copied", &lines.next().unwrap_or_default());
-        lines.for_each(|line| output::line(&format!("    {line}")));
-    }
-    let joins = |table: &&Table| table.joins && table.sync_lsn.is_some();
-    for table in status.tables.iter().filter(joins) {
-        output::line(&format!("    {}.{}: catches up", table.schema, table.name));
-    }
-    for table in &status.tables {
-        let line =
-            |text: String| output::line(&format!("    {}.{}: {text}", table.schema, table.name));
-        if let (Some(reason), Some(since)) = (&table.reason, &table.blocked_since) {
-            line(format!("blocked since {since}: {reason}"));
-        }
-        if let Some(lsn) = &table.stale_lsn {
-            let reason = table.stale_reason.as_deref().unwrap_or("unknown reason");
-            line(format!("may lack changes since {lsn}: {reason}; pgapace resync copies it again"));
-        }
-        if let Some(at) = &table.requested_at {
-            line(format!("to be copied again (resync at {at})"));
-        }
-        if let (Some(mode), Some(reason)) = (&table.apply_mode, &table.apply_reason) {
-            output::line(&format!("    {}.{}: {mode}: {reason}", table.schema, table.name));
-        }
-    }
-    if let Some(error) = &status.last_error {
-        let at = status.last_error_at.as_deref().unwrap_or("at an unknown time");
-        match (&status.error_since, status.error_count) {
-            (Some(since), count @ 2..) => {
-                item("last error", &format!("{at}, {count} times since {since}"));
-            }
-            _ => item("last error", at),
-        }
-        for line in error.lines() {
-            output::line(&format!("    {line}"));
-        }
-    }
-}
-
-fn slot_line(status: &Status) -> String {
-    let Some(slot) = &status.slot_state else {
-        let why = if status.lag_unknown.is_some() { "state unknown" } else { "does not exist" };
-        return format!("{}: {why}", status.slot);
-    };
-    let mut line = format!(
-        "{}: {}, WAL {}",
-        status.slot,
-        if slot.active { "active" } else { "not active" },
-        slot.wal_status.as_deref().unwrap_or("unknown"),
-    );
-    if let Some(bytes) = slot.retained_bytes {
-        line.push_str(&format!(", keeps {}", output::size(bytes)));
-    }
-    if let Some(bytes) = slot.safe_wal_size {
-        line.push_str(&format!(", lost after {} more", output::size(bytes)));
-    }
-    if let Some(reason) = &slot.invalid {
-        line.push_str(&format!(", invalidated: {reason}"));
-    }
-    line
-}
-
-fn lag_line(status: &Status) -> String {
-    if let Some(reason) = &status.lag_unknown {
-        return format!("unknown: {}", reason.lines().next().unwrap_or_default());
-    }
-    let Some(bytes) = status.lag_bytes else { return "unknown: nothing is applied yet".to_owned() };
-    let size = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
-    match status.lag_seconds {
-        Some(_) if bytes == 0 => "none".to_owned(),
-        Some(seconds) => format!("{size}, {seconds:.1} seconds"),
-        None => size,
-    }
 }

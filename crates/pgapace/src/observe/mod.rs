@@ -1,4 +1,8 @@
-//! Log and wait times of a running process.
+//! What can be seen of a running process: log, wait times, figures.
 
+pub(crate) mod board;
+pub(crate) mod figures;
+pub(crate) mod history;
+pub(crate) mod ledger;
 pub(crate) mod logging;
 pub(crate) mod stopwatch;

@@ -18,6 +18,24 @@ pub(crate) enum Reason {
     Worker,
     Memory,
     Publisher,
+    Subscriber,
+    Idle,
+}
+
+impl Reason {
+    /// The name, as in [`Waits`].
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Dependency => "dependency",
+            Self::CommitOrder => "commit_order",
+            Self::SubscriberLock => "subscriber_lock",
+            Self::Worker => "worker",
+            Self::Memory => "memory",
+            Self::Publisher => "publisher",
+            Self::Subscriber => "subscriber",
+            Self::Idle => "idle",
+        }
+    }
 }
 
 /// The stopwatch of one thread; clones share it.
@@ -38,6 +56,11 @@ impl Stopwatch {
         if state.running.map(|(reason, _)| reason) != reason {
             state.set(reason, Instant::now());
         }
+    }
+
+    /// What the thread waits for now.
+    pub(crate) fn reason(&self) -> Option<Reason> {
+        self.state().running.map(|(reason, _)| reason)
     }
 
     /// What was waited since the last call.

@@ -90,6 +90,11 @@ impl Memory {
         self.limit - self.reserved.load(Ordering::Acquire)
     }
 
+    /// Bytes that are used, and their limit.
+    pub(crate) fn used(&self) -> (u64, u64) {
+        (self.used.load(Ordering::Relaxed) as u64, self.limit as u64)
+    }
+
     /// Whether the receiver stops reading.
     pub(crate) fn is_full(&self) -> bool {
         self.used.load(Ordering::Acquire) >= self.room()

@@ -3,14 +3,21 @@
 //! Any reload of the publisher's settings may add the subscription to `synchronous_standby_names`,
 //! and the stream does not tell. So a session of its own reads the setting every few seconds. When
 //! the answer changes, the leader starts a new run.
+//!
+//! The same session reads where the publisher's WAL ends and what the slot retains. The stream does not
+//! tell that: a keepalive of a logical walsender has the position up to which it has decoded.
 
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use pgoutput::Lsn;
 use wire::Session;
 
 use crate::error::{Failure, Result};
-use crate::publisher::session::Publisher;
+use crate::observe::board::wall;
+use crate::observe::figures::PublisherSeen;
+use crate::publisher::session::{CURRENT_LSN, Publisher};
 use crate::subscriber::catalogue::{field, first_row};
 
 /// Time between two checks.
@@ -32,35 +39,67 @@ pub(crate) fn names(setting: &str, subscription: &str) -> bool {
 pub(crate) struct Watch {
     /// Receives the new answer, once, when it changes.
     pub(crate) changed: Receiver<bool>,
+    /// The last answer about WAL and slot, and when it came.
+    seen: Arc<Mutex<Option<(Instant, PublisherSeen)>>>,
     _ends: Sender<()>,
 }
 
 impl Watch {
     /// Starts the thread. `waits` is the current answer: whether commits wait for the subscription.
-    pub(crate) fn spawn(publisher: &Publisher, subscription: &str, waits: bool) -> Result<Self> {
+    pub(crate) fn spawn(
+        publisher: &Publisher,
+        subscription: &str,
+        slot: &str,
+        waits: bool,
+    ) -> Result<Self> {
         let (sender, changed) = bounded(1);
         let (ends, ended) = bounded(0);
-        let (publisher, subscription) = (publisher.clone(), subscription.to_owned());
+        let seen = Arc::default();
+        let asked = Asked {
+            publisher: publisher.clone(),
+            subscription: subscription.to_owned(),
+            sql: sql(slot),
+            seen: Arc::clone(&seen),
+        };
         std::thread::Builder::new()
             .name("watch".to_owned())
-            .spawn(move || watch(&publisher, &subscription, waits, &sender, &ended))
+            .spawn(move || watch(&asked, waits, &sender, &ended))
             .map_err(|e| Failure::internal(format!("cannot start the watch thread: {e}")))?;
-        Ok(Self { changed, _ends: ends })
+        Ok(Self { changed, seen, _ends: ends })
+    }
+
+    /// What the publisher said last about its WAL and the slot.
+    pub(crate) fn seen(&self) -> Option<PublisherSeen> {
+        let (at, seen) = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        Some(PublisherSeen { age: at.elapsed().as_secs_f64(), ..seen })
     }
 }
 
-fn watch(
-    publisher: &Publisher,
-    subscription: &str,
-    waits: bool,
-    sender: &Sender<bool>,
-    ended: &Receiver<()>,
-) {
+/// What the thread asks, and where it leaves the answer.
+struct Asked {
+    publisher: Publisher,
+    subscription: String,
+    sql: String,
+    seen: Arc<Mutex<Option<(Instant, PublisherSeen)>>>,
+}
+
+fn sql(slot: &str) -> String {
+    format!(
+        "SELECT {SYNCHRONOUS}, o.lsn, \
+           pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()), s.wal_status, \
+           pg_catalog.pg_wal_lsn_diff(o.lsn, s.restart_lsn)::pg_catalog.int8, s.safe_wal_size \
+         FROM (SELECT {CURRENT_LSN}) o (lsn) \
+         LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = {}",
+        wire::quote_literal(slot)
+    )
+}
+
+fn watch(asked: &Asked, waits: bool, sender: &Sender<bool>, ended: &Receiver<()>) {
     let mut session = None;
     while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-        match read_setting(publisher, &mut session) {
+        match look(asked, &mut session) {
             Ok(setting) => {
-                let now = names(&setting, subscription);
+                let now = names(&setting, &asked.subscription);
                 if now != waits {
                     // The leader may have ended.
                     let _ = sender.send(now);
@@ -76,15 +115,27 @@ fn watch(
     }
 }
 
-fn read_setting(publisher: &Publisher, kept: &mut Option<Session>) -> Result<String> {
+/// Asks, and returns the setting.
+fn look(asked: &Asked, kept: &mut Option<Session>) -> Result<String> {
     let session = match kept {
         Some(session) => session,
-        None => kept.insert(publisher.connect_to_look()?),
+        None => kept.insert(asked.publisher.connect_to_look()?),
     };
     let results = session
-        .simple(&format!("SELECT {SYNCHRONOUS}"))
-        .map_err(|e| Failure::publisher(&e, "reading synchronous_standby_names"))?;
-    field(&first_row(&results, "a query for a setting")?, 0)
+        .simple(&asked.sql)
+        .map_err(|e| Failure::publisher(&e, "reading synchronous_standby_names and the slot"))?;
+    let row = first_row(&results, "a query for a setting")?;
+    let now = Instant::now();
+    let seen = PublisherSeen {
+        lsn: row.get(1).map(|_| field(&row, 1)).transpose()?.unwrap_or(Lsn::INVALID),
+        clock_ahead: field::<f64>(&row, 2)? - wall(),
+        age: 0.0,
+        wal_status: row.get(3).map(str::to_owned),
+        retained_bytes: row.get(4).map(|_| field(&row, 4)).transpose()?,
+        safe_wal_size: row.get(5).map(|_| field(&row, 5)).transpose()?,
+    };
+    *asked.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, seen));
+    field(&row, 0)
 }
 
 #[cfg(test)]

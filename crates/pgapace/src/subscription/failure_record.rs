@@ -8,8 +8,9 @@ use wire::Session;
 
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
+use crate::observe::board::{Board, RunPhase};
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::{self, Subscription, schema, statistics};
+use crate::subscriber::state::{self, Subscription, figures, schema, statistics};
 
 /// How often the same failure is written.
 const WRITE_AGAIN: Duration = Duration::from_secs(5);
@@ -17,17 +18,22 @@ const WRITE_AGAIN: Duration = Duration::from_secs(5);
 /// Writes with a session that it keeps from one failure to the next.
 pub(super) struct FailureRecord<'a> {
     config: &'a Config,
+    board: Board,
     session: Option<Session>,
+    /// Retries that are not written yet.
+    retries: u64,
     written: Option<(String, Instant)>,
 }
 
 impl<'a> FailureRecord<'a> {
-    pub(super) fn new(config: &'a Config) -> Self {
-        Self { config, session: None, written: None }
+    pub(super) fn new(config: &'a Config, board: Board) -> Self {
+        Self { config, board, session: None, retries: 0, written: None }
     }
 
     /// A run that failed is followed by another one after a pause.
     pub(super) fn retrying(&mut self, failure: &Failure, pause: Duration) {
+        self.board.failed(failure.to_string(), failure.sqlstate.clone(), Some(pause));
+        self.retries += 1;
         let recent = self.written.as_ref().is_some_and(|(message, at)| {
             *message == failure.message && at.elapsed() + pause < WRITE_AGAIN
         });
@@ -35,12 +41,20 @@ impl<'a> FailureRecord<'a> {
             self.written = Some((failure.message.clone(), Instant::now()));
             // The next failure, if it comes soon, is not written: the estimate holds until then.
             let next = pause.max(Duration::from_secs(1));
-            self.write(failure, |session, id| statistics::error(session, id, failure, Some(next)));
+            let retries = std::mem::take(&mut self.retries);
+            self.write(failure, |session, id| {
+                let sqlstate = failure.sqlstate.as_deref().map(|sqlstate| (sqlstate, retries));
+                if let Some(sql) = figures::retries_sql(id, sqlstate.into_iter()) {
+                    figures::execute(session, &[sql])?;
+                }
+                statistics::error(session, id, failure, Some(next))
+            });
         }
     }
 
     /// The subscription has ended, in this process at least until `next`.
     pub(super) fn failed(&mut self, failure: &Failure, next: Option<Duration>) {
+        self.board.failed(failure.to_string(), failure.sqlstate.clone(), next);
         if failure.class == Class::Disabled {
             return;
         }
@@ -63,6 +77,7 @@ impl<'a> FailureRecord<'a> {
 
     /// Nothing comes next.
     pub(super) fn stopped(&mut self) {
+        self.board.enters(RunPhase::Stopped);
         if let Some(session) = self.session.take() {
             let written = self.with(session, statistics::not_retrying);
             if let Err(error) = written {
@@ -73,6 +88,7 @@ impl<'a> FailureRecord<'a> {
 
     /// A run streams: its own sessions write from here on.
     pub(super) fn runs(&mut self) {
+        self.board.enters(RunPhase::Streaming);
         (self.session, self.written) = (None, None);
     }
 

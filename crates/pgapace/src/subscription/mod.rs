@@ -30,7 +30,9 @@ use crate::apply::leader::Outcome;
 use crate::apply::sessions::Share;
 use crate::config::{OnTableError, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
+use crate::observe::board::{Board, RunPhase};
 use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::state::Phase;
 use crate::subscriber::state::ownership::SessionId;
 use crate::tablesync::SyncContext;
 use crate::tablesync::emptying::TruncateDecision;
@@ -65,10 +67,12 @@ pub(crate) fn run(
     options: &RunOptions,
     shutdown: &Shutdown,
     share: Arc<Share>,
+    board: &Board,
 ) -> Result<Outcome> {
     let mut supervisor = Supervisor {
         config,
         share,
+        board: board.clone(),
         shutdown,
         truncate: options.truncate.clone(),
         take_over: options.take_over,
@@ -85,7 +89,7 @@ pub(crate) fn run(
         failed_table: None,
     };
     let mut retry = Retry::new(config.connect_timeout);
-    let mut record = FailureRecord::new(config);
+    let mut record = FailureRecord::new(config, board.clone());
     loop {
         let started = Instant::now();
         let outcome = supervisor.run_once(&mut record);
@@ -165,6 +169,8 @@ pub(crate) fn run(
 struct Supervisor<'a> {
     config: &'a Config,
     share: Arc<Share>,
+    /// What other threads see of it.
+    board: Board,
     shutdown: &'a Shutdown,
     /// See [`RunOptions`].
     truncate: Vec<TruncateDecision>,
@@ -247,6 +253,7 @@ impl Supervisor<'_> {
 
     /// Everything from "connect" to the first failure.
     fn run_once(&mut self, record: &mut FailureRecord<'_>) -> Result<Outcome> {
+        self.board.enters(RunPhase::Starting);
         let servers = self.connect()?;
         let ConnectedServers { subscriber, publisher, mut control, mut source } = servers;
         let row = self.find_or_create(&mut control, &mut source)?;
@@ -266,6 +273,9 @@ impl Supervisor<'_> {
             joins: false,
             shutdown: self.shutdown,
         };
+        if row.phase != Phase::Streaming {
+            self.board.enters(RunPhase::Copying);
+        }
         let published = self.sync_tables(&mut control, &mut source, &row, context)?;
         let ready = ReadyToStream { row: &row, database, context, published };
         self.stream(ready, control, source, record)

@@ -20,7 +20,9 @@ use super::{Supervisor, Until};
 use crate::apply::announced::Announced;
 use crate::apply::blockers::Pulse;
 use crate::apply::durability;
-use crate::apply::leader::{Leader, LeaderParts, Outcome, PrepareNames, Surroundings};
+use crate::apply::leader::{
+    Decoded, Leader, LeaderParts, Outcome, PrepareNames, Surroundings, Watched,
+};
 use crate::apply::pool::{PoolSettings, WorkerNumber};
 use crate::apply::session::Identity;
 use crate::apply::spool_memory::AccountedSpool;
@@ -28,6 +30,7 @@ use crate::apply::streams::StreamSessions;
 use crate::apply::tables::Tables;
 use crate::config::{self, ApplyModeSetting, ApplyWorkers};
 use crate::error::{Failure, Result};
+use crate::observe::ledger::Ledger;
 use crate::publisher::feedback::Feedback;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::receiver::{Receiver, ReceiverOptions, explain};
@@ -114,7 +117,10 @@ impl Supervisor<'_> {
             Ok::<_, Failure>((resumption, stream, states, opened.join().unwrap_or_else(panicked)?))
         })?;
         self.known = Known::Begun;
-        let catch_up = self.catch_up_options(context, identity, settings);
+        let ledger = Ledger::default();
+        let catch_up = self.catch_up_options(context, identity, settings, ledger.clone());
+        let last = resumption.applied.memory.as_ref().and_then(|memory| memory.last.as_ref());
+        let resumed = last.map(|last| (last.end_lsn, last.commit_time));
         self.log_streaming(row, &resumption);
         record.runs();
         let mut types = PublisherTypes::new(servers, resumption.format.binary);
@@ -154,16 +160,18 @@ impl Supervisor<'_> {
                 shutdown: self.shutdown,
                 until,
                 counters: Counters::default(),
+                decoded: Decoded::default(),
             },
-            streams: StreamSessions::new(connects),
+            streams: StreamSessions::new(connects, ledger.clone()),
             receiver,
             feedback,
             streaming,
             advanced: Arc::clone(&self.advanced),
-            watch: Watch::spawn(context.publisher, &config.name, waits)?,
+            watch: Watch::spawn(context.publisher, &config.name, &row.slot_name, waits)?,
             pulse,
             conflict_retention: config.conflict_retention(),
             durable_commits,
+            watched: Watched::new(self.board.clone(), ledger, resumed),
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
         })
         .run()
@@ -286,6 +294,7 @@ impl Supervisor<'_> {
         context: SyncContext<'o>,
         identity: Identity,
         settings: PoolSettings,
+        ledger: Ledger,
     ) -> CatchUpOptions<'o> {
         let PoolSettings { group_limits, by_rows, .. } = settings;
         CatchUpOptions {
@@ -299,6 +308,7 @@ impl Supervisor<'_> {
             part_limits: self.part_limits(),
             group_limits,
             by_rows,
+            ledger,
         }
     }
 

@@ -30,6 +30,7 @@ use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::tables::Tables;
 use crate::apply::worker::FromWorker;
 use crate::error::{Failure, Result};
+use crate::observe::ledger::Ledger;
 use crate::subscriber::state;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
@@ -51,6 +52,8 @@ pub(crate) struct CatchUpOptions<'a> {
     pub(crate) group_limits: GroupLimits,
     /// See [`crate::apply::pool::PoolSettings::by_rows`].
     pub(crate) by_rows: bool,
+    /// Where the changes of the tables are counted.
+    pub(crate) ledger: Ledger,
 }
 
 /// A moment in which the leader receives nothing, so that a table can catch up.

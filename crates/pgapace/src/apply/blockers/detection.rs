@@ -3,6 +3,7 @@
 use wire::Session;
 
 use crate::error::{Failure, Result};
+use crate::observe::figures::BlockerNow;
 use crate::sqlstate;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
@@ -20,6 +21,21 @@ pub(super) struct Blocker {
     pub(super) application_name: Option<String>,
     pub(super) state: Option<String>,
     pub(super) query_start: Option<String>,
+    pub(super) query: Option<String>,
+}
+
+impl Blocker {
+    /// As it is shown while `waiting` waits for it.
+    pub(super) fn shown(&self, waiting: &str) -> BlockerNow {
+        BlockerNow {
+            waiting: waiting.to_owned(),
+            pid: (self.pid != engine::blockers::PREPARED).then_some(self.pid),
+            user: self.user.clone(),
+            application_name: self.application_name.clone(),
+            state: self.state.clone(),
+            query: self.query.clone(),
+        }
+    }
 }
 
 /// All waits that can be reached from `pid`, each once. An idle session of another subscription may wait
@@ -49,7 +65,8 @@ pub(super) fn look(session: &mut Session, id: SubscriptionId, pid: i32) -> Resul
              WHERE m.pid = w.pid AND a.state IS DISTINCT FROM 'active' \
            ) n WHERE w.pid <> 0 \
          ) \
-         SELECT w.waiting, w.pid, a.usename, a.application_name, a.state, a.query_start \
+         SELECT w.waiting, w.pid, a.usename, a.application_name, a.state, a.query_start, \
+           pg_catalog.left(a.query, 1000) \
          FROM wait w LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = w.pid",
         id = id.0
     );
@@ -65,6 +82,7 @@ pub(super) fn look(session: &mut Session, id: SubscriptionId, pid: i32) -> Resul
                     application_name: text(3),
                     state: text(4),
                     query_start: text(5),
+                    query: text(6),
                 })
             })
             .collect(),

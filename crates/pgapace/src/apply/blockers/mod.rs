@@ -12,6 +12,7 @@ mod pulse;
 #[cfg(test)]
 mod tests;
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -22,6 +23,7 @@ use crate::apply::blockers::detection::{Blocker, look};
 pub(crate) use crate::apply::blockers::pulse::Pulse;
 use crate::apply::thread::{LITTLE_PATIENCE, SessionHandle, SessionThread};
 use crate::error::{Failure, Result};
+use crate::observe::figures::BlockerNow;
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::statistics::Waits;
@@ -69,7 +71,11 @@ pub(crate) struct Blockers {
     _thread: SessionThread,
     pub(crate) events: Receiver<FromBlockers>,
     waits: Stopwatch,
+    seen: Seen,
 }
+
+/// The sessions that block now, by the session that waits.
+type Seen = Arc<Mutex<Vec<BlockerNow>>>;
 
 impl Blockers {
     /// `session`: one for [`crate::subscriber::session::Purpose::Monitor`].
@@ -83,17 +89,36 @@ impl Blockers {
         let (sender, events) = unbounded();
         let handle = SessionHandle::of(&session);
         let waits = Stopwatch::default();
+        let seen = Seen::default();
         let log = || WaitLog::new(subscription);
         let watched = watched.into_iter().map(|one| (one, log())).collect();
-        let mut monitor = Monitor { session, id, log: log(), watched, waits: waits.clone() };
+        let mut monitor = Monitor {
+            session,
+            id,
+            log: log(),
+            watched,
+            waits: waits.clone(),
+            seen: Arc::clone(&seen),
+        };
         let work = move || monitor.run(&inbox, &sender);
         let thread = SessionThread::spawn("monitor".to_owned(), handle, LITTLE_PATIENCE, work)?;
-        Ok(Self { requests, _thread: thread, events, waits })
+        Ok(Self { requests, _thread: thread, events, waits, seen })
     }
 
     /// How long the watched sessions have waited for locks since the last call.
     pub(crate) fn take_waits(&self) -> Waits {
         self.waits.take()
+    }
+
+    /// Sessions of others that block, as of the last look.
+    pub(crate) fn now(&self) -> Vec<BlockerNow> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The oldest group goes on.
+    pub(crate) fn forget(&self) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.retain(|blocker| blocker.waiting != APPLY_WORKER);
     }
 
     /// Asks which sessions block these; each request is answered. A thread that has ended has reported
@@ -109,7 +134,11 @@ struct Monitor {
     log: WaitLog,
     watched: Vec<(Watched, WaitLog)>,
     waits: Stopwatch,
+    seen: Seen,
 }
+
+/// The name of the sessions that execute groups.
+pub(crate) const APPLY_WORKER: &str = "apply worker";
 
 impl Monitor {
     fn run(&mut self, inbox: &Receiver<DetectionRequest>, sender: &Sender<FromBlockers>) {
@@ -133,7 +162,7 @@ impl Monitor {
 
     /// Looks whether threads without a sign of life wait for a lock.
     fn watch(&mut self) -> Result<()> {
-        let mut waits = false;
+        let (mut waits, mut found) = (false, Vec::new());
         for (one, log) in &mut self.watched {
             let seen = if one.pulse.is_stale() {
                 look(&mut self.session, self.id, one.pid)?
@@ -145,10 +174,19 @@ impl Monitor {
                 continue;
             }
             waits = true;
+            found.extend(seen.iter().map(|blocker| blocker.shown(one.name)));
             log.name(one.name, &seen.iter().collect::<Vec<_>>());
         }
+        self.show(|waiting| waiting != APPLY_WORKER, found);
         self.waits.set(waits.then_some(Reason::SubscriberLock));
         Ok(())
+    }
+
+    /// Replaces what is shown of these waiting sessions.
+    fn show(&self, replaces: impl Fn(&str) -> bool, found: Vec<BlockerNow>) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.retain(|blocker| !replaces(&blocker.waiting));
+        seen.extend(found);
     }
 
     fn detect(&mut self, groups: &[(i32, GroupSeq)]) -> Result<Detection> {
@@ -166,6 +204,8 @@ impl Monitor {
                     b.pid == engine::blockers::PREPARED || blocking.foreign.contains(&b.pid)
                 })
                 .collect();
+            let shown = others.iter().map(|blocker| blocker.shown(APPLY_WORKER)).collect();
+            self.show(|waiting| waiting == APPLY_WORKER, shown);
             self.log.note(oldest, &others);
         } else {
             tracing::debug!(
@@ -199,7 +239,7 @@ impl WaitLog {
             self.oldest = oldest;
             self.named.clear();
         }
-        self.name("apply worker", blockers);
+        self.name(APPLY_WORKER, blockers);
     }
 
     /// Logs the blockers that were not logged before; `waiting` names the session that they block.
@@ -228,6 +268,7 @@ impl WaitLog {
                 application_name = shown(&blocker.application_name),
                 state = shown(&blocker.state),
                 query_start = shown(&blocker.query_start),
+                query = shown(&blocker.query),
                 "apply worker is waiting for a lock held by another session"
             );
         }

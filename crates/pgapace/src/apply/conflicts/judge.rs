@@ -12,6 +12,7 @@ use crate::apply::encoder::resolution::How;
 use crate::apply::encoder::{Encoder, EncoderPosition};
 use crate::apply::expected::{Committing, Expected};
 use crate::apply::work::{Group, Work};
+use crate::apply::worker::TableConflicts;
 use crate::error::{Failure, Result};
 use crate::subscriber::conflict::{Action, ConflictType};
 use crate::subscriber::state::SubscriptionId;
@@ -81,6 +82,7 @@ impl<'a> Judge<'a> {
             .map_err(|e| Failure::subscriber(&e, "recording a conflict"))?;
         self.expected.push_back(Expected::Control);
         self.judged.counters.count_conflict(kind);
+        TableConflicts::count(&mut self.judged.by_table, &conflict.table, kind);
         if self.judged.conflicts.len() < KEPT {
             self.judged.conflicts.push(conflict);
         } else {

@@ -25,6 +25,7 @@ use crate::apply::conflicts::judge::Judge;
 use crate::apply::encoder::Encoder;
 use crate::apply::expected::{Committing, Expected};
 use crate::apply::work::Group;
+use crate::apply::worker::TableConflicts;
 use crate::error::Result;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
@@ -38,6 +39,8 @@ pub(crate) struct Judged {
     /// Conflicts only.
     pub(crate) counters: Counters,
     pub(crate) conflicts: Vec<Conflict>,
+    /// All of them, by table.
+    pub(crate) by_table: Vec<TableConflicts>,
     /// How many more there were.
     pub(crate) more: u64,
 }

@@ -16,6 +16,7 @@ const OVERDUE: Duration = Duration::from_secs(60);
 impl Leader<'_> {
     pub(super) fn take_chunk(&mut self, chunk: &Bytes) -> Result<()> {
         self.around.announced.begin(chunk, &self.decoder);
+        self.watched.received_bytes += chunk.len() as u64;
         let (mut streamed, now) = (false, self.now());
         for (offset, payload) in Frames::new(chunk) {
             if self.intake.is_shut() {
@@ -68,6 +69,7 @@ impl Leader<'_> {
 
     /// A transaction that committed at a time of the publisher's clock was sent at a later one.
     fn sent(&mut self, committed: Timestamp, sent: Timestamp) {
+        self.watched.last_commit = Some(committed);
         self.around.pool.dispatch_mut().sent_after(age(committed, sent));
     }
 
@@ -78,6 +80,8 @@ impl Leader<'_> {
             return Ok(());
         }
         let rest = std::mem::take(&mut self.rest);
+        // It was counted with its chunk.
+        self.watched.received_bytes -= rest.len() as u64;
         self.take_chunk(&rest)
     }
 

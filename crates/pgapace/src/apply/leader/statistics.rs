@@ -2,41 +2,47 @@
 
 use std::time::{Duration, Instant};
 
-use crate::apply::durability::DurabilityJob;
+use crate::apply::durability::{DurabilityJob, Statistics};
 use crate::apply::leader::Leader;
-use crate::subscriber::state::statistics::{Counters, Delta};
+use crate::observe::board::{Posted, wall};
+use crate::observe::figures::{Figures, Observation, TableDelta, ThreadWaits};
+use crate::observe::history::Point;
+use crate::subscriber::state::statistics::{Counters, Delta, Waits};
 
-/// How often counters are written.
+/// How often figures are made and counters are written.
 const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
+/// How often they are written while nothing happens but rates of the last minute are not zero.
+const SLOWING_INTERVAL: Duration = Duration::from_secs(10);
 /// The same while the leader only waits for the publisher: an idle subscription writes nothing (P9).
 const IDLE_STATISTICS_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Leader<'_> {
-    /// `goes_on`: whether the run has not failed.
+    /// The lag is as exact as this is frequent.
+    pub(super) fn note_decoded(&mut self) {
+        self.watched.decoded(self.intake.progress.last_dispatched());
+    }
+
+    /// Makes figures, and writes them if they are news. `goes_on`: whether the run has not failed.
     pub(super) fn write_statistics(&mut self, now: bool, goes_on: bool) {
-        if !now && self.last_statistics.elapsed() < STATISTICS_INTERVAL {
+        if !now && !self.watched.is_due(STATISTICS_INTERVAL) {
             return;
         }
-        self.around.counters.waits.add(&self.waits.take());
-        self.around.counters.waits.add(&self.receiver.waits.take());
-        self.around.counters.waits.add(&self.around.pool.take_waits());
-        let positions = self.intake.progress.positions();
-        let delta = Delta {
-            counters: self.around.counters,
-            received: positions.write,
-            applied: positions.apply,
-            flushed: positions.flush,
-            spool: self.intake.incoming.spool().spool.used(),
-            workers: self.around.pool.workers_in_use(),
-            goes_on,
-        };
+        let first = self.watched.observed.is_none();
+        let (figures, delta) = self.observe(goes_on);
+        if first && !now {
+            return;
+        }
         let mut news = delta;
-        news.counters.waits.publisher = Duration::ZERO;
-        let idle = self.reported == Some(news);
-        if idle && !now && self.last_statistics.elapsed() < IDLE_STATISTICS_INTERVAL {
+        (news.counters.waits.publisher, news.counters.waits.idle) =
+            (Duration::ZERO, Duration::ZERO);
+        let watched = &self.watched;
+        let idle = watched.reported == Some(news) && watched.counts.is_empty();
+        let interval =
+            if figures.is_moving() { SLOWING_INTERVAL } else { IDLE_STATISTICS_INTERVAL };
+        if idle && !now && watched.written.elapsed() < interval {
             return;
         }
-        self.last_statistics = Instant::now();
+        self.watched.written = Instant::now();
         let modes = self.around.tables.take_modes();
         if !modes.is_empty() {
             self.around.durability.submit(DurabilityJob::Modes(modes));
@@ -45,12 +51,95 @@ impl Leader<'_> {
         if !conflicts.is_empty() {
             self.around.durability.submit(DurabilityJob::Conflicts(conflicts));
         }
-        if self.reported == Some(delta) {
+        if self.watched.reported == Some(delta) {
             return;
         }
-        self.around.counters = Counters::default();
-        self.reported = Some(Delta { counters: Counters::default(), ..delta });
-        self.around.durability.submit(DurabilityJob::Statistics(Box::new(delta)));
+        self.watched.counters = Counters::default();
+        self.watched.reported = Some(Delta { counters: Counters::default(), ..delta });
+        let point = self.watched.points.is_due().then(|| Point::of(&figures));
+        let counts = std::mem::take(&mut self.watched.counts);
+        let statistics = Statistics { delta, figures, counts, point };
+        self.around.durability.submit(DurabilityJob::Statistics(Box::new(statistics)));
+    }
+
+    /// Takes what was counted and waited since the last call, and shows it on the board.
+    fn observe(&mut self, goes_on: bool) -> (Figures, Delta) {
+        self.watched.observed = Some(Instant::now());
+        let threads = self.take_waits();
+        let counters = std::mem::take(&mut self.around.counters);
+        let mut counts = self.around.pool.take_counts();
+        counts.add(self.watched.ledger.take());
+        let positions = self.intake.progress.positions();
+        let (memory_bytes, memory_limit) = self.receiver.memory.used();
+        let tables = counts.tables.iter().map(|((schema, name), changes)| TableDelta {
+            schema: schema.clone(),
+            name: name.clone(),
+            changes: changes.total(),
+        });
+        let decoded = self.around.decoded;
+        // Between two transactions, all that is received is decoded.
+        let in_transaction = self.intake.incoming.in_transaction() || !self.rest.is_empty();
+        let dispatched = self.intake.progress.last_dispatched();
+        let decoded_lsn = if in_transaction { dispatched } else { positions.write.max(dispatched) };
+        let spool = self.intake.incoming.spool().spool.used();
+        let seen = Observation {
+            wall: wall(),
+            received: positions.write,
+            received_bytes: self.watched.received_bytes,
+            decoded: decoded_lsn,
+            decoded_transactions: decoded.transactions,
+            decoded_changes: decoded.changes,
+            committed: self.intake.progress.committed().max(positions.apply),
+            durable: positions.flush,
+            counters,
+            publisher: self.watch.seen(),
+            threads,
+            workers: self.around.pool.workers_now(),
+            blockers: self.around.pool.blockers_now(),
+            memory_bytes,
+            memory_limit,
+            spool,
+            tables: tables.collect(),
+        };
+        let at = self.now();
+        let figures = self.watched.collector.observe(at, &seen);
+        let watched = &mut self.watched;
+        let received = watched.received_bytes - watched.posted_bytes;
+        watched.posted_bytes = watched.received_bytes;
+        watched.board.post(Posted {
+            figures: figures.clone(),
+            counters,
+            received_bytes: received,
+            retries: counts.retries.clone(),
+        });
+        watched.counters.add(&counters);
+        watched.counts.add(counts);
+        let delta = Delta {
+            counters: watched.counters,
+            received: positions.write,
+            applied: positions.apply,
+            flushed: positions.flush,
+            spool,
+            workers: self.around.pool.workers_in_use(),
+            goes_on,
+        };
+        (figures, delta)
+    }
+
+    /// What each thread waited for. The sums over all of them go to the counters.
+    fn take_waits(&mut self) -> Vec<ThreadWaits> {
+        let (leader, receiver) = (self.waits.take(), self.receiver.waits.take());
+        let workers = self.around.pool.take_waits();
+        let sums = &mut self.around.counters.waits;
+        // Its wait for the subscriber is that of the workers.
+        sums.add(&Waits { subscriber: Duration::ZERO, ..leader });
+        sums.add(&receiver);
+        workers.iter().for_each(|(_, waits)| sums.add(waits));
+        sums.add(&self.around.pool.take_lock_waits());
+        let thread = |name: &str, waits| ThreadWaits { thread: name.to_owned(), waits };
+        let mut threads = vec![thread("leader", leader), thread("receiver", receiver)];
+        threads.extend(workers.into_iter().map(|(n, waits)| thread(&format!("apply {n}"), waits)));
+        threads
     }
 
     /// Removes progress rows that are not needed. Where commits are not durable, flushes do that.

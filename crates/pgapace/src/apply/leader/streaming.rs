@@ -30,6 +30,9 @@ impl Leader<'_> {
             StreamReport::Failed(failure) => return Err(failure),
             StreamReport::Committed { counters, .. } => {
                 self.around.counters.groups_parallel += 1;
+                let changes = counters.inserts + counters.updates + counters.deletes;
+                self.around.decoded.changes += changes + counters.truncates;
+                self.around.decoded.transactions += counters.transactions;
                 self.applied(&counters);
                 self.take_rest()?;
             }

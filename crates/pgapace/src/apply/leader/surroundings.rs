@@ -55,6 +55,15 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) shutdown: &'a Shutdown,
     pub(crate) until: Option<Lsn>,
     pub(crate) counters: Counters,
+    /// What was assembled and handed to the dispatcher.
+    pub(crate) decoded: Decoded,
+}
+
+/// Transactions and changes that were decoded.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Decoded {
+    pub(crate) transactions: u64,
+    pub(crate) changes: u64,
 }
 
 impl Surroundings<'_> {
@@ -87,6 +96,8 @@ impl intake::Surroundings for Surroundings<'_> {
     type Error = Failure;
 
     fn dispatch(&mut self, work: Work, outstanding: usize) {
+        self.decoded.changes += work.part.len() as u64;
+        self.decoded.transactions += u64::from(work.part.end_lsn.is_some() && !work.part.is_idle());
         let dispatch = self.pool.dispatch_mut();
         dispatch.on_their_way(outstanding);
         dispatch.push(work);

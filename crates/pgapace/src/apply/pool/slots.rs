@@ -12,7 +12,8 @@ use crate::apply::sessions::{SessionLease, Share};
 use crate::apply::turns::Turns;
 use crate::apply::worker::{FromWorker, Worker, WorkerContext};
 use crate::error::{Failure, Result};
-use crate::observe::stopwatch::Stopwatch;
+use crate::observe::figures::WorkerNow;
+use crate::observe::ledger::{Counts, Meter};
 use crate::subscriber::state::statistics::Waits;
 
 /// How a worker opens its session, by its number.
@@ -35,7 +36,7 @@ struct WorkerSlot {
     worker: Option<Worker>,
     /// None for the first, and for those that are not there.
     lease: Option<Arc<SessionLease>>,
-    waits: Stopwatch,
+    meter: Meter,
 }
 
 /// The places.
@@ -71,9 +72,9 @@ impl Slots {
             let here = here.filter(|(number, slot)| *number == 0 || slot.lease.is_some());
             let starting: Vec<_> = here
                 .map(|(number, slot)| {
-                    let waits = slot.waits.clone();
+                    let meter = slot.meter.clone();
                     let connect = connector(number);
-                    let spawn = move || Worker::spawn(number, connect, context, waits);
+                    let spawn = move || Worker::spawn(number, connect, context, meter);
                     (slot, scope.spawn(spawn))
                 })
                 .collect();
@@ -124,8 +125,8 @@ impl Slots {
     /// Starts a worker under this lease.
     pub(super) fn open(&mut self, number: usize, lease: Arc<SessionLease>) -> Result<()> {
         let slot = &mut self.slots[number];
-        let (connect, waits) = ((self.connector)(number), slot.waits.clone());
-        let worker = Worker::spawn_unopened(number, connect, &self.context, waits, &lease)?;
+        let (connect, meter) = ((self.connector)(number), slot.meter.clone());
+        let worker = Worker::spawn_unopened(number, connect, &self.context, meter, &lease)?;
         (slot.worker, slot.lease) = (Some(worker), Some(lease));
         Ok(())
     }
@@ -150,11 +151,42 @@ impl Slots {
         (slot.worker, slot.lease) = (None, None);
     }
 
-    /// How long workers have waited since the last call.
-    pub(super) fn take_waits(&self) -> Waits {
-        let mut waits = Waits::default();
-        self.slots.iter().for_each(|slot| waits.add(&slot.waits.take()));
-        waits
+    /// How long each worker that is there has waited since the last call.
+    pub(super) fn take_waits(&self) -> Vec<(usize, Waits)> {
+        let there = self.slots.iter().enumerate().filter(|(_, slot)| slot.worker.is_some());
+        there.map(|(number, slot)| (number, slot.meter.waits.take())).collect()
+    }
+
+    /// What workers have counted since the last call.
+    pub(super) fn take_counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        self.slots.iter().for_each(|slot| counts.add(slot.meter.ledger.take()));
+        counts
+    }
+
+    /// What each worker does.
+    pub(super) fn now(&self) -> Vec<WorkerNow> {
+        let there = self.slots.iter().enumerate();
+        let there = there.filter_map(|(number, slot)| Some((number, slot, slot.worker.as_ref()?)));
+        there
+            .map(|(number, slot, worker)| {
+                let group = slot.meter.ledger.current();
+                let group = group.as_ref();
+                WorkerNow {
+                    worker: number,
+                    pid: worker.pid(),
+                    waits_for: slot.meter.waits.reason().map(|reason| reason.name().to_owned()),
+                    xid: group.map(|group| group.xid.0),
+                    commit_lsn: group.map(|group| group.commit_lsn.to_string()),
+                    table: group
+                        .and_then(|group| group.table.as_ref())
+                        .map(|table| format!("{}.{}", table.schema, table.name)),
+                    transactions: group.map_or(0, |group| group.transactions),
+                    changes: group.map_or(0, |group| group.changes),
+                    age_seconds: group.map(|group| group.since.elapsed().as_secs_f64()),
+                }
+            })
+            .collect()
     }
 
     /// Ends all workers.

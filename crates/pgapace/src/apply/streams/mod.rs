@@ -10,6 +10,7 @@ use engine::streaming::{Streams, Ticket};
 use crate::apply::session::Connect;
 use crate::apply::work::Work;
 use crate::error::{Failure, Result};
+use crate::observe::ledger::Ledger;
 use worker::StreamWorker;
 
 pub(crate) use worker::StreamReport;
@@ -22,15 +23,16 @@ pub(crate) struct StreamSessions {
     workers: Vec<StreamWorker>,
     connects: Vec<Option<Connect>>,
     reports: Sender<Event>,
+    ledger: Ledger,
     pub(crate) events: Receiver<Event>,
 }
 
 impl StreamSessions {
     /// As many sessions as there are `connects`, each opened when it is needed.
-    pub(crate) fn new(connects: Vec<Connect>) -> Self {
+    pub(crate) fn new(connects: Vec<Connect>, ledger: Ledger) -> Self {
         let (reports, events) = unbounded();
         let connects = connects.into_iter().map(Some).collect();
-        Self { workers: Vec::new(), connects, reports, events }
+        Self { workers: Vec::new(), connects, reports, ledger, events }
     }
 
     /// Sends the orders that wait, and opens the sessions that they need.
@@ -39,7 +41,8 @@ impl StreamSessions {
             let number = self.workers.len();
             let connect = self.connects[number].take();
             let connect = connect.ok_or_else(|| Failure::internal("a session opened twice"))?;
-            self.workers.push(StreamWorker::spawn(number, connect, self.reports.clone())?);
+            let (reports, ledger) = (self.reports.clone(), self.ledger.clone());
+            self.workers.push(StreamWorker::spawn(number, connect, reports, ledger)?);
         }
         while let Some((worker, ticket, order)) = streams.next_order() {
             self.workers[worker].send(ticket, order);

@@ -6,12 +6,15 @@
 //! too: they are applied from there after the commit, and then an error that is still there is reported.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use engine::group::GroupSeq;
 use engine::progress::Range;
+use engine::relation::RemoteRelation;
 use engine::streaming::Ticket;
+use engine::transaction::ChangeCounts;
 use engine::worker::{Dependent, ExpectedReply, GroupMode, Outcome};
 use wire::{Reply, Session, Waker};
 
@@ -20,8 +23,9 @@ use crate::apply::expected::Expected;
 use crate::apply::replies::{Interpreted, RowCount, interpret};
 use crate::apply::session::{Connect, Lost, roll_back};
 use crate::apply::thread::{LITTLE_PATIENCE, SessionHandle, SessionThread};
-use crate::apply::work::{Group, Work};
+use crate::apply::work::{Group, Work, counts_by_table};
 use crate::error::{Failure, Result};
+use crate::observe::ledger::Ledger;
 use crate::stopping::interrupt::cancel;
 use crate::subscriber::state::statistics::{Changes, Counters};
 
@@ -44,7 +48,7 @@ pub(crate) enum StreamReport {
     Done,
     Committed {
         range: Range,
-        counters: Counters,
+        counters: Box<Counters>,
     },
     /// It is rolled back, and the session is free.
     Abandoned,
@@ -67,6 +71,7 @@ impl StreamWorker {
         number: usize,
         connect: Connect,
         reports: Sender<(usize, Ticket, StreamReport)>,
+        ledger: Ledger,
     ) -> Result<Self> {
         let (orders, inbox) = unbounded();
         let waker = Waker::new()
@@ -78,6 +83,7 @@ impl StreamWorker {
             lost: None,
             handle: handle.clone(),
             waker: waker.clone(),
+            ledger,
             report: Box::new(move |ticket, report| {
                 // If the leader is gone, the report is not needed.
                 let _ = reports.send((number, ticket, report));
@@ -128,10 +134,13 @@ struct StreamSession {
     orders: VecDeque<usize>,
     rows: RowCount,
     /// The changes counted up to each savepoint.
-    savepoints: Vec<Changes>,
+    savepoints: Vec<(Changes, usize)>,
+    /// The changes of the stream by table.
+    tables: Vec<(Arc<RemoteRelation>, ChangeCounts)>,
     /// Where the encoder stood before the stream: see [`Encoder::forget_after`].
     position: EncoderPosition,
     committing: bool,
+    ledger: Ledger,
 }
 
 struct StreamThread {
@@ -140,6 +149,7 @@ struct StreamThread {
     lost: Option<Lost>,
     handle: SessionHandle,
     waker: Waker,
+    ledger: Ledger,
     report: Box<dyn Fn(Ticket, StreamReport) + Send>,
 }
 
@@ -293,7 +303,9 @@ impl StreamThread {
             orders: VecDeque::new(),
             rows: RowCount::default(),
             savepoints: Vec::new(),
+            tables: Vec::new(),
             committing: false,
+            ledger: self.ledger.clone(),
         })
     }
 
@@ -352,7 +364,9 @@ impl StreamSession {
             Order::Part { work, mode, savepoint } => self.part(*work, mode, savepoint)?,
             Order::RollBackTo(savepoint) => {
                 let changes = self.savepoints.get(savepoint).copied();
-                let changes = changes.ok_or_else(|| Failure::internal("no such savepoint"))?;
+                let (changes, tables) =
+                    changes.ok_or_else(|| Failure::internal("no such savepoint"))?;
+                self.tables.truncate(tables);
                 self.savepoints.truncate(savepoint + 1);
                 self.encoder.set_counted(changes);
                 self.command(&format!("ROLLBACK TO SAVEPOINT s{savepoint}"))?;
@@ -360,6 +374,7 @@ impl StreamSession {
             }
             Order::RollBack => {
                 self.savepoints.clear();
+                self.tables.clear();
                 self.encoder.set_counted(Changes::default());
                 self.command("ROLLBACK")?;
                 self.session.queue_flush();
@@ -381,9 +396,10 @@ impl StreamSession {
         if savepoint.is_some() {
             debug_assert_eq!(savepoint, Some(self.savepoints.len()), "in order");
             let number = self.savepoints.len();
-            self.savepoints.push(self.encoder.counted());
+            self.savepoints.push((self.encoder.counted(), self.tables.len()));
             self.command(&format!("SAVEPOINT s{number}"))?;
         }
+        self.count(&work);
         let group = group_of(work, mode);
         let before = self.expected.len();
         match mode {
@@ -399,6 +415,18 @@ impl StreamSession {
             self.encoder.nothing(&mut self.session, &mut self.expected)?;
         }
         Ok(())
+    }
+
+    /// Adds the changes of a part to those of the last one, unless a savepoint lies between them.
+    fn count(&mut self, work: &Work) {
+        let first = self.savepoints.last().map_or(0, |(_, tables)| *tables);
+        for (relation, counts) in counts_by_table(work) {
+            let mut known = self.tables[first..].iter_mut();
+            match known.find(|(known, _)| Arc::ptr_eq(known, &relation)) {
+                Some((_, known)) => known.add(&counts),
+                None => self.tables.push((relation, counts)),
+            }
+        }
     }
 
     fn command(&mut self, sql: &str) -> Result<()> {
@@ -431,7 +459,8 @@ impl StreamSession {
             Some(Interpreted::Synced { commits: Some(commits), idle: true }) => {
                 self.committing = false;
                 self.savepoints.clear();
-                let mut counters = Counters::default();
+                self.ledger.committed(self.tables.drain(..));
+                let mut counters = Box::new(Counters::default());
                 counters.add_changes(&commits.changes);
                 let range = Range { after: commits.after, through: commits.end };
                 StreamReport::Committed { range, counters }
@@ -477,6 +506,7 @@ impl StreamSession {
         self.expected.clear();
         self.orders.clear();
         self.savepoints.clear();
+        self.tables.clear();
         (self.rows, self.committing) = (RowCount::default(), false);
         roll_back(&mut self.session).map_err(|e| failed(&e))?;
         self.encoder.forget_after(&mut self.session, self.position);

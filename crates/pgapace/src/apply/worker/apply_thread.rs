@@ -22,6 +22,7 @@ use crate::apply::work::Work;
 use crate::apply::worker::tally::Tally;
 use crate::apply::worker::{Answered, FromWorker, Reporter, ToWorker};
 use crate::error::{Failure, Result};
+use crate::observe::ledger::{Ledger, Meter};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::subscriber::origin;
 
@@ -59,6 +60,7 @@ pub(super) struct ApplyThread {
     /// See [`Answered::in_doubt`].
     pub(super) in_doubt: bool,
     waits: Stopwatch,
+    pub(super) ledger: Ledger,
 }
 
 impl ApplyThread {
@@ -67,7 +69,7 @@ impl ApplyThread {
         (connect, handle): (Connect, SessionHandle),
         (session, identity): (Session, Identity),
         reporter: Reporter,
-        (log, turns, waits): (ConflictLog, Arc<Turns>, Stopwatch),
+        (log, turns, meter): (ConflictLog, Arc<Turns>, Meter),
     ) -> Self {
         Self {
             number: reporter.number,
@@ -80,12 +82,13 @@ impl ApplyThread {
             turns,
             groups: WorkerGroups::new(identity.ordered, identity.is_far(), &Pacing::MEASURED),
             rows: RowCount::default(),
-            tally: Tally::new(log),
+            tally: Tally::new(log, meter.ledger.clone()),
             offense: None,
             moved_values: Vec::new(),
             closing: false,
             in_doubt: false,
-            waits,
+            waits: meter.waits,
+            ledger: meter.ledger,
         }
     }
 
@@ -169,17 +172,18 @@ impl ApplyThread {
         if self.closing || !turns.wait(self.number, waits) {
             return Ok(());
         }
-        let reason = self.groups.wait_reason().map(|reason| match reason {
-            WaitReason::Dependency => Reason::Dependency,
-            WaitReason::CommitOrder => Reason::CommitOrder,
-        });
-        if reason.is_some() {
-            self.waits.set(reason);
-        }
+        let reason = match self.groups.wait_reason() {
+            Some(WaitReason::Dependency) => Reason::Dependency,
+            Some(WaitReason::CommitOrder) => Reason::CommitOrder,
+            None if self.groups.first().is_some() => Reason::Subscriber,
+            None => {
+                self.ledger.works_on(None);
+                Reason::Idle
+            }
+        };
+        self.waits.set(Some(reason));
         let readable = self.session.wait_readable(Some(waker.descriptor()), SLEEP);
-        if reason.is_some() {
-            self.waits.set(None);
-        }
+        self.waits.set(None);
         let readable = readable.map_err(|e| Failure::subscriber(&e, "applying changes"))?;
         if readable { self.take_replies() } else { Ok(()) }
     }

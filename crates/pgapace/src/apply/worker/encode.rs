@@ -1,6 +1,7 @@
 //! Encodes a group, and sends what may be sent of it.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use engine::worker::{EncodedGroup, Further, GroupMode, Rest, Start};
 use wire::Queued;
@@ -10,6 +11,7 @@ use crate::apply::expected::Expected;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::apply_thread::{ApplyThread, SLEEP, Statements};
 use crate::error::{Failure, Result};
+use crate::observe::ledger::CurrentGroup;
 
 /// Bytes of statements that are collected before they are sent.
 const SEND_BYTES: usize = 64 << 10;
@@ -35,6 +37,7 @@ impl ApplyThread {
         }
         let split = self.groups.is_split(&start, &*self.turns);
         let Start { group, ahead, behind, counted } = start;
+        self.ledger.works_on(current_group(&group));
         let before = self.session.pending_ready();
         let position = self.encoder.position();
         let mut replies = VecDeque::new();
@@ -174,4 +177,17 @@ impl ApplyThread {
         }
         self.follow(self.groups.judge_incomplete(), || failure)
     }
+}
+
+/// What is shown of a group while a worker has it.
+fn current_group(group: &Group) -> Option<CurrentGroup> {
+    let last = group.works.last()?;
+    Some(CurrentGroup {
+        since: Instant::now(),
+        commit_lsn: last.part.head.commit_lsn,
+        xid: last.part.head.xid,
+        transactions: group.works.len(),
+        changes: group.works.iter().map(|work| work.part.len()).sum(),
+        table: last.part.relations().last().cloned(),
+    })
 }

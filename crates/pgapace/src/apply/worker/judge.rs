@@ -1,11 +1,12 @@
 //! Takes the replies of the subscriber, and does what they mean for the first group in flight.
 
-use engine::worker::{AfterReply, ErrorKind, Outcome, Retry, Verdict};
+use engine::worker::{ActiveGroup, AfterReply, ErrorKind, Outcome, Retry, Verdict};
 
 use crate::apply::context::Context;
 use crate::apply::encoder::table_of;
 use crate::apply::expected::{Committing, Expected};
 use crate::apply::replies::{Completed, Interpreted, interpret};
+use crate::apply::work::counts_by_table;
 use crate::apply::worker::apply_thread::ApplyThread;
 use crate::error::{Failure, Result, is_transient, passes_soon};
 use crate::sqlstate;
@@ -42,7 +43,14 @@ impl ApplyThread {
     /// A transaction of the first group in flight is committed.
     fn committed(&mut self, commits: &Committing) {
         self.tally.transaction_committed(commits);
+        let before = self.groups.first().map_or(0, ActiveGroup::committed);
         self.groups.committed(commits.end);
+        if let Some(first) = self.groups.first() {
+            for work in &first.group.works[before..first.committed()] {
+                self.tally.applied(counts_by_table(work));
+            }
+        }
+        self.tally.count_tables();
     }
 
     /// A statement of the first group in flight is completed.
@@ -105,6 +113,9 @@ impl ApplyThread {
             AfterReply::Through(group) => {
                 if group.group.works.last().is_some_and(|work| work.part.end_lsn.is_none()) {
                     self.tally.part_answered();
+                    for work in &group.group.works[group.committed()..] {
+                        self.tally.applied(counts_by_table(work));
+                    }
                 }
                 if group.is_committed() {
                     let (parallel, dependent) = (group.ahead, !group.group.dependent.is_empty());
@@ -137,6 +148,9 @@ impl ApplyThread {
                 Verdict::Stops => self.stop(error, expected)?,
                 verdict => {
                     tracing::debug!(%error, group = seq, ahead, ?verdict, "a group failed");
+                    if let Some(sqlstate) = error.sqlstate() {
+                        self.ledger.retried(sqlstate);
+                    }
                     self.follow(verdict, || Failure::subscriber(&error, "applying changes"))?;
                 }
             }

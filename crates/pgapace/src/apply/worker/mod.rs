@@ -52,6 +52,7 @@ use crossbeam_channel::{Sender, unbounded};
 use engine::group::GroupSeq;
 use engine::progress::Range;
 use pgoutput::Xid;
+pub(crate) use tally::TableConflicts;
 use wire::Session;
 
 use crate::apply::conflict_log::ConflictLog;
@@ -61,7 +62,7 @@ use crate::apply::thread::{LITTLE_PATIENCE, SessionHandle, SessionThread};
 use crate::apply::turns::Turns;
 use crate::apply::work::Group;
 use crate::error::{Class, Failure, Result};
-use crate::observe::stopwatch::Stopwatch;
+use crate::observe::ledger::Meter;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
 
@@ -136,16 +137,16 @@ pub(crate) struct WorkerContext {
 }
 
 impl Worker {
-    /// Opens the session of worker `number`, and starts the thread. `waits` measures how long it waits for
-    /// other groups.
+    /// Opens the session of worker `number`, and starts the thread. `meter` measures what it does and what it
+    /// waits for.
     pub(crate) fn spawn(
         number: usize,
         connect: Connect,
         context: &WorkerContext,
-        waits: Stopwatch,
+        meter: Meter,
     ) -> Result<Self> {
         let opened = connect(None)?;
-        Self::start(number, connect, Some(opened), context, waits, None)
+        Self::start(number, connect, Some(opened), context, meter, None)
     }
 
     /// Starts the thread, which opens the session and reports that. It keeps the lease until the server has
@@ -154,10 +155,10 @@ impl Worker {
         number: usize,
         connect: Connect,
         context: &WorkerContext,
-        waits: Stopwatch,
+        meter: Meter,
         lease: &Arc<SessionLease>,
     ) -> Result<Self> {
-        Self::start(number, connect, None, context, waits, Some(Arc::clone(lease)))
+        Self::start(number, connect, None, context, meter, Some(Arc::clone(lease)))
     }
 
     fn start(
@@ -165,7 +166,7 @@ impl Worker {
         connect: Connect,
         opened: Option<(Session, Identity)>,
         context: &WorkerContext,
-        waits: Stopwatch,
+        meter: Meter,
         lease: Option<Arc<SessionLease>>,
     ) -> Result<Self> {
         let (mail, inbox) = unbounded();
@@ -188,7 +189,7 @@ impl Worker {
             }
             let (identity, sessions) = (opened.1, (connect, handle_of_thread));
             let mut thread =
-                ApplyThread::new(inbox, sessions, opened, reporter, (log, turns, waits));
+                ApplyThread::new(inbox, sessions, opened, reporter, (log, turns, meter));
             if let Err(failure) = thread.run() {
                 return thread.reporter.report(FromWorker::Failed(failure));
             }

@@ -9,7 +9,7 @@ use engine::worker::{ActiveGroup, EncodedGroup, Rest, Verdict};
 
 use crate::apply::conflicts;
 use crate::apply::context::Context;
-use crate::apply::work::Group;
+use crate::apply::work::{Group, counts_by_table};
 use crate::apply::worker::apply_thread::ApplyThread;
 use crate::apply::worker::judge::kind;
 use crate::error::{Failure, Result};
@@ -28,8 +28,14 @@ impl ApplyThread {
             let ActiveGroup { group, replies, .. } = &mut *active;
             match conflicts::execute(session, encoder, group, index, replies) {
                 Ok(judged) => {
+                    let changes: Vec<_> = counts_by_table(&group.works[index]).collect();
                     active.count_committed(judged.committed.map(|committed| committed.end));
+                    let is_committed = judged.committed.is_some();
                     self.tally.judged(judged);
+                    self.tally.applied(changes.into_iter());
+                    if is_committed {
+                        self.tally.count_tables();
+                    }
                 }
                 Err(failure) => {
                     let verdict = self.groups.judge_error(kind(failure.sqlstate.as_deref()));

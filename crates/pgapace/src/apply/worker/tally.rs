@@ -1,8 +1,12 @@
 //! What the transactions of a worker's session did: counted when they commit. Missing rows are kept until
 //! their transaction has committed.
 
+use std::sync::Arc;
+
 use engine::net::ChangeAt;
 use engine::progress::Range;
+use engine::relation::RemoteRelation;
+use engine::transaction::ChangeCounts;
 use pgoutput::Xid;
 
 use crate::apply::conflict_log::ConflictLog;
@@ -10,7 +14,8 @@ use crate::apply::conflicts::Judged;
 use crate::apply::context::Context;
 use crate::apply::expected::Committing;
 use crate::error::Result;
-use crate::subscriber::conflict::Action;
+use crate::observe::ledger::Ledger;
+use crate::subscriber::conflict::{Action, ConflictType};
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
 
@@ -21,6 +26,7 @@ const KEPT_MISSING: usize = 100;
 #[derive(Debug)]
 pub(super) struct Tally {
     log: ConflictLog,
+    ledger: Ledger,
     /// Counters of the transaction that is being answered, and of those committed and not reported.
     current: Counters,
     committed: Counters,
@@ -36,6 +42,28 @@ pub(super) struct Tally {
     conflicts: Vec<Conflict>,
     /// Where the part of a large transaction began that is being answered.
     part: PartStart,
+    /// Conflicts of the transaction that is being answered, by table, in the order in which they occurred.
+    by_table: Vec<TableConflicts>,
+    /// Changes of groups that are answered. Those of a part count when its transaction is committed.
+    changes: Vec<(Arc<RemoteRelation>, ChangeCounts)>,
+}
+
+/// Adjacent conflicts of one type on one table.
+#[derive(Debug, Clone)]
+pub(crate) struct TableConflicts {
+    pub(crate) table: Arc<RemoteRelation>,
+    pub(crate) kind: ConflictType,
+    pub(crate) count: u64,
+}
+
+impl TableConflicts {
+    /// Counts a conflict.
+    pub(crate) fn count(all: &mut Vec<Self>, table: &Arc<RemoteRelation>, kind: ConflictType) {
+        match all.last_mut() {
+            Some(last) if last.kind == kind && Arc::ptr_eq(&last.table, table) => last.count += 1,
+            _ => all.push(Self { table: Arc::clone(table), kind, count: 1 }),
+        }
+    }
 }
 
 /// What the parts of a transaction before the present one did.
@@ -45,12 +73,15 @@ struct PartStart {
     missing: usize,
     more_missing: u64,
     conflicts: usize,
+    /// Entries of `by_table`, and the count of the last one.
+    by_table: (usize, u64),
 }
 
 impl Tally {
-    pub(super) fn new(log: ConflictLog) -> Self {
+    pub(super) fn new(log: ConflictLog, ledger: Ledger) -> Self {
         Self {
             log,
+            ledger,
             current: Counters::default(),
             committed: Counters::default(),
             ranges: Vec::new(),
@@ -60,6 +91,8 @@ impl Tally {
             named: Vec::new(),
             conflicts: Vec::new(),
             part: PartStart::default(),
+            by_table: Vec::new(),
+            changes: Vec::new(),
         }
     }
 
@@ -68,6 +101,7 @@ impl Tally {
         let room = KEPT_MISSING.saturating_sub(self.conflicts.len());
         self.more_missing += judged.more + judged.conflicts.len().saturating_sub(room) as u64;
         self.current.add(&judged.counters);
+        self.by_table.extend(judged.by_table);
         self.conflicts.extend(judged.conflicts.into_iter().take(room));
         match &judged.committed {
             Some(committed) => self.transaction_committed(committed),
@@ -82,6 +116,7 @@ impl Tally {
             missing: self.missing.len(),
             more_missing: self.more_missing,
             conflicts: self.conflicts.len(),
+            by_table: (self.by_table.len(), self.by_table.last().map_or(0, |last| last.count)),
         };
     }
 
@@ -89,6 +124,9 @@ impl Tally {
     pub(super) fn row_missing(&mut self, at: ChangeAt, context: &Context<'_>) -> Result<()> {
         let kind = context.missing(at);
         self.current.count_conflict(kind);
+        if let Some(map) = context.map(at) {
+            TableConflicts::count(&mut self.by_table, &map.remote, kind);
+        }
         if self.missing.len() < KEPT_MISSING {
             self.missing.push(context.conflict(at, kind, (Action::Skip, false), None)?);
         } else {
@@ -109,6 +147,9 @@ impl Tally {
         }
         self.log.suppress(std::mem::take(&mut self.more_missing));
         self.committed.add(&std::mem::take(&mut self.current));
+        for conflicts in self.by_table.drain(..) {
+            self.ledger.conflicts(&conflicts.table, conflicts.kind, conflicts.count);
+        }
         self.part = PartStart::default();
         self.committed.add_changes(&committing.changes);
         if let Some(xid) = committing.prepared {
@@ -125,15 +166,35 @@ impl Tally {
     /// The transaction is rolled back and executed again: forgets what it did.
     pub(super) fn roll_back(&mut self) {
         self.part = PartStart::default();
+        self.changes.clear();
         self.roll_back_part();
     }
 
     /// Only the present part of the transaction is rolled back and executed again.
     pub(super) fn roll_back_part(&mut self) {
-        let PartStart { counters, missing, more_missing, conflicts } = self.part;
+        let PartStart { counters, missing, more_missing, conflicts, by_table } = self.part;
         (self.current, self.more_missing) = (counters, more_missing);
         self.missing.truncate(missing);
         self.conflicts.truncate(conflicts);
+        self.by_table.truncate(by_table.0);
+        if let Some(last) = self.by_table.last_mut() {
+            last.count = by_table.1;
+        }
+    }
+
+    /// A group, or a part of a large transaction, is answered.
+    pub(super) fn applied(
+        &mut self,
+        changes: impl Iterator<Item = (Arc<RemoteRelation>, ChangeCounts)>,
+    ) {
+        self.changes.extend(changes);
+    }
+
+    /// What was applied is committed.
+    pub(super) fn count_tables(&mut self) {
+        if !self.changes.is_empty() {
+            self.ledger.committed(self.changes.drain(..));
+        }
     }
 
     /// Counts something else than changes, with the next commit.

@@ -2,6 +2,7 @@
 //! progress.
 
 pub(crate) mod conflicts;
+pub(crate) mod figures;
 pub(crate) mod ownership;
 pub(crate) mod prepared;
 pub(crate) mod progress;
@@ -607,6 +608,11 @@ pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
                (SELECT catch_up FROM pgapace.relation WHERE subscription = {id}); \
              DELETE FROM pgapace.relation WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_subscription WHERE subscription = {id}; \
+             DELETE FROM pgapace.stat_figures WHERE subscription = {id}; \
+             DELETE FROM pgapace.stat_history WHERE subscription = {id}; \
+             DELETE FROM pgapace.stat_table WHERE subscription = {id}; \
+             DELETE FROM pgapace.stat_conflict WHERE subscription = {id}; \
+             DELETE FROM pgapace.stat_retry WHERE subscription = {id}; \
              DELETE FROM pgapace.conflict WHERE subscription = {id}; \
              DELETE FROM pgapace.prepared WHERE subscription = {id}; \
              DELETE FROM pgapace.subscription WHERE id = {id}; \

@@ -8,11 +8,12 @@ use serde::Serialize;
 use wire::{Row, Session};
 
 use crate::error::{Failure, Result};
+use crate::observe::ledger::Counts;
 use crate::observe::stopwatch::Reason;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::conflict::ConflictType;
 use crate::subscriber::state::workers_in_use::WorkersInUse;
-use crate::subscriber::state::{SubscriptionId, conflicts};
+use crate::subscriber::state::{SubscriptionId, conflicts, figures};
 
 /// Declares each counter once. Each is a column with the same name.
 macro_rules! counters {
@@ -157,6 +158,11 @@ macro_rules! waits {
                 $(self.$name += other.$name;)*
             }
 
+            /// What came after `before`.
+            pub(crate) fn since(&self, before: &Self) -> Self {
+                Self { $($name: self.$name.saturating_sub(before.$name)),* }
+            }
+
             fn values(&self) -> Vec<Duration> {
                 vec![$(self.$name),*]
             }
@@ -194,6 +200,10 @@ waits! {
     memory: "wait_memory",
     /// pgapace waited for the publisher to send changes.
     publisher: "wait_publisher",
+    /// Apply workers waited for the subscriber to execute statements.
+    subscriber: "wait_subscriber",
+    /// Apply workers had nothing to do.
+    idle: "wait_idle",
 }
 
 impl Waits {
@@ -206,6 +216,8 @@ impl Waits {
             Reason::Worker => &mut self.worker,
             Reason::Memory => &mut self.memory,
             Reason::Publisher => &mut self.publisher,
+            Reason::Subscriber => &mut self.subscriber,
+            Reason::Idle => &mut self.idle,
         }
     }
 }
@@ -251,7 +263,7 @@ pub(crate) fn started_sql(id: SubscriptionId) -> String {
 }
 
 /// Adds what happened since the last call.
-pub(crate) fn add(session: &mut Session, id: SubscriptionId, delta: &Delta) -> Result<()> {
+pub(crate) fn add_sql(id: SubscriptionId, delta: &Delta) -> String {
     let mut set = String::new();
     for (column, value) in COUNTERS.iter().zip(delta.counters.values()) {
         if value > 0 {
@@ -272,22 +284,19 @@ pub(crate) fn add(session: &mut Session, id: SubscriptionId, delta: &Delta) -> R
             ", error_count = CASE WHEN {over} THEN 0 ELSE error_count END, next_try_at = NULL"
         ));
     }
-    session
-        .simple(&format!(
-            "UPDATE pgapace.stat_subscription SET updated_at = pg_catalog.now(), \
+    format!(
+        "UPDATE pgapace.stat_subscription SET updated_at = pg_catalog.now(), \
              received_lsn = '{}', applied_lsn = '{}', flushed_lsn = '{}', \
              spool_files = {}, spool_bytes = {}, workers = {}, workers_reason = {}{set} WHERE subscription = {}",
-            delta.received,
-            delta.applied,
-            delta.flushed,
-            delta.spool.files,
-            delta.spool.bytes,
-            delta.workers.decision.workers,
-            wire::quote_literal(&delta.workers.to_string()),
-            id.0
-        ))
-        .map_err(|e| failed(&e))?;
-    Ok(())
+        delta.received,
+        delta.applied,
+        delta.flushed,
+        delta.spool.files,
+        delta.spool.bytes,
+        delta.workers.decision.workers,
+        wire::quote_literal(&delta.workers.to_string()),
+        id.0
+    )
 }
 
 /// Returns the position up to which the current run has applied the stream, as of its last
@@ -343,7 +352,12 @@ pub(crate) fn error(
             &[Some(&id.0.to_string()), Some(&failure.to_string()), lsn.as_deref(), next.as_deref()],
         )
         .map_err(|e| failed(&e))?;
-    conflict.map_or(Ok(()), |conflict| conflicts::write(session, id, [conflict]))
+    let Some(conflict) = conflict else { return Ok(()) };
+    let table = (conflict.table.schema.clone(), conflict.table.name.clone());
+    let conflicts = [((table, conflict.kind.name()), 1)].into();
+    let counts = Counts { conflicts, ..Counts::default() };
+    figures::execute(session, &figures::count_sql(id, &counts))?;
+    conflicts::write(session, id, [conflict])
 }
 
 /// Records that there is no next try.

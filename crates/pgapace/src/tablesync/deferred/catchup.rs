@@ -14,7 +14,7 @@ use crate::apply::turns::Turns;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::{self, FromWorker, WorkerContext};
 use crate::error::{Failure, Result};
-use crate::observe::stopwatch::Stopwatch;
+use crate::observe::ledger::Meter;
 use crate::tablesync::deferred::{CatchUpOptions, LITTLE, LeaderAccess};
 use crate::tablesync::table_state::CatchUp;
 
@@ -46,8 +46,9 @@ impl CatchUpWorker {
         let connect = (options.connect)(table);
         let subscription = options.subscription.to_owned();
         let context = WorkerContext { turns: Turns::new(1)?, sender, subscription };
+        let meter = Meter { ledger: options.ledger.clone(), ..Meter::default() };
         Ok(Self {
-            worker: worker::Worker::spawn(0, connect, &context, Stopwatch::default())?,
+            worker: worker::Worker::spawn(0, connect, &context, meter)?,
             table: table.clone(),
             waiting: Batcher::new(options.group_limits, Pacing::MEASURED),
             in_flight: 0,

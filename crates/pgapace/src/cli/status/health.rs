@@ -1,0 +1,138 @@
+//! The state of all subscriptions as an exit code, for monitoring.
+
+use std::str::FromStr;
+
+use crate::cli::status::Status;
+use crate::error::{Class, Failure, Result};
+
+/// The most lag of a healthy subscription.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum MaxLag {
+    Bytes(u64),
+    Seconds(f64),
+}
+
+impl FromStr for MaxLag {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let number: f64 =
+            number.parse().map_err(|_| format!("{text:?} is no number with a unit"))?;
+        let bytes = |power: i32| {
+            let bytes = number * 1024_f64.powi(power);
+            // Larger sizes are as good as no bound.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            let whole = bytes as u64;
+            Ok(Self::Bytes(whole))
+        };
+        match unit.trim() {
+            "ms" => Ok(Self::Seconds(number / 1000.0)),
+            "s" => Ok(Self::Seconds(number)),
+            "min" => Ok(Self::Seconds(number * 60.0)),
+            "h" => Ok(Self::Seconds(number * 3600.0)),
+            "d" => Ok(Self::Seconds(number * 86400.0)),
+            "B" => bytes(0),
+            "kB" => bytes(1),
+            "MB" => bytes(2),
+            "GB" => bytes(3),
+            "TB" => bytes(4),
+            _ => Err("give a unit: ms, s, min, h, d, or B, kB, MB, GB, TB".to_owned()),
+        }
+    }
+}
+
+/// What is wrong with a subscription, the worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Trouble {
+    Stopped,
+    Disabled,
+    Retrying,
+    Blocked,
+    Behind,
+    Unknown,
+}
+
+/// The worst of all subscriptions as a failure.
+pub(super) fn check(all: &[Status], most: Option<MaxLag>) -> Result<()> {
+    if all.is_empty() {
+        return Err(Failure::new(Class::Unknown, "there is no subscription on the subscriber"));
+    }
+    let troubles = all.iter().filter_map(|status| Some((trouble(status, most)?, status)));
+    match troubles.min_by_key(|(trouble, _)| *trouble) {
+        None => Ok(()),
+        Some((trouble, status)) => Err(failure(trouble, status)),
+    }
+}
+
+fn trouble(status: &Status, most: Option<MaxLag>) -> Option<Trouble> {
+    match status.state {
+        "disabled" => return Some(Trouble::Disabled),
+        "retrying" => return Some(Trouble::Retrying),
+        "running" => {}
+        _ => return Some(Trouble::Stopped),
+    }
+    if status.tables.iter().any(|table| table.reason.is_some() || table.stale_lsn.is_some()) {
+        return Some(Trouble::Blocked);
+    }
+    let (bytes, seconds) = lag(status);
+    match most {
+        None => None,
+        Some(MaxLag::Bytes(most)) => judge(bytes.map(|bytes| bytes > most)),
+        Some(MaxLag::Seconds(most)) => judge(seconds.map(|seconds| seconds > most)),
+    }
+}
+
+fn judge(behind: Option<bool>) -> Option<Trouble> {
+    match behind {
+        Some(true) => Some(Trouble::Behind),
+        Some(false) => None,
+        None => Some(Trouble::Unknown),
+    }
+}
+
+/// Bytes and seconds: as the publisher says, or as the running process says.
+fn lag(status: &Status) -> (Option<u64>, Option<f64>) {
+    if status.lag_bytes.is_some() {
+        return (status.lag_bytes, status.lag_seconds);
+    }
+    let committed = status.figures.as_ref().and_then(|figures| figures.stage("committed"));
+    committed.map_or((None, None), |stage| (stage.lag_bytes, stage.lag_seconds))
+}
+
+fn failure(trouble: Trouble, status: &Status) -> Failure {
+    let name = &status.name;
+    let of = |class, what: &str| Failure::new(class, format!("subscription \"{name}\" {what}"));
+    match trouble {
+        Trouble::Stopped => of(Class::NotRunning, "does not run")
+            .hint("Start pgapace run. The log, and last error above, say why it stopped."),
+        Trouble::Disabled => of(Class::Disabled, "was disabled because of an error")
+            .hint("When the cause is mended: pgapace enable."),
+        Trouble::Retrying => of(Class::Retrying, "is retrying after an error"),
+        Trouble::Blocked => of(Class::Mismatch, "has tables that are blocked or may lack changes")
+            .hint("pgapace status lists them. pgapace resync copies a table again."),
+        Trouble::Behind => of(Class::Behind, "is behind --max-lag"),
+        Trouble::Unknown => of(Class::Unknown, "runs, but its lag is not known")
+            .hint("Give --publisher, or look again in a minute."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MaxLag;
+
+    #[test]
+    fn bounds_have_the_units_of_postgresql() {
+        let parse = |text: &str| text.parse::<MaxLag>();
+        assert_eq!(parse("30s"), Ok(MaxLag::Seconds(30.0)));
+        assert_eq!(parse("500ms"), Ok(MaxLag::Seconds(0.5)));
+        assert_eq!(parse("1.5min"), Ok(MaxLag::Seconds(90.0)));
+        assert_eq!(parse("2 h"), Ok(MaxLag::Seconds(7200.0)));
+        assert_eq!(parse("100MB"), Ok(MaxLag::Bytes(100 << 20)));
+        assert_eq!(parse("0B"), Ok(MaxLag::Bytes(0)));
+        for bad in ["", "10", "s", "10 parsecs", "1.2.3s", "-1s"] {
+            assert!(parse(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Status as text.
+
+use crate::cli::output;
+use crate::cli::status::{Status, Table};
+use crate::observe::figures::Figures;
+use crate::observe::history::worker_shares;
+use crate::subscriber::state::statistics::Spooled;
+
+pub(super) fn print(status: &Status) {
+    let running = match &status.owner {
+        _ if status.state == "retrying" => format!(
+            "retrying after an error (next try {})",
+            status.next_try_at.as_deref().unwrap_or("now")
+        ),
+        None if status.disabled.is_some() => "disabled because of an error".to_owned(),
+        None if status.state == "failed" => "not running because of an error".to_owned(),
+        None => "not running".to_owned(),
+        Some(owner) => format!(
+            "running (backend {} from {}, since {})",
+            owner.pid,
+            owner.client.as_deref().unwrap_or("a local socket"),
+            owner.since.as_deref().unwrap_or("?")
+        ),
+    };
+    output::line(&format!("{}: {}, {running}", status.name, status.phase));
+    let item = |label: &str, value: &str| output::line(&format!("  {label:<15}{value}"));
+    let lsn = |lsn: &Option<String>| lsn.clone().unwrap_or_else(|| "-".to_owned());
+    item("publications", &status.publications.join(", "));
+    item("slot", &slot_line(status));
+    if let (Some(format), Some(reason)) = (&status.format, &status.format_reason) {
+        item("format", &format!("{format}: {reason}"));
+    }
+    if let (Some(mode), Some(reason)) = (&status.streaming, &status.streaming_reason) {
+        item("streaming", &format!("{mode}: {reason}"));
+    }
+    if let (Some(workers), Some(reason)) = (status.workers, &status.workers_reason) {
+        item("workers", &format!("{workers}: {reason}"));
+    }
+    let Spooled { files, bytes } = status.spool;
+    let bytes = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
+    item("spool", &format!("{bytes} in {files} files"));
+    item("received", &lsn(&status.received_lsn));
+    item("applied", &lsn(&status.applied_lsn));
+    item("flushed", &lsn(&status.flushed_lsn));
+    item("lag", &lag_line(status));
+    if let Some(figures) = &status.figures {
+        figure_lines(figures, item);
+    }
+    if let Some(skip) = &status.skip_lsn {
+        item("skips", &format!("the transaction with commit LSN {skip}"));
+    }
+    let c = &status.counters;
+    item(
+        "changes",
+        &format!(
+            "{} transactions: {} inserts, {} updates, {} deletes, {} truncates",
+            c.transactions, c.inserts, c.updates, c.deletes, c.truncates
+        ),
+    );
+    let conflicts: Vec<_> =
+        c.conflicts().iter().map(|(name, count)| format!("{count} {name}")).collect();
+    item("conflicts", &if conflicts.is_empty() { "none".to_owned() } else { conflicts.join(", ") });
+    if c.transactions_skipped > 0 {
+        item("skipped", &format!("{} transactions, by pgapace skip", c.transactions_skipped));
+    }
+    item(
+        "groups",
+        &format!(
+            "{}, {} of them parallel, {} dependent on others",
+            c.groups, c.groups_parallel, c.groups_dependent
+        ),
+    );
+    item(
+        "applied again",
+        &format!(
+            "{} one by one, {} after an error, {} to give way",
+            c.fallbacks, c.retries, c.victims
+        ),
+    );
+    if c.tables_serialized > 0 {
+        item(
+            "stream order",
+            &format!("tables were put into it for a while {} times", c.tables_serialized),
+        );
+    }
+    let waits: Vec<_> = c
+        .waits
+        .named()
+        .iter()
+        .filter(|(_, time)| !time.is_zero())
+        .map(|(reason, time)| format!("{reason} {:.1}", time.as_secs_f64()))
+        .collect();
+    item("waits (s)", &waits.join(", "));
+    item("starts", &format!("epoch {}, {} restarts", status.epoch, status.restarts));
+    if !status.prepared.is_empty() {
+        item("prepared", &status.prepared.len().to_string());
+        for one in &status.prepared {
+            output::line(&format!("    {}", one.line()));
+        }
+    }
+    let waiting: Vec<_> = status
+        .tables
+        .iter()
+        .filter(|table| table.sync_lsn.is_none() && table.reason.is_none())
+        .map(|table| {
+            let name = format!("{}.{}", table.schema, table.name);
+            match table.publisher_bytes {
+                Some(bytes) => format!(
+                    "{name} ({}, {} of {} parts)",
+                    output::size(bytes),
+                    table.copy_parts_done,
+                    table.copy_parts
+                ),
+                None => name,
+            }
+        })
+        .collect();
+    let copied = if waiting.is_empty() {
+        String::new()
+    } else {
+        format!(", not yet copied: {}", waiting.join(", "))
+    };
+    item("tables", &format!("{}{copied}", status.tables.len()));
+    if let Some(copy) = &status.copy {
+        let mut lines = copy.lines(output::size).into_iter();
+        item("copied", &lines.next().unwrap_or_default());
+        lines.for_each(|line| output::line(&format!("    {line}")));
+    }
+    let joins = |table: &&Table| table.joins && table.sync_lsn.is_some();
+    for table in status.tables.iter().filter(joins) {
+        output::line(&format!("    {}.{}: catches up", table.schema, table.name));
+    }
+    for table in &status.tables {
+        let line =
+            |text: String| output::line(&format!("    {}.{}: {text}", table.schema, table.name));
+        if let (Some(reason), Some(since)) = (&table.reason, &table.blocked_since) {
+            line(format!("blocked since {since}: {reason}"));
+        }
+        if let Some(lsn) = &table.stale_lsn {
+            let reason = table.stale_reason.as_deref().unwrap_or("unknown reason");
+            line(format!("may lack changes since {lsn}: {reason}; pgapace resync copies it again"));
+        }
+        if let Some(at) = &table.requested_at {
+            line(format!("to be copied again (resync at {at})"));
+        }
+        if let (Some(mode), Some(reason)) = (&table.apply_mode, &table.apply_reason) {
+            output::line(&format!("    {}.{}: {mode}: {reason}", table.schema, table.name));
+        }
+    }
+    if let Some(error) = &status.last_error {
+        let at = status.last_error_at.as_deref().unwrap_or("at an unknown time");
+        match (&status.error_since, status.error_count) {
+            (Some(since), count @ 2..) => {
+                item("last error", &format!("{at}, {count} times since {since}"));
+            }
+            _ => item("last error", at),
+        }
+        for line in error.lines() {
+            output::line(&format!("    {line}"));
+        }
+    }
+}
+
+fn slot_line(status: &Status) -> String {
+    let Some(slot) = &status.slot_state else {
+        let why = if status.lag_unknown.is_some() { "state unknown" } else { "does not exist" };
+        return format!("{}: {why}", status.slot);
+    };
+    let mut line = format!(
+        "{}: {}, WAL {}",
+        status.slot,
+        if slot.active { "active" } else { "not active" },
+        slot.wal_status.as_deref().unwrap_or("unknown"),
+    );
+    if let Some(bytes) = slot.retained_bytes {
+        line.push_str(&format!(", keeps {}", output::size(bytes)));
+    }
+    if let Some(bytes) = slot.safe_wal_size {
+        line.push_str(&format!(", lost after {} more", output::size(bytes)));
+    }
+    if let Some(reason) = &slot.invalid {
+        line.push_str(&format!(", invalidated: {reason}"));
+    }
+    line
+}
+
+fn lag_line(status: &Status) -> String {
+    if let Some(reason) = &status.lag_unknown {
+        return format!("unknown: {}", reason.lines().next().unwrap_or_default());
+    }
+    let Some(bytes) = status.lag_bytes else { return "unknown: nothing is applied yet".to_owned() };
+    let size = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
+    match status.lag_seconds {
+        Some(_) if bytes == 0 => "none".to_owned(),
+        Some(seconds) => format!("{size}, {seconds:.1} seconds"),
+        None => size,
+    }
+}
+
+/// What happens now. `item` writes a line with a label.
+fn figure_lines(figures: &Figures, item: impl Fn(&str, &str)) {
+    let size = |bytes: f64| output::size(whole(bytes));
+    for stage in &figures.stages {
+        let bytes = stage.lag_bytes.map_or_else(|| "?".to_owned(), |bytes| size(bytes as f64));
+        let mut line = format!("{bytes} behind");
+        if let Some(seconds) = stage.lag_seconds {
+            line.push_str(&format!(", {seconds:.1} s"));
+        }
+        line.push_str(&format!("; {}/s", size(stage.wal_bytes_per_second_10s)));
+        if let Some(rate) = stage.transactions_per_second_10s {
+            line.push_str(&format!(", {rate:.0} transactions/s"));
+        }
+        if let Some(rate) = stage.changes_per_second_10s {
+            line.push_str(&format!(", {rate:.0} rows/s"));
+        }
+        item(&format!("  {}", stage.stage), &line);
+    }
+    let estimate = match figures.seconds_to_zero {
+        Some(0.0) => "none to catch up".to_owned(),
+        Some(seconds) => format!("caught up in {}", duration(seconds)),
+        None => "not shrinking".to_owned(),
+    };
+    item("estimate", &estimate);
+    item("limited by", &figures.limited_by.replace('_', " "));
+    let shares: Vec<_> = worker_shares(figures)
+        .into_iter()
+        .map(|(reason, share)| format!("{reason} {share:.0} %"))
+        .collect();
+    if !shares.is_empty() {
+        item("workers' time", &shares.join(", "));
+    }
+    for blocker in &figures.blockers {
+        let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
+        let who = match blocker.pid {
+            Some(pid) => format!("process {pid} of {}", shown(&blocker.user)),
+            None => "a prepared transaction".to_owned(),
+        };
+        let query = blocker.query.as_ref().map_or(String::new(), |query| format!(": {query}"));
+        item("blocked by", &format!("{who}{query}"));
+    }
+    if let Some(slot) = &figures.slot
+        && let Some(seconds) = slot.lost_in_seconds
+    {
+        item("slot lost in", &format!("{} at the present rate", duration(seconds)));
+    }
+}
+
+fn whole(value: f64) -> i64 {
+    // Sizes and rates are far below the limits of the type.
+    #[allow(clippy::cast_possible_truncation)]
+    let whole = value as i64;
+    whole
+}
+
+/// `90 s`, `25 min`, `7.5 h`, `3.0 d`.
+pub(crate) fn duration(seconds: f64) -> String {
+    match seconds {
+        ..120.0 => format!("{seconds:.0} s"),
+        ..7200.0 => format!("{:.0} min", seconds / 60.0),
+        ..172_800.0 => format!("{:.1} h", seconds / 3600.0),
+        _ => format!("{:.1} d", seconds / 86400.0),
+    }
+}

@@ -1,0 +1,200 @@
+//! What this process knows of its subscriptions, for the HTTP server.
+//!
+//! A subscription replaces a pointer about once per second, and a reader copies it. Both hold the mutex
+//! for that only, so no reader can hold up a leader, however slow it is.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::observe::figures::Figures;
+use crate::observe::history::Point;
+use crate::subscriber::state::statistics::Counters;
+
+/// For how long points of the curves are kept, and their distance.
+const HISTORY: Duration = Duration::from_secs(3600);
+pub(crate) const POINT_EVERY: Duration = Duration::from_secs(10);
+
+/// What a subscription of this process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RunPhase {
+    /// Connects, takes the subscription over, reads its state.
+    Starting,
+    /// Copies tables before the stream begins.
+    Copying,
+    Streaming,
+    /// A run has failed, and another follows.
+    Retrying,
+    /// It does not run any more.
+    Stopped,
+}
+
+/// The last error of a subscription.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct LastError {
+    /// Seconds since 1970.
+    pub(crate) at: f64,
+    pub(crate) message: String,
+    pub(crate) sqlstate: Option<String>,
+    /// When the next run begins; null if none follows.
+    pub(crate) next_try_at: Option<f64>,
+}
+
+/// A subscription as of its last change.
+#[derive(Debug, Clone)]
+pub(crate) struct Shown {
+    pub(crate) phase: RunPhase,
+    pub(crate) since: f64,
+    pub(crate) error: Option<LastError>,
+    /// Since the start of the process.
+    pub(crate) counters: Counters,
+    /// Retries by SQLSTATE, since the start of the process.
+    pub(crate) retries: BTreeMap<String, u64>,
+    pub(crate) received_bytes: u64,
+    pub(crate) figures: Arc<Figures>,
+    pub(crate) history: Arc<VecDeque<Point>>,
+}
+
+impl Shown {
+    fn new() -> Self {
+        Self {
+            phase: RunPhase::Starting,
+            since: wall(),
+            error: None,
+            counters: Counters::default(),
+            retries: BTreeMap::new(),
+            received_bytes: 0,
+            figures: Arc::default(),
+            history: Arc::default(),
+        }
+    }
+}
+
+/// All subscriptions of the process; clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Boards(Arc<Mutex<BTreeMap<String, Board>>>);
+
+impl Boards {
+    /// The board of a subscription.
+    pub(crate) fn of(&self, subscription: &str) -> Board {
+        let mut boards = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        boards.entry(subscription.to_owned()).or_default().clone()
+    }
+}
+
+/// The board of one subscription; clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct Board(Arc<Mutex<Shown>>);
+
+impl Default for Board {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Shown::new())))
+    }
+}
+
+/// What the leader adds to the board at a tick.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    pub(crate) figures: Figures,
+    /// Since the last post.
+    pub(crate) counters: Counters,
+    pub(crate) received_bytes: u64,
+    pub(crate) retries: HashMap<String, u64>,
+}
+
+impl Board {
+    /// The subscription goes over to another phase.
+    pub(crate) fn enters(&self, phase: RunPhase) {
+        let mut shown = self.lock();
+        // Another attempt may fail as the last one did.
+        let attempts = phase == RunPhase::Starting && shown.phase == RunPhase::Retrying;
+        if shown.phase != phase && !attempts {
+            (shown.phase, shown.since) = (phase, wall());
+        }
+        if phase == RunPhase::Streaming
+            && let Some(error) = &mut shown.error
+        {
+            error.next_try_at = None;
+        }
+    }
+
+    /// A run has failed; the next begins after `next`, if there is one.
+    pub(crate) fn failed(&self, message: String, sqlstate: Option<String>, next: Option<Duration>) {
+        let at = wall();
+        let next_try_at = next.map(|pause| at + pause.as_secs_f64());
+        let retries = next.is_some().then(|| sqlstate.clone()).flatten();
+        let error = LastError { at, message, sqlstate, next_try_at };
+        let phase = if next.is_some() { RunPhase::Retrying } else { RunPhase::Stopped };
+        let mut shown = self.lock();
+        if shown.phase != phase {
+            (shown.phase, shown.since) = (phase, at);
+        }
+        shown.error = Some(error);
+        if let Some(sqlstate) = retries {
+            *shown.retries.entry(sqlstate).or_default() += 1;
+        }
+    }
+
+    /// A run that streams shows its figures.
+    pub(crate) fn post(&self, posted: Posted) {
+        let Posted { figures, counters, received_bytes, retries } = posted;
+        let figures = Arc::new(figures);
+        let before = self.shown().history;
+        let last = before.back().map_or(0.0, |point| point.at);
+        // The copy is made without the mutex: only this thread changes it.
+        let history = (figures.at - last >= POINT_EVERY.as_secs_f64()).then(|| {
+            let first = figures.at - HISTORY.as_secs_f64();
+            let kept = before.iter().filter(|point| point.at >= first).cloned();
+            Arc::new(kept.chain([Point::of(&figures)]).collect())
+        });
+        let mut shown = self.lock();
+        shown.counters.add(&counters);
+        shown.received_bytes += received_bytes;
+        shown.figures = figures;
+        for (sqlstate, count) in retries {
+            *shown.retries.entry(sqlstate).or_default() += count;
+        }
+        if let Some(history) = history {
+            shown.history = history;
+        }
+    }
+
+    /// A copy of what is shown.
+    pub(crate) fn shown(&self) -> Shown {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shown> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wall clock, in seconds since 1970.
+pub(crate) fn wall() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// When something was done last that is done from time to time.
+#[derive(Debug)]
+pub(crate) struct Every {
+    interval: Duration,
+    last: Option<Instant>,
+}
+
+impl Every {
+    pub(crate) fn new(interval: Duration) -> Self {
+        Self { interval, last: None }
+    }
+
+    /// Whether to do it now.
+    pub(crate) fn is_due(&mut self) -> bool {
+        let due = self.last.is_none_or(|last| last.elapsed() >= self.interval);
+        if due {
+            self.last = Some(Instant::now());
+        }
+        due
+    }
+}

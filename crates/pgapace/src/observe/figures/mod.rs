@@ -1,0 +1,223 @@
+//! The figures of a running subscription: what happens at each stage, how fast, and what waits for what.
+//!
+//! The leader makes an [`Observation`] about once per second, from counters that it and the workers own
+//! anyway. [`Collector`] turns observations into [`Figures`]. It is pure. The figures go to
+//! `pgapace.stat_figures` as one JSON value, which the views `pgapace.stat_stage`, `stat_wait`,
+//! `stat_worker`, `stat_blocker` and `stat_slot` show as rows; `status`, `top` and the HTTP server read the
+//! same value.
+
+mod collector;
+mod lag;
+mod limit;
+mod shares;
+mod slot_forecast;
+pub(crate) mod window;
+
+use pgoutput::Lsn;
+use serde::{Deserialize, Serialize};
+
+use crate::subscriber::state::statistics::{Counters, Spooled, Waits};
+pub(crate) use collector::Collector;
+
+/// What the leader sees at a tick. Counters count from the start of the run.
+#[derive(Debug, Clone)]
+pub(crate) struct Observation {
+    /// Wall clock, in seconds since 1970.
+    pub(crate) wall: f64,
+    pub(crate) received: Lsn,
+    pub(crate) received_bytes: u64,
+    /// Assembled and handed to the dispatcher.
+    pub(crate) decoded: Lsn,
+    pub(crate) decoded_transactions: u64,
+    pub(crate) decoded_changes: u64,
+    pub(crate) committed: Lsn,
+    pub(crate) durable: Lsn,
+    /// Counters of what was committed since the last observation.
+    pub(crate) counters: Counters,
+    pub(crate) publisher: Option<PublisherSeen>,
+    /// Time since the last observation by thread. The sum of a thread's waits is at most that.
+    pub(crate) threads: Vec<ThreadWaits>,
+    pub(crate) workers: Vec<WorkerNow>,
+    pub(crate) blockers: Vec<BlockerNow>,
+    pub(crate) memory_bytes: u64,
+    pub(crate) memory_limit: u64,
+    pub(crate) spool: Spooled,
+    /// Committed changes by table since the last observation.
+    pub(crate) tables: Vec<TableDelta>,
+}
+
+/// How long a thread waited, by reason.
+#[derive(Debug, Clone)]
+pub(crate) struct ThreadWaits {
+    pub(crate) thread: String,
+    pub(crate) waits: Waits,
+}
+
+/// Committed changes of one table.
+#[derive(Debug, Clone)]
+pub(crate) struct TableDelta {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    pub(crate) changes: u64,
+}
+
+/// What the publisher said about itself and the slot.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct PublisherSeen {
+    /// How far the publisher's clock is ahead of this one, in seconds.
+    pub(crate) clock_ahead: f64,
+    /// Seconds since it was asked.
+    pub(crate) age: f64,
+    pub(crate) lsn: Lsn,
+    pub(crate) retained_bytes: Option<i64>,
+    pub(crate) safe_wal_size: Option<i64>,
+    pub(crate) wal_status: Option<String>,
+}
+
+/// All figures of a subscription.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Figures {
+    /// Seconds since 1970.
+    pub(crate) at: f64,
+    pub(crate) publisher_lsn: Option<String>,
+    /// `received`, `decoded`, `committed`, `durable`.
+    pub(crate) stages: Vec<Stage>,
+    /// Estimate until the lag is zero at the present rates; null if it grows, or is not known.
+    pub(crate) seconds_to_zero: Option<f64>,
+    /// What limits the speed now: `publisher`, `pgapace`, `subscriber`, `subscriber_lock`, `none`.
+    pub(crate) limited_by: String,
+    /// Committed rows per second by operation.
+    pub(crate) rows_10s: OperationRates,
+    pub(crate) rows_1min: OperationRates,
+    pub(crate) threads: Vec<ThreadShares>,
+    pub(crate) workers: Vec<WorkerNow>,
+    /// Sessions of others that the oldest group waits for.
+    pub(crate) blockers: Vec<BlockerNow>,
+    /// Mean number of source transactions of an apply group.
+    pub(crate) transactions_per_group_1min: f64,
+    /// Share of groups with dependent changes, in percent.
+    pub(crate) dependent_groups_1min: f64,
+    pub(crate) conflicts_per_second_1min: f64,
+    pub(crate) slot: Option<SlotFigures>,
+    pub(crate) memory_bytes: u64,
+    pub(crate) memory_limit: u64,
+    pub(crate) spool_bytes: u64,
+    pub(crate) spool_files: u64,
+    /// The tables with most rows per second.
+    pub(crate) tables: Vec<TableRate>,
+}
+
+/// One stage of a change's way.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Stage {
+    pub(crate) stage: String,
+    pub(crate) lsn: String,
+    pub(crate) lag_bytes: Option<u64>,
+    pub(crate) lag_seconds: Option<f64>,
+    /// Since the start of the run; null where they are not counted.
+    pub(crate) transactions: Option<u64>,
+    pub(crate) changes: Option<u64>,
+    pub(crate) bytes: Option<u64>,
+    pub(crate) wal_bytes_per_second_10s: f64,
+    pub(crate) wal_bytes_per_second_1min: f64,
+    pub(crate) transactions_per_second_10s: Option<f64>,
+    pub(crate) transactions_per_second_1min: Option<f64>,
+    pub(crate) changes_per_second_10s: Option<f64>,
+    pub(crate) changes_per_second_1min: Option<f64>,
+}
+
+/// Rows per second.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct OperationRates {
+    pub(crate) inserts: f64,
+    pub(crate) updates: f64,
+    pub(crate) deletes: f64,
+    pub(crate) truncates: f64,
+}
+
+impl OperationRates {
+    pub(crate) fn total(&self) -> f64 {
+        self.inserts + self.updates + self.deletes + self.truncates
+    }
+}
+
+/// What a thread spent its time on. The shares of each window add up to 100 %.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ThreadShares {
+    /// `leader`, `receiver`, `apply 0`, …
+    pub(crate) thread: String,
+    pub(crate) shares_10s: Vec<(String, f64)>,
+    pub(crate) shares_1min: Vec<(String, f64)>,
+}
+
+/// An apply worker and the group that it was handed last.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct WorkerNow {
+    pub(crate) worker: usize,
+    pub(crate) pid: Option<i32>,
+    /// What it waits for, as in [`Waits`]; null while it is busy.
+    pub(crate) waits_for: Option<String>,
+    /// The last transaction of the group; null without one.
+    pub(crate) xid: Option<u32>,
+    pub(crate) commit_lsn: Option<String>,
+    pub(crate) table: Option<String>,
+    pub(crate) transactions: usize,
+    pub(crate) changes: usize,
+    pub(crate) age_seconds: Option<f64>,
+}
+
+/// A session of somebody else that blocks.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct BlockerNow {
+    pub(crate) waiting: String,
+    /// Null for a prepared transaction.
+    pub(crate) pid: Option<i32>,
+    pub(crate) user: Option<String>,
+    pub(crate) application_name: Option<String>,
+    pub(crate) state: Option<String>,
+    pub(crate) query: Option<String>,
+}
+
+/// The slot on the publisher.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct SlotFigures {
+    pub(crate) wal_status: Option<String>,
+    pub(crate) retained_bytes: Option<i64>,
+    /// Growth of the retained WAL over up to five minutes.
+    pub(crate) retained_bytes_per_second: Option<f64>,
+    /// Null without max_slot_wal_keep_size: then the disk is the limit.
+    pub(crate) safe_wal_size: Option<i64>,
+    /// Time until the slot is lost at the present growth; null if it does not grow or has no limit.
+    pub(crate) lost_in_seconds: Option<f64>,
+}
+
+/// A table and its rate.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct TableRate {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    pub(crate) changes_per_second_10s: f64,
+}
+
+impl Figures {
+    /// A stage by its name.
+    pub(crate) fn stage(&self, name: &str) -> Option<&Stage> {
+        self.stages.iter().find(|stage| stage.stage == name)
+    }
+
+    /// Whether anything has happened in the last minute.
+    pub(crate) fn is_moving(&self) -> bool {
+        self.stages.iter().any(|stage| {
+            stage.transactions_per_second_1min.is_some_and(|rate| rate > 0.0)
+                || stage.wal_bytes_per_second_1min > 0.0
+        })
+    }
+}

@@ -1,0 +1,116 @@
+//! `status --check` and `--max-lag`: the exit code says what a monitoring system wants to know.
+
+use testbed::{Program, wait_until};
+
+use crate::see::wait_for;
+use crate::support::{Case, Finished, PATIENCE, must};
+use crate::verbs::json;
+
+/// Without the publisher, as a monitoring system that may only read the subscriber.
+fn look(case: &Case, args: &[&str]) -> Finished {
+    let program = Program::new(env!("CARGO_BIN_EXE_pgapace"))
+        .args(["status", "--subscriber", &case.tool.subscriber, "--name", &case.tool.name])
+        .args(args);
+    let output = must(program.output());
+    Finished {
+        code: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        log: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+fn wait_for_code(case: &Case, args: &[&str], code: i32) -> Finished {
+    let mut last = None;
+    let waited = wait_until(PATIENCE, format!("status to exit with {code}"), || {
+        let finished = look(case, args);
+        let is_it = finished.code == Some(code);
+        last = Some(finished);
+        Ok(is_it)
+    });
+    let last = last.unwrap_or_else(|| panic!("never looked"));
+    if let Err(error) = waited {
+        panic!("{error}: {:?}\n{}\n{}", last.code, last.stdout, last.log);
+    }
+    last
+}
+
+#[test]
+fn exit_codes_tell_healthy_behind_stopped_disabled_and_unknown() {
+    let case = Case::new(18, 18);
+    look(&case, &["--check"]).expect(17, &["there is no subscription"]);
+    case.both("CREATE TABLE t (id int PRIMARY KEY, v int)");
+    case.publisher.sql("INSERT INTO t VALUES (1, 0)");
+    case.publish("FOR ALL TABLES");
+    let mut process = case.start();
+    wait_for_code(&case, &["--check"], 0);
+    wait_for_code(&case, &["--max-lag", "10s"], 0);
+    let mut user = case.subscriber.connect();
+    must(user.batch_execute("BEGIN; UPDATE t SET v = 77 WHERE id = 1"));
+    case.publisher.sql("UPDATE t SET v = 1 WHERE id = 1");
+    let behind = wait_for_code(&case, &["--max-lag", "1s"], 14);
+    assert!(behind.log.contains("is behind --max-lag"), "{}", behind.log);
+    wait_for_code(&case, &["--max-lag", "1B"], 14);
+    wait_for_code(&case, &["--max-lag", "1TB"], 0);
+    // The text names who blocks, and what the workers do.
+    let text = wait_for_code(&case, &["--check"], 0).stdout;
+    for said in ["blocked by", "UPDATE t SET v = 77", "limited by", "committed", "workers' time"] {
+        assert!(text.contains(said), "{said}:\n{text}");
+    }
+    must(user.batch_execute("ROLLBACK"));
+    case.wait_until_applied(&mut process);
+    wait_for_code(&case, &["--max-lag", "0B"], 0);
+    case.stop(process);
+    look(&case, &["--check"]).expect(16, &["does not run"]);
+    look(&case, &[]).expect(0, &[]);
+
+    case.subscriber.sql("INSERT INTO t VALUES (2, 2)");
+    case.publisher.sql("INSERT INTO t VALUES (2, 2)");
+    case.tool.finish("run", &["--until", "current", "--disable-on-error"]).expect(9, &[]);
+    look(&case, &["--check"]).expect(13, &["disabled"]);
+    look(&case, &["--max-lag", "5"]).expect(2, &["give a unit"]);
+}
+
+#[test]
+fn a_full_disk_is_a_retry_with_its_sqlstate() {
+    let case = Case::new(18, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY)");
+    case.publish("FOR ALL TABLES");
+    let mut process = case.start();
+    case.subscriber.sql(
+        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+           RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; \
+         END $$; \
+         CREATE TRIGGER full_disk BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION full_disk(); \
+         ALTER TABLE t ENABLE ALWAYS TRIGGER full_disk",
+    );
+    case.publisher.sql("INSERT INTO t VALUES (1)");
+    let retrying = wait_for_code(&case, &["--check"], 15);
+    assert!(retrying.stdout.contains("No space left on device"), "{}", retrying.stdout);
+    wait_for(
+        &case,
+        &mut process,
+        "the retries to be counted",
+        "SELECT retries > 0 FROM pgapace.stat_retry WHERE sqlstate = '53100'",
+    );
+    let status = json(&look(&case, &["--json"]));
+    assert_eq!(status[0]["state"], "retrying", "{status:#}");
+    case.subscriber.sql("DROP TRIGGER full_disk ON t");
+    case.wait_until_applied(&mut process);
+    wait_for_code(&case, &["--check"], 0);
+    case.stop(process);
+}
+
+#[test]
+fn watch_prints_it_again() {
+    let case = Case::new(15, 15);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    let log = case.log_file("watch");
+    let mut watch =
+        must(case.tool.program("status").args(["--watch", "1"]).spawn_logged(log.clone()));
+    let printed = || std::fs::read_to_string(&log).unwrap_or_default();
+    let seen =
+        wait_until(PATIENCE, "two prints", || Ok(printed().matches("not running").count() >= 2));
+    seen.unwrap_or_else(|error| panic!("{error}: {}", printed()));
+    must(watch.terminate());
+    assert!(must(watch.wait(PATIENCE)).success());
+}
