@@ -10,6 +10,7 @@ mod cli;
 mod config;
 mod connecting;
 mod error;
+mod http;
 mod lag;
 mod observe;
 mod pooler;

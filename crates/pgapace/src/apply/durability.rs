@@ -19,6 +19,7 @@ use wire::Session;
 use crate::apply::blockers::Pulse;
 use crate::apply::thread::{SessionHandle, SessionThread};
 use crate::error::{Failure, Result};
+use crate::observe::board::Board;
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
 use crate::observe::ledger::Counts;
@@ -46,6 +47,8 @@ pub(crate) enum DurabilityJob {
     Remove(Lsn),
     /// Add to the counters in `pgapace.stat_subscription`.
     Statistics(Box<Statistics>),
+    /// Show on the board how many tables there are by state.
+    TableStates(Board),
     /// Record conflicts.
     Conflicts(Vec<Conflict>),
     /// Remove some of the recorded conflicts that are older than this.
@@ -152,6 +155,12 @@ fn run(
             }
             DurabilityJob::Statistics(statistics) => {
                 statistics.write(&mut session, id).map(|()| None)
+            }
+            DurabilityJob::TableStates(board) => {
+                figures::table_states(&mut session, id).map(|states| {
+                    board.set_tables(states);
+                    None
+                })
             }
             DurabilityJob::Conflicts(found) => {
                 conflicts::write(&mut session, id, &found).map(|()| None)

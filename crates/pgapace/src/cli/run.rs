@@ -1,6 +1,9 @@
 //! `pgapace run`: applies one or several subscriptions.
 
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use std::path::PathBuf;
 
 use clap::Args;
 use crossbeam_channel::unbounded;
@@ -8,8 +11,10 @@ use pgoutput::Lsn;
 
 use crate::apply::sessions::Share;
 use crate::cli::Selection;
-use crate::config::IfNotEmpty;
+use crate::config::{IfNotEmpty, Subscription};
 use crate::error::{Class, Failure, Result};
+use crate::http::HttpServer;
+use crate::http::access::Access;
 use crate::observe::board::Boards;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscription::{self, RunOptions, Until};
@@ -36,6 +41,26 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     take_over: bool,
 
+    /// Serve metrics, probes, status and a page on this address, such as 127.0.0.1:9187
+    ///
+    /// Without it nothing listens. /metrics has the text format of Prometheus; /livez and /readyz are for
+    /// probes; /api/v1/status is JSON; / is a page for people.
+    #[arg(long, value_name = "ADDRESS:PORT", env = "PGAPACE_HTTP", help_heading = "HTTP")]
+    http: Option<SocketAddr>,
+
+    /// File whose first line is the token that --http asks for
+    ///
+    /// Needed for other addresses than loopback. Clients send `Authorization: Bearer TOKEN`; browsers ask
+    /// for a user, which may be any, and a password, which is the token. /livez and /readyz need none.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "PGAPACE_HTTP_TOKEN_FILE",
+        help_heading = "HTTP",
+        requires = "http"
+    )]
+    http_token_file: Option<PathBuf>,
+
     /// Stop all subscriptions when one fails, instead of retrying it while the others continue
     #[arg(long, env = "PGAPACE_FAIL_TOGETHER")]
     fail_together: bool,
@@ -46,6 +71,23 @@ fn parse_until(text: &str) -> std::result::Result<Until, String> {
         return Ok(Until::Current);
     }
     text.parse::<Lsn>().map(Until::Lsn).map_err(|e| format!("{e}; an LSN looks like 16/B374D848"))
+}
+
+/// Starts the HTTP server, if one is wanted, with all subscriptions on their boards.
+fn serve(
+    args: &RunArgs,
+    subscriptions: &[Subscription],
+    boards: &Boards,
+) -> Result<Option<HttpServer>> {
+    let Some(address) = args.http else { return Ok(None) };
+    let access = match &args.http_token_file {
+        Some(file) => Access::with_token_of(file)?,
+        None => Access::local(),
+    };
+    for subscription in subscriptions {
+        boards.of(&subscription.name);
+    }
+    HttpServer::start(address, access, boards.clone()).map(Some)
 }
 
 /// Runs until stopped, until all goals are reached, or until nothing runs any more.
@@ -76,6 +118,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let several = subscriptions.len() > 1;
     let shares = Share::of(&subscriptions);
     let boards = Boards::default();
+    let _http = serve(args, &subscriptions, &boards)?;
     let (sender, ended) = unbounded();
     let mut threads = Vec::new();
     for (subscription, share) in subscriptions.into_iter().zip(shares) {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
+use crate::error::Failure;
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
 use crate::subscriber::state::statistics::Counters;
@@ -16,6 +17,9 @@ use crate::subscriber::state::statistics::Counters;
 /// For how long points of the curves are kept, and their distance.
 const HISTORY: Duration = Duration::from_secs(3600);
 pub(crate) const POINT_EVERY: Duration = Duration::from_secs(10);
+
+/// A run that streams for so many seconds has gone beyond an error that is not of a transaction.
+const PROVEN: f64 = 10.0;
 
 /// What a subscription of this process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -30,6 +34,21 @@ pub(crate) enum RunPhase {
     Retrying,
     /// It does not run any more.
     Stopped,
+}
+
+impl RunPhase {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Starting, Self::Copying, Self::Streaming, Self::Retrying, Self::Stopped];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Copying => "copying",
+            Self::Streaming => "streaming",
+            Self::Retrying => "retrying",
+            Self::Stopped => "stopped",
+        }
+    }
 }
 
 /// The last error of a subscription.
@@ -49,12 +68,17 @@ pub(crate) struct Shown {
     pub(crate) phase: RunPhase,
     pub(crate) since: f64,
     pub(crate) error: Option<LastError>,
+    /// After an error that the next run may meet again: when that run began to stream. The subscription
+    /// is retrying until the run has gone beyond the error.
+    proves_itself: Option<f64>,
     /// Since the start of the process.
     pub(crate) counters: Counters,
     /// Retries by SQLSTATE, since the start of the process.
     pub(crate) retries: BTreeMap<String, u64>,
     pub(crate) received_bytes: u64,
     pub(crate) figures: Arc<Figures>,
+    /// Number of tables by state.
+    pub(crate) tables: Arc<Vec<(String, u64)>>,
     pub(crate) history: Arc<VecDeque<Point>>,
 }
 
@@ -64,10 +88,12 @@ impl Shown {
             phase: RunPhase::Starting,
             since: wall(),
             error: None,
+            proves_itself: None,
             counters: Counters::default(),
             retries: BTreeMap::new(),
             received_bytes: 0,
             figures: Arc::default(),
+            tables: Arc::default(),
             history: Arc::default(),
         }
     }
@@ -82,6 +108,12 @@ impl Boards {
     pub(crate) fn of(&self, subscription: &str) -> Board {
         let mut boards = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         boards.entry(subscription.to_owned()).or_default().clone()
+    }
+
+    /// Every subscription, by name.
+    pub(crate) fn all(&self) -> Vec<(String, Shown)> {
+        let boards = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        boards.into_iter().map(|(name, board)| (name, board.shown())).collect()
     }
 }
 
@@ -110,9 +142,14 @@ impl Board {
     pub(crate) fn enters(&self, phase: RunPhase) {
         let mut shown = self.lock();
         // Another attempt may fail as the last one did.
-        let attempts = phase == RunPhase::Starting && shown.phase == RunPhase::Retrying;
-        if shown.phase != phase && !attempts {
-            (shown.phase, shown.since) = (phase, wall());
+        let retries = shown.phase == RunPhase::Retrying;
+        match phase {
+            RunPhase::Starting if retries => {}
+            RunPhase::Streaming if retries && shown.proves_itself.is_some() => {
+                shown.proves_itself = Some(wall());
+            }
+            _ if shown.phase != phase => (shown.phase, shown.since) = (phase, wall()),
+            _ => {}
         }
         if phase == RunPhase::Streaming
             && let Some(error) = &mut shown.error
@@ -122,8 +159,9 @@ impl Board {
     }
 
     /// A run has failed; the next begins after `next`, if there is one.
-    pub(crate) fn failed(&self, message: String, sqlstate: Option<String>, next: Option<Duration>) {
+    pub(crate) fn failed(&self, failure: &Failure, next: Option<Duration>) {
         let at = wall();
+        let (message, sqlstate) = (failure.to_string(), failure.sqlstate.clone());
         let next_try_at = next.map(|pause| at + pause.as_secs_f64());
         let retries = next.is_some().then(|| sqlstate.clone()).flatten();
         let error = LastError { at, message, sqlstate, next_try_at };
@@ -133,6 +171,7 @@ impl Board {
             (shown.phase, shown.since) = (phase, at);
         }
         shown.error = Some(error);
+        shown.proves_itself = (!failure.connection_lost).then_some(f64::INFINITY);
         if let Some(sqlstate) = retries {
             *shown.retries.entry(sqlstate).or_default() += 1;
         }
@@ -153,6 +192,11 @@ impl Board {
         let mut shown = self.lock();
         shown.counters.add(&counters);
         shown.received_bytes += received_bytes;
+        let beyond = counters.transactions > 0
+            || shown.proves_itself.is_some_and(|began| figures.at - began > PROVEN);
+        if shown.phase == RunPhase::Retrying && beyond {
+            (shown.phase, shown.since) = (RunPhase::Streaming, figures.at);
+        }
         shown.figures = figures;
         for (sqlstate, count) in retries {
             *shown.retries.entry(sqlstate).or_default() += count;
@@ -160,6 +204,11 @@ impl Board {
         if let Some(history) = history {
             shown.history = history;
         }
+    }
+
+    /// Number of tables by state, as the subscriber has it.
+    pub(crate) fn set_tables(&self, tables: Vec<(String, u64)>) {
+        self.lock().tables = Arc::new(tables);
     }
 
     /// A copy of what is shown.

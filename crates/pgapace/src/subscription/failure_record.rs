@@ -32,7 +32,7 @@ impl<'a> FailureRecord<'a> {
 
     /// A run that failed is followed by another one after a pause.
     pub(super) fn retrying(&mut self, failure: &Failure, pause: Duration) {
-        self.board.failed(failure.to_string(), failure.sqlstate.clone(), Some(pause));
+        self.board.failed(failure, Some(pause));
         self.retries += 1;
         let recent = self.written.as_ref().is_some_and(|(message, at)| {
             *message == failure.message && at.elapsed() + pause < WRITE_AGAIN
@@ -54,7 +54,7 @@ impl<'a> FailureRecord<'a> {
 
     /// The subscription has ended, in this process at least until `next`.
     pub(super) fn failed(&mut self, failure: &Failure, next: Option<Duration>) {
-        self.board.failed(failure.to_string(), failure.sqlstate.clone(), next);
+        self.board.failed(failure, next);
         if failure.class == Class::Disabled {
             return;
         }

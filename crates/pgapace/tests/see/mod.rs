@@ -2,6 +2,7 @@
 
 mod figures;
 mod health;
+mod http;
 
 use testbed::program::Process;
 use testbed::wait_until;

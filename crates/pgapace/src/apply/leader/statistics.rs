@@ -58,6 +58,10 @@ impl Leader<'_> {
         self.watched.reported = Some(Delta { counters: Counters::default(), ..delta });
         let point = self.watched.points.is_due().then(|| Point::of(&figures));
         let counts = std::mem::take(&mut self.watched.counts);
+        if point.is_some() {
+            let board = self.watched.board.clone();
+            self.around.durability.submit(DurabilityJob::TableStates(board));
+        }
         let statistics = Statistics { delta, figures, counts, point };
         self.around.durability.submit(DurabilityJob::Statistics(Box::new(statistics)));
     }

@@ -6,6 +6,7 @@ use crate::error::{Failure, Result};
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
 use crate::observe::ledger::Counts;
+use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
 
 /// For how long points of the curves are kept.
@@ -135,8 +136,23 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<(
     let Some(row) = rows.first() else { return Ok(None) };
     // Another version may have written other figures.
     let figures = row.get(0).and_then(|text| serde_json::from_str(text).ok());
-    let age = crate::subscriber::catalogue::field(&row, 1)?;
+    let age = field(&row, 1)?;
     Ok(figures.map(|figures| (figures, age)))
+}
+
+/// Number of tables by state.
+pub(crate) fn table_states(
+    session: &mut Session,
+    id: SubscriptionId,
+) -> Result<Vec<(String, u64)>> {
+    let rows = session
+        .query(
+            "SELECT state, pg_catalog.count(*) FROM pgapace.relation \
+             WHERE subscription = $1::pg_catalog.int4 GROUP BY state ORDER BY state",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| Failure::subscriber(&e, "reading the states of tables"))?;
+    rows.iter().map(|row| Ok((field(&row, 0)?, field(&row, 1)?))).collect()
 }
 
 fn json(value: &impl serde::Serialize) -> Result<String> {

@@ -1,0 +1,243 @@
+//! The metrics in the text format of Prometheus. contrib/ has a dashboard and alert rules for them.
+
+use std::fmt::{Display, Write as _};
+
+use crate::observe::board::{RunPhase, Shown};
+use crate::subscriber::conflict::ConflictType;
+
+/// Writes families: each with its type and help, then its samples.
+#[derive(Default)]
+struct Writer(String);
+
+impl Writer {
+    fn family(&mut self, kind: &str, name: &str, help: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.0, "# HELP pgapace_{name} {help}\n# TYPE pgapace_{name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        let _ = write!(self.0, "pgapace_{name}");
+        for (index, (label, text)) in labels.iter().enumerate() {
+            let open = if index == 0 { '{' } else { ',' };
+            let _ = write!(self.0, "{open}{label}=\"{}\"", escaped(text));
+        }
+        let close = if labels.is_empty() { "" } else { "}" };
+        let _ = writeln!(self.0, "{close} {value}");
+    }
+
+    /// A family with one sample per subscription that has a value.
+    fn each<T: Display>(
+        &mut self,
+        (kind, name, help): (&str, &str, &str),
+        all: &[(String, Shown)],
+        value: impl Fn(&Shown) -> Option<T>,
+    ) {
+        self.family(kind, name, help);
+        for (subscription, shown) in all {
+            if let Some(value) = value(shown) {
+                self.sample(name, &[("subscription", subscription)], value);
+            }
+        }
+    }
+
+    /// A family with several samples per subscription, by another label.
+    fn by<L: AsRef<str>, T: Display>(
+        &mut self,
+        (kind, name, help): (&str, &str, &str),
+        label: &str,
+        all: &[(String, Shown)],
+        values: impl Fn(&Shown) -> Vec<(L, T)>,
+    ) {
+        self.family(kind, name, help);
+        for (subscription, shown) in all {
+            for (text, value) in values(shown) {
+                self.sample(name, &[("subscription", subscription), (label, text.as_ref())], value);
+            }
+        }
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+const GAUGE: &str = "gauge";
+const COUNTER: &str = "counter";
+
+/// All metrics of the process.
+pub(crate) fn text(all: &[(String, Shown)], started: f64) -> String {
+    let mut writer = Writer::default();
+    writer.family(GAUGE, "info", "Version of pgapace.");
+    writer.sample("info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    writer.family(GAUGE, "start_time_seconds", "Start of the process, in seconds since 1970.");
+    writer.sample("start_time_seconds", &[], started);
+    state(&mut writer, all);
+    stages(&mut writer, all);
+    work(&mut writer, all);
+    servers(&mut writer, all);
+    writer.0
+}
+
+fn state(writer: &mut Writer, all: &[(String, Shown)]) {
+    let phase = (GAUGE, "phase", "1 for the phase in which the subscription is.");
+    writer.by(phase, "phase", all, |shown| {
+        RunPhase::ALL.iter().map(|p| (p.name(), u8::from(*p == shown.phase))).collect()
+    });
+    let error = "When the last error occurred, in seconds since 1970; 0 without one.";
+    writer.each((GAUGE, "last_error_timestamp_seconds", error), all, |shown| {
+        Some(shown.error.as_ref().map_or(0.0, |error| error.at))
+    });
+    let at = "When the figures were made, in seconds since 1970.";
+    writer.each((GAUGE, "figures_timestamp_seconds", at), all, |shown| Some(shown.figures.at));
+    let tables = (GAUGE, "tables", "Tables by state of their synchronization.");
+    writer.by(tables, "state", all, |shown| shown.tables.to_vec());
+    let retries = "Groups and runs that were tried again after an error.";
+    writer.by((COUNTER, "retries_total", retries), "sqlstate", all, |shown| {
+        shown.retries.iter().map(|(sqlstate, count)| (sqlstate.clone(), *count)).collect()
+    });
+}
+
+fn stages(writer: &mut Writer, all: &[(String, Shown)]) {
+    let bytes = (GAUGE, "lag_bytes", "WAL of the publisher that the stage has not reached.");
+    writer.by(bytes, "stage", all, |shown| {
+        let stages = streaming(shown).flat_map(|shown| &shown.figures.stages);
+        stages.filter_map(|stage| Some((stage.stage.clone(), stage.lag_bytes?))).collect()
+    });
+    let seconds =
+        (GAUGE, "lag_seconds", "Age of the oldest change that the stage has not reached.");
+    writer.by(seconds, "stage", all, |shown| {
+        let stages = streaming(shown).flat_map(|shown| &shown.figures.stages);
+        stages.filter_map(|stage| Some((stage.stage.clone(), stage.lag_seconds?))).collect()
+    });
+    let estimate = "Estimate until the lag is zero; absent while it does not shrink.";
+    writer.each((GAUGE, "lag_zero_estimate_seconds", estimate), all, |shown| {
+        streaming(shown).next()?.figures.seconds_to_zero
+    });
+}
+
+/// The board, if its figures are those of now.
+fn streaming(shown: &Shown) -> impl Iterator<Item = &Shown> {
+    Some(shown).filter(|shown| shown.phase == RunPhase::Streaming).into_iter()
+}
+
+fn work(writer: &mut Writer, all: &[(String, Shown)]) {
+    let received = "Bytes received from the publisher.";
+    writer.each((COUNTER, "received_bytes_total", received), all, |s| Some(s.received_bytes));
+    let transactions = "Transactions of the publisher that were committed on the subscriber.";
+    writer.each((COUNTER, "transactions_total", transactions), all, |s| {
+        Some(s.counters.transactions)
+    });
+    let rows = (COUNTER, "rows_total", "Changes that were committed on the subscriber.");
+    writer.by(rows, "operation", all, |shown| {
+        let c = &shown.counters;
+        let operations = ["insert", "update", "delete", "truncate"];
+        operations.into_iter().zip([c.inserts, c.updates, c.deletes, c.truncates]).collect()
+    });
+    let groups = "Apply groups, each one transaction of the subscriber.";
+    writer.each((COUNTER, "groups_total", groups), all, |s| Some(s.counters.groups));
+    let dependent = "Apply groups with changes that waited for earlier groups.";
+    writer.each((COUNTER, "dependent_groups_total", dependent), all, |s| {
+        Some(s.counters.groups_dependent)
+    });
+    let fallbacks =
+        "Apply groups that were rolled back and applied one transaction after the other.";
+    writer.each((COUNTER, "fallbacks_total", fallbacks), all, |s| Some(s.counters.fallbacks));
+    let victims = "Apply groups that were rolled back because the oldest waited for their locks.";
+    writer.each((COUNTER, "victims_total", victims), all, |s| Some(s.counters.victims));
+    let serialized = "How often a table was serialized for a while.";
+    writer.each((COUNTER, "tables_serialized_total", serialized), all, |s| {
+        Some(s.counters.tables_serialized)
+    });
+    let skipped = "Transactions that were skipped with pgapace skip.";
+    writer.each((COUNTER, "transactions_skipped_total", skipped), all, |s| {
+        Some(s.counters.transactions_skipped)
+    });
+    let conflicts = (COUNTER, "conflicts_total", "Conflicts by type.");
+    writer.by(conflicts, "type", all, |shown| {
+        let counted = shown.counters.conflicts();
+        let count = |name: &str| {
+            counted.iter().find(|(known, _)| *known == name).map_or(0, |(_, count)| *count)
+        };
+        ConflictType::ALL.iter().map(|kind| (kind.name(), count(kind.name()))).collect()
+    });
+    let waits = "Time spent waiting, by reason: the sum over all threads.";
+    writer.by((COUNTER, "wait_seconds_total", waits), "reason", all, |shown| {
+        let named = shown.counters.waits.named().into_iter();
+        named.map(|(reason, time)| (reason, time.as_secs_f64())).collect()
+    });
+}
+
+fn servers(writer: &mut Writer, all: &[(String, Shown)]) {
+    let slot = |shown: &Shown| streaming(shown).next()?.figures.slot.clone();
+    let retained = "WAL that the slot retains on the publisher.";
+    writer.each((GAUGE, "slot_retained_bytes", retained), all, |s| slot(s)?.retained_bytes);
+    let safe = "WAL that can still be written before the slot is lost; absent without a limit.";
+    writer.each((GAUGE, "slot_safe_bytes", safe), all, |s| slot(s)?.safe_wal_size);
+    let lost = "Time until the slot is lost at the present rate; absent if it is not.";
+    writer.each((GAUGE, "slot_lost_seconds", lost), all, |s| slot(s)?.lost_in_seconds);
+    let workers = "Apply workers that are there.";
+    writer.each((GAUGE, "apply_workers", workers), all, |s| {
+        Some(streaming(s).next()?.figures.workers.len())
+    });
+    let blockers = "Sessions of others that the oldest transaction waits for.";
+    writer.each((GAUGE, "blocking_sessions", blockers), all, |s| {
+        Some(streaming(s).next()?.figures.blockers.len())
+    });
+    let spool = "Bytes in the spool.";
+    writer.each((GAUGE, "spool_bytes", spool), all, |s| Some(s.figures.spool_bytes));
+    let memory = "Bytes that are received and not yet applied.";
+    writer.each((GAUGE, "memory_bytes", memory), all, |s| Some(s.figures.memory_bytes));
+    let limit = "The limit of these bytes: --memory-limit.";
+    writer.each((GAUGE, "memory_limit_bytes", limit), all, |s| {
+        streaming(s).next().map(|s| s.figures.memory_limit)
+    });
+}
+
+/// Names of all metrics, for tests of the files in contrib/.
+#[cfg(test)]
+fn names() -> Vec<String> {
+    let text = text(&[], 0.0);
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    types.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{names, text};
+    use crate::observe::board::Boards;
+
+    /// Every word of a file that looks like a metric.
+    fn metrics_in(file: &str) -> BTreeSet<String> {
+        let words = file.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        words.filter(|word| word.starts_with("pgapace_")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn dashboard_and_alerts_use_metrics_that_exist() {
+        let names: BTreeSet<_> = names().into_iter().collect();
+        assert!(names.len() > 20);
+        let files = [
+            include_str!("../../../../contrib/grafana-dashboard.json"),
+            include_str!("../../../../contrib/prometheus-alerts.yml"),
+        ];
+        for file in files {
+            let used = metrics_in(file);
+            assert!(used.len() > 5, "{used:?}");
+            let unknown: Vec<_> = used.difference(&names).collect();
+            assert!(unknown.is_empty(), "{unknown:?}");
+        }
+        let dashboard: serde_json::Value = serde_json::from_str(files[0]).expect("JSON");
+        assert!(dashboard["panels"].as_array().is_some_and(|panels| panels.len() > 5));
+    }
+
+    #[test]
+    fn labels_are_escaped() {
+        let boards = Boards::default();
+        boards.of("a\"b\\c\nd");
+        let text = text(&boards.all(), 1.5);
+        let line = text.lines().find(|line| line.starts_with("pgapace_transactions_total{"));
+        assert_eq!(line, Some("pgapace_transactions_total{subscription=\"a\\\"b\\\\c\\nd\"} 0"));
+    }
+}

@@ -1,0 +1,250 @@
+//! `run --http`: what is served is what SQL says, and nobody can hold up the applier with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use testbed::program::Process;
+use testbed::wait_until;
+
+use crate::support::{Case, PATIENCE, must};
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    let listener = must(TcpListener::bind("127.0.0.1:0"));
+    must(listener.local_addr()).port()
+}
+
+/// An answer: status, headers in lower case, body.
+struct Answer {
+    status: u16,
+    headers: BTreeMap<String, String>,
+    body: String,
+}
+
+fn request(port: u16, request: &str) -> std::io::Result<Answer> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    stream.write_all(request.as_bytes())?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let mut lines = head.lines();
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).unwrap_or(0);
+    let headers = lines.filter_map(|line| line.split_once(": "));
+    let headers = headers.map(|(name, value)| (name.to_lowercase(), value.to_owned())).collect();
+    Ok(Answer { status, headers, body: body.to_owned() })
+}
+
+#[track_caller]
+fn get(port: u16, path: &str) -> Answer {
+    must(request(port, &format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n")))
+}
+
+/// A sample: metric, labels, value.
+type Samples = BTreeMap<(String, BTreeMap<String, String>), f64>;
+
+/// Parses the text format strictly: a family is named once, with HELP and TYPE before its samples, names and
+/// labels are valid, no sample occurs twice, and counters end with `_total`.
+#[track_caller]
+fn parse(text: &str) -> Samples {
+    let is_name = |name: &str| {
+        !name.is_empty()
+            && !name.starts_with(|c: char| c.is_ascii_digit())
+            && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+    };
+    let (mut helped, mut typed) = (BTreeSet::new(), BTreeMap::new());
+    let mut current = String::new();
+    let mut samples = Samples::new();
+    assert!(text.ends_with('\n'), "the last line ends");
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').expect(line);
+            assert!(
+                is_name(name) && help.ends_with('.') && helped.insert(name.to_owned()),
+                "{line}"
+            );
+            continue;
+        }
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').expect(line);
+            assert!(helped.contains(name) && ["gauge", "counter"].contains(&kind), "{line}");
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+            assert!(typed.insert(name.to_owned(), kind.to_owned()).is_none(), "{line}");
+            name.clone_into(&mut current);
+            continue;
+        }
+        let (series, value) = line.rsplit_once(' ').expect(line);
+        let (name, labels) = match series.split_once('{') {
+            Some((name, rest)) => (name, rest.strip_suffix('}').expect(line)),
+            None => (series, ""),
+        };
+        assert_eq!(name, current, "samples follow their TYPE: {line}");
+        let mut parsed = BTreeMap::new();
+        for label in labels.split(',').filter(|label| !label.is_empty()) {
+            let (label, text) = label.split_once('=').expect(line);
+            let text = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).expect(line);
+            assert!(is_name(label), "{line}");
+            parsed.insert(label.to_owned(), text.to_owned());
+        }
+        let value = value.parse::<f64>().unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert!(samples.insert((name.to_owned(), parsed), value).is_none(), "twice: {line}");
+    }
+    samples
+}
+
+/// The value of a metric of the case's subscription.
+fn value(case: &Case, samples: &Samples, name: &str, label: Option<(&str, &str)>) -> Option<f64> {
+    let mut labels = BTreeMap::from([("subscription".to_owned(), case.tool.name.clone())]);
+    labels.extend(label.map(|(label, text)| (label.to_owned(), text.to_owned())));
+    samples.get(&(name.to_owned(), labels)).copied()
+}
+
+fn start(case: &mut Case, args: &[&str]) -> (u16, Process) {
+    let port = free_port();
+    case.tool.args.extend(["--http".to_owned(), format!("127.0.0.1:{port}")]);
+    case.tool.args.extend(args.iter().map(|arg| (*arg).to_owned()));
+    let process = case.start();
+    (port, process)
+}
+
+#[test]
+fn metrics_and_status_are_what_sql_says() {
+    let mut case = Case::new(18, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE u (id int PRIMARY KEY)");
+    case.publish("FOR ALL TABLES");
+    let (port, mut process) = start(&mut case, &[]);
+    case.publisher.sql("INSERT INTO t SELECT i, i FROM generate_series(1, 500) i");
+    case.publisher.sql("UPDATE t SET v = 0 WHERE id <= 20");
+    case.wait_until_applied(&mut process);
+    case.subscriber.sql("DELETE FROM t WHERE id = 7");
+    case.publisher.sql("DELETE FROM t WHERE id IN (7, 8)");
+    case.wait_until_applied(&mut process);
+    let rows = |samples: &Samples, operation| {
+        value(&case, samples, "pgapace_rows_total", Some(("operation", operation)))
+    };
+    let mut text = String::new();
+    let waited = wait_until(PATIENCE, "the metrics", || {
+        text = get(port, "/metrics").body;
+        let samples = parse(&text);
+        Ok(rows(&samples, "insert") == Some(500.0)
+            && rows(&samples, "update") == Some(20.0)
+            && rows(&samples, "delete") == Some(2.0)
+            && value(&case, &samples, "pgapace_transactions_total", None) == Some(3.0)
+            && value(&case, &samples, "pgapace_conflicts_total", Some(("type", "delete_missing")))
+                == Some(1.0)
+            && value(&case, &samples, "pgapace_lag_bytes", Some(("stage", "committed")))
+                == Some(0.0)
+            && value(&case, &samples, "pgapace_lag_seconds", Some(("stage", "durable")))
+                == Some(0.0)
+            && value(&case, &samples, "pgapace_tables", Some(("state", "ready"))) == Some(2.0)
+            && value(&case, &samples, "pgapace_phase", Some(("phase", "streaming"))) == Some(1.0)
+            && value(&case, &samples, "pgapace_phase", Some(("phase", "retrying"))) == Some(0.0)
+            && value(&case, &samples, "pgapace_last_error_timestamp_seconds", None) == Some(0.0)
+            && value(&case, &samples, "pgapace_slot_retained_bytes", None).is_some())
+    });
+    waited.unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let status: serde_json::Value = must(serde_json::from_str(&get(port, "/api/v1/status").body));
+    let one = &status["subscriptions"][0];
+    assert_eq!(
+        (&one["name"], &one["phase"]),
+        (&case.tool.name.clone().into(), &"streaming".into())
+    );
+    assert_eq!(one["counters"]["inserts"], 500, "{status:#}");
+    assert_eq!(one["figures"]["stages"][2]["stage"], "committed", "{status:#}");
+    let history: serde_json::Value = must(serde_json::from_str(&get(port, "/api/v1/history").body));
+    assert!(
+        history[0]["points"].as_array().is_some_and(|points| !points.is_empty()),
+        "{history:#}"
+    );
+    assert_eq!(get(port, "/livez").body, "ok\n");
+    assert_eq!(get(port, "/readyz").body, "ok\n");
+    let page = get(port, "/");
+    assert_eq!(page.status, 200);
+    assert!(page.headers["content-security-policy"].starts_with("default-src 'none'"));
+    assert_eq!(get(port, "/nothing").status, 404);
+    let post = format!("POST /metrics HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n");
+    assert_eq!(must(request(port, &post)).status, 405);
+    // A page of another site cannot read, whatever name it gives to this address.
+    let rebound = "GET /api/v1/status HTTP/1.1\r\nHost: evil.example\r\n\r\n";
+    assert_eq!(must(request(port, rebound)).status, 403);
+    case.stop(process);
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "nothing listens after the end");
+}
+
+#[test]
+fn slow_readers_hold_up_nothing_and_retries_are_shown() {
+    let mut case = Case::new(15, 15);
+    case.both("CREATE TABLE t (id int PRIMARY KEY)");
+    case.publish("FOR ALL TABLES");
+    let (port, mut process) = start(&mut case, &[]);
+    // More clients than places: half of them send nothing, the others read nothing.
+    let clients: Vec<_> = (0..100)
+        .map(|number| {
+            let mut client = must(TcpStream::connect(("127.0.0.1", port)));
+            if number % 2 == 0 {
+                must(client.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+            }
+            client
+        })
+        .collect();
+    case.publisher.sql("INSERT INTO t VALUES (1)");
+    case.wait_until_applied(&mut process);
+    drop(clients);
+    case.subscriber.sql("ALTER TABLE t RENAME TO away");
+    case.subscriber.sql(
+        "ALTER TABLE away RENAME TO t; \
+         CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+           RAISE EXCEPTION 'No space left on device' USING ERRCODE = '53100'; END $$; \
+         CREATE TRIGGER full_disk BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION full_disk(); \
+         ALTER TABLE t ENABLE ALWAYS TRIGGER full_disk",
+    );
+    case.publisher.sql("INSERT INTO t VALUES (2)");
+    let mut text = String::new();
+    let waited = wait_until(PATIENCE, "the retries in the metrics", || {
+        text = get(port, "/metrics").body;
+        let samples = parse(&text);
+        let phase = value(&case, &samples, "pgapace_phase", Some(("phase", "retrying")));
+        let retries = value(&case, &samples, "pgapace_retries_total", Some(("sqlstate", "53100")));
+        Ok(phase == Some(1.0) && retries.is_some_and(|retries| retries >= 1.0))
+    });
+    waited.unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let ready = get(port, "/readyz");
+    assert!(ready.status == 503 && ready.body.contains("retrying"), "{}", ready.body);
+    assert_eq!(get(port, "/livez").status, 200, "a restart would not help");
+    case.subscriber.sql("DROP TRIGGER full_disk ON t");
+    case.wait_until_applied(&mut process);
+    must(wait_until(PATIENCE, "ready again", || Ok(get(port, "/readyz").status == 200)));
+    case.stop(process);
+}
+
+#[test]
+fn other_addresses_and_tokens() {
+    let mut case = Case::new(18, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY)");
+    case.publish("FOR ALL TABLES");
+    let refused = case.tool.finish("run", &["--http", "0.0.0.0:0"]);
+    refused.expect(3, &["needs --http-token-file"]);
+    let occupied = must(TcpListener::bind("127.0.0.1:0"));
+    let address = must(occupied.local_addr()).to_string();
+    case.tool.finish("run", &["--http", &address]).expect(3, &["in use", "free address"]);
+    let file = case.log_file("token");
+    must(std::fs::write(&file, "short\n"));
+    let path = file.to_string_lossy().into_owned();
+    let args = ["--http", "127.0.0.1:0", "--http-token-file", &path];
+    case.tool.finish("run", &args).expect(3, &["fewer than 16 characters", "/dev/urandom"]);
+    let token = "s3cret-s3cret-s3cret";
+    must(std::fs::write(&file, format!("{token}\n")));
+    let (port, process) = start(&mut case, &["--http-token-file", &path]);
+    assert_eq!(get(port, "/metrics").status, 401);
+    assert_eq!(get(port, "/").headers["www-authenticate"].split(' ').next(), Some("Basic"));
+    assert_eq!(get(port, "/livez").status, 200);
+    let with =
+        format!("GET /metrics HTTP/1.1\r\nHost: any\r\nAuthorization: Bearer {token}\r\n\r\n");
+    let answer = must(request(port, &with));
+    assert_eq!(answer.status, 200);
+    parse(&answer.body);
+    let log = case.stop(process);
+    assert!(!log.contains(token), "{log}");
+}
