@@ -106,6 +106,11 @@ impl Subscription {
         unless_zero(self.conflict_retention)
     }
 
+    /// How long warnings and errors are kept; `None`: for ever.
+    pub(crate) fn event_retention(&self) -> Option<Duration> {
+        unless_zero(self.event_retention)
+    }
+
     /// Most sessions on which streamed transactions are applied while they are open.
     pub(crate) fn stream_sessions(&self) -> usize {
         match self.streaming {

@@ -20,16 +20,17 @@ use crate::apply::blockers::Pulse;
 use crate::apply::thread::{SessionHandle, SessionThread};
 use crate::error::{Failure, Result};
 use crate::observe::board::Board;
+use crate::observe::events::LogEvent;
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
 use crate::observe::ledger::Counts;
 use crate::subscriber::catalogue;
 use crate::subscriber::state::conflicts::{self, Conflict};
-use crate::subscriber::state::figures;
 use crate::subscriber::state::prepared::PreparedHere;
 use crate::subscriber::state::progress;
 use crate::subscriber::state::statistics::{self, Delta};
 use crate::subscriber::state::{self, RelationMode, SubscriptionId};
+use crate::subscriber::state::{events, figures};
 
 /// How long the last jobs, such as statistics, may take before they are canceled.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -69,16 +70,20 @@ pub(crate) struct Statistics {
     pub(crate) counts: Counts,
     /// A point of the curves, now and then.
     pub(crate) point: Option<Point>,
+    /// Warnings and errors that are not written yet, and how long they are kept.
+    pub(crate) events: Vec<LogEvent>,
+    pub(crate) event_retention: Option<Duration>,
 }
 
 impl Statistics {
     fn write(&self, session: &mut Session, id: SubscriptionId) -> Result<()> {
-        let Self { delta, figures: shown, counts, point } = self;
+        let Self { delta, figures: shown, counts, point, events, event_retention } = self;
         let mut script = vec![statistics::add_sql(id, delta), figures::set_sql(id, shown)?];
         script.extend(figures::count_sql(id, counts));
         if let Some(point) = point {
             script.push(figures::point_sql(id, point)?);
         }
+        script.extend(events::write_sql(events, *event_retention));
         figures::execute(session, &script)
     }
 }

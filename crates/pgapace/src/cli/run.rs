@@ -16,6 +16,7 @@ use crate::error::{Class, Failure, Result};
 use crate::http::HttpServer;
 use crate::http::access::Access;
 use crate::observe::board::Boards;
+use crate::observe::events;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscription::{self, RunOptions, Until};
 use crate::tablesync::emptying::TruncateDecision;
@@ -118,6 +119,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let several = subscriptions.len() > 1;
     let shares = Share::of(&subscriptions);
     let boards = Boards::default();
+    if let [subscription] = &subscriptions[..] {
+        events::set_sole(&subscription.name);
+    }
     let _http = serve(args, &subscriptions, &boards)?;
     let (sender, ended) = unbounded();
     let mut threads = Vec::new();

@@ -21,6 +21,7 @@ use crate::publisher::session::{Publisher, current_lsn, system_identifier};
 use crate::publisher::slot;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::events::{self, ShownEvent};
 use crate::subscriber::state::ownership::{self, Owner};
 use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
 use crate::subscriber::state::{
@@ -109,6 +110,8 @@ pub(crate) struct Status {
     error_count: u64,
     /// When the process tries again.
     next_try_at: Option<String>,
+    /// The last warnings and errors of the log, the newest first.
+    events: Vec<ShownEvent>,
 }
 
 #[derive(Debug, Serialize)]
@@ -151,6 +154,8 @@ struct Table {
     apply_reason: Option<String>,
 }
 
+/// How many events are shown.
+const EVENTS: usize = 10;
 /// Figures that are older say nothing. An idle process writes them once a minute.
 const STALE: f64 = 90.0;
 
@@ -348,6 +353,7 @@ fn of(
         last_error_at: statistics.and_then(|s| s.last_error_at.clone()),
         error_since: statistics.and_then(|s| s.error_since.clone()),
         error_count: statistics.map_or(0, |s| s.error_count),
+        events: events::last(session, &row.name, EVENTS)?,
         next_try_at: statistics.filter(|s| s.retrying).and_then(|s| s.next_try_at.clone()),
     })
 }

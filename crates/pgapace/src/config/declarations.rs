@@ -245,6 +245,12 @@ settings! {
             default: "30d",
             unit: Unit::Days,
         }
+        "event-retention" event_retention: Duration {
+            help: "How long rows of pgapace.event are kept",
+            more: "0 keeps them for ever.",
+            default: "30d",
+            unit: Unit::Days,
+        }
         "status-interval" status_interval: Duration {
             help: "Maximum time between two status messages to the publisher",
             more: "An idle subscription records its progress as often.",

@@ -13,6 +13,7 @@ use crate::http::access::Access;
 use crate::http::metrics;
 use crate::http::page::Page;
 use crate::observe::board::{Boards, LastError, RunPhase, Shown, wall};
+use crate::observe::events;
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
 use crate::subscriber::state::statistics::Counters;
@@ -109,6 +110,7 @@ impl Routes {
                 metrics::text(&self.boards.all(), self.started),
             ),
             "/api/v1/status" => self.status(),
+            "/api/v1/events" => json(&events::last()),
             "/api/v1/history" => {
                 let all = self.boards.all();
                 let all: Vec<_> = all
@@ -119,7 +121,7 @@ impl Routes {
             }
             _ => text(
                 StatusCode::NOT_FOUND,
-                "/ /metrics /livez /readyz /api/v1/status /api/v1/history\n",
+                "/ /metrics /livez /readyz /api/v1/status /api/v1/history /api/v1/events\n",
             ),
         }
     }

@@ -1,6 +1,7 @@
 //! What can be seen of a running process: log, wait times, figures.
 
 pub(crate) mod board;
+pub(crate) mod events;
 pub(crate) mod figures;
 pub(crate) mod history;
 pub(crate) mod ledger;

@@ -9,6 +9,7 @@ use wire::Session;
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::{Board, RunPhase};
+use crate::observe::events;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{self, Subscription, figures, schema, statistics};
 
@@ -135,6 +136,11 @@ impl<'a> FailureRecord<'a> {
             && let Some(Subscription { id, .. }) = state::find(&mut session, &self.config.name)?
         {
             what(&mut session, id)?;
+            let pending = events::take_pending(&self.config.name);
+            let retention = self.config.event_retention();
+            if let Some(sql) = state::events::write_sql(&pending, retention) {
+                figures::execute(&mut session, &[sql])?;
+            }
         }
         self.session = Some(session);
         Ok(())

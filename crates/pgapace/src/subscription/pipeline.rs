@@ -171,7 +171,7 @@ impl Supervisor<'_> {
             pulse,
             conflict_retention: config.conflict_retention(),
             durable_commits,
-            watched: Watched::new(self.board.clone(), ledger, resumed),
+            watched: Watched::new(config, self.board.clone(), ledger, resumed),
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
         })
         .run()

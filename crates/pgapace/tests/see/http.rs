@@ -158,6 +158,10 @@ fn metrics_and_status_are_what_sql_says() {
         history[0]["points"].as_array().is_some_and(|points| !points.is_empty()),
         "{history:#}"
     );
+    let events: serde_json::Value = must(serde_json::from_str(&get(port, "/api/v1/events").body));
+    let named =
+        |name: &str| events.as_array().is_some_and(|all| all.iter().any(|e| e["event"] == name));
+    assert!(named("streaming") && named("conflict"), "{events:#}");
     assert_eq!(get(port, "/livez").body, "ok\n");
     assert_eq!(get(port, "/readyz").body, "ok\n");
     let page = get(port, "/");

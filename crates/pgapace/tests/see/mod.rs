@@ -1,5 +1,6 @@
 //! What can be seen of a subscription: figures on the subscriber, `status`, `top`, the HTTP server.
 
+mod events;
 mod figures;
 mod health;
 mod http;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use crate::apply::durability::{DurabilityJob, Statistics};
 use crate::apply::leader::Leader;
 use crate::observe::board::{Posted, wall};
+use crate::observe::events;
 use crate::observe::figures::{Figures, Observation, TableDelta, ThreadWaits};
 use crate::observe::history::Point;
 use crate::subscriber::state::statistics::{Counters, Delta, Waits};
@@ -36,7 +37,9 @@ impl Leader<'_> {
         (news.counters.waits.publisher, news.counters.waits.idle) =
             (Duration::ZERO, Duration::ZERO);
         let watched = &self.watched;
-        let idle = watched.reported == Some(news) && watched.counts.is_empty();
+        let idle = watched.reported == Some(news)
+            && watched.counts.is_empty()
+            && watched.events.is_empty();
         let interval =
             if figures.is_moving() { SLOWING_INTERVAL } else { IDLE_STATISTICS_INTERVAL };
         if idle && !now && watched.written.elapsed() < interval {
@@ -51,7 +54,7 @@ impl Leader<'_> {
         if !conflicts.is_empty() {
             self.around.durability.submit(DurabilityJob::Conflicts(conflicts));
         }
-        if self.watched.reported == Some(delta) {
+        if self.watched.reported == Some(delta) && self.watched.events.is_empty() {
             return;
         }
         self.watched.counters = Counters::default();
@@ -62,7 +65,9 @@ impl Leader<'_> {
             let board = self.watched.board.clone();
             self.around.durability.submit(DurabilityJob::TableStates(board));
         }
-        let statistics = Statistics { delta, figures, counts, point };
+        let events = std::mem::take(&mut self.watched.events);
+        let event_retention = self.watched.event_retention;
+        let statistics = Statistics { delta, figures, counts, point, events, event_retention };
         self.around.durability.submit(DurabilityJob::Statistics(Box::new(statistics)));
     }
 
@@ -116,6 +121,8 @@ impl Leader<'_> {
             received_bytes: received,
             retries: counts.retries.clone(),
         });
+        watched.summaries.add(&watched.subscription, &counters, &figures);
+        watched.events.extend(events::take_pending(&watched.subscription));
         watched.counters.add(&counters);
         watched.counts.add(counts);
         let delta = Delta {

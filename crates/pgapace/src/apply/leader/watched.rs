@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use pgoutput::{Lsn, Timestamp};
 
+use crate::config::Subscription;
 use crate::observe::board::{Board, Every, POINT_EVERY};
-use crate::observe::figures::Collector;
+use crate::observe::events::LogEvent;
+use crate::observe::figures::{Collector, Figures};
 use crate::observe::ledger::{Counts, Ledger};
 use crate::subscriber::state::statistics::{Counters, Delta};
 
@@ -31,11 +33,21 @@ pub(crate) struct Watched {
     pub(super) counts: Counts,
     pub(super) reported: Option<Delta>,
     pub(super) points: Every,
+    pub(super) summaries: Summaries,
+    pub(super) subscription: String,
+    pub(super) event_retention: Option<Duration>,
+    /// Warnings and errors that are not written yet.
+    pub(super) events: Vec<LogEvent>,
 }
 
 impl Watched {
     /// `resumed`: the end of the last applied transaction, and when it committed.
-    pub(crate) fn new(board: Board, ledger: Ledger, resumed: Option<(Lsn, Timestamp)>) -> Self {
+    pub(crate) fn new(
+        config: &Subscription,
+        board: Board,
+        ledger: Ledger,
+        resumed: Option<(Lsn, Timestamp)>,
+    ) -> Self {
         let now = Instant::now();
         Self {
             collector: Collector::new(resumed.map(|(lsn, time)| (lsn, seconds(time)))),
@@ -50,6 +62,10 @@ impl Watched {
             counts: Counts::default(),
             reported: None,
             points: Every::new(POINT_EVERY),
+            summaries: Summaries::new(),
+            subscription: config.name.clone(),
+            event_retention: config.event_retention(),
+            events: Vec::new(),
         }
     }
 
@@ -64,6 +80,48 @@ impl Watched {
     pub(super) fn is_due(&self, interval: Duration) -> bool {
         self.observed.is_none_or(|observed| observed.elapsed() >= interval)
     }
+}
+
+/// How often one line says how it goes.
+const SUMMARY: Duration = Duration::from_secs(60);
+
+/// One line of the log per minute.
+#[derive(Debug)]
+pub(super) struct Summaries {
+    last: Instant,
+    counters: Counters,
+}
+
+impl Summaries {
+    fn new() -> Self {
+        Self { last: Instant::now(), counters: Counters::default() }
+    }
+
+    /// Counts, and logs when a minute has passed.
+    pub(super) fn add(&mut self, subscription: &str, counters: &Counters, figures: &Figures) {
+        self.counters.add(counters);
+        if self.last.elapsed() < SUMMARY {
+            return;
+        }
+        self.last = Instant::now();
+        let counters = std::mem::take(&mut self.counters);
+        let committed = figures.stage("committed");
+        tracing::info!(
+            event = "progress",
+            subscription,
+            transactions = counters.transactions,
+            rows = counters.inserts + counters.updates + counters.deletes,
+            conflicts = counters.conflicts().iter().map(|(_, count)| count).sum::<u64>(),
+            lag_bytes = committed.and_then(|stage| stage.lag_bytes),
+            lag_seconds = committed.and_then(|stage| stage.lag_seconds).map(tenths),
+            limited_by = figures.limited_by,
+            "changes of the last minute"
+        );
+    }
+}
+
+fn tenths(seconds: f64) -> f64 {
+    (seconds * 10.0).round() / 10.0
 }
 
 /// A time of the protocol, in seconds since 1970.

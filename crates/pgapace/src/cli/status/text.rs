@@ -2,9 +2,13 @@
 
 use crate::cli::output;
 use crate::cli::status::{Status, Table};
+use crate::observe::board::wall;
 use crate::observe::figures::Figures;
 use crate::observe::history::worker_shares;
 use crate::subscriber::state::statistics::Spooled;
+
+/// How many events are printed.
+const EVENTS: usize = 5;
 
 pub(super) fn print(status: &Status) {
     let running = match &status.owner {
@@ -145,6 +149,14 @@ pub(super) fn print(status: &Status) {
         }
         if let (Some(mode), Some(reason)) = (&table.apply_mode, &table.apply_reason) {
             output::line(&format!("    {}.{}: {mode}: {reason}", table.schema, table.name));
+        }
+    }
+    if !status.events.is_empty() {
+        item("last events", "");
+        for event in status.events.iter().take(EVENTS) {
+            let ago = duration((wall() - event.at).max(0.0));
+            let line = format!("{ago} ago, {}: {} {}", event.event, event.message, event.fields);
+            output::line(&format!("    {}", line.lines().next().unwrap_or_default()));
         }
     }
     if let Some(error) = &status.last_error {

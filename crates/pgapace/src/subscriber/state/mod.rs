@@ -2,6 +2,7 @@
 //! progress.
 
 pub(crate) mod conflicts;
+pub(crate) mod events;
 pub(crate) mod figures;
 pub(crate) mod ownership;
 pub(crate) mod prepared;
@@ -613,6 +614,8 @@ pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
              DELETE FROM pgapace.stat_table WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_conflict WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_retry WHERE subscription = {id}; \
+             DELETE FROM pgapace.event WHERE subscription = (SELECT s.name \
+               FROM pgapace.subscription s WHERE s.id = {id}); \
              DELETE FROM pgapace.conflict WHERE subscription = {id}; \
              DELETE FROM pgapace.prepared WHERE subscription = {id}; \
              DELETE FROM pgapace.subscription WHERE id = {id}; \

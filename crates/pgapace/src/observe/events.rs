@@ -1,0 +1,186 @@
+//! The last events of the process in memory, and warnings and errors on their way to `pgapace.event`.
+//!
+//! A layer of the log takes every event of level info and above, whatever `--log-level` says. These are rare:
+//! nothing logs at that level per transaction.
+
+use std::collections::VecDeque;
+use std::fmt::{Debug, Write as _};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+use crate::observe::board::wall;
+
+/// How many are kept in memory, and how many wait to be written at most.
+const MOST: usize = 1000;
+
+static EVENTS: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
+
+/// An event of the log.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct LogEvent {
+    /// Seconds since 1970.
+    pub(crate) at: f64,
+    /// `INFO`, `WARN` or `ERROR`.
+    pub(crate) level: &'static str,
+    /// As docs/events.md lists it.
+    pub(crate) event: String,
+    /// Null if it concerns the process.
+    pub(crate) subscription: Option<String>,
+    pub(crate) message: String,
+    /// The other fields, as in the log.
+    pub(crate) fields: String,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    last: VecDeque<LogEvent>,
+    /// Warnings and errors that are not written yet.
+    pending: VecDeque<LogEvent>,
+    /// The subscription of a process that runs only one.
+    sole: Option<String>,
+}
+
+impl Kept {
+    fn push(&mut self, mut event: LogEvent) {
+        if event.subscription.is_none() {
+            event.subscription.clone_from(&self.sole);
+        }
+        if event.level != "INFO" {
+            if self.pending.len() >= MOST {
+                self.pending.pop_front();
+            }
+            self.pending.push_back(event.clone());
+        }
+        if self.last.len() >= MOST {
+            self.last.pop_front();
+        }
+        self.last.push_back(event);
+    }
+
+    fn take_pending(&mut self, subscription: &str) -> Vec<LogEvent> {
+        let (mine, others) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition(|event| event.subscription.as_deref().is_none_or(|of| of == subscription));
+        self.pending = others;
+        mine.into()
+    }
+}
+
+fn kept() -> MutexGuard<'static, Kept> {
+    EVENTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The process runs only this subscription, so all events are about it.
+pub(crate) fn set_sole(subscription: &str) {
+    kept().sole = Some(subscription.to_owned());
+}
+
+/// The last events, the oldest first.
+pub(crate) fn last() -> Vec<LogEvent> {
+    kept().last.iter().cloned().collect()
+}
+
+/// Warnings and errors of a subscription, or of the whole process, that nobody has taken yet.
+pub(crate) fn take_pending(subscription: &str) -> Vec<LogEvent> {
+    kept().take_pending(subscription)
+}
+
+/// Keeps what is logged.
+pub(crate) struct EventLayer;
+
+impl<S: tracing::Subscriber> Layer<S> for EventLayer {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let Some(name) = fields.event else { return };
+        let level = match *event.metadata().level() {
+            tracing::Level::ERROR => "ERROR",
+            tracing::Level::WARN => "WARN",
+            _ => "INFO",
+        };
+        kept().push(LogEvent {
+            at: wall(),
+            level,
+            event: name,
+            subscription: fields.subscription,
+            message: fields.message,
+            fields: fields.others.trim_end().to_owned(),
+        });
+    }
+}
+
+#[derive(Default)]
+struct Fields {
+    event: Option<String>,
+    subscription: Option<String>,
+    message: String,
+    others: String,
+}
+
+impl Fields {
+    fn set(&mut self, field: &tracing::field::Field, value: String) {
+        match field.name() {
+            "event" => self.event = Some(value),
+            "subscription" => self.subscription = Some(value),
+            "message" => self.message = value,
+            // Writing to a string cannot fail.
+            name => drop(write!(self.others, "{name}={value} ")),
+        }
+    }
+}
+
+impl tracing::field::Visit for Fields {
+    fn record_str(&mut self, field: &tracing::field::Field, value: &str) {
+        self.set(field, value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn Debug) {
+        self.set(field, format!("{value:?}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kept, LogEvent, MOST};
+
+    fn event(number: usize, level: &'static str, subscription: Option<&str>) -> LogEvent {
+        LogEvent {
+            at: number as f64,
+            level,
+            event: "e".to_owned(),
+            subscription: subscription.map(str::to_owned),
+            message: String::new(),
+            fields: String::new(),
+        }
+    }
+
+    #[test]
+    fn the_last_thousand_are_kept() {
+        let mut kept = Kept::default();
+        for number in 0..MOST + 10 {
+            kept.push(event(number, "INFO", None));
+        }
+        assert_eq!(kept.last.len(), MOST);
+        assert_eq!(kept.last.front().map(|event| event.at), Some(10.0));
+        assert!(kept.take_pending("s").is_empty(), "information is not written");
+    }
+
+    #[test]
+    fn each_subscription_takes_its_own_warnings_once() {
+        let mut kept = Kept::default();
+        kept.push(event(1, "WARN", Some("a")));
+        kept.push(event(2, "ERROR", Some("b")));
+        kept.push(event(3, "WARN", None));
+        let at = |events: Vec<LogEvent>| events.iter().map(|event| event.at).collect::<Vec<_>>();
+        assert_eq!(at(kept.take_pending("a")), [1.0, 3.0]);
+        assert!(kept.take_pending("a").is_empty());
+        assert_eq!(at(kept.take_pending("b")), [2.0]);
+        kept.sole = Some("c".to_owned());
+        kept.push(event(4, "WARN", None));
+        assert!(kept.take_pending("a").is_empty());
+        assert_eq!(at(kept.take_pending("c")), [4.0]);
+    }
+}
