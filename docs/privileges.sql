@@ -4,7 +4,7 @@
 -- publisher: run in database shop by an administrator
 CREATE ROLE pgapace_publisher LOGIN REPLICATION;
 GRANT USAGE ON SCHEMA public TO pgapace_publisher;
--- Read for the first copy only; changes come from the replication slot.
+-- Read for the first copy and pgapace verify only; changes come from the replication slot.
 GRANT SELECT ON ALL TABLES IN SCHEMA public TO pgapace_publisher;
 -- The values of sequences, for the first copy and for pgapace sequences.
 GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO pgapace_publisher;

@@ -42,6 +42,8 @@ pub(crate) enum Class {
     NotRunning,
     /// `status --check`: the state is not known.
     Unknown,
+    /// A verification found rows that differ.
+    Different,
 }
 
 impl Class {
@@ -65,6 +67,7 @@ impl Class {
             Self::Retrying => 15,
             Self::NotRunning => 16,
             Self::Unknown => 17,
+            Self::Different => 18,
         }
     }
 }

@@ -15,3 +15,4 @@ pub(crate) mod tablesync;
 mod twophase;
 mod upgrade;
 mod verbs;
+mod verify;

@@ -13,6 +13,7 @@ pub(crate) mod sequences;
 pub(crate) mod settings;
 pub(crate) mod skip;
 pub(crate) mod status;
+pub(crate) mod verify;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -49,7 +50,8 @@ Exit codes:
   14  the subscriber is behind the publisher: too far for pgapace sequences, or more than --max-lag
   15  status --check: a subscription is retrying after an error
   16  status --check: a subscription does not run
-  17  status --check: there is no subscription, or its lag is not known";
+  17  status --check: there is no subscription, or its lag is not known
+  18  rows differ (pgapace verify)";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -99,6 +101,14 @@ It waits until the subscriber has applied what was committed before, because TRU
 Example:
   pgapace sequences --config /etc/pgapace.toml --name shop
   pgapace sequences --config /etc/pgapace.toml --name shop --margin 10000 --json"#;
+
+const VERIFY_HELP: &str = r#"It compares what is published, at one LSN: a difference is a difference, not a change on its way. Differences are in table pgapace.difference on the subscriber. The exit code is 18 if rows differ, and 6 if nothing differs but columns could not be compared. It is 0 only if everything was compared and is equal.
+
+Tables are compared by ranges of their key if its order is the same on both servers: integers, numeric, uuid, date, timestamps, bytea, boolean, and strings with collation C. All other tables are compared in one pass.
+
+Example:
+  pgapace verify --config /etc/pgapace.toml --name shop
+  pgapace verify --config /etc/pgapace.toml --name shop --table orders --where "created > '2026-01-01'" --max-rate 20MB"#;
 
 const SKIP_HELP: &str = r#"It needs --subscriber and --name. pgapace applies nothing of the transaction and does not keep its changes: make them by hand.
 
@@ -169,6 +179,9 @@ enum Command {
     /// Set the subscriber's sequences to the publisher's values, which are not replicated
     #[command(after_help = SEQUENCES_HELP)]
     Sequences(sequences::SequencesArgs),
+    /// Compare the tables of both servers at one LSN
+    #[command(after_help = VERIFY_HELP)]
+    Verify(verify::VerifyArgs),
     /// Skip one transaction of the publisher that cannot be applied
     #[command(after_help = SKIP_HELP)]
     Skip(skip::SkipArgs),
@@ -281,6 +294,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Resync(args) => resync::resync(&args),
         Command::Refresh(args) => resync::refresh(&args),
         Command::Sequences(args) => sequences::run(&args),
+        Command::Verify(args) => verify::run(&args),
         Command::Skip(args) => skip::run(&args),
         Command::Prepared(args) => prepared::run(&args),
         Command::Enable(args) => enable::run(&args),

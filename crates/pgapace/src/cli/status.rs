@@ -24,6 +24,7 @@ use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::events::{self, ShownEvent};
 use crate::subscriber::state::ownership::{self, Owner};
 use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
+use crate::subscriber::state::verification::{self, TableVerification};
 use crate::subscriber::state::{
     self, LastRun, RelationMode, Subscription, figures, prepared, progress, schema,
 };
@@ -102,6 +103,8 @@ pub(crate) struct Status {
     /// Transactions that are prepared on the subscriber, oldest first.
     prepared: Vec<Shown>,
     tables: Vec<Table>,
+    /// The last verification of each table that was verified.
+    verifications: Vec<TableVerification>,
     /// The last error; null once a run has gone beyond it.
     last_error: Option<String>,
     last_error_at: Option<String>,
@@ -349,6 +352,7 @@ fn of(
                 }
             })
             .collect(),
+        verifications: verification::read(session, row.id)?,
         last_error: statistics.and_then(|s| s.last_error.clone()),
         last_error_at: statistics.and_then(|s| s.last_error_at.clone()),
         error_since: statistics.and_then(|s| s.error_since.clone()),

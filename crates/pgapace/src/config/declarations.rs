@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::subscriber::conflict::{Policy, Rule};
 
 /// Verbs that look at one table or more on both sides.
-const BOTH_SIDES: &[&str] = &["run", "check", "resync", "refresh", "sequences"];
+const BOTH_SIDES: &[&str] = &["run", "check", "resync", "refresh", "sequences", "verify"];
 const ALL: &[&str] = &[
     "run",
     "check",
@@ -23,6 +23,7 @@ const ALL: &[&str] = &[
     "resync",
     "refresh",
     "sequences",
+    "verify",
     "skip",
     "prepared",
     "enable",
@@ -38,7 +39,7 @@ settings! {
             help: "Connection string of the publisher, a URI or keywords as in libpq",
             more: "PG* variables, the password file and the service file are used as in libpq.",
             group: Group::Subscription,
-            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "drop"],
+            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "drop"],
         }
         "subscriber" subscriber: ConnInfo {
             value: "CONNINFO",

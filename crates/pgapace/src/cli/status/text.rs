@@ -6,6 +6,7 @@ use crate::observe::board::wall;
 use crate::observe::figures::Figures;
 use crate::observe::history::worker_shares;
 use crate::subscriber::state::statistics::Spooled;
+use crate::subscriber::state::verification::TableVerification;
 
 /// How many events are printed.
 const EVENTS: usize = 5;
@@ -151,6 +152,12 @@ pub(super) fn print(status: &Status) {
             output::line(&format!("    {}.{}: {mode}: {reason}", table.schema, table.name));
         }
     }
+    if !status.verifications.is_empty() {
+        item("verified", &status.verifications.len().to_string());
+        for one in &status.verifications {
+            output::line(&format!("    {}.{}: {}", one.schema, one.name, verified(one)));
+        }
+    }
     if !status.events.is_empty() {
         item("last events", "");
         for event in status.events.iter().take(EVENTS) {
@@ -169,6 +176,33 @@ pub(super) fn print(status: &Status) {
         }
         for line in error.lines() {
             output::line(&format!("    {line}"));
+        }
+    }
+}
+
+/// The last verification of a table.
+fn verified(one: &TableVerification) -> String {
+    let counts = &one.counts;
+    let left = match one.columns_left.as_slice() {
+        [] => String::new(),
+        columns => format!(", without {}", columns.join(", ")),
+    };
+    let found = match counts.differences() {
+        0 => String::new(),
+        _ => format!(
+            " ({} missing, {} extra, {} different)",
+            counts.missing, counts.extra, counts.different
+        ),
+    };
+    let (rows, scope) = (counts.rows, &one.scope);
+    match (&one.result, &one.finished_at) {
+        (Some(result), Some(at)) => {
+            let lsn = one.lsn.as_deref().unwrap_or("-");
+            format!("{result}{found} at {lsn}, {at}: {rows} rows, {scope}{left}")
+        }
+        _ => {
+            let began = one.started_at.as_deref().unwrap_or("not yet");
+            format!("not finished, begun {began}: {rows} rows{found}, {scope}{left}")
         }
     }
 }

@@ -10,6 +10,7 @@ pub(crate) mod progress;
 pub(crate) mod published;
 pub(crate) mod schema;
 pub(crate) mod statistics;
+pub(crate) mod verification;
 pub(crate) mod workers_in_use;
 
 use engine::sync_lsn::SyncLsn;
@@ -618,6 +619,8 @@ pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
                FROM pgapace.subscription s WHERE s.id = {id}); \
              DELETE FROM pgapace.conflict WHERE subscription = {id}; \
              DELETE FROM pgapace.prepared WHERE subscription = {id}; \
+             DELETE FROM pgapace.verification WHERE subscription = {id}; \
+             DELETE FROM pgapace.difference WHERE subscription = {id}; \
              DELETE FROM pgapace.subscription WHERE id = {id}; \
              COMMIT",
             id = id.0

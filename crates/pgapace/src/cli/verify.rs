@@ -1,0 +1,327 @@
+//! `pgapace verify`: compares the tables of both servers.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use wire::Session;
+
+use crate::cli::{Selection, output};
+use crate::config::Subscription as Config;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::Publisher;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::verification::{self, Counts, TableOf};
+use crate::subscriber::state::{self, SubscriptionId};
+use crate::verify::pair::QuietPublisher;
+use crate::verify::plan::TablePlan;
+use crate::verify::prepare::{Scope, prepare};
+use crate::verify::progress::Progress;
+use crate::verify::rate::{Pace, Rate, share};
+use crate::verify::record::Recorder;
+use crate::verify::run::{Manner, Servers, Verification};
+use crate::verify::work::{TableWork, Work};
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// Only this table, with its schema unless it is public; repeat it
+    #[arg(long, value_name = "TABLE")]
+    table: Vec<String>,
+
+    /// Do not compare this column; repeat it
+    #[arg(long, value_name = "TABLE.COLUMN")]
+    except_column: Vec<String>,
+
+    /// Compare only this share of the rows
+    #[arg(long, value_name = "SHARE%", value_parser = share)]
+    sample: Option<f64>,
+
+    /// Compare only rows for which this SQL condition is true, on both servers
+    #[arg(long = "where", value_name = "CONDITION")]
+    condition: Option<String>,
+
+    /// Compare no more than this per second on each server: rows (50000) or bytes of text (20MB)
+    #[arg(long, value_name = "RATE")]
+    max_rate: Option<Rate>,
+
+    /// Number of sessions on each server
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    jobs: u16,
+
+    /// Age in seconds at which snapshots are renewed, because they hold back VACUUM
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    snapshot_lifetime: u64,
+
+    /// Go on where the last verification of these tables was interrupted
+    #[arg(long)]
+    resume: bool,
+
+    /// Number of differences of each table that are recorded; all are counted
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    max_differences: u64,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The result for one table.
+#[derive(Debug, Serialize)]
+struct TableReport {
+    schema: String,
+    name: String,
+    /// `equal` or `different`.
+    result: &'static str,
+    #[serde(flatten)]
+    counts: Counts,
+    key: Vec<String>,
+    not_comparable: Vec<NotComparable>,
+    left_out: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct NotComparable {
+    column: String,
+    reason: String,
+}
+
+/// The result for one subscription.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    subscription: String,
+    scope: String,
+    tables: Vec<TableReport>,
+}
+
+impl Outcome {
+    fn differences(&self) -> u64 {
+        self.tables.iter().map(|table| table.counts.differences()).sum()
+    }
+}
+
+/// Verifies all subscriptions, then fails if anything differs.
+pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
+    let scope = scope(args)?;
+    let shutdown = Shutdown::on_signals()?;
+    let mut outcomes = Vec::new();
+    for config in args.selection.subscriptions()? {
+        outcomes.push(one(args, &config, &scope, &shutdown)?);
+    }
+    if args.json {
+        output::json(&outcomes)?;
+    } else {
+        outcomes.iter().for_each(print);
+    }
+    judge(&outcomes)
+}
+
+fn judge(outcomes: &[Outcome]) -> Result<()> {
+    let tables = || outcomes.iter().flat_map(|outcome| &outcome.tables);
+    let differing = tables().filter(|table| table.counts.differences() > 0);
+    let differing: Vec<_> =
+        differing.map(|table| format!("{}.{}", table.schema, table.name)).collect();
+    let differences: u64 = outcomes.iter().map(Outcome::differences).sum();
+    if differences > 0 {
+        return Err(Failure::new(
+            Class::Different,
+            format!("{differences} rows differ, in {}", differing.join(", ")),
+        )
+        .hint("On the subscriber: SELECT * FROM pgapace.difference;"));
+    }
+    let left: Vec<_> = tables()
+        .flat_map(|table| {
+            let name = format!("{}.{}", table.schema, table.name);
+            table
+                .not_comparable
+                .iter()
+                .map(move |one| format!("{name}.{} ({})", one.column, one.reason))
+        })
+        .collect();
+    if left.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Class::Mismatch,
+        format!("nothing differs, but columns could not be compared: {}", left.join("; ")),
+    )
+    .hint("Leave them out with --except-column TABLE.COLUMN."))
+}
+
+/// Schema and name; without a schema it is public.
+fn split(name: &str) -> (String, String) {
+    let (schema, name) = name.split_once('.').unwrap_or(("public", name));
+    (schema.to_owned(), name.to_owned())
+}
+
+fn scope(args: &VerifyArgs) -> Result<Scope> {
+    let except = |text: &String| match text.rsplit_once('.') {
+        Some((table, column)) if !column.is_empty() => Ok((split(table), column.to_owned())),
+        _ => Err(Failure::new(
+            Class::Config,
+            format!("--except-column {text:?} does not name a table and a column"),
+        )
+        .hint("Write TABLE.COLUMN, with the schema before it unless it is public.")),
+    };
+    Ok(Scope {
+        tables: args.table.iter().map(|name| split(name)).collect(),
+        except: args.except_column.iter().map(except).collect::<Result<_>>()?,
+        share: args.sample,
+        condition: args.condition.clone(),
+    })
+}
+
+fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -> Result<Outcome> {
+    let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+    let mut control = subscriber.connect_first()?;
+    let row = state::find_in_any(&mut control, &config.name)?.ok_or_else(|| {
+        Failure::new(Class::Config, format!("the subscriber has no subscription {:?}", config.name))
+            .hint("pgapace status lists the subscriptions of a subscriber.")
+    })?;
+    let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
+    let mut look = publisher.connect_to_look()?;
+    let mut local = subscriber.connect(Purpose::Verify)?;
+    let prepared = prepare(&mut look, &mut local, config, &row, scope)?;
+    drop((look, local));
+    let plans = &prepared.plans;
+    let (tables, recorded) = begin(args, &mut control, row.id, plans, scope)?;
+    let manner = Manner {
+        jobs: args.jobs.into(),
+        rate: args.max_rate,
+        lifetime: Duration::from_secs(args.snapshot_lifetime),
+    };
+    let verification = Verification {
+        plans,
+        manner: &manner,
+        scope,
+        shutdown,
+        recorder: Recorder::new(control, row.id, args.max_differences, recorded),
+        progress: Progress::new(prepared.rows),
+        work: Mutex::new(Work::new(tables, scope.share)),
+        pace: Mutex::new(Pace::new(manner.rate)),
+    };
+    let servers = Servers {
+        publisher: &publisher,
+        subscriber: &subscriber,
+        publications: &config.publications,
+    };
+    let mut source =
+        QuietPublisher { publisher: &publisher, subscriber: &subscriber, id: row.id, shutdown };
+    let counts = verification.run(&servers, &mut source, &prepared.definitions)?;
+    let reports = plans.iter().zip(counts).map(|(plan, counts)| report(plan, counts));
+    Ok(Outcome {
+        subscription: config.name.clone(),
+        scope: scope.text(),
+        tables: reports.collect(),
+    })
+}
+
+/// Records the beginning, or where an interrupted verification goes on. Returns the work of each
+/// table, and how many of its differences are recorded.
+fn begin(
+    args: &VerifyArgs,
+    control: &mut Session,
+    id: SubscriptionId,
+    plans: &[TablePlan],
+    scope: &Scope,
+) -> Result<(Vec<TableWork>, Vec<u64>)> {
+    let left: Vec<_> = plans.iter().map(TablePlan::columns_left).collect();
+    if args.resume {
+        return resume(control, id, plans, scope, &left);
+    }
+    let rows = plans.iter().zip(&left);
+    let rows: Vec<_> = rows
+        .map(|(plan, left)| (plan.schema.as_str(), plan.name.as_str(), left.as_slice()))
+        .collect();
+    verification::begin(control, id, &rows, &scope.text())?;
+    let tables = plans.iter().map(|plan| TableWork::new(plan.method)).collect();
+    Ok((tables, vec![0; plans.len()]))
+}
+
+fn resume(
+    control: &mut Session,
+    id: SubscriptionId,
+    plans: &[TablePlan],
+    scope: &Scope,
+    left: &[Vec<String>],
+) -> Result<(Vec<TableWork>, Vec<u64>)> {
+    let last = verification::read(control, id)?;
+    let number = last.iter().map(|one| one.number).max();
+    let (mut tables, mut recorded) = (Vec::new(), Vec::new());
+    for (plan, left) in plans.iter().zip(left) {
+        let found = last.iter().find(|one| {
+            (one.schema == plan.schema && one.name == plan.name)
+                && Some(one.number) == number
+                && one.scope == scope.text()
+                && one.columns_left == *left
+        });
+        let Some(found) = found else {
+            return Err(Failure::new(
+                Class::Config,
+                format!(
+                    "the last verification was not one of table {} with the same options",
+                    plan.display_name()
+                ),
+            )
+            .hint("Start it without --resume."));
+        };
+        let work = match &found.result {
+            Some(_) => TableWork::finished(plan.method, found.counts),
+            None => TableWork::resumed(plan.method, found.position.clone(), found.counts),
+        };
+        let of = TableOf { id, schema: &plan.schema, name: &plan.name };
+        verification::forget_after(control, of, work.compared())?;
+        recorded.push(verification::recorded(control, of)?);
+        tables.push(work);
+    }
+    Ok((tables, recorded))
+}
+
+fn report(plan: &TablePlan, counts: Counts) -> TableReport {
+    TableReport {
+        schema: plan.schema.clone(),
+        name: plan.name.clone(),
+        result: if counts.differences() == 0 { "equal" } else { "different" },
+        counts,
+        key: plan.key.clone(),
+        not_comparable: plan
+            .not_comparable
+            .iter()
+            .map(|(column, reason)| NotComparable {
+                column: column.clone(),
+                reason: reason.clone(),
+            })
+            .collect(),
+        left_out: plan.left_out.clone(),
+    }
+}
+
+fn print(outcome: &Outcome) {
+    let Outcome { subscription, scope, tables } = outcome;
+    output::line(&format!("{subscription}: {} tables, {scope}", tables.len()));
+    let name = |table: &TableReport| format!("{}.{}", table.schema, table.name);
+    let width = tables.iter().map(|table| name(table).chars().count()).max().unwrap_or(0).max(5);
+    output::line(&format!(
+        "  {:<width$}  {:<9}  {:>12}  {:>9}  {:>9}  {:>9}  {:>9}",
+        "table", "result", "rows", "size", "missing", "extra", "different"
+    ));
+    for table in tables {
+        let Counts { rows, bytes, missing, extra, different, .. } = table.counts;
+        let size = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
+        output::line(&format!(
+            "  {:<width$}  {:<9}  {rows:>12}  {size:>9}  {missing:>9}  {extra:>9}  {different:>9}",
+            name(table),
+            table.result
+        ));
+        for one in &table.not_comparable {
+            output::line(&format!("    {} was not compared: {}", one.column, one.reason));
+        }
+        if !table.left_out.is_empty() {
+            output::line(&format!("    left out: {}", table.left_out.join(", ")));
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! How a column is compared: SQL expressions for both servers whose values are equal exactly if
+//! replication would leave the value as it is. Pure.
+//!
+//! The value of a column is its text, as the type's output function writes it under the settings of
+//! [`super::pair`]. Text is what replication carries, so it tells all values apart that replication
+//! can tell apart. Built-in types have an exact text under these settings: floats and geometric types
+//! with `extra_float_digits` = 3, money with `lc_monetary` = C, bytea in hex. Nobody knows whether
+//! the text of a base type of an extension is exact, or which of its settings it depends on. So these
+//! types are compared by their send functions, which COPY BINARY and pg_upgrade rely on, if both
+//! servers have the type. Arrays, ranges, composites and domains of them are compared as text.
+//!
+//! If the types differ, the publisher does what replication does: it casts the text of its value to
+//! the subscriber's type with its modifier. That needs a type that the publisher has too.
+
+use wire::quote_ident;
+
+use crate::subscriber::oid;
+
+/// Oids from here on are not built in.
+const FIRST_USER_OID: u32 = 16384;
+
+/// xml: its cast to text does not call the output function.
+const XML: u32 = 142;
+
+/// A column on one server. Type and modifier are those below all domains.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct SideColumn {
+    pub(crate) name: String,
+    pub(crate) type_oid: u32,
+    /// With its schema unless it is built in.
+    pub(crate) type_name: String,
+    /// The same with its modifier.
+    pub(crate) type_sql: String,
+    /// Without its schema.
+    pub(crate) bare_name: String,
+    /// `pg_type.typtype` and `typcategory`.
+    pub(crate) kind: char,
+    pub(crate) category: char,
+    pub(crate) modifier: i32,
+    pub(crate) is_array: bool,
+    /// The quoted name of the send function, if there is one.
+    pub(crate) send: Option<String>,
+    pub(crate) not_null: bool,
+    pub(crate) generated: bool,
+    /// Whether strings of the column are ordered byte by byte; true for types without a collation.
+    pub(crate) byte_order: bool,
+    /// Whether the role may read the column.
+    pub(crate) readable: bool,
+}
+
+impl SideColumn {
+    fn built_in(&self) -> bool {
+        self.type_oid < FIRST_USER_OID
+    }
+
+    /// A base type that an extension or a user created.
+    fn of_extension(&self) -> bool {
+        !self.built_in() && self.kind == 'b' && !self.is_array
+    }
+
+    /// The name of the type that a cast of another server must find.
+    pub(crate) fn needed_type(&self) -> &str {
+        &self.type_name
+    }
+}
+
+/// SQL for one column on one server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ColumnSql {
+    /// An expression whose output text is compared.
+    pub(crate) value: String,
+    /// The same text as a value of type text, NULL for NULL.
+    pub(crate) text: String,
+}
+
+/// How a column is compared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ComparedColumn {
+    pub(crate) name: String,
+    pub(crate) publisher: ColumnSql,
+    pub(crate) subscriber: ColumnSql,
+}
+
+/// Types whose cast to text calls the output function and nothing else.
+fn casts_by_output(type_oid: u32) -> bool {
+    matches!(
+        type_oid,
+        oid::INT2
+            | oid::INT4
+            | oid::INT8
+            | oid::FLOAT4
+            | oid::FLOAT8
+            | oid::NUMERIC
+            | oid::TEXT
+            | oid::VARCHAR
+            | oid::DATE
+            | oid::TIME
+            | oid::TIMESTAMP
+            | oid::TIMESTAMPTZ
+            | oid::UUID
+            | oid::JSON
+            | oid::JSONB
+            | oid::BYTEA
+    )
+}
+
+/// The output text of an expression. `format` calls the output function, where a cast to text may
+/// call another function: it cuts the blanks of bpchar, and writes `true` for `t`.
+fn output_text(expression: &str) -> String {
+    format!(
+        "CASE WHEN {expression} IS DISTINCT FROM NULL \
+         THEN pg_catalog.format('%s', {expression}) END"
+    )
+}
+
+/// A column as its own type writes it.
+fn plain(column: &SideColumn) -> ColumnSql {
+    let value = quote_ident(&column.name);
+    let text = if column.type_oid == XML || !casts_by_output(column.type_oid) {
+        output_text(&value)
+    } else {
+        format!("{value}::pg_catalog.text")
+    };
+    ColumnSql { value, text }
+}
+
+/// A column in its binary form.
+fn sent(column: &SideColumn, function: &str) -> ColumnSql {
+    let value = format!("pg_catalog.encode({function}({}), 'hex')", quote_ident(&column.name));
+    ColumnSql { text: value.clone(), value }
+}
+
+/// The text of the publisher's column as the subscriber stores it in a column of another type.
+fn converted(publisher: &SideColumn, subscriber: &SideColumn) -> ColumnSql {
+    let text = plain(publisher).text;
+    let cast = format!("({text})::{}", subscriber.type_sql);
+    // An explicit cast cuts strings that are too long, where replication refuses them. Such a string
+    // stays as it is, so that it differs.
+    let length = i64::from(subscriber.modifier) - 4;
+    let too_long = match subscriber.type_oid {
+        _ if subscriber.modifier < 0 => None,
+        oid::VARCHAR | oid::BPCHAR => {
+            Some(format!("pg_catalog.char_length(pg_catalog.rtrim({text}, ' ')) > {length}"))
+        }
+        oid::BIT => Some(format!("pg_catalog.char_length({text}) <> {}", subscriber.modifier)),
+        oid::VARBIT => Some(format!("pg_catalog.char_length({text}) > {}", subscriber.modifier)),
+        _ => None,
+    };
+    match too_long {
+        Some(condition) => {
+            let value =
+                format!("CASE WHEN {condition} THEN {text} ELSE {} END", output_text(&cast));
+            ColumnSql { text: value.clone(), value }
+        }
+        None => ColumnSql { text: output_text(&cast), value: cast },
+    }
+}
+
+/// Whether a value needs no conversion: both types have the same name, and the subscriber's modifier
+/// changes nothing. Types of extensions may be in different schemas.
+fn same_type(publisher: &SideColumn, subscriber: &SideColumn) -> bool {
+    let same_name = if publisher.built_in() && subscriber.built_in() {
+        publisher.type_oid == subscriber.type_oid
+    } else {
+        publisher.built_in() == subscriber.built_in()
+            && publisher.bare_name == subscriber.bare_name
+            && publisher.kind == subscriber.kind
+    };
+    same_name && (subscriber.modifier == -1 || publisher.modifier == subscriber.modifier)
+}
+
+/// Decides how a column is compared, or returns the reason why it cannot be. `on_publisher` tells
+/// whether the publisher has a type of this name.
+pub(crate) fn compare(
+    publisher: &SideColumn,
+    subscriber: &SideColumn,
+    on_publisher: impl Fn(&str) -> bool,
+) -> Result<ComparedColumn, String> {
+    let compared = |theirs, ours| {
+        Ok(ComparedColumn { name: publisher.name.clone(), publisher: theirs, subscriber: ours })
+    };
+    if same_type(publisher, subscriber) {
+        let functions = (&publisher.send, &subscriber.send);
+        return match functions {
+            (Some(theirs), Some(ours)) if publisher.of_extension() => {
+                compared(sent(publisher, theirs), sent(subscriber, ours))
+            }
+            _ => compared(plain(publisher), plain(subscriber)),
+        };
+    }
+    // The output of an enum is its label. Strings of extensions (citext) are stored as they are.
+    if subscriber.kind == 'e' || subscriber.of_extension() && subscriber.category == 'S' {
+        let as_text = |column| {
+            let text = plain(column).text;
+            ColumnSql { value: text.clone(), text }
+        };
+        return compared(as_text(publisher), as_text(subscriber));
+    }
+    let castable = subscriber.built_in() || publisher.bare_name == subscriber.bare_name;
+    if castable && on_publisher(subscriber.needed_type()) {
+        return compared(converted(publisher, subscriber), plain(subscriber));
+    }
+    Err(format!(
+        "publisher type {}, subscriber type {}, which the publisher cannot convert to",
+        publisher.type_sql, subscriber.type_sql
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn column(type_oid: u32, type_sql: &str, modifier: i32) -> SideColumn {
+        SideColumn {
+            name: "c".to_owned(),
+            type_oid,
+            type_name: type_sql.to_owned(),
+            type_sql: type_sql.to_owned(),
+            bare_name: type_sql.to_owned(),
+            kind: 'b',
+            category: 'U',
+            modifier,
+            is_array: false,
+            send: None,
+            not_null: false,
+            generated: false,
+            byte_order: true,
+            readable: true,
+        }
+    }
+
+    fn of_extension(name: &str, send: Option<&str>) -> SideColumn {
+        SideColumn { send: send.map(str::to_owned), ..column(20_000, name, -1) }
+    }
+
+    fn compared(publisher: &SideColumn, subscriber: &SideColumn) -> ComparedColumn {
+        compare(publisher, subscriber, |_| true).unwrap()
+    }
+
+    #[test]
+    fn the_same_type_is_compared_as_it_is() {
+        let one = compared(&column(oid::INT4, "integer", -1), &column(oid::INT4, "integer", -1));
+        assert_eq!((&one.publisher, one.publisher.value.as_str()), (&one.subscriber, "\"c\""));
+        assert_eq!(one.publisher.text, "\"c\"::pg_catalog.text");
+        // A modifier that the publisher's column has not may change the value.
+        let other = compared(
+            &column(oid::NUMERIC, "numeric", -1),
+            &column(oid::NUMERIC, "numeric(10,2)", 655_366),
+        );
+        assert!(other.publisher.value.ends_with("::numeric(10,2)"), "{other:?}");
+        assert_eq!(other.subscriber.value, "\"c\"");
+    }
+
+    #[test]
+    fn the_output_function_is_not_always_the_cast() {
+        let bpchar = column(oid::BPCHAR, "character(5)", 9);
+        assert!(compared(&bpchar, &bpchar).publisher.text.contains("format('%s', \"c\")"));
+    }
+
+    #[test]
+    fn strings_that_are_too_long_stay_as_they_are() {
+        let text = column(oid::TEXT, "text", -1);
+        let short = column(oid::VARCHAR, "character varying(3)", 7);
+        let value = compared(&text, &short).publisher.value;
+        assert!(value.contains("pg_catalog.char_length") && value.contains("> 3"), "{value}");
+    }
+
+    #[test]
+    fn types_of_extensions_are_compared_by_their_send_functions() {
+        let theirs = of_extension("vector", Some("public.vector_send"));
+        let ours = of_extension("vector", Some("ext.vector_send"));
+        let both = compared(&theirs, &ours);
+        assert_eq!(both.publisher.value, "pg_catalog.encode(public.vector_send(\"c\"), 'hex')");
+        assert_eq!(both.subscriber.value, "pg_catalog.encode(ext.vector_send(\"c\"), 'hex')");
+        let without = compared(&of_extension("box3d", None), &of_extension("box3d", None));
+        assert_eq!(without.publisher.value, "\"c\"");
+    }
+
+    #[test]
+    fn text_is_compared_with_labels_and_strings_of_extensions() {
+        let text = column(oid::TEXT, "text", -1);
+        let citext = SideColumn { category: 'S', ..of_extension("citext", Some("citextsend")) };
+        let label = SideColumn { kind: 'e', ..column(20_001, "mood", -1) };
+        for subscriber in [&citext, &label] {
+            let one = compare(&text, subscriber, |_| false).unwrap();
+            assert_eq!(one.publisher.value, "\"c\"::pg_catalog.text");
+        }
+    }
+
+    #[test]
+    fn a_type_that_the_publisher_lacks_cannot_be_compared() {
+        let (text, other) = (column(oid::TEXT, "text", -1), of_extension("shape", None));
+        assert!(compare(&text, &other, |_| true).unwrap_err().contains("shape"));
+        assert!(compare(&text, &column(9999, "newer", -1), |_| false).is_err());
+    }
+}

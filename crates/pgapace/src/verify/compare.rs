@@ -1,0 +1,291 @@
+//! Compares one chunk, or one table in one pass, with a pair of sessions.
+
+use rustc_hash::FxHashMap;
+use wire::Rows;
+
+use crate::error::{Class, Failure, Result};
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::verification::{Counts, NewDifference};
+use crate::verify::merge::{Finding, Kind, merge, values};
+use crate::verify::plan::{Leaf, TablePlan, buckets, pieces};
+use crate::verify::range::KeyRange;
+use crate::verify::record::ChunkRecord;
+use crate::verify::sessions::{Access, Query, Read, SessionPair};
+use crate::verify::sql::{Piece, Selection, TableSql, leaves};
+
+/// Rows that are read at once to name their columns that differ.
+const KEYS_AT_ONCE: usize = 500;
+
+/// Findings of rows without a key are recorded when they take so much memory.
+const FINDINGS_BYTES: usize = 1 << 20;
+
+/// Number of rows, bytes of their text and sums of their hashes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Sums {
+    rows: u64,
+    bytes: u64,
+    hashes: (i128, i128),
+}
+
+impl Sums {
+    fn read(row: &wire::Row<'_>, first: usize) -> Result<Self> {
+        Ok(Self {
+            rows: field(row, first)?,
+            bytes: field(row, first + 1)?,
+            hashes: (field(row, first + 2)?, field(row, first + 3)?),
+        })
+    }
+
+    fn add(&mut self, other: Self) {
+        self.rows += other.rows;
+        self.bytes += other.bytes;
+        self.hashes.0 += other.hashes.0;
+        self.hashes.1 += other.hashes.1;
+    }
+}
+
+/// One table under one pair of snapshots. The notes are told of each piece of work: rows and bytes.
+pub(crate) struct Comparison<'a> {
+    pub(crate) plan: &'a TablePlan,
+    pub(crate) pair: &'a mut SessionPair,
+    pub(crate) shutdown: &'a Shutdown,
+    pub(crate) record: ChunkRecord<'a>,
+    pub(crate) worked: &'a mut dyn FnMut(u64, u64) -> Result<()>,
+}
+
+impl Comparison<'_> {
+    fn query(table: &TableSql, sql: String, access: Access) -> Query {
+        Query { sql, oid: table.oid, access }
+    }
+
+    /// Compares the rows of a range of the key.
+    pub(crate) fn range(&mut self, range: &KeyRange) -> Result<Read<Counts>> {
+        let selection = Selection { range: Some(range.clone()), ..Selection::default() };
+        let sums = |table: &TableSql| Self::query(table, table.sums(&selection), Access::Index);
+        let (theirs, ours) = (sums(&self.plan.publisher), sums(&self.plan.subscriber));
+        let read = self.pair.ask(self.shutdown, Some(&theirs), Some(&ours))?;
+        let Read::Rows((theirs, ours)) = read else { return Ok(Read::Rewritten) };
+        let sums = |rows: Option<Rows>| {
+            let rows = rows.unwrap_or_default();
+            let row = rows.first().ok_or_else(|| Failure::internal("no sums of a chunk"))?;
+            Sums::read(&row, 0)
+        };
+        let (theirs, ours) = (sums(theirs)?, sums(ours)?);
+        (self.worked)(theirs.rows, theirs.bytes)?;
+        let mut counts =
+            Counts { rows: theirs.rows, bytes: theirs.bytes, chunks: 1, ..Counts::default() };
+        if theirs == ours {
+            return Ok(Read::Rows(counts));
+        }
+        self.rows(&selection, Access::Index, &mut counts)
+    }
+
+    /// Compares a whole table: one pass over it on each server for the sums of buckets, then the rows
+    /// of those that differ.
+    pub(crate) fn whole(&mut self) -> Result<Read<Counts>> {
+        let ask = |table: &TableSql| Self::query(table, leaves(table.oid), Access::Scan);
+        let (theirs, ours) = (ask(&self.plan.publisher), ask(&self.plan.subscriber));
+        let Read::Rows((theirs, ours)) =
+            self.pair.ask(self.shutdown, Some(&theirs), Some(&ours))?
+        else {
+            return Ok(Read::Rewritten);
+        };
+        let (theirs, ours) = (read_leaves(theirs)?, read_leaves(ours)?);
+        let estimate =
+            |leaves: &[Leaf]| leaves.iter().map(|leaf| leaf.rows.max(leaf.blocks * 20)).sum();
+        let buckets = buckets(estimate(&theirs));
+        let selections = |leaves: &[Leaf]| match pieces(leaves) {
+            Some(pieces) => pieces.into_iter().map(of_piece).collect(),
+            None => vec![Selection::default()],
+        };
+        let queries = |table: &TableSql, leaves: &[Leaf]| -> Vec<Query> {
+            let sql = |selection: &Selection| table.bucket_sums(selection, buckets);
+            selections(leaves)
+                .iter()
+                .map(|selection| Self::query(table, sql(selection), Access::Scan))
+                .collect()
+        };
+        let theirs = queries(&self.plan.publisher, &theirs);
+        let ours = queries(&self.plan.subscriber, &ours);
+        let mut sums: [FxHashMap<u64, Sums>; 2] = Default::default();
+        for index in 0..theirs.len().max(ours.len()) {
+            let read = self.pair.ask(self.shutdown, theirs.get(index), ours.get(index))?;
+            let Read::Rows((theirs, ours)) = read else { return Ok(Read::Rewritten) };
+            let before = total(&sums[0]);
+            for (rows, sums) in [theirs, ours].into_iter().zip(&mut sums) {
+                for row in rows.unwrap_or_default().iter() {
+                    sums.entry(field(&row, 0)?).or_default().add(Sums::read(&row, 1)?);
+                }
+            }
+            let after = total(&sums[0]);
+            (self.worked)(after.rows - before.rows, after.bytes - before.bytes)?;
+        }
+        let all = total(&sums[0]);
+        let mut counts =
+            Counts { rows: all.rows, bytes: all.bytes, chunks: 1, ..Counts::default() };
+        let [theirs, ours] = &sums;
+        let differs = |bucket: &&u64| theirs.get(bucket) != ours.get(bucket);
+        let mut differing: Vec<u64> =
+            theirs.keys().chain(ours.keys()).filter(differs).copied().collect();
+        differing.sort_unstable();
+        differing.dedup();
+        if differing.is_empty() {
+            return Ok(Read::Rows(counts));
+        }
+        let selection = Selection { buckets: Some((differing, buckets)), ..Selection::default() };
+        self.rows(&selection, Access::Scan, &mut counts)
+    }
+
+    /// Compares row by row.
+    fn rows(
+        &mut self,
+        selection: &Selection,
+        access: Access,
+        counts: &mut Counts,
+    ) -> Result<Read<Counts>> {
+        let query = |table: &TableSql| Self::query(table, table.rows(selection), access);
+        let (theirs, ours) = (query(&self.plan.publisher), query(&self.plan.subscriber));
+        let keyed = !self.plan.key.is_empty();
+        let mut kept: Vec<Finding> = Vec::new();
+        let mut bytes = 0;
+        let (plan, record) = (self.plan, &self.record);
+        let lsn = self.pair.lsn;
+        let read = self.pair.stream(self.shutdown, &theirs, &ours, |theirs, ours| {
+            merge(theirs, ours, keyed, |finding| {
+                let count = match finding.kind {
+                    Kind::Missing => &mut counts.missing,
+                    Kind::Extra => &mut counts.extra,
+                    Kind::Different => &mut counts.different,
+                };
+                *count += finding.copies;
+                if !record.takes_one() {
+                    return Ok(());
+                }
+                bytes += finding.fields.len();
+                kept.push(finding);
+                // The columns of rows with a key are named when the sessions are free.
+                if !keyed && bytes > FINDINGS_BYTES {
+                    bytes = 0;
+                    let rows: Vec<_> = kept.drain(..).map(|one| of_row(plan, &one)).collect();
+                    record.write(lsn, &rows)?;
+                }
+                Ok(())
+            })
+        });
+        let read = read.map_err(|failure| in_table(failure, plan))?;
+        let Read::Rows(()) = read else {
+            self.record.forget()?;
+            return Ok(Read::Rewritten);
+        };
+        for batch in kept.chunks(KEYS_AT_ONCE) {
+            let rows = match keyed {
+                true => self.of_keys(batch)?,
+                false => batch.iter().map(|one| of_row(plan, one)).collect(),
+            };
+            self.record.write(lsn, &rows)?;
+        }
+        Ok(Read::Rows(*counts))
+    }
+
+    /// Differences of rows with a key, with the columns that differ.
+    fn of_keys(&mut self, findings: &[Finding]) -> Result<Vec<NewDifference>> {
+        let keys: Vec<Vec<String>> = findings
+            .iter()
+            .filter(|finding| finding.kind == Kind::Different)
+            .filter_map(|finding| values(&finding.fields).into_iter().collect())
+            .collect();
+        let mut columns = FxHashMap::default();
+        if !keys.is_empty() {
+            let sql = |table: &TableSql| table.column_hashes(&keys);
+            let (theirs, ours) = self.pair.lines(
+                self.shutdown,
+                &sql(&self.plan.publisher),
+                &sql(&self.plan.subscriber),
+            )?;
+            let width = self.plan.key.len();
+            let ours: FxHashMap<_, _> = ours.iter().filter_map(|l| split_key(l, width)).collect();
+            for line in &theirs {
+                let Some((key, theirs)) = split_key(line, width) else { continue };
+                let Some(ours) = ours.get(key) else { continue };
+                let fields = theirs.split(tab).zip(ours.split(tab)).zip(&self.plan.columns);
+                let names: Vec<_> = fields
+                    .filter(|((theirs, ours), _)| theirs != ours)
+                    .map(|(_, column)| column.name.clone())
+                    .collect();
+                columns.insert(key.to_vec(), names);
+            }
+        }
+        let difference = |finding: &Finding| NewDifference {
+            kind: finding.kind.name(),
+            key: Some(object(&self.plan.key, &finding.fields)),
+            row: None,
+            columns: columns.get(&finding.fields).cloned(),
+            copies: finding.copies,
+        };
+        Ok(findings.iter().map(difference).collect())
+    }
+}
+
+fn tab(byte: &u8) -> bool {
+    *byte == b'\t'
+}
+
+/// The first `width` fields of a line, and the others.
+fn split_key(line: &[u8], width: usize) -> Option<(&[u8], &[u8])> {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    let (end, _) = line.iter().enumerate().filter(|(_, byte)| tab(byte)).nth(width - 1)?;
+    Some((&line[..end], &line[end + 1..]))
+}
+
+/// A row of a table without a key.
+fn of_row(plan: &TablePlan, finding: &Finding) -> NewDifference {
+    let names: Vec<_> = plan.columns.iter().map(|column| column.name.clone()).collect();
+    NewDifference {
+        kind: finding.kind.name(),
+        key: None,
+        row: Some(object(&names, &finding.fields)),
+        columns: None,
+        copies: finding.copies,
+    }
+}
+
+/// A JSON object of names and texts.
+fn object(names: &[String], fields: &[u8]) -> String {
+    let pairs = names.iter().cloned().zip(values(fields));
+    let object: serde_json::Map<_, _> =
+        pairs.map(|(name, value)| (name, serde_json::Value::from(value))).collect();
+    serde_json::Value::Object(object).to_string()
+}
+
+fn total(sums: &FxHashMap<u64, Sums>) -> Sums {
+    let mut all = Sums::default();
+    sums.values().for_each(|one| all.add(*one));
+    all
+}
+
+fn of_piece(piece: Piece) -> Selection {
+    Selection { piece: Some(piece), ..Selection::default() }
+}
+
+fn read_leaves(rows: Option<Rows>) -> Result<Vec<Leaf>> {
+    rows.unwrap_or_default()
+        .iter()
+        .map(|row| {
+            Ok(Leaf {
+                relation: field(&row, 0)?,
+                has_blocks: boolean(&row, 1)?,
+                blocks: field(&row, 2)?,
+                rows: field(&row, 3)?,
+            })
+        })
+        .collect()
+}
+
+/// Names the table of a failure that does not.
+pub(crate) fn in_table(mut failure: Failure, plan: &TablePlan) -> Failure {
+    if failure.class != Class::Stopped {
+        failure.message = format!("table {}: {}", plan.display_name(), failure.message);
+    }
+    failure
+}

@@ -1,0 +1,183 @@
+//! What a comparison needs to know of the tables of one server, read with the same queries on both.
+
+use rustc_hash::FxHashMap;
+use wire::{Row, Rows, Session, quote_literal};
+
+use crate::error::{Failure, Result};
+use crate::subscriber::catalogue::{boolean, field, parse_name_array};
+use crate::verify::columns::SideColumn;
+use crate::verify::key::SideIndex;
+
+/// One table on one server.
+#[derive(Debug, Clone)]
+pub(crate) struct SideTable {
+    pub(crate) oid: u32,
+    pub(crate) kind: String,
+    pub(crate) row_security: bool,
+    /// As the server estimates.
+    pub(crate) rows: u64,
+    pub(crate) columns: Vec<SideColumn>,
+    pub(crate) indexes: Vec<SideIndex>,
+}
+
+impl SideTable {
+    /// Whether nothing changed that a comparison rests on.
+    pub(crate) fn is_as(&self, other: &Self) -> bool {
+        self.oid == other.oid
+            && self.kind == other.kind
+            && self.row_security == other.row_security
+            && self.columns == other.columns
+            && self.indexes == other.indexes
+    }
+}
+
+/// Turns an error of this server into a failure.
+pub(crate) type Explain = fn(&wire::Error, &str) -> Failure;
+
+/// Tables, columns and indexes, each with the position of the table.
+fn queries(names: &[(String, String)]) -> [String; 3] {
+    let wanted: Vec<_> = names
+        .iter()
+        .enumerate()
+        .map(|(place, (schema, name))| {
+            format!(
+                "({place}, {}::pg_catalog.text, {}::pg_catalog.text)",
+                quote_literal(schema),
+                quote_literal(name)
+            )
+        })
+        .collect();
+    let wanted = format!(
+        "wanted AS (SELECT v.place, c.* FROM (VALUES {}) v (place, schema_name, table_name) \
+           JOIN pg_catalog.pg_namespace n ON n.nspname = v.schema_name \
+           JOIN LATERAL (SELECT c.oid AS relid, c.relkind FROM pg_catalog.pg_class c \
+             WHERE c.relnamespace = n.oid AND c.relname = v.table_name) c ON true)",
+        wanted.join(", ")
+    );
+    // Locales of the builtin provider order strings byte by byte in UTF8.
+    let database = "(SELECT CASE coalesce(pg_catalog.to_jsonb(d) ->> 'datlocprovider', 'c') \
+        WHEN 'b' THEN true WHEN 'c' THEN d.datcollate IN ('C', 'POSIX') ELSE false END \
+        FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())";
+    [
+        format!(
+            "WITH {wanted} SELECT w.place, w.relid, w.relkind, pg_catalog.row_security_active(w.relid), \
+               (SELECT greatest(c.reltuples, 0)::pg_catalog.int8 FROM pg_catalog.pg_class c \
+                WHERE c.oid = w.relid) \
+             FROM wanted w"
+        ),
+        format!(
+            "WITH RECURSIVE {wanted}, chain AS ( \
+               SELECT w.place, a.attnum, a.attname, a.atttypid AS typ, a.atttypmod AS modifier, \
+                 a.attnotnull, a.attgenerated <> '' AS generated, a.attcollation, w.relid \
+               FROM wanted w JOIN pg_catalog.pg_attribute a ON a.attrelid = w.relid \
+                 AND a.attnum > 0 AND NOT a.attisdropped \
+               UNION ALL \
+               SELECT c.place, c.attnum, c.attname, t.typbasetype, \
+                 t.typtypmod, c.attnotnull, c.generated, c.attcollation, c.relid \
+               FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype = 'd') \
+             SELECT c.place, c.attname, t.oid, pg_catalog.format_type(t.oid, NULL), \
+               pg_catalog.format_type(t.oid, c.modifier), t.typname, t.typtype, t.typcategory, c.modifier, \
+               t.typelem <> 0 AND t.typlen = -1, \
+               CASE WHEN t.typsend <> 0 THEN (SELECT pg_catalog.quote_ident(pn.nspname) || '.' || \
+                 pg_catalog.quote_ident(p.proname) FROM pg_catalog.pg_proc p \
+                 JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace WHERE p.oid = t.typsend) END, \
+               c.attnotnull, c.generated, \
+               CASE WHEN c.attcollation = 0 THEN true WHEN c.attcollation = 100 THEN {database} \
+                 ELSE coalesce((SELECT co.collname IN ('C', 'POSIX', 'ucs_basic') AND co.collnamespace = 11 \
+                   FROM pg_catalog.pg_collation co WHERE co.oid = c.attcollation), false) END, \
+               pg_catalog.has_column_privilege(c.relid, c.attnum, 'SELECT') \
+             FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype <> 'd' \
+             ORDER BY c.place, c.attnum"
+        ),
+        format!(
+            "WITH {wanted} \
+             SELECT w.place, \
+               (SELECT pg_catalog.array_agg(a.attname ORDER BY k.ord) \
+                FROM pg_catalog.generate_series(0, i.indnkeyatts - 1) AS k (ord) \
+                JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.ord]), \
+               i.indisunique AND i.indimmediate, \
+               CASE (SELECT c.relreplident FROM pg_catalog.pg_class c WHERE c.oid = w.relid) \
+                 WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END, \
+               (SELECT pg_catalog.bool_and(oc.opcdefault AND i.indcollation[k.ord] = a.attcollation) \
+                FROM pg_catalog.generate_series(0, i.indnkeyatts - 1) AS k (ord) \
+                JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.ord] \
+                JOIN pg_catalog.pg_opclass oc ON oc.oid = i.indclass[k.ord]) \
+             FROM wanted w JOIN pg_catalog.pg_index i ON i.indrelid = w.relid \
+             JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid \
+             JOIN pg_catalog.pg_am am ON am.oid = ic.relam \
+             WHERE am.amname = 'btree' AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL \
+             ORDER BY w.place, i.indexrelid"
+        ),
+    ]
+}
+
+/// Reads tables by schema and name, in the same order; `None` for one that does not exist.
+pub(crate) fn read(
+    session: &mut Session,
+    names: &[(String, String)],
+    explain: Explain,
+) -> Result<Vec<Option<SideTable>>> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let queries = queries(names);
+    let results = session
+        .simple_each(queries.each_ref().map(String::as_str))
+        .map_err(|e| explain(&e, "reading the definitions of the tables"))?;
+    let [tables, columns, indexes] =
+        results.map(|rows| rows.into_iter().next().unwrap_or_default());
+    let mut found: Vec<Option<SideTable>> = vec![None; names.len()];
+    let mut columns = by_place(&columns, column)?;
+    let mut indexes = by_place(&indexes, index)?;
+    for row in tables.iter() {
+        let place: usize = field(&row, 0)?;
+        found[place] = Some(SideTable {
+            oid: field(&row, 1)?,
+            kind: field(&row, 2)?,
+            row_security: boolean(&row, 3)?,
+            rows: field(&row, 4)?,
+            columns: columns.remove(&place).unwrap_or_default(),
+            indexes: indexes.remove(&place).unwrap_or_default(),
+        });
+    }
+    Ok(found)
+}
+
+fn by_place<T>(
+    rows: &Rows,
+    parse: impl Fn(&Row<'_>) -> Result<T>,
+) -> Result<FxHashMap<usize, Vec<T>>> {
+    let mut all = FxHashMap::<usize, Vec<T>>::default();
+    for row in rows.iter() {
+        all.entry(field(&row, 0)?).or_default().push(parse(&row)?);
+    }
+    Ok(all)
+}
+
+fn column(row: &Row<'_>) -> Result<SideColumn> {
+    Ok(SideColumn {
+        name: field(row, 1)?,
+        type_oid: field(row, 2)?,
+        type_name: field(row, 3)?,
+        type_sql: field(row, 4)?,
+        bare_name: field(row, 5)?,
+        kind: field(row, 6)?,
+        category: field(row, 7)?,
+        modifier: field(row, 8)?,
+        is_array: boolean(row, 9)?,
+        send: row.get(10).map(str::to_owned),
+        not_null: boolean(row, 11)?,
+        generated: boolean(row, 12)?,
+        byte_order: boolean(row, 13)?,
+        readable: boolean(row, 14)?,
+    })
+}
+
+fn index(row: &Row<'_>) -> Result<SideIndex> {
+    Ok(SideIndex {
+        columns: parse_name_array(&field::<String>(row, 1)?)?,
+        unique: boolean(row, 2)?,
+        identity: boolean(row, 3)?,
+        default_order: boolean(row, 4)?,
+    })
+}

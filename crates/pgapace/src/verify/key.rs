@@ -1,0 +1,208 @@
+//! The key of a table, and which tables can be compared by ranges of it. Pure.
+//!
+//! Any unique index over NOT NULL columns of either server can be the key: it names rows, and joins
+//! the streams of both servers. Ranges of the key need more. Both servers must put the same rows into
+//! a range, so the order of the key's types must be the same on all servers and versions. Both must
+//! find a range by an index. Everything else is compared by buckets of hashes.
+
+use crate::subscriber::oid;
+use crate::verify::columns::{ComparedColumn, SideColumn};
+
+/// A valid btree index without expressions and condition.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct SideIndex {
+    pub(crate) columns: Vec<String>,
+    /// Unique and immediate.
+    pub(crate) unique: bool,
+    /// Replica identity, or the primary key.
+    pub(crate) identity: bool,
+    /// All columns are ordered as their types and collations say.
+    pub(crate) default_order: bool,
+}
+
+/// Columns and indexes of a table on one server.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Side<'a> {
+    pub(crate) columns: &'a [SideColumn],
+    pub(crate) indexes: &'a [SideIndex],
+}
+
+impl Side<'_> {
+    fn column(&self, name: &str) -> Option<&SideColumn> {
+        self.columns.iter().find(|column| column.name == name)
+    }
+
+    fn finds_ranges(&self, key: &[String]) -> bool {
+        self.indexes.iter().any(|index| index.default_order && index.columns.starts_with(key))
+    }
+}
+
+/// The key of a table: columns that are compared and NOT NULL on the side that has the index. The
+/// publisher's replica identity comes first. Empty without a key.
+pub(crate) fn choose(
+    publisher: Side<'_>,
+    subscriber: Side<'_>,
+    compared: &[ComparedColumn],
+) -> Vec<String> {
+    let usable = |side: Side<'_>, index: &SideIndex| {
+        index.unique
+            && index.columns.iter().all(|name| {
+                side.column(name).is_some_and(|column| column.not_null)
+                    && compared.iter().any(|column| column.name == *name)
+            })
+    };
+    let of = |side: Side<'_>| {
+        let indexes = side.indexes;
+        let mut found: Vec<_> =
+            indexes.iter().filter(|index| usable(side, index)).cloned().collect();
+        found.sort_by_key(|index| !index.identity);
+        found.into_iter().map(|index| index.columns)
+    };
+    of(publisher).chain(of(subscriber)).next().unwrap_or_default()
+}
+
+/// Types whose order depends neither on the server nor on its version.
+fn portable_order(column: &SideColumn) -> bool {
+    match column.type_oid {
+        oid::TEXT | oid::VARCHAR => column.byte_order,
+        type_oid => matches!(
+            type_oid,
+            oid::BOOL
+                | oid::BYTEA
+                | oid::INT2
+                | oid::INT4
+                | oid::INT8
+                | oid::NUMERIC
+                | oid::UUID
+                | oid::DATE
+                | oid::TIMESTAMP
+                | oid::TIMESTAMPTZ
+        ),
+    }
+}
+
+fn is_integer(type_oid: u32) -> bool {
+    matches!(type_oid, oid::INT2 | oid::INT4 | oid::INT8)
+}
+
+fn is_string(type_oid: u32) -> bool {
+    matches!(type_oid, oid::TEXT | oid::VARCHAR)
+}
+
+/// Whether the table can be compared by ranges of this key. `same_encoding`: of both servers; the
+/// order of strings depends on it.
+pub(crate) fn has_ranges(
+    key: &[String],
+    publisher: Side<'_>,
+    subscriber: Side<'_>,
+    same_encoding: bool,
+) -> bool {
+    let alike = |name: &String| {
+        let (Some(theirs), Some(ours)) = (publisher.column(name), subscriber.column(name)) else {
+            return false;
+        };
+        let (a, b) = (theirs.type_oid, ours.type_oid);
+        // A conversion to another modifier can change the order, and makes equal what differs.
+        let same = a == b && (is_string(a) || theirs.modifier == ours.modifier)
+            || is_integer(a) && is_integer(b)
+            || is_string(a) && is_string(b);
+        same && (same_encoding || !is_string(a))
+            && [theirs, ours].iter().all(|column| column.not_null && portable_order(column))
+    };
+    !key.is_empty()
+        && key.iter().all(alike)
+        && publisher.finds_ranges(key)
+        && subscriber.finds_ranges(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify::columns::ColumnSql;
+
+    fn column(name: &str, type_oid: u32) -> SideColumn {
+        SideColumn {
+            name: name.to_owned(),
+            type_oid,
+            type_name: String::new(),
+            type_sql: String::new(),
+            bare_name: String::new(),
+            kind: 'b',
+            category: 'U',
+            modifier: -1,
+            is_array: false,
+            send: None,
+            not_null: true,
+            generated: false,
+            byte_order: false,
+            readable: true,
+        }
+    }
+
+    fn index(columns: &[&str], unique: bool, identity: bool) -> SideIndex {
+        let columns = columns.iter().map(|name| (*name).to_owned()).collect();
+        SideIndex { columns, unique, identity, default_order: true }
+    }
+
+    fn compared(names: &[&str]) -> Vec<ComparedColumn> {
+        let sql = ColumnSql { value: String::new(), text: String::new() };
+        let one = |name: &&str| ComparedColumn {
+            name: (*name).to_owned(),
+            publisher: sql.clone(),
+            subscriber: sql.clone(),
+        };
+        names.iter().map(one).collect()
+    }
+
+    #[test]
+    fn the_replica_identity_of_the_publisher_is_the_key() {
+        let columns = [column("a", oid::INT4), column("b", oid::INT4)];
+        let indexes = [index(&["b"], true, false), index(&["a", "b"], true, true)];
+        let side = |indexes| Side { columns: &columns, indexes };
+        let both = compared(&["a", "b"]);
+        assert_eq!(choose(side(&indexes), side(&[]), &both), ["a", "b"]);
+        // A column that is not compared cannot be part of the key.
+        assert_eq!(choose(side(&indexes), side(&[]), &compared(&["b"])), ["b"]);
+        assert_eq!(choose(side(&[]), side(&indexes[..1]), &both), ["b"]);
+        assert_eq!(choose(side(&[]), side(&[index(&["a"], false, false)]), &both), [""; 0]);
+    }
+
+    #[test]
+    fn ranges_need_an_order_that_is_the_same_on_both_servers() {
+        let has = |theirs: u32, ours: u32, byte_order: bool, same_encoding: bool| {
+            let key = ["k".to_owned()];
+            let make = |type_oid| [SideColumn { byte_order, ..column("k", type_oid) }];
+            let (theirs, ours) = (make(theirs), make(ours));
+            let indexes = [index(&["k", "more"], false, false)];
+            let side = |columns| Side { columns, indexes: &indexes };
+            has_ranges(&key, side(&theirs), side(&ours), same_encoding)
+        };
+        assert!(has(oid::INT4, oid::INT8, false, false));
+        assert!(has(oid::UUID, oid::UUID, false, false));
+        assert!(!has(oid::INT4, oid::NUMERIC, false, true));
+        assert!(!has(oid::FLOAT8, oid::FLOAT8, false, true));
+        assert!(has(oid::TEXT, oid::VARCHAR, true, true));
+        assert!(!has(oid::TEXT, oid::TEXT, false, true), "another collation");
+        assert!(!has(oid::TEXT, oid::TEXT, true, false), "another encoding");
+    }
+
+    #[test]
+    fn ranges_need_an_index_on_both_servers_and_no_null() {
+        let key = ["k".to_owned()];
+        let columns = [column("k", oid::INT4)];
+        let nullable = [SideColumn { not_null: false, ..column("k", oid::INT4) }];
+        let good = [index(&["k"], true, true)];
+        let other = [SideIndex { default_order: false, ..index(&["k"], true, true) }];
+        let has = |columns: &[SideColumn], indexes: &[SideIndex]| {
+            let full = Side { columns: &columns_of(), indexes: &good };
+            has_ranges(&key, full, Side { columns, indexes }, true)
+        };
+        fn columns_of() -> [SideColumn; 1] {
+            [column("k", oid::INT4)]
+        }
+        assert!(has(&columns, &good));
+        assert!(!has(&nullable, &good));
+        assert!(!has(&columns, &other));
+        assert!(!has(&columns, &[]));
+    }
+}

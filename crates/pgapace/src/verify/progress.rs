@@ -1,0 +1,44 @@
+//! The progress of a verification: a bar on a terminal, with the time left.
+
+use std::io::IsTerminal;
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Counts rows of the publisher.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    started: Instant,
+}
+
+impl Progress {
+    /// `rows` is what the publisher estimates.
+    pub(crate) fn new(rows: u64) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(rows), ProgressDrawTarget::stderr());
+        if !std::io::stderr().is_terminal() {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        let style = "{bar:30} {human_pos} of about {human_len} rows, {per_sec}, {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style);
+        }
+        Self { bar, started: Instant::now() }
+    }
+
+    pub(crate) fn started(&self) -> Instant {
+        self.started
+    }
+
+    pub(crate) fn add(&self, rows: u64, _bytes: u64) {
+        self.bar.inc(rows);
+        // The estimate may be too small.
+        if self.bar.length().is_some_and(|length| self.bar.position() > length) {
+            self.bar.set_length(self.bar.position());
+        }
+    }
+
+    pub(crate) fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,268 @@
+//! Runs a verification: several session pairs take chunks until nothing is left.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pgoutput::Lsn;
+
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::Publisher;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::verification::{Counts, Standing};
+use crate::verify::compare::{Comparison, in_table};
+use crate::verify::pair::{Held, PairSource};
+use crate::verify::plan::{TablePlan, chunk_rows};
+use crate::verify::prepare::{Definitions, Scope};
+use crate::verify::progress::Progress;
+use crate::verify::rate::{Pace, Rate};
+use crate::verify::record::Recorder;
+use crate::verify::sessions::{Access, Query, Read, SessionPair};
+use crate::verify::work::{Task, Work};
+
+/// How often a chunk is compared again because its table was truncated or rewritten meanwhile.
+const ATTEMPTS: u32 = 5;
+
+/// How a verification goes about it.
+#[derive(Debug, Clone)]
+pub(crate) struct Manner {
+    pub(crate) jobs: usize,
+    pub(crate) rate: Option<Rate>,
+    /// Age at which snapshots are renewed.
+    pub(crate) lifetime: Duration,
+}
+
+/// The two servers.
+pub(crate) struct Servers<'a> {
+    pub(crate) publisher: &'a Publisher,
+    pub(crate) subscriber: &'a Subscriber,
+    pub(crate) publications: &'a [String],
+}
+
+/// Opens session pairs, and takes a new pair of snapshots when the last one is too old.
+struct Keeper<'a> {
+    servers: &'a Servers<'a>,
+    source: &'a mut (dyn PairSource + Send),
+    scope: &'a Scope,
+    definitions: &'a Definitions,
+    lifetime: Duration,
+    held: Option<(Held, Instant)>,
+}
+
+impl Keeper<'_> {
+    /// A session pair under snapshots that were taken after `after`.
+    fn open(&mut self, after: Option<Instant>) -> Result<SessionPair> {
+        let usable = |taken: Instant| {
+            taken.elapsed() < self.lifetime && after.is_none_or(|after| taken > after)
+        };
+        if !self.held.as_ref().is_some_and(|(_, taken)| usable(*taken)) {
+            self.held = None;
+            self.check_definitions()?;
+            let held = self.source.take()?;
+            self.check_definitions()?;
+            self.held = Some((held, Instant::now()));
+        }
+        let Some((held, taken)) = &self.held else {
+            return Err(Failure::internal("there is no pair of snapshots"));
+        };
+        let (publisher, subscriber) = held.open(self.servers.publisher, self.servers.subscriber)?;
+        Ok(SessionPair { publisher, subscriber, lsn: held.lsn, taken: *taken })
+    }
+
+    /// Tables and publications must stay as they were planned with.
+    fn check_definitions(&self) -> Result<()> {
+        let mut publisher = self.servers.publisher.connect_to_look()?;
+        let mut subscriber = self.servers.subscriber.connect(Purpose::Look)?;
+        let tables: Vec<_> = match self.scope.tables.is_empty() {
+            true => Vec::new(),
+            false => self.scope.tables.clone(),
+        };
+        let publications = self.servers.publications;
+        let now = Definitions::read(&mut publisher, &mut subscriber, publications, &tables)?;
+        match self.definitions.changed(&now) {
+            None => Ok(()),
+            Some(table) => Err(Failure::new(
+                Class::Mismatch,
+                format!(
+                    "a publication or the definition of {table} changed during the verification"
+                ),
+            )
+            .hint("Start it again. What was compared before may have been compared otherwise.")),
+        }
+    }
+}
+
+/// What all session pairs share.
+pub(crate) struct Verification<'a> {
+    pub(crate) plans: &'a [TablePlan],
+    pub(crate) manner: &'a Manner,
+    pub(crate) scope: &'a Scope,
+    pub(crate) shutdown: &'a Shutdown,
+    pub(crate) recorder: Recorder,
+    pub(crate) progress: Progress,
+    pub(crate) work: Mutex<Work>,
+    pub(crate) pace: Mutex<Pace>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic of one thread ends the verification.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Verification<'_> {
+    /// Compares everything that is left, and returns the counts of each table.
+    pub(crate) fn run(
+        &self,
+        servers: &Servers<'_>,
+        source: &mut (dyn PairSource + Send),
+        definitions: &Definitions,
+    ) -> Result<Vec<Counts>> {
+        let (scope, lifetime) = (self.scope, self.manner.lifetime);
+        let keeper = Keeper { servers, source, scope, definitions, lifetime, held: None };
+        let keeper = Mutex::new(keeper);
+        let failed = Mutex::new(None);
+        std::thread::scope(|scope| {
+            for number in 0..self.manner.jobs {
+                let (keeper, failed) = (&keeper, &failed);
+                let work = move || {
+                    if let Err(failure) = self.compare(keeper, failed) {
+                        lock(failed).get_or_insert(failure);
+                    }
+                };
+                let thread = std::thread::Builder::new().name(format!("verify {number}"));
+                if let Err(error) = thread.spawn_scoped(scope, work) {
+                    let failure = Failure::internal(format!("cannot start a thread: {error}"));
+                    lock(failed).get_or_insert(failure);
+                }
+            }
+        });
+        self.progress.end();
+        if let Some(failure) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(failure);
+        }
+        lock(&keeper).check_definitions()?;
+        let work = lock(&self.work);
+        Ok((0..self.plans.len()).map(|table| work.table(table).counts()).collect())
+    }
+
+    /// One session pair.
+    fn compare(&self, keeper: &Mutex<Keeper<'_>>, failed: &Mutex<Option<Failure>>) -> Result<()> {
+        let mut pair: Option<SessionPair> = None;
+        loop {
+            if self.shutdown.requested() {
+                return Err(Failure::new(Class::Stopped, "stopped during the verification")
+                    .hint("pgapace verify --resume goes on from here."));
+            }
+            if lock(failed).is_some() {
+                return Ok(());
+            }
+            let mut current = match pair.take() {
+                Some(pair) if !pair.is_older_than(self.manner.lifetime) => pair,
+                old => {
+                    // Its snapshots are released before others are taken.
+                    drop(old);
+                    lock(keeper).open(None)?
+                }
+            };
+            let Some(task) = self.next(&mut current, keeper)? else { return Ok(()) };
+            let plan = &self.plans[task.table];
+            let mut attempt = 1;
+            let counts = loop {
+                match self.one(&task, &mut current)? {
+                    Read::Rows(counts) => break counts,
+                    Read::Rewritten if attempt < ATTEMPTS => {
+                        attempt += 1;
+                        let taken = current.taken;
+                        current = lock(keeper).open(Some(taken))?;
+                    }
+                    Read::Rewritten => {
+                        return Err(Failure::new(
+                            Class::Mismatch,
+                            format!(
+                                "table {} was truncated or rewritten during each of {ATTEMPTS} attempts",
+                                plan.display_name()
+                            ),
+                        )
+                        .hint("Verify it when nothing truncates or rewrites it.")
+                        .transient(true));
+                    }
+                }
+            };
+            self.done(&task, counts, current.lsn)?;
+            pair = Some(current);
+        }
+    }
+
+    /// The next task. The bounds of its range come from an index of the publisher.
+    fn next(&self, pair: &mut SessionPair, keeper: &Mutex<Keeper<'_>>) -> Result<Option<Task>> {
+        lock(&self.work).next(|table, after| {
+            let plan = &self.plans[table];
+            let sql = plan.publisher.walk(after, chunk_rows(self.scope.share));
+            let query = Query { sql, oid: plan.publisher.oid, access: Access::Index };
+            for _ in 0..ATTEMPTS {
+                let read = pair.ask(self.shutdown, Some(&query), None);
+                match read.map_err(|failure| in_table(failure, plan))? {
+                    Read::Rows((rows, _)) => {
+                        let rows = rows.unwrap_or_default();
+                        let last = rows.first().map(|row| {
+                            (0..row.len()).filter_map(|i| row.get(i).map(str::to_owned)).collect()
+                        });
+                        return Ok(last);
+                    }
+                    Read::Rewritten => *pair = lock(keeper).open(Some(pair.taken))?,
+                }
+            }
+            Err(Failure::new(
+                Class::Mismatch,
+                format!("table {} is truncated or rewritten again and again", plan.display_name()),
+            ))
+        })
+    }
+
+    fn one(&self, task: &Task, pair: &mut SessionPair) -> Result<Read<Counts>> {
+        let plan = &self.plans[task.table];
+        let start = self.progress.started();
+        let mut began = start.elapsed();
+        let mut worked = |rows, bytes| {
+            self.progress.add(rows, bytes);
+            let wait = lock(&self.pace).wait_after(began, start.elapsed(), rows, bytes);
+            self.shutdown.sleep(wait);
+            began = start.elapsed();
+            match self.shutdown.requested() {
+                true => Err(Failure::new(Class::Stopped, "stopped during the verification")
+                    .hint("pgapace verify --resume goes on from here.")),
+                false => Ok(()),
+            }
+        };
+        let mut comparison = Comparison {
+            plan,
+            pair,
+            shutdown: self.shutdown,
+            record: self.recorder.chunk(plan, task.table, task.chunk),
+            worked: &mut worked,
+        };
+        let read = match &task.range {
+            Some(range) => comparison.range(range),
+            None => comparison.whole(),
+        };
+        read.map_err(|failure| match failure.class {
+            Class::Stopped => failure.hint("pgapace verify --resume goes on from here."),
+            _ => in_table(failure, plan),
+        })
+    }
+
+    /// Notes and records what a task found.
+    fn done(&self, task: &Task, counts: Counts, lsn: Lsn) -> Result<()> {
+        let plan = &self.plans[task.table];
+        let mut work = lock(&self.work);
+        work.done(task, counts);
+        let table = work.table(task.table);
+        let position = table.position().map(Vec::as_slice);
+        let result = table.is_done().then(|| match table.counts().differences() {
+            0 => "equal",
+            _ => "different",
+        });
+        // The lock is kept, so that positions are recorded in order.
+        self.recorder.advance(plan, &Standing { lsn, counts: table.counts(), position, result })
+    }
+}

@@ -1,0 +1,348 @@
+//! The queries of a comparison, for one table on one server. Pure.
+//!
+//! A row is hashed twice by `hashtextextended` with two seeds, which gives 128 bits; sums of the
+//! hashes are numeric and do not overflow. Sums of whole chunks use the text of `ROW(…)`, the
+//! cheapest form. `record_out` quotes by `isspace`, which depends on the locale for some single-byte
+//! encodings and platforms. So two servers may quote equal values differently; then the rows of the
+//! chunk are compared, by the text of an array, whose quotes depend on nothing. The hash of a key and
+//! of a row without a key use that text from the beginning.
+
+use wire::quote_ident;
+
+use crate::verify::columns::{ColumnSql, ComparedColumn};
+use crate::verify::range::{KeyColumn, KeyRange, literal_row};
+
+/// Seeds of the hash by which rows are ordered and put into buckets, and of the two hashes of a row.
+const ORDER: u8 = 0;
+const FIRST: u8 = 1;
+const SECOND: u8 = 2;
+
+/// A share is a number of such parts.
+const PARTS: u64 = 1_000_000;
+
+/// Hashes a text byte by byte, whatever the collation of the database.
+pub(crate) fn hash(text: &str, seed: u8) -> String {
+    format!("pg_catalog.hashtextextended(({text}) COLLATE pg_catalog.\"C\", {seed})")
+}
+
+/// Shows whether both servers hash alike: the hash depends on the byte order of the machine.
+pub(crate) fn probe() -> String {
+    format!(
+        "SELECT {}, {}",
+        hash("'pgapace verify'", FIRST),
+        hash("'long: ' || pg_catalog.repeat('x', 999)", SECOND)
+    )
+}
+
+/// Rows that a query reads.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Selection {
+    /// A range of the key.
+    pub(crate) range: Option<KeyRange>,
+    /// A part of the table's files, for sums only.
+    pub(crate) piece: Option<Piece>,
+    /// Buckets, of so many.
+    pub(crate) buckets: Option<(Vec<u64>, u64)>,
+}
+
+/// A range of blocks of a plain table or partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// The quoted name.
+    pub(crate) relation: String,
+    pub(crate) from_block: u64,
+    /// `None` for all blocks that follow.
+    pub(crate) to_block: Option<u64>,
+}
+
+/// One table on one server.
+#[derive(Debug, Clone)]
+pub(crate) struct TableSql {
+    pub(crate) oid: u32,
+    /// `ONLY` and the quoted name.
+    pub(crate) relation: String,
+    columns: Vec<ColumnSql>,
+    key: Vec<(ColumnSql, KeyColumn)>,
+    /// Row filters, combined with OR, and `--where`.
+    conditions: Vec<String>,
+    /// `--where` as it was given.
+    given: Option<String>,
+    /// Of the rows of a table that is compared by buckets.
+    share: Option<f64>,
+    /// Whether text is hashed in UTF8, because the encodings of the servers differ.
+    converts: bool,
+}
+
+/// What [`TableSql`] is made of.
+pub(crate) struct Parts<'a> {
+    pub(crate) oid: u32,
+    pub(crate) name: (&'a str, &'a str),
+    pub(crate) partitioned: bool,
+    pub(crate) filters: &'a [String],
+    pub(crate) condition: Option<&'a str>,
+    pub(crate) share: Option<f64>,
+    pub(crate) converts: bool,
+}
+
+impl TableSql {
+    /// `of` selects the server's part of a column; `key` are its columns with the types of literals.
+    pub(crate) fn new(
+        parts: &Parts<'_>,
+        columns: &[ComparedColumn],
+        of: impl Fn(&ComparedColumn) -> &ColumnSql,
+        key: &[(String, String)],
+    ) -> Self {
+        let (schema, name) = parts.name;
+        // Replication treats inheritance children as other tables.
+        let only = if parts.partitioned { "" } else { "ONLY " };
+        let mut conditions = Vec::new();
+        if !parts.filters.is_empty() {
+            let filters: Vec<_> = parts.filters.iter().map(|f| format!("({f})")).collect();
+            conditions.push(format!("({})", filters.join(" OR ")));
+        }
+        conditions.extend(parts.condition.map(enclosed));
+        let key = key.iter().filter_map(|(name, type_sql)| {
+            let column = columns.iter().find(|column| column.name == *name)?;
+            let literal = KeyColumn { name: quote_ident(name), type_sql: type_sql.clone() };
+            Some((of(column).clone(), literal))
+        });
+        Self {
+            oid: parts.oid,
+            relation: format!("{only}{}.{}", quote_ident(schema), quote_ident(name)),
+            columns: columns.iter().map(|column| of(column).clone()).collect(),
+            key: key.collect(),
+            conditions,
+            given: parts.condition.map(str::to_owned),
+            share: parts.share,
+            converts: parts.converts,
+        }
+    }
+
+    pub(crate) fn keyed(&self) -> bool {
+        !self.key.is_empty()
+    }
+
+    fn key_columns(&self) -> Vec<KeyColumn> {
+        self.key.iter().map(|(_, column)| column.clone()).collect()
+    }
+
+    /// Rows, text bytes and the sums of both hashes of the selected rows.
+    pub(crate) fn sums(&self, selection: &Selection) -> String {
+        let rows = self.read(selection, &format!("{} AS t", self.fast_row()));
+        format!("SELECT {} FROM {rows}", sums_of("t"))
+    }
+
+    /// The same for each bucket, of `buckets`.
+    pub(crate) fn bucket_sums(&self, selection: &Selection, buckets: u64) -> String {
+        let order = self.order_text();
+        let rows = match self.keyed() {
+            true => self.read(selection, &format!("{order} AS k, {} AS t", self.fast_row())),
+            false => self.read(selection, &format!("{order} AS t")),
+        };
+        let order = hash(if self.keyed() { "k" } else { "t" }, ORDER);
+        let sample = self.sample("o").map(|c| format!(" WHERE {c}")).unwrap_or_default();
+        format!(
+            "SELECT o & {mask}, {sums} FROM (SELECT {order} AS o, t FROM {rows}) hashed{sample} GROUP BY 1",
+            mask = buckets - 1,
+            sums = sums_of("t")
+        )
+    }
+
+    /// The selected rows in the order of their hash: for [`crate::verify::merge::RowEntry`].
+    pub(crate) fn rows(&self, selection: &Selection) -> String {
+        let fields: Vec<_> = match self.keyed() {
+            true => self.key.iter().map(|(column, _)| column.text.clone()).collect(),
+            false => self.columns.iter().map(|column| column.text.clone()).collect(),
+        };
+        let named: Vec<_> =
+            fields.iter().enumerate().map(|(index, text)| format!("{text} AS f{index}")).collect();
+        let names: Vec<_> = (0..fields.len()).map(|index| format!("f{index}")).collect();
+        let rows = self.read(
+            selection,
+            &format!("{} AS k, {} AS t, {}", self.order_text(), self.exact_row(), named.join(", ")),
+        );
+        let order = hash("k", ORDER);
+        let mut conditions: Vec<_> = self.sample("o").into_iter().collect();
+        if let Some((wanted, buckets)) = &selection.buckets {
+            let wanted: Vec<_> = wanted.iter().map(u64::to_string).collect();
+            conditions.push(format!(
+                "(o & {}) = ANY ('{{{}}}'::pg_catalog.int8[])",
+                buckets - 1,
+                wanted.join(",")
+            ));
+        }
+        let filter = match conditions.is_empty() {
+            true => String::new(),
+            false => format!(" WHERE {}", conditions.join(" AND ")),
+        };
+        format!(
+            "COPY (SELECT o, {}, {}, {names} FROM (SELECT {order} AS o, * FROM {rows}) hashed{filter} \
+             ORDER BY o) TO STDOUT",
+            hash("t", FIRST),
+            hash("t", SECOND),
+            names = names.join(", ")
+        )
+    }
+
+    /// The rows with these keys: the key, and a hash of each column, NULL for NULL.
+    pub(crate) fn column_hashes(&self, keys: &[Vec<String>]) -> String {
+        let key_columns = self.key_columns();
+        let names: Vec<_> = key_columns.iter().map(|column| column.name.as_str()).collect();
+        let keys: Vec<_> = keys.iter().map(|key| literal_row(&key_columns, key)).collect();
+        // Without parentheses around one column the server looks all keys up in one index scan.
+        let (row, rows): (String, Vec<String>) = match names.as_slice() {
+            [one] => {
+                ((*one).to_owned(), keys.iter().map(|key| key["ROW".len()..].to_owned()).collect())
+            }
+            _ => (format!("ROW({})", names.join(", ")), keys),
+        };
+        let texts = self.key.iter().map(|(column, _)| column.text.clone());
+        let hashes = self.columns.iter().map(|column| hash(&self.encoded(&column.text), FIRST));
+        let fields: Vec<_> = texts.chain(hashes).collect();
+        let mut conditions = self.conditions.clone();
+        conditions.push(format!("{row} IN ({})", rows.join(", ")));
+        format!(
+            "COPY (SELECT {} FROM {} WHERE {}) TO STDOUT",
+            fields.join(", "),
+            self.relation,
+            conditions.join(" AND ")
+        )
+    }
+
+    /// The last key of the next `rows` rows behind a key, in the order of the key. Row filters do not
+    /// apply: the walk reads the index only.
+    pub(crate) fn walk(&self, after: Option<&Vec<String>>, rows: u64) -> String {
+        let key = self.key_columns();
+        let names: Vec<_> = key.iter().map(|column| column.name.as_str()).collect();
+        let names = names.join(", ");
+        let texts: Vec<_> = self.key.iter().map(|(column, _)| column.text.as_str()).collect();
+        let range = KeyRange { after: after.cloned(), through: None };
+        let conditions = range.conditions(&key);
+        let filter = match conditions.is_empty() {
+            true => String::new(),
+            false => format!(" WHERE {}", conditions.join(" AND ")),
+        };
+        format!(
+            "SELECT {} FROM (SELECT {names} FROM {}{filter} ORDER BY {names} OFFSET {} LIMIT 1) last",
+            texts.join(", "),
+            self.relation,
+            rows - 1
+        )
+    }
+
+    /// A query that is valid if the condition of `--where` is one expression. In parentheses alone
+    /// `true) OR (true` would be valid too, and change the meaning of a query.
+    pub(crate) fn checks_condition(&self) -> String {
+        let given = self.given.as_deref().unwrap_or("true");
+        format!(
+            "SELECT FROM {} WHERE {} AND CASE WHEN {given}\n THEN true END LIMIT 0",
+            self.relation,
+            enclosed(given)
+        )
+    }
+
+    /// Reads from the table, each expression once per row.
+    fn read(&self, selection: &Selection, expressions: &str) -> String {
+        let mut conditions = self.conditions.clone();
+        let mut relation = self.relation.clone();
+        if let Some(range) = &selection.range {
+            conditions.extend(range.conditions(&self.key_columns()));
+        }
+        if let Some(piece) = &selection.piece {
+            relation = format!("ONLY {}", piece.relation);
+            if piece.from_block > 0 {
+                conditions.push(format!("ctid >= '({},0)'::pg_catalog.tid", piece.from_block));
+            }
+            if let Some(end) = piece.to_block {
+                conditions.push(format!("ctid < '({end},0)'::pg_catalog.tid"));
+            }
+        }
+        let filter = match conditions.is_empty() {
+            true => String::new(),
+            false => format!(" WHERE {}", conditions.join(" AND ")),
+        };
+        // OFFSET 0 keeps the planner from evaluating an expression once per use.
+        format!("(SELECT {expressions} FROM {relation}{filter} OFFSET 0) rows")
+    }
+
+    fn sample(&self, order: &str) -> Option<String> {
+        let parts = (self.share? * PARTS as f64).round();
+        Some(format!("({order} & {}) % {PARTS} < {parts}", i64::MAX))
+    }
+
+    /// The text of a row that costs least.
+    fn fast_row(&self) -> String {
+        let values: Vec<_> = self.columns.iter().map(|column| column.value.as_str()).collect();
+        self.encoded(&format!("ROW({})::pg_catalog.text", values.join(", ")))
+    }
+
+    /// The text of a row that is the same everywhere.
+    fn exact_row(&self) -> String {
+        self.exact(self.columns.iter())
+    }
+
+    /// The text whose hash orders rows.
+    fn order_text(&self) -> String {
+        if self.key.is_empty() {
+            return self.exact_row();
+        }
+        self.exact(self.key.iter().map(|(column, _)| column))
+    }
+
+    fn exact<'a>(&self, columns: impl Iterator<Item = &'a ColumnSql>) -> String {
+        let texts: Vec<_> = columns.map(|column| column.text.as_str()).collect();
+        let array = format!("ARRAY[{}]::pg_catalog.text[]::pg_catalog.text", texts.join(", "));
+        self.encoded(&array)
+    }
+
+    fn encoded(&self, text: &str) -> String {
+        if !self.converts {
+            return text.to_owned();
+        }
+        format!("pg_catalog.encode(pg_catalog.convert_to({text}, 'UTF8'), 'hex')")
+    }
+}
+
+/// A condition of the user. The line break ends a comment.
+fn enclosed(condition: &str) -> String {
+    format!("({condition}\n)")
+}
+
+fn sums_of(text: &str) -> String {
+    format!(
+        "pg_catalog.count(*), coalesce(pg_catalog.sum(pg_catalog.octet_length({text})), 0), \
+         coalesce(pg_catalog.sum({}), 0), coalesce(pg_catalog.sum({}), 0)",
+        hash(text, FIRST),
+        hash(text, SECOND)
+    )
+}
+
+/// Whether the files of a table or its partitions are others than the snapshot shows. TRUNCATE and
+/// some forms of ALTER TABLE remove rows that a snapshot should show. A query on the table must have
+/// locked it before.
+pub(crate) fn is_rewritten(oid: u32) -> String {
+    format!(
+        "WITH RECURSIVE tree AS (SELECT {oid}::pg_catalog.oid AS relid UNION ALL \
+           SELECT i.inhrelid FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.relkind = 'p' \
+           JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid) \
+         SELECT coalesce(pg_catalog.bool_or(c.relfilenode <> 0 \
+           AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)), true) \
+         FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid"
+    )
+}
+
+/// The plain tables in which a table's rows are, with their blocks: one for a plain table.
+pub(crate) fn leaves(oid: u32) -> String {
+    format!(
+        "WITH RECURSIVE tree AS (SELECT {oid}::pg_catalog.oid AS relid UNION ALL \
+           SELECT i.inhrelid FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.relkind = 'p' \
+           JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid) \
+         SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname), \
+           c.relkind = 'r', CASE WHEN c.relkind = 'r' THEN coalesce(pg_catalog.pg_relation_size(c.oid), 0) \
+             / pg_catalog.current_setting('block_size')::pg_catalog.int8 ELSE 0 END, \
+           greatest(c.reltuples, 0)::pg_catalog.int8 \
+         FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid \
+         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+         WHERE c.relkind <> 'p'"
+    )
+}

@@ -1,0 +1,104 @@
+//! Bad input gets one clear message before anything is compared.
+
+use super::{VERSIONS, refused};
+use crate::support::{Case, on_versions};
+
+fn replicated(case: &Case) {
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+}
+
+#[test]
+fn names_and_options() {
+    on_versions(&[(15, 18)], |case| {
+        refused(&case, 3, &[], &["the subscriber has no subscription"]);
+        replicated(&case);
+        refused(
+            &case,
+            6,
+            &["--table", "nothing"],
+            &["the publications have no table public.nothing"],
+        );
+        refused(&case, 3, &["--except-column", "v"], &["does not name a table and a column"]);
+        refused(&case, 3, &["--except-column", "t.w"], &["no published column public.t.w"]);
+        refused(&case, 2, &["--sample", "5"], &["is not a share"]);
+        refused(&case, 2, &["--sample", "0%"], &["is not a share"]);
+        refused(&case, 2, &["--max-rate", "fast"], &["is not a rate"]);
+        refused(&case, 3, &["--where", "nothing = 1"], &["42703", "--where"]);
+        refused(&case, 3, &["--where", "true) OR (true"], &["42601"]);
+        refused(&case, 3, &["--where", "true THEN true WHEN true"], &["42601"]);
+        refused(&case, 3, &["--where", "true; DROP TABLE t"], &["42601"]);
+        refused(&case, 3, &["--resume"], &["was not one of table public.t"]);
+    });
+}
+
+#[test]
+fn tables_that_cannot_be_compared() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE odd (id int PRIMARY KEY, v text); CREATE TABLE alone (v point)",
+        );
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        case.subscriber.sql(
+            "CREATE TYPE shape AS (a int, b int); ALTER TABLE odd ALTER v TYPE shape USING NULL; \
+             ALTER TABLE alone ALTER v TYPE shape USING NULL",
+        );
+        refused(&case, 6, &[], &["table public.alone has no comparable columns", "public.shape"]);
+        let odd = refused(
+            &case,
+            6,
+            &["--table", "odd"],
+            &["columns could not be compared: public.odd.v"],
+        );
+        assert!(odd.stdout.contains("v was not compared"), "{}", odd.stdout);
+        refused(&case, 0, &["--table", "odd", "--except-column", "odd.v"], &[]);
+        case.publisher.sql("CREATE TABLE fresh (id int PRIMARY KEY)");
+        refused(&case, 6, &["--table", "fresh"], &["not part of the subscription yet", "refresh"]);
+        case.subscriber.sql(
+            "UPDATE pgapace.relation SET state = 'init', sync_lsn = NULL WHERE table_name = 't'",
+        );
+        refused(&case, 6, &["--table", "t"], &["table public.t is in state init"]);
+    });
+}
+
+#[test]
+fn publications_that_publish_a_part() {
+    on_versions(&[(15, 15)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.publish("FOR TABLE t WITH (publish = 'insert, update')");
+        case.run_until_current();
+        let named =
+            ["publication pub does not publish delete of table public.t", "ALTER PUBLICATION"];
+        refused(&case, 6, &[], &named);
+    });
+}
+
+#[test]
+fn privileges_and_policies() {
+    on_versions(&[(15, 18)], |mut case| {
+        replicated(&case);
+        let (publisher, subscriber) = (case.tool.publisher.clone(), case.tool.subscriber.clone());
+        let role = format!("reader_{}", case.publisher.name);
+        let as_role = |conninfo: &str| format!("{conninfo} user={role}");
+        case.both(&format!("CREATE ROLE {role} LOGIN REPLICATION"));
+        case.subscriber.sql(&format!(
+            "GRANT ALL ON SCHEMA pgapace TO {role}; GRANT ALL ON ALL TABLES IN SCHEMA pgapace TO {role}; \
+             GRANT ALL ON ALL SEQUENCES IN SCHEMA pgapace TO {role}; GRANT SET ON PARAMETER session_replication_role TO {role}"
+        ));
+        case.tool.publisher = as_role(&publisher);
+        refused(&case, 4, &[], &["42501", "On the publisher: GRANT SELECT ON \"public\".\"t\" TO"]);
+        case.tool.publisher = publisher;
+        case.tool.subscriber = as_role(&subscriber);
+        refused(
+            &case,
+            5,
+            &[],
+            &["42501", "On the subscriber: GRANT SELECT ON \"public\".\"t\" TO"],
+        );
+        case.subscriber.sql(&format!("GRANT SELECT ON t TO {role}"));
+        refused(&case, 0, &[], &[]);
+        case.subscriber.sql("ALTER TABLE t ENABLE ROW LEVEL SECURITY");
+        refused(&case, 6, &[], &["row-level security is active"]);
+        case.both(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    });
+}

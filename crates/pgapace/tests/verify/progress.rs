@@ -1,0 +1,157 @@
+//! What is recorded of a verification, and going on after an interruption.
+
+use testbed::wait_until;
+
+use super::{VERSIONS, differences, expect_equal, verify};
+use crate::support::{Case, PATIENCE, must, on_versions};
+use crate::verbs::json;
+
+fn two_tables(case: &Case) {
+    case.both("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE n (id int, v text)");
+    case.publisher.sql(
+        "INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 220000) i; \
+         INSERT INTO n SELECT * FROM t WHERE id <= 1000",
+    );
+    case.publish("FOR ALL TABLES");
+    case.run_until_current();
+}
+
+#[test]
+fn status_shows_the_last_verification_of_each_table() {
+    on_versions(&[(15, 18)], |case| {
+        two_tables(&case);
+        expect_equal(&case, &["n", "t"], &[]);
+        case.subscriber.sql("DELETE FROM t WHERE id = 5");
+        verify(&case, 18, &["--table", "t", "--except-column", "t.v"]);
+        let status = json(&case.tool.finish("status", &["--json"]))[0].clone();
+        let (n, t) = (&status["verifications"][0], &status["verifications"][1]);
+        assert_eq!(
+            (&n["name"], &n["result"], &n["rows"]),
+            (&"n".into(), &"equal".into(), &1000.into())
+        );
+        assert_eq!(
+            (&t["result"], &t["missing"], &t["columns_left"][0]),
+            (&"different".into(), &1.into(), &"v".into())
+        );
+        assert_ne!(n["number"], t["number"]);
+        assert!(t["lsn"].as_str().is_some_and(|lsn| lsn.contains('/')), "{t:#}");
+        let text = case.tool.finish("status", &[]).stdout;
+        assert!(
+            text.contains("public.t: different (1 missing, 0 extra, 0 different) at "),
+            "{text}"
+        );
+        assert!(text.contains("public.n: equal at "), "{text}");
+        case.tool.finish("drop", &[]).expect(0, &[]);
+        let left = "SELECT (SELECT count(*) FROM pgapace.verification) + (SELECT count(*) FROM pgapace.difference)";
+        assert_eq!(case.subscriber.value(left), "0");
+    });
+}
+
+/// A signal, or the loss of the process, leaves a position from which `--resume` goes on.
+#[test]
+fn an_interrupted_verification_goes_on() {
+    on_versions(&VERSIONS, |case| {
+        two_tables(&case);
+        case.subscriber.sql(
+            "DELETE FROM t WHERE id IN (5, 150000); UPDATE t SET v = 'x' WHERE id IN (60000, 219999); DELETE FROM n WHERE id = 7",
+        );
+        for (number, kill) in [(0, false), (1, true)] {
+            let slow = ["--max-rate", "100000", "--jobs", "2"];
+            let log = case.log_file(&format!("verify{number}"));
+            let mut process = must(case.tool.program("verify").args(slow).spawn_logged(log));
+            let begun = "SELECT chunks BETWEEN 1 AND 4 AND result IS NULL FROM pgapace.verification WHERE table_name = 't'";
+            let compared = wait_until(PATIENCE, "a chunk to be compared", || {
+                let known = "SELECT count(*) FROM pgapace.verification WHERE table_name = 't'";
+                Ok(case.subscriber.value(known) == "1" && case.subscriber.value(begun) == "t")
+            });
+            must(compared);
+            if kill {
+                must(process.kill9());
+            } else {
+                must(process.terminate());
+                let status = must(process.wait(PATIENCE));
+                assert_eq!(status.code(), Some(11), "{}", process.log());
+                assert!(process.log().contains("--resume"), "{}", process.log());
+            }
+            let before: u64 = case
+                .subscriber
+                .value("SELECT rows FROM pgapace.verification WHERE table_name = 't'")
+                .parse()
+                .unwrap_or_default();
+            assert!((50_000..220_000).contains(&before), "{before}");
+            let other = case.tool.finish("verify", &["--resume", "--where", "id > 0"]);
+            other.expect(3, &["was not one of table"]);
+            let result = verify(&case, 18, &["--resume"]);
+            let (n, t) = (&result["tables"][0], &result["tables"][1]);
+            assert_eq!((&t["rows"], &t["chunks"]), (&220_000.into(), &5.into()), "{result:#}");
+            assert_eq!(
+                (&t["missing"], &t["different"], &n["missing"]),
+                (&2.into(), &2.into(), &1.into())
+            );
+            assert_eq!(
+                differences(&case),
+                [
+                    "n|missing|{\"a\": \"7\"}|∅|1".replace("{\"a\": \"7\"}", &row(&case)),
+                    "t|different|{\"id\": \"219999\"}|{v}|1".to_owned(),
+                    "t|different|{\"id\": \"60000\"}|{v}|1".to_owned(),
+                    "t|missing|{\"id\": \"150000\"}|∅|1".to_owned(),
+                    "t|missing|{\"id\": \"5\"}|∅|1".to_owned(),
+                ]
+            );
+        }
+    });
+}
+
+/// The missing row of the table without a key.
+fn row(case: &Case) -> String {
+    case.publisher.value("SELECT jsonb_build_object('id', '7', 'v', md5('7'))")
+}
+
+/// Snapshots are renewed, and each chunk is compared under its own pair.
+#[test]
+fn snapshots_are_renewed() {
+    on_versions(&[(15, 18)], |case| {
+        two_tables(&case);
+        let log = case.log_file("verify");
+        let slow = ["--max-rate", "50000", "--jobs", "1", "--snapshot-lifetime", "1", "--json"];
+        let mut process = must(case.tool.program("verify").args(slow).spawn_logged(log));
+        let lsns = "SELECT DISTINCT lsn FROM pgapace.verification WHERE table_name = 't' AND lsn IS NOT NULL";
+        let known = "SELECT count(*) FROM pg_class WHERE relname = 'verification'";
+        let mut seen = std::collections::HashSet::new();
+        let renewed = wait_until(PATIENCE, "the verification to end", || {
+            if case.subscriber.value(known) == "1" {
+                seen.extend(case.subscriber.rows(lsns));
+            }
+            Ok(!process.is_running())
+        });
+        must(renewed);
+        assert!(must(process.wait(PATIENCE)).success(), "{}", process.log());
+        assert!(seen.len() > 1, "{seen:?}");
+    });
+}
+
+/// A table that is truncated, or a publication that changes, between two pairs.
+#[test]
+fn definitions_that_change_meanwhile() {
+    on_versions(&[(15, 18)], |case| {
+        two_tables(&case);
+        let slow = ["--max-rate", "100000", "--jobs", "1", "--snapshot-lifetime", "1"];
+        let mut process =
+            must(case.tool.program("verify").args(slow).spawn_logged(case.log_file("verify")));
+        let begun = wait_until(PATIENCE, "a chunk to be compared", || {
+            let known = "SELECT count(*) FROM pg_class WHERE relname = 'verification'";
+            let rows =
+                "SELECT count(*) FROM pgapace.verification WHERE table_name = 't' AND chunks > 0";
+            Ok(case.subscriber.value(known) == "1" && case.subscriber.value(rows) == "1")
+        });
+        must(begun);
+        case.publisher.sql("ALTER TABLE t ADD more int");
+        let status = must(process.wait(PATIENCE));
+        assert_eq!(status.code(), Some(6), "{}", process.log());
+        assert!(
+            process.log().contains("public.t changed during the verification"),
+            "{}",
+            process.log()
+        );
+    });
+}
