@@ -146,6 +146,7 @@ pub(crate) struct Site {
     pub(crate) publisher: Option<ConnInfo>,
     /// `None` for all subscriptions of the subscriber.
     pub(crate) name: Option<String>,
+    pub(crate) slot: Option<String>,
     pub(crate) busy_timeout: Duration,
 }
 
@@ -159,6 +160,7 @@ impl Site {
             subscriber: given.value("subscriber")?,
             publisher: given.value("publisher")?,
             name,
+            slot: given.get("slot")?.and_then(<[_]>::first).cloned(),
             busy_timeout: given.value("busy-timeout")?,
         })
     }
@@ -218,9 +220,14 @@ fn entries(file: Option<&Path>, given: &Given) -> Result<Vec<Given>> {
     Ok(chosen)
 }
 
+/// Reads a connection string as `--publisher` does.
+pub(crate) fn conninfo(text: &str) -> std::result::Result<ConnInfo, wire::ConnInfoError> {
+    ConnInfo::parse(text).and_then(with_liveness)
+}
+
 impl Value for ConnInfo {
     fn parse(text: &str, _: &Setting) -> std::result::Result<Self, String> {
-        Self::parse(text).and_then(with_liveness).map_err(|e| e.to_string())
+        conninfo(text).map_err(|e| e.to_string())
     }
 
     /// The message of a wrong command line would repeat the text, which may have a password.
@@ -248,7 +255,7 @@ fn with_liveness(mut info: ConnInfo) -> std::result::Result<ConnInfo, wire::Conn
 }
 
 /// Both become names of slots, so PostgreSQL's rule for those holds.
-fn check_name(name: &str, key: &str) -> Result<()> {
+pub(crate) fn check_name(name: &str, key: &str) -> Result<()> {
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     if !name.is_empty() && name.len() <= 63 && name.chars().all(legal) {
         return Ok(());

@@ -12,6 +12,7 @@ mod connecting;
 mod error;
 mod http;
 mod lag;
+mod native;
 mod observe;
 mod pooler;
 mod product;

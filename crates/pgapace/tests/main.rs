@@ -1,6 +1,7 @@
 //! Tests of pgapace against real servers, from a user's perspective: the program, its exit code,
 //! its log and the tables.
 
+mod adopt;
 mod conflicts;
 mod documentation;
 pub(crate) mod faults;

@@ -1,5 +1,6 @@
 //! The command line: verbs, flags, exit codes.
 
+pub(crate) mod adopt;
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod drop;
@@ -86,6 +87,14 @@ const DROP_HELP: &str = r#"It needs --subscriber and --name, and --publisher unl
 Example:
   pgapace drop --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --name shop"#;
 
+const ADOPT_HELP: &str = r#"It needs --subscriber and --subscription; --publisher unless a superuser runs it. The native subscription is disabled and loses its slot name, and pgapace run continues where it stopped, without another copy.
+
+After an error the native subscription runs again. If pgapace adopt itself is killed, run it again, or undo it with --abort.
+
+Example:
+  pgapace adopt --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --subscription shop --dry-run
+  pgapace adopt --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --subscription shop"#;
+
 const RESYNC_HELP: &str = r#"Example:
   pgapace resync --config /etc/pgapace.toml --name shop public.orders"#;
 
@@ -167,6 +176,9 @@ enum Command {
     /// Check a subscription on both sides, and print the SQL that removes what blocks it
     #[command(after_help = CHECK_HELP)]
     Check(check::CheckArgs),
+    /// Take over a native subscription where it stands, without another copy
+    #[command(after_help = ADOPT_HELP)]
+    Adopt(adopt::AdoptArgs),
     /// Show the state of subscriptions
     #[command(after_help = STATUS_HELP)]
     Status(status::StatusArgs),
@@ -253,13 +265,18 @@ impl Selection {
         sites(self.config.as_deref(), &self.settings)
     }
 
-    /// For verbs that work on one subscription and need no more than the subscriber.
-    fn one_by_name(&self) -> Result<(String, Site)> {
+    /// For verbs that work on one subscription, which may not exist yet.
+    fn one_site(&self) -> Result<Site> {
         let mut all = self.subscriber_only()?;
-        let site = all.pop().filter(|_| all.is_empty()).ok_or_else(|| {
+        all.pop().filter(|_| all.is_empty()).ok_or_else(|| {
             Failure::new(Class::Config, "the configuration file has several subscriptions")
                 .hint("Name one with --name.")
-        })?;
+        })
+    }
+
+    /// For verbs that work on one subscription and need no more than the subscriber.
+    fn one_by_name(&self) -> Result<(String, Site)> {
+        let site = self.one_site()?;
         let name = site.name.clone().ok_or_else(|| {
             Failure::new(Class::Config, "--name is not given")
                 .hint("pgapace status lists the subscriptions of a subscriber.")
@@ -290,6 +307,7 @@ pub(crate) fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Adopt(args) => adopt::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Resync(args) => resync::resync(&args),
         Command::Refresh(args) => resync::refresh(&args),

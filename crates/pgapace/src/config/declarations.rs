@@ -19,6 +19,7 @@ const BOTH_SIDES: &[&str] = &["run", "check", "resync", "refresh", "sequences", 
 const ALL: &[&str] = &[
     "run",
     "check",
+    "adopt",
     "status",
     "resync",
     "refresh",
@@ -39,7 +40,7 @@ settings! {
             help: "Connection string of the publisher, a URI or keywords as in libpq",
             more: "PG* variables, the password file and the service file are used as in libpq.",
             group: Group::Subscription,
-            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "drop"],
+            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "drop", "adopt"],
         }
         "subscriber" subscriber: ConnInfo {
             value: "CONNINFO",
@@ -162,6 +163,7 @@ settings! {
             value: "NAME",
             help: "Replication slot on the publisher",
             default_is: "the name of the subscription",
+            verbs: &["run", "check", "adopt"],
         }
         "create-slot" create_slot: bool {
             help: "Create the slot at the first start; false uses an existing slot",
@@ -270,7 +272,7 @@ settings! {
             more: "A lost connection holds a slot for wal_sender_timeout.",
             default: "75s",
             unit: Unit::Seconds,
-            verbs: &["run", "check", "drop"],
+            verbs: &["run", "check", "adopt", "drop"],
         }
         "connect-timeout" connect_timeout: Option<Duration> {
             help: "Time to wait for a server that refuses connections, starts or recovers",

@@ -6,6 +6,7 @@ use wire::Session;
 use super::Supervisor;
 use super::retry::Known;
 use crate::error::{Class, Failure, Result};
+use crate::native::guard;
 use crate::publisher::history;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::identify;
@@ -77,6 +78,9 @@ impl Supervisor<'_> {
         tables: &[PublishedTable],
     ) -> Result<Subscription> {
         let config = self.config;
+        if !config.create_slot {
+            guard::first_start(control, config)?;
+        }
         let mut emptied = Vec::new();
         if config.copy_schema {
             check_absent(control, tables)?;

@@ -5,6 +5,7 @@ use wire::Session;
 use super::Supervisor;
 use super::retry::Known;
 use crate::error::{Class, Failure, Result};
+use crate::native::guard;
 use crate::publisher::publication;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
@@ -131,6 +132,9 @@ impl Supervisor<'_> {
             }
             None => {
                 let looked = looked.unwrap_or_else(|| self.look_at_publisher(source));
+                if looked.as_ref().is_err_and(|failure| failure.class == Class::Slot) {
+                    guard::first_start(control, config)?;
+                }
                 self.create(control, &looked?)
             }
         }
@@ -161,12 +165,14 @@ impl Supervisor<'_> {
         }
         self.block_failed(control, &row)?;
         let owner = Owner { id: row.id, epoch: row.epoch };
-        control
+        let [_, _, adopted] = control
             .simple_each([
                 &statistics::started_sql(row.id),
                 &table_state::accept_requests_sql(owner),
+                &guard::later_start_sql(&row.name),
             ])
             .map_err(|e| Failure::subscriber(&e, "recording the start in schema pgapace"))?;
+        guard::later_start(&adopted, config)?;
         Ok(OwnedSubscription { row, database })
     }
 

@@ -1,6 +1,7 @@
 //! The state of a subscription in schema `pgapace` of the subscriber: its row, its tables, its
 //! progress.
 
+pub(crate) mod adoption;
 pub(crate) mod conflicts;
 pub(crate) mod events;
 pub(crate) mod figures;
@@ -621,6 +622,8 @@ pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
              DELETE FROM pgapace.prepared WHERE subscription = {id}; \
              DELETE FROM pgapace.verification WHERE subscription = {id}; \
              DELETE FROM pgapace.difference WHERE subscription = {id}; \
+             DELETE FROM pgapace.adoption a USING pgapace.subscription s \
+               WHERE a.name = s.name AND s.id = {id}; \
              DELETE FROM pgapace.subscription WHERE id = {id}; \
              COMMIT",
             id = id.0

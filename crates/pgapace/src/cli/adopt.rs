@@ -1,0 +1,147 @@
+//! `pgapace adopt`: takes a native subscription over, without another copy.
+
+use clap::Args;
+use wire::{ConnInfo, Session, quote_ident};
+
+use crate::cli::{Selection, output};
+use crate::config::{Site, check_name};
+use crate::error::{Class, Failure, Result};
+use crate::native::adopt::{self, Plan, Request};
+use crate::native::options;
+use crate::native::subscription::conninfo;
+use crate::publisher::session::Publisher;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::session::Subscriber;
+
+#[derive(Debug, Args)]
+pub(crate) struct AdoptArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// Name of the native subscription on the subscriber
+    #[arg(long, value_name = "NAME", help_heading = "Subscription")]
+    subscription: Option<String>,
+
+    /// Check everything, change nothing, and print the plan
+    #[arg(long, conflicts_with = "abort")]
+    dry_run: bool,
+
+    /// Undo an interrupted adoption: the native subscription is enabled again
+    #[arg(long)]
+    abort: bool,
+}
+
+pub(crate) fn run(args: &AdoptArgs) -> Result<()> {
+    let site = args.selection.one_site()?;
+    if args.abort {
+        return abort(args, &site);
+    }
+    let native = args.subscription.as_deref().ok_or_else(|| {
+        Failure::new(Class::Config, "--subscription is not given")
+            .hint("Name the native subscription; \\dRs in psql lists them.")
+    })?;
+    let name = match &site.name {
+        Some(name) => name.clone(),
+        None => {
+            check_name(native, "name").map_err(|failure| {
+                failure
+                    .hint("Choose a name for pgapace with --name: lower case letters, digits, _.")
+            })?;
+            native.to_owned()
+        }
+    };
+    let shutdown = Shutdown::on_signals()?;
+    let mut subscriber = Subscriber::new(site.subscriber.clone(), &name);
+    let mut control = subscriber.connect_first()?;
+    let request =
+        Request { native, name: &name, slot: site.slot.as_deref(), patience: site.busy_timeout };
+    // First what needs no publisher, so that all privileges are named at once.
+    let found = adopt::sound(&mut control, &request)?;
+    let info = publisher(&mut control, &site, found.subscription.oid)?;
+    let mut source = Publisher::new(info, &name, subscriber.encoding()).connect()?;
+    let plan = if args.dry_run {
+        adopt::plan(&mut control, &mut source, &found, &request)?
+    } else {
+        adopt::adopt(&mut control, &mut source, &request, &shutdown)?
+    };
+    print(&plan, &name, args.dry_run);
+    Ok(())
+}
+
+/// Where the publisher is: as given, or as the native subscription knows.
+fn publisher(control: &mut Session, site: &Site, oid: u32) -> Result<ConnInfo> {
+    if let Some(info) = &site.publisher {
+        return Ok(info.clone());
+    }
+    let text = conninfo(control, oid)?.ok_or_else(|| {
+        Failure::new(Class::Config, "--publisher is not given").hint(
+            "Only superusers may read the connection string of a native subscription \
+             (subconninfo). Pass the same server with --publisher.",
+        )
+    })?;
+    // The error would repeat the text, which may have a password.
+    crate::config::conninfo(&text).map_err(|_| {
+        Failure::new(
+            Class::Config,
+            "the connection string of the native subscription (subconninfo) cannot be used here",
+        )
+        .hint("Pass the publisher with --publisher.")
+    })
+}
+
+fn abort(args: &AdoptArgs, site: &Site) -> Result<()> {
+    let name = site.name.as_deref();
+    if args.subscription.is_none() && name.is_none() {
+        return Err(Failure::new(Class::Config, "--subscription is not given"));
+    }
+    let mut subscriber = Subscriber::new(site.subscriber.clone(), name.unwrap_or("adopt"));
+    let mut control = subscriber.connect_first()?;
+    output::line(&adopt::abort(&mut control, args.subscription.as_deref(), name)?);
+    Ok(())
+}
+
+fn print(plan: &Plan, name: &str, dry_run: bool) {
+    let native = &plan.native;
+    let quoted = quote_ident(&native.name);
+    let bytes = i64::try_from(plan.behind).unwrap_or(i64::MAX);
+    output::line(&if dry_run {
+        format!("native subscription {quoted} can be adopted as subscription {name}")
+    } else {
+        format!("adopted native subscription {quoted} as subscription {name}")
+    });
+    let origin = plan.origin.map_or("nothing".to_owned(), |lsn| format!("up to {lsn}"));
+    output::line(&format!("  applied by the native subscription: {origin}"));
+    output::line(&format!("  confirmed by slot {}: {}", plan.slot, plan.confirmed));
+    output::line(&format!(
+        "  start: {}, {} of WAL behind the publisher",
+        plan.start,
+        output::size(bytes)
+    ));
+    output::line(&format!("  tables: {}, all ready", plan.tables));
+    if !plan.unknown.is_empty() {
+        output::line(&format!(
+            "  published, but not part of the native subscription, so pgapace run copies them: {}",
+            plan.unknown.join(", ")
+        ));
+    }
+    if !plan.unpublished.is_empty() {
+        output::line(&format!("  no longer published: {}", plan.unpublished.join(", ")));
+    }
+    for difference in options::differences(native, &plan.role) {
+        output::line(&format!("  {difference}"));
+    }
+    if dry_run {
+        output::line("steps, each one transaction of the subscriber:");
+        output::line(&format!("  1 ALTER SUBSCRIPTION {quoted} DISABLE"));
+        output::line(&format!(
+            "    wait until its workers have ended and slot {} is free",
+            plan.slot
+        ));
+        output::line(&format!(
+            "  2 ALTER SUBSCRIPTION {quoted} SET (slot_name = NONE); record position and tables"
+        ));
+    }
+    let slot = (name, plan.slot.as_str());
+    let arguments = options::run_arguments(native, plan.publisher_major, slot);
+    output::line(&format!("next: pgapace run --publisher … --subscriber … {arguments}"));
+}

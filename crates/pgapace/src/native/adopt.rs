@@ -1,0 +1,611 @@
+//! `pgapace adopt`: takes a native subscription over, and undoes that if anything fails.
+
+use std::time::{Duration, Instant};
+
+use pgoutput::Lsn;
+use rustc_hash::FxHashMap;
+use wire::{Session, quote_ident, quote_literal};
+
+use super::options;
+use super::requirements::{failure, problems, start, sync_lsn};
+use super::subscription::{
+    Found, NativeSubscription, NativeTable, Wanted, durable_position, find, look, workers,
+};
+use crate::error::{Class, Failure, Result};
+use crate::lag;
+use crate::publisher::publication::{self, Look};
+use crate::publisher::session::identify;
+use crate::publisher::slot::{self, Slot};
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::state::adoption::{self, Adoption, Step};
+use crate::subscriber::state::{self, SubscriptionId, name_array, progress, schema};
+use crate::tablesync::table_state::Owner;
+
+/// First key of the advisory lock of an adoption ("pgad"); the second is the OID of the subscription.
+const LOCK: i32 = 0x7067_6164;
+/// How long workers may take to end by themselves. One that applies a large transaction takes longer; it
+/// is terminated, and its transaction is rolled back.
+const GRACE: Duration = Duration::from_secs(5);
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What is to be adopted, and by what name.
+pub(crate) struct Request<'a> {
+    pub(crate) native: &'a str,
+    /// The name of pgapace's subscription.
+    pub(crate) name: &'a str,
+    /// The slot, for a subscription that has none.
+    pub(crate) slot: Option<&'a str>,
+    /// How long to wait until the slot is free.
+    pub(crate) patience: Duration,
+}
+
+/// What an adoption will do, or has done.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) native: NativeSubscription,
+    pub(crate) role: String,
+    pub(crate) slot: String,
+    pub(crate) confirmed: Lsn,
+    pub(crate) origin: Option<Lsn>,
+    pub(crate) start: Lsn,
+    /// Bytes of WAL between the start and the end.
+    pub(crate) behind: u64,
+    pub(crate) tables: usize,
+    /// Published tables that the native subscription does not have.
+    pub(crate) unknown: Vec<String>,
+    /// Tables of the native subscription that are not published.
+    pub(crate) unpublished: Vec<String>,
+    pub(crate) publisher_major: u32,
+}
+
+/// Takes the lock of the adoption, so that two adopters exclude each other.
+pub(super) fn lock(control: &mut Session, native: &NativeSubscription) -> Result<()> {
+    let sql =
+        format!("SELECT pg_catalog.pg_try_advisory_lock({LOCK}, {})", native.oid.cast_signed());
+    let rows =
+        control.query(&sql, &[]).map_err(|e| Failure::subscriber(&e, "locking the adoption"))?;
+    if rows.first().is_some_and(|row| row.get(0) == Some("t")) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Class::Busy,
+        format!(
+            "another process adopts or releases native subscription {}",
+            quote_ident(&native.name)
+        ),
+    )
+    .hint(
+        "Wait until it has ended: SELECT pid, client_addr FROM pg_stat_activity WHERE \
+         application_name LIKE 'pgapace %'.",
+    ))
+}
+
+/// The native subscription, free of problems.
+pub(crate) fn sound(control: &mut Session, request: &Request<'_>) -> Result<Found> {
+    let wanted = Wanted::Name(request.native);
+    let Some(found) = look(control, wanted)? else {
+        return Err(super::subscription::missing(control, request.native)?);
+    };
+    match failure(request.native, &problems(&found)) {
+        Some(failure) => Err(failure),
+        None => Ok(found),
+    }
+}
+
+/// Looks at both sides and changes nothing.
+pub(crate) fn plan(
+    control: &mut Session,
+    source: &mut Session,
+    found: &Found,
+    request: &Request<'_>,
+) -> Result<Plan> {
+    let slot = slot_name(&found.subscription, request)?;
+    check_in_use(control, source, found, &slot)?;
+    let state = usable_slot(source, &slot)?;
+    let look = publication::look(source, &found.subscription.publications)?;
+    let origin = durable_position(control, found.subscription.oid)?;
+    make_plan(source, found, (slot, &state), &look, origin)
+}
+
+fn make_plan(
+    source: &mut Session,
+    found: &Found,
+    (slot, state): (String, &Slot),
+    look: &Look,
+    origin: Option<Lsn>,
+) -> Result<Plan> {
+    let confirmed = state
+        .confirmed_flush
+        .ok_or_else(|| Failure::new(Class::Slot, format!("slot \"{slot}\" has no position")))?;
+    let start = start(origin, confirmed);
+    let end = lag::end_of_wal(source)?;
+    if start > end {
+        return Err(Failure::new(
+            Class::History,
+            format!(
+                "the native subscription has applied up to {start}, but the publisher's WAL ends at \
+                 {end}"
+            ),
+        )
+        .hint("Check --publisher: it is another server, or was restored to an earlier state."));
+    }
+    let native = |key: &(String, String)| {
+        found.tables.iter().any(|table| table.schema == key.0 && table.name == key.1)
+    };
+    let published = |table: &&NativeTable| {
+        look.tables.iter().any(|one| one.schema == table.schema && one.name == table.name)
+    };
+    Ok(Plan {
+        native: found.subscription.clone(),
+        role: found.role.clone(),
+        slot,
+        confirmed,
+        origin,
+        start,
+        behind: end.as_u64() - start.as_u64(),
+        tables: look.tables.iter().filter(|table| native(&table.key())).count(),
+        unknown: look
+            .tables
+            .iter()
+            .filter(|table| !native(&table.key()))
+            .map(publication::PublishedTable::display_name)
+            .collect(),
+        unpublished: found
+            .tables
+            .iter()
+            .filter(|table| !published(table))
+            .map(NativeTable::display_name)
+            .collect(),
+        publisher_major: source.server_version().major(),
+    })
+}
+
+fn slot_name(native: &NativeSubscription, request: &Request<'_>) -> Result<String> {
+    match (&native.slot, request.slot) {
+        (Some(slot), None) => Ok(slot.clone()),
+        (Some(slot), Some(given)) if slot == given => Ok(slot.clone()),
+        (Some(slot), Some(given)) => Err(Failure::new(
+            Class::Config,
+            format!("the native subscription uses slot \"{slot}\", not \"{given}\""),
+        )
+        .hint("Leave --slot out.")),
+        (None, Some(given)) => Ok(given.to_owned()),
+        (None, None) => Err(Failure::new(
+            Class::Config,
+            "the native subscription has no slot (slot_name = NONE)",
+        )
+        .hint(
+            "Name the slot that it used with --slot; see pg_replication_slots on the publisher.",
+        )),
+    }
+}
+
+/// The slot, if pgapace can stream from it.
+fn usable_slot(source: &mut Session, name: &str) -> Result<Slot> {
+    let found = slot::find(source, name)?;
+    // A position behind everything: only what makes the slot unusable is refused.
+    slot::check_resume(name, found.as_ref(), Lsn(u64::MAX))?;
+    found.ok_or_else(|| Failure::internal("the slot is gone"))
+}
+
+/// Refuses a publisher whose slot of that name is not the one that the native subscription reads from.
+fn check_in_use(
+    control: &mut Session,
+    source: &mut Session,
+    found: &Found,
+    slot: &str,
+) -> Result<()> {
+    let deadline = Instant::now() + GRACE;
+    loop {
+        // In this order: a worker that starts now has no slot yet.
+        let active = slot::find(source, slot)?.is_none_or(|slot| slot.active_pid.is_some());
+        if active || workers(control, found.subscription.oid)?.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(Failure::new(
+                Class::Config,
+                format!(
+                    "a worker of the native subscription runs, but nobody uses slot \"{slot}\" on this \
+                     publisher"
+                ),
+            )
+            .hint("Check --publisher: it is not the server that the native subscription reads from."));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Adopts the native subscription. After an error, the native subscription runs again as before, or the
+/// error says that it does not.
+pub(crate) fn adopt(
+    control: &mut Session,
+    source: &mut Session,
+    request: &Request<'_>,
+    shutdown: &Shutdown,
+) -> Result<Plan> {
+    let version = schema::version(control)?;
+    schema::upgrade(control, version)?;
+    let found = sound(control, request)?;
+    let native = found.subscription.clone();
+    lock(control, &native)?;
+    let begun = adoption::all(control)?;
+    check_names(control, request, &native, &begun)?;
+    plan(control, source, &found, request)?;
+    let adoption = Adoption {
+        name: request.name.to_owned(),
+        native: native.oid,
+        native_name: native.name.clone(),
+        slot: slot_name(&native, request)?,
+        origin_none: options::origin_none(&native, source.server_version().major()),
+        enabled: native.enabled,
+        step: Step::Disabled,
+    };
+    disable(control, &adoption)?;
+    let done = wait_for_end(control, source, &adoption, request.patience, shutdown)
+        .and_then(|()| hand_over(control, source, &adoption));
+    done.map_err(|failure| undone(control, failure, &adoption))
+}
+
+/// Refuses names that others use. An adoption that was begun goes on under its name.
+fn check_names(
+    control: &mut Session,
+    request: &Request<'_>,
+    native: &NativeSubscription,
+    begun: &[Adoption],
+) -> Result<()> {
+    let config = |message: String| Failure::new(Class::Config, message);
+    if let Some(own) = begun.iter().find(|one| one.native == native.oid) {
+        if own.step == Step::Adopted {
+            return Err(config(format!(
+                "native subscription {} is adopted already, as subscription {}",
+                quote_ident(&native.name),
+                own.name
+            ))
+            .hint(format!(
+                "pgapace run --name {0} continues; pgapace release hands it back.",
+                own.name
+            )));
+        }
+        if own.name != request.name {
+            return Err(config(format!(
+                "the adoption of native subscription {} was begun as subscription {}",
+                quote_ident(&native.name),
+                own.name
+            ))
+            .hint(format!("Continue it with --name {}, or pass --abort.", own.name)));
+        }
+    }
+    let other = begun.iter().any(|one| one.native != native.oid && one.name == request.name);
+    if other || state::find(control, request.name)?.is_some() {
+        return Err(config(format!("the subscriber has a subscription {} already", request.name))
+            .hint("Choose another name with --name."));
+    }
+    Ok(())
+}
+
+/// Disables the native subscription, and records that.
+fn disable(control: &mut Session, adoption: &Adoption) -> Result<()> {
+    let sql = format!(
+        "BEGIN; {}; {} DISABLE; {}; COMMIT",
+        adoption::begin_sql(adoption),
+        alter(&adoption.native_name),
+        same_sql(adoption),
+    );
+    run(control, &sql, "disabling the native subscription")?;
+    tracing::info!(
+        event = "native_disabled",
+        native = adoption.native_name,
+        "native subscription was disabled"
+    );
+    Ok(())
+}
+
+pub(super) fn alter(name: &str) -> String {
+    format!("ALTER SUBSCRIPTION {}", quote_ident(name))
+}
+
+/// SQL that fails if the name no longer is that of the subscription: it was renamed meanwhile.
+pub(super) fn same_sql(adoption: &Adoption) -> String {
+    format!(
+        "SELECT 1 / (SELECT pg_catalog.count(*)::int4 FROM pg_catalog.pg_subscription \
+           WHERE oid = {} AND subname = {})",
+        adoption.native,
+        quote_literal(&adoption.native_name)
+    )
+}
+
+/// Runs a transaction that leaves the session out of a transaction whatever happens.
+pub(super) fn run(control: &mut Session, sql: &str, doing: &str) -> Result<()> {
+    let result = control.simple(sql);
+    if let Err(error) = result {
+        let renamed = error.sqlstate() == Some("22012");
+        let failure = if renamed {
+            let message =
+                "the native subscription was renamed or adopted by somebody else meanwhile";
+            Failure::new(Class::Config, message)
+                .hint("Run pgapace adopt again, with its present name.")
+        } else {
+            Failure::subscriber(&error, doing)
+        };
+        if !control.is_broken() {
+            control.simple("ROLLBACK").map_err(|e| Failure::subscriber(&e, doing))?;
+        }
+        return Err(failure);
+    }
+    Ok(())
+}
+
+/// Waits until no worker of the native subscription is left, and its slot is free.
+fn wait_for_end(
+    control: &mut Session,
+    source: &mut Session,
+    adoption: &Adoption,
+    patience: Duration,
+    shutdown: &Shutdown,
+) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        let left = workers(control, adoption.native)?;
+        if left.is_empty() {
+            break;
+        }
+        if shutdown.requested() {
+            return Err(Failure::new(
+                Class::Stopped,
+                "stopped while the native subscription ended",
+            ));
+        }
+        if begun.elapsed() >= patience {
+            let pids = left.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
+            return Err(Failure::new(
+                Class::Busy,
+                format!("workers of the native subscription do not end: process {pids}"),
+            )
+            .hint(format!(
+                "On the subscriber, see what they wait for: SELECT * FROM pg_stat_activity WHERE pid IN \
+                 ({pids})."
+            )));
+        }
+        if begun.elapsed() >= GRACE {
+            let sql =
+                left.iter().map(|pid| format!("SELECT pg_catalog.pg_terminate_backend({pid})"));
+            // Without the privilege, it is waited for them.
+            if let Err(error) = control.simple(&sql.collect::<Vec<_>>().join("; ")) {
+                tracing::debug!(%error, "cannot terminate workers");
+            }
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    slot::wait_until_free(source, &adoption.slot, patience, &|| shutdown.requested())?;
+    Ok(())
+}
+
+/// Takes the slot from the native subscription and records its position, in one transaction.
+fn hand_over(control: &mut Session, source: &mut Session, adoption: &Adoption) -> Result<Plan> {
+    let handed = try_hand_over(control, source, adoption);
+    if handed.is_err() && !control.is_broken() {
+        let doing = "rolling back the adoption";
+        control.simple("ROLLBACK").map_err(|e| Failure::subscriber(&e, doing))?;
+    }
+    handed
+}
+
+fn try_hand_over(control: &mut Session, source: &mut Session, adoption: &Adoption) -> Result<Plan> {
+    let failed = |e: &wire::Error| Failure::subscriber(e, "taking the native subscription over");
+    // It locks the subscription: from here on nobody else can alter it.
+    let begin = format!("BEGIN; {} SET (slot_name = NONE)", alter(&adoption.native_name));
+    control.simple(&begin).map_err(|e| failed(&e))?;
+    let found = look(control, Wanted::Oid(adoption.native))?.ok_or_else(|| {
+        Failure::new(Class::Config, "the native subscription was dropped meanwhile")
+    })?;
+    if found.subscription.name != adoption.native_name || found.subscription.enabled {
+        return Err(Failure::new(
+            Class::Config,
+            "the native subscription was renamed or enabled meanwhile",
+        ));
+    }
+    if let Some(failure) = failure(&adoption.native_name, &problems(&found)) {
+        return Err(failure);
+    }
+    if !found.workers.is_empty() {
+        return Err(Failure::new(
+            Class::Busy,
+            "a worker of the native subscription started meanwhile",
+        ));
+    }
+    let origin = durable_position(control, adoption.native)?;
+    let state = usable_slot(source, &adoption.slot)?;
+    if let Some(pid) = state.active_pid {
+        let message =
+            format!("slot \"{}\" is in use by walsender {pid} of the publisher", adoption.slot);
+        return Err(Failure::new(Class::Busy, message));
+    }
+    let look = publication::look(source, &found.subscription.publications)?;
+    let plan = make_plan(source, &found, (adoption.slot.clone(), &state), &look, origin)?;
+    let identity = identify(source)?;
+    let created = state::create(
+        control,
+        &state::NewSubscription {
+            name: &adoption.name,
+            slot_name: &adoption.slot,
+            publications: &found.subscription.publications,
+            owns_slot: true,
+            copy_data: true,
+            schema_copy: None,
+        },
+    )?;
+    if created.epoch != 0 || created.phase != state::Phase::Creating {
+        let message = format!("the subscriber has a subscription {} already", adoption.name);
+        return Err(Failure::new(Class::Busy, message));
+    }
+    let streaming = format!(
+        "{}; UPDATE pgapace.subscription SET phase = 'streaming', system_identifier = {}, \
+           timeline = {}, published_lsn = '{}' WHERE id = {}; {}",
+        progress::start_sql(created.id, plan.start, created.epoch),
+        quote_literal(&identity.system_identifier),
+        identity.timeline,
+        look.lsn,
+        created.id.0,
+        adoption::end_sql(adoption.native, plan.start)
+    );
+    control.simple(&streaming).map_err(|e| failed(&e))?;
+    record_tables(control, created.id, &found.tables, &look, plan.start)?;
+    // A synchronous commit: it makes all commits of the native worker durable too, on synchronous
+    // standbys as well.
+    control.simple("COMMIT").map_err(|e| failed(&e))?;
+    tracing::info!(
+        event = "native_adopted",
+        native = adoption.native_name,
+        subscription = adoption.name,
+        slot = adoption.slot,
+        lsn = %plan.start,
+        tables = plan.tables,
+        "native subscription was adopted"
+    );
+    Ok(plan)
+}
+
+/// Records the tables that both sides know, as ready, each with its sync LSN.
+fn record_tables(
+    control: &mut Session,
+    id: SubscriptionId,
+    tables: &[NativeTable],
+    look: &Look,
+    start: Lsn,
+) -> Result<()> {
+    let native: FxHashMap<_, _> = tables
+        .iter()
+        .map(|table| ((table.schema.clone(), table.name.clone()), table.lsn))
+        .collect();
+    let (mut schemas, mut names) = (Vec::new(), Vec::new());
+    let (mut lsns, mut by) = (Vec::new(), Vec::new());
+    for table in &look.tables {
+        let Some(recorded) = native.get(&table.key()) else { continue };
+        schemas.push(table.schema.clone());
+        names.push(table.name.clone());
+        lsns.push(sync_lsn(start, *recorded).to_string());
+        by.push(table.published_by.to_string());
+    }
+    let sql = format!(
+        "INSERT INTO pgapace.relation \
+           (subscription, schema_name, table_name, state, sync_lsn, copied_xid, published_by) \
+         SELECT {}, c.schema_name, c.table_name, 'ready', c.sync_lsn, \
+           pg_catalog.pg_current_xact_id(), c.published_by \
+         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+                         pg_catalog.unnest($2::pg_catalog.text[]), \
+                         pg_catalog.unnest($3::pg_catalog.pg_lsn[]), \
+                         pg_catalog.unnest($4::pg_catalog.text[])) \
+           AS c (schema_name, table_name, sync_lsn, published_by)",
+        Owner { id, epoch: 0 }.sql()
+    );
+    let arguments = [name_array(&schemas), name_array(&names), name_array(&lsns), name_array(&by)];
+    let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
+    control
+        .execute(&sql, &arguments)
+        .map_err(|e| Failure::subscriber(&e, "recording the tables of the native subscription"))?;
+    Ok(())
+}
+
+/// Enables the native subscription again after a failure.
+fn undone(control: &mut Session, failure: Failure, adoption: &Adoption) -> Failure {
+    let native = quote_ident(&adoption.native_name);
+    match undo(control, adoption) {
+        Ok(_) => {
+            let detail = failure.detail.clone().unwrap_or_default();
+            let said = format!(
+                "{detail}\n         Nothing was adopted: native subscription {native} is as before."
+            );
+            failure.detail(said.trim_start().to_owned())
+        }
+        Err(second) => {
+            let message =
+                format!("native subscription {native} is still disabled: {}", second.message);
+            failure.detail(message).hint(
+                "pgapace adopt continues the adoption; pgapace adopt --abort enables the native \
+                 subscription.",
+            )
+        }
+    }
+}
+
+/// Gives the native subscription back what it had, and forgets the adoption. Returns whether it was
+/// enabled; `None` if it no longer exists.
+fn undo(control: &mut Session, adoption: &Adoption) -> Result<Option<bool>> {
+    let Some(native) = find(control, Wanted::Oid(adoption.native))? else {
+        run(control, &adoption::forget_sql(adoption.native), "forgetting the adoption")?;
+        return Ok(None);
+    };
+    let now = Adoption { native_name: native.name.clone(), ..adoption.clone() };
+    let mut sql = String::from("BEGIN; ");
+    if native.slot.is_none() {
+        let slot = quote_literal(&adoption.slot);
+        sql.push_str(&format!("{} SET (slot_name = {slot}); ", alter(&native.name)));
+    }
+    if adoption.enabled {
+        sql.push_str(&format!("{} ENABLE; ", alter(&native.name)));
+    }
+    sql.push_str(&format!("{}; {}; COMMIT", same_sql(&now), adoption::undo_sql(adoption.native)));
+    run(control, &sql, "enabling the native subscription")?;
+    tracing::info!(
+        event = "adoption_undone",
+        native = native.name,
+        enabled = adoption.enabled,
+        "adoption was undone"
+    );
+    Ok(Some(adoption.enabled))
+}
+
+/// Goes back to the native subscription, where an adoption was interrupted.
+pub(crate) fn abort(
+    control: &mut Session,
+    native: Option<&str>,
+    name: Option<&str>,
+) -> Result<String> {
+    let nothing = || {
+        Failure::new(Class::Config, "no adoption of that subscription was begun")
+            .hint("pgapace release hands a subscription back that is adopted.")
+    };
+    let version = schema::version(control)?;
+    if version == 0 {
+        return Err(nothing());
+    }
+    schema::upgrade(control, version)?;
+    let current = match native {
+        Some(native) => find(control, Wanted::Name(native))?.map(|found| found.oid),
+        None => None,
+    };
+    let wanted = |one: &Adoption| {
+        Some(one.native) == current
+            || current.is_none() && native == Some(one.native_name.as_str())
+            || native.is_none() && name == Some(one.name.as_str())
+    };
+    let begun = adoption::all(control)?.into_iter().find(wanted).ok_or_else(nothing)?;
+    if let Some(native) = find(control, Wanted::Oid(begun.native))? {
+        lock(control, &native)?;
+    }
+    // It may have ended while this process waited for the lock.
+    let begun = adoption::all(control)?
+        .into_iter()
+        .find(|one| one.native == begun.native)
+        .ok_or_else(nothing)?;
+    if begun.step == Step::Adopted {
+        return Err(Failure::new(Class::Config, format!("subscription {} is adopted", begun.name))
+            .hint(format!("pgapace release --name {} hands it back.", begun.name)));
+    }
+    Ok(match undo(control, &begun)? {
+        Some(true) => format!("native subscription {} is enabled", quote_ident(&begun.native_name)),
+        Some(false) => {
+            format!(
+                "native subscription {} is disabled, as before",
+                quote_ident(&begun.native_name)
+            )
+        }
+        None => format!(
+            "native subscription {} no longer exists; slot \"{}\" was left as it is",
+            quote_ident(&begun.native_name),
+            begun.slot
+        ),
+    })
+}

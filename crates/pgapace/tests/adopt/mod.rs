@@ -1,0 +1,94 @@
+//! A native subscription is adopted and handed back: nothing is applied twice, nothing is lost.
+
+mod interrupted;
+mod positions;
+mod refused;
+mod under_load;
+
+use testbed::wait_until;
+
+use crate::support::{Case, Finished, PATIENCE, must};
+
+/// A native subscription of a case, in the case's own database. Its name is that of the case.
+pub(crate) struct NativeSubscription<'c> {
+    case: &'c Case,
+    pub(crate) name: String,
+}
+
+impl<'c> NativeSubscription<'c> {
+    /// Creates it, and waits until all its tables are ready.
+    #[track_caller]
+    pub(crate) fn ready(case: &'c Case, options: &str) -> Self {
+        let native = Self::create(case, options);
+        native.wait_until_ready();
+        native
+    }
+
+    #[track_caller]
+    pub(crate) fn create(case: &'c Case, options: &str) -> Self {
+        let name = case.tool.name.clone();
+        case.subscriber.sql(&format!(
+            "CREATE SUBSCRIPTION {name} CONNECTION '{}' PUBLICATION pub {options}",
+            case.publisher.conninfo().replace('\'', "''")
+        ));
+        Self { case, name }
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_until_ready(&self) {
+        let sql = "SELECT count(*) FILTER (WHERE srsubstate <> 'r') = 0 AND count(*) > 0 \
+                   FROM pg_subscription_rel";
+        must(wait_until(PATIENCE, "all tables to be ready", || {
+            Ok(self.case.subscriber.value(sql) == "t")
+        }));
+    }
+
+    /// Waits until it has applied what the publisher has committed.
+    #[track_caller]
+    pub(crate) fn wait_until_applied(&self) {
+        let end = self.case.publisher.value("SELECT pg_current_wal_insert_lsn()");
+        let sql = format!(
+            "SELECT count(*) FROM pg_stat_replication \
+             WHERE application_name = '{}' AND replay_lsn >= '{end}'",
+            self.name
+        );
+        must(wait_until(PATIENCE, "the native subscription to catch up", || {
+            Ok(self.case.publisher.value(&sql) == "1")
+        }));
+    }
+
+    /// `t|slot` or `f|∅`.
+    pub(crate) fn state(&self) -> String {
+        self.case.subscriber.value(&format!(
+            "SELECT subenabled, subslotname FROM pg_subscription WHERE subname = '{}'",
+            self.name
+        ))
+    }
+
+    /// The state of a subscription that runs.
+    pub(crate) fn running(&self) -> String {
+        format!("t|{}", self.name)
+    }
+
+    pub(crate) fn adopt(&self, args: &[&str]) -> Finished {
+        let all: Vec<_> = ["--subscription", &self.name].iter().chain(args).copied().collect();
+        self.case.tool.finish("adopt", &all)
+    }
+}
+
+impl Drop for NativeSubscription<'_> {
+    fn drop(&mut self) {
+        let Ok(mut client) = self.case.subscriber.cluster.connect(&self.case.subscriber.name)
+        else {
+            return;
+        };
+        for action in ["DISABLE", "SET (slot_name = NONE)"] {
+            let _ = client.batch_execute(&format!("ALTER SUBSCRIPTION {} {action}", self.name));
+        }
+        let _ = client.batch_execute(&format!("DROP SUBSCRIPTION {}", self.name));
+    }
+}
+
+/// A table with a key, and one without.
+pub(crate) const TABLES: &str = "CREATE TABLE t (id int PRIMARY KEY, v int); \
+                                 CREATE TABLE log (v int); ALTER TABLE log REPLICA IDENTITY FULL";

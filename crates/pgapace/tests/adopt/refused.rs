@@ -1,0 +1,138 @@
+//! What cannot be adopted, and what is told then.
+
+use testbed::wait_until;
+
+use super::{NativeSubscription, TABLES};
+use crate::support::{PATIENCE, must, on_versions};
+
+#[test]
+fn a_table_that_is_not_ready_is_named() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(TABLES);
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        // Its copy fails again and again.
+        case.subscriber.sql("INSERT INTO t VALUES (1, 1)");
+        case.publish("FOR ALL TABLES");
+        let native = NativeSubscription::create(&case, "");
+        native.adopt(&[]).expect(3, &["are not ready: ", "public.t (", "srsubstate"]);
+        assert_eq!(native.state(), native.running());
+    });
+}
+
+#[test]
+fn a_skip_lsn_and_prepared_transactions_are_refused() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        let native = NativeSubscription::ready(&case, "WITH (two_phase = true)");
+        let enabled = "SELECT subtwophasestate FROM pg_subscription WHERE subdbid = \
+                       (SELECT oid FROM pg_database WHERE datname = current_database())";
+        must(wait_until(PATIENCE, "two_phase", || Ok(case.subscriber.value(enabled) == "e")));
+        let gid = format!("{}_held", native.name);
+        case.publisher.sql("INSERT INTO log VALUES (0)");
+        case.publisher
+            .sql(&format!("BEGIN; INSERT INTO log VALUES (1); PREPARE TRANSACTION '{gid}'"));
+        let prepared = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()";
+        must(wait_until(PATIENCE, "the PREPARE", || Ok(case.subscriber.value(prepared) == "1")));
+        case.subscriber.sql(&format!("ALTER SUBSCRIPTION {} SKIP (lsn = 'FFFFFF/0')", native.name));
+        native.adopt(&[]).expect(
+            3,
+            &["skip the transaction with LSN FFFFFF/0", "1 prepared transactions: pg_gid_"],
+        );
+        case.subscriber.sql(&format!("ALTER SUBSCRIPTION {} SKIP (lsn = NONE)", native.name));
+        native.adopt(&[]).expect(3, &["prepared transactions"]);
+        case.publisher.sql(&format!("COMMIT PREPARED '{gid}'"));
+        must(wait_until(PATIENCE, "the COMMIT", || Ok(case.subscriber.value(prepared) == "0")));
+        native.adopt(&[]).expect(0, &[]);
+        case.publisher
+            .sql(&format!("BEGIN; INSERT INTO log VALUES (2); PREPARE TRANSACTION '{gid}'"));
+        case.publisher.sql(&format!("COMMIT PREPARED '{gid}'"));
+        case.run_until_current();
+        case.expect_equal(&["t", "log"]);
+    });
+}
+
+#[test]
+fn what_a_role_lacks_is_printed_as_sql() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        let native = NativeSubscription::ready(&case, "");
+        let role = format!("{}_role", native.name);
+        case.subscriber.sql(&format!("CREATE ROLE {role} LOGIN"));
+        case.subscriber.sql(&format!("GRANT SET ON PARAMETER session_replication_role TO {role}"));
+        let mut tool = case.tool.clone();
+        tool.subscriber = tool.subscriber.replace("user=postgres", &format!("user={role}"));
+        let refused = tool.finish("adopt", &["--subscription", &native.name]);
+        refused.expect(
+            5,
+            &[
+                &format!("GRANT \"postgres\" TO {role};"),
+                "GRANT EXECUTE ON FUNCTION pg_replication_origin_advance(text,pg_lsn), \
+                 pg_replication_origin_progress(text,boolean) TO ",
+            ],
+        );
+        assert_eq!(native.state(), native.running());
+        case.subscriber.sql(&format!(
+            "REVOKE SET ON PARAMETER session_replication_role FROM {role}; DROP ROLE {role}"
+        ));
+    });
+}
+
+#[test]
+fn wrong_names_are_answered_with_right_ones() {
+    on_versions(&[(15, 18)], |case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        let native = NativeSubscription::ready(&case, "");
+        let other = case.tool.finish("adopt", &["--subscription", "no_such"]);
+        other.expect(3, &["no native subscription \"no_such\"", &native.name]);
+        let mut tool = case.tool.clone();
+        tool.subscriber = case.subscriber.cluster.conninfo("postgres");
+        let elsewhere = tool.finish("adopt", &["--subscription", &native.name]);
+        elsewhere.expect(3, &[&format!("Database \"{}\" has one", case.subscriber.name)]);
+        // Another server has no such slot.
+        let mut tool = case.tool.clone();
+        tool.publisher.clone_from(&tool.subscriber);
+        let wrong = tool.finish("adopt", &["--subscription", &native.name]);
+        assert_ne!(wrong.code, Some(0));
+        assert_eq!(native.state(), native.running());
+    });
+}
+
+/// Somebody gives the native subscription its slot back by hand.
+#[test]
+fn a_slot_that_was_taken_back_by_hand_is_noticed() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        let native = NativeSubscription::ready(&case, "");
+        native.adopt(&[]).expect(0, &[]);
+        case.run_until_current();
+        let set = |value: &str| {
+            let name = &native.name;
+            case.subscriber.sql(&format!("ALTER SUBSCRIPTION {name} SET (slot_name = {value})"));
+        };
+        set(&format!("'{}'", native.name));
+        case.run().expect(8, &["has slot", "slot_name = NONE"]);
+        set("NONE");
+        case.run_until_current();
+    });
+}
+
+/// The opposite direction must not get its own changes back.
+#[test]
+fn the_origin_filter_is_kept() {
+    on_versions(&[(18, 18)], |mut case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        {
+            let native = NativeSubscription::ready(&case, "WITH (origin = none)");
+            let adopted = native.adopt(&[]);
+            assert!(adopted.stdout.contains("--origin none"), "{}", adopted.stdout);
+            case.run().expect(3, &["origin = none"]);
+        }
+        case.tool.args = vec!["--origin=none".to_owned()];
+        case.run_until_current();
+    });
+}
