@@ -24,6 +24,7 @@ mod stopping;
 mod subscriber;
 mod subscription;
 mod tablesync;
+mod top;
 mod two_phase;
 mod verify;
 

@@ -14,6 +14,7 @@ pub(crate) mod sequences;
 pub(crate) mod settings;
 pub(crate) mod skip;
 pub(crate) mod status;
+pub(crate) mod top;
 pub(crate) mod verify;
 
 use std::path::PathBuf;
@@ -81,6 +82,12 @@ With --check the exit code is 0 if all subscriptions run, and lag no more than -
 Example:
   pgapace status --subscriber postgresql://b/shop --publisher postgresql://a/shop --json
   pgapace status --subscriber postgresql://b/shop --max-lag 30s"#;
+
+const TOP_HELP: &str = r#"It needs only --subscriber. Keys are those of top: q quits, h shows the others.
+
+Example:
+  pgapace top --subscriber postgresql://b/shop
+  pgapace top --subscriber postgresql://b/shop --once"#;
 
 const DROP_HELP: &str = r#"It needs --subscriber and --name, and --publisher unless --keep-slot is given.
 
@@ -182,6 +189,9 @@ enum Command {
     /// Show the state of subscriptions
     #[command(after_help = STATUS_HELP)]
     Status(status::StatusArgs),
+    /// Show what subscriptions do now, on a terminal
+    #[command(after_help = TOP_HELP)]
+    Top(top::TopArgs),
     /// Truncate tables and copy them again, while other tables continue
     #[command(after_help = RESYNC_HELP)]
     Resync(resync::ResyncArgs),
@@ -309,6 +319,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Adopt(args) => adopt::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Resync(args) => resync::resync(&args),
         Command::Refresh(args) => resync::refresh(&args),
         Command::Sequences(args) => sequences::run(&args),

@@ -21,6 +21,7 @@ const ALL: &[&str] = &[
     "check",
     "adopt",
     "status",
+    "top",
     "resync",
     "refresh",
     "sequences",

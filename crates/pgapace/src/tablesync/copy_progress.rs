@@ -14,30 +14,30 @@ use crate::subscriber::state::SubscriptionId;
 /// A running copy.
 #[derive(Debug, Serialize)]
 pub(crate) struct CopyProgress {
-    tables: i64,
-    tables_done: i64,
+    pub(crate) tables: i64,
+    pub(crate) tables_done: i64,
     /// Total bytes of the tables; `bytes_done` of them are copied.
-    bytes: i64,
-    bytes_done: i64,
+    pub(crate) bytes: i64,
+    pub(crate) bytes_done: i64,
     /// Average rate in this run; `None` before anything was copied in it.
-    bytes_per_second: Option<i64>,
+    pub(crate) bytes_per_second: Option<i64>,
     /// At that rate.
-    seconds_left: Option<f64>,
+    pub(crate) seconds_left: Option<f64>,
     /// Tables that are being copied.
-    running: Vec<RunningTable>,
+    pub(crate) running: Vec<RunningTable>,
 }
 
 /// A table that is being copied.
 #[derive(Debug, Serialize)]
 pub(crate) struct RunningTable {
-    schema: String,
-    name: String,
-    bytes: i64,
-    bytes_done: i64,
-    bytes_per_second: Option<i64>,
-    seconds_left: Option<f64>,
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    pub(crate) bytes: i64,
+    pub(crate) bytes_done: i64,
+    pub(crate) bytes_per_second: Option<i64>,
+    pub(crate) seconds_left: Option<f64>,
     /// Whether all rows are copied and indexes are being built.
-    building_indexes: bool,
+    pub(crate) building_indexes: bool,
 }
 
 impl CopyProgress {

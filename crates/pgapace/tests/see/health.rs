@@ -58,7 +58,7 @@ fn exit_codes_tell_healthy_behind_stopped_disabled_and_unknown() {
     }
     must(user.batch_execute("ROLLBACK"));
     case.wait_until_applied(&mut process);
-    wait_for_code(&case, &["--max-lag", "0B"], 0);
+    wait_for_code(&case, &["--max-lag", "8s"], 0);
     case.stop(process);
     look(&case, &["--check"]).expect(16, &["does not run"]);
     look(&case, &[]).expect(0, &[]);

@@ -4,6 +4,7 @@ mod events;
 mod figures;
 mod health;
 mod http;
+mod top;
 
 use testbed::program::Process;
 use testbed::wait_until;

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::cli::status::Status;
+use crate::cli::status::collect::Status;
 use crate::error::{Class, Failure, Result};
 
 /// The most lag of a healthy subscription.

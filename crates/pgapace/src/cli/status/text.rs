@@ -1,7 +1,7 @@
 //! Status as text.
 
 use crate::cli::output;
-use crate::cli::status::{Status, Table};
+use crate::cli::status::collect::{Status, Table};
 use crate::observe::board::wall;
 use crate::observe::figures::Figures;
 use crate::observe::history::worker_shares;
@@ -291,7 +291,7 @@ fn figure_lines(figures: &Figures, item: impl Fn(&str, &str)) {
     }
 }
 
-fn whole(value: f64) -> i64 {
+pub(crate) fn whole(value: f64) -> i64 {
     // Sizes and rates are far below the limits of the type.
     #[allow(clippy::cast_possible_truncation)]
     let whole = value as i64;

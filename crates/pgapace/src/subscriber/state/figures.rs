@@ -140,6 +140,24 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<(
     Ok(figures.map(|figures| (figures, age)))
 }
 
+/// Points of the curves of a subscription, the oldest first.
+pub(crate) fn history(session: &mut Session, name: &str, most: usize) -> Result<Vec<Point>> {
+    let rows = session
+        .query(
+            &format!(
+                "SELECT h.point FROM pgapace.stat_history h \
+                 JOIN pgapace.subscription s ON s.id = h.subscription WHERE s.name = $1 \
+                 ORDER BY h.at DESC LIMIT {most}"
+            ),
+            &[Some(name)],
+        )
+        .map_err(|e| Failure::subscriber(&e, "reading the history"))?;
+    let points = rows.iter().filter_map(|row| serde_json::from_str(row.get(0)?).ok());
+    let mut points: Vec<Point> = points.collect();
+    points.reverse();
+    Ok(points)
+}
+
 /// Number of tables by state.
 pub(crate) fn table_states(
     session: &mut Session,

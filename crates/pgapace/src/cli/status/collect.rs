@@ -1,0 +1,377 @@
+//! What is known of subscriptions: their state on the subscriber, and what the publisher adds to it.
+
+use std::collections::HashMap;
+
+use pgoutput::Lsn;
+use serde::Serialize;
+use wire::Session;
+
+use crate::cli::prepared::Shown;
+use crate::config::Site;
+use crate::error::{Class, Failure, Result};
+use crate::observe::figures::Figures;
+use crate::observe::history::Point;
+use crate::publisher::session::{Publisher, current_lsn, system_identifier};
+use crate::publisher::slot;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::events::{self, ShownEvent};
+use crate::subscriber::state::ownership::{self, Owner};
+use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
+use crate::subscriber::state::verification::{self, TableVerification};
+use crate::subscriber::state::{
+    self, LastRun, RelationMode, Subscription, figures, prepared, progress, schema,
+};
+use crate::tablesync::copy_progress::{self, CopyProgress};
+
+/// One subscription.
+#[derive(Debug, Serialize)]
+pub(crate) struct Status {
+    pub(crate) name: String,
+    pub(crate) phase: &'static str,
+    /// `running`; `retrying` after an error, until a run has gone beyond it; `disabled` by an error;
+    /// `failed`: not running because of an error; or `stopped`.
+    pub(crate) state: &'static str,
+    pub(crate) running: bool,
+    pub(crate) owner: Option<Owner>,
+    /// The error that keeps it from running until pgapace enable.
+    pub(crate) disabled: Option<String>,
+    /// Commit LSN of the transaction to skip (pgapace skip).
+    pub(crate) skip_lsn: Option<String>,
+    pub(crate) epoch: i64,
+    pub(crate) slot: String,
+    pub(crate) publications: Vec<String>,
+    /// The form of values in the last run, binary or text; null before the first.
+    pub(crate) format: Option<String>,
+    pub(crate) format_reason: Option<String>,
+    /// The mode of --streaming in the last run; null before the first.
+    pub(crate) streaming: Option<String>,
+    pub(crate) streaming_reason: Option<String>,
+    /// Apply workers in use for a backlog, and why so many; null before the first statistics.
+    pub(crate) workers: Option<u16>,
+    pub(crate) workers_reason: Option<String>,
+    pub(crate) spool: Spooled,
+    pub(crate) started_at: Option<String>,
+    pub(crate) received_lsn: Option<String>,
+    pub(crate) applied_lsn: Option<String>,
+    pub(crate) flushed_lsn: Option<String>,
+    pub(crate) lag_bytes: Option<u64>,
+    pub(crate) lag_seconds: Option<f64>,
+    /// Why lag and slot state are null.
+    pub(crate) lag_unknown: Option<String>,
+    pub(crate) slot_state: Option<SlotState>,
+    pub(crate) counters: Counters,
+    /// Rates, lags and waits, as the running process wrote them last; null if none runs, or if it has not
+    /// written for so long that they say nothing.
+    pub(crate) figures: Option<Figures>,
+    pub(crate) restarts: u64,
+    /// Progress of the table copy; null while no table is copied.
+    pub(crate) copy: Option<CopyProgress>,
+    /// Transactions that are prepared on the subscriber, oldest first.
+    pub(crate) prepared: Vec<Shown>,
+    pub(crate) tables: Vec<Table>,
+    /// The last verification of each table that was verified.
+    pub(crate) verifications: Vec<TableVerification>,
+    /// The last error; null once a run has gone beyond it.
+    pub(crate) last_error: Option<String>,
+    pub(crate) last_error_at: Option<String>,
+    /// When it occurred first, and how often.
+    pub(crate) error_since: Option<String>,
+    pub(crate) error_count: u64,
+    /// When the process tries again.
+    pub(crate) next_try_at: Option<String>,
+    /// The last warnings and errors of the log, the newest first.
+    pub(crate) events: Vec<ShownEvent>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct SlotState {
+    pub(crate) active: bool,
+    pub(crate) wal_status: Option<String>,
+    pub(crate) retained_bytes: Option<i64>,
+    pub(crate) safe_wal_size: Option<i64>,
+    pub(crate) invalid: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Table {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    /// `init`, `datasync`, `catchup`, `ready`; or `blocked`.
+    pub(crate) state: &'static str,
+    /// When pgapace resync requested a copy that has not begun.
+    pub(crate) requested_at: Option<String>,
+    /// Why it is blocked, and since when.
+    pub(crate) reason: Option<String>,
+    pub(crate) blocked_since: Option<String>,
+    /// The LSN from which on it may lack changes, and the reason.
+    pub(crate) stale_lsn: Option<String>,
+    pub(crate) stale_reason: Option<String>,
+    /// The sync LSN; null until it is copied.
+    pub(crate) sync_lsn: Option<String>,
+    /// Copied so far, while it is copied in parts.
+    pub(crate) copied_rows: Option<i64>,
+    /// Size on the publisher at the time of the copy; null if it is not known.
+    pub(crate) publisher_bytes: Option<i64>,
+    /// Number of parts of its copy, and how many are copied.
+    pub(crate) copy_parts: i32,
+    pub(crate) copy_parts_done: i32,
+    /// Whether it is copied or catches up while other tables stream.
+    pub(crate) joins: bool,
+    /// How its changes are applied: `set`, `append` or `row`; null until the first change.
+    pub(crate) apply_mode: Option<String>,
+    /// Why they are not applied as sets.
+    pub(crate) apply_reason: Option<String>,
+}
+
+/// How many events are shown.
+const EVENTS: usize = 10;
+/// Figures that are older say nothing. An idle process writes them once a minute.
+const STALE: f64 = 90.0;
+
+/// The slot, as the publisher shows it.
+struct Source {
+    pub(crate) session: Session,
+    pub(crate) system_identifier: Option<String>,
+    pub(crate) lsn: Lsn,
+}
+
+/// Reads subscriptions, with sessions that it keeps from one look to the next.
+pub(crate) struct StatusReader {
+    site: Site,
+    sessions: Option<(Session, std::result::Result<Source, String>)>,
+}
+
+impl StatusReader {
+    pub(crate) fn new(site: Site) -> Self {
+        Self { site, sessions: None }
+    }
+
+    /// All subscriptions of the subscriber, or the named one; `None` without schema pgapace.
+    pub(crate) fn read(&mut self) -> Result<Option<Vec<Status>>> {
+        let read = self.with(read);
+        if read.is_err() {
+            // The next look opens others.
+            self.sessions = None;
+        }
+        read
+    }
+
+    /// Points of the curves of a subscription, the oldest first.
+    pub(crate) fn history(&mut self, name: &str, most: usize) -> Result<Vec<Point>> {
+        self.with(|session, _, _| figures::history(session, name, most))
+    }
+
+    fn with<T>(
+        &mut self,
+        work: impl FnOnce(&mut Session, &mut std::result::Result<Source, String>, &Site) -> Result<T>,
+    ) -> Result<T> {
+        if let Some((_, Ok(source))) = &mut self.sessions
+            && let Err(failure) = source.look()
+        {
+            self.sessions = None;
+            tracing::debug!(%failure, "the publisher's session is lost");
+        }
+        let (session, source) = match &mut self.sessions {
+            Some(kept) => kept,
+            None => {
+                let name = self.site.name.as_deref().unwrap_or("status");
+                let subscriber = Subscriber::new(self.site.subscriber.clone(), name);
+                let session = subscriber.connect(Purpose::Look)?;
+                let source = connect_source(&self.site, subscriber.encoding());
+                self.sessions.insert((session, source))
+            }
+        };
+        work(session, source, &self.site)
+    }
+}
+
+impl Source {
+    /// Reads again where its WAL ends.
+    fn look(&mut self) -> Result<()> {
+        self.lsn = current_lsn(&mut self.session)?;
+        Ok(())
+    }
+}
+
+fn read(
+    session: &mut Session,
+    source: &mut std::result::Result<Source, String>,
+    site: &Site,
+) -> Result<Option<Vec<Status>>> {
+    match schema::version(session)? {
+        0 => return Ok(None),
+        version if version < schema::newest() => {
+            return Err(Failure::new(
+                Class::Subscriber,
+                format!("schema pgapace of the subscriber is of version {version}, an older one"),
+            )
+            .hint("The next pgapace run of this version upgrades it."));
+        }
+        _ => {}
+    }
+    let rows = match &site.name {
+        None => state::all(session)?,
+        Some(name) => state::find(session, name)?.into_iter().collect(),
+    };
+    rows.iter().map(|row| of(session, row, source)).collect::<Result<_>>().map(Some)
+}
+
+/// Returns the reason if the publisher cannot be reached: `status` does not fail because of it.
+fn connect_source(site: &Site, encoding: &'static str) -> std::result::Result<Source, String> {
+    let info = site.publisher.clone().ok_or("--publisher is not given")?;
+    let name = site.name.as_deref().unwrap_or("pgapace status");
+    let reason = |failure: Failure| failure.message;
+    let mut session = Publisher::new(info, name, encoding).connect_to_look().map_err(reason)?;
+    let lsn = current_lsn(&mut session).map_err(reason)?;
+    let system_identifier = system_identifier(&mut session);
+    Ok(Source { session, system_identifier, lsn })
+}
+
+fn of(
+    session: &mut Session,
+    row: &Subscription,
+    source: &mut std::result::Result<Source, String>,
+) -> Result<Status> {
+    let recorded = progress::read(session, row.id)?.map(|applied| applied.through);
+    let statistics = statistics::read(session, row.id)?;
+    let figures = figures::read(session, row.id)?;
+    let owner = ownership::owner(session, row.id)?;
+    let statistics = statistics.as_ref();
+    let figures =
+        figures.filter(|(_, age)| owner.is_some() && *age < STALE).map(|(figures, _)| figures);
+    // The progress row is exact; statistics also include positions that were skipped since.
+    let applied = recorded.max(statistics.and_then(|s| s.applied).filter(|_| recorded.is_some()));
+    let mut lag_bytes = None;
+    let mut slot_state = None;
+    let lag_unknown = match source {
+        Err(reason) => Some(reason.clone()),
+        Ok(source) if differs(row, source) => Some(
+            "the publisher is not the one that the subscription follows: its system identifier \
+             is another"
+                .to_owned(),
+        ),
+        Ok(source) => {
+            lag_bytes = applied.map(|applied| source.lsn.as_u64().saturating_sub(applied.as_u64()));
+            slot_state = find_slot(&mut source.session, &row.slot_name)?;
+            None
+        }
+    };
+    let known = figures.as_ref().and_then(|figures| figures.stage("committed")?.lag_seconds);
+    let lag_seconds = match lag_bytes {
+        Some(0) => Some(0.0),
+        // WAL of others is no lag of changes, which commit times alone do not tell.
+        Some(_) if known.is_some() => known,
+        Some(_) => progress::seconds_behind(session, row.id)?,
+        None => None,
+    };
+    let text = |lsn: Option<Lsn>| lsn.map(|lsn| lsn.to_string());
+    let tables = state::relations(session, row.id)?;
+    let mut modes: HashMap<(String, String), RelationMode> = state::modes(session, row.id)?
+        .into_iter()
+        .map(|mode| ((mode.schema.clone(), mode.name.clone()), mode))
+        .collect();
+    let copy = copy_progress::read(session, row.id)?;
+    let LastRun { format, format_reason, streaming, streaming_reason } =
+        state::last_run(session, row.id)?;
+    Ok(Status {
+        name: row.name.clone(),
+        phase: row.phase.name(),
+        state: state_of(row, owner.as_ref(), statistics),
+        running: owner.is_some(),
+        owner,
+        disabled: row.disabled.clone(),
+        skip_lsn: text(row.skip),
+        epoch: row.epoch,
+        slot: row.slot_name.clone(),
+        publications: row.publications.clone(),
+        format,
+        format_reason,
+        streaming,
+        streaming_reason,
+        workers: statistics.and_then(|s| s.workers),
+        workers_reason: statistics.and_then(|s| s.workers_reason.clone()),
+        spool: statistics.map(|s| s.spool).unwrap_or_default(),
+        started_at: statistics.and_then(|s| s.started_at.clone()),
+        received_lsn: text(statistics.and_then(|s| s.received)),
+        applied_lsn: text(applied),
+        flushed_lsn: text(statistics.and_then(|s| s.flushed)),
+        lag_bytes,
+        lag_seconds,
+        lag_unknown,
+        slot_state,
+        counters: statistics.map(|s| s.counters).unwrap_or_default(),
+        figures,
+        restarts: statistics.map_or(0, |s| s.restarts),
+        copy,
+        prepared: prepared::read(session, row.id)?.iter().map(Shown::new).collect(),
+        tables: tables
+            .into_iter()
+            .map(|table| {
+                let mode = modes.remove(&(table.schema.clone(), table.name.clone()));
+                let (apply_mode, apply_reason) =
+                    mode.map_or((None, None), |mode| (Some(mode.mode), mode.reason));
+                Table {
+                    schema: table.schema,
+                    name: table.name,
+                    state: table.state.name(),
+                    requested_at: table.requested,
+                    reason: table.reason,
+                    blocked_since: table.blocked_since,
+                    stale_lsn: text(table.stale_from),
+                    stale_reason: table.stale_reason,
+                    sync_lsn: text(table.sync_lsn.map(|sync_lsn| sync_lsn.0)),
+                    copied_rows: table.copied_rows,
+                    publisher_bytes: table.publisher_bytes,
+                    copy_parts: table.parts,
+                    copy_parts_done: table.parts_done,
+                    joins: table.joins,
+                    apply_mode,
+                    apply_reason,
+                }
+            })
+            .collect(),
+        verifications: verification::read(session, row.id)?,
+        last_error: statistics.and_then(|s| s.last_error.clone()),
+        last_error_at: statistics.and_then(|s| s.last_error_at.clone()),
+        error_since: statistics.and_then(|s| s.error_since.clone()),
+        error_count: statistics.map_or(0, |s| s.error_count),
+        events: events::last(session, &row.name, EVENTS)?,
+        next_try_at: statistics.filter(|s| s.retrying).and_then(|s| s.next_try_at.clone()),
+    })
+}
+
+fn state_of(
+    row: &Subscription,
+    owner: Option<&Owner>,
+    statistics: Option<&Statistics>,
+) -> &'static str {
+    if row.disabled.is_some() {
+        "disabled"
+    } else if statistics.is_some_and(|s| s.retrying) {
+        "retrying"
+    } else if owner.is_some() {
+        "running"
+    } else if statistics.is_some_and(|s| s.last_error.is_some()) {
+        "failed"
+    } else {
+        "stopped"
+    }
+}
+
+fn differs(row: &Subscription, source: &Source) -> bool {
+    match (&row.system_identifier, &source.system_identifier) {
+        (Some(recorded), Some(now)) => recorded != now,
+        _ => false,
+    }
+}
+
+fn find_slot(session: &mut Session, name: &str) -> Result<Option<SlotState>> {
+    let slot = slot::find(session, name)?;
+    Ok(slot.map(|slot| SlotState {
+        active: slot.active_pid.is_some(),
+        wal_status: slot.wal_status,
+        retained_bytes: slot.retained_bytes,
+        safe_wal_size: slot.safe_wal_size,
+        invalid: slot.invalid,
+    }))
+}

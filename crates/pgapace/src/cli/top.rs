@@ -1,0 +1,45 @@
+//! `pgapace top`: what subscriptions do now, on a terminal.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::cli::Selection;
+use crate::error::Result;
+use crate::top;
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// Print one frame of each subscription as text, and end
+    #[arg(long)]
+    once: bool,
+
+    /// With --once: columns and rows of a frame
+    #[arg(long, value_name = "COLUMNSxROWS", default_value = "80x24", value_parser = parse_size)]
+    size: (u16, u16),
+
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "2",
+        value_parser = clap::value_parser!(u64).range(1..=30))]
+    interval: u64,
+}
+
+fn parse_size(text: &str) -> std::result::Result<(u16, u16), String> {
+    let (columns, rows) = text.split_once('x').ok_or("a size looks like 80x24")?;
+    let number = |text: &str, least: u16| match text.parse::<u16>() {
+        Ok(number) if (least..=1000).contains(&number) => Ok(number),
+        _ => Err(format!("{text:?} is no number from {least} to 1000")),
+    };
+    Ok((number(columns, 40)?, number(rows, 16)?))
+}
+
+pub(crate) fn run(args: &TopArgs) -> Result<()> {
+    let sites = args.selection.subscriber_only()?;
+    if args.once {
+        return top::once(sites, args.size);
+    }
+    top::run(sites, Duration::from_secs(args.interval))
+}

@@ -1,0 +1,188 @@
+//! The parts of the frame.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Rect};
+use ratatui::style::{Color, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Paragraph, Row, Table};
+
+use crate::cli::output::size;
+use crate::cli::status::collect::Status;
+use crate::cli::status::text::{duration, whole};
+use crate::observe::board::wall;
+use crate::observe::figures::Figures;
+use crate::observe::history::worker_shares;
+use crate::top::view::{coloured, dim};
+
+/// Position, lag and rates of each stage.
+pub(super) fn stages(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
+    let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.0}"));
+    let rows = figures.stages.iter().map(|stage| {
+        Row::new([
+            stage.stage.clone(),
+            stage.lag_bytes.map_or_else(|| "?".to_owned(), |b| size(whole(b as f64))),
+            stage.lag_seconds.map_or_else(|| "?".to_owned(), |seconds| format!("{seconds:.1} s")),
+            format!("{}/s", size(whole(stage.wal_bytes_per_second_10s))),
+            number(stage.transactions_per_second_10s),
+            number(stage.changes_per_second_10s),
+        ])
+    });
+    let head = Row::new(["stage", "behind", "age", "WAL", "tx/s", "rows/s"]).style(dim());
+    let widths = [9, 10, 8, 10, 6, 7].map(Constraint::Length);
+    let table = Table::new(rows, widths).header(head).column_spacing(0);
+    frame.render_widget(table, area);
+}
+
+/// What the apply workers spend their time on, as bars.
+pub(super) fn waits(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
+    let mut shares = worker_shares(figures);
+    shares.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    let width = usize::from(area.width.saturating_sub(24));
+    let bar = |share: f64| {
+        let cells = usize::try_from(whole(share / 100.0 * width as f64 + 0.5)).unwrap_or(0);
+        "█".repeat(cells.min(width))
+    };
+    let line = |(reason, share): &(String, f64)| {
+        let color = match reason.as_str() {
+            "busy" | "subscriber" => Color::Green,
+            "idle" => Color::Reset,
+            _ => Color::Yellow,
+        };
+        Line::from(vec![
+            Span::raw(format!("{:<16}{share:>5.1} % ", reason.replace('_', " "))),
+            Span::styled(bar(*share), Style::new().fg(color)),
+        ])
+    };
+    let mut lines = vec![Line::styled("workers' time, 10 s", dim())];
+    lines.extend(shares.iter().map(line));
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+/// Apply workers, those with a group first.
+pub(super) fn workers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
+    let mut workers: Vec<_> = figures.workers.iter().collect();
+    workers.sort_by_key(|worker| (worker.xid.is_none(), worker.worker));
+    let shown = usize::from(area.height.saturating_sub(1));
+    let rows = workers.into_iter().take(shown).map(|worker| {
+        Row::new([
+            format!("apply {}", worker.worker),
+            worker.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string()),
+            worker.waits_for.as_deref().unwrap_or("busy").replace('_', " "),
+            worker.xid.map_or_else(String::new, |xid| xid.to_string()),
+            worker.table.clone().unwrap_or_default(),
+            if worker.xid.is_some() { worker.changes.to_string() } else { String::new() },
+            worker.age_seconds.map_or_else(String::new, |age| format!("{age:.1} s")),
+        ])
+    });
+    let head = Row::new(["worker", "process", "does", "xid", "table", "rows", "age"]).style(dim());
+    let widths = [
+        Constraint::Length(9),
+        Constraint::Length(9),
+        Constraint::Length(14),
+        Constraint::Length(9),
+        Constraint::Min(14),
+        Constraint::Length(8),
+        Constraint::Length(9),
+    ];
+    frame.render_widget(Table::new(rows, widths).header(head).column_spacing(0), area);
+}
+
+/// Sessions of others that block.
+pub(super) fn blockers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
+    let lines = figures.blockers.iter().take(usize::from(area.height)).map(|blocker| {
+        let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
+        let who = match blocker.pid {
+            Some(pid) => format!("blocked by {pid} ({}): ", shown(&blocker.user)),
+            None => "blocked by a prepared transaction ".to_owned(),
+        };
+        let query = shown(&blocker.query).split_whitespace().collect::<Vec<_>>().join(" ");
+        Line::from(vec![Span::styled(who, coloured(Color::Red)), Span::raw(query)])
+    });
+    frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), area);
+}
+
+/// Tables by rows per second, then those that are not ready.
+pub(super) fn tables(frame: &mut Frame<'_>, area: Rect, status: &Status, scrolled: usize) {
+    let rates = status.figures.iter().flat_map(|figures| &figures.tables).map(|table| {
+        let name = format!("{}.{}", table.schema, table.name);
+        Row::new([name, format!("{:.0}", table.changes_per_second_10s)])
+    });
+    let others = status.tables.iter().filter(|table| table.state != "ready");
+    let others = others.map(|table| {
+        let style = if table.reason.is_some() { coloured(Color::Red) } else { Style::new() };
+        let name = format!("{}.{}", table.schema, table.name);
+        Row::new([name, table.state.to_owned()]).style(style)
+    });
+    let rows: Vec<_> = rates.chain(others).skip(scrolled).collect();
+    let head = Row::new(["table", "rows/s"]).style(dim());
+    let widths = [Constraint::Min(12), Constraint::Length(11)];
+    frame.render_widget(Table::new(rows, widths).header(head), area);
+}
+
+/// Conflicts that were counted, then the last warnings and errors.
+pub(super) fn events(frame: &mut Frame<'_>, area: Rect, status: &Status, scrolled: usize) {
+    let conflicts: Vec<_> =
+        status.counters.conflicts().iter().map(|(name, count)| format!("{count} {name}")).collect();
+    let conflicts = if conflicts.is_empty() { "none".to_owned() } else { conflicts.join(", ") };
+    let mut lines = vec![Line::from(vec![Span::styled("conflicts ", dim()), Span::raw(conflicts)])];
+    if status.counters.transactions_skipped > 0 {
+        let skipped = format!("{} transactions were skipped", status.counters.transactions_skipped);
+        lines.push(Line::styled(skipped, coloured(Color::Yellow)));
+    }
+    let now = wall();
+    lines.extend(status.events.iter().map(|event| {
+        let color = if event.level == "error" { Color::Red } else { Color::Yellow };
+        let ago = duration((now - event.at).max(0.0));
+        let text = format!(" {} {}", event.message, event.fields).replace('\n', " ");
+        Line::from(vec![
+            Span::styled(format!("{ago:>7} "), dim()),
+            Span::styled(event.event.clone(), Style::new().fg(color)),
+            Span::raw(text),
+        ])
+    }));
+    frame.render_widget(Paragraph::new(lines.split_off(scrolled.min(lines.len()))), area);
+}
+
+/// Table sync, with a bar for all of it and for each table that is being copied.
+pub(super) fn copy(frame: &mut Frame<'_>, area: Rect, status: &Status) {
+    let Some(copy) = &status.copy else { return };
+    let is_wide = area.width >= 100;
+    let width = usize::from(area.width.saturating_sub(if is_wide { 80 } else { 64 })).max(10);
+    let line = |name: String, done: i64, all: i64, rate: Option<i64>, left: Option<f64>| {
+        let part = if all > 0 { (done as f64 / all as f64).clamp(0.0, 1.0) } else { 0.0 };
+        let cells = usize::try_from(whole(part * width as f64)).unwrap_or(0);
+        let mut text = format!(" {:>3.0} % {} of {}", part * 100.0, size(done), size(all));
+        if let Some(rate) = rate.filter(|_| is_wide) {
+            text.push_str(&format!(", {}/s", size(rate)));
+        }
+        if let Some(left) = left {
+            text.push_str(&format!(", {} left", duration(left)));
+        }
+        Line::from(vec![
+            Span::raw(format!("{name:<24.24} ")),
+            Span::styled("█".repeat(cells), Style::new().fg(Color::Green)),
+            Span::styled("░".repeat(width - cells), dim()),
+            Span::raw(text),
+        ])
+    };
+    let all = format!("copied {} of {} tables", copy.tables_done, copy.tables);
+    let mut lines =
+        vec![line(all, copy.bytes_done, copy.bytes, copy.bytes_per_second, copy.seconds_left)];
+    lines.extend(copy.running.iter().map(|table| {
+        let doing = if table.building_indexes { " (indexes)" } else { "" };
+        let name = format!("{}.{}{doing}", table.schema, table.name);
+        line(name, table.bytes_done, table.bytes, table.bytes_per_second, table.seconds_left)
+    }));
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+/// What the keys do, and what the words mean.
+pub(super) fn help(frame: &mut Frame<'_>, area: Rect) {
+    let lines = [
+        "q, Esc quit   h this   p pause   space refresh   + - interval   tab next subscription",
+        "t tables   e events   arrows and page keys scroll",
+        "busy: pgapace itself   subscriber: statements run there   commit order: its turn to commit",
+        "dependency: an earlier transaction   idle: nothing to do   age: of what is not applied",
+    ];
+    frame.render_widget(Paragraph::new(lines.map(Line::from).to_vec()), area);
+}
