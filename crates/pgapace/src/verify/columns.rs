@@ -15,6 +15,7 @@
 use wire::quote_ident;
 
 use crate::subscriber::oid;
+use crate::verify::row_text::is_plain;
 
 /// Oids from here on are not built in.
 const FIRST_USER_OID: u32 = 16384;
@@ -71,6 +72,8 @@ pub(crate) struct ColumnSql {
     pub(crate) value: String,
     /// The same text as a value of type text, NULL for NULL.
     pub(crate) text: String,
+    /// A string whose length tells where the text ends in that of a row.
+    pub(crate) length: String,
 }
 
 /// How a column is compared.
@@ -79,6 +82,10 @@ pub(crate) struct ComparedColumn {
     pub(crate) name: String,
     pub(crate) publisher: ColumnSql,
     pub(crate) subscriber: ColumnSql,
+    /// Whether either server may have a NULL.
+    pub(crate) nullable: bool,
+    /// Whether its text is never empty and has no separator: [`is_plain`].
+    pub(crate) plain: bool,
 }
 
 /// Types whose cast to text calls the output function and nothing else.
@@ -121,13 +128,21 @@ fn plain(column: &SideColumn) -> ColumnSql {
     } else {
         format!("{value}::pg_catalog.text")
     };
-    ColumnSql { value, text }
+    // The length of a string is known without its bytes.
+    let is_string = matches!(column.type_oid, oid::TEXT | oid::VARCHAR | oid::BPCHAR);
+    let length = if is_string { value.clone() } else { text.clone() };
+    ColumnSql { value, text, length }
 }
 
 /// A column in its binary form.
 fn sent(column: &SideColumn, function: &str) -> ColumnSql {
     let value = format!("pg_catalog.encode({function}({}), 'hex')", quote_ident(&column.name));
-    ColumnSql { text: value.clone(), value }
+    as_text(value)
+}
+
+/// An expression of type text.
+fn as_text(value: String) -> ColumnSql {
+    ColumnSql { text: value.clone(), length: value.clone(), value }
 }
 
 /// The text of the publisher's column as the subscriber stores it in a column of another type.
@@ -150,9 +165,12 @@ fn converted(publisher: &SideColumn, subscriber: &SideColumn) -> ColumnSql {
         Some(condition) => {
             let value =
                 format!("CASE WHEN {condition} THEN {text} ELSE {} END", output_text(&cast));
-            ColumnSql { text: value.clone(), value }
+            as_text(value)
         }
-        None => ColumnSql { text: output_text(&cast), value: cast },
+        None => {
+            let text = output_text(&cast);
+            ColumnSql { length: text.clone(), text, value: cast }
+        }
     }
 }
 
@@ -177,7 +195,13 @@ pub(crate) fn compare(
     on_publisher: impl Fn(&str) -> bool,
 ) -> Result<ComparedColumn, String> {
     let compared = |theirs, ours| {
-        Ok(ComparedColumn { name: publisher.name.clone(), publisher: theirs, subscriber: ours })
+        Ok(ComparedColumn {
+            name: publisher.name.clone(),
+            publisher: theirs,
+            subscriber: ours,
+            nullable: !(publisher.not_null && subscriber.not_null),
+            plain: is_plain(subscriber.type_oid),
+        })
     };
     if same_type(publisher, subscriber) {
         let functions = (&publisher.send, &subscriber.send);
@@ -190,11 +214,7 @@ pub(crate) fn compare(
     }
     // The output of an enum is its label. Strings of extensions (citext) are stored as they are.
     if subscriber.kind == 'e' || subscriber.of_extension() && subscriber.category == 'S' {
-        let as_text = |column| {
-            let text = plain(column).text;
-            ColumnSql { value: text.clone(), text }
-        };
-        return compared(as_text(publisher), as_text(subscriber));
+        return compared(as_text(plain(publisher).text), as_text(plain(subscriber).text));
     }
     let castable = subscriber.built_in() || publisher.bare_name == subscriber.bare_name;
     if castable && on_publisher(subscriber.needed_type()) {

@@ -145,11 +145,13 @@ mod tests {
     }
 
     fn compared(names: &[&str]) -> Vec<ComparedColumn> {
-        let sql = ColumnSql { value: String::new(), text: String::new() };
+        let sql = ColumnSql { value: String::new(), text: String::new(), length: String::new() };
         let one = |name: &&str| ComparedColumn {
             name: (*name).to_owned(),
             publisher: sql.clone(),
             subscriber: sql.clone(),
+            nullable: false,
+            plain: true,
         };
         names.iter().map(one).collect()
     }

@@ -1,16 +1,14 @@
 //! The queries of a comparison, for one table on one server. Pure.
 //!
 //! A row is hashed twice by `hashtextextended` with two seeds, which gives 128 bits; sums of the
-//! hashes are numeric and do not overflow. Sums of whole chunks use the text of `ROW(…)`, the
-//! cheapest form. `record_out` quotes by `isspace`, which depends on the locale for some single-byte
-//! encodings and platforms. So two servers may quote equal values differently; then the rows of the
-//! chunk are compared, by the text of an array, whose quotes depend on nothing. The hash of a key and
-//! of a row without a key use that text from the beginning.
+//! hashes are numeric and do not overflow. A third hash, of the key or of a row without one, orders
+//! rows and puts them into buckets.
 
 use wire::quote_ident;
 
 use crate::verify::columns::{ColumnSql, ComparedColumn};
 use crate::verify::range::{KeyColumn, KeyRange, literal_row};
+use crate::verify::row_text::{RowField, row_text};
 
 /// Seeds of the hash by which rows are ordered and put into buckets, and of the two hashes of a row.
 const ORDER: u8 = 0;
@@ -61,8 +59,8 @@ pub(crate) struct TableSql {
     pub(crate) oid: u32,
     /// `ONLY` and the quoted name.
     pub(crate) relation: String,
-    columns: Vec<ColumnSql>,
-    key: Vec<(ColumnSql, KeyColumn)>,
+    columns: Vec<RowField>,
+    key: Vec<(RowField, KeyColumn)>,
     /// Row filters, combined with OR, and `--where`.
     conditions: Vec<String>,
     /// `--where` as it was given.
@@ -101,15 +99,20 @@ impl TableSql {
             conditions.push(format!("({})", filters.join(" OR ")));
         }
         conditions.extend(parts.condition.map(enclosed));
+        let field = |column: &ComparedColumn| RowField {
+            sql: of(column).clone(),
+            nullable: column.nullable,
+            plain: column.plain,
+        };
         let key = key.iter().filter_map(|(name, type_sql)| {
             let column = columns.iter().find(|column| column.name == *name)?;
             let literal = KeyColumn { name: quote_ident(name), type_sql: type_sql.clone() };
-            Some((of(column).clone(), literal))
+            Some((field(column), literal))
         });
         Self {
             oid: parts.oid,
             relation: format!("{only}{}.{}", quote_ident(schema), quote_ident(name)),
-            columns: columns.iter().map(|column| of(column).clone()).collect(),
+            columns: columns.iter().map(field).collect(),
             key: key.collect(),
             conditions,
             given: parts.condition.map(str::to_owned),
@@ -128,7 +131,7 @@ impl TableSql {
 
     /// Rows, text bytes and the sums of both hashes of the selected rows.
     pub(crate) fn sums(&self, selection: &Selection) -> String {
-        let rows = self.read(selection, &format!("{} AS t", self.fast_row()));
+        let rows = self.read(selection, &format!("{} AS t", self.row()));
         format!("SELECT {} FROM {rows}", sums_of("t"))
     }
 
@@ -136,7 +139,7 @@ impl TableSql {
     pub(crate) fn bucket_sums(&self, selection: &Selection, buckets: u64) -> String {
         let order = self.order_text();
         let rows = match self.keyed() {
-            true => self.read(selection, &format!("{order} AS k, {} AS t", self.fast_row())),
+            true => self.read(selection, &format!("{order} AS k, {} AS t", self.row())),
             false => self.read(selection, &format!("{order} AS t")),
         };
         let order = hash(if self.keyed() { "k" } else { "t" }, ORDER);
@@ -151,15 +154,15 @@ impl TableSql {
     /// The selected rows in the order of their hash: for [`crate::verify::merge::RowEntry`].
     pub(crate) fn rows(&self, selection: &Selection) -> String {
         let fields: Vec<_> = match self.keyed() {
-            true => self.key.iter().map(|(column, _)| column.text.clone()).collect(),
-            false => self.columns.iter().map(|column| column.text.clone()).collect(),
+            true => self.key.iter().map(|(column, _)| column.sql.text.clone()).collect(),
+            false => self.columns.iter().map(|column| column.sql.text.clone()).collect(),
         };
         let named: Vec<_> =
             fields.iter().enumerate().map(|(index, text)| format!("{text} AS f{index}")).collect();
         let names: Vec<_> = (0..fields.len()).map(|index| format!("f{index}")).collect();
         let rows = self.read(
             selection,
-            &format!("{} AS k, {} AS t, {}", self.order_text(), self.exact_row(), named.join(", ")),
+            &format!("{} AS k, {} AS t, {}", self.order_text(), self.row(), named.join(", ")),
         );
         let order = hash("k", ORDER);
         let mut conditions: Vec<_> = self.sample("o").into_iter().collect();
@@ -196,8 +199,8 @@ impl TableSql {
             }
             _ => (format!("ROW({})", names.join(", ")), keys),
         };
-        let texts = self.key.iter().map(|(column, _)| column.text.clone());
-        let hashes = self.columns.iter().map(|column| hash(&self.encoded(&column.text), FIRST));
+        let texts = self.key.iter().map(|(column, _)| column.sql.text.clone());
+        let hashes = self.columns.iter().map(|column| hash(&self.encoded(&column.sql.text), FIRST));
         let fields: Vec<_> = texts.chain(hashes).collect();
         let mut conditions = self.conditions.clone();
         conditions.push(format!("{row} IN ({})", rows.join(", ")));
@@ -215,7 +218,7 @@ impl TableSql {
         let key = self.key_columns();
         let names: Vec<_> = key.iter().map(|column| column.name.as_str()).collect();
         let names = names.join(", ");
-        let texts: Vec<_> = self.key.iter().map(|(column, _)| column.text.as_str()).collect();
+        let texts: Vec<_> = self.key.iter().map(|(column, _)| column.sql.text.as_str()).collect();
         let range = KeyRange { after: after.cloned(), through: None };
         let conditions = range.conditions(&key);
         let filter = match conditions.is_empty() {
@@ -270,29 +273,18 @@ impl TableSql {
         Some(format!("({order} & {}) % {PARTS} < {parts}", i64::MAX))
     }
 
-    /// The text of a row that costs least.
-    fn fast_row(&self) -> String {
-        let values: Vec<_> = self.columns.iter().map(|column| column.value.as_str()).collect();
-        self.encoded(&format!("ROW({})::pg_catalog.text", values.join(", ")))
-    }
-
-    /// The text of a row that is the same everywhere.
-    fn exact_row(&self) -> String {
-        self.exact(self.columns.iter())
+    /// The text of a row.
+    fn row(&self) -> String {
+        self.encoded(&row_text(&self.columns, self.converts))
     }
 
     /// The text whose hash orders rows.
     fn order_text(&self) -> String {
         if self.key.is_empty() {
-            return self.exact_row();
+            return self.row();
         }
-        self.exact(self.key.iter().map(|(column, _)| column))
-    }
-
-    fn exact<'a>(&self, columns: impl Iterator<Item = &'a ColumnSql>) -> String {
-        let texts: Vec<_> = columns.map(|column| column.text.as_str()).collect();
-        let array = format!("ARRAY[{}]::pg_catalog.text[]::pg_catalog.text", texts.join(", "));
-        self.encoded(&array)
+        let key: Vec<_> = self.key.iter().map(|(field, _)| field.clone()).collect();
+        self.encoded(&row_text(&key, self.converts))
     }
 
     fn encoded(&self, text: &str) -> String {

@@ -89,6 +89,55 @@ fn one_changed_one_missing_one_extra() {
     });
 }
 
+/// Rows whose texts would be equal without lengths, or without the places of NULLs.
+#[test]
+fn texts_that_are_alike() {
+    on_versions(&VERSIONS, |case| {
+        let columns = "a text, b varchar(20), c char(3), d text[]";
+        case.both(&format!(
+            "CREATE TABLE t (id int PRIMARY KEY, {columns}); CREATE TABLE n ({columns}); CREATE TABLE one (a text)"
+        ));
+        case.publisher.sql(
+            "INSERT INTO t VALUES (1, '', NULL, NULL, '{}'), (2, E'a\x1f', 'b', 'c', '{1}'), (3, NULL, '3', '', NULL), \
+               (4, 'x', 'y', 'z', '{NULL}'), (5, '1', '', 'z', '{}'), (6, '', '', '', '{}'); \
+             INSERT INTO n SELECT a, b, c, d FROM t; INSERT INTO one VALUES (NULL), (''), ('')",
+        );
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        super::expect_equal(&case, &["n", "one", "t"], &[]);
+        let change = |table: &str| {
+            format!(
+                "UPDATE {table} SET a = NULL, b = '' WHERE a = '' AND b IS NULL; UPDATE {table} SET a = 'a', b = E'\x1fb' WHERE b = 'b'; \
+                 UPDATE {table} SET a = '3', b = NULL WHERE b = '3'; UPDATE {table} SET d = '{{\"NULL\"}}' WHERE a = 'x'; \
+                 UPDATE {table} SET a = '', b = '1' WHERE a = '1'; UPDATE {table} SET c = NULL WHERE a = '' AND b = '';"
+            )
+        };
+        case.subscriber.sql(&change("t"));
+        case.subscriber.sql(&change("n"));
+        case.subscriber.sql("DELETE FROM one WHERE ctid = '(0,2)'; INSERT INTO one VALUES (NULL)");
+        verify(&case, 18, &[]);
+        let t = case
+            .subscriber
+            .rows("SELECT key, columns FROM pgapace.difference WHERE table_name = 't' ORDER BY 1");
+        assert_eq!(
+            t,
+            [
+                "{\"id\": \"1\"}|{a,b}",
+                "{\"id\": \"2\"}|{a,b}",
+                "{\"id\": \"3\"}|{a,b}",
+                "{\"id\": \"4\"}|{d}",
+                "{\"id\": \"5\"}|{a,b}",
+                "{\"id\": \"6\"}|{c}"
+            ]
+        );
+        let others = "SELECT table_name, kind, count(*) FROM pgapace.difference WHERE table_name <> 't' GROUP BY 1, 2 ORDER BY 1, 2";
+        assert_eq!(
+            case.subscriber.rows(others),
+            ["n|extra|6", "n|missing|6", "one|extra|1", "one|missing|1"]
+        );
+    });
+}
+
 /// `--where` and `--sample` choose the same rows on both sides.
 #[test]
 fn a_part_of_the_rows() {
