@@ -8,6 +8,7 @@ pub(crate) mod enable;
 pub(crate) mod man;
 pub(crate) mod output;
 pub(crate) mod prepared;
+pub(crate) mod release;
 pub(crate) mod resync;
 pub(crate) mod run;
 pub(crate) mod sequences;
@@ -102,6 +103,15 @@ Example:
   pgapace adopt --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --subscription shop --dry-run
   pgapace adopt --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --subscription shop"#;
 
+const RELEASE_HELP: &str = r#"It needs --subscriber, --publisher and --name. Stop pgapace run before. The native subscription that was adopted continues where pgapace stopped. For a subscription that pgapace created, a native one is created without a copy, with --connection.
+
+If it fails or is killed, nothing has changed for pgapace run.
+
+Example:
+  pgapace release --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --name shop
+  pgapace release --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --name shop \
+                  --connection 'host=a dbname=shop user=repl'"#;
+
 const RESYNC_HELP: &str = r#"Example:
   pgapace resync --config /etc/pgapace.toml --name shop public.orders"#;
 
@@ -186,6 +196,9 @@ enum Command {
     /// Take over a native subscription where it stands, without another copy
     #[command(after_help = ADOPT_HELP)]
     Adopt(adopt::AdoptArgs),
+    /// Hand a subscription to a native one, which continues where pgapace stopped
+    #[command(after_help = RELEASE_HELP)]
+    Release(release::ReleaseArgs),
     /// Show the state of subscriptions
     #[command(after_help = STATUS_HELP)]
     Status(status::StatusArgs),
@@ -318,6 +331,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Adopt(args) => adopt::run(&args),
+        Command::Release(args) => release::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Resync(args) => resync::resync(&args),

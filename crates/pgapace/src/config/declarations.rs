@@ -20,6 +20,7 @@ const ALL: &[&str] = &[
     "run",
     "check",
     "adopt",
+    "release",
     "status",
     "top",
     "resync",
@@ -41,7 +42,7 @@ settings! {
             help: "Connection string of the publisher, a URI or keywords as in libpq",
             more: "PG* variables, the password file and the service file are used as in libpq.",
             group: Group::Subscription,
-            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "drop", "adopt"],
+            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "drop", "adopt", "release"],
         }
         "subscriber" subscriber: ConnInfo {
             value: "CONNINFO",
@@ -273,7 +274,7 @@ settings! {
             more: "A lost connection holds a slot for wal_sender_timeout.",
             default: "75s",
             unit: Unit::Seconds,
-            verbs: &["run", "check", "adopt", "drop"],
+            verbs: &["run", "check", "adopt", "release", "drop"],
         }
         "connect-timeout" connect_timeout: Option<Duration> {
             help: "Time to wait for a server that refuses connections, starts or recovers",

@@ -87,10 +87,14 @@ pub(crate) fn sound(control: &mut Session, request: &Request<'_>) -> Result<Foun
     let Some(found) = look(control, wanted)? else {
         return Err(super::subscription::missing(control, request.native)?);
     };
-    match failure(request.native, &problems(&found)) {
+    match failure(&cannot(request.native), &problems(&found)) {
         Some(failure) => Err(failure),
         None => Ok(found),
     }
+}
+
+fn cannot(native: &str) -> String {
+    format!("native subscription {} cannot be adopted", quote_ident(native))
 }
 
 /// Looks at both sides and changes nothing.
@@ -406,7 +410,7 @@ fn try_hand_over(control: &mut Session, source: &mut Session, adoption: &Adoptio
             "the native subscription was renamed or enabled meanwhile",
         ));
     }
-    if let Some(failure) = failure(&adoption.native_name, &problems(&found)) {
+    if let Some(failure) = failure(&cannot(&adoption.native_name), &problems(&found)) {
         return Err(failure);
     }
     if !found.workers.is_empty() {

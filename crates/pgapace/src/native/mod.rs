@@ -23,5 +23,6 @@
 pub(crate) mod adopt;
 pub(crate) mod guard;
 pub(crate) mod options;
+pub(crate) mod release;
 pub(crate) mod requirements;
 pub(crate) mod subscription;

@@ -109,8 +109,8 @@ fn list(names: impl ExactSizeIterator<Item = String>) -> String {
     named.join(", ")
 }
 
-/// One failure for all problems.
-pub(crate) fn failure(name: &str, problems: &[Problem]) -> Option<Failure> {
+/// One failure for all problems. `what` completes the sentence.
+pub(crate) fn failure(what: &str, problems: &[Problem]) -> Option<Failure> {
     if problems.is_empty() {
         return None;
     }
@@ -122,12 +122,109 @@ pub(crate) fn failure(name: &str, problems: &[Problem]) -> Option<Failure> {
     } else {
         Class::Config
     };
-    let message = format!("native subscription {} cannot be adopted", quote_ident(name));
     Some(
-        Failure::new(class, message)
+        Failure::new(class, what)
             .detail(lines(|problem| &problem.message))
             .hint(lines(|problem| &problem.next_step)),
     )
+}
+
+/// What decides whether a subscription can be handed back to a native one.
+#[derive(Debug, Default)]
+pub(crate) struct Releasing {
+    /// Tables that are not ready, that may lack changes, or whose copy was asked for.
+    pub(crate) unready: Vec<String>,
+    /// Published tables that pgapace does not have yet.
+    pub(crate) unknown: Vec<String>,
+    /// Tables that the native subscription does not have as ready.
+    pub(crate) foreign: Vec<String>,
+    /// The native subscription, if there is one.
+    pub(crate) native: Option<String>,
+    pub(crate) skip: Option<Lsn>,
+    /// Transactions that pgapace holds as prepared on the subscriber.
+    pub(crate) prepared: usize,
+    pub(crate) two_phase: bool,
+    pub(crate) applied: Lsn,
+    /// The end of the last range that was applied out of order.
+    pub(crate) highest: Lsn,
+    /// The highest sync LSN of a table.
+    pub(crate) synced: Lsn,
+    pub(crate) confirmed: Lsn,
+}
+
+/// What keeps the subscription from being handed back.
+pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
+    let run = "Run pgapace run --until current, and stop it.";
+    let names = |tables: &[String]| list(tables.iter().cloned());
+    let mut problems = Vec::new();
+    if !found.unready.is_empty() {
+        problems.push(Problem::new(
+            format!("tables are not ready: {}", names(&found.unready)),
+            "Wait until pgapace status shows them as ready; pgapace resync copies a blocked table.",
+        ));
+    }
+    if !found.unknown.is_empty() {
+        problems.push(Problem::new(
+            format!("published tables are not copied yet: {}", names(&found.unknown)),
+            run,
+        ));
+    }
+    if let Some(native) = found.native.as_ref().filter(|_| !found.foreign.is_empty()) {
+        let native = quote_ident(native);
+        problems.push(Problem::new(
+            format!(
+                "native subscription {native} does not know tables that were added since: {}",
+                names(&found.foreign)
+            ),
+            format!(
+                "DROP SUBSCRIPTION {native}; pgapace release then creates another one (--connection)."
+            ),
+        ));
+    }
+    if let Some(skip) = found.skip {
+        problems.push(Problem::new(
+            format!("pgapace is to skip the transaction with LSN {skip}"),
+            "Run pgapace run until it has.",
+        ));
+    }
+    if found.prepared > 0 {
+        problems.push(Problem::new(
+            format!("{} transactions are prepared on the subscriber", found.prepared),
+            "Resolve them on the publisher, and run pgapace run --until current; pgapace prepared lists \
+             them.",
+        ));
+    }
+    if found.highest > found.applied {
+        problems.push(Problem::new(
+            format!(
+                "transactions up to {} are applied, but some after {} are not",
+                found.highest, found.applied
+            ),
+            run,
+        ));
+    }
+    if found.synced > found.applied {
+        problems.push(Problem::new(
+            format!(
+                "a table was copied at {}, and changes are applied up to {}",
+                found.synced, found.applied
+            ),
+            run,
+        ));
+    }
+    // A transaction that was received as prepared and is held in memory is not acknowledged. The
+    // publisher would not send its PREPARE again to somebody who asks for a later position.
+    if found.two_phase && found.confirmed < found.applied {
+        problems.push(Problem::new(
+            format!(
+                "the slot is confirmed up to {}, and changes are applied up to {}: a prepared \
+                 transaction may lie between",
+                found.confirmed, found.applied
+            ),
+            "Resolve prepared transactions on the publisher; then run pgapace run --until current.",
+        ));
+    }
+    problems
 }
 
 /// Where pgapace starts: after everything that the native subscription has applied or acknowledged.
@@ -199,7 +296,8 @@ pub(crate) mod tests {
         found.refused_functions = vec!["pg_replication_origin_progress(text,boolean)".to_owned()];
         let problems = problems(&found);
         assert_eq!(problems.len(), 7);
-        let text = failure("Sub", &problems).map(|failure| failure.to_string()).unwrap_or_default();
+        let text =
+            failure("\"Sub\"", &problems).map(|failure| failure.to_string()).unwrap_or_default();
         for part in [
             "\"Sub\"",
             "GRANT \"boss\" TO app;",
@@ -211,6 +309,33 @@ pub(crate) mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
+    }
+
+    #[test]
+    fn what_native_would_apply_twice_or_never_is_not_released() {
+        let sound = || Releasing {
+            native: Some("s".to_owned()),
+            applied: Lsn(90),
+            highest: Lsn(90),
+            synced: Lsn(90),
+            confirmed: Lsn(70),
+            ..Releasing::default()
+        };
+        assert_eq!(release_problems(&sound()), []);
+        let count = |change: fn(&mut Releasing)| {
+            let mut found = sound();
+            change(&mut found);
+            release_problems(&found).len()
+        };
+        assert_eq!(count(|found| found.unready.push("a".to_owned())), 1);
+        assert_eq!(count(|found| found.unknown.push("a".to_owned())), 1);
+        assert_eq!(count(|found| found.foreign.push("a".to_owned())), 1);
+        assert_eq!(count(|found| found.skip = Some(Lsn(1))), 1);
+        assert_eq!(count(|found| found.prepared = 1), 1);
+        assert_eq!(count(|found| found.highest = Lsn(91)), 1);
+        assert_eq!(count(|found| found.synced = Lsn(91)), 1);
+        assert_eq!(count(|found| found.two_phase = true), 1);
+        assert_eq!(count(|found| (found.two_phase, found.confirmed) = (true, Lsn(90))), 0);
     }
 
     #[test]

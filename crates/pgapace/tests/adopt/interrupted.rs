@@ -1,7 +1,7 @@
 //! The adopter is killed between its steps, and goes on or goes back.
 
 use testbed::postgres::Transaction;
-use testbed::wait_until;
+use testbed::{Program, wait_until};
 
 use super::{NativeSubscription, TABLES};
 use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions};
@@ -9,6 +9,11 @@ use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions};
 /// Starts the adopter, and kills it where it waits for the lock that `blocked` holds.
 fn kill_at(case: &Case, native: &NativeSubscription<'_>, blocked: Transaction<'_>) {
     let program = case.tool.program("adopt").args(["--subscription", &native.name]);
+    kill_program_at(case, &program, blocked);
+}
+
+/// The same for another verb.
+pub(super) fn kill_program_at(case: &Case, program: &Program, blocked: Transaction<'_>) {
     let mut process = must(program.spawn_logged(case.log_file("killed")));
     let waiting = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
                    AND application_name LIKE 'pgapace %' AND datname = current_database()";

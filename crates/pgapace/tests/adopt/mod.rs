@@ -3,6 +3,7 @@
 mod interrupted;
 mod positions;
 mod refused;
+mod released;
 mod under_load;
 
 use testbed::wait_until;
@@ -11,7 +12,7 @@ use crate::support::{Case, Finished, PATIENCE, must};
 
 /// A native subscription of a case, in the case's own database. Its name is that of the case.
 pub(crate) struct NativeSubscription<'c> {
-    case: &'c Case,
+    pub(crate) case: &'c Case,
     pub(crate) name: String,
 }
 
@@ -68,6 +69,11 @@ impl<'c> NativeSubscription<'c> {
     /// The state of a subscription that runs.
     pub(crate) fn running(&self) -> String {
         format!("t|{}", self.name)
+    }
+
+    /// A subscription that exists already, or will.
+    pub(crate) fn existing(case: &'c Case) -> Self {
+        Self { case, name: case.tool.name.clone() }
     }
 
     pub(crate) fn adopt(&self, args: &[&str]) -> Finished {

@@ -5,11 +5,11 @@ use testbed::workload::tpcb;
 use super::NativeSubscription;
 use crate::support::{Case, VERSIONS, must, on_versions};
 
-const LOAD_TABLES: [&str; 4] =
+pub(super) const LOAD_TABLES: [&str; 4] =
     ["pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_tellers"];
 
 /// A case with the tables of pgbench, of which history has no key.
-fn load_case(publisher: u16, subscriber: u16) -> Case {
+pub(super) fn load_case(publisher: u16, subscriber: u16) -> Case {
     let case = Case::new(publisher, subscriber);
     must(tpcb::create_tables(&mut case.publisher.connect(), 1));
     must(tpcb::create_schema(&mut case.subscriber.connect()));
@@ -17,7 +17,7 @@ fn load_case(publisher: u16, subscriber: u16) -> Case {
     case
 }
 
-fn load(case: &Case) -> tpcb::Load {
+pub(super) fn load(case: &Case) -> tpcb::Load {
     let options = tpcb::TpcbOptions { rate: Some(200.0), ..Default::default() };
     must(tpcb::Load::start(&case.publisher.conninfo(), 2, options))
 }

@@ -77,6 +77,21 @@ pub(crate) fn begin_sql(adoption: &Adoption) -> String {
     )
 }
 
+/// SQL that records a native subscription that was created to hand the subscription to it.
+pub(crate) fn created_sql(adoption: &Adoption) -> String {
+    let Adoption { name, native_name, slot, origin_none, .. } = adoption;
+    format!(
+        "INSERT INTO pgapace.adoption \
+           (name, native, native_name, slot_name, origin_none, enabled, step, adopted_at) \
+         SELECT {}, s.oid, s.subname, {}, {origin_none}, true, 'adopted', pg_catalog.now() \
+         FROM pg_catalog.pg_subscription s JOIN pg_catalog.pg_database d ON d.oid = s.subdbid \
+         WHERE d.datname = pg_catalog.current_database() AND s.subname = {}",
+        quote_literal(name),
+        quote_literal(slot),
+        quote_literal(native_name),
+    )
+}
+
 /// SQL that records the end of the adoption.
 pub(crate) fn end_sql(native: u32, start: Lsn) -> String {
     format!(

@@ -604,10 +604,14 @@ pub(crate) fn forget_relation(
 
 /// Deletes a subscription and all its state from schema `pgapace`.
 pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
-    session
-        .simple(&format!(
-            "BEGIN; \
-             DELETE FROM pgapace.progress WHERE subscription = {id} OR subscription IN \
+    session.simple(&format!("BEGIN; {}; COMMIT", forget_sql(id))).map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// SQL for [`forget`], as a part of a transaction.
+pub(crate) fn forget_sql(id: SubscriptionId) -> String {
+    format!(
+        "DELETE FROM pgapace.progress WHERE subscription = {id} OR subscription IN \
                (SELECT catch_up FROM pgapace.relation WHERE subscription = {id}); \
              DELETE FROM pgapace.relation WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_subscription WHERE subscription = {id}; \
@@ -624,12 +628,9 @@ pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
              DELETE FROM pgapace.difference WHERE subscription = {id}; \
              DELETE FROM pgapace.adoption a USING pgapace.subscription s \
                WHERE a.name = s.name AND s.id = {id}; \
-             DELETE FROM pgapace.subscription WHERE id = {id}; \
-             COMMIT",
-            id = id.0
-        ))
-        .map_err(|e| writing(&e))?;
-    Ok(())
+             DELETE FROM pgapace.subscription WHERE id = {id}",
+        id = id.0
+    )
 }
 
 /// The text form of an array of names.

@@ -1,0 +1,295 @@
+//! `pgapace release`: hands a subscription to a native one, which continues where pgapace stopped.
+//!
+//! The origin of the native subscription is advanced to pgapace's progress, which counts as native does:
+//! the end LSN of the last applied transaction. The native worker asks for this position, so nothing
+//! before it is sent.
+//!
+//! One transaction gives the slot back, forgets pgapace's state and enables the native subscription.
+//! Advancing the origin is not transactional, but nobody uses the origin before that transaction has
+//! committed. So an interruption at any point leaves pgapace as the owner, and the next attempt advances
+//! the origin to the position that counts then.
+
+use std::time::Duration;
+
+use engine::table_sync::TableSyncState;
+use pgoutput::Lsn;
+use wire::{Session, quote_ident, quote_literal};
+
+use super::adopt::{alter, lock, run, same_sql};
+use super::requirements::{Releasing, failure, release_problems};
+use super::subscription::{Wanted, find, origin_name, tables, workers};
+use crate::error::{Class, Failure, Result};
+use crate::publisher::history;
+use crate::publisher::publication::{self, PublishedTable};
+use crate::publisher::slot::{self, Slot};
+use crate::subscriber::origin;
+use crate::subscriber::state::adoption::{self, Adoption, Step};
+use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared, progress};
+
+/// What is to be handed back.
+pub(crate) struct Request<'a> {
+    pub(crate) name: &'a str,
+    /// The name of a native subscription that is to be created.
+    pub(crate) native: Option<&'a str>,
+    /// How the subscriber reaches the publisher, if a native subscription is to be created.
+    pub(crate) connection: Option<&'a str>,
+    pub(crate) patience: Duration,
+    pub(crate) dry_run: bool,
+}
+
+/// What was handed back, or would be.
+#[derive(Debug)]
+pub(crate) struct Released {
+    pub(crate) native: String,
+    pub(crate) created: bool,
+    pub(crate) enabled: bool,
+    pub(crate) slot: String,
+    pub(crate) applied: Lsn,
+    pub(crate) tables: usize,
+}
+
+/// The subscription to hand back, owned by this session.
+pub(crate) fn own(control: &mut Session, name: &str) -> Result<(Subscription, Option<Adoption>)> {
+    let row = state::find_in_any(control, name)?.ok_or_else(|| {
+        Failure::new(Class::Config, format!("the subscriber has no subscription {name:?}"))
+            .hint("pgapace status lists the subscriptions of a subscriber.")
+    })?;
+    ownership::become_owner(control, row.id, Duration::ZERO, &ownership::Former::default())?;
+    let row = ownership::fence(control, row.id)?
+        .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
+    let adopted = adoption::all(control)?.into_iter().find(|one| one.name == row.name);
+    Ok((row, adopted))
+}
+
+/// Hands the subscription back.
+pub(crate) fn release(
+    control: &mut Session,
+    source: &mut Session,
+    (row, adopted): (&Subscription, Option<Adoption>),
+    request: &Request<'_>,
+) -> Result<Released> {
+    if row.phase != Phase::Streaming {
+        return Err(Failure::new(
+            Class::Config,
+            "the tables of the subscription are not copied yet",
+        )
+        .hint("Run pgapace run --until current first."));
+    }
+    let state = slot::wait_until_free(source, &row.slot_name, request.patience, &|| false)?;
+    let applied = progress::read(control, row.id)?.unwrap_or_default();
+    let confirmed = slot::check_resume(&row.slot_name, state.as_ref(), applied.through)?;
+    history::check(source, row, &progress::followed(control, row.id, &applied)?)?;
+    let state = state.ok_or_else(|| Failure::internal("the slot is gone"))?;
+    let existing = match &adopted {
+        Some(adopted) => existing(control, adopted)?,
+        None => None,
+    };
+    let look = publication::look(source, &row.publications)?;
+    let relations = state::relations(control, row.id)?;
+    let ready = |table: &state::RelationState| {
+        table.state == TableSyncState::Ready
+            && table.requested.is_none()
+            && table.stale_from.is_none()
+    };
+    let published = |schema: &str, name: &str| {
+        look.tables.iter().any(|table| table.schema == schema && table.name == name)
+    };
+    let native_tables = match &existing {
+        Some(existing) => tables(control, existing.native)?,
+        None => Vec::new(),
+    };
+    let is_known = |table: &&PublishedTable| {
+        relations.iter().any(|one| one.schema == table.schema && one.name == table.name)
+    };
+    let is_native = |table: &&PublishedTable| {
+        native_tables
+            .iter()
+            .any(|one| one.schema == table.schema && one.name == table.name && one.state == 'r')
+    };
+    let names = |tables: Vec<&PublishedTable>| -> Vec<String> {
+        tables.into_iter().map(PublishedTable::display_name).collect()
+    };
+    let known: Vec<_> = look.tables.iter().filter(is_known).collect();
+    let releasing = Releasing {
+        unready: relations
+            .iter()
+            .filter(|table| published(&table.schema, &table.name) && !ready(table))
+            .map(|table| format!("{}.{}", table.schema, table.name))
+            .collect(),
+        unknown: match existing {
+            // It does not apply them, and copies them once it is told to (REFRESH PUBLICATION).
+            Some(_) => Vec::new(),
+            None => names(look.tables.iter().filter(|table| !is_known(table)).collect()),
+        },
+        foreign: names(known.iter().copied().filter(|table| !is_native(table)).collect()),
+        native: existing.as_ref().map(|one| one.native_name.clone()),
+        skip: row.skip,
+        prepared: prepared::read(control, row.id)?.len(),
+        two_phase: state.two_phase,
+        applied: applied.through,
+        highest: applied.highest(),
+        synced: relations
+            .iter()
+            .filter_map(|table| table.sync_lsn)
+            .map(|lsn| lsn.0)
+            .max()
+            .unwrap_or(Lsn::INVALID),
+        confirmed,
+    };
+    let what = format!("subscription {} cannot be handed back", row.name);
+    if let Some(failure) = failure(&what, &release_problems(&releasing)) {
+        return Err(failure);
+    }
+    let mut released = Released {
+        native: existing.as_ref().map_or_else(
+            || request.native.unwrap_or(request.name).to_owned(),
+            |one| one.native_name.clone(),
+        ),
+        created: existing.is_none(),
+        enabled: existing.as_ref().is_none_or(|one| one.enabled),
+        slot: row.slot_name.clone(),
+        applied: applied.through,
+        tables: known.len(),
+    };
+    if existing.is_none() && request.connection.is_none() {
+        return Err(Failure::new(Class::Config, "--connection is not given").hint(
+            "There is no native subscription, so one is created: pass the connection string with which \
+             the subscriber's server reaches the publisher.",
+        ));
+    }
+    // A server's error would repeat the text, which may have a password.
+    if request.connection.is_some_and(|text| crate::config::conninfo(text).is_err()) {
+        return Err(Failure::new(Class::Config, "--connection is no valid connection string"));
+    }
+    if request.dry_run {
+        return Ok(released);
+    }
+    let native = match existing {
+        Some(existing) => existing,
+        None => create(control, row, adopted.as_ref(), &state, &released.native, request)?,
+    };
+    released.native.clone_from(&native.native_name);
+    origin::drop_all(control, row.id)?;
+    hand_back(control, row, &native, applied.through)?;
+    Ok(released)
+}
+
+/// The native subscription that was adopted, if it still exists, with its present name.
+fn existing(control: &mut Session, adopted: &Adoption) -> Result<Option<Adoption>> {
+    let Some(native) = find(control, Wanted::Oid(adopted.native))? else { return Ok(None) };
+    lock(control, &native)?;
+    let name = quote_ident(&native.name);
+    if native.enabled || native.slot.is_some() || !workers(control, native.oid)?.is_empty() {
+        return Err(Failure::new(
+            Class::Busy,
+            format!("native subscription {name} was enabled, or got a slot, since it was adopted"),
+        )
+        .hint(format!(
+            "If it has not run since: ALTER SUBSCRIPTION {name} DISABLE; ALTER SUBSCRIPTION {name} SET \
+             (slot_name = NONE);"
+        )));
+    }
+    if !native.may_alter || (!native.password_required && !native.superuser) {
+        return Err(Failure::new(
+            Class::Subscriber,
+            format!("the role may not alter native subscription {name}"),
+        )
+        .hint(format!(
+            "Run pgapace release as {} or as a superuser.",
+            quote_ident(&native.owner)
+        )));
+    }
+    Ok(Some(Adoption { native_name: native.name, ..adopted.clone() }))
+}
+
+/// Creates a native subscription that is as one that was adopted: disabled, and without a slot.
+fn create(
+    control: &mut Session,
+    row: &Subscription,
+    adopted: Option<&Adoption>,
+    slot: &Slot,
+    name: &str,
+    request: &Request<'_>,
+) -> Result<Adoption> {
+    let connection = request.connection.unwrap_or_default();
+    let filtered = row.sent_as.as_deref().is_some_and(|sent| sent.ends_with("origin none"));
+    let origin_none = adopted.map_or(filtered, |adopted| adopted.origin_none || filtered);
+    let major = control.server_version().major();
+    let mut options = vec![
+        "enabled = false",
+        "create_slot = false",
+        "copy_data = false",
+        "slot_name = NONE",
+        "streaming = on",
+    ];
+    if slot.two_phase && major >= 15 {
+        options.push("two_phase = true");
+    }
+    if origin_none {
+        if major < 16 {
+            return Err(Failure::new(
+                Class::Subscriber,
+                "the subscription applies only changes without origin, which a native subscription can \
+                 from PostgreSQL 16 on",
+            ));
+        }
+        options.push("origin = none");
+    }
+    let publications: Vec<_> = row.publications.iter().map(|name| quote_ident(name)).collect();
+    let new = Adoption {
+        name: row.name.clone(),
+        native: 0,
+        native_name: name.to_owned(),
+        slot: row.slot_name.clone(),
+        origin_none,
+        enabled: true,
+        step: Step::Adopted,
+    };
+    let forget = adopted.map_or(String::new(), |old| adoption::forget_sql(old.native) + "; ");
+    let sql = format!(
+        "BEGIN; {forget}CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {} WITH ({}); {}; COMMIT",
+        quote_ident(name),
+        quote_literal(connection),
+        publications.join(", "),
+        options.join(", "),
+        adoption::created_sql(&new)
+    );
+    run(control, &sql, "creating the native subscription")?;
+    let created = find(control, Wanted::Name(name))?
+        .ok_or_else(|| Failure::internal("the native subscription is gone"))?;
+    lock(control, &created)?;
+    tracing::info!(event = "native_created", native = name, "native subscription was created");
+    Ok(Adoption { native: created.oid, ..new })
+}
+
+/// Gives the slot and the position to the native subscription, and forgets pgapace's.
+fn hand_back(
+    control: &mut Session,
+    row: &Subscription,
+    native: &Adoption,
+    applied: Lsn,
+) -> Result<()> {
+    let alter = alter(&native.native_name);
+    let enable = if native.enabled { format!("{alter} ENABLE; ") } else { String::new() };
+    let advance = format!(
+        "SELECT pg_catalog.pg_replication_origin_advance({}, '{applied}')",
+        quote_literal(&origin_name(native.native))
+    );
+    // The first statement locks the subscription. Advancing the origin fails while a worker has it.
+    let sql = format!(
+        "BEGIN; {alter} SET (slot_name = {}); {}; {advance}; {}; {enable}COMMIT",
+        quote_literal(&row.slot_name),
+        same_sql(native),
+        state::forget_sql(row.id),
+    );
+    run(control, &sql, "handing the subscription back")?;
+    tracing::info!(
+        event = "native_released",
+        native = native.native_name,
+        subscription = row.name,
+        slot = row.slot_name,
+        lsn = %applied,
+        "subscription was handed to a native one"
+    );
+    Ok(())
+}
