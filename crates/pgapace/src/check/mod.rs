@@ -3,6 +3,7 @@
 //! The checks only read; they change nothing on either server. The groups of checks are
 //! independent: if one fails, the failure becomes a finding, and the others continue.
 
+mod opposite;
 mod origins;
 mod program;
 mod publisher;
@@ -93,6 +94,9 @@ pub(crate) fn check(config: &Config) -> Report {
         });
         reporter.group("two_phase", |reporter| {
             two_phase(publisher_session, subscriber_session, config, reporter)
+        });
+        reporter.group("opposite", |reporter| {
+            opposite::check(publisher_session, subscriber_session, config, published, reporter)
         });
         tables::check(subscriber_session, config, known, published, &mut reporter);
         reporter.group("types", |reporter| {

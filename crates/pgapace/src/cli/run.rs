@@ -27,6 +27,9 @@ pub(crate) struct RunArgs {
     selection: Selection,
 
     /// Stop when the publisher's current end of WAL, or this LSN, is durable on the subscriber
+    ///
+    /// current is the end of WAL at the moment of the start. The publisher may have written more since,
+    /// so this alone is no switchover: stop writes on the publisher first.
     #[arg(long, value_name = "current|LSN", value_parser = parse_until)]
     until: Option<Until>,
 

@@ -1,0 +1,162 @@
+//! A subscription in the opposite direction: without origin = none on both sides, changes echo.
+//!
+//! It is recognized by its slot: a subscription on the publisher names a logical slot that exists in the
+//! subscriber's database. The connection strings of subscriptions are not readable for every role.
+
+use wire::Session;
+
+use crate::check::failed;
+use crate::check::report::{Reporter, Side};
+use crate::config::Subscription as Config;
+use crate::error::Result;
+use crate::publisher::publication::PublishedTable;
+use crate::subscriber::catalogue::{boolean, field, parse_name_array};
+
+/// A subscription on the publisher.
+#[derive(Debug, PartialEq, Eq)]
+struct Opposite {
+    name: String,
+    slot: String,
+    origin_none: bool,
+    by_pgapace: bool,
+    /// The tables that it changes, as `schema.table`.
+    tables: Vec<String>,
+}
+
+pub(super) fn check(
+    publisher: &mut Session,
+    subscriber: &mut Session,
+    config: &Config,
+    published: &[PublishedTable],
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let slots = subscriber
+        .query(
+            "SELECT slot_name FROM pg_catalog.pg_replication_slots \
+             WHERE slot_type = 'logical' AND database = pg_catalog.current_database()",
+            &[],
+        )
+        .map_err(|e| failed(Side::Subscriber, &e, "reading its replication slots"))?;
+    let slots: Vec<String> = slots.iter().map(|row| field(&row, 0)).collect::<Result<_>>()?;
+    if slots.is_empty() {
+        return Ok(());
+    }
+    for opposite in read(publisher)? {
+        if !slots.contains(&opposite.slot) {
+            continue;
+        }
+        let common =
+            published.iter().filter(|table| opposite.tables.contains(&table.display_name()));
+        let common = common.count();
+        match echo(config.origin_none(), &opposite, common) {
+            Some(message) => {
+                let finding = reporter.warn("opposite", message);
+                if !opposite.origin_none && !opposite.by_pgapace {
+                    let name = wire::quote_ident(&opposite.name);
+                    finding.sql(format!(
+                        "ALTER SUBSCRIPTION {name} SET (origin = none); -- on the publisher"
+                    ));
+                }
+            }
+            None => reporter.ok(
+                "opposite",
+                format!(
+                    "subscription {} in the opposite direction sends nothing back",
+                    opposite.name
+                ),
+            ),
+        }
+    }
+    Ok(())
+}
+
+/// What comes back, if anything does.
+fn echo(origin_none: bool, opposite: &Opposite, common: usize) -> Option<String> {
+    if common == 0 || (origin_none && opposite.origin_none) {
+        return None;
+    }
+    let Opposite { name, .. } = opposite;
+    let both = format!(
+        "subscription {name} of the publisher applies changes of {common} of these tables in the opposite \
+         direction"
+    );
+    Some(match (origin_none, opposite.origin_none) {
+        (false, false) => format!(
+            "{both}, and both have origin = any: each change comes back, and conflicts or is applied again \
+             without end. Both need origin = none (here --origin none)"
+        ),
+        (false, true) => {
+            format!("{both}: what it applies to the publisher comes back here. Pass --origin none")
+        }
+        (true, _) => format!(
+            "{both} with origin = any: what pgapace applies here goes back to the publisher. It needs \
+             origin = none"
+        ),
+    })
+}
+
+/// The subscriptions of the publisher's database that this role can see.
+fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
+    let reading = |e: &wire::Error| failed(Side::Publisher, e, "reading its subscriptions");
+    let origin =
+        if publisher.server_version().major() >= 16 { "s.suborigin = 'none'" } else { "false" };
+    let native = format!(
+        "SELECT s.subname, s.subslotname, {origin}, false, \
+           coalesce((SELECT pg_catalog.array_agg(n.nspname || '.' || c.relname) \
+             FROM pg_catalog.pg_subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid \
+             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE r.srsubid = s.oid), '{{}}') \
+         FROM pg_catalog.pg_subscription s JOIN pg_catalog.pg_database d ON d.oid = s.subdbid \
+         WHERE d.datname = pg_catalog.current_database() AND s.subslotname IS NOT NULL"
+    );
+    let readable = publisher
+        .query(
+            "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname = 'pgapace' AND c.relname IN ('subscription', 'relation') \
+               AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') \
+               AND pg_catalog.has_table_privilege(c.oid, 'SELECT')",
+            &[],
+        )
+        .map_err(|e| reading(&e))?;
+    let ours = "SELECT s.name, s.slot_name, coalesce(s.sent_as LIKE '%origin none', false), true, \
+           coalesce((SELECT pg_catalog.array_agg(r.schema_name || '.' || r.table_name) \
+             FROM pgapace.relation r WHERE r.subscription = s.id), '{}') \
+         FROM pgapace.subscription s";
+    let mut found = Vec::new();
+    for sql in std::iter::once(native.as_str()).chain((readable.len() == 2).then_some(ours)) {
+        for row in publisher.query(sql, &[]).map_err(|e| reading(&e))?.iter() {
+            found.push(Opposite {
+                name: field(&row, 0)?,
+                slot: field(&row, 1)?,
+                origin_none: boolean(&row, 2)?,
+                by_pgapace: boolean(&row, 3)?,
+                tables: parse_name_array(&field::<String>(&row, 4)?)?,
+            });
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Opposite, echo};
+
+    fn opposite(origin_none: bool) -> Opposite {
+        Opposite {
+            name: "back".to_owned(),
+            slot: "back".to_owned(),
+            origin_none,
+            by_pgapace: false,
+            tables: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn only_origin_none_on_both_sides_is_silent() {
+        assert_eq!(echo(true, &opposite(true), 3), None);
+        assert_eq!(echo(false, &opposite(false), 0), None);
+        let said = |here, there| echo(here, &opposite(there), 3).unwrap_or_default();
+        assert!(said(false, false).contains("without end"));
+        assert!(said(false, true).contains("--origin none"));
+        assert!(said(true, false).contains("goes back"));
+    }
+}
