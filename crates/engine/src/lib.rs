@@ -8,6 +8,7 @@
 //! 1. [`transaction`]: a run of changes of one source transaction, kept as references into the
 //!    received bytes.
 //! 1. [`assemble`]: turns messages into transactions, and splits large ones into parts.
+//! 1. [`barrier`]: where the stream waits so that both servers show one state of the publisher.
 //! 1. [`intake`]: what becomes of each message and each part.
 //! 1. [`streaming`]: which changes of a streamed transaction may be applied before its commit, and
 //!    in which session.
@@ -36,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 pub mod assemble;
+pub mod barrier;
 pub mod blockers;
 pub mod deferred;
 pub mod dispatch;

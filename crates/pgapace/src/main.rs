@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod apply;
+mod barrier;
 mod check;
 mod cli;
 mod config;
@@ -17,6 +18,7 @@ mod observe;
 mod pooler;
 mod product;
 mod publisher;
+mod repair;
 mod sequences;
 mod spool;
 mod sqlstate;

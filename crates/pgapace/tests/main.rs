@@ -2,11 +2,13 @@
 //! its log and the tables.
 
 mod adopt;
+mod barrier;
 mod conflicts;
 mod documentation;
 pub(crate) mod faults;
 mod parallel;
 mod publications;
+mod repair;
 mod see;
 mod semantics;
 mod servers;

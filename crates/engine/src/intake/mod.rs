@@ -564,6 +564,16 @@ impl<E: Surroundings> Intake<E> {
             && !self.incoming.has_parts()
     }
 
+    /// Whether everything that was received is committed. Transactions that are open on the publisher may
+    /// be on the subscriber too.
+    pub fn is_committed(&self, env: &E) -> bool {
+        env.is_drained()
+            && env.is_idle()
+            && !self.partly_dispatched
+            && self.streams.committing().is_none()
+            && !self.incoming.has_parts()
+    }
+
     /// Whether everything that was dispatched is durable, and idle progress takes the slot to what was
     /// received.
     pub fn is_settled(&self) -> bool {

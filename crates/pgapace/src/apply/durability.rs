@@ -18,6 +18,7 @@ use wire::Session;
 
 use crate::apply::blockers::Pulse;
 use crate::apply::thread::{SessionHandle, SessionThread};
+use crate::barrier;
 use crate::error::{Failure, Result};
 use crate::observe::board::Board;
 use crate::observe::events::LogEvent;
@@ -60,6 +61,8 @@ pub(crate) enum DurabilityJob {
     Forget(PreparedHere),
     /// Read the fingerprints of these tables of the subscriber.
     Fingerprints(Vec<u32>),
+    /// Look whether a verb has requested a barrier.
+    LookForBarrier,
 }
 
 /// What is written about once per second.
@@ -96,6 +99,10 @@ pub(crate) enum FromDurability {
     RemovedConflicts(bool),
     /// By oid; `None` for a table that does not exist any more.
     Fingerprints(FxHashMap<u32, Option<String>>),
+    /// Whether a verb has requested a barrier.
+    Barrier {
+        requested: bool,
+    },
     Failed(Failure),
 }
 
@@ -178,6 +185,8 @@ fn run(
             DurabilityJob::Forget(prepared) => prepared.forget(&mut session).map(|()| None),
             DurabilityJob::Fingerprints(tables) => catalogue::fingerprints(&mut session, &tables)
                 .map(|found| Some(FromDurability::Fingerprints(found))),
+            DurabilityJob::LookForBarrier => barrier::request(&mut session, id)
+                .map(|request| Some(FromDurability::Barrier { requested: request.is_some() })),
         };
         pulse.rest();
         let (event, failed) = match done {

@@ -3,6 +3,7 @@
 //! What becomes of a message is decided in [`engine::intake`], which worker gets it in
 //! [`engine::dispatch`]. Here stand the event loop and what it waits for.
 
+mod barrier;
 mod intake;
 mod statistics;
 mod streaming;
@@ -24,6 +25,7 @@ use crate::apply::pool::HandedOver;
 use crate::apply::schema_watch::SchemaWatch;
 use crate::apply::streams::StreamSessions;
 use crate::apply::worker::{Answered, FromWorker};
+use crate::barrier::keeper::KeeperContext;
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::feedback::Feedback;
@@ -33,6 +35,7 @@ use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
 use crate::tablesync::deferred::LeaderAccess;
 
+use barrier::StreamBarrier;
 pub(crate) use engine::intake::Outcome;
 pub(crate) use surroundings::{Decoded, PrepareNames, Surroundings};
 pub(crate) use watched::Watched;
@@ -68,6 +71,8 @@ pub(crate) struct LeaderParts<'a> {
     pub(crate) watched: Watched,
     /// Longest time between two idle progress rows.
     pub(crate) idle_interval: Duration,
+    /// For barriers that verbs request.
+    pub(crate) keeper: KeeperContext,
 }
 
 /// The leader of one run of a subscription.
@@ -88,6 +93,7 @@ pub(crate) struct Leader<'a> {
     started: Instant,
     /// What the publisher sent behind the transaction whose parts are being taken.
     rest: Bytes,
+    barrier: StreamBarrier,
     /// When the user asked for the end.
     stopping_since: Option<Instant>,
     /// Since when memory is full while streams are executed.
@@ -129,6 +135,7 @@ impl<'a> Leader<'a> {
             decoder: Decoder::new(parts.streaming),
             started: now,
             rest: Bytes::new(),
+            barrier: StreamBarrier::new(parts.keeper),
             stopping_since: None,
             full_since: None,
             last_idle: now,
@@ -186,7 +193,7 @@ impl<'a> Leader<'a> {
                 recv(chunks) -> message => match message {
                     Ok(FromPublisher::Chunk(chunk)) => {
                         self.waits.set(None);
-                        self.take_chunk(&chunk.bytes)?;
+                        self.take_or_delay(&chunk.bytes)?;
                         if self.idle_interval.is_zero() {
                             // A commit on the publisher may wait for the receipt alone.
                             self.publish_positions();
@@ -226,6 +233,7 @@ impl<'a> Leader<'a> {
                         self.intake.close(Outcome::Changed);
                     }
                 }
+                recv(self.barrier.orders()) -> order => self.keeper_ordered(order)?,
                 recv(stop) -> _ => {}
                 recv(ticks) -> _ => self.ticked()?,
                 recv(self.around.table_sync.events) -> event => {
@@ -247,6 +255,7 @@ impl<'a> Leader<'a> {
     /// Does everything that can be done without another event. Returns how long there is nothing more.
     fn advance(&mut self) -> Result<Duration> {
         self.pulse.beat();
+        let delayed = self.take_delayed()?;
         let mut gathering = self.dispatch()?;
         while self.intake.can_take_parts(&self.around) {
             self.take_rest()?;
@@ -256,7 +265,8 @@ impl<'a> Leader<'a> {
         self.intake.feed_streams(ready, now, &mut self.around)?;
         self.streams.send_orders(&mut self.intake.streams)?;
         let streams = self.intake.streams.look_again(now).unwrap_or(TICK);
-        let sleep = gathering.min(self.look_at_stalls()).min(streams);
+        let sleep = gathering.min(self.look_at_stalls()).min(streams).min(delayed);
+        self.look_at_barrier();
         if let Some(ticket) = self.intake.progress.start_flush() {
             self.around.durability.submit(DurabilityJob::Flush(ticket));
         }
@@ -277,6 +287,7 @@ impl<'a> Leader<'a> {
         self.around.tables.turned(&turned);
         self.write_statistics(false, true);
         self.look_at_the_schema();
+        self.look_for_barrier();
         self.remove_progress_rows();
         self.remove_old_conflicts();
         self.warn_of_overdue();
@@ -296,6 +307,7 @@ impl<'a> Leader<'a> {
                 self.around.tables.compare(&found);
                 self.schema_watch.answered();
             }
+            FromDurability::Barrier { requested } => self.barrier_requested(requested)?,
             FromDurability::RemovedConflicts(more) => {
                 let pause = if more { BETWEEN_BATCHES } else { BETWEEN_REMOVALS };
                 self.remove_conflicts = Some(Instant::now() + pause);
@@ -322,6 +334,7 @@ impl<'a> Leader<'a> {
     fn wants_chunks(&self) -> bool {
         let Intake { deferred, incoming, .. } = &self.intake;
         self.intake.may_receive(self.pauses())
+            && self.barrier.may_receive()
             && !self.around.table_sync.is_full(deferred, incoming.spool())
     }
 

@@ -9,6 +9,7 @@ pub(crate) mod man;
 pub(crate) mod output;
 pub(crate) mod prepared;
 pub(crate) mod release;
+pub(crate) mod repair;
 pub(crate) mod resync;
 pub(crate) mod run;
 pub(crate) mod sequences;
@@ -136,6 +137,12 @@ Example:
   pgapace verify --config /etc/pgapace.toml --name shop
   pgapace verify --config /etc/pgapace.toml --name shop --table orders --where "created > '2026-01-01'" --max-rate 20MB"#;
 
+const REPAIR_HELP: &str = r#"It repairs the differences that pgapace verify recorded in pgapace.difference. The rows are read again from both servers at a new LSN, while the stream waits for some milliseconds. What still differs is written in one transaction for each batch. A batch is repaired or untouched, whatever fails; run the verb again to go on.
+
+Example:
+  pgapace repair --config /etc/pgapace.toml --name shop --dry-run
+  pgapace repair --config /etc/pgapace.toml --name shop --delete-extra"#;
+
 const SKIP_HELP: &str = r#"It needs --subscriber and --name. pgapace applies nothing of the transaction and does not keep its changes: make them by hand.
 
 Example:
@@ -217,6 +224,9 @@ enum Command {
     /// Compare the tables of both servers at one LSN
     #[command(after_help = VERIFY_HELP)]
     Verify(verify::VerifyArgs),
+    /// Make the rows equal that pgapace verify found to differ
+    #[command(after_help = REPAIR_HELP)]
+    Repair(repair::RepairArgs),
     /// Skip one transaction of the publisher that cannot be applied
     #[command(after_help = SKIP_HELP)]
     Skip(skip::SkipArgs),
@@ -338,6 +348,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Refresh(args) => resync::refresh(&args),
         Command::Sequences(args) => sequences::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Repair(args) => repair::run(&args),
         Command::Skip(args) => skip::run(&args),
         Command::Prepared(args) => prepared::run(&args),
         Command::Enable(args) => enable::run(&args),

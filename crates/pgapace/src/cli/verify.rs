@@ -7,6 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use wire::Session;
 
+use crate::barrier::taker::BarrierTaker;
 use crate::cli::{Selection, output};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
@@ -15,7 +16,6 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::verification::{self, Counts, TableOf};
 use crate::subscriber::state::{self, SubscriptionId};
-use crate::verify::pair::QuietPublisher;
 use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Scope, prepare};
 use crate::verify::progress::Progress;
@@ -56,6 +56,10 @@ pub(crate) struct VerifyArgs {
     /// Age in seconds at which snapshots are renewed, because they hold back VACUUM
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     snapshot_lifetime: u64,
+
+    /// Seconds to wait for transactions of the publisher that keep a snapshot from being taken
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    barrier_timeout: u64,
 
     /// Go on where the last verification of these tables was interrupted
     #[arg(long)]
@@ -153,7 +157,7 @@ fn judge(outcomes: &[Outcome]) -> Result<()> {
 }
 
 /// Schema and name; without a schema it is public.
-fn split(name: &str) -> (String, String) {
+pub(crate) fn split(name: &str) -> (String, String) {
     let (schema, name) = name.split_once('.').unwrap_or(("public", name));
     (schema.to_owned(), name.to_owned())
 }
@@ -209,8 +213,15 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
         subscriber: &subscriber,
         publications: &config.publications,
     };
-    let mut source =
-        QuietPublisher { publisher: &publisher, subscriber: &subscriber, id: row.id, shutdown };
+    let mut source = BarrierTaker {
+        config,
+        publisher: &publisher,
+        subscriber: &subscriber,
+        row: &row,
+        timeout: Duration::from_secs(args.barrier_timeout),
+        shutdown,
+        runner: None,
+    };
     let counts = verification.run(&servers, &mut source, &prepared.definitions)?;
     let reports = plans.iter().zip(counts).map(|(plan, counts)| report(plan, counts));
     Ok(Outcome {

@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::subscriber::conflict::{Policy, Rule};
 
 /// Verbs that look at one table or more on both sides.
-const BOTH_SIDES: &[&str] = &["run", "check", "resync", "refresh", "sequences", "verify"];
+const BOTH_SIDES: &[&str] = &["run", "check", "resync", "refresh", "sequences", "verify", "repair"];
 const ALL: &[&str] = &[
     "run",
     "check",
@@ -27,6 +27,7 @@ const ALL: &[&str] = &[
     "refresh",
     "sequences",
     "verify",
+    "repair",
     "skip",
     "prepared",
     "enable",
@@ -42,7 +43,7 @@ settings! {
             help: "Connection string of the publisher, a URI or keywords as in libpq",
             more: "PG* variables, the password file and the service file are used as in libpq.",
             group: Group::Subscription,
-            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "drop", "adopt", "release"],
+            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "repair", "drop", "adopt", "release"],
         }
         "subscriber" subscriber: ConnInfo {
             value: "CONNINFO",

@@ -47,6 +47,16 @@ pub(crate) enum Kind {
 /// Creates a logical slot. The session is then in a transaction that reads under the slot's
 /// snapshot. Other sessions can import the snapshot until that transaction ends.
 pub(crate) fn create(session: &mut Session, name: &str, kind: Kind) -> Result<CreatedSlot> {
+    create_then(session, name, kind, &mut |_| {})
+}
+
+/// The same. `at` learns the position of the slot before the snapshot is exported.
+pub(crate) fn create_then(
+    session: &mut Session,
+    name: &str,
+    kind: Kind,
+    at: &mut dyn FnMut(Lsn),
+) -> Result<CreatedSlot> {
     let major = session.server_version().major();
     let mut options = vec!["SNAPSHOT 'use'"];
     if let Kind::Permanent { failover: true } = kind
@@ -75,11 +85,13 @@ pub(crate) fn create(session: &mut Session, name: &str, kind: Kind) -> Result<Cr
         }
     };
     let created = first_row(&created, "CREATE_REPLICATION_SLOT")?;
+    let consistent_point = field(&created, 1)?;
+    at(consistent_point);
     let exported = session
         .simple("SELECT pg_catalog.pg_export_snapshot()")
         .map_err(|e| Failure::publisher(&e, "exporting the snapshot"))?;
     let exported = first_row(&exported, "pg_export_snapshot")?;
-    Ok(CreatedSlot { consistent_point: field(&created, 1)?, snapshot: field(&exported, 0)? })
+    Ok(CreatedSlot { consistent_point, snapshot: field(&exported, 0)? })
 }
 
 /// Adds the next step to the error of a slot that cannot be created. One SQLSTATE has several

@@ -28,6 +28,7 @@ use crate::apply::session::Identity;
 use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::streams::StreamSessions;
 use crate::apply::tables::Tables;
+use crate::barrier::keeper::KeeperContext;
 use crate::config::{self, ApplyModeSetting, ApplyWorkers};
 use crate::error::{Failure, Result};
 use crate::observe::ledger::Ledger;
@@ -173,6 +174,12 @@ impl Supervisor<'_> {
             durable_commits,
             watched: Watched::new(config, self.board.clone(), ledger, resumed),
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
+            keeper: KeeperContext {
+                publisher: context.publisher.clone(),
+                subscriber: context.subscriber.clone(),
+                id: row.id,
+                name: config.name.clone(),
+            },
         })
         .run()
     }

@@ -4,6 +4,7 @@ use wire::Session;
 
 use super::Supervisor;
 use super::retry::Known;
+use crate::barrier;
 use crate::error::{Class, Failure, Result};
 use crate::native::guard;
 use crate::publisher::publication;
@@ -165,10 +166,12 @@ impl Supervisor<'_> {
         }
         self.block_failed(control, &row)?;
         let owner = Owner { id: row.id, epoch: row.epoch };
-        let [_, _, adopted] = control
+        let [_, _, _, adopted] = control
             .simple_each([
                 &statistics::started_sql(row.id),
                 &table_state::accept_requests_sql(owner),
+                // Of processes that died.
+                &barrier::clear_sql(owner),
                 &guard::later_start_sql(&row.name),
             ])
             .map_err(|e| Failure::subscriber(&e, "recording the start in schema pgapace"))?;

@@ -25,6 +25,11 @@ impl Snapshot {
         Self { name: created.snapshot.clone(), lsn: created.consistent_point }
     }
 
+    /// The name under which other sessions import it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Creates a temporary slot with a snapshot. The returned session holds both, and reads under
     /// the snapshot.
     pub(crate) fn temporary(

@@ -7,12 +7,8 @@ use wire::{Session, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::publisher::session::Publisher;
-use crate::publisher::slot::{self, begin_reading};
-use crate::stopping::interrupt::interruptible;
-use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::catalogue::{field, first_row};
+use crate::publisher::slot::begin_reading;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::SubscriptionId;
 
 /// Settings of both sessions beyond those that every session has
 /// ([`Publisher::connect_to_look`], [`Subscriber::connect`]). The first ones are for the text form of
@@ -89,37 +85,4 @@ impl Deref for Held {
 pub(crate) trait PairSource {
     /// Takes a new pair, at a later LSN than the earlier ones.
     fn take(&mut self) -> Result<Held>;
-}
-
-/// Pairs of a publisher on which nothing is written, and whose changes are all applied. It does not
-/// check either.
-pub(crate) struct QuietPublisher<'a> {
-    pub(crate) publisher: &'a Publisher,
-    pub(crate) subscriber: &'a Subscriber,
-    pub(crate) id: SubscriptionId,
-    pub(crate) shutdown: &'a Shutdown,
-}
-
-impl PairSource for QuietPublisher<'_> {
-    fn take(&mut self) -> Result<Held> {
-        let mut holder = self.publisher.connect()?;
-        let sessions = [holder.cancel_handle()];
-        // Waits for running transactions on the publisher.
-        let created = interruptible(self.shutdown, &sessions, "verification", || {
-            let name = slot::temporary_name(&mut holder, self.id)?;
-            slot::create(&mut holder, &name, slot::Kind::Temporary)
-        })?;
-        let mut exporter = self.subscriber.connect(Purpose::Verify)?;
-        let begin = begin_reading(exporter.server_version().major());
-        let exported = exporter
-            .simple_each([begin, "SELECT pg_catalog.pg_export_snapshot()"])
-            .map_err(|e| Failure::subscriber(&e, "exporting a snapshot"))?;
-        let exported = first_row(&exported[1], "pg_export_snapshot")?;
-        let pair = SnapshotPair {
-            lsn: created.consistent_point,
-            publisher: created.snapshot,
-            subscriber: field(&exported, 0)?,
-        };
-        Ok(Held::new(pair, vec![holder, exporter]))
-    }
 }

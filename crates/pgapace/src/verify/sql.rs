@@ -233,6 +233,13 @@ impl TableSql {
         )
     }
 
+    /// A WHERE clause: rows of the comparison for which the condition is true.
+    pub(crate) fn filter(&self, condition: &str) -> String {
+        let mut conditions = self.conditions.clone();
+        conditions.push(condition.to_owned());
+        format!(" WHERE {}", conditions.join(" AND "))
+    }
+
     /// A query that is valid if the condition of `--where` is one expression. In parentheses alone
     /// `true) OR (true` would be valid too, and change the meaning of a query.
     pub(crate) fn checks_condition(&self) -> String {

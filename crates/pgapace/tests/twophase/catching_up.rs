@@ -14,6 +14,9 @@ fn transactions_of_a_table_that_catches_up_are_held() {
         case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
         late_tables(&case);
         let (applying, mut process) = start_behind(&case);
+        // The slot of a later copy would wait for prepared transactions.
+        let copied = "SELECT count(*) = 0 FROM pgapace.relation WHERE sync_lsn IS NULL";
+        wait_for(&case, &mut process, "both copies", copied);
         case.publisher.sql("INSERT INTO late VALUES (2000, 0)");
         prepare(&case, "late", "DELETE FROM late WHERE id = 2000");
         prepare(&case, "other", "DELETE FROM other WHERE id = 0");

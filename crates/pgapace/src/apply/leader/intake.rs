@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use engine::transaction::Location;
-use pgoutput::{Frame, Message, Timestamp};
+use pgoutput::{Frame, Lsn, Message, Timestamp};
 use wire::Frames;
 
 use crate::apply::leader::Leader;
@@ -18,7 +18,9 @@ impl Leader<'_> {
         self.around.announced.begin(chunk, &self.decoder);
         self.watched.received_bytes += chunk.len() as u64;
         let (mut streamed, now) = (false, self.now());
+        let mut next = 0;
         for (offset, payload) in Frames::new(chunk) {
+            let begin = std::mem::replace(&mut next, offset + payload.len());
             if self.intake.is_shut() {
                 // Nothing of the rest is dispatched, so nothing of it may count as received: the
                 // publisher sends it again next time.
@@ -33,6 +35,12 @@ impl Leader<'_> {
                         length: payload.len(),
                     };
                     let message = self.decoder.decode(payload).map_err(|e| undecodable(&e))?;
+                    if let Some(commit_lsn) = commits_at(&message)
+                        && !self.barrier.admits(commit_lsn)
+                    {
+                        self.barrier.keep(chunk.slice(begin..));
+                        break;
+                    }
                     match &message {
                         Message::Begin(begin) => self.sent(begin.commit_time, sent),
                         Message::StreamCommit(commit) => self.sent(commit.commit_time, sent),
@@ -95,6 +103,16 @@ impl Leader<'_> {
                 "transaction is prepared on the publisher and not resolved"
             );
         }
+    }
+}
+
+/// Commit LSN of the transaction that becomes visible with this message, or with those that follow it.
+fn commits_at(message: &Message<'_>) -> Option<Lsn> {
+    match message {
+        Message::Begin(begin) => Some(begin.final_lsn),
+        Message::StreamCommit(commit) => Some(commit.commit_lsn),
+        Message::CommitPrepared(commit) => Some(commit.commit_lsn),
+        _ => None,
     }
 }
 

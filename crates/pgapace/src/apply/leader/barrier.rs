@@ -1,0 +1,188 @@
+//! The leader's side of a barrier ([`crate::barrier`]): what arrives is taken later, or not at all.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, RecvError, never};
+use engine::barrier::Barrier;
+use pgoutput::Lsn;
+
+use super::{Leader, TICK};
+use crate::apply::durability::DurabilityJob;
+use crate::barrier::keeper::{Keeper, KeeperAnswer, KeeperContext, KeeperOrder};
+use crate::error::Result;
+
+/// How often the leader has the subscriber asked for requests.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// A barrier in the stream, and what has arrived and is not taken because of it.
+pub(super) struct StreamBarrier {
+    context: KeeperContext,
+    keeper: Option<Keeper>,
+    /// Stands in for the orders of a keeper.
+    no_orders: Receiver<KeeperOrder>,
+    state: Barrier,
+    /// With the time of arrival.
+    delayed: VecDeque<(Instant, Bytes)>,
+    /// The subscriber is asked for requests.
+    asking: bool,
+    asked: Instant,
+    /// Where the stream holds, and since when a transaction waits, or all of them are committed.
+    held: Option<(Lsn, Option<Instant>)>,
+}
+
+impl StreamBarrier {
+    pub(super) fn new(context: KeeperContext) -> Self {
+        Self {
+            context,
+            keeper: None,
+            no_orders: never(),
+            state: Barrier::default(),
+            delayed: VecDeque::new(),
+            asking: false,
+            asked: Instant::now(),
+            held: None,
+        }
+    }
+
+    pub(super) fn orders(&self) -> &Receiver<KeeperOrder> {
+        self.keeper.as_ref().map_or(&self.no_orders, |keeper| &keeper.orders)
+    }
+
+    /// Whether a transaction with this commit LSN is taken now.
+    pub(super) fn admits(&mut self, commit_lsn: Lsn) -> bool {
+        let admits = self.state.admits(commit_lsn);
+        if !admits && let Some((_, since)) = &mut self.held {
+            since.get_or_insert_with(Instant::now);
+        }
+        admits
+    }
+
+    /// Keeps what begins with a transaction that is not taken now.
+    pub(super) fn keep(&mut self, bytes: Bytes) {
+        self.delayed.push_front((Instant::now(), bytes));
+    }
+
+    /// Whether the receiver may be read. While transactions are delayed they wait here, where the time of
+    /// their arrival is known.
+    pub(super) fn may_receive(&self) -> bool {
+        self.delayed.is_empty() || self.state.delayed().is_some()
+    }
+
+    /// What is to be taken now, or how long until there is something.
+    fn next(&mut self) -> std::result::Result<Bytes, Duration> {
+        let Some((arrived, _)) = self.delayed.front() else { return Err(TICK) };
+        if self.state.has_stopped() {
+            return Err(TICK);
+        }
+        let delay = self.state.delayed().unwrap_or_default();
+        let left = delay.saturating_sub(arrived.elapsed());
+        if !left.is_zero() {
+            return Err(left);
+        }
+        self.delayed.pop_front().map(|(_, bytes)| bytes).ok_or(TICK)
+    }
+}
+
+impl Leader<'_> {
+    /// Has the subscriber asked whether a verb requests a barrier.
+    pub(super) fn look_for_barrier(&mut self) {
+        let barrier = &mut self.barrier;
+        if barrier.keeper.is_none() && !barrier.asking && barrier.asked.elapsed() >= CHECK_INTERVAL
+        {
+            barrier.asking = true;
+            self.around.durability.submit(DurabilityJob::LookForBarrier);
+        }
+    }
+
+    /// The subscriber's answer to [`Self::look_for_barrier`].
+    pub(super) fn barrier_requested(&mut self, requested: bool) -> Result<()> {
+        let barrier = &mut self.barrier;
+        (barrier.asking, barrier.asked) = (false, Instant::now());
+        if requested && barrier.keeper.is_none() && self.intake.closing().is_none() {
+            barrier.keeper = Some(Keeper::spawn(barrier.context.clone())?);
+        }
+        Ok(())
+    }
+
+    /// The keeper has ordered something, or has ended.
+    pub(super) fn keeper_ordered(
+        &mut self,
+        order: std::result::Result<KeeperOrder, RecvError>,
+    ) -> Result<()> {
+        let barrier = &mut self.barrier;
+        match order {
+            Ok(KeeperOrder::Delay(delay)) => barrier.state.delay(delay),
+            Ok(KeeperOrder::Hold(lsn)) => match barrier.state.hold(lsn) {
+                Ok(()) => barrier.held = Some((lsn, None)),
+                Err(_) => self.answer_keeper(KeeperAnswer::Passed),
+            },
+            Ok(KeeperOrder::Release) => self.release_barrier(),
+            Err(RecvError) => {
+                self.release_barrier();
+                self.barrier.keeper = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn answer_keeper(&self, answer: KeeperAnswer) {
+        if let Some(keeper) = &self.barrier.keeper {
+            // If the keeper has ended, the next event says so.
+            let _ = keeper.answers.send(answer);
+        }
+    }
+
+    fn release_barrier(&mut self) {
+        self.barrier.state.release();
+        if let Some((lsn, Some(since))) = self.barrier.held.take() {
+            tracing::info!(
+                event = "barrier_released",
+                subscription = self.barrier.context.name,
+                %lsn,
+                held_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX),
+                "stream was held at an LSN for snapshots of both servers"
+            );
+        }
+    }
+
+    /// Takes a chunk now, or when the delay of a barrier is over.
+    pub(super) fn take_or_delay(&mut self, bytes: &Bytes) -> Result<()> {
+        if self.barrier.state.delayed().is_some() {
+            self.barrier.delayed.push_back((Instant::now(), bytes.clone()));
+            return Ok(());
+        }
+        self.take_chunk(bytes)
+    }
+
+    /// Takes what was delayed long enough. Returns how long there is nothing more.
+    pub(super) fn take_delayed(&mut self) -> Result<Duration> {
+        if self.barrier.keeper.is_none() && self.barrier.delayed.is_empty() {
+            return Ok(TICK);
+        }
+        // Before anything that lies behind the barrier is taken.
+        while let Ok(order) = self.barrier.orders().try_recv() {
+            self.keeper_ordered(Ok(order))?;
+        }
+        while self.intake.may_receive(self.pauses()) {
+            match self.barrier.next() {
+                Ok(bytes) => self.take_chunk(&bytes)?,
+                Err(left) => return Ok(left),
+            }
+        }
+        Ok(TICK)
+    }
+
+    /// Tells the keeper when everything before the barrier is committed.
+    pub(super) fn look_at_barrier(&mut self) {
+        let received = self.intake.progress.positions().write;
+        let (intake, around) = (&self.intake, &self.around);
+        if self.barrier.state.reached(received, || intake.is_committed(around)) {
+            if let Some((_, since)) = &mut self.barrier.held {
+                since.get_or_insert_with(Instant::now);
+            }
+            self.answer_keeper(KeeperAnswer::Reached);
+        }
+    }
+}

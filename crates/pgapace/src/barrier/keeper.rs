@@ -1,0 +1,263 @@
+//! The keeper: the thread of the running process that fulfils requests for barriers.
+//!
+//! It has the sessions, the leader has the stream. The leader never waits for it: an order of the keeper
+//! is one event among others.
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use pgoutput::Lsn;
+use wire::Session;
+
+use super::row::{self, BarrierId, BarrierRequest};
+use crate::apply::thread;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::Publisher;
+use crate::publisher::slot;
+use crate::stopping::interrupt::interruptible;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::SubscriptionId;
+use crate::tablesync::Snapshot;
+
+/// By how much the first attempt delays what arrives. It has to last from the moment in which the
+/// publisher fixes the LSN until the leader knows it.
+const FIRST_DELAY: Duration = Duration::from_millis(15);
+/// Each attempt doubles the delay. The last one delays for half a minute.
+const ATTEMPTS: u32 = 12;
+/// How often the keeper looks for the next request, and whether the present one is still wanted.
+const POLL: Duration = Duration::from_millis(20);
+/// How often it looks whether a slot that is being created is still wanted.
+const SLOW_POLL: Duration = Duration::from_millis(300);
+/// How long the keeper waits for another request before it ends. A verb may need many barriers.
+const LINGER: Duration = Duration::from_secs(5);
+/// How long snapshots wait to be imported.
+const IMPORT_TERM: Duration = Duration::from_secs(60);
+/// How long a request may hold the stream. Usually that takes milliseconds. A table without a key is read
+/// meanwhile, on both sides.
+const HOLD_TERM: Duration = Duration::from_secs(60);
+/// How long the stream waits for the end of what a verb writes, after that.
+const END_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the keeper orders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeeperOrder {
+    /// Take transactions so much later than they arrive.
+    Delay(Duration),
+    /// Take nothing that commits at or behind this LSN.
+    Hold(Lsn),
+    /// Go on.
+    Release,
+}
+
+/// What the leader answers to [`KeeperOrder::Hold`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeeperAnswer {
+    /// Everything before the LSN is committed, and nothing else.
+    Reached,
+    /// Something behind the LSN was taken before the order came.
+    Passed,
+}
+
+/// What the keeper needs.
+#[derive(Debug, Clone)]
+pub(crate) struct KeeperContext {
+    pub(crate) publisher: Publisher,
+    pub(crate) subscriber: Subscriber,
+    pub(crate) id: SubscriptionId,
+    /// The subscription's name.
+    pub(crate) name: String,
+}
+
+/// A running keeper. Dropping it ends its thread and its sessions.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    pub(crate) orders: Receiver<KeeperOrder>,
+    pub(crate) answers: Sender<KeeperAnswer>,
+    ended: Shutdown,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    pub(crate) fn spawn(context: KeeperContext) -> Result<Self> {
+        let (sender, orders) = unbounded();
+        let (answers, inbox) = unbounded();
+        let ended = Shutdown::default();
+        let mut keeping = Keeping { context, orders: sender, answers: inbox, ended: ended.clone() };
+        let thread = thread::spawn("barrier".to_owned(), move || {
+            if let Err(failure) = keeping.run() {
+                tracing::warn!(
+                    event = "barrier_failed",
+                    error = %failure,
+                    "barrier for pgapace verify or repair failed"
+                );
+            }
+        })?;
+        Ok(Self { orders, answers, ended, thread: Some(thread) })
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.ended.request();
+        if let Some(thread) = self.thread.take().filter(JoinHandle::is_finished) {
+            drop(thread.join());
+        }
+        // One that still connects is left behind: it finds out that it must end before it has done
+        // anything.
+    }
+}
+
+struct Keeping {
+    context: KeeperContext,
+    orders: Sender<KeeperOrder>,
+    answers: Receiver<KeeperAnswer>,
+    ended: Shutdown,
+}
+
+impl Keeping {
+    fn run(&mut self) -> Result<()> {
+        let mut control = self.context.subscriber.connect(Purpose::Control)?;
+        let mut idle_since = Instant::now();
+        while !self.ended.requested() && idle_since.elapsed() < LINGER {
+            let Some(request) = row::find_request(&mut control, self.context.id)? else {
+                self.ended.sleep(POLL);
+                continue;
+            };
+            let served = self.serve(&mut control, request);
+            // Whatever has happened, the stream goes on.
+            self.order(KeeperOrder::Release);
+            if let Err(failure) = served {
+                if self.ended.requested() {
+                    return Ok(());
+                }
+                row::failed(&mut control, request.id, &failure)?;
+                tracing::warn!(
+                    event = "barrier_failed",
+                    error = %failure,
+                    "barrier for pgapace verify or repair failed"
+                );
+            }
+            idle_since = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// The leader may have ended.
+    fn order(&self, order: KeeperOrder) {
+        let _ = self.orders.send(order);
+    }
+
+    fn serve(&self, control: &mut Session, request: BarrierRequest) -> Result<()> {
+        let mut exporter = self.context.subscriber.connect(Purpose::Look)?;
+        for attempt in 0..ATTEMPTS {
+            let delay = FIRST_DELAY * 2_u32.pow(attempt);
+            self.order(KeeperOrder::Delay(delay));
+            let Some((snapshot, mut holder)) = self.create_slot(control, request.id)? else {
+                return Ok(());
+            };
+            row::created(control, request.id, snapshot.lsn)?;
+            match self.answer(control, request.id)? {
+                None => return Ok(()),
+                Some(KeeperAnswer::Passed) => {
+                    tracing::debug!(?delay, lsn = %snapshot.lsn, "barrier was passed");
+                    continue;
+                }
+                Some(KeeperAnswer::Reached) => {}
+            }
+            let exported = export(&mut exporter)?;
+            if !request.holds {
+                self.order(KeeperOrder::Release);
+            }
+            row::ready(control, request.id, snapshot.lsn, snapshot.name(), &exported)?;
+            let ended = self.wait_for_import(control, request);
+            // The stream goes on only when what the verb wrote has ended.
+            row::delete(control, request.id, END_PATIENCE)?;
+            self.order(KeeperOrder::Release);
+            ended?;
+            return snapshot.release(&mut holder);
+        }
+        Err(Failure::new(
+            Class::Busy,
+            "the stream passed the LSN of each new slot before the slot was ready",
+        )
+        .hint("Run the verb again when the machine of pgapace is less busy."))
+    }
+
+    /// Creates a temporary slot, and has the stream hold at its LSN. `None` if that is not wanted any
+    /// more.
+    fn create_slot(
+        &self,
+        control: &mut Session,
+        id: BarrierId,
+    ) -> Result<Option<(Snapshot, Session)>> {
+        let mut holder = self.context.publisher.connect()?;
+        row::creating(control, id, holder.backend_pid())?;
+        let name = slot::temporary_name(&mut holder, self.context.id)?;
+        let abort = Shutdown::default();
+        let (done, created) = crossbeam_channel::bounded::<()>(0);
+        let slot = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while created.recv_timeout(SLOW_POLL) == Err(RecvTimeoutError::Timeout) {
+                    if !self.is_wanted(control, id).unwrap_or(true) {
+                        abort.request();
+                    }
+                }
+            });
+            let sessions = [holder.cancel_handle()];
+            let created = interruptible(&abort, &sessions, "creating a slot", || {
+                slot::create_then(&mut holder, &name, slot::Kind::Temporary, &mut |lsn| {
+                    self.order(KeeperOrder::Hold(lsn));
+                })
+            });
+            drop(done);
+            created
+        });
+        match slot {
+            Ok(slot) => Ok(Some((Snapshot::of_slot(&slot), holder))),
+            Err(failure) if failure.class == Class::Stopped => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn is_wanted(&self, control: &mut Session, id: BarrierId) -> Result<bool> {
+        Ok(!self.ended.requested() && row::is_wanted(control, id)?)
+    }
+
+    /// Waits for the leader's answer. `None` if the barrier is not wanted any more.
+    fn answer(&self, control: &mut Session, id: BarrierId) -> Result<Option<KeeperAnswer>> {
+        loop {
+            match self.answers.recv_timeout(SLOW_POLL) {
+                Ok(answer) => return Ok(Some(answer)),
+                Err(RecvTimeoutError::Timeout) if self.is_wanted(control, id)? => {}
+                Err(_) => return Ok(None),
+            }
+        }
+    }
+
+    /// Waits until the verb has deleted the row.
+    fn wait_for_import(&self, control: &mut Session, request: BarrierRequest) -> Result<()> {
+        let since = Instant::now();
+        let term = if request.holds { HOLD_TERM } else { IMPORT_TERM };
+        while self.is_wanted(control, request.id)? {
+            if since.elapsed() > term {
+                let message = format!("the verb did not use the barrier within {term:?}");
+                return Err(Failure::new(Class::Busy, message)
+                    .hint("Run the verb again; the stream goes on."));
+            }
+            self.ended.sleep(POLL);
+        }
+        Ok(())
+    }
+}
+
+/// Exports a snapshot, which can be imported while the session's transaction is open.
+fn export(session: &mut Session) -> Result<String> {
+    let begin = slot::begin_reading(session.server_version().major());
+    let results = session
+        .simple_each([begin, "SELECT pg_catalog.pg_export_snapshot()"])
+        .map_err(|e| Failure::subscriber(&e, "exporting a snapshot"))?;
+    field(&first_row(&results[1], "pg_export_snapshot")?, 0)
+}

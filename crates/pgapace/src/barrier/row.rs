@@ -1,0 +1,197 @@
+//! The row of a barrier in `pgapace.barrier`.
+
+use std::time::Duration;
+
+use pgoutput::Lsn;
+use wire::Session;
+
+use crate::error::{Failure, Result};
+use crate::subscriber::catalogue::{boolean, field, first_row};
+use crate::subscriber::state::SubscriptionId;
+use crate::tablesync::table_state::Owner;
+
+/// A row of `pgapace.barrier`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct BarrierId(i64);
+
+/// What a verb asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BarrierRequest {
+    pub(super) id: BarrierId,
+    /// Whether the stream waits until the row is deleted.
+    pub(super) holds: bool,
+}
+
+/// What has become of a request.
+#[derive(Debug, Clone)]
+pub(super) enum BarrierState {
+    /// No process has seen it.
+    Requested,
+    /// A slot is being created by this backend of the publisher, or the subscriber is behind it.
+    Creating { walsender: Option<i32>, lsn: Option<Lsn> },
+    /// The snapshots can be imported.
+    Ready { lsn: Lsn, publisher: String, subscriber: String },
+    /// It cannot be done.
+    Failed { message: String, hint: Option<String> },
+}
+
+/// Records a request.
+pub(super) fn insert(
+    session: &mut Session,
+    subscription: SubscriptionId,
+    holds: bool,
+) -> Result<BarrierId> {
+    let sql = format!(
+        "INSERT INTO pgapace.barrier (subscription, holds) VALUES ({}, {holds}) RETURNING id",
+        subscription.0
+    );
+    let rows = session.query(&sql, &[]).map_err(|e| writing(&e))?;
+    let row = rows.first().ok_or_else(|| Failure::internal("INSERT returned no row"))?;
+    Ok(BarrierId(field(&row, 0)?))
+}
+
+/// The oldest request that no process has seen.
+pub(crate) fn find_request(
+    session: &mut Session,
+    subscription: SubscriptionId,
+) -> Result<Option<BarrierRequest>> {
+    let sql = format!(
+        "SELECT id, holds FROM pgapace.barrier \
+         WHERE subscription = {} AND state = 'requested' ORDER BY id LIMIT 1",
+        subscription.0
+    );
+    let rows = session.query(&sql, &[]).map_err(|e| reading(&e))?;
+    let request = |row: wire::Row<'_>| {
+        Ok(BarrierRequest { id: BarrierId(field(&row, 0)?), holds: boolean(&row, 1)? })
+    };
+    rows.first().map(request).transpose()
+}
+
+/// What has become of a request; `None` if its row was deleted.
+pub(super) fn state(session: &mut Session, id: BarrierId) -> Result<Option<BarrierState>> {
+    let sql = format!(
+        "SELECT state, walsender, lsn, publisher_snapshot, subscriber_snapshot, message, hint \
+         FROM pgapace.barrier WHERE id = {}",
+        id.0
+    );
+    let rows = session.query(&sql, &[]).map_err(|e| reading(&e))?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    Ok(Some(match row.get(0) {
+        Some("requested") => BarrierState::Requested,
+        Some("creating") => BarrierState::Creating {
+            walsender: row.get(1).map(|_| field(&row, 1)).transpose()?,
+            lsn: row.get(2).map(|_| field(&row, 2)).transpose()?,
+        },
+        Some("ready") => BarrierState::Ready {
+            lsn: field(&row, 2)?,
+            publisher: field(&row, 3)?,
+            subscriber: field(&row, 4)?,
+        },
+        _ => BarrierState::Failed { message: field(&row, 5)?, hint: row.get(6).map(str::to_owned) },
+    }))
+}
+
+/// Whether a request exists, and the verb that made it.
+pub(super) fn is_wanted(session: &mut Session, id: BarrierId) -> Result<bool> {
+    let sql = format!(
+        "SELECT EXISTS (SELECT FROM pgapace.barrier b \
+           JOIN pg_catalog.pg_stat_activity a ON a.pid = b.requester WHERE b.id = {})",
+        id.0
+    );
+    let results = session.simple(&sql).map_err(|e| reading(&e))?;
+    boolean(&first_row(&results, "EXISTS")?, 0)
+}
+
+/// The slot of a request is being created by this backend.
+pub(super) fn creating(session: &mut Session, id: BarrierId, walsender: i32) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.barrier SET state = 'creating', walsender = {walsender}, lsn = NULL \
+         WHERE id = {}",
+        id.0
+    );
+    session.simple(&sql).map(drop).map_err(|e| writing(&e))
+}
+
+/// The publisher's snapshot exists; the subscriber may be behind it.
+pub(super) fn created(session: &mut Session, id: BarrierId, lsn: Lsn) -> Result<()> {
+    let sql = format!("UPDATE pgapace.barrier SET lsn = '{lsn}' WHERE id = {}", id.0);
+    session.simple(&sql).map(drop).map_err(|e| writing(&e))
+}
+
+/// The snapshots can be imported.
+pub(super) fn ready(
+    session: &mut Session,
+    id: BarrierId,
+    lsn: Lsn,
+    publisher: &str,
+    subscriber: &str,
+) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.barrier SET state = 'ready', lsn = $1::pg_catalog.pg_lsn, \
+           publisher_snapshot = $2, subscriber_snapshot = $3 WHERE id = {}",
+        id.0
+    );
+    let lsn = lsn.to_string();
+    let values = [Some(lsn.as_str()), Some(publisher), Some(subscriber)];
+    session.query(&sql, &values).map(drop).map_err(|e| writing(&e))
+}
+
+/// The request cannot be fulfilled.
+pub(super) fn failed(session: &mut Session, id: BarrierId, failure: &Failure) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.barrier SET state = 'failed', message = $1, hint = $2 WHERE id = {}",
+        id.0
+    );
+    let values = [Some(failure.message.as_str()), failure.hint.as_deref()];
+    session.query(&sql, &values).map(drop).map_err(|e| writing(&e))
+}
+
+/// Deletes a row. Waits until a transaction that has locked it has ended. A transaction that lasts longer
+/// than `patience` is terminated.
+pub(super) fn delete(session: &mut Session, id: BarrierId, patience: Duration) -> Result<()> {
+    let sql = format!(
+        "SET lock_timeout = '{}ms'; DELETE FROM pgapace.barrier WHERE id = {}; SET lock_timeout = 0",
+        patience.as_millis().max(1),
+        id.0
+    );
+    match session.simple(&sql) {
+        Ok(_) => Ok(()),
+        Err(error) if error.sqlstate() == Some(crate::sqlstate::LOCK_NOT_AVAILABLE) => {
+            // Only a verb of pgapace locks such a row, under the same role.
+            let end = format!(
+                "SELECT pg_catalog.pg_terminate_backend(b) \
+                 FROM (SELECT writer AS b FROM pgapace.barrier WHERE id = {} AND writer IS NOT NULL) w",
+                id.0
+            );
+            session.simple(&end).map_err(|e| writing(&e))?;
+            let sql = format!("DELETE FROM pgapace.barrier WHERE id = {}", id.0);
+            session.simple(&sql).map(drop).map_err(|e| writing(&e))
+        }
+        Err(error) => Err(writing(&error)),
+    }
+}
+
+/// SQL that deletes the row of a barrier that is ready, in the transaction that writes while the stream is
+/// held. The stream goes on when that transaction has ended.
+pub(super) fn take_sql(id: BarrierId) -> String {
+    format!("DELETE FROM pgapace.barrier WHERE id = {} AND state = 'ready' RETURNING id", id.0)
+}
+
+/// Records which backend writes while the stream is held.
+pub(super) fn written_by(session: &mut Session, id: BarrierId, backend: i32) -> Result<()> {
+    let sql = format!("UPDATE pgapace.barrier SET writer = {backend} WHERE id = {}", id.0);
+    session.simple(&sql).map(drop).map_err(|e| writing(&e))
+}
+
+/// SQL that deletes the rows of earlier runs, before this one applies anything.
+pub(crate) fn clear_sql(owner: Owner) -> String {
+    format!("DELETE FROM pgapace.barrier WHERE subscription = {}", owner.sql())
+}
+
+fn reading(error: &wire::Error) -> Failure {
+    Failure::subscriber(error, "reading pgapace.barrier")
+}
+
+fn writing(error: &wire::Error) -> Failure {
+    Failure::subscriber(error, "writing pgapace.barrier")
+}

@@ -1,0 +1,298 @@
+//! A verb's side of a barrier: asks the process that runs the subscription, or runs it meanwhile.
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pgoutput::Lsn;
+use wire::Session;
+
+use super::row::{self, BarrierId, BarrierState};
+use super::waiting_for;
+use crate::apply::leader::Outcome;
+use crate::apply::sessions::Share;
+use crate::config::Subscription as Config;
+use crate::error::{Class, Failure, Result};
+use crate::observe::board::Board;
+use crate::publisher::session::Publisher;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::{Phase, Subscription, ownership};
+use crate::subscription::{self, RunOptions};
+use crate::verify::pair::{Held, PairSource, SnapshotPair};
+
+const POLL: Duration = Duration::from_millis(20);
+/// After how long a user is told what the barrier waits for, and how often.
+const TELL_AFTER: Duration = Duration::from_secs(5);
+/// How long a running process may take to see the request.
+const SEEN_WITHIN: Duration = Duration::from_secs(30);
+/// How long a verb waits for a process to start again that has died.
+const ANOTHER_WITHIN: Duration = Duration::from_secs(10);
+
+/// Takes barriers of one subscription.
+pub(crate) struct BarrierTaker<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) publisher: &'a Publisher,
+    pub(crate) subscriber: &'a Subscriber,
+    pub(crate) row: &'a Subscription,
+    /// How long transactions of the publisher may keep the slot from being created. How far the
+    /// subscriber is behind does not count.
+    pub(crate) timeout: Duration,
+    pub(crate) shutdown: &'a Shutdown,
+    /// Runs the subscription if no other process does.
+    pub(crate) runner: Option<Runner>,
+}
+
+/// A barrier that is ready. Dropping it lets the running process end the exported snapshots; sessions that
+/// have imported them go on reading. If it was requested so, the stream is held until then.
+#[derive(Debug)]
+pub(crate) struct TakenBarrier {
+    pub(crate) lsn: Lsn,
+    /// Names of the exported snapshots.
+    pub(crate) publisher: String,
+    pub(crate) subscriber: String,
+    request: Request,
+}
+
+impl TakenBarrier {
+    /// The exported snapshots.
+    pub(crate) fn pair(&self) -> SnapshotPair {
+        SnapshotPair {
+            lsn: self.lsn,
+            publisher: self.publisher.clone(),
+            subscriber: self.subscriber.clone(),
+        }
+    }
+
+    /// SQL that begins what is written while the stream is held: it locks the row, so that the stream
+    /// waits for the end of the transaction, and deletes it, so that the commit lets the stream go on.
+    /// It deletes no row if the stream has gone on already.
+    pub(crate) fn write_sql(&self) -> String {
+        row::take_sql(self.request.id)
+    }
+
+    /// Tells the running process which backend writes, so that it can end it.
+    pub(crate) fn writes_from(&mut self, backend: i32) -> Result<()> {
+        row::written_by(&mut self.request.control, self.request.id, backend)
+    }
+}
+
+/// The row of a request, deleted in the end.
+#[derive(Debug)]
+struct Request {
+    control: Session,
+    id: BarrierId,
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        // What is left is deleted when its term ends.
+        if !self.control.is_broken()
+            && let Err(failure) = row::delete(&mut self.control, self.id, Duration::from_secs(10))
+        {
+            tracing::debug!("{failure}");
+        }
+    }
+}
+
+/// Runs the subscription in this process, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Runner {
+    shutdown: Shutdown,
+    thread: Option<JoinHandle<Result<Outcome>>>,
+}
+
+impl Runner {
+    fn start(config: &Config) -> Result<Self> {
+        let shutdown = Shutdown::default();
+        let (config, stop) = (config.clone(), shutdown.clone());
+        let options =
+            RunOptions { until: None, truncate: Vec::new(), take_over: false, keep_trying: false };
+        let thread = std::thread::Builder::new()
+            .name(config.name.clone())
+            .spawn(move || {
+                let share = Share::of(std::slice::from_ref(&config)).pop();
+                let share =
+                    share.ok_or_else(|| Failure::internal("a subscription has no share"))?;
+                subscription::run(&config, &options, &stop, share, &Board::default())
+            })
+            .map_err(|e| Failure::internal(format!("cannot start a thread: {e}")))?;
+        Ok(Self { shutdown, thread: Some(thread) })
+    }
+
+    /// Why it has ended, if it has.
+    fn ended(&mut self) -> Option<Result<Outcome>> {
+        let thread = self.thread.take_if(|thread| thread.is_finished())?;
+        Some(thread.join().unwrap_or_else(|_| Err(Failure::internal("the subscription panicked"))))
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.shutdown.request();
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// A barrier ends at once: sessions of the verb import its snapshots and export them again.
+impl PairSource for BarrierTaker<'_> {
+    fn take(&mut self) -> Result<Held> {
+        let taken = self.take_barrier(false)?;
+        let (mut theirs, mut ours) = taken.pair().open(self.publisher, self.subscriber)?;
+        let lsn = taken.lsn;
+        drop(taken);
+        // What comes later is for another process to apply.
+        self.runner = None;
+        let export = "SELECT pg_catalog.pg_export_snapshot()";
+        let exported =
+            |results: Vec<wire::Rows>| field(&first_row(&results, "pg_export_snapshot")?, 0);
+        let publisher = theirs
+            .simple(export)
+            .map_err(|e| Failure::publisher(&e, "exporting a snapshot"))
+            .and_then(exported)?;
+        let subscriber = ours
+            .simple(export)
+            .map_err(|e| Failure::subscriber(&e, "exporting a snapshot"))
+            .and_then(exported)?;
+        Ok(Held::new(SnapshotPair { lsn, publisher, subscriber }, vec![theirs, ours]))
+    }
+}
+
+impl BarrierTaker<'_> {
+    /// Takes a barrier. With `holds`, the stream waits until it is dropped.
+    pub(crate) fn take_barrier(&mut self, holds: bool) -> Result<TakenBarrier> {
+        if self.row.phase != Phase::Streaming {
+            return Err(Failure::new(
+                Class::Config,
+                format!("subscription {} has not begun to stream", self.row.name),
+            )
+            .hint("Let its first copy end (pgapace run)."));
+        }
+        loop {
+            let mut control = self.subscriber.connect(Purpose::Control)?;
+            let id = row::insert(&mut control, self.row.id, holds)?;
+            let mut request = Request { control, id };
+            if self.runner.is_none() && !self.is_run(&mut request.control)? {
+                self.runner = Some(Runner::start(self.config)?);
+                // Its start deletes requests that are older.
+                continue;
+            }
+            match self.wait(&mut request)? {
+                Some((lsn, publisher, subscriber)) => {
+                    return Ok(TakenBarrier { lsn, publisher, subscriber, request });
+                }
+                None => tracing::debug!("the subscription was started again: asking again"),
+            }
+        }
+    }
+
+    fn is_run(&self, control: &mut Session) -> Result<bool> {
+        Ok(ownership::owner(control, self.row.id)?.is_some())
+    }
+
+    /// Waits for the snapshots. `None` if another process runs the subscription meanwhile.
+    fn wait(&mut self, request: &mut Request) -> Result<Option<(Lsn, String, String)>> {
+        let (started, mut told) = (Instant::now(), Instant::now());
+        let mut gone_since = None;
+        let mut blocked_since = None;
+        loop {
+            if self.shutdown.requested() {
+                return Err(Failure::new(Class::Stopped, "stopped while waiting for a barrier"));
+            }
+            if let Some(ended) = self.runner.as_mut().and_then(Runner::ended) {
+                self.runner = None;
+                return Err(match ended {
+                    Err(failure) => failure,
+                    Ok(_) => Failure::internal("the subscription ended before the barrier"),
+                });
+            }
+            let state = row::state(&mut request.control, request.id)?;
+            let tells = told.elapsed() >= TELL_AFTER;
+            if tells {
+                told = Instant::now();
+            }
+            match state {
+                None => return Ok(None),
+                Some(BarrierState::Ready { lsn, publisher, subscriber }) => {
+                    return Ok(Some((lsn, publisher, subscriber)));
+                }
+                Some(BarrierState::Failed { message, hint }) => {
+                    let failure = Failure::new(Class::Busy, message);
+                    return Err(match hint {
+                        Some(hint) => failure.hint(hint),
+                        None => failure,
+                    });
+                }
+                Some(BarrierState::Requested) => {
+                    if self.runner.is_none() && started.elapsed() > SEEN_WITHIN {
+                        return Err(Failure::new(
+                            Class::Busy,
+                            "the process that runs the subscription does not answer",
+                        )
+                        .hint(
+                            "See pgapace status. It may copy tables, or be of an older version.",
+                        ));
+                    }
+                }
+                Some(BarrierState::Creating { lsn: Some(lsn), .. }) => {
+                    blocked_since = None;
+                    if tells {
+                        tracing::info!(
+                            event = "barrier_waits",
+                            subscription = self.config.name,
+                            %lsn,
+                            "waiting until the subscriber has applied everything up to the snapshot"
+                        );
+                    }
+                }
+                Some(BarrierState::Creating { walsender, lsn: None }) => {
+                    let since = *blocked_since.get_or_insert_with(Instant::now);
+                    let out = since.elapsed() >= self.timeout;
+                    if let Some(walsender) = walsender.filter(|_| tells || out) {
+                        self.tell_of_blocker(walsender, out)?;
+                    }
+                }
+            }
+            if self.runner.is_none() && tells {
+                let gone = !self.is_run(&mut request.control)?;
+                let since = gone.then(|| *gone_since.get_or_insert_with(Instant::now));
+                match since {
+                    None => gone_since = None,
+                    Some(since) if since.elapsed() < ANOTHER_WITHIN => {}
+                    // The next attempt runs the subscription itself.
+                    Some(_) => return Ok(None),
+                }
+            }
+            self.shutdown.sleep(POLL);
+        }
+    }
+
+    /// Logs, or reports as an error, which transaction keeps the slot from being created.
+    fn tell_of_blocker(&self, walsender: i32, out: bool) -> Result<()> {
+        let mut session = self.publisher.connect_to_look()?;
+        let blocker = waiting_for::transaction(&mut session, walsender)?;
+        if out {
+            let message = match &blocker {
+                Some(blocker) => format!("a new slot on the publisher waits for {blocker}"),
+                None => {
+                    format!("a new slot on the publisher was not ready within {:?}", self.timeout)
+                }
+            };
+            return Err(Failure::new(Class::Busy, message).hint(
+                "The server waits for all transactions that write, of all databases. End that \
+                 transaction, or give more time (--barrier-timeout).",
+            ));
+        }
+        if let Some(blocker) = blocker {
+            tracing::warn!(
+                event = "slot_waits",
+                subscription = self.config.name,
+                blocker,
+                "creating a slot on the publisher waits for a transaction"
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,164 @@
+//! `pgapace repair`: makes the rows equal that `pgapace verify` found to differ.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::barrier::taker::BarrierTaker;
+use crate::cli::verify::split;
+use crate::cli::{Selection, output};
+use crate::config::Subscription as Config;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::Publisher;
+use crate::repair::{RepairOptions, Repaired, Repairer, tables_with_differences};
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state;
+use crate::verify::prepare::{Scope, prepare};
+
+#[derive(Debug, Args)]
+pub(crate) struct RepairArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// Only this table, with its schema unless it is public; repeat it
+    #[arg(long, value_name = "TABLE")]
+    table: Vec<String>,
+
+    /// Print the statements, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Delete rows that only the subscriber has
+    #[arg(long)]
+    delete_extra: bool,
+
+    /// Number of differences that one transaction repairs
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    batch: u32,
+
+    /// Seconds to wait for transactions of the publisher that keep a snapshot from being taken
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    barrier_timeout: u64,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was repaired in one table.
+#[derive(Debug, Serialize)]
+struct TableReport {
+    schema: String,
+    name: String,
+    #[serde(flatten)]
+    repaired: Repaired,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    subscription: String,
+    dry_run: bool,
+    tables: Vec<TableReport>,
+}
+
+/// Repairs all subscriptions, then fails if extra rows were left.
+pub(crate) fn run(args: &RepairArgs) -> Result<()> {
+    let shutdown = Shutdown::on_signals()?;
+    let mut outcomes = Vec::new();
+    for config in args.selection.subscriptions()? {
+        let outcome = one(args, &config, &shutdown)?;
+        if !args.json {
+            print(&outcome);
+        }
+        outcomes.push(outcome);
+    }
+    if args.json {
+        output::json(&outcomes)?;
+    }
+    let tables = outcomes.iter().flat_map(|outcome| &outcome.tables);
+    let extra: u64 = tables.map(|table| table.repaired.extra).sum();
+    if extra == 0 {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Class::Different,
+        format!("{extra} rows that only the subscriber has were left"),
+    )
+    .hint("Look at them, then repair with --delete-extra."))
+}
+
+fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcome> {
+    let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+    let mut control = subscriber.connect_first()?;
+    let row = state::find_in_any(&mut control, &config.name)?.ok_or_else(|| {
+        Failure::new(Class::Config, format!("the subscriber has no subscription {:?}", config.name))
+            .hint("pgapace status lists the subscriptions of a subscriber.")
+    })?;
+    let mut found = tables_with_differences(&mut control, row.id)?;
+    let wanted: Vec<_> = args.table.iter().map(|name| split(name)).collect();
+    found.retain(|(table, _)| wanted.is_empty() || wanted.contains(table));
+    let mut outcome =
+        Outcome { subscription: config.name.clone(), dry_run: args.dry_run, tables: Vec::new() };
+    if found.is_empty() {
+        tracing::info!(
+            event = "nothing_to_repair",
+            subscription = config.name,
+            "no differences are recorded; pgapace verify records them"
+        );
+        return Ok(outcome);
+    }
+    let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
+    let scope = Scope {
+        tables: found.into_iter().map(|(table, _)| table).collect(),
+        except: Vec::new(),
+        share: None,
+        condition: None,
+    };
+    let mut look = publisher.connect_to_look()?;
+    let mut local = subscriber.connect(Purpose::Verify)?;
+    let prepared = prepare(&mut look, &mut local, config, &row, &scope)?;
+    drop((look, local));
+    let mut repairer = Repairer {
+        taker: BarrierTaker {
+            config,
+            publisher: &publisher,
+            subscriber: &subscriber,
+            row: &row,
+            timeout: Duration::from_secs(args.barrier_timeout),
+            shutdown,
+            runner: None,
+        },
+        publisher: &publisher,
+        subscriber: &subscriber,
+        id: row.id,
+        options: RepairOptions {
+            dry_run: args.dry_run,
+            delete_extra: args.delete_extra,
+            batch: args.batch as usize,
+        },
+        shutdown,
+    };
+    for plan in &prepared.plans {
+        let repaired = repairer.table(&mut control, plan, &mut |sql| {
+            if !args.json {
+                output::line(sql);
+            }
+        })?;
+        let (schema, name) = (plan.schema.clone(), plan.name.clone());
+        outcome.tables.push(TableReport { schema, name, repaired });
+    }
+    Ok(outcome)
+}
+
+fn print(outcome: &Outcome) {
+    for TableReport { schema, name, repaired } in &outcome.tables {
+        let Repaired { inserted, updated, deleted, gone, extra } = repaired;
+        let would = if outcome.dry_run { "-- would be: " } else { "" };
+        output::line(&format!(
+            "{would}{schema}.{name}: {inserted} inserted, {updated} updated, {deleted} deleted, \
+             {extra} extra left, {gone} differ no more"
+        ));
+    }
+}

@@ -1,0 +1,252 @@
+//! Repairing the differences that `pgapace verify` recorded.
+//!
+//! A row is never written as it was when the difference was found. Each batch has a barrier of its own
+//! ([`crate::barrier`]), at an LSN L2, that holds the stream. Meanwhile the subscriber shows the state of the
+//! publisher at L2, but for the differences. The rows of the batch are read from both servers again. What
+//! still differs is written in one transaction, which also removes the batch from `pgapace.difference` and
+//! lets the stream go on when it commits. So no change slips between the read and the write, and a batch is
+//! either repaired or untouched, whatever fails.
+//!
+//! The transaction has no progress of its own. Everything before L2 is committed before it, and a server
+//! that crashes loses commits only from the end of its WAL. So if the repair survives, all of these commits
+//! do, with their progress.
+
+mod batch;
+mod row;
+
+use pgoutput::Lsn;
+use serde::Serialize;
+use wire::{Session, quote_literal};
+
+use crate::barrier::taker::{BarrierTaker, TakenBarrier};
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::Publisher;
+use crate::publisher::slot::begin_reading;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::catalogue::{field, parse_name_array};
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::{SubscriptionId, ownership};
+use crate::verify::plan::TablePlan;
+
+/// How often a batch is tried again when the stream went on before it was written.
+const ATTEMPTS: usize = 5;
+
+/// How differences are repaired.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RepairOptions {
+    /// Only print the statements.
+    pub(crate) dry_run: bool,
+    /// Delete rows that only the subscriber has.
+    pub(crate) delete_extra: bool,
+    /// Recorded differences that are repaired at once.
+    pub(crate) batch: usize,
+}
+
+/// What was written, or would be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Repaired {
+    pub(crate) inserted: u64,
+    pub(crate) updated: u64,
+    pub(crate) deleted: u64,
+    /// Differences that were gone when their rows were read again.
+    pub(crate) gone: u64,
+    /// Rows that only the subscriber has, and that were left.
+    pub(crate) extra: u64,
+}
+
+impl Repaired {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.inserted += other.inserted;
+        self.updated += other.updated;
+        self.deleted += other.deleted;
+        self.gone += other.gone;
+        self.extra += other.extra;
+    }
+}
+
+/// A recorded difference.
+#[derive(Debug, Clone)]
+struct Difference {
+    id: i64,
+    /// The values of the key columns, or of all compared columns without a key, in the order of the plan.
+    values: Vec<Option<String>>,
+}
+
+/// Repairs the differences of a subscription.
+pub(crate) struct Repairer<'a> {
+    pub(crate) taker: BarrierTaker<'a>,
+    pub(crate) publisher: &'a Publisher,
+    pub(crate) subscriber: &'a Subscriber,
+    pub(crate) id: SubscriptionId,
+    pub(crate) options: RepairOptions,
+    pub(crate) shutdown: &'a Shutdown,
+}
+
+impl Repairer<'_> {
+    /// Repairs the recorded differences of one table. `print` gets the statements of a dry run.
+    pub(crate) fn table(
+        &mut self,
+        control: &mut Session,
+        plan: &TablePlan,
+        print: &mut dyn FnMut(&str),
+    ) -> Result<Repaired> {
+        let mut sum = Repaired::default();
+        let mut after = 0;
+        loop {
+            if self.shutdown.requested() {
+                return Err(Failure::new(Class::Stopped, "stopped; whole batches were repaired"));
+            }
+            let batch = self.differences(control, plan, after)?;
+            let Some(last) = batch.last() else { return Ok(sum) };
+            after = last.id;
+            sum.add(self.batch(plan, &batch, print)?);
+        }
+    }
+
+    /// The next recorded differences of a table.
+    fn differences(
+        &self,
+        control: &mut Session,
+        plan: &TablePlan,
+        after: i64,
+    ) -> Result<Vec<Difference>> {
+        let names: Vec<&str> = match plan.key.is_empty() {
+            false => plan.key.iter().map(String::as_str).collect(),
+            true => plan.columns.iter().map(|column| column.name.as_str()).collect(),
+        };
+        let source = if plan.key.is_empty() { "row_values" } else { "key" };
+        let values: Vec<_> =
+            names.iter().map(|name| format!("{source} ->> {}", quote_literal(name))).collect();
+        let sql = format!(
+            "SELECT id, {source} IS NULL, {} FROM pgapace.difference \
+             WHERE subscription = {} AND schema_name = {} AND table_name = {} AND id > {after} \
+             ORDER BY id LIMIT {}",
+            values.join(", "),
+            self.id.0,
+            quote_literal(&plan.schema),
+            quote_literal(&plan.name),
+            self.options.batch
+        );
+        let rows = control
+            .query(&sql, &[])
+            .map_err(|e| Failure::subscriber(&e, "reading pgapace.difference"))?;
+        let difference = |row: wire::Row<'_>| {
+            if row.get(1) == Some("t") {
+                return Err(Failure::new(
+                    Class::Mismatch,
+                    format!("{} has another key than when it was verified", plan.display_name()),
+                )
+                .hint("Run pgapace verify again."));
+            }
+            let values = (0..names.len()).map(|column| row.get(column + 2).map(str::to_owned));
+            Ok(Difference { id: field(&row, 0)?, values: values.collect() })
+        };
+        rows.iter().map(difference).collect()
+    }
+
+    fn batch(
+        &mut self,
+        plan: &TablePlan,
+        batch: &[Difference],
+        print: &mut dyn FnMut(&str),
+    ) -> Result<Repaired> {
+        if self.options.dry_run {
+            let taken = self.taker.take_barrier(false)?;
+            let (mut theirs, mut ours) = taken.pair().open(self.publisher, self.subscriber)?;
+            drop(taken);
+            let found = batch::read(&mut theirs, &mut ours, plan, batch, false)?;
+            let (statements, repaired) = found.statements(self.options.delete_extra);
+            statements.iter().for_each(|sql| print(&format!("{sql};")));
+            return Ok(repaired);
+        }
+        for _ in 0..ATTEMPTS {
+            let taken = self.taker.take_barrier(true)?;
+            if let Some(repaired) = self.write(plan, batch, taken)? {
+                return Ok(repaired);
+            }
+        }
+        Err(Failure::new(
+            Class::Busy,
+            "the stream went on before a batch was written, again and again",
+        )
+        .hint("Repair with a smaller --batch. The batches before this one are repaired."))
+    }
+
+    /// Repairs a batch while the stream is held. `None` if the stream has gone on before that.
+    fn write(
+        &self,
+        plan: &TablePlan,
+        batch: &[Difference],
+        mut taken: TakenBarrier,
+    ) -> Result<Option<Repaired>> {
+        let mut theirs = self.publisher.connect_to_look()?;
+        let begin = begin_reading(theirs.server_version().major());
+        let import =
+            format!("{begin}; SET TRANSACTION SNAPSHOT {}", quote_literal(&taken.publisher));
+        if theirs.simple(&import).is_err() {
+            return Ok(None);
+        }
+        let mut ours = self.subscriber.connect(Purpose::DurableApply)?;
+        // A later run of the subscription terminates this session before it applies anything.
+        ownership::join(&mut ours, self.id)?;
+        taken.writes_from(ours.backend_pid())?;
+        let writing = |e: &wire::Error| {
+            Failure::subscriber(e, &format!("repairing {}", plan.display_name()))
+                .hint("The batch is rolled back. If a value is in use by another row that differs, use a larger --batch.")
+        };
+        let held =
+            ours.simple(&format!("BEGIN; {}", taken.write_sql())).map_err(|e| writing(&e))?;
+        if held.last().is_none_or(wire::Rows::is_empty) {
+            return Ok(None);
+        }
+        let found = batch::read(&mut theirs, &mut ours, plan, batch, true)?;
+        let repaired =
+            found.write(&mut ours, self.options.delete_extra).map_err(|e| writing(&e))?;
+        let ids: Vec<_> =
+            found.settled(self.options.delete_extra).map(|id| id.to_string()).collect();
+        let sql = format!(
+            "DELETE FROM pgapace.difference WHERE id = ANY ('{{{}}}'::pg_catalog.int8[]); COMMIT",
+            ids.join(",")
+        );
+        ours.simple(&sql).map_err(|e| writing(&e))?;
+        log_batch(plan, taken.lsn, repaired);
+        Ok(Some(repaired))
+    }
+}
+
+fn log_batch(plan: &TablePlan, lsn: Lsn, repaired: Repaired) {
+    tracing::info!(
+        event = "rows_repaired",
+        table = plan.display_name(),
+        %lsn,
+        inserted = repaired.inserted,
+        updated = repaired.updated,
+        deleted = repaired.deleted,
+        "rows were repaired"
+    );
+}
+
+/// Tables with recorded differences, by schema and name, with their number.
+pub(crate) fn tables_with_differences(
+    control: &mut Session,
+    id: SubscriptionId,
+) -> Result<Vec<((String, String), u64)>> {
+    let sql = format!(
+        "SELECT ARRAY[schema_name, table_name]::pg_catalog.text[], pg_catalog.count(*) \
+         FROM pgapace.difference WHERE subscription = {} GROUP BY schema_name, table_name \
+         ORDER BY schema_name, table_name",
+        id.0
+    );
+    let rows = control
+        .query(&sql, &[])
+        .map_err(|e| Failure::subscriber(&e, "reading pgapace.difference"))?;
+    rows.iter()
+        .map(|row| {
+            let names = parse_name_array(&field::<String>(&row, 0)?)?;
+            let [schema, name]: [String; 2] = names
+                .try_into()
+                .map_err(|_| Failure::internal("a table has a schema and a name"))?;
+            Ok(((schema, name), field(&row, 1)?))
+        })
+        .collect()
+}

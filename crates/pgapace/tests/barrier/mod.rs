@@ -1,0 +1,115 @@
+//! Barriers: snapshots of both servers that show the same state of the publisher, under load.
+
+use std::time::Duration;
+
+use testbed::compare::TableName;
+use testbed::postgres::Client;
+use testbed::program::Process;
+use testbed::{Cluster, Pair, Result, wait_until};
+
+use crate::faults::site::{DB, Load, PATIENCE, Site, load_tables, long};
+
+const RATE: f64 = 300.0;
+
+/// Number of rows and sum of their hashes, under a snapshot.
+fn state_of(client: &mut Client, tables: &[TableName]) -> Result<Vec<String>> {
+    let mut states = Vec::new();
+    for table in tables {
+        let sql = format!(
+            "SELECT count(*)::text || ' ' || coalesce(sum(hashtextextended(t::text, 0)), 0)::text \
+             FROM {table} t"
+        );
+        states.push(format!("{table} {}", client.query_one(&sql, &[])?.get::<_, String>(0)));
+    }
+    Ok(states)
+}
+
+/// Begins a transaction under an exported snapshot.
+fn import(cluster: &Cluster, snapshot: &str) -> Result<Client> {
+    let mut client = cluster.connect(DB)?;
+    client.batch_execute(&format!(
+        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'"
+    ))?;
+    Ok(client)
+}
+
+/// Requests a barrier as a verb does, and imports both snapshots.
+fn take(site: &Site, run: &mut Process) -> Result<(Client, Client)> {
+    let mut control = site.subscriber.connect(DB)?;
+    let sql = "INSERT INTO pgapace.barrier (subscription, holds) \
+               SELECT id, false FROM pgapace.subscription RETURNING id";
+    let id: i64 = control.query_one(sql, &[])?.get(0);
+    let sql = "SELECT publisher_snapshot, subscriber_snapshot FROM pgapace.barrier \
+               WHERE id = $1 AND state = 'ready'";
+    let ready = wait_until(PATIENCE, "the barrier", || {
+        Ok(!run.is_running() || control.query_opt(sql, &[&id])?.is_some())
+    });
+    if ready.is_err() || !run.is_running() {
+        let sql = "SELECT coalesce(string_agg(b::text, ', '), '') FROM pgapace.barrier b";
+        let rows: String = control.query_one(sql, &[])?.get(0);
+        panic!("no barrier: {rows}\n{}", run.log());
+    }
+    let row = control.query_one(sql, &[&id])?;
+    let publisher = import(&site.publisher, row.get(0))?;
+    let subscriber = import(&site.subscriber, row.get(1))?;
+    control.execute("DELETE FROM pgapace.barrier WHERE id = $1", &[&id])?;
+    Ok((publisher, subscriber))
+}
+
+fn snapshots_show_one_state(publisher: u16, subscriber: u16) -> Result<()> {
+    // Large transactions of the ledger are streamed.
+    let pair = Pair::start_with(
+        publisher,
+        subscriber,
+        |builder| builder.setting("logical_decoding_work_mem", "64kB"),
+        |builder| builder,
+    )?;
+    let site = Site::of(pair)?;
+    site.load_tables()?;
+    let load = Load::start(&site.publisher, RATE)?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    let tables = load_tables();
+    let mut seen = Vec::new();
+    for _ in 0..if long() { 200 } else { 15 } {
+        std::thread::sleep(Duration::from_millis(50));
+        let (mut on_publisher, mut on_subscriber) = take(&site, &mut run)?;
+        let expected = state_of(&mut on_publisher, &tables)?;
+        assert_eq!(state_of(&mut on_subscriber, &tables)?, expected, "{}", run.log());
+        seen.push(expected);
+    }
+    seen.dedup();
+    assert!(seen.len() >= 10, "the load went on: {} states", seen.len());
+    load.stop()?;
+    // An idle publisher has a barrier too, and the stream goes on after all of them.
+    let (mut on_publisher, mut on_subscriber) = take(&site, &mut run)?;
+    assert_eq!(state_of(&mut on_subscriber, &tables)?, state_of(&mut on_publisher, &tables)?);
+    site.publisher.sql(DB, "INSERT INTO pgbench_history VALUES (1, 1, 1, 0, now(), 'after')")?;
+    site.catch_up(&mut run)?;
+    site.expect_equal_load()
+}
+
+#[test]
+fn snapshots_show_one_state_under_load() -> Result<()> {
+    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+        snapshots_show_one_state(publisher, subscriber)?;
+    }
+    Ok(())
+}
+
+/// A verb that died leaves its request; the next run deletes it.
+#[test]
+fn a_request_that_nobody_serves_does_not_last() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.load_tables()?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.catch_up(&mut run)?;
+    run.kill9()?;
+    let sql = "INSERT INTO pgapace.barrier (subscription, holds) \
+               SELECT id, true FROM pgapace.subscription";
+    site.subscriber.sql(DB, sql)?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    let count = "SELECT count(*) FROM pgapace.barrier";
+    assert_eq!(site.subscriber.query_one_text(DB, count)?, "0");
+    site.publisher.sql(DB, "INSERT INTO pgbench_history VALUES (1, 1, 1, 0, now(), 'after')")?;
+    site.catch_up(&mut run)
+}

@@ -1,0 +1,181 @@
+//! `repair`: what `verify` found is made equal, while changes go on.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use testbed::program::Process;
+use testbed::{Pair, Result};
+
+use crate::faults::site::{DB, Load, NAME, Site, long, pgapace};
+use crate::support::{Case, on_versions};
+
+/// The versions that differ most, alone and combined in both directions.
+const VERSIONS: [(u16, u16); 4] = [(15, 15), (18, 18), (15, 18), (18, 15)];
+const RATE: f64 = 200.0;
+
+#[track_caller]
+fn recorded(case: &Case) -> String {
+    case.subscriber.value("SELECT count(*) FROM pgapace.difference")
+}
+
+#[test]
+fn differences_of_all_kinds_are_repaired() {
+    on_versions(&VERSIONS, |mut case| {
+        case.both(
+            "CREATE TABLE keyed (id int PRIMARY KEY, v text, n numeric(9,2) UNIQUE); CREATE TABLE keyless (a int, v text, x xml); \
+             CREATE TABLE named (k text PRIMARY KEY, at timestamptz, list int[]); \
+             CREATE TABLE identified (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text); \
+             CREATE TABLE filtered (id int PRIMARY KEY, v text); \
+             CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); \
+             CREATE TABLE p1 PARTITION OF root FOR VALUES FROM (MINVALUE) TO (500); CREATE TABLE p2 PARTITION OF root DEFAULT",
+        );
+        case.subscriber.sql("ALTER TABLE keyed ADD note text DEFAULT 'local'");
+        case.publisher.sql(
+            "INSERT INTO keyed SELECT i, md5(i::text), i FROM generate_series(1, 2000) i; \
+             INSERT INTO keyless SELECT i % 100, 'v' || i % 7, '<a/>' FROM generate_series(1, 1000) i; \
+             INSERT INTO named SELECT 'it''s ' || i, now(), ARRAY[i, NULL] FROM generate_series(1, 1000) i; \
+             INSERT INTO identified (v) SELECT i FROM generate_series(1, 1000) i; \
+             INSERT INTO filtered SELECT i, 'v' FROM generate_series(1, 1000) i; \
+             INSERT INTO root SELECT i, md5(i::text) FROM generate_series(1, 1000) i; \
+             CREATE PUBLICATION rooted FOR TABLE root WITH (publish_via_partition_root); \
+             ALTER TABLE keyless REPLICA IDENTITY FULL",
+        );
+        case.publish("FOR TABLE keyed, keyless, named, identified, filtered WHERE (id < 900)");
+        case.tool.publications = "pub,rooted".to_owned();
+        case.run_until_current();
+        case.subscriber.sql(
+            // Values that are unique have moved between rows.
+            "UPDATE keyed SET note = 'kept'; UPDATE keyed SET n = -1 WHERE id = 10; UPDATE keyed SET n = 10 WHERE id = 11; \
+             UPDATE keyed SET n = 11 WHERE id = 10; UPDATE keyed SET v = NULL WHERE id = 12; \
+             DELETE FROM keyed WHERE id BETWEEN 20 AND 30; INSERT INTO keyed VALUES (-1, 'extra', -1, 'extra'); \
+             DELETE FROM keyless WHERE ctid = (SELECT min(ctid) FROM keyless WHERE a = 5); INSERT INTO keyless VALUES (NULL, '', '<b/>'); \
+             UPDATE named SET list = '{}' WHERE k = 'it''s 7'; DELETE FROM named WHERE k = 'it''s 8'; \
+             DELETE FROM identified WHERE id = 3; UPDATE identified SET v = 'x' WHERE id = 4; \
+             INSERT INTO filtered VALUES (950, 'extra'); DELETE FROM filtered WHERE id = 5; \
+             UPDATE root SET id = 5000 WHERE id = 77; DELETE FROM root WHERE id = 1",
+        );
+        case.tool.finish("repair", &["--dry-run"]).expect(0, &["nothing_to_repair"]);
+        case.tool.finish("verify", &[]).expect(18, &[]);
+        let all = recorded(&case);
+        let planned = case.tool.finish("repair", &["--dry-run", "--delete-extra"]);
+        planned.expect(0, &[]);
+        assert!(
+            planned.stdout.contains("UPDATE ONLY \"public\".\"named\" SET \"list\" = '{7,NULL}'"),
+            "{}",
+            planned.stdout
+        );
+        assert_eq!(recorded(&case), all, "a dry run changes nothing");
+        // Extra rows stay unless they are named.
+        case.tool.finish("repair", &["--batch", "5"]).expect(18, &["--delete-extra"]);
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM keyed WHERE v = 'extra'"), "1");
+        assert_eq!(
+            case.subscriber.value("SELECT count(*) FROM keyed WHERE id = 10 AND note = 'kept'"),
+            "1"
+        );
+        assert_eq!(
+            case.subscriber.value("SELECT string_agg(DISTINCT kind, ' ') FROM pgapace.difference"),
+            "extra"
+        );
+        case.tool.finish("repair", &["--delete-extra"]).expect(0, &[]);
+        assert_eq!(recorded(&case), "0");
+        case.tool.finish("verify", &[]).expect(0, &[]);
+        case.expect_equal(&["keyless", "named", "identified", "root"]);
+        let rows = "SELECT id, v, n FROM keyed ORDER BY 1";
+        assert_eq!(case.publisher.rows(rows), case.subscriber.rows(rows));
+    });
+}
+
+/// A verb beside the running process.
+fn finish(site: &Site, verb: &str, args: &[&str]) -> Result<(Option<i32>, String)> {
+    let output = pgapace(verb)
+        .args([
+            "--publisher",
+            &site.publisher.conninfo(DB),
+            "--subscriber",
+            &site.subscriber.conninfo(DB),
+        ])
+        .args(["--publication", "pub", "--name", NAME])
+        .args(args)
+        .output()?;
+    Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+/// Everything under load: no false difference, and repairs of rows that nobody changes meanwhile.
+fn under_load(publisher: u16, subscriber: u16, rounds: usize) -> Result<()> {
+    let site = Site::of(Pair::start(publisher, subscriber)?)?;
+    site.load_tables()?;
+    let load = Load::start(&site.publisher, RATE)?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    let mut random = fastrand::Rng::with_seed(19);
+    for round in 0..rounds {
+        if round % 3 == 2 {
+            run.kill9()?;
+            run = site.spawn(&site.program())?;
+        }
+        sleep(Duration::from_millis(random.u64(0..300)));
+        let (code, log) = finish(&site, "verify", &[])?;
+        assert_eq!(code, Some(0), "round {round}\n{log}\n{}", run.log());
+    }
+    for _ in 0..2 {
+        let corrupt = "UPDATE pgbench_accounts SET filler = 'wrong' WHERE aid % 10000 = 1; \
+             DELETE FROM pgbench_history WHERE ctid IN (SELECT ctid FROM pgbench_history LIMIT 3); \
+             INSERT INTO pgbench_history VALUES (1, 1, 1, 0, NULL, 'extra')";
+        site.subscriber.sql(DB, corrupt)?;
+        let (code, log) = finish(&site, "verify", &[])?;
+        assert_eq!(code, Some(18), "{log}");
+        let (code, log) = finish(&site, "repair", &["--delete-extra", "--batch", "4"])?;
+        assert_eq!(code, Some(0), "{log}");
+        let (code, log) = finish(&site, "verify", &[])?;
+        assert_eq!(code, Some(0), "{log}");
+    }
+    load.stop()?;
+    catch_up_and_compare(&site, &mut run)
+}
+
+fn catch_up_and_compare(site: &Site, run: &mut Process) -> Result<()> {
+    site.catch_up(run)?;
+    site.expect_equal_load()
+}
+
+#[test]
+fn under_load_nothing_differs_and_repairs_last() -> Result<()> {
+    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+        under_load(publisher, subscriber, if long() { 50 } else { 6 })?;
+    }
+    Ok(())
+}
+
+/// A repair that is killed leaves whole batches, and the stream goes on.
+#[test]
+fn a_killed_repair_leaves_whole_batches() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.load_tables()?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.catch_up(&mut run)?;
+    site.subscriber.sql(DB, "UPDATE pgbench_accounts SET filler = 'wrong' WHERE aid <= 2000")?;
+    assert_eq!(finish(&site, "verify", &[])?.0, Some(18));
+    let load = Load::start(&site.publisher, RATE)?;
+    let repair = pgapace("repair")
+        .args([
+            "--publisher",
+            &site.publisher.conninfo(DB),
+            "--subscriber",
+            &site.subscriber.conninfo(DB),
+        ])
+        .args(["--publication", "pub", "--name", NAME, "--batch", "100"]);
+    let mut random = fastrand::Rng::with_seed(5);
+    for _ in 0..if long() { 30 } else { 6 } {
+        let mut process = site.spawn(&repair)?;
+        sleep(Duration::from_millis(random.u64(100..900)));
+        process.kill9()?;
+        let count = |sql: &str| site.subscriber.query_one_text(DB, sql);
+        // The load may repair rows too: an UPDATE brings all columns.
+        let sql = "SELECT count(*) FROM pgbench_accounts a WHERE filler = 'wrong' AND NOT EXISTS \
+                     (SELECT FROM pgapace.difference d WHERE d.key ->> 'aid' = a.aid::text)";
+        assert_eq!(count(sql)?, "0", "differences and rows change together");
+    }
+    let (code, log) = finish(&site, "repair", &[])?;
+    assert_eq!(code, Some(0), "{log}");
+    load.stop()?;
+    catch_up_and_compare(&site, &mut run)
+}
