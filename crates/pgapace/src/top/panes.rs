@@ -28,7 +28,7 @@ pub(super) fn stages(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
         ])
     });
     let head = Row::new(["stage", "behind", "age", "WAL", "tx/s", "rows/s"]).style(dim());
-    let widths = [9, 10, 8, 10, 6, 7].map(Constraint::Length);
+    let widths = [10, 11, 8, 10, 6, 6].map(Constraint::Length);
     let table = Table::new(rows, widths).header(head).column_spacing(0);
     frame.render_widget(table, area);
 }
@@ -37,7 +37,7 @@ pub(super) fn stages(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
 pub(super) fn waits(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     let mut shares = worker_shares(figures);
     shares.sort_by(|(_, a), (_, b)| b.total_cmp(a));
-    let width = usize::from(area.width.saturating_sub(24));
+    let width = usize::from(area.width.saturating_sub(22));
     let bar = |share: f64| {
         let cells = usize::try_from(whole(share / 100.0 * width as f64 + 0.5)).unwrap_or(0);
         "█".repeat(cells.min(width))
@@ -49,7 +49,7 @@ pub(super) fn waits(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
             _ => Color::Yellow,
         };
         Line::from(vec![
-            Span::raw(format!("{:<16}{share:>5.1} % ", reason.replace('_', " "))),
+            Span::raw(format!("{:<15}{share:>5.1}% ", reason.replace('_', " "))),
             Span::styled(bar(*share), Style::new().fg(color)),
         ])
     };

@@ -57,7 +57,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, keys: &Keys) {
     } else {
         self::curves(frame, curves, history, figures);
         let [left, right] =
-            Layout::horizontal([Constraint::Length(48), Constraint::Min(20)]).areas(middle);
+            Layout::horizontal([Constraint::Length(52), Constraint::Min(20)]).areas(middle);
         if let Some(figures) = figures {
             panes::stages(frame, left, figures);
             panes::waits(frame, right, figures);

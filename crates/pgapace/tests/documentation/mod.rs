@@ -38,6 +38,22 @@ fn every_incident_has_its_test() {
 }
 
 #[test]
+fn every_question_of_an_operator_has_its_test() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
+    let document = must(std::fs::read_to_string(file));
+    let tests = tests();
+    let mut questions = 0;
+    for section in document.split("\n## ").skip(1) {
+        let question = section.lines().next().unwrap_or_default();
+        let test = section.split("Test: `").nth(1).and_then(|rest| rest.split('`').next());
+        assert!(test.is_some_and(|test| tests.contains(test)), "{question}: {test:?}");
+        assert!(section.contains("```"), "{question}: no answer");
+        questions += 1;
+    }
+    assert_eq!(questions, 8);
+}
+
+#[test]
 fn the_map_names_what_exists() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let map = must(std::fs::read_to_string(root.join("ARCHITECTURE.md")));

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use testbed::program::Process;
 use testbed::wait_until;
 
-use crate::support::{Case, PATIENCE, must};
+use crate::support::{Case, PATIENCE, must, skipped};
 
 /// A port that was free a moment ago.
 fn free_port() -> u16 {
@@ -101,6 +102,24 @@ fn value(case: &Case, samples: &Samples, name: &str, label: Option<(&str, &str)>
     samples.get(&(name.to_owned(), labels)).copied()
 }
 
+/// Asks the tool of Prometheus, if it is there.
+#[track_caller]
+fn promtool(args: &[&str], input: &str) {
+    let program = Command::new("promtool")
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut program) = program else {
+        return skipped("see::http::metrics_and_status_are_what_sql_says", "there is no promtool");
+    };
+    must(program.stdin.take().expect("a pipe").write_all(input.as_bytes()));
+    let output = must(program.wait_with_output());
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+}
+
 fn start(case: &mut Case, args: &[&str]) -> (u16, Process) {
     let port = free_port();
     case.tool.args.extend(["--http".to_owned(), format!("127.0.0.1:{port}")]);
@@ -144,6 +163,9 @@ fn metrics_and_status_are_what_sql_says() {
             && value(&case, &samples, "pgapace_slot_retained_bytes", None).is_some())
     });
     waited.unwrap_or_else(|error| panic!("{error}\n{text}"));
+    promtool(&["check", "metrics"], &text);
+    let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/prometheus-alerts.yml");
+    promtool(&["check", "rules", rules], "");
     let status: serde_json::Value = must(serde_json::from_str(&get(port, "/api/v1/status").body));
     let one = &status["subscriptions"][0];
     assert_eq!(

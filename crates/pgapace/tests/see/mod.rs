@@ -4,6 +4,7 @@ mod events;
 mod figures;
 mod health;
 mod http;
+mod operations;
 mod top;
 
 use testbed::program::Process;

@@ -209,6 +209,20 @@ fn verified(one: &TableVerification) -> String {
 
 fn slot_line(status: &Status) -> String {
     let Some(slot) = &status.slot_state else {
+        let seen = status.figures.as_ref().and_then(|figures| figures.slot.as_ref());
+        if let Some(seen) = seen.filter(|_| status.lag_unknown.is_some()) {
+            let mut line = status.slot.clone();
+            if let Some(state) = &seen.wal_status {
+                line.push_str(&format!(": WAL {state}"));
+            }
+            if let Some(bytes) = seen.retained_bytes {
+                line.push_str(&format!(", keeps {}", output::size(bytes)));
+            }
+            if let Some(bytes) = seen.safe_wal_size {
+                line.push_str(&format!(", lost after {} more", output::size(bytes)));
+            }
+            return line;
+        }
         let why = if status.lag_unknown.is_some() { "state unknown" } else { "does not exist" };
         return format!("{}: {why}", status.slot);
     };
@@ -231,6 +245,19 @@ fn slot_line(status: &Status) -> String {
 }
 
 fn lag_line(status: &Status) -> String {
+    // The process saw it a moment ago.
+    let committed = status.figures.as_ref().and_then(|figures| figures.stage("committed"));
+    if status.lag_bytes.is_none()
+        && let Some(stage) = committed
+        && let Some(bytes) = stage.lag_bytes
+    {
+        let size = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
+        return match stage.lag_seconds {
+            _ if bytes == 0 => "none".to_owned(),
+            Some(seconds) => format!("{size}, {seconds:.1} seconds"),
+            None => size,
+        };
+    }
     if let Some(reason) = &status.lag_unknown {
         return format!("unknown: {}", reason.lines().next().unwrap_or_default());
     }
@@ -270,6 +297,7 @@ fn figure_lines(figures: &Figures, item: impl Fn(&str, &str)) {
     item("limited by", &figures.limited_by.replace('_', " "));
     let shares: Vec<_> = worker_shares(figures)
         .into_iter()
+        .filter(|(_, share)| *share >= 0.5)
         .map(|(reason, share)| format!("{reason} {share:.0} %"))
         .collect();
     if !shares.is_empty() {

@@ -143,8 +143,13 @@ impl Collector {
             (Some(bytes), self.lag.seconds(position, end, now))
         };
         let committed_lag = end.as_u64().saturating_sub(seen.committed.as_u64());
-        let applied = self.wal_rate(LONG, |sample| sample.committed);
-        let written = self.wal_rate(LONG, |sample| sample.publisher);
+        // Groups commit in steps, so a minute says more than ten seconds; but a burst of the publisher may
+        // be over for less than a minute.
+        let estimate = [LONG, SHORT].into_iter().find_map(|window| {
+            let applied = self.wal_rate(window, |sample| sample.committed);
+            let written = self.wal_rate(window, |sample| sample.publisher);
+            seconds_to_zero(committed_lag, applied, written)
+        });
         let threads = self.thread_shares();
         let blocked = !seen.blockers.is_empty();
         Figures {
@@ -179,7 +184,7 @@ impl Collector {
                 },
                 self.stage("durable", seen.durable, lag(seen.durable), |s| s.durable),
             ],
-            seconds_to_zero: seconds_to_zero(committed_lag, applied, written),
+            seconds_to_zero: estimate,
             limited_by: limited_by(&threads, blocked).to_owned(),
             rows_10s: self.row_rates(SHORT),
             rows_1min: self.row_rates(LONG),
@@ -258,6 +263,8 @@ impl Collector {
                 shares_1min: over(LONG, thread),
             })
             .filter(|thread| !thread.shares_1min.is_empty())
+            // Reading is no wait, so it says something only while memory is full.
+            .filter(|thread| thread.thread != "receiver" || thread.shares_1min.len() > 1)
             .collect();
         // leader, receiver, then workers by number.
         threads.sort_by_key(|thread| {
