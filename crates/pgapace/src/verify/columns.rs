@@ -47,6 +47,9 @@ pub(crate) struct SideColumn {
     pub(crate) byte_order: bool,
     /// Whether the role may read the column.
     pub(crate) readable: bool,
+    /// How well the order of the values agrees with that of the rows (`pg_stats.correlation`), if
+    /// that is known.
+    pub(crate) correlation: Option<f64>,
 }
 
 impl SideColumn {
@@ -57,6 +60,12 @@ impl SideColumn {
     /// A base type that an extension or a user created.
     fn of_extension(&self) -> bool {
         !self.built_in() && self.kind == 'b' && !self.is_array
+    }
+
+    /// Whether nothing changed that a comparison rests on.
+    pub(crate) fn is_as(&self, other: &Self) -> bool {
+        let with = |column: &Self| Self { correlation: None, ..column.clone() };
+        with(self) == with(other)
     }
 
     /// The name of the type that a cast of another server must find.
@@ -246,6 +255,7 @@ mod tests {
             generated: false,
             byte_order: true,
             readable: true,
+            correlation: None,
         }
     }
 

@@ -62,7 +62,7 @@ impl Comparison<'_> {
     /// Compares the rows of a range of the key.
     pub(crate) fn range(&mut self, range: &KeyRange) -> Result<Read<Counts>> {
         let selection = Selection { range: Some(range.clone()), ..Selection::default() };
-        let sums = |table: &TableSql| Self::query(table, table.sums(&selection), Access::Index);
+        let sums = |table: &TableSql| Self::query(table, table.sums(&selection), Access::Range);
         let (theirs, ours) = (sums(&self.plan.publisher), sums(&self.plan.subscriber));
         let read = self.pair.ask(self.shutdown, Some(&theirs), Some(&ours))?;
         let Read::Rows((theirs, ours)) = read else { return Ok(Read::Rewritten) };
@@ -78,7 +78,7 @@ impl Comparison<'_> {
         if theirs == ours {
             return Ok(Read::Rows(counts));
         }
-        self.rows(&selection, Access::Index, &mut counts)
+        self.rows(&selection, Access::Range, &mut counts)
     }
 
     /// Compares a whole table: one pass over it on each server for the sums of buckets, then the rows

@@ -16,6 +16,8 @@ pub(crate) struct SideTable {
     pub(crate) row_security: bool,
     /// As the server estimates.
     pub(crate) rows: u64,
+    /// Whether the table is larger than a quarter of what the server caches.
+    pub(crate) exceeds_cache: bool,
     pub(crate) columns: Vec<SideColumn>,
     pub(crate) indexes: Vec<SideIndex>,
 }
@@ -26,7 +28,8 @@ impl SideTable {
         self.oid == other.oid
             && self.kind == other.kind
             && self.row_security == other.row_security
-            && self.columns == other.columns
+            && self.columns.len() == other.columns.len()
+            && self.columns.iter().zip(&other.columns).all(|(one, other)| one.is_as(other))
             && self.indexes == other.indexes
     }
 }
@@ -62,7 +65,13 @@ fn queries(names: &[(String, String)]) -> [String; 3] {
         format!(
             "WITH {wanted} SELECT w.place, w.relid, w.relkind, pg_catalog.row_security_active(w.relid), \
                (SELECT greatest(c.reltuples, 0)::pg_catalog.int8 FROM pg_catalog.pg_class c \
-                WHERE c.oid = w.relid) \
+                WHERE c.oid = w.relid), \
+               (WITH RECURSIVE tree AS (SELECT w.relid UNION ALL SELECT i.inhrelid FROM tree t \
+                  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid AND w.relkind = 'p') \
+                SELECT coalesce(pg_catalog.sum(c.relpages::pg_catalog.int8), 0) \
+                  * pg_catalog.current_setting('block_size')::pg_catalog.int8 * 4 \
+                  > pg_catalog.pg_size_bytes(pg_catalog.current_setting('effective_cache_size')) \
+                FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid) \
              FROM wanted w"
         ),
         format!(
@@ -85,7 +94,11 @@ fn queries(names: &[(String, String)]) -> [String; 3] {
                CASE WHEN c.attcollation = 0 THEN true WHEN c.attcollation = 100 THEN {database} \
                  ELSE coalesce((SELECT co.collname IN ('C', 'POSIX', 'ucs_basic') AND co.collnamespace = 11 \
                    FROM pg_catalog.pg_collation co WHERE co.oid = c.attcollation), false) END, \
-               pg_catalog.has_column_privilege(c.relid, c.attnum, 'SELECT') \
+               pg_catalog.has_column_privilege(c.relid, c.attnum, 'SELECT'), \
+               (SELECT s.correlation FROM pg_catalog.pg_stats s \
+                JOIN pg_catalog.pg_namespace n ON n.nspname = s.schemaname \
+                JOIN pg_catalog.pg_class r ON r.relnamespace = n.oid AND r.relname = s.tablename \
+                WHERE r.oid = c.relid AND s.attname = c.attname AND NOT s.inherited) \
              FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype <> 'd' \
              ORDER BY c.place, c.attnum"
         ),
@@ -136,6 +149,7 @@ pub(crate) fn read(
             kind: field(&row, 2)?,
             row_security: boolean(&row, 3)?,
             rows: field(&row, 4)?,
+            exceeds_cache: boolean(&row, 5)?,
             columns: columns.remove(&place).unwrap_or_default(),
             indexes: indexes.remove(&place).unwrap_or_default(),
         });
@@ -170,6 +184,7 @@ fn column(row: &Row<'_>) -> Result<SideColumn> {
         generated: boolean(row, 12)?,
         byte_order: boolean(row, 13)?,
         readable: boolean(row, 14)?,
+        correlation: row.get(15).and_then(|text| text.parse().ok()),
     })
 }
 

@@ -3,7 +3,9 @@
 //! Any unique index over NOT NULL columns of either server can be the key: it names rows, and joins
 //! the streams of both servers. Ranges of the key need more. Both servers must put the same rows into
 //! a range, so the order of the key's types must be the same on all servers and versions. Both must
-//! find a range by an index. Everything else is compared by buckets of hashes.
+//! find a range by an index, and its rows must be near each other in the table: in a large table, rows
+//! of a range of random values (uuid) cost one read of a block each. Everything else is compared by
+//! buckets of hashes, in one pass.
 
 use crate::subscriber::oid;
 use crate::verify::columns::{ComparedColumn, SideColumn};
@@ -23,6 +25,8 @@ pub(crate) struct SideIndex {
 /// Columns and indexes of a table on one server.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Side<'a> {
+    /// Whether reads of single blocks are reads from disk.
+    pub(crate) exceeds_cache: bool,
     pub(crate) columns: &'a [SideColumn],
     pub(crate) indexes: &'a [SideIndex],
 }
@@ -30,6 +34,17 @@ pub(crate) struct Side<'a> {
 impl Side<'_> {
     fn column(&self, name: &str) -> Option<&SideColumn> {
         self.columns.iter().find(|column| column.name == name)
+    }
+
+    /// Whether rows of a range of the key are near each other, or in memory.
+    fn is_clustered(&self, key: &[String]) -> bool {
+        let first = key.first().and_then(|name| self.column(name));
+        let scattered = first.is_some_and(|column| match column.correlation {
+            Some(correlation) => correlation.abs() < LEAST_CORRELATION,
+            // Numbers and times usually grow.
+            None => is_string(column.type_oid) || matches!(column.type_oid, oid::UUID | oid::BYTEA),
+        });
+        !(scattered && self.exceeds_cache)
     }
 
     fn finds_ranges(&self, key: &[String]) -> bool {
@@ -60,6 +75,9 @@ pub(crate) fn choose(
     };
     of(publisher).chain(of(subscriber)).next().unwrap_or_default()
 }
+
+/// From this correlation on, a chunk reads about as many blocks as its rows fill.
+const LEAST_CORRELATION: f64 = 0.5;
 
 /// Types whose order depends neither on the server nor on its version.
 fn portable_order(column: &SideColumn) -> bool {
@@ -111,8 +129,9 @@ pub(crate) fn has_ranges(
     };
     !key.is_empty()
         && key.iter().all(alike)
-        && publisher.finds_ranges(key)
-        && subscriber.finds_ranges(key)
+        && [publisher, subscriber]
+            .iter()
+            .all(|side| side.finds_ranges(key) && side.is_clustered(key))
 }
 
 #[cfg(test)]
@@ -136,6 +155,7 @@ mod tests {
             generated: false,
             byte_order: false,
             readable: true,
+            correlation: None,
         }
     }
 
@@ -160,7 +180,7 @@ mod tests {
     fn the_replica_identity_of_the_publisher_is_the_key() {
         let columns = [column("a", oid::INT4), column("b", oid::INT4)];
         let indexes = [index(&["b"], true, false), index(&["a", "b"], true, true)];
-        let side = |indexes| Side { columns: &columns, indexes };
+        let side = |indexes| Side { exceeds_cache: false, columns: &columns, indexes };
         let both = compared(&["a", "b"]);
         assert_eq!(choose(side(&indexes), side(&[]), &both), ["a", "b"]);
         // A column that is not compared cannot be part of the key.
@@ -176,7 +196,7 @@ mod tests {
             let make = |type_oid| [SideColumn { byte_order, ..column("k", type_oid) }];
             let (theirs, ours) = (make(theirs), make(ours));
             let indexes = [index(&["k", "more"], false, false)];
-            let side = |columns| Side { columns, indexes: &indexes };
+            let side = |columns| Side { exceeds_cache: false, columns, indexes: &indexes };
             has_ranges(&key, side(&theirs), side(&ours), same_encoding)
         };
         assert!(has(oid::INT4, oid::INT8, false, false));
@@ -196,8 +216,8 @@ mod tests {
         let good = [index(&["k"], true, true)];
         let other = [SideIndex { default_order: false, ..index(&["k"], true, true) }];
         let has = |columns: &[SideColumn], indexes: &[SideIndex]| {
-            let full = Side { columns: &columns_of(), indexes: &good };
-            has_ranges(&key, full, Side { columns, indexes }, true)
+            let full = Side { exceeds_cache: false, columns: &columns_of(), indexes: &good };
+            has_ranges(&key, full, Side { exceeds_cache: false, columns, indexes }, true)
         };
         fn columns_of() -> [SideColumn; 1] {
             [column("k", oid::INT4)]
@@ -206,5 +226,22 @@ mod tests {
         assert!(!has(&nullable, &good));
         assert!(!has(&columns, &other));
         assert!(!has(&columns, &[]));
+    }
+
+    #[test]
+    fn scattered_rows_of_a_large_table_are_not_read_by_ranges() {
+        let has = |type_oid: u32, correlation: Option<f64>, exceeds_cache: bool| {
+            let key = ["k".to_owned()];
+            let columns = [SideColumn { correlation, ..column("k", type_oid) }];
+            let indexes = [index(&["k"], true, true)];
+            let side = |exceeds_cache| Side { exceeds_cache, columns: &columns, indexes: &indexes };
+            has_ranges(&key, side(false), side(exceeds_cache), true)
+        };
+        assert!(has(oid::UUID, None, false));
+        assert!(!has(oid::UUID, None, true));
+        assert!(has(oid::UUID, Some(0.99), true), "time-ordered");
+        assert!(has(oid::INT8, None, true));
+        assert!(!has(oid::INT8, Some(0.1), true));
+        assert!(has(oid::INT8, Some(-1.0), true));
     }
 }

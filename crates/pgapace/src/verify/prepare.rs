@@ -516,5 +516,5 @@ impl Context<'_> {
 }
 
 fn side(table: &SideTable) -> Side<'_> {
-    Side { columns: &table.columns, indexes: &table.indexes }
+    Side { exceeds_cache: table.exceeds_cache, columns: &table.columns, indexes: &table.indexes }
 }

@@ -198,7 +198,7 @@ impl Verification<'_> {
         lock(&self.work).next(|table, after| {
             let plan = &self.plans[table];
             let sql = plan.publisher.walk(after, chunk_rows(self.scope.share));
-            let query = Query { sql, oid: plan.publisher.oid, access: Access::Index };
+            let query = Query { sql, oid: plan.publisher.oid, access: Access::Walk };
             for _ in 0..ATTEMPTS {
                 let read = pair.ask(self.shutdown, Some(&query), None);
                 match read.map_err(|failure| in_table(failure, plan))? {

@@ -20,24 +20,32 @@ const BATCH_BYTES: usize = 64 * 1024;
 /// Batches of one server that wait to be merged.
 const BATCHES: usize = 4;
 
-/// Range scans must not become sequential scans of the whole table because statistics are missing.
 /// A subtransaction releases the locks of a query when it is rolled back, so that a TRUNCATE waits for
 /// one chunk at most.
-const BEGIN_RANGE: &str = "SAVEPOINT chunk; SET LOCAL enable_seqscan = off";
+///
+/// A range must be read by its index even if statistics are missing. A bitmap scan reads each block of
+/// the table once, and takes a quarter less CPU time than an index scan.
+const BEGIN_RANGE: &str = "SAVEPOINT chunk; SET LOCAL enable_seqscan = off; \
+    SET LOCAL enable_indexscan = off; SET LOCAL work_mem = '64MB'";
+/// The walk along an index needs its order.
+const BEGIN_WALK: &str = "SAVEPOINT chunk; SET LOCAL enable_seqscan = off; \
+    SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off";
 const BEGIN_SCAN: &str = "SAVEPOINT chunk";
 const END: &str = "ROLLBACK TO SAVEPOINT chunk; RELEASE SAVEPOINT chunk";
 
 /// How a query finds its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    Index,
+    Range,
+    Walk,
     Scan,
 }
 
 impl Access {
     fn begin(self) -> &'static str {
         match self {
-            Self::Index => BEGIN_RANGE,
+            Self::Range => BEGIN_RANGE,
+            Self::Walk => BEGIN_WALK,
             Self::Scan => BEGIN_SCAN,
         }
     }
