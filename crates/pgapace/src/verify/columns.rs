@@ -58,7 +58,7 @@ impl SideColumn {
     }
 
     /// A base type that an extension or a user created.
-    fn of_extension(&self) -> bool {
+    pub(crate) fn of_extension(&self) -> bool {
         !self.built_in() && self.kind == 'b' && !self.is_array
     }
 
@@ -83,6 +83,15 @@ pub(crate) struct ColumnSql {
     pub(crate) text: String,
     /// A string whose length tells where the text ends in that of a row.
     pub(crate) length: String,
+    /// Whether `value` is the binary form in hex, and `text` the output of the type.
+    pub(crate) sent: bool,
+}
+
+impl ColumnSql {
+    /// What is compared, as a value of type text.
+    pub(crate) fn compared(&self) -> &str {
+        if self.sent { &self.value } else { &self.text }
+    }
 }
 
 /// How a column is compared.
@@ -140,18 +149,18 @@ fn plain(column: &SideColumn) -> ColumnSql {
     // The length of a string is known without its bytes.
     let is_string = matches!(column.type_oid, oid::TEXT | oid::VARCHAR | oid::BPCHAR);
     let length = if is_string { value.clone() } else { text.clone() };
-    ColumnSql { value, text, length }
+    ColumnSql { value, text, length, sent: false }
 }
 
 /// A column in its binary form.
 fn sent(column: &SideColumn, function: &str) -> ColumnSql {
     let value = format!("pg_catalog.encode({function}({}), 'hex')", quote_ident(&column.name));
-    as_text(value)
+    ColumnSql { length: value.clone(), value, text: plain(column).text, sent: true }
 }
 
 /// An expression of type text.
 fn as_text(value: String) -> ColumnSql {
-    ColumnSql { text: value.clone(), length: value.clone(), value }
+    ColumnSql { text: value.clone(), length: value.clone(), value, sent: false }
 }
 
 /// The text of the publisher's column as the subscriber stores it in a column of another type.
@@ -178,7 +187,7 @@ fn converted(publisher: &SideColumn, subscriber: &SideColumn) -> ColumnSql {
         }
         None => {
             let text = output_text(&cast);
-            ColumnSql { length: text.clone(), text, value: cast }
+            ColumnSql { length: text.clone(), text, value: cast, sent: false }
         }
     }
 }

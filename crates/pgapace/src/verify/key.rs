@@ -165,7 +165,8 @@ mod tests {
     }
 
     fn compared(names: &[&str]) -> Vec<ComparedColumn> {
-        let sql = ColumnSql { value: String::new(), text: String::new(), length: String::new() };
+        let [value, text, length] = [const { String::new() }; 3];
+        let sql = ColumnSql { value, text, length, sent: false };
         let one = |name: &&str| ComparedColumn {
             name: (*name).to_owned(),
             publisher: sql.clone(),

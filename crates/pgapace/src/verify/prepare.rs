@@ -476,7 +476,9 @@ impl Context<'_> {
         };
         let type_of = |name: &String| {
             let column = table.columns.iter().find(|column| column.name == *name)?;
-            Some((name.clone(), column.type_sql.clone()))
+            // The search path does not have the operators of an extension.
+            let type_sql = (!column.of_extension()).then(|| column.type_sql.clone());
+            Some((name.clone(), type_sql))
         };
         let key: Vec<_> = key.iter().filter_map(type_of).collect();
         TableSql::new(&parts, compared, of, &key)

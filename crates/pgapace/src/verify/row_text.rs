@@ -66,7 +66,7 @@ pub(crate) fn row_text(fields: &[RowField], converts: bool) -> String {
     if let [only] = fields
         && !only.nullable
     {
-        return only.sql.text.clone();
+        return only.sql.compared().to_owned();
     }
     let length = |field: &RowField| {
         let function = if converts { "char_length" } else { "octet_length" };
@@ -124,6 +124,7 @@ mod tests {
             value: name.to_owned(),
             text: format!("{name}::text"),
             length: name.to_owned(),
+            sent: false,
         };
         RowField { sql, nullable, plain }
     }

@@ -83,12 +83,13 @@ pub(crate) struct Parts<'a> {
 }
 
 impl TableSql {
-    /// `of` selects the server's part of a column; `key` are its columns with the types of literals.
+    /// `of` selects the server's part of a column; `key` are its columns with the types of literals, or
+    /// `None` for a column that is found by its text.
     pub(crate) fn new(
         parts: &Parts<'_>,
         columns: &[ComparedColumn],
         of: impl Fn(&ComparedColumn) -> &ColumnSql,
-        key: &[(String, String)],
+        key: &[(String, Option<String>)],
     ) -> Self {
         let (schema, name) = parts.name;
         // Replication treats inheritance children as other tables.
@@ -106,7 +107,13 @@ impl TableSql {
         };
         let key = key.iter().filter_map(|(name, type_sql)| {
             let column = columns.iter().find(|column| column.name == *name)?;
-            let literal = KeyColumn { name: quote_ident(name), type_sql: type_sql.clone() };
+            let literal = match type_sql {
+                Some(type_sql) => KeyColumn { name: quote_ident(name), type_sql: type_sql.clone() },
+                None => KeyColumn {
+                    name: of(column).text.clone(),
+                    type_sql: "pg_catalog.text".to_owned(),
+                },
+            };
             Some((field(column), literal))
         });
         Self {
@@ -200,7 +207,8 @@ impl TableSql {
             _ => (format!("ROW({})", names.join(", ")), keys),
         };
         let texts = self.key.iter().map(|(column, _)| column.sql.text.clone());
-        let hashes = self.columns.iter().map(|column| hash(&self.encoded(&column.sql.text), FIRST));
+        let hashes =
+            self.columns.iter().map(|column| hash(&self.encoded(column.sql.compared()), FIRST));
         let fields: Vec<_> = texts.chain(hashes).collect();
         let mut conditions = self.conditions.clone();
         conditions.push(format!("{row} IN ({})", rows.join(", ")));

@@ -179,3 +179,66 @@ fn many_differences() {
         assert_eq!(case.subscriber.rows(counts), ["n|missing|1000|0", "t|different|1000|1000"]);
     });
 }
+
+/// Odd names, many columns, empty tables, and types of extensions.
+#[test]
+fn odd_tables() {
+    on_versions(&VERSIONS, |case| {
+        let many: Vec<_> = (0..300).map(|number| format!("c{number} int")).collect();
+        case.both(&format!(
+            "CREATE SCHEMA \"odd.Schema\"; \
+             CREATE TABLE \"odd.Schema\".\"it's \"\"odd\"\"\" (\"Key,\\ one\" text, \"%s\" int, v text, PRIMARY KEY (\"%s\", \"Key,\\ one\")); \
+             CREATE TABLE wide (id int PRIMARY KEY, {}); CREATE TABLE wide_keyless ({}); \
+             CREATE TABLE empty (id int PRIMARY KEY); CREATE TABLE empty_keyless (v text); CREATE TABLE no_columns ()",
+            many.join(", "),
+            many.join(", ")
+        ));
+        let extensions = ["citext", "hstore"]
+            .iter()
+            .all(|name| case.publisher.offers(name) && case.subscriber.offers(name));
+        if extensions {
+            case.publisher.sql("CREATE EXTENSION citext; CREATE EXTENSION hstore");
+            // In another schema than on the publisher.
+            case.subscriber.sql("CREATE SCHEMA ext; CREATE EXTENSION citext SCHEMA ext; CREATE EXTENSION hstore SCHEMA ext");
+            case.publisher
+                .sql("CREATE TABLE ext_types (id citext PRIMARY KEY, h hstore, c citext, t text)");
+            case.subscriber.sql("CREATE TABLE ext_types (id ext.citext PRIMARY KEY, h ext.hstore, c ext.citext, t ext.citext)");
+            case.publisher.sql("INSERT INTO ext_types VALUES ('A', 'a=>1, b=>NULL', 'Ü', 'x'), ('b', NULL, '', NULL)");
+        }
+        case.publisher.sql(
+            "INSERT INTO \"odd.Schema\".\"it's \"\"odd\"\"\" SELECT E'k\\\\ \\'' || i, i, 'v' FROM generate_series(1, 100) i; \
+             INSERT INTO wide SELECT i FROM generate_series(1, 100) i; INSERT INTO wide_keyless (c7) SELECT * FROM generate_series(1, 100)",
+        );
+        case.publisher.sql("CREATE PUBLICATION pub FOR ALL TABLES");
+        let refused = case.run();
+        // A table without columns cannot be part of it.
+        if refused.code != Some(0) {
+            refused.expect(0, &[]);
+        }
+        let nothing = case.tool.finish("verify", &[]);
+        nothing.expect(6, &["table public.no_columns has no comparable columns"]);
+        let mut tables =
+            vec!["odd.Schema.it's \"odd\"", "wide", "wide_keyless", "empty", "empty_keyless"];
+        if extensions {
+            tables.push("ext_types");
+        }
+        tables.remove(0);
+        let args: Vec<&str> = tables.iter().flat_map(|name| ["--table", *name]).collect();
+        super::expect_equal(&case, &tables, &args);
+        case.subscriber.sql("UPDATE wide SET c250 = 7 WHERE id = 7; DELETE FROM wide_keyless WHERE c7 = 5; INSERT INTO empty VALUES (1)");
+        if extensions {
+            case.subscriber.sql("UPDATE ext_types SET c = 'ü', h = 'a=>2' WHERE id = 'A'; UPDATE ext_types SET id = 'B' WHERE id = 'b'");
+        }
+        verify(&case, 18, &args);
+        let kinds = case.subscriber.rows(
+            "SELECT table_name, kind, columns FROM pgapace.difference WHERE table_name <> 'ext_types' ORDER BY 1",
+        );
+        assert_eq!(kinds, ["empty|extra|∅", "wide|different|{c250}", "wide_keyless|missing|∅"]);
+        if extensions {
+            let kinds = case.subscriber.rows(
+                "SELECT kind, columns, key ->> 'id' FROM pgapace.difference WHERE table_name = 'ext_types' ORDER BY 1, 2",
+            );
+            assert_eq!(kinds, ["different|{h,c}|A", "extra|∅|B", "missing|∅|b"]);
+        }
+    });
+}
