@@ -19,6 +19,7 @@ mod pooler;
 mod product;
 mod publisher;
 mod repair;
+mod report;
 mod sequences;
 mod spool;
 mod sqlstate;

@@ -16,7 +16,7 @@ use crate::apply::session::Identity;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::{Answered, FromWorker, Moved};
 use crate::error::{Failure, Result};
-use crate::observe::figures::{BlockerNow, WorkerNow};
+use crate::observe::figures::{BlockerNow, SlowGroup, WorkerNow};
 use crate::observe::ledger::Counts;
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::subscriber::state::statistics::Waits;
@@ -305,6 +305,11 @@ impl Pool {
     /// What workers have counted since the last call.
     pub(crate) fn take_counts(&self) -> Counts {
         self.slots.take_counts()
+    }
+
+    /// The slowest groups since the last call.
+    pub(crate) fn take_slowest(&self) -> Vec<SlowGroup> {
+        self.slots.take_slowest()
     }
 
     /// What each worker does.

@@ -10,6 +10,7 @@ pub(crate) mod output;
 pub(crate) mod prepared;
 pub(crate) mod release;
 pub(crate) mod repair;
+pub(crate) mod report;
 pub(crate) mod resync;
 pub(crate) mod run;
 pub(crate) mod sequences;
@@ -90,6 +91,11 @@ const TOP_HELP: &str = r#"It needs only --subscriber. Keys are those of top: q q
 Example:
   pgapace top --subscriber postgresql://b/shop
   pgapace top --subscriber postgresql://b/shop --once"#;
+
+const REPORT_HELP: &str = r#"It needs only --subscriber. The file has no scripts and loads nothing. It has error messages, which may have keys of rows.
+
+Example:
+  pgapace report --subscriber postgresql://b/shop ticket-4711.html"#;
 
 const DROP_HELP: &str = r#"It needs --subscriber and --name, and --publisher unless --keep-slot is given.
 
@@ -212,6 +218,9 @@ enum Command {
     /// Show what subscriptions do now, on a terminal
     #[command(after_help = TOP_HELP)]
     Top(top::TopArgs),
+    /// Write one HTML file about subscriptions: curves of the last day, tables, errors
+    #[command(after_help = REPORT_HELP)]
+    Report(report::ReportArgs),
     /// Truncate tables and copy them again, while other tables continue
     #[command(after_help = RESYNC_HELP)]
     Resync(resync::ResyncArgs),
@@ -344,6 +353,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Release(args) => release::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Resync(args) => resync::resync(&args),
         Command::Refresh(args) => resync::refresh(&args),
         Command::Sequences(args) => sequences::run(&args),

@@ -23,6 +23,7 @@ const ALL: &[&str] = &[
     "release",
     "status",
     "top",
+    "report",
     "resync",
     "refresh",
     "sequences",

@@ -3,14 +3,17 @@
 //! The worker adds to it once per group, and the leader takes it about once per second. Both hold the
 //! mutex for some additions only.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use engine::group::GroupSeq;
 use engine::relation::RemoteRelation;
 use engine::transaction::ChangeCounts;
 use pgoutput::{Lsn, Xid};
 
+use crate::observe::board::wall;
+use crate::observe::figures::SlowGroup;
 use crate::observe::stopwatch::Stopwatch;
 use crate::subscriber::conflict::ConflictType;
 
@@ -52,9 +55,11 @@ impl Counts {
     }
 }
 
-/// The group that a worker was handed last.
+/// A group that a worker has.
 #[derive(Debug, Clone)]
 pub(crate) struct CurrentGroup {
+    pub(crate) seq: GroupSeq,
+    /// When it was encoded first.
     pub(crate) since: Instant,
     /// Its last transaction.
     pub(crate) commit_lsn: Lsn,
@@ -73,7 +78,19 @@ pub(crate) struct Ledger(Arc<Mutex<Pages>>);
 struct Pages {
     tables: Vec<(Arc<RemoteRelation>, ChangeCounts)>,
     rest: Counts,
-    current: Option<CurrentGroup>,
+    /// Groups in flight, the first one first.
+    current: VecDeque<CurrentGroup>,
+    /// Of the groups that ended, those that took longest.
+    slowest: Vec<SlowGroup>,
+}
+
+/// How many of the slowest groups are kept.
+const SLOWEST: usize = 10;
+
+/// Keeps the slowest of all, the slowest first.
+pub(crate) fn keep_slowest(all: &mut Vec<SlowGroup>) {
+    all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    all.truncate(SLOWEST);
 }
 
 impl Ledger {
@@ -103,14 +120,52 @@ impl Ledger {
         *self.pages().rest.retries.entry(sqlstate.to_owned()).or_default() += 1;
     }
 
-    /// The worker begins with this group, or has nothing to do.
-    pub(crate) fn works_on(&self, group: Option<CurrentGroup>) {
-        self.pages().current = group;
+    /// The worker begins with this group, perhaps again.
+    pub(crate) fn begins(&self, group: CurrentGroup) {
+        let mut pages = self.pages();
+        if pages.current.iter().all(|known| known.seq != group.seq) {
+            pages.current.push_back(group);
+        }
     }
 
-    /// What the worker has now.
+    /// The group, and all before it, have ended.
+    pub(crate) fn ended(&self, seq: GroupSeq) {
+        let mut pages = self.pages();
+        while let Some(group) = pages.current.front()
+            && group.seq <= seq
+        {
+            let seconds = group.since.elapsed().as_secs_f64();
+            let least = pages.slowest.last().map_or(0.0, |slow| slow.seconds);
+            if let Some(group) = pages.current.pop_front()
+                && (seconds > least || pages.slowest.len() < SLOWEST)
+            {
+                pages.slowest.push(SlowGroup {
+                    seconds,
+                    ended_at: wall(),
+                    commit_lsn: group.commit_lsn.to_string(),
+                    xid: group.xid.0,
+                    transactions: group.transactions,
+                    changes: group.changes,
+                    table: group.table.map(|table| format!("{}.{}", table.schema, table.name)),
+                });
+                keep_slowest(&mut pages.slowest);
+            }
+        }
+    }
+
+    /// The worker has nothing to do.
+    pub(crate) fn rests(&self) {
+        self.pages().current.clear();
+    }
+
+    /// The first group that the worker has.
     pub(crate) fn current(&self) -> Option<CurrentGroup> {
-        self.pages().current.clone()
+        self.pages().current.front().cloned()
+    }
+
+    /// The slowest groups since the last call.
+    pub(crate) fn take_slowest(&self) -> Vec<SlowGroup> {
+        std::mem::take(&mut self.pages().slowest)
     }
 
     /// What was counted since the last call.

@@ -5,6 +5,7 @@ mod figures;
 mod health;
 mod http;
 mod operations;
+mod report;
 mod top;
 
 use testbed::program::Process;

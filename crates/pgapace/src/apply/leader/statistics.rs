@@ -8,6 +8,7 @@ use crate::observe::board::{Posted, wall};
 use crate::observe::events;
 use crate::observe::figures::{Figures, Observation, TableDelta, ThreadWaits};
 use crate::observe::history::Point;
+use crate::observe::ledger::keep_slowest;
 use crate::subscriber::state::statistics::{Counters, Delta, Waits};
 
 /// How often figures are made and counters are written.
@@ -85,6 +86,8 @@ impl Leader<'_> {
             name: name.clone(),
             changes: changes.total(),
         });
+        self.watched.slow_groups.extend(self.around.pool.take_slowest());
+        keep_slowest(&mut self.watched.slow_groups);
         let decoded = self.around.decoded;
         // Between two transactions, all that is received is decoded.
         let in_transaction = self.intake.incoming.in_transaction() || !self.rest.is_empty();
@@ -109,6 +112,7 @@ impl Leader<'_> {
             memory_limit,
             spool,
             tables: tables.collect(),
+            slow_groups: self.watched.slow_groups.clone(),
         };
         let at = self.now();
         let figures = self.watched.collector.observe(at, &seen);

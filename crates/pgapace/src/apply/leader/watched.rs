@@ -7,7 +7,7 @@ use pgoutput::{Lsn, Timestamp};
 use crate::config::Subscription;
 use crate::observe::board::{Board, Every, POINT_EVERY};
 use crate::observe::events::LogEvent;
-use crate::observe::figures::{Collector, Figures};
+use crate::observe::figures::{Collector, Figures, SlowGroup};
 use crate::observe::ledger::{Counts, Ledger};
 use crate::subscriber::state::statistics::{Counters, Delta};
 
@@ -33,6 +33,7 @@ pub(crate) struct Watched {
     pub(super) counts: Counts,
     pub(super) reported: Option<Delta>,
     pub(super) points: Every,
+    pub(super) slow_groups: Vec<SlowGroup>,
     pub(super) summaries: Summaries,
     pub(super) subscription: String,
     pub(super) event_retention: Option<Duration>,
@@ -62,6 +63,7 @@ impl Watched {
             counts: Counts::default(),
             reported: None,
             points: Every::new(POINT_EVERY),
+            slow_groups: Vec::new(),
             summaries: Summaries::new(),
             subscription: config.name.clone(),
             event_retention: config.event_retention(),

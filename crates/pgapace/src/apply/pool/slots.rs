@@ -12,7 +12,7 @@ use crate::apply::sessions::{SessionLease, Share};
 use crate::apply::turns::Turns;
 use crate::apply::worker::{FromWorker, Worker, WorkerContext};
 use crate::error::{Failure, Result};
-use crate::observe::figures::WorkerNow;
+use crate::observe::figures::{SlowGroup, WorkerNow};
 use crate::observe::ledger::{Counts, Meter};
 use crate::subscriber::state::statistics::Waits;
 
@@ -162,6 +162,11 @@ impl Slots {
         let mut counts = Counts::default();
         self.slots.iter().for_each(|slot| counts.add(slot.meter.ledger.take()));
         counts
+    }
+
+    /// The slowest groups since the last call.
+    pub(super) fn take_slowest(&self) -> Vec<SlowGroup> {
+        self.slots.iter().flat_map(|slot| slot.meter.ledger.take_slowest()).collect()
     }
 
     /// What each worker does.

@@ -177,7 +177,7 @@ impl ApplyThread {
             Some(WaitReason::CommitOrder) => Reason::CommitOrder,
             None if self.groups.first().is_some() => Reason::Subscriber,
             None => {
-                self.ledger.works_on(None);
+                self.ledger.rests();
                 Reason::Idle
             }
         };

@@ -37,7 +37,9 @@ impl ApplyThread {
         }
         let split = self.groups.is_split(&start, &*self.turns);
         let Start { group, ahead, behind, counted } = start;
-        self.ledger.works_on(current_group(&group));
+        if let Some(current) = current_group(&group) {
+            self.ledger.begins(current);
+        }
         let before = self.session.pending_ready();
         let position = self.encoder.position();
         let mut replies = VecDeque::new();
@@ -183,6 +185,7 @@ impl ApplyThread {
 fn current_group(group: &Group) -> Option<CurrentGroup> {
     let last = group.works.last()?;
     Some(CurrentGroup {
+        seq: group.seq,
         since: Instant::now(),
         commit_lsn: last.part.head.commit_lsn,
         xid: last.part.head.xid,

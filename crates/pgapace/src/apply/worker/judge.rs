@@ -118,6 +118,7 @@ impl ApplyThread {
                     }
                 }
                 if group.is_committed() {
+                    self.ledger.ended(group.group.seq);
                     let (parallel, dependent) = (group.ahead, !group.group.dependent.is_empty());
                     self.tally.count(|counters| {
                         counters.groups_parallel += u64::from(parallel);

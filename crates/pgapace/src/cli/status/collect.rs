@@ -161,6 +161,19 @@ impl StatusReader {
         self.with(|session, _, _| figures::history(session, name, most))
     }
 
+    /// Rows of a query with the subscription's name as its parameter, as text.
+    pub(crate) fn rows(&mut self, sql: &str, name: &str) -> Result<Vec<Vec<String>>> {
+        self.with(|session, _, _| {
+            let rows = session
+                .query(sql, &[Some(name)])
+                .map_err(|e| Failure::subscriber(&e, "reading statistics"))?;
+            let cells = |row: &wire::Row<'_>, columns: usize| {
+                (0..columns).map(|column| row.get(column).unwrap_or_default().to_owned()).collect()
+            };
+            Ok(rows.iter().map(|row| cells(&row, row.len())).collect())
+        })
+    }
+
     fn with<T>(
         &mut self,
         work: impl FnOnce(&mut Session, &mut std::result::Result<Source, String>, &Site) -> Result<T>,

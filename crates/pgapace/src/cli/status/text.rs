@@ -1,5 +1,7 @@
 //! Status as text.
 
+use std::cell::RefCell;
+
 use crate::cli::output;
 use crate::cli::status::collect::{Status, Table};
 use crate::observe::board::wall;
@@ -12,6 +14,13 @@ use crate::subscriber::state::verification::TableVerification;
 const EVENTS: usize = 5;
 
 pub(super) fn print(status: &Status) {
+    lines(status).iter().for_each(|line| output::line(line));
+}
+
+/// The lines of a subscription.
+pub(crate) fn lines(status: &Status) -> Vec<String> {
+    let lines = RefCell::new(Vec::new());
+    let put = |line: String| lines.borrow_mut().push(line);
     let running = match &status.owner {
         _ if status.state == "retrying" => format!(
             "retrying after an error (next try {})",
@@ -27,8 +36,8 @@ pub(super) fn print(status: &Status) {
             owner.since.as_deref().unwrap_or("?")
         ),
     };
-    output::line(&format!("{}: {}, {running}", status.name, status.phase));
-    let item = |label: &str, value: &str| output::line(&format!("  {label:<15}{value}"));
+    put(format!("{}: {}, {running}", status.name, status.phase));
+    let item = |label: &str, value: &str| put(format!("  {label:<15}{value}"));
     let lsn = |lsn: &Option<String>| lsn.clone().unwrap_or_else(|| "-".to_owned());
     item("publications", &status.publications.join(", "));
     item("slot", &slot_line(status));
@@ -100,7 +109,7 @@ pub(super) fn print(status: &Status) {
     if !status.prepared.is_empty() {
         item("prepared", &status.prepared.len().to_string());
         for one in &status.prepared {
-            output::line(&format!("    {}", one.line()));
+            put(format!("    {}", one.line()));
         }
     }
     let waiting: Vec<_> = status
@@ -129,15 +138,14 @@ pub(super) fn print(status: &Status) {
     if let Some(copy) = &status.copy {
         let mut lines = copy.lines(output::size).into_iter();
         item("copied", &lines.next().unwrap_or_default());
-        lines.for_each(|line| output::line(&format!("    {line}")));
+        lines.for_each(|line| put(format!("    {line}")));
     }
     let joins = |table: &&Table| table.joins && table.sync_lsn.is_some();
     for table in status.tables.iter().filter(joins) {
-        output::line(&format!("    {}.{}: catches up", table.schema, table.name));
+        put(format!("    {}.{}: catches up", table.schema, table.name));
     }
     for table in &status.tables {
-        let line =
-            |text: String| output::line(&format!("    {}.{}: {text}", table.schema, table.name));
+        let line = |text: String| put(format!("    {}.{}: {text}", table.schema, table.name));
         if let (Some(reason), Some(since)) = (&table.reason, &table.blocked_since) {
             line(format!("blocked since {since}: {reason}"));
         }
@@ -149,13 +157,13 @@ pub(super) fn print(status: &Status) {
             line(format!("to be copied again (resync at {at})"));
         }
         if let (Some(mode), Some(reason)) = (&table.apply_mode, &table.apply_reason) {
-            output::line(&format!("    {}.{}: {mode}: {reason}", table.schema, table.name));
+            put(format!("    {}.{}: {mode}: {reason}", table.schema, table.name));
         }
     }
     if !status.verifications.is_empty() {
         item("verified", &status.verifications.len().to_string());
         for one in &status.verifications {
-            output::line(&format!("    {}.{}: {}", one.schema, one.name, verified(one)));
+            put(format!("    {}.{}: {}", one.schema, one.name, verified(one)));
         }
     }
     if !status.events.is_empty() {
@@ -163,7 +171,7 @@ pub(super) fn print(status: &Status) {
         for event in status.events.iter().take(EVENTS) {
             let ago = duration((wall() - event.at).max(0.0));
             let line = format!("{ago} ago, {}: {} {}", event.event, event.message, event.fields);
-            output::line(&format!("    {}", line.lines().next().unwrap_or_default()));
+            put(format!("    {}", line.lines().next().unwrap_or_default()));
         }
     }
     if let Some(error) = &status.last_error {
@@ -175,9 +183,10 @@ pub(super) fn print(status: &Status) {
             _ => item("last error", at),
         }
         for line in error.lines() {
-            output::line(&format!("    {line}"));
+            put(format!("    {line}"));
         }
     }
+    lines.into_inner()
 }
 
 /// The last verification of a table.

@@ -201,6 +201,7 @@ impl Collector {
             spool_bytes: seen.spool.bytes,
             spool_files: seen.spool.files,
             tables: self.table_rates(),
+            slow_groups: seen.slow_groups.clone(),
         }
     }
 
@@ -329,6 +330,7 @@ mod tests {
             memory_bytes: 7,
             memory_limit: 70,
             spool: Spooled::default(),
+            slow_groups: Vec::new(),
             tables: vec![TableDelta { schema: "s".into(), name: "t".into(), changes: 4 }],
         }
     }

@@ -44,6 +44,8 @@ pub(crate) struct Observation {
     pub(crate) spool: Spooled,
     /// Committed changes by table since the last observation.
     pub(crate) tables: Vec<TableDelta>,
+    /// The slowest groups of the run.
+    pub(crate) slow_groups: Vec<SlowGroup>,
 }
 
 /// How long a thread waited, by reason.
@@ -106,6 +108,24 @@ pub(crate) struct Figures {
     pub(crate) spool_files: u64,
     /// The tables with most rows per second.
     pub(crate) tables: Vec<TableRate>,
+    /// The groups of the run that took longest from encoding to the answer to COMMIT.
+    pub(crate) slow_groups: Vec<SlowGroup>,
+}
+
+/// A group that took long.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct SlowGroup {
+    pub(crate) seconds: f64,
+    /// Seconds since 1970.
+    pub(crate) ended_at: f64,
+    /// Of its last transaction.
+    pub(crate) commit_lsn: String,
+    pub(crate) xid: u32,
+    pub(crate) transactions: usize,
+    pub(crate) changes: usize,
+    /// A table of its last transaction.
+    pub(crate) table: Option<String>,
 }
 
 /// One stage of a change's way.

@@ -1,0 +1,42 @@
+//! `pgapace report`: one HTML file about subscriptions, to attach to a ticket.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::cli::status::collect::StatusReader;
+use crate::cli::{Selection, output};
+use crate::error::{Class, Failure, Result};
+use crate::report;
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// How far the curves go back
+    #[arg(long, value_name = "MINUTES", default_value = "1440",
+        value_parser = clap::value_parser!(u64).range(1..=1440))]
+    minutes: u64,
+
+    /// The file to write; - is standard output
+    #[arg(value_name = "FILE", default_value = "pgapace-report.html")]
+    file: PathBuf,
+}
+
+pub(crate) fn run(args: &ReportArgs) -> Result<()> {
+    let sites = args.selection.subscriber_only()?;
+    let mut readers: Vec<_> = sites.into_iter().map(StatusReader::new).collect();
+    let Some(report) = report::make(&mut readers, args.minutes)? else {
+        return Err(Failure::new(Class::Unknown, "there is no subscription on the subscriber"));
+    };
+    if args.file.as_os_str() == "-" {
+        output::text(&report);
+        return Ok(());
+    }
+    let shown = args.file.display();
+    std::fs::write(&args.file, report)
+        .map_err(|error| Failure::new(Class::Config, format!("cannot write {shown}: {error}")))?;
+    output::line(&format!("{shown} is written"));
+    Ok(())
+}
