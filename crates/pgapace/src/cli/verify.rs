@@ -1,7 +1,7 @@
 //! `pgapace verify`: compares the tables of both servers.
 
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
@@ -13,6 +13,7 @@ use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::verification::{self, Counts, TableOf};
 use crate::subscriber::state::{self, SubscriptionId};
@@ -192,6 +193,7 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
     let prepared = prepare(&mut look, &mut local, config, &row, scope)?;
     drop((look, local));
     let plans = &prepared.plans;
+    be_the_only_one(&mut control, row.id)?;
     let (tables, recorded) = begin(args, &mut control, row.id, plans, scope)?;
     let manner = Manner {
         jobs: args.jobs.into(),
@@ -229,6 +231,33 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
         scope: scope.text(),
         tables: reports.collect(),
     })
+}
+
+/// How long a process that was killed may still hold its lock.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Two verifications of one subscription would mix their results. The lock ends with the session.
+fn be_the_only_one(control: &mut Session, id: SubscriptionId) -> Result<()> {
+    let sql = format!(
+        "SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtext('pgapace.verification'), {})",
+        id.0
+    );
+    let begun = Instant::now();
+    loop {
+        let results =
+            control.simple(&sql).map_err(|e| Failure::subscriber(&e, "taking an advisory lock"))?;
+        if boolean(&first_row(&results, "pg_try_advisory_lock")?, 0)? {
+            return Ok(());
+        }
+        if begun.elapsed() >= LOCK_PATIENCE {
+            return Err(Failure::new(
+                Class::Busy,
+                "another verification of this subscription is running",
+            )
+            .hint("Wait until it ends. Its process holds an advisory lock on the subscriber: see pg_locks."));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// Records the beginning, or where an interrupted verification goes on. Returns the work of each
@@ -282,7 +311,11 @@ fn resume(
         };
         let work = match &found.result {
             Some(_) => TableWork::finished(plan.method, found.counts),
-            None => TableWork::resumed(plan.method, found.position.clone(), found.counts),
+            None => {
+                let position = found.position.clone();
+                let position = position.filter(|key| key.len() == plan.key.len());
+                TableWork::resumed(plan.method, position, found.counts)
+            }
         };
         let of = TableOf { id, schema: &plan.schema, name: &plan.name };
         verification::forget_after(control, of, work.compared())?;

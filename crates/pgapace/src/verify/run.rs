@@ -23,6 +23,9 @@ use crate::verify::work::{Task, Work};
 /// How often a chunk is compared again because its table was truncated or rewritten meanwhile.
 const ATTEMPTS: u32 = 5;
 
+/// The next step after an interruption.
+const RESUME: &str = "pgapace verify --resume goes on from here.";
+
 /// How a verification goes about it.
 #[derive(Debug, Clone)]
 pub(crate) struct Manner {
@@ -150,8 +153,9 @@ impl Verification<'_> {
         let mut pair: Option<SessionPair> = None;
         loop {
             if self.shutdown.requested() {
-                return Err(Failure::new(Class::Stopped, "stopped during the verification")
-                    .hint("pgapace verify --resume goes on from here."));
+                return Err(
+                    Failure::new(Class::Stopped, "stopped during the verification").hint(RESUME)
+                );
             }
             if lock(failed).is_some() {
                 return Ok(());
@@ -223,17 +227,18 @@ impl Verification<'_> {
         let plan = &self.plans[task.table];
         let start = self.progress.started();
         let mut began = start.elapsed();
-        let mut worked = |rows, bytes| {
-            self.progress.add(rows, bytes);
-            let wait = lock(&self.pace).wait_after(began, start.elapsed(), rows, bytes);
-            self.shutdown.sleep(wait);
-            began = start.elapsed();
-            match self.shutdown.requested() {
-                true => Err(Failure::new(Class::Stopped, "stopped during the verification")
-                    .hint("pgapace verify --resume goes on from here.")),
-                false => Ok(()),
-            }
-        };
+        let mut worked =
+            |rows, bytes| {
+                self.progress.add(rows, bytes);
+                let wait = lock(&self.pace).wait_after(began, start.elapsed(), rows, bytes);
+                self.shutdown.sleep(wait);
+                began = start.elapsed();
+                match self.shutdown.requested() {
+                    true => Err(Failure::new(Class::Stopped, "stopped during the verification")
+                        .hint(RESUME)),
+                    false => Ok(()),
+                }
+            };
         let mut comparison = Comparison {
             plan,
             pair,
@@ -246,7 +251,10 @@ impl Verification<'_> {
             None => comparison.whole(),
         };
         read.map_err(|failure| match failure.class {
-            Class::Stopped => failure.hint("pgapace verify --resume goes on from here."),
+            Class::Stopped => failure.hint(RESUME),
+            _ if failure.transient && failure.hint.is_none() => {
+                in_table(failure.hint(RESUME), plan)
+            }
             _ => in_table(failure, plan),
         })
     }

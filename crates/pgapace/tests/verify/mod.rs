@@ -4,6 +4,7 @@ mod bad_input;
 mod equal;
 mod found;
 mod progress;
+mod running;
 
 use serde_json::Value;
 

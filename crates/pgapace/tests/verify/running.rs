@@ -1,0 +1,97 @@
+//! Verification beside a running process and its load.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use testbed::postgres::Client;
+use testbed::wait_until;
+
+use super::{expect_equal, verify};
+use crate::support::{Case, PATIENCE, must, on_versions};
+
+const TABLES: [&str; 4] = ["keyed", "keyless", "texts", "truncated"];
+
+/// Changes that go on until the end.
+fn load(client: &mut Client, ended: &AtomicBool) -> u32 {
+    let mut rounds = 0;
+    while !ended.load(Ordering::Acquire) {
+        let sql = format!(
+            "UPDATE keyed SET v = 'r{rounds}' WHERE id % 97 = {n}; DELETE FROM keyed WHERE id % 101 = {n}; \
+             INSERT INTO keyed SELECT i, 'new' FROM generate_series(1, 20000) i WHERE i % 101 = {n} ON CONFLICT DO NOTHING; \
+             UPDATE texts SET v = v + 1 WHERE k LIKE '%{d}'; UPDATE keyless SET v = v || '.' WHERE a = {n} % 50; \
+             INSERT INTO truncated SELECT i, 'r{rounds}' FROM generate_series({rounds} * 10, {rounds} * 10 + 9) i",
+            n = rounds % 97,
+            d = rounds % 10,
+        );
+        must(client.batch_execute(&sql));
+        if rounds % 20 == 19 {
+            must(client.batch_execute("TRUNCATE truncated"));
+        }
+        rounds += 1;
+    }
+    rounds
+}
+
+#[test]
+fn no_false_difference_while_changes_are_applied() {
+    on_versions(&[(15, 15), (18, 15), (15, 18)], |case| {
+        case.both(
+            "CREATE TABLE keyed (id int PRIMARY KEY, v text); CREATE TABLE texts (k text PRIMARY KEY, v int); \
+             CREATE TABLE keyless (a int, v text); CREATE TABLE truncated (id int PRIMARY KEY, v text); \
+             ALTER TABLE keyless REPLICA IDENTITY FULL",
+        );
+        case.publisher.sql(
+            "INSERT INTO keyed SELECT i, md5(i::text) FROM generate_series(1, 120000) i; \
+             INSERT INTO texts SELECT 'k' || i, i FROM generate_series(1, 2000) i; \
+             INSERT INTO keyless SELECT i % 50, 'v' FROM generate_series(1, 500) i",
+        );
+        case.publish("FOR ALL TABLES");
+        let mut process = case.start();
+        let ended = AtomicBool::new(false);
+        let mut client = case.publisher.connect();
+        let rounds = std::thread::scope(|scope| {
+            let load = scope.spawn(|| load(&mut client, &ended));
+            for round in 0..6 {
+                // Slowly, so that much is applied meanwhile, and under several pairs of snapshots.
+                let slow: &[&str] = if round % 2 == 0 {
+                    &["--max-rate", "200000", "--snapshot-lifetime", "1"]
+                } else {
+                    &[]
+                };
+                expect_equal(&case, &TABLES, slow);
+            }
+            ended.store(true, Ordering::Release);
+            load.join().unwrap_or_default()
+        });
+        assert!(rounds > 20, "{rounds}");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&TABLES);
+        case.subscriber.sql("DELETE FROM keyed WHERE id = (SELECT max(id) FROM keyed)");
+        assert_eq!(verify(&case, 18, &[])["tables"][0]["missing"], 1);
+        case.stop(process);
+    });
+}
+
+/// A second verification of the same subscription is refused.
+#[test]
+fn only_one_at_a_time() {
+    on_versions(&[(15, 18)], |case: Case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO t SELECT generate_series(1, 100000)");
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        let slow = ["--max-rate", "20000"];
+        let mut first =
+            must(case.tool.program("verify").args(slow).spawn_logged(case.log_file("first")));
+        let begun = wait_until(PATIENCE, "the first to begin", || {
+            let known = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = \
+                (SELECT id FROM pgapace.subscription) AND classid = (hashtext('pgapace.verification')::bigint & 4294967295)";
+            Ok(case.subscriber.value(known) == "1")
+        });
+        must(begun);
+        case.tool
+            .finish("verify", &[])
+            .expect(8, &["another verification of this subscription is running"]);
+        must(first.terminate());
+        assert_eq!(must(first.wait(PATIENCE)).code(), Some(11), "{}", first.log());
+    });
+}
