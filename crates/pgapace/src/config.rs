@@ -42,6 +42,16 @@ pub(crate) struct CopyOptions {
     pub(crate) on_missed_changes: OnMissedChanges,
 }
 
+impl CopyOptions {
+    /// While a subscription is rebased, tables that hold rows are compared.
+    pub(crate) fn rebasing(mut self, rebasing: bool) -> Self {
+        if rebasing {
+            self.if_not_empty = IfNotEmpty::Rebase;
+        }
+        self
+    }
+}
+
 impl Subscription {
     /// Fills in the defaults that depend on others, and checks what can be checked without a server.
     fn resolve(mut given: Given) -> Result<Self> {

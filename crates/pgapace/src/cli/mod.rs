@@ -8,6 +8,7 @@ pub(crate) mod enable;
 pub(crate) mod man;
 pub(crate) mod output;
 pub(crate) mod prepared;
+pub(crate) mod rebase;
 pub(crate) mod release;
 pub(crate) mod repair;
 pub(crate) mod report;
@@ -143,6 +144,13 @@ Example:
   pgapace verify --config /etc/pgapace.toml --name shop
   pgapace verify --config /etc/pgapace.toml --name shop --table orders --where "created > '2026-01-01'" --max-rate 20MB"#;
 
+const REBASE_HELP: &str = r#"For a subscription whose slot was lost, or whose subscriber was restored from a backup. It drops the slot, creates another, and compares all tables with the publisher's under the snapshot of that slot. Rows that differ are made equal: missing rows are inserted, others updated, and rows that only the subscriber has are deleted. Empty tables are copied. Then it applies what the publisher has committed meanwhile, and ends. If it is interrupted, run it again, or pgapace run.
+
+The process that runs the subscription must be stopped. For a new subscription into tables that hold rows: pgapace run --if-not-empty rebase.
+
+Example:
+  pgapace rebase --config /etc/pgapace.toml --name shop"#;
+
 const REPAIR_HELP: &str = r#"It repairs the differences that pgapace verify recorded in pgapace.difference. The rows are read again from both servers at a new LSN, while the stream waits for some milliseconds. What still differs is written in one transaction for each batch. A batch is repaired or untouched, whatever fails; run the verb again to go on.
 
 Example:
@@ -233,6 +241,9 @@ enum Command {
     /// Compare the tables of both servers at one LSN
     #[command(after_help = VERIFY_HELP)]
     Verify(verify::VerifyArgs),
+    /// Go on with a new slot after the old one was lost: compare the tables instead of copying them
+    #[command(after_help = REBASE_HELP)]
+    Rebase(rebase::RebaseArgs),
     /// Make the rows equal that pgapace verify found to differ
     #[command(after_help = REPAIR_HELP)]
     Repair(repair::RepairArgs),
@@ -358,6 +369,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Refresh(args) => resync::refresh(&args),
         Command::Sequences(args) => sequences::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Rebase(args) => rebase::run(&args),
         Command::Repair(args) => repair::run(&args),
         Command::Skip(args) => skip::run(&args),
         Command::Prepared(args) => prepared::run(&args),

@@ -15,7 +15,8 @@ use crate::error::Result;
 use crate::subscriber::conflict::{Policy, Rule};
 
 /// Verbs that look at one table or more on both sides.
-const BOTH_SIDES: &[&str] = &["run", "check", "resync", "refresh", "sequences", "verify", "repair"];
+const BOTH_SIDES: &[&str] =
+    &["run", "check", "resync", "refresh", "sequences", "verify", "repair", "rebase"];
 const ALL: &[&str] = &[
     "run",
     "check",
@@ -29,6 +30,7 @@ const ALL: &[&str] = &[
     "sequences",
     "verify",
     "repair",
+    "rebase",
     "skip",
     "prepared",
     "enable",
@@ -44,7 +46,7 @@ settings! {
             help: "Connection string of the publisher, a URI or keywords as in libpq",
             more: "PG* variables, the password file and the service file are used as in libpq.",
             group: Group::Subscription,
-            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "repair", "drop", "adopt", "release"],
+            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "repair", "rebase", "drop", "adopt", "release"],
         }
         "subscriber" subscriber: ConnInfo {
             value: "CONNINFO",
@@ -443,6 +445,15 @@ pub(crate) enum IfNotEmpty {
     Truncate,
     /// The copied rows are added to the existing ones.
     Keep,
+    /// The rows are compared with the publisher's, and made equal where they differ.
+    Rebase,
+}
+
+impl IfNotEmpty {
+    /// Whether a table with rows is an error.
+    pub(crate) fn refuses(self) -> bool {
+        matches!(self, Self::Refuse | Self::Truncate)
+    }
 }
 
 /// What happens to a table that may lack changes, because it was not published all the time.

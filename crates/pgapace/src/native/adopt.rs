@@ -438,6 +438,7 @@ fn try_hand_over(control: &mut Session, source: &mut Session, adoption: &Adoptio
             owns_slot: true,
             copy_data: true,
             schema_copy: None,
+            rebasing: false,
         },
     )?;
     if created.epoch != 0 || created.phase != state::Phase::Creating {

@@ -39,6 +39,10 @@ impl Publisher {
         self.encoding
     }
 
+    pub(crate) fn user(&self) -> &str {
+        self.info.user()
+    }
+
     /// Opens a walsender session, which also accepts SQL in the simple query protocol.
     ///
     /// The settings are those of the native apply worker (`libpqrcv_connect` in

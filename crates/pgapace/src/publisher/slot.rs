@@ -309,13 +309,13 @@ fn found(results: &[Rows]) -> Result<Option<Slot>> {
 /// that the slot has confirmed.
 pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Result<Lsn> {
     let refuse = |what: String| Failure::new(Class::Slot, what);
-    let rebuild = "Changes that the slot had not sent are lost: drop the subscription (pgapace \
-                   drop), and start it again with empty tables.";
+    let rebuild = "Changes that the slot had not sent are lost. pgapace rebase creates a new slot, \
+                   compares all tables with the publisher's, makes them equal, and goes on.";
     let Some(slot) = slot else {
         return Err(refuse(format!("slot \"{name}\" does not exist on the publisher")).hint(
             "If the publisher is a promoted standby, its slots were not synchronized. Changes that \
-             the slot had not sent are lost: drop the subscription (pgapace drop), and start it \
-             again with empty tables.",
+             the slot had not sent are lost. pgapace rebase creates a new slot, compares all tables \
+             with the publisher's, makes them equal, and goes on.",
         ));
     };
     if slot.plugin.as_deref() != Some("pgoutput") || !slot.in_this_database {
@@ -337,7 +337,8 @@ pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Re
         ))
         .hint(
             "Another program consumed or advanced the slot, or the subscriber was restored from a \
-               backup. Drop the subscription (pgapace drop), and start it again with empty tables.",
+               backup. pgapace rebase creates a new slot, compares all tables with the publisher's, \
+               makes them equal, and goes on.",
         ));
     }
     Ok(confirmed)

@@ -163,6 +163,21 @@ impl FoundRows {
         session.simple(&statements.join("; "))?;
         Ok(repaired)
     }
+
+    /// Whether the subscriber has columns that are not replicated.
+    pub(super) fn has_local_columns(&self) -> bool {
+        !self.columns.local.is_empty()
+    }
+
+    /// Deletes all rows of the subscriber that differ.
+    pub(super) fn delete(&self, session: &mut Session) -> wire::Result<Repaired> {
+        let statements: Vec<_> =
+            self.repairs(true).filter_map(|repair| self.columns.replacement(repair).0).collect();
+        if !statements.is_empty() {
+            session.simple(&statements.join("; "))?;
+        }
+        Ok(Repaired { deleted: statements.len() as u64, ..Repaired::default() })
+    }
 }
 
 /// The columns that are written, and those of the subscriber that replication leaves alone.

@@ -22,6 +22,7 @@ use crate::barrier::taker::{BarrierTaker, TakenBarrier};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot::begin_reading;
+use crate::sqlstate;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, parse_name_array};
 use crate::subscriber::session::{Purpose, Subscriber};
@@ -66,7 +67,7 @@ impl Repaired {
 
 /// A recorded difference.
 #[derive(Debug, Clone)]
-struct Difference {
+pub(crate) struct Difference {
     id: i64,
     /// The values of the key columns, or of all compared columns without a key, in the order of the plan.
     values: Vec<Option<String>>,
@@ -91,57 +92,27 @@ impl Repairer<'_> {
         print: &mut dyn FnMut(&str),
     ) -> Result<Repaired> {
         let mut sum = Repaired::default();
-        let mut after = 0;
+        let (mut after, mut size) = (0, self.options.batch);
         loop {
             if self.shutdown.requested() {
                 return Err(Failure::new(Class::Stopped, "stopped; whole batches were repaired"));
             }
-            let batch = self.differences(control, plan, after)?;
-            let Some(last) = batch.last() else { return Ok(sum) };
-            after = last.id;
-            sum.add(self.batch(plan, &batch, print)?);
-        }
-    }
-
-    /// The next recorded differences of a table.
-    fn differences(
-        &self,
-        control: &mut Session,
-        plan: &TablePlan,
-        after: i64,
-    ) -> Result<Vec<Difference>> {
-        let names: Vec<&str> = match plan.key.is_empty() {
-            false => plan.key.iter().map(String::as_str).collect(),
-            true => plan.columns.iter().map(|column| column.name.as_str()).collect(),
-        };
-        let source = if plan.key.is_empty() { "row_values" } else { "key" };
-        let values: Vec<_> =
-            names.iter().map(|name| format!("{source} ->> {}", quote_literal(name))).collect();
-        let sql = format!(
-            "SELECT id, {source} IS NULL, {} FROM pgapace.difference \
-             WHERE subscription = {} AND schema_name = {} AND table_name = {} AND id > {after} \
-             ORDER BY id LIMIT {}",
-            values.join(", "),
-            self.id.0,
-            quote_literal(&plan.schema),
-            quote_literal(&plan.name),
-            self.options.batch
-        );
-        let rows = control
-            .query(&sql, &[])
-            .map_err(|e| Failure::subscriber(&e, "reading pgapace.difference"))?;
-        let difference = |row: wire::Row<'_>| {
-            if row.get(1) == Some("t") {
-                return Err(Failure::new(
-                    Class::Mismatch,
-                    format!("{} has another key than when it was verified", plan.display_name()),
-                )
-                .hint("Run pgapace verify again."));
+            let batch = differences(control, self.id, plan, after, size)?;
+            let Some(last) = last_id(&batch) else { return Ok(sum) };
+            match self.batch(plan, &batch, print) {
+                // A value is in use by a row of a later batch.
+                Err(failure)
+                    if failure.sqlstate.as_deref() == Some(sqlstate::UNIQUE_VIOLATION)
+                        && batch.len() == size =>
+                {
+                    size *= 10;
+                }
+                repaired => {
+                    sum.add(repaired?);
+                    after = last;
+                }
             }
-            let values = (0..names.len()).map(|column| row.get(column + 2).map(str::to_owned));
-            Ok(Difference { id: field(&row, 0)?, values: values.collect() })
-        };
-        rows.iter().map(difference).collect()
+        }
     }
 
     fn batch(
@@ -192,7 +163,7 @@ impl Repairer<'_> {
         taken.writes_from(ours.backend_pid())?;
         let writing = |e: &wire::Error| {
             Failure::subscriber(e, &format!("repairing {}", plan.display_name()))
-                .hint("The batch is rolled back. If a value is in use by another row that differs, use a larger --batch.")
+                .hint("The batch is rolled back. If a value is in use by a row that only the subscriber has, repair with --delete-extra.")
         };
         let held =
             ours.simple(&format!("BEGIN; {}", taken.write_sql())).map_err(|e| writing(&e))?;
@@ -212,6 +183,91 @@ impl Repairer<'_> {
         log_batch(plan, taken.lsn, repaired);
         Ok(Some(repaired))
     }
+}
+
+/// The next recorded differences of a table.
+pub(crate) fn differences(
+    control: &mut Session,
+    id: SubscriptionId,
+    plan: &TablePlan,
+    after: i64,
+    most: usize,
+) -> Result<Vec<Difference>> {
+    let names: Vec<&str> = match plan.key.is_empty() {
+        false => plan.key.iter().map(String::as_str).collect(),
+        true => plan.columns.iter().map(|column| column.name.as_str()).collect(),
+    };
+    let source = if plan.key.is_empty() { "row_values" } else { "key" };
+    let values: Vec<_> =
+        names.iter().map(|name| format!("{source} ->> {}", quote_literal(name))).collect();
+    let sql = format!(
+        "SELECT id, {source} IS NULL, {} FROM pgapace.difference \
+         WHERE subscription = {} AND schema_name = {} AND table_name = {} AND id > {after} \
+         ORDER BY id LIMIT {}",
+        values.join(", "),
+        id.0,
+        quote_literal(&plan.schema),
+        quote_literal(&plan.name),
+        most
+    );
+    let rows = control
+        .query(&sql, &[])
+        .map_err(|e| Failure::subscriber(&e, "reading pgapace.difference"))?;
+    let difference = |row: wire::Row<'_>| {
+        if row.get(1) == Some("t") {
+            return Err(Failure::new(
+                Class::Mismatch,
+                format!("{} has another key than when it was verified", plan.display_name()),
+            )
+            .hint("Run pgapace verify again."));
+        }
+        let values = (0..names.len()).map(|column| row.get(column + 2).map(str::to_owned));
+        Ok(Difference { id: field(&row, 0)?, values: values.collect() })
+    };
+    rows.iter().map(difference).collect()
+}
+
+/// The greatest id of a batch, behind which the next one begins.
+pub(crate) fn last_id(batch: &[Difference]) -> Option<i64> {
+    batch.last().map(|difference| difference.id)
+}
+
+/// How rows that differ are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WriteWay {
+    /// Each is inserted, updated or deleted.
+    Update,
+    /// All that the subscriber has are deleted. Later they are inserted.
+    Delete,
+}
+
+/// Reads the rows of a batch from both sessions, and makes them equal in the transaction of `ours`.
+pub(crate) fn write_batch(
+    theirs: &mut Session,
+    ours: &mut Session,
+    plan: &TablePlan,
+    batch: &[Difference],
+    way: WriteWay,
+) -> Result<Repaired> {
+    let found = batch::read(theirs, ours, plan, batch, true)?;
+    let written = match way {
+        WriteWay::Update => found.write(ours, true),
+        WriteWay::Delete if found.has_local_columns() => {
+            return Err(Failure::new(
+                Class::Mismatch,
+                format!(
+                    "unique values moved between rows of table {}, whose columns that are not \
+                     replicated would be lost",
+                    plan.display_name()
+                ),
+            )
+            .hint("Drop the unique index on the subscriber, and create it again afterwards."));
+        }
+        WriteWay::Delete => found.delete(ours),
+    };
+    written.map_err(|e| {
+        Failure::subscriber(&e, &format!("making rows of {} equal", plan.display_name()))
+    })
 }
 
 fn log_batch(plan: &TablePlan, lsn: Lsn, repaired: Repaired) {

@@ -153,6 +153,10 @@ impl Subscriber {
         self.encoding
     }
 
+    pub(crate) fn user(&self) -> &str {
+        self.info.user()
+    }
+
     /// Opens the first session, checks that the server can be a subscriber, and reads its encoding.
     pub(crate) fn connect_first(&mut self) -> Result<Session> {
         let (session, properties) = self.open(Purpose::Control)?;

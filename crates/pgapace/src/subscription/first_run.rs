@@ -5,6 +5,7 @@ use wire::Session;
 
 use super::Supervisor;
 use super::retry::Known;
+use crate::config::IfNotEmpty;
 use crate::error::{Class, Failure, Result};
 use crate::native::guard;
 use crate::publisher::history;
@@ -99,6 +100,7 @@ impl Supervisor<'_> {
                 owns_slot: config.create_slot,
                 copy_data: config.copies_data(),
                 schema_copy: config.copy_schema.then_some(SchemaCopy::Before),
+                rebasing: config.if_not_empty == IfNotEmpty::Rebase,
             },
         )?;
         if !emptied.is_empty() {

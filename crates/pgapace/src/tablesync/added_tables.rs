@@ -12,7 +12,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use wire::Session;
 
 use crate::apply::tables::Tables;
-use crate::config::{CopyOptions, IfNotEmpty};
+use crate::config::CopyOptions;
 use crate::error::{Failure, Result};
 use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::publisher::session::{Publisher, current_lsn};
@@ -263,7 +263,7 @@ impl<'a> Adder<'a> {
 
     /// Whether added tables may not hold rows.
     fn must_be_empty(&self) -> bool {
-        self.context.copy_data && self.context.options.if_not_empty != IfNotEmpty::Keep
+        self.context.copy_data && self.context.options.if_not_empty.refuses()
     }
 
     /// The copy of a table has failed. It is copied again, after increasing pauses.

@@ -15,6 +15,7 @@ mod indexes;
 mod plan;
 mod progress;
 mod queue;
+mod rebase;
 mod scaling;
 pub(crate) mod schema;
 mod snapshot;
@@ -80,7 +81,7 @@ pub(crate) fn check_subscribers(
     policy: IfNotEmpty,
 ) -> Result<()> {
     let subscribers = subscriber_tables::fitting(session, tables)?;
-    if copy_data && policy != IfNotEmpty::Keep {
+    if copy_data && policy.refuses() {
         refuse_filled(session, &subscribers)?;
     }
     Ok(())
@@ -96,7 +97,7 @@ pub(crate) fn check_first_subscribers(
     decisions: &[TruncateDecision],
 ) -> Result<Vec<Emptied>> {
     let subscribers = subscriber_tables::fitting(session, tables)?;
-    if copy_data && policy != IfNotEmpty::Keep {
+    if copy_data && policy.refuses() {
         emptying::decide(session, tables, &subscribers, decisions)
     } else {
         Ok(Vec::new())
@@ -227,9 +228,37 @@ fn copy_pending(
     if published.is_empty() {
         return Ok(Vec::new());
     }
+    if context.options.if_not_empty == IfNotEmpty::Rebase {
+        let filled = subscriber_tables::filled(control, &subscribers)?;
+        let (filled, empty): (Vec<_>, Vec<_>) = published
+            .into_iter()
+            .zip(subscribers)
+            .enumerate()
+            .partition(|(i, _)| filled.contains(i));
+        let filled: Vec<_> = filled.into_iter().map(|(_, (published, _))| published).collect();
+        let mut again = rebase::tables(context, control, snapshot, &filled)?;
+        let (published, subscribers) = empty.into_iter().map(|(_, table)| table).unzip();
+        again.extend(copy_fitting(context, control, publisher, snapshot, published, subscribers)?);
+        return Ok(again);
+    }
+    copy_fitting(context, control, publisher, snapshot, published, subscribers)
+}
+
+/// Copies tables that fit.
+fn copy_fitting(
+    context: SyncContext<'_>,
+    control: &mut Session,
+    publisher: &mut Session,
+    snapshot: &Snapshot,
+    published: Vec<PublishedTable>,
+    subscribers: Vec<SubscriberTable>,
+) -> Result<Vec<Failure>> {
+    if published.is_empty() {
+        return Ok(Vec::new());
+    }
     let mut empty_now = vec![true; subscribers.len()];
     match context.options.if_not_empty {
-        IfNotEmpty::Refuse | IfNotEmpty::Truncate => {}
+        IfNotEmpty::Refuse | IfNotEmpty::Truncate | IfNotEmpty::Rebase => {}
         // Such a table is copied in one transaction. After an interruption, rows of a part could
         // not be distinguished from the rows to keep.
         IfNotEmpty::Keep => {
@@ -272,7 +301,7 @@ fn all(
             left.iter().map(|index| (&subscribers[*index], states[*index].as_ref())).collect();
         emptying::empty(control, context.owner(), &tables)?;
     }
-    if context.options.if_not_empty != IfNotEmpty::Keep {
+    if context.options.if_not_empty.refuses() {
         refuse_filled(control, &subscribers)?;
     }
     Ok((published, subscribers))
@@ -285,7 +314,7 @@ fn only_possible(
     pending: Vec<(PublishedTable, Option<RelationState>)>,
 ) -> Result<(Vec<PublishedTable>, Vec<SubscriberTable>)> {
     let owner = context.owner();
-    let refuse = context.options.if_not_empty != IfNotEmpty::Keep;
+    let refuse = context.options.if_not_empty.refuses();
     let emptied: FxHashMap<_, _> = pending
         .iter()
         .filter(|(_, state)| partly(state))

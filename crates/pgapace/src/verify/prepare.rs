@@ -146,17 +146,31 @@ pub(crate) fn prepare(
     row: &Subscription,
     scope: &Scope,
 ) -> Result<Prepared> {
-    check_servers(publisher, subscriber)?;
+    check_primary(publisher)?;
     publication::check_exist(publisher, &config.publications)?;
-    let definitions =
-        Definitions::read(publisher, subscriber, &config.publications, &scope.tables)?;
+    let published = publication::tables(publisher, &config.publications)?;
+    let wanted =
+        |table: &&PublishedTable| scope.tables.is_empty() || scope.tables.contains(&table.key());
+    refuse(not_ready(subscriber, row, published.iter().filter(wanted))?)?;
+    let users = [config.publisher.user(), config.subscriber.user()];
+    plan(publisher, subscriber, (&config.publications, users), scope)
+}
+
+/// Checks and plans tables in any state. `users` are the roles on publisher and subscriber.
+pub(crate) fn plan(
+    publisher: &mut Session,
+    subscriber: &mut Session,
+    (publications, users): (&[String], [&str; 2]),
+    scope: &Scope,
+) -> Result<Prepared> {
+    check_hashes(publisher, subscriber)?;
+    let definitions = Definitions::read(publisher, subscriber, publications, &scope.tables)?;
     check_names(&definitions.published, scope)?;
-    let mut problems = not_ready(subscriber, row, &definitions.published)?;
-    problems.extend(not_all_published(publisher, config, &definitions.published)?);
+    let mut problems = not_all_published(publisher, publications, &definitions.published)?;
     refuse(std::mem::take(&mut problems))?;
     let types = known_types(publisher, &definitions)?;
     let context = Context {
-        config,
+        users,
         scope,
         types: &types,
         same_encoding: encoding(publisher) == encoding(subscriber),
@@ -186,16 +200,23 @@ fn encoding(session: &Session) -> &str {
     session.parameter("server_encoding").unwrap_or_default()
 }
 
-fn check_servers(publisher: &mut Session, subscriber: &mut Session) -> Result<()> {
-    let sql = format!("SELECT pg_catalog.pg_is_in_recovery(); {}", probe());
-    let theirs = publisher.simple(&sql).map_err(|e| Failure::publisher(&e, "asking for a hash"))?;
+fn check_primary(publisher: &mut Session) -> Result<()> {
+    let theirs = publisher
+        .simple("SELECT pg_catalog.pg_is_in_recovery()")
+        .map_err(|e| Failure::publisher(&e, "asking whether it is a standby"))?;
     if boolean(&first_row(&theirs, "pg_is_in_recovery")?, 0)? {
         return Err(Failure::new(Class::Publisher, "the publisher is a standby")
             .hint("A snapshot with an LSN needs a slot on the primary: connect to that."));
     }
+    Ok(())
+}
+
+fn check_hashes(publisher: &mut Session, subscriber: &mut Session) -> Result<()> {
+    let theirs =
+        publisher.simple(&probe()).map_err(|e| Failure::publisher(&e, "asking for a hash"))?;
     let ours =
         subscriber.simple(&probe()).map_err(|e| Failure::subscriber(&e, "asking for a hash"))?;
-    let (theirs, ours) = (first_row(&theirs[1..], "a hash")?, first_row(&ours, "a hash")?);
+    let (theirs, ours) = (first_row(&theirs, "a hash")?, first_row(&ours, "a hash")?);
     if (0..2).any(|column| theirs.get(column) != ours.get(column)) {
         return Err(Failure::new(
             Class::Mismatch,
@@ -234,10 +255,10 @@ fn check_names(published: &[PublishedTable], scope: &Scope) -> Result<()> {
 }
 
 /// Tables whose rows are not yet those of the publisher.
-fn not_ready(
+fn not_ready<'t>(
     subscriber: &mut Session,
     row: &Subscription,
-    published: &[PublishedTable],
+    published: impl Iterator<Item = &'t PublishedTable>,
 ) -> Result<Vec<Problem>> {
     let states = state::relations_by_name(subscriber, row.id)?;
     let problem = |table: &PublishedTable| {
@@ -256,16 +277,16 @@ fn not_ready(
         };
         Some(Problem::new(format!("table {name} {state}"), waits))
     };
-    Ok(published.iter().filter_map(problem).collect())
+    Ok(published.filter_map(problem).collect())
 }
 
 /// Tables of which some changes are not published.
 fn not_all_published(
     publisher: &mut Session,
-    config: &Config,
+    publications: &[String],
     published: &[PublishedTable],
 ) -> Result<Vec<Problem>> {
-    let names: Vec<_> = config.publications.iter().map(|name| quote_literal(name)).collect();
+    let names: Vec<_> = publications.iter().map(|name| quote_literal(name)).collect();
     let sql = format!(
         "SELECT t.schemaname, t.tablename, pg_catalog.bool_or(p.pubinsert), \
            pg_catalog.bool_or(p.pubupdate), pg_catalog.bool_or(p.pubdelete), \
@@ -351,7 +372,8 @@ fn check_condition(
 }
 
 struct Context<'a> {
-    config: &'a Config,
+    /// On publisher and subscriber.
+    users: [&'a str; 2],
     scope: &'a Scope,
     types: &'a FxHashMap<String, bool>,
     same_encoding: bool,
@@ -492,8 +514,8 @@ impl Context<'_> {
         ours: &SideTable,
     ) -> std::result::Result<(), Problem> {
         let sides = [
-            (theirs, "publisher", self.config.publisher.user(), Class::Publisher),
-            (ours, "subscriber", self.config.subscriber.user(), Class::Subscriber),
+            (theirs, "publisher", self.users[0], Class::Publisher),
+            (ours, "subscriber", self.users[1], Class::Subscriber),
         ];
         for (table, side, user, class) in sides {
             let of = |name: &&str| table.columns.iter().find(|column| column.name == **name);

@@ -318,7 +318,7 @@ fn a_restored_subscriber_is_refused() -> Result<()> {
         site.subscriber.restore_storage()?;
         site.subscriber.start()?;
         let mut run = site.spawn(&program(&site).args(["--until", "current"]))?;
-        expect_exit(&mut run, 7, &["has moved to", "restored from a", "pgapace drop"])?;
+        expect_exit(&mut run, 7, &["has moved to", "restored from a", "pgapace rebase"])?;
     }
     Ok(())
 }

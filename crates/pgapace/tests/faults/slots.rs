@@ -38,7 +38,7 @@ fn a_dropped_slot_is_refused() -> Result<()> {
     expect_exit(
         &mut run,
         7,
-        &["slot \"sub\" does not exist on the publisher", "HINT:", "pgapace drop"],
+        &["slot \"sub\" does not exist on the publisher", "HINT:", "pgapace rebase"],
     )?;
     assert_eq!(rows_on_subscriber(&site)?, "0");
     // The hint works: drop the subscription, truncate the tables, start again.
@@ -89,7 +89,7 @@ fn a_slot_that_lost_its_wal_is_refused() -> Result<()> {
         Ok(site.publisher.query_one_text(DB, &lost)? == "lost")
     })?;
     let mut run = site.spawn(&site.program())?;
-    expect_exit(&mut run, 7, &["slot \"sub\" was invalidated: wal_removed", "pgapace drop"])?;
+    expect_exit(&mut run, 7, &["slot \"sub\" was invalidated: wal_removed", "pgapace rebase"])?;
     assert_eq!(rows_on_subscriber(&site)?, "0");
     Ok(())
 }

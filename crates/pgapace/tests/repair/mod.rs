@@ -1,5 +1,7 @@
 //! `repair`: what `verify` found is made equal, while changes go on.
 
+mod rebase;
+
 use std::thread::sleep;
 use std::time::Duration;
 

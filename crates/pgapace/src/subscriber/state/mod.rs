@@ -95,11 +95,13 @@ pub(crate) struct Subscription {
     pub(crate) sent_as: Option<String>,
     /// The last run's [`Manner`], in the order of its fields.
     pub(crate) manner: [Option<String>; 4],
+    /// Tables that hold rows are compared with the publisher's, until all are ready.
+    pub(crate) rebasing: bool,
 }
 
 const COLUMNS: &str = "id, name, slot_name, publications, phase, owns_slot, copy_data, epoch, \
                        system_identifier, timeline, disabled_reason, skip_lsn, schema_copy, \
-                       slot_made_at, sent_as, format, format_reason, streaming, streaming_reason";
+                       slot_made_at, sent_as, format, format_reason, streaming, streaming_reason, rebasing";
 
 /// Returns the subscription with this name, if the subscriber has one.
 pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Subscription>> {
@@ -154,6 +156,7 @@ fn subscription(row: &wire::Row<'_>) -> Result<Subscription> {
         slot_made_at: row.get(13).map(|_| field(row, 13)).transpose()?,
         sent_as: row.get(14).map(str::to_owned),
         manner: [15, 16, 17, 18].map(|column| row.get(column).map(str::to_owned)),
+        rebasing: boolean(row, 19)?,
     })
 }
 
@@ -165,6 +168,8 @@ pub(crate) struct NewSubscription<'a> {
     pub(crate) owns_slot: bool,
     pub(crate) copy_data: bool,
     pub(crate) schema_copy: Option<SchemaCopy>,
+    /// See [`Subscription::rebasing`].
+    pub(crate) rebasing: bool,
 }
 
 /// Records a new subscription before anything is created for it on the publisher. If another
@@ -174,9 +179,9 @@ pub(crate) fn create(session: &mut Session, new: &NewSubscription<'_>) -> Result
         .query(
             &format!(
                 "INSERT INTO pgapace.subscription \
-                   (name, slot_name, publications, phase, owns_slot, copy_data, schema_copy) \
+                   (name, slot_name, publications, phase, owns_slot, copy_data, schema_copy, rebasing) \
                  VALUES ($1, $2, $3::pg_catalog.text[], 'creating', $4::pg_catalog.bool, \
-                   $5::pg_catalog.bool, $6) \
+                   $5::pg_catalog.bool, $6, $7::pg_catalog.bool) \
                  ON CONFLICT (name) DO NOTHING RETURNING {COLUMNS}"
             ),
             &[
@@ -186,6 +191,7 @@ pub(crate) fn create(session: &mut Session, new: &NewSubscription<'_>) -> Result
                 Some(if new.owns_slot { "t" } else { "f" }),
                 Some(if new.copy_data { "t" } else { "f" }),
                 new.schema_copy.map(SchemaCopy::name),
+                Some(if new.rebasing { "t" } else { "f" }),
             ],
         )
         .map_err(|e| writing(&e))?;
@@ -255,7 +261,31 @@ pub(crate) fn set_schema_copy(
 /// commits were asynchronous.
 pub(crate) fn set_streaming(session: &mut Session, id: SubscriptionId) -> Result<()> {
     session
-        .simple(&format!("UPDATE pgapace.subscription SET phase = 'streaming' WHERE id = {}", id.0))
+        .simple(&format!(
+            "UPDATE pgapace.subscription SET phase = 'streaming', rebasing = false WHERE id = {}",
+            id.0
+        ))
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Forgets how far a subscription has come: the next run creates a slot, compares the tables that hold
+/// rows with the publisher's, and makes them equal.
+pub(crate) fn set_rebasing(session: &mut Session, id: SubscriptionId) -> Result<()> {
+    session
+        .simple(&format!(
+            "BEGIN; \
+             DELETE FROM pgapace.progress WHERE subscription = {id} OR subscription IN \
+               (SELECT catch_up FROM pgapace.relation WHERE subscription = {id}); \
+             DELETE FROM pgapace.relation WHERE subscription = {id}; \
+             UPDATE pgapace.subscription \
+             SET phase = 'creating', rebasing = true, owns_slot = true, slot_made_at = NULL, \
+               system_identifier = NULL, timeline = NULL, sent_as = NULL, published_lsn = NULL, \
+               skip_lsn = NULL \
+             WHERE id = {id}; \
+             COMMIT",
+            id = id.0
+        ))
         .map_err(|e| writing(&e))?;
     Ok(())
 }

@@ -523,6 +523,9 @@ CREATE TABLE pgapace.barrier (
 );
 COMMENT ON TABLE pgapace.barrier IS 'requests of pgapace verify and repair for snapshots of both servers that
 show the same state of the publisher'",
+    "\
+-- until all tables are ready: those that hold rows are compared with the publisher's and made equal
+ALTER TABLE pgapace.subscription ADD rebasing boolean NOT NULL DEFAULT false",
 ];
 
 /// The schema version that this program creates.

@@ -1,0 +1,110 @@
+//! `pgapace rebase`: a new slot, and tables that are compared instead of copied.
+
+use std::time::Duration;
+
+use clap::Args;
+use wire::Session;
+
+use crate::apply::sessions::Share;
+use crate::cli::{Selection, output};
+use crate::config::{IfNotEmpty, Subscription as Config};
+use crate::error::{Class, Failure, Result};
+use crate::observe::board::Board;
+use crate::publisher::session::Publisher;
+use crate::publisher::{publication, slot};
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::session::Subscriber;
+use crate::subscriber::state::{self, Subscription, ownership, prepared};
+use crate::subscription::{self, RunOptions, Until};
+
+#[derive(Debug, Args)]
+pub(crate) struct RebaseArgs {
+    #[command(flatten)]
+    selection: Selection,
+}
+
+/// How long a walsender of an earlier run may use the slot.
+const FREE_WITHIN: Duration = Duration::from_secs(60);
+
+/// Rebases one subscription, and runs it until it has what the publisher has now.
+pub(crate) fn run(args: &RebaseArgs) -> Result<()> {
+    let mut subscriptions = args.selection.subscriptions()?;
+    let config = subscriptions.pop().filter(|_| subscriptions.is_empty()).ok_or_else(|| {
+        Failure::new(Class::Config, "the configuration file has several subscriptions")
+            .hint("Name one with --name.")
+    })?;
+    let shutdown = Shutdown::on_signals()?;
+    begin(&config, &shutdown)?;
+    let config = Config { if_not_empty: IfNotEmpty::Rebase, ..config };
+    let options = RunOptions {
+        until: Some(Until::Current),
+        truncate: Vec::new(),
+        take_over: false,
+        keep_trying: false,
+    };
+    let share = Share::of(std::slice::from_ref(&config)).pop();
+    let share = share.ok_or_else(|| Failure::internal("a subscription has no share"))?;
+    subscription::run(&config, &options, &shutdown, share, &Board::default())?;
+    output::line(&format!("rebased subscription {}; pgapace run goes on", config.name));
+    Ok(())
+}
+
+/// Drops the slot and forgets the progress, unless an interrupted rebase has done so.
+fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
+    let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+    let mut control = subscriber.connect_first()?;
+    let row = state::find_in_any(&mut control, &config.name)?.ok_or_else(|| {
+        Failure::new(Class::Config, format!("the subscriber has no subscription {:?}", config.name))
+            .hint(
+                "A new one compares tables that hold rows with: pgapace run --if-not-empty rebase.",
+            )
+    })?;
+    let nobody = ownership::Former::default();
+    ownership::become_owner(&mut control, row.id, Duration::ZERO, &nobody)?;
+    let row = ownership::fence(&mut control, row.id)?
+        .ok_or_else(|| Failure::internal("the subscription is gone"))?;
+    if row.rebasing {
+        return Ok(());
+    }
+    check_prepared(&mut control, &row)?;
+    let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
+    let mut source = publisher.connect()?;
+    publication::check_exist(&mut source, &config.publications)?;
+    let stopping = || shutdown.requested();
+    if slot::wait_until_free(&mut source, &row.slot_name, FREE_WITHIN, &stopping)?.is_some() {
+        if !row.owns_slot {
+            return Err(Failure::new(
+                Class::Slot,
+                format!("pgapace did not create slot \"{}\", and does not drop it", row.slot_name),
+            )
+            .hint(format!(
+                "If nobody else needs it, on the publisher: SELECT pg_drop_replication_slot({}).",
+                wire::quote_literal(&row.slot_name)
+            )));
+        }
+        slot::drop(&mut source, &row.slot_name)?;
+    }
+    // A slot that is gone without this record is what rebase is for.
+    state::set_rebasing(&mut control, row.id)?;
+    tracing::info!(
+        event = "rebase_started",
+        subscription = config.name,
+        slot = row.slot_name,
+        "slot and progress are gone; tables are compared under the snapshot of a new slot"
+    );
+    Ok(())
+}
+
+/// The new slot sends a transaction that is prepared now when it is committed.
+fn check_prepared(control: &mut Session, row: &Subscription) -> Result<()> {
+    let known = prepared::read(control, row.id)?;
+    let here = known.iter().find(|known| known.standing == prepared::Standing::Prepared);
+    match here {
+        None => Ok(()),
+        Some(known) => Err(Failure::new(
+            Class::Busy,
+            format!("a transaction is prepared on the subscriber: {}", known.prepared.describe()),
+        )
+        .hint("Resolve it first: pgapace prepared.")),
+    }
+}

@@ -1,0 +1,217 @@
+//! Tables that hold rows already, which are compared with the publisher's instead of copied: after a lost
+//! slot, or on a subscriber that was restored from a backup.
+//!
+//! Nothing is applied to these tables meanwhile, so what is compared stays as it is. The publisher's rows
+//! are those of the snapshot, whose LSN becomes the table's sync LSN. All rows of a table that differ are
+//! written in one transaction, which also records that the table is copied. An interruption leaves a table
+//! as it was, or equal; the next run compares it again under another snapshot.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use wire::{Session, quote_literal};
+
+use super::{Snapshot, SyncContext};
+use crate::error::{Class, Failure, Result};
+use crate::publisher::publication::PublishedTable;
+use crate::repair::{self, WriteWay};
+use crate::sqlstate;
+use crate::stopping::interrupt::interruptible;
+use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::session::Purpose;
+use crate::subscriber::state::{ownership, verification};
+use crate::tablesync::table_state::{Begun, Complete};
+use crate::verify::pair::{Held, PairSource, SnapshotPair};
+use crate::verify::plan::TablePlan;
+use crate::verify::prepare::{Scope, plan};
+use crate::verify::progress::Progress;
+use crate::verify::rate::Pace;
+use crate::verify::record::Recorder;
+use crate::verify::run::{Manner, Servers, Verification};
+use crate::verify::work::{TableWork, Work};
+
+/// Differences that are read at once.
+const BATCH: usize = 1000;
+
+/// The snapshot of the publisher, with one of the subscriber.
+struct Pairs<'a> {
+    context: SyncContext<'a>,
+    snapshot: &'a Snapshot,
+    /// A table was truncated or rewritten on the publisher: the snapshot does not show it any more.
+    changed: &'a AtomicBool,
+    taken: bool,
+}
+
+impl PairSource for Pairs<'_> {
+    fn take(&mut self) -> Result<Held> {
+        if std::mem::replace(&mut self.taken, true) {
+            self.changed.store(true, Ordering::Release);
+            return Err(Failure::new(
+                Class::Publisher,
+                "a table was truncated or rewritten while it was compared",
+            ));
+        }
+        let mut exporter = self.context.subscriber.connect(Purpose::Verify)?;
+        let begin = crate::publisher::slot::begin_reading(exporter.server_version().major());
+        let exported = exporter
+            .simple_each([begin, "SELECT pg_catalog.pg_export_snapshot()"])
+            .map_err(|e| Failure::subscriber(&e, "exporting a snapshot"))?;
+        let pair = SnapshotPair {
+            lsn: self.snapshot.lsn,
+            publisher: self.snapshot.name().to_owned(),
+            subscriber: field(&first_row(&exported[1], "pg_export_snapshot")?, 0)?,
+        };
+        Ok(Held::new(pair, vec![exporter]))
+    }
+}
+
+/// Compares tables, and makes their rows equal. Returns why tables must be compared again under another
+/// snapshot.
+pub(super) fn tables(
+    context: SyncContext<'_>,
+    control: &mut Session,
+    snapshot: &Snapshot,
+    published: &[PublishedTable],
+) -> Result<Vec<Failure>> {
+    if published.is_empty() {
+        return Ok(Vec::new());
+    }
+    let scope = Scope {
+        tables: published.iter().map(PublishedTable::key).collect(),
+        except: Vec::new(),
+        share: None,
+        condition: None,
+    };
+    let mut look = context.publisher.connect_to_look()?;
+    let mut local = context.subscriber.connect(Purpose::Verify)?;
+    let users = [context.publisher.user(), context.subscriber.user()];
+    let prepared = plan(&mut look, &mut local, (context.publications, users), &scope)?;
+    drop((look, local));
+    let plans = &prepared.plans;
+    if let Some(plan) = plans.iter().find(|plan| !plan.not_comparable.is_empty()) {
+        let (column, reason) = &plan.not_comparable[0];
+        return Err(Failure::new(
+            Class::Mismatch,
+            format!(
+                "column {column} of table {} cannot be compared: {reason}",
+                plan.display_name()
+            ),
+        )
+        .hint("TRUNCATE the table on the subscriber, so that it is copied."));
+    }
+    let owner = context.owner();
+    let mut begun = Begun::default();
+    published.iter().for_each(|table| begun.push(table, 0, 1));
+    let generations = begun.record(control, owner, snapshot.lsn)?;
+    let changed = AtomicBool::new(false);
+    let mut source = Pairs { context, snapshot, changed: &changed, taken: false };
+    let rows: Vec<_> = plans
+        .iter()
+        .map(|plan| (plan.schema.as_str(), plan.name.as_str(), [].as_slice()))
+        .collect();
+    verification::begin(control, owner.id, &rows, &scope.text())?;
+    let manner = Manner {
+        jobs: context.options.workers,
+        rate: None,
+        lifetime: Duration::from_secs(u64::MAX >> 1),
+    };
+    let recorder = context.subscriber.connect(Purpose::Control)?;
+    let compared = Verification {
+        plans,
+        manner: &manner,
+        scope: &scope,
+        shutdown: context.shutdown,
+        recorder: Recorder::new(recorder, owner.id, u64::MAX, vec![0; plans.len()]),
+        progress: Progress::new(prepared.rows),
+        work: Mutex::new(Work::new(
+            plans.iter().map(|plan| TableWork::new(plan.method)).collect(),
+            None,
+        )),
+        pace: Mutex::new(Pace::new(None)),
+    };
+    let servers = Servers {
+        publisher: context.publisher,
+        subscriber: context.subscriber,
+        publications: context.publications,
+    };
+    let counts = match compared.run(&servers, &mut source, &prepared.definitions) {
+        Ok(counts) => counts,
+        Err(failure) if changed.load(Ordering::Acquire) => return Ok(vec![failure]),
+        Err(failure) => return Err(failure),
+    };
+    for (plan, counts) in plans.iter().zip(counts) {
+        let key = (plan.schema.clone(), plan.name.clone());
+        let table = published.iter().find(|table| table.key() == key);
+        let (Some(table), Some(generation)) = (table, generations.get(&key)) else {
+            return Err(Failure::internal("a table was compared that was not asked for"));
+        };
+        let mut complete = Complete::default();
+        complete.push(table, counts.rows, *generation);
+        let repaired = make_equal(context, control, snapshot, plan, &complete)?;
+        tracing::info!(
+            event = "table_rebased",
+            table = plan.display_name(),
+            lsn = %snapshot.lsn,
+            rows = counts.rows,
+            inserted = repaired.inserted,
+            updated = repaired.updated,
+            deleted = repaired.deleted,
+            "table was compared with the publisher's and made equal"
+        );
+    }
+    Ok(Vec::new())
+}
+
+/// Writes the rows of a table that differ, in one transaction.
+fn make_equal(
+    context: SyncContext<'_>,
+    control: &mut Session,
+    snapshot: &Snapshot,
+    plan: &TablePlan,
+    complete: &Complete,
+) -> Result<repair::Repaired> {
+    let owner = context.owner();
+    let mut theirs = snapshot.open(context.publisher)?;
+    let mut ours = context.subscriber.connect(Purpose::Copy)?;
+    ownership::join(&mut ours, owner.id)?;
+    let sessions = [theirs.cancel_handle(), ours.cancel_handle()];
+    let writing = |e: &wire::Error| {
+        Failure::subscriber(e, &format!("making table {} equal", plan.display_name()))
+    };
+    interruptible(context.shutdown, &sessions, "table sync", || {
+        let mut write = |ours: &mut Session, way| -> Result<repair::Repaired> {
+            let mut sum = repair::Repaired::default();
+            let mut after = 0;
+            loop {
+                let batch = repair::differences(control, owner.id, plan, after, BATCH)?;
+                let Some(last) = repair::last_id(&batch) else { return Ok(sum) };
+                after = last;
+                sum.add(repair::write_batch(&mut theirs, ours, plan, &batch, way)?);
+            }
+        };
+        ours.simple("BEGIN").map_err(|e| writing(&e))?;
+        let repaired = match write(&mut ours, WriteWay::Update) {
+            Err(failure) if failure.sqlstate.as_deref() == Some(sqlstate::UNIQUE_VIOLATION) => {
+                // Unique values move between rows of different batches: all of them are deleted before
+                // the first one is inserted.
+                ours.simple("ROLLBACK; BEGIN").map_err(|e| writing(&e))?;
+                let deleted = write(&mut ours, WriteWay::Delete)?;
+                let inserted = write(&mut ours, WriteWay::Update)?;
+                repair::Repaired { deleted: deleted.deleted, ..inserted }
+            }
+            written => written?,
+        };
+        let sql = format!(
+            "DELETE FROM pgapace.difference \
+             WHERE subscription = {} AND schema_name = {} AND table_name = {}",
+            owner.id.0,
+            quote_literal(&plan.schema),
+            quote_literal(&plan.name)
+        );
+        ours.simple(&sql).map_err(|e| writing(&e))?;
+        complete.record(&mut ours, owner, snapshot.lsn)?;
+        ours.simple("COMMIT").map_err(|e| writing(&e))?;
+        Ok(repaired)
+    })
+}

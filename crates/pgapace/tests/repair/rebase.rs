@@ -1,0 +1,96 @@
+//! `rebase`: after a lost slot, tables are compared instead of copied.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use testbed::{Pair, Result, wait_until};
+
+use crate::faults::site::{DB, Load, NAME, PATIENCE, Site, long, pgapace};
+use crate::support::on_versions;
+
+fn a_lost_slot(publisher: u16, subscriber: u16) -> Result<()> {
+    let site = Site::of(Pair::start(publisher, subscriber)?)?;
+    site.load_tables()?;
+    let load = Load::start(&site.publisher, 100.0)?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    let mut random = fastrand::Rng::with_seed(23);
+    for round in 0..if long() { 10 } else { 2 } {
+        site.catch_up(&mut run)?;
+        run.kill9()?;
+        let drop = format!("SELECT pg_drop_replication_slot('{NAME}')");
+        wait_until(PATIENCE, "the slot to be dropped", || {
+            Ok(site.publisher.sql(DB, &drop).is_ok())
+        })?;
+        // Nobody will ever send these changes.
+        sleep(Duration::from_millis(300));
+        site.publisher
+            .sql(DB, "UPDATE pgbench_accounts SET filler = 'lost' WHERE aid % 3000 = 2")?;
+        site.subscriber
+            .sql(DB, "UPDATE pgbench_accounts SET filler = 'wrong' WHERE aid % 5000 = 1")?;
+        let output = site.program().args(["--until", "current"]).output()?;
+        assert_eq!(output.status.code(), Some(7), "{}", String::from_utf8_lossy(&output.stderr));
+        let rebase = pgapace("rebase")
+            .args([
+                "--publisher",
+                &site.publisher.conninfo(DB),
+                "--subscriber",
+                &site.subscriber.conninfo(DB),
+            ])
+            .args(["--publication", "pub", "--name", NAME]);
+        for _ in 0..if long() { 4 } else { 2 } {
+            let mut process = site.spawn(&rebase)?;
+            sleep(Duration::from_millis(random.u64(50..2500)));
+            process.kill9()?;
+        }
+        if round % 2 == 0 {
+            let mut process = site.spawn(&rebase)?;
+            let status = process.wait(PATIENCE)?;
+            assert!(status.success(), "{}", process.log());
+        }
+        // An interrupted rebase goes on with run, too. One that was killed before it began changed nothing.
+        let rebasing = "SELECT phase = 'streaming' FROM pgapace.subscription";
+        if site.subscriber.query_one_text(DB, rebasing)? == "t" && round % 2 == 1 {
+            let mut process = site.spawn(&rebase)?;
+            assert!(process.wait(PATIENCE)?.success(), "{}", process.log());
+        }
+        run = site.spawn_streaming(&site.program())?;
+    }
+    load.stop()?;
+    site.catch_up(&mut run)?;
+    site.expect_equal_load()
+}
+
+#[test]
+fn a_lost_slot_is_mended_under_load() -> Result<()> {
+    a_lost_slot(18, 18)?;
+    a_lost_slot(15, 15)
+}
+
+/// A new subscription into tables that hold most of the rows already.
+#[test]
+fn a_first_start_compares_tables_that_hold_rows() {
+    on_versions(&super::VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text); CREATE TABLE keyless (a int, v text); \
+             CREATE TABLE fresh (id int PRIMARY KEY); CREATE TABLE gone (id int PRIMARY KEY); \
+             INSERT INTO t SELECT i, i, md5(i::text) FROM generate_series(1, 60000) i; \
+             INSERT INTO keyless SELECT i % 50, 'v' FROM generate_series(1, 1000) i",
+        );
+        case.publisher.sql(
+            // Unique values move between rows that are far apart.
+            "UPDATE t SET u = -id; UPDATE t SET u = 60001 - id; DELETE FROM t WHERE id > 59000; \
+             DELETE FROM keyless WHERE a = 3; INSERT INTO keyless SELECT 4, NULL FROM generate_series(1, 10); \
+             INSERT INTO fresh SELECT generate_series(1, 100)",
+        );
+        case.subscriber.sql("INSERT INTO gone VALUES (1)");
+        case.publish("FOR TABLE t, keyless, fresh, gone");
+        case.run().expect(6, &["--if-not-empty rebase"]);
+        let finished = case.tool.finish("run", &["--until", "current", "--if-not-empty", "rebase"]);
+        finished.expect(0, &["table_rebased"]);
+        case.expect_equal(&["t", "keyless", "fresh", "gone"]);
+        case.publisher.sql("INSERT INTO gone VALUES (2); UPDATE t SET v = 'later' WHERE id = 7");
+        case.run_until_current();
+        case.expect_equal(&["t", "keyless", "fresh", "gone"]);
+        case.tool.finish("verify", &[]).expect(0, &[]);
+    });
+}
