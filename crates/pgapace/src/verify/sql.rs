@@ -338,14 +338,17 @@ pub(crate) fn is_rewritten(oid: u32) -> String {
     )
 }
 
-/// The plain tables in which a table's rows are, with their blocks: one for a plain table.
+/// The plain tables in which a table's rows are, with their blocks: one for a plain table. A role that
+/// may read a partitioned table may still lack the privilege to read a partition by its own name, or
+/// the column `ctid`.
 pub(crate) fn leaves(oid: u32) -> String {
     format!(
         "WITH RECURSIVE tree AS (SELECT {oid}::pg_catalog.oid AS relid UNION ALL \
            SELECT i.inhrelid FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.relkind = 'p' \
            JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid) \
          SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname), \
-           c.relkind = 'r', CASE WHEN c.relkind = 'r' THEN coalesce(pg_catalog.pg_relation_size(c.oid), 0) \
+           c.relkind = 'r' AND pg_catalog.has_table_privilege(c.oid, 'SELECT') \
+             AND NOT pg_catalog.row_security_active(c.oid), CASE WHEN c.relkind = 'r' THEN coalesce(pg_catalog.pg_relation_size(c.oid), 0) \
              / pg_catalog.current_setting('block_size')::pg_catalog.int8 ELSE 0 END, \
            greatest(c.reltuples, 0)::pg_catalog.int8 \
          FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid \

@@ -102,3 +102,41 @@ fn privileges_and_policies() {
         case.both(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
     });
 }
+
+/// Privileges on columns, and on a partitioned table but not on its partitions, are enough.
+#[test]
+fn the_privileges_that_are_enough() {
+    on_versions(&[(15, 18), (18, 15)], |mut case| {
+        case.both(
+            "CREATE TABLE t (id int, v text, secret text); \
+             CREATE TABLE root (k text PRIMARY KEY, v text) PARTITION BY HASH (k); \
+             CREATE TABLE p0 PARTITION OF root FOR VALUES WITH (MODULUS 2, REMAINDER 0); \
+             CREATE TABLE p1 PARTITION OF root FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+        );
+        case.publisher.sql(
+            "INSERT INTO t SELECT i, repeat(md5(i::text), 20) FROM generate_series(1, 20000) i; \
+             INSERT INTO root SELECT 'k' || i, repeat('x', 1000) FROM generate_series(1, 10000) i; \
+             CREATE PUBLICATION rooted FOR TABLE root WITH (publish_via_partition_root)",
+        );
+        case.publish("FOR TABLE t (id, v)");
+        case.tool.publications = "pub,rooted".to_owned();
+        case.run_until_current();
+        let role = format!("columns_{}", case.publisher.name);
+        case.both(&format!(
+            "CREATE ROLE {role} LOGIN REPLICATION; GRANT SELECT (id, v) ON t TO {role}; GRANT SELECT ON root TO {role}"
+        ));
+        let publisher = case.tool.publisher.clone();
+        case.tool.publisher = format!("{publisher} user={role}");
+        super::expect_equal(&case, &["root", "t"], &[]);
+        case.subscriber.sql("DELETE FROM t WHERE id = 7; UPDATE root SET v = 'y' WHERE k = 'k77'");
+        super::verify(&case, 18, &[]);
+        assert_eq!(super::differences(&case).len(), 2);
+        // The owner reads the tables in several pieces.
+        case.tool.publisher = publisher;
+        let result = super::verify(&case, 18, &["--max-rate", "1GB"]);
+        assert_eq!(super::differences(&case).len(), 2);
+        let rows = |table: usize| result["tables"][table]["rows"].as_u64();
+        assert_eq!((rows(0), rows(1)), (Some(10_000), Some(20_000)));
+        case.both(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    });
+}

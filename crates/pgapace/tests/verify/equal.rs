@@ -27,7 +27,8 @@ INSERT INTO types (id, f8, n, d, tz, t, p) VALUES (-1, 'NaN', 'NaN', 'infinity',
 
 #[test]
 fn types_that_both_servers_have() {
-    on_versions(&VERSIONS, |case| {
+    let with_oldest = [(14, 18), (18, 14)];
+    on_versions(&[&VERSIONS[..], &with_oldest].concat(), |case| {
         case.both(TYPES);
         case.publisher.sql(VALUES);
         // The defaults of a role and database must not matter.
