@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::http::access::Access;
 use crate::http::metrics;
 use crate::http::page::Page;
-use crate::observe::board::{Boards, LastError, RunPhase, Shown, wall};
+use crate::observe::board::{Boards, CopyShown, LastError, RunPhase, Shown, wall};
 use crate::observe::events;
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
@@ -52,6 +52,8 @@ struct SubscriptionStatus<'a> {
     retries: &'a std::collections::BTreeMap<String, u64>,
     received_bytes: u64,
     tables: std::collections::BTreeMap<&'a str, u64>,
+    /// Null unless tables are copied before the stream begins.
+    copy: Option<&'a CopyShown>,
     /// Null unless it streams.
     figures: Option<&'a Figures>,
 }
@@ -168,6 +170,7 @@ impl Routes {
             retries: &shown.retries,
             received_bytes: shown.received_bytes,
             tables: shown.tables.iter().map(|(state, count)| (state.as_str(), *count)).collect(),
+            copy: shown.copy.as_deref(),
             figures: (shown.phase == RunPhase::Streaming && shown.figures.at > 0.0)
                 .then_some(&*shown.figures),
         });

@@ -80,6 +80,28 @@ pub(crate) struct Shown {
     /// Number of tables by state.
     pub(crate) tables: Arc<Vec<(String, u64)>>,
     pub(crate) history: Arc<VecDeque<Point>>,
+    /// While tables are copied before the stream begins.
+    pub(crate) copy: Option<Arc<CopyShown>>,
+}
+
+/// How far the copy of all tables has come. Sizes are those of the publisher's files.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct CopyShown {
+    pub(crate) tables: usize,
+    pub(crate) tables_done: usize,
+    pub(crate) bytes: u64,
+    pub(crate) bytes_done: u64,
+    pub(crate) seconds_left: Option<f64>,
+    pub(crate) running: Vec<CopiedTable>,
+}
+
+/// A table that is being copied, or a part of it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct CopiedTable {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) bytes_done: u64,
+    pub(crate) building_indexes: bool,
 }
 
 impl Shown {
@@ -95,6 +117,7 @@ impl Shown {
             figures: Arc::default(),
             tables: Arc::default(),
             history: Arc::default(),
+            copy: None,
         }
     }
 }
@@ -204,6 +227,12 @@ impl Board {
         if let Some(history) = history {
             shown.history = history;
         }
+    }
+
+    /// How far the copy has come; `None` when it has ended.
+    pub(crate) fn set_copy(&self, copy: Option<CopyShown>) {
+        let copy = copy.map(Arc::new);
+        self.lock().copy = copy;
     }
 
     /// Number of tables by state, as the subscriber has it.

@@ -259,7 +259,7 @@ impl Supervisor<'_> {
         let row = self.find_or_create(&mut control, &mut source)?;
         let owned = self.take_ownership(&mut control, &mut source, row)?;
         let OwnedSubscription { row, database } = owned;
-        let config = self.config;
+        let (config, board) = (self.config, self.board.clone());
         let context = SyncContext {
             publisher: &publisher,
             subscriber: &subscriber,
@@ -272,6 +272,7 @@ impl Supervisor<'_> {
             indexes_after: config.indexes_after,
             joins: false,
             shutdown: self.shutdown,
+            board: Some(&board),
         };
         if row.phase != Phase::Streaming {
             self.board.enters(RunPhase::Copying);

@@ -598,6 +598,7 @@ impl Copier {
             indexes_after: false,
             joins: true,
             shutdown: &self.ended,
+            board: None,
         };
         let mut control = self.subscriber.connect(Purpose::Copy)?;
         // A later run terminates this session, or waits for its end, before it reads the tables'

@@ -11,6 +11,7 @@ use wire::{CancelHandle, Session};
 
 use crate::cli::output::size;
 use crate::error::{Class, Failure, Result};
+use crate::observe::board::CopyShown;
 use crate::publisher::slot;
 use crate::stopping::interrupt::cancel;
 use crate::tablesync::SyncContext;
@@ -176,6 +177,7 @@ impl Pool<'_> {
             let mut slot_checked_at = started;
             while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 display.update(&self.progress);
+                self.show(Some(self.progress.shown()));
                 self.adjust(&mut scaling, started.elapsed());
                 if self.context.shutdown.requested() {
                     self.stop.store(true, Ordering::Release);
@@ -190,6 +192,13 @@ impl Pool<'_> {
                 }
             }
         });
+        self.show(None);
+    }
+
+    fn show(&self, copy: Option<CopyShown>) {
+        if let Some(board) = self.context.board {
+            board.set_copy(copy);
+        }
     }
 
     fn adjust(&self, scaling: &mut CopyScaling, at: Duration) {

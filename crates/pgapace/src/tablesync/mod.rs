@@ -31,6 +31,7 @@ pub(crate) use snapshot::Snapshot;
 
 use crate::config::{CopyOptions, IfNotEmpty};
 use crate::error::{Class, Failure, Result};
+use crate::observe::board::Board;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sequences::{self, Chosen, SetOptions};
@@ -65,6 +66,8 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) joins: bool,
     /// A copy stops as soon as this is requested.
     pub(crate) shutdown: &'a Shutdown,
+    /// Where the progress is shown, for tables that are copied before the stream begins.
+    pub(crate) board: Option<&'a Board>,
 }
 
 impl SyncContext<'_> {

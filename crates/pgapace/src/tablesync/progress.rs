@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::output::{remark, size};
+use crate::observe::board::{CopiedTable, CopyShown};
 
 /// Time between two log lines without a terminal.
 const LINES_EVERY: Duration = Duration::from_secs(10);
@@ -125,6 +126,26 @@ impl Progress {
     fn bytes_so_far(&self, running: &[Option<RunningJob>]) -> u64 {
         let part = running.iter().flatten().map(|r| r.meter.get().min(r.bytes)).sum::<u64>();
         self.bytes_done.load(Ordering::Relaxed) + part
+    }
+
+    /// As the HTTP server shows it.
+    pub(super) fn shown(&self) -> CopyShown {
+        let running = self.running();
+        let bytes_done = self.bytes_so_far(&running);
+        let tables = running.into_iter().flatten().map(|job| CopiedTable {
+            name: job.name,
+            bytes: job.bytes,
+            bytes_done: job.meter.get().min(job.bytes),
+            building_indexes: job.meter.is_building(),
+        });
+        CopyShown {
+            tables: self.tables,
+            tables_done: self.tables_done.load(Ordering::Relaxed),
+            bytes: self.bytes,
+            bytes_done,
+            seconds_left: self.eta(bytes_done).map(|left| left.as_secs_f64()),
+            running: tables.collect(),
+        }
     }
 
     /// The remaining time at the average rate.

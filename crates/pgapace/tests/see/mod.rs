@@ -5,6 +5,7 @@ mod figures;
 mod health;
 mod http;
 mod operations;
+mod page;
 mod report;
 mod top;
 

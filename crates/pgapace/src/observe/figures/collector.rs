@@ -184,7 +184,8 @@ impl Collector {
                 },
                 self.stage("durable", seen.durable, lag(seen.durable), |s| s.durable),
             ],
-            seconds_to_zero: estimate,
+            // While somebody blocks, the rates of the last minute say nothing.
+            seconds_to_zero: estimate.filter(|_| !blocked || committed_lag == 0),
             limited_by: limited_by(&threads, blocked).to_owned(),
             rows_10s: self.row_rates(SHORT),
             rows_1min: self.row_rates(LONG),
