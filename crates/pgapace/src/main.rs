@@ -26,6 +26,7 @@ mod sqlstate;
 mod stopping;
 mod subscriber;
 mod subscription;
+mod switchover;
 mod tablesync;
 mod top;
 mod two_phase;

@@ -14,6 +14,7 @@ mod semantics;
 mod servers;
 mod streaming;
 mod support;
+mod switchover;
 pub(crate) mod tablesync;
 mod twophase;
 mod upgrade;

@@ -18,6 +18,7 @@ pub(crate) mod sequences;
 pub(crate) mod settings;
 pub(crate) mod skip;
 pub(crate) mod status;
+pub(crate) mod switchover;
 pub(crate) mod top;
 pub(crate) mod verify;
 
@@ -52,7 +53,7 @@ Exit codes:
   10  the publisher's history is not the one that the subscriber followed
   11  a signal stopped the process before it reached --until
   12  the spool directory is full or cannot be used
-  13  an error disabled the subscription (--disable-on-error, pgapace enable)
+  13  an error disabled the subscription (--disable-on-error, pgapace enable), or it was switched over
   14  the subscriber is behind the publisher: too far for pgapace sequences, or more than --max-lag
   15  status --check: a subscription is retrying after an error
   16  status --check: a subscription does not run
@@ -157,6 +158,13 @@ Example:
   pgapace repair --config /etc/pgapace.toml --name shop --dry-run
   pgapace repair --config /etc/pgapace.toml --name shop --delete-extra"#;
 
+const SWITCHOVER_HELP: &str = r#"It needs --subscriber, --publisher and --name, and a pgapace run that applies the subscription. Before the subscription has ended, every failure undoes everything. If it is killed: --abort undoes, --go begins again.
+
+Example:
+  pgapace switchover --plan --subscriber postgresql://b/shop --publisher postgresql://a/shop --name shop
+  pgapace switchover --go --subscriber postgresql://b/shop --publisher postgresql://a/shop --name shop \
+                     --open 'move-clients-to-b'"#;
+
 const SKIP_HELP: &str = r#"It needs --subscriber and --name. pgapace applies nothing of the transaction and does not keep its changes: make them by hand.
 
 Example:
@@ -247,6 +255,9 @@ enum Command {
     /// Make the rows equal that pgapace verify found to differ
     #[command(after_help = REPAIR_HELP)]
     Repair(repair::RepairArgs),
+    /// Move writes from the publisher to the subscriber
+    #[command(after_help = SWITCHOVER_HELP)]
+    Switchover(switchover::SwitchoverArgs),
     /// Skip one transaction of the publisher that cannot be applied
     #[command(after_help = SKIP_HELP)]
     Skip(skip::SkipArgs),
@@ -371,6 +382,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Verify(args) => verify::run(&args),
         Command::Rebase(args) => rebase::run(&args),
         Command::Repair(args) => repair::run(&args),
+        Command::Switchover(args) => switchover::run(&args),
         Command::Skip(args) => skip::run(&args),
         Command::Prepared(args) => prepared::run(&args),
         Command::Enable(args) => enable::run(&args),

@@ -31,6 +31,7 @@ const ALL: &[&str] = &[
     "verify",
     "repair",
     "rebase",
+    "switchover",
     "skip",
     "prepared",
     "enable",
@@ -46,7 +47,7 @@ settings! {
             help: "Connection string of the publisher, a URI or keywords as in libpq",
             more: "PG* variables, the password file and the service file are used as in libpq.",
             group: Group::Subscription,
-            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "repair", "rebase", "drop", "adopt", "release"],
+            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "repair", "rebase", "drop", "adopt", "release", "switchover"],
         }
         "subscriber" subscriber: ConnInfo {
             value: "CONNINFO",

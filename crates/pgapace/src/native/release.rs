@@ -25,6 +25,7 @@ use crate::publisher::slot::{self, Slot};
 use crate::subscriber::origin;
 use crate::subscriber::state::adoption::{self, Adoption, Step};
 use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared, progress};
+use crate::switchover;
 
 /// What is to be handed back.
 pub(crate) struct Request<'a> {
@@ -57,6 +58,10 @@ pub(crate) fn own(control: &mut Session, name: &str) -> Result<(Subscription, Op
     ownership::become_owner(control, row.id, Duration::ZERO, &ownership::Former::default())?;
     let row = ownership::fence(control, row.id)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
+    let ended = control
+        .simple(&switchover::ended_sql(row.id))
+        .map_err(|e| Failure::subscriber(&e, "looking for a switchover"))?;
+    switchover::check_not_ended(&ended, &row.name)?;
     let adopted = adoption::all(control)?.into_iter().find(|one| one.name == row.name);
     Ok((row, adopted))
 }

@@ -15,6 +15,7 @@ use crate::subscriber::state::ownership::{Former, Owning};
 use crate::subscriber::state::{self, Phase, Subscription};
 use crate::subscriber::state::{ownership, schema, statistics};
 use crate::subscription::beside::beside;
+use crate::switchover;
 use crate::tablesync::table_state::{self, Owner};
 
 /// Both servers of a run, and a session on each.
@@ -166,8 +167,9 @@ impl Supervisor<'_> {
         }
         self.block_failed(control, &row)?;
         let owner = Owner { id: row.id, epoch: row.epoch };
-        let [_, _, _, adopted] = control
+        let [ended, _, _, _, adopted] = control
             .simple_each([
+                &switchover::ended_sql(row.id),
                 &statistics::started_sql(row.id),
                 &table_state::accept_requests_sql(owner),
                 // Of processes that died.
@@ -175,6 +177,7 @@ impl Supervisor<'_> {
                 &guard::later_start_sql(&row.name),
             ])
             .map_err(|e| Failure::subscriber(&e, "recording the start in schema pgapace"))?;
+        switchover::check_not_ended(&ended, &row.name)?;
         guard::later_start(&adopted, config)?;
         Ok(OwnedSubscription { row, database })
     }

@@ -641,7 +641,8 @@ pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
 /// SQL for [`forget`], as a part of a transaction.
 pub(crate) fn forget_sql(id: SubscriptionId) -> String {
     format!(
-        "DELETE FROM pgapace.progress WHERE subscription = {id} OR subscription IN \
+        "DELETE FROM pgapace.switchover WHERE subscription = {id}; \
+             DELETE FROM pgapace.progress WHERE subscription = {id} OR subscription IN \
                (SELECT catch_up FROM pgapace.relation WHERE subscription = {id}); \
              DELETE FROM pgapace.relation WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_subscription WHERE subscription = {id}; \

@@ -1,0 +1,196 @@
+//! What a switchover does on the publisher: stopping and resuming writes, and looking for late ones.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use pgoutput::Lsn;
+use wire::{Session, quote_ident, quote_literal};
+
+use super::record::Stopped;
+use crate::error::{Class, Failure, Result};
+use crate::subscriber::catalogue::{boolean, field, first_row};
+use crate::subscriber::state::Subscription;
+
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+fn failed(error: &wire::Error, doing: &str) -> Failure {
+    Failure::publisher(error, doing)
+}
+
+/// Lets this session write although the database is read-only by default.
+pub(super) fn allow_writes(source: &mut Session) -> Result<()> {
+    source
+        .simple("SET default_transaction_read_only = off")
+        .map_err(|e| failed(&e, "preparing the session"))?;
+    Ok(())
+}
+
+/// The setting of the database, and its quoted name.
+pub(super) fn database_setting(session: &mut Session) -> Result<(String, Option<String>)> {
+    let results = session
+        .simple(
+            "SELECT pg_catalog.quote_ident(d.datname), (SELECT pg_catalog.split_part(c.one, '=', 2) \
+               FROM pg_catalog.pg_db_role_setting s, pg_catalog.unnest(s.setconfig) AS c (one) \
+               WHERE s.setdatabase = d.oid AND s.setrole = 0 \
+                 AND c.one LIKE 'default_transaction_read_only=%') \
+             FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()",
+        )
+        .map_err(|e| failed(&e, "reading the settings of the database"))?;
+    let row = first_row(&results, "the settings of the database")?;
+    Ok((field(&row, 0)?, row.get(1).map(str::to_owned)))
+}
+
+/// The SQL that the role lacks for stopping writes; `None` if it lacks nothing.
+pub(super) fn missing_privileges(source: &mut Session) -> Result<Option<String>> {
+    let results = source
+        .simple(
+            "SELECT r.rolsuper OR pg_catalog.pg_has_role(d.datdba, 'USAGE') \
+                 AND pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'), \
+               pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(d.datdba)), \
+               pg_catalog.quote_ident(current_user) \
+             FROM pg_catalog.pg_database d, pg_catalog.pg_roles r \
+             WHERE d.datname = pg_catalog.current_database() AND r.rolname = current_user",
+        )
+        .map_err(|e| failed(&e, "reading privileges"))?;
+    let row = first_row(&results, "privileges")?;
+    if boolean(&row, 0)? {
+        return Ok(None);
+    }
+    let (owner, role): (String, String) = (field(&row, 1)?, field(&row, 2)?);
+    Ok(Some(format!("GRANT {owner}, pg_signal_backend TO {role};")))
+}
+
+/// Stops writes. Returns when the setting took effect, by the publisher's clock.
+pub(super) fn stop(source: &mut Session, command: Option<&str>) -> Result<String> {
+    match command {
+        Some(command) => shell(command, "--stop-writes")?,
+        None => {
+            let (database, _) = database_setting(source)?;
+            source
+                .simple(&format!(
+                    "ALTER DATABASE {database} SET default_transaction_read_only = on"
+                ))
+                .map_err(|e| failed(&e, "stopping writes"))?;
+        }
+    }
+    let results = source
+        .simple("SELECT pg_catalog.clock_timestamp()")
+        .map_err(|e| failed(&e, "reading the clock"))?;
+    field(&first_row(&results, "the clock")?, 0)
+}
+
+/// Ends sessions that began before writes were stopped, until none is left.
+pub(super) fn end_sessions(source: &mut Session, before: &str, deadline: Instant) -> Result<()> {
+    let sql = format!(
+        "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity \
+         WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend' \
+           AND pid <> pg_catalog.pg_backend_pid() AND backend_start < {}::timestamptz",
+        quote_literal(before)
+    );
+    loop {
+        let results = source.simple(&sql).map_err(|e| failed(&e, "ending other sessions"))?;
+        if results.first().is_none_or(wire::Rows::is_empty) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(Failure::new(Class::Busy, "sessions of the publisher do not end").hint(
+                "See pg_stat_activity on the publisher, or stop writes in another way (--stop-writes).",
+            ));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Waits until no session has an open transaction that has written.
+pub(super) fn wait_for_writers(source: &mut Session, deadline: Instant) -> Result<()> {
+    let sql = "SELECT pg_catalog.count(*), (SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_xacts \
+                 WHERE database = pg_catalog.current_database()) FROM pg_catalog.pg_stat_activity \
+               WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend' \
+                 AND pid <> pg_catalog.pg_backend_pid() AND backend_xid IS NOT NULL";
+    loop {
+        let results =
+            source.simple(sql).map_err(|e| failed(&e, "looking for open transactions"))?;
+        let row = first_row(&results, "open transactions")?;
+        let (open, prepared): (i64, i64) = (field(&row, 0)?, field(&row, 1)?);
+        if open == 0 && prepared == 0 {
+            return Ok(());
+        }
+        if prepared > 0 || Instant::now() >= deadline {
+            return Err(Failure::new(
+                Class::Busy,
+                format!("the publisher has {open} open and {prepared} prepared transactions"),
+            )
+            .hint(
+                "End them: see backend_xid of pg_stat_activity, and pg_prepared_xacts, on the publisher.",
+            ));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Writes the fence: a transactional message, behind which nothing published may come.
+pub(super) fn fence(source: &mut Session) -> Result<Lsn> {
+    let doing = "writing the fence";
+    source
+        .simple("SELECT pg_catalog.pg_logical_emit_message(true, 'pgapace', 'switchover')")
+        .map_err(|e| failed(&e, doing))?;
+    crate::lag::end_of_wal(source)
+}
+
+/// Whether the slot has a transaction with published changes that ends after `applied`.
+pub(super) fn has_more(source: &mut Session, row: &Subscription, applied: Lsn) -> Result<bool> {
+    let names: Vec<_> = row.publications.iter().map(|name| quote_ident(name)).collect();
+    // The LSN of a Commit message (C) is the end of its transaction. Others are Begin, Origin, Relation,
+    // Type.
+    let sql = format!(
+        "WITH sent AS MATERIALIZED (SELECT lsn, xid::text, pg_catalog.chr(pg_catalog.get_byte(data, 0)) AS kind \
+           FROM pg_catalog.pg_logical_slot_peek_binary_changes({}, NULL, NULL, \
+             'proto_version', '1', 'publication_names', {})) \
+         SELECT EXISTS (SELECT FROM sent c WHERE c.kind = 'C' AND c.lsn > '{applied}' \
+           AND EXISTS (SELECT FROM sent o WHERE o.xid = c.xid AND o.kind NOT IN ('B', 'C', 'O', 'R', 'Y')))",
+        quote_literal(&row.slot_name),
+        quote_literal(&names.join(","))
+    );
+    let doing = "looking for late changes";
+    let results = source.simple(&sql).map_err(|e| failed(&e, doing))?;
+    boolean(&first_row(&results, doing)?, 0)
+}
+
+/// Undoes [`stop`].
+pub(super) fn resume(source: &mut Session, stopped: &Stopped) -> Result<()> {
+    match stopped {
+        Stopped::Command(None) => Ok(()),
+        Stopped::Command(Some(command)) => shell(command, "--resume-writes"),
+        Stopped::Database(before) => set_database(source, before.as_deref()),
+    }
+}
+
+/// Sets default_transaction_read_only of the database, or resets it.
+pub(super) fn set_database(session: &mut Session, value: Option<&str>) -> Result<()> {
+    let (database, now) = database_setting(session)?;
+    if now.as_deref() == value {
+        return Ok(());
+    }
+    let sql = match value {
+        Some(value) => format!(
+            "ALTER DATABASE {database} SET default_transaction_read_only = {}",
+            quote_literal(value)
+        ),
+        None => format!("ALTER DATABASE {database} RESET default_transaction_read_only"),
+    };
+    session.simple(&sql).map_err(|e| failed(&e, "allowing writes"))?;
+    Ok(())
+}
+
+/// Runs a command of the user.
+pub(super) fn shell(command: &str, flag: &str) -> Result<()> {
+    let status = Command::new("sh").arg("-c").arg(command).status();
+    let status = status.map_err(|e| {
+        Failure::new(Class::Config, format!("cannot run the command of {flag}: {e}"))
+    })?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Failure::new(Class::Config, format!("the command of {flag} failed: {status}")))
+}
