@@ -54,7 +54,8 @@ VACUUM of the changed tables. After every round the tables are compared by check
 - `first-touch` is the time from the start until the change of the last table is visible. `resume` is
   the time from the first change after the restart of a crashed publisher until it is visible; an open
   transaction keeps the slot from being saved before the crash. `old-snapshot-…-last-tenth` is the
-  rate of the last tenth of the backlog over the rate of the first.
+  rate of the last tenth of the backlog over the rate of the first. `verify` compares with one
+  `COPY … TO STDOUT` of the table on each server, both at the same time.
 - Regime `elsewhere` records the stream of the backlog once for each subscriber, with the options that
   it asks for. In the rounds a replay server sends the recording, and passes everything else through
   to the publisher, which is idle: subscriber and program have the processors to themselves, as if the

@@ -10,6 +10,7 @@ mod standby;
 pub(crate) mod synchronous;
 pub(crate) mod tablesync;
 pub(crate) mod twophase;
+mod verify;
 
 use anyhow::Result;
 
@@ -32,5 +33,6 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>
         Kind::Latency => latency::measure(bench, workload),
         Kind::TwoPhase => Ok(vec![twophase::measure(bench, workload)?]),
         Kind::Resume => Ok(vec![resume::measure(bench, workload)?]),
+        Kind::Verify(tables) => Ok(vec![verify::measure(bench, workload, tables)?]),
     }
 }

@@ -165,7 +165,7 @@ impl Copied {
     }
 }
 
-fn create(cluster: &Cluster, database: &str, tables: Tables, fill: bool) -> Result<()> {
+pub(super) fn create(cluster: &Cluster, database: &str, tables: Tables, fill: bool) -> Result<()> {
     cluster.create_database(database)?;
     let mut client = cluster.connect(database)?;
     for first in (0..tables.number).step_by(usize::try_from(TABLES_AT_ONCE)?) {
@@ -329,7 +329,7 @@ fn pgapace(environment: &Environment, tables: Tables, bench: &Bench) -> Result<C
 }
 
 /// Samples the walsenders and the processes that apply.
-fn sample_processes(
+pub(super) fn sample_processes(
     meter: &mut Meter,
     subscriber: &mut testbed::postgres::Client,
     publisher: &mut testbed::postgres::Client,

@@ -141,6 +141,11 @@ pub(crate) const ALL: &[Workload] = &[
         kind: Kind::Resume,
     },
     Workload {
+        name: "verify-1x1GB",
+        about: "pgapace verify of one table of 1 GB, with one session on each server",
+        kind: Kind::Verify(Tables { number: 1, megabytes: 1024 }),
+    },
+    Workload {
         name: "sync",
         about: "publisher tps with the subscriber in synchronous_standby_names",
         kind: Kind::Synchronous,

@@ -50,6 +50,8 @@ pub(crate) enum Kind {
     TwoPhase,
     /// The first new change after a crash of the publisher.
     Resume,
+    /// Comparing tables on both servers.
+    Verify(Tables),
 }
 
 /// A multiplier for the sizes of a workload.

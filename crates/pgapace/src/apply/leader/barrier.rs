@@ -14,7 +14,7 @@ use crate::barrier::keeper::{Keeper, KeeperAnswer, KeeperContext, KeeperOrder};
 use crate::error::Result;
 
 /// How often the leader has the subscriber asked for requests.
-const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A barrier in the stream, and what has arrived and is not taken because of it.
 pub(super) struct StreamBarrier {
@@ -27,7 +27,7 @@ pub(super) struct StreamBarrier {
     delayed: VecDeque<(Instant, Bytes)>,
     /// The subscriber is asked for requests.
     asking: bool,
-    asked: Instant,
+    asked: Option<Instant>,
     /// Where the stream holds, and since when a transaction waits, or all of them are committed.
     held: Option<(Lsn, Option<Instant>)>,
 }
@@ -41,7 +41,7 @@ impl StreamBarrier {
             state: Barrier::default(),
             delayed: VecDeque::new(),
             asking: false,
-            asked: Instant::now(),
+            asked: None,
             held: None,
         }
     }
@@ -89,8 +89,8 @@ impl Leader<'_> {
     /// Has the subscriber asked whether a verb requests a barrier.
     pub(super) fn look_for_barrier(&mut self) {
         let barrier = &mut self.barrier;
-        if barrier.keeper.is_none() && !barrier.asking && barrier.asked.elapsed() >= CHECK_INTERVAL
-        {
+        let due = barrier.asked.is_none_or(|asked| asked.elapsed() >= CHECK_INTERVAL);
+        if barrier.keeper.is_none() && !barrier.asking && due {
             barrier.asking = true;
             self.around.durability.submit(DurabilityJob::LookForBarrier);
         }
@@ -99,7 +99,7 @@ impl Leader<'_> {
     /// The subscriber's answer to [`Self::look_for_barrier`].
     pub(super) fn barrier_requested(&mut self, requested: bool) -> Result<()> {
         let barrier = &mut self.barrier;
-        (barrier.asking, barrier.asked) = (false, Instant::now());
+        (barrier.asking, barrier.asked) = (false, Some(Instant::now()));
         if requested && barrier.keeper.is_none() && self.intake.closing().is_none() {
             barrier.keeper = Some(Keeper::spawn(barrier.context.clone())?);
         }
