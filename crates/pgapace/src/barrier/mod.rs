@@ -15,10 +15,10 @@
 //!  deletes the row ──────────────────►  keeper: ends the snapshots; the leader goes on
 //! ```
 //!
-//! The row is the only link between the two processes, so either may die at any time. A row of a process
-//! that died is deleted by the next run before that applies anything. The keeper
-//! deletes the row of a verb that died. What a verb writes on the subscriber while a request holds the stream
-//! is written by a transaction that deletes the row (`row::take_sql`), so the stream cannot go on before that has ended.
+//! The row is the only link between the two processes, so either may die at any time. The next run of the
+//! subscription deletes the rows of a process that died, before it applies anything. The keeper deletes the
+//! row of a verb that died. What a verb writes while the stream is held, it writes in a transaction that
+//! deletes the row (`row::take_sql`). So the stream cannot go on before that transaction has ended.
 //!
 //! See [`engine::barrier`] for why the leader delays.
 

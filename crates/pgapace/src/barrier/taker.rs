@@ -20,6 +20,7 @@ use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{Phase, Subscription, ownership};
 use crate::subscription::{self, RunOptions};
 use crate::verify::pair::{Held, PairSource, SnapshotPair};
+use crate::verify::prepare::check_ready;
 
 const POLL: Duration = Duration::from_millis(20);
 /// After how long a user is told what the barrier waits for, and how often.
@@ -35,6 +36,8 @@ pub(crate) struct BarrierTaker<'a> {
     pub(crate) publisher: &'a Publisher,
     pub(crate) subscriber: &'a Subscriber,
     pub(crate) row: &'a Subscription,
+    /// Tables that must not be in the middle of a copy.
+    pub(crate) tables: &'a [(String, String)],
     /// How long transactions of the publisher may keep the slot from being created. How far the
     /// subscriber is behind does not count.
     pub(crate) timeout: Duration,
@@ -141,6 +144,8 @@ impl PairSource for BarrierTaker<'_> {
     fn take(&mut self) -> Result<Held> {
         let taken = self.take_barrier(false)?;
         let (mut theirs, mut ours) = taken.pair().open(self.publisher, self.subscriber)?;
+        // A copy that was requested meanwhile shows a table as it never was on the publisher.
+        check_ready(&mut ours, self.row, self.tables)?;
         let lsn = taken.lsn;
         drop(taken);
         // What comes later is for another process to apply.

@@ -122,6 +122,7 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
     drop((look, local));
     let mut repairer = Repairer {
         taker: BarrierTaker {
+            tables: &scope.tables,
             config,
             publisher: &publisher,
             subscriber: &subscriber,

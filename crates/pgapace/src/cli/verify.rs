@@ -215,7 +215,10 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
         subscriber: &subscriber,
         publications: &config.publications,
     };
+    let tables: Vec<_> =
+        plans.iter().map(|plan| (plan.schema.clone(), plan.name.clone())).collect();
     let mut source = BarrierTaker {
+        tables: &tables,
         config,
         publisher: &publisher,
         subscriber: &subscriber,

@@ -28,6 +28,7 @@ use crate::subscriber::catalogue::{field, parse_name_array};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{SubscriptionId, ownership};
 use crate::verify::plan::TablePlan;
+use crate::verify::prepare::check_ready;
 
 /// How often a batch is tried again when the stream went on before it was written.
 const ATTEMPTS: usize = 5;
@@ -170,6 +171,7 @@ impl Repairer<'_> {
         if held.last().is_none_or(wire::Rows::is_empty) {
             return Ok(None);
         }
+        check_ready(&mut ours, self.taker.row, &[(plan.schema.clone(), plan.name.clone())])?;
         let found = batch::read(&mut theirs, &mut ours, plan, batch, true)?;
         let repaired =
             found.write(&mut ours, self.options.delete_extra).map_err(|e| writing(&e))?;

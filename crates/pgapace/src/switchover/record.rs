@@ -94,7 +94,7 @@ pub(super) fn forget(control: &mut Session, id: SubscriptionId) -> Result<()> {
     Ok(())
 }
 
-/// The query for [`ended`].
+/// The query for [`check_not_ended`].
 pub(crate) fn ended_sql(id: SubscriptionId) -> String {
     format!(
         "SELECT fence_lsn FROM pgapace.switchover WHERE subscription = {} AND step = 'ended'",

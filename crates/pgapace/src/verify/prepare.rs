@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use engine::table_sync::TableSyncState;
 use rustc_hash::FxHashMap;
 use wire::{Session, quote_ident, quote_literal};
 
@@ -252,6 +253,26 @@ fn check_names(published: &[PublishedTable], scope: &Scope) -> Result<()> {
         return Err(Failure::new(Class::Mismatch, "the publications have no tables"));
     }
     Ok(())
+}
+
+/// Refuses tables that are not ready, as the session's snapshot shows them.
+pub(crate) fn check_ready(
+    subscriber: &mut Session,
+    row: &Subscription,
+    tables: &[(String, String)],
+) -> Result<()> {
+    let states = state::relations_by_name(subscriber, row.id)?;
+    let ready = |table: &&(String, String)| {
+        states.get(*table).is_some_and(|state| state.state == TableSyncState::Ready)
+    };
+    match tables.iter().find(|table| !ready(table)) {
+        None => Ok(()),
+        Some((schema, name)) => Err(Failure::new(
+            Class::Mismatch,
+            format!("table {schema}.{name} is copied again, or was taken out of the subscription"),
+        )
+        .hint("Wait until pgapace status shows it as ready.")),
+    }
 }
 
 /// Tables whose rows are not yet those of the publisher.

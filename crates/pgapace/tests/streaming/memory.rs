@@ -11,7 +11,7 @@ use crate::faults::site::{DB, Site, long};
 /// The memory limit; all sizes are in megabytes.
 const LIMIT: u64 = 64;
 /// Memory in addition to the limit: see `faults/large.rs`.
-const FIXED: u64 = 40;
+const FIXED: u64 = 28;
 
 const MODES: [&str; 3] = ["parallel", "on", "off"];
 
