@@ -44,6 +44,8 @@ pub(crate) enum Class {
     Unknown,
     /// A verification found rows that differ.
     Different,
+    /// Another process asked this one to give the subscription up.
+    HandedOver,
 }
 
 impl Class {
@@ -68,6 +70,7 @@ impl Class {
             Self::NotRunning => 16,
             Self::Unknown => 17,
             Self::Different => 18,
+            Self::HandedOver => 19,
         }
     }
 }

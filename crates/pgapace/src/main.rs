@@ -11,6 +11,7 @@ mod cli;
 mod config;
 mod connecting;
 mod error;
+mod hand_over;
 mod http;
 mod lag;
 mod native;

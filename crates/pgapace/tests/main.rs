@@ -6,6 +6,7 @@ mod barrier;
 mod conflicts;
 mod documentation;
 pub(crate) mod faults;
+mod hand_over;
 mod parallel;
 mod publications;
 mod repair;

@@ -160,6 +160,10 @@ pub enum Outcome {
     /// The next run must be set up in another way: the publisher begins, or ceases, to wait for the
     /// subscriber, or a table may lack changes.
     Changed,
+    /// Another process asks for the subscription: this one ends.
+    HandedOver,
+    /// Another process asks for the subscription: this one waits until it is free again.
+    StoodAside,
 }
 
 /// The rules of one run that the user or the servers set.

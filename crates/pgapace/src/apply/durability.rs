@@ -17,8 +17,8 @@ use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::apply::blockers::Pulse;
+use crate::apply::requests::{self, Requests};
 use crate::apply::thread::{SessionHandle, SessionThread};
-use crate::barrier;
 use crate::error::{Failure, Result};
 use crate::observe::board::Board;
 use crate::observe::events::LogEvent;
@@ -32,6 +32,7 @@ use crate::subscriber::state::progress;
 use crate::subscriber::state::statistics::{self, Delta};
 use crate::subscriber::state::{self, RelationMode, SubscriptionId};
 use crate::subscriber::state::{events, figures};
+use crate::tablesync::table_state::Owner;
 
 /// How long the last jobs, such as statistics, may take before they are canceled.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -61,8 +62,8 @@ pub(crate) enum DurabilityJob {
     Forget(PreparedHere),
     /// Read the fingerprints of these tables of the subscriber.
     Fingerprints(Vec<u32>),
-    /// Look whether a verb has requested a barrier.
-    LookForBarrier,
+    /// Look whether a verb has requested a barrier, or the subscription of this owner.
+    LookForRequests(Owner),
 }
 
 /// What is written about once per second.
@@ -99,10 +100,8 @@ pub(crate) enum FromDurability {
     RemovedConflicts(bool),
     /// By oid; `None` for a table that does not exist any more.
     Fingerprints(FxHashMap<u32, Option<String>>),
-    /// Whether a verb has requested a barrier.
-    Barrier {
-        requested: bool,
-    },
+    /// What verbs have requested.
+    Requests(Requests),
     Failed(Failure),
 }
 
@@ -185,8 +184,8 @@ fn run(
             DurabilityJob::Forget(prepared) => prepared.forget(&mut session).map(|()| None),
             DurabilityJob::Fingerprints(tables) => catalogue::fingerprints(&mut session, &tables)
                 .map(|found| Some(FromDurability::Fingerprints(found))),
-            DurabilityJob::LookForBarrier => barrier::request(&mut session, id)
-                .map(|request| Some(FromDurability::Barrier { requested: request.is_some() })),
+            DurabilityJob::LookForRequests(owner) => requests::find(&mut session, owner)
+                .map(|found| Some(FromDurability::Requests(found))),
         };
         pulse.rest();
         let (event, failed) = match done {

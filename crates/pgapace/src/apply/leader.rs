@@ -4,6 +4,7 @@
 //! [`engine::dispatch`]. Here stand the event loop and what it waits for.
 
 mod barrier;
+mod ending;
 mod intake;
 mod statistics;
 mod streaming;
@@ -34,6 +35,7 @@ use crate::publisher::watch::Watch;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
 use crate::tablesync::deferred::LeaderAccess;
+use crate::tablesync::table_state::Owner;
 
 use barrier::StreamBarrier;
 pub(crate) use engine::intake::Outcome;
@@ -42,8 +44,6 @@ pub(crate) use watched::Watched;
 
 /// How often the leader looks at the time.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a stop waits for what is being applied: a large transaction, a lock on the subscriber.
-const STOP_PATIENCE: Duration = Duration::from_secs(30);
 /// How long between two looks for old conflicts, and between two batches of them.
 const BETWEEN_REMOVALS: Duration = Duration::from_secs(3600);
 const BETWEEN_BATCHES: Duration = Duration::from_millis(500);
@@ -73,6 +73,8 @@ pub(crate) struct LeaderParts<'a> {
     pub(crate) idle_interval: Duration,
     /// For barriers that verbs request.
     pub(crate) keeper: KeeperContext,
+    /// This process, as verbs address their requests to it.
+    pub(crate) owner: Owner,
 }
 
 /// The leader of one run of a subscription.
@@ -94,7 +96,11 @@ pub(crate) struct Leader<'a> {
     /// What the publisher sent behind the transaction whose parts are being taken.
     rest: Bytes,
     barrier: StreamBarrier,
-    /// When the user asked for the end.
+    owner: Owner,
+    /// Verbs' requests are being read, or were read then.
+    looking_for_requests: bool,
+    looked_for_requests: Option<Instant>,
+    /// When the user, or another process, asked for the end.
     stopping_since: Option<Instant>,
     /// Since when memory is full while streams are executed.
     full_since: Option<Instant>,
@@ -136,6 +142,9 @@ impl<'a> Leader<'a> {
             started: now,
             rest: Bytes::new(),
             barrier: StreamBarrier::new(parts.keeper),
+            owner: parts.owner,
+            looking_for_requests: false,
+            looked_for_requests: None,
             stopping_since: None,
             full_since: None,
             last_idle: now,
@@ -287,7 +296,7 @@ impl<'a> Leader<'a> {
         self.around.tables.turned(&turned);
         self.write_statistics(false, true);
         self.look_at_the_schema();
-        self.look_for_barrier();
+        self.look_for_requests();
         self.remove_progress_rows();
         self.remove_old_conflicts();
         self.warn_of_overdue();
@@ -307,7 +316,7 @@ impl<'a> Leader<'a> {
                 self.around.tables.compare(&found);
                 self.schema_watch.answered();
             }
-            FromDurability::Barrier { requested } => self.barrier_requested(requested)?,
+            FromDurability::Requests(found) => self.requests_found(found)?,
             FromDurability::RemovedConflicts(more) => {
                 let pause = if more { BETWEEN_BATCHES } else { BETWEEN_REMOVALS };
                 self.remove_conflicts = Some(Instant::now() + pause);
@@ -438,26 +447,6 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Decides whether to stop dispatching: a signal, or the goal is received.
-    fn look_for_the_end(&mut self) -> Result<()> {
-        if self.around.shutdown.requested() {
-            self.stopping_since.get_or_insert_with(Instant::now);
-            self.intake.close(Outcome::Stopped);
-        }
-        self.intake.look_at_the_goal(engine::intake::Surroundings::goal(&self.around));
-        if let Some(since) = self.stopping_since
-            && (since.elapsed() > STOP_PATIENCE || self.around.shutdown.insisted())
-            && !self.is_closed()
-        {
-            return Err(Failure::new(
-                Class::Stopped,
-                "stopped before the transaction in hand could be ended",
-            )
-            .hint("It is rolled back and sent again next time; nothing is lost."));
-        }
-        Ok(())
-    }
-
     /// A table that was not published all the time has not reached the goal.
     fn closed(&mut self, outcome: Outcome) -> Result<Outcome> {
         let Surroundings { table_sync, control, .. } = &mut self.around;
@@ -475,28 +464,6 @@ impl<'a> Leader<'a> {
         let all = self.intake.closing() != Some(Outcome::Reached)
             || self.around.table_sync.is_done(&self.intake.deferred);
         all && self.intake.is_settled()
-    }
-
-    fn finish(mut self, outcome: Outcome) -> Outcome {
-        self.write_statistics(true, true);
-        self.publish_positions();
-        let at = self.intake.progress.durable();
-        // Statistics are written before the durability session ends, and the publisher hears the last
-        // positions before the stream ends.
-        let Self { streams, receiver, around: Surroundings { pool, durability, .. }, .. } = self;
-        std::thread::scope(|scope| {
-            scope.spawn(|| drop(streams));
-            scope.spawn(|| drop(pool));
-            scope.spawn(|| drop(durability));
-            receiver.finish();
-        });
-        tracing::info!(
-            event = "stopped",
-            lsn = %at,
-            ?outcome,
-            "stopped; all applied transactions are durable and acknowledged"
-        );
-        outcome
     }
 }
 

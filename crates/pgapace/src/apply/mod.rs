@@ -3,7 +3,7 @@
 //! Imports run one way. A module imports only from lines above its own:
 //!
 //! 1. `work`, `readable`, `expected`, `session`, `sessions`, `thread`, `turns`, `conflict_log`, `tables`,
-//!    `announced`, `schema_watch`
+//!    `announced`, `schema_watch`, `requests`
 //! 2. `offender`, `blockers`, `prefetch`, `spool_memory`
 //! 3. `context`: what an error says about a change; `encoder`: groups to queued statements; `durability`
 //! 4. `replies`: what the subscriber says about those statements
@@ -26,6 +26,7 @@ pub(crate) mod pool;
 pub(crate) mod prefetch;
 pub(crate) mod readable;
 pub(crate) mod replies;
+pub(crate) mod requests;
 pub(crate) mod schema_watch;
 pub(crate) mod session;
 pub(crate) mod sessions;

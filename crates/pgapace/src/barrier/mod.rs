@@ -28,4 +28,3 @@ pub(crate) mod taker;
 mod waiting_for;
 
 pub(crate) use row::clear_sql;
-pub(crate) use row::find_request as request;

@@ -51,7 +51,7 @@ pub(super) fn insert(
 }
 
 /// The oldest request that no process has seen.
-pub(crate) fn find_request(
+pub(super) fn find_request(
     session: &mut Session,
     subscription: SubscriptionId,
 ) -> Result<Option<BarrierRequest>> {

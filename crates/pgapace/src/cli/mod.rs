@@ -5,6 +5,7 @@ pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod drop;
 pub(crate) mod enable;
+pub(crate) mod hand_over;
 pub(crate) mod man;
 pub(crate) mod output;
 pub(crate) mod prepared;
@@ -58,7 +59,8 @@ Exit codes:
   15  status --check: a subscription is retrying after an error
   16  status --check: a subscription does not run
   17  status --check: there is no subscription, or its lag is not known
-  18  rows differ (pgapace verify)";
+  18  rows differ (pgapace verify)
+  19  the subscription was handed over to another process (pgapace hand-over)";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -165,6 +167,11 @@ Example:
   pgapace switchover --go --subscriber postgresql://b/shop --publisher postgresql://a/shop --name shop \
                      --open 'move-clients-to-b'"#;
 
+const HAND_OVER_HELP: &str = r#"It needs --subscriber and --name. The process that runs the subscription ends what is in flight, makes it durable, tells the publisher, and ends with exit code 19. In a process with several subscriptions only this one ends. A process that waits for the subscription (--busy-timeout) goes on at once. If no process does, the exit code is 16.
+
+Example:
+  pgapace hand-over --subscriber postgresql://b/shop --name shop"#;
+
 const SKIP_HELP: &str = r#"It needs --subscriber and --name. pgapace applies nothing of the transaction and does not keep its changes: make them by hand.
 
 Example:
@@ -258,6 +265,9 @@ enum Command {
     /// Move writes from the publisher to the subscriber
     #[command(after_help = SWITCHOVER_HELP)]
     Switchover(switchover::SwitchoverArgs),
+    /// Let another process continue a subscription, in order
+    #[command(after_help = HAND_OVER_HELP)]
+    HandOver(hand_over::HandOverArgs),
     /// Skip one transaction of the publisher that cannot be applied
     #[command(after_help = SKIP_HELP)]
     Skip(skip::SkipArgs),
@@ -383,6 +393,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Rebase(args) => rebase::run(&args),
         Command::Repair(args) => repair::run(&args),
         Command::Switchover(args) => switchover::run(&args),
+        Command::HandOver(args) => hand_over::run(&args),
         Command::Skip(args) => skip::run(&args),
         Command::Prepared(args) => prepared::run(&args),
         Command::Enable(args) => enable::run(&args),

@@ -152,7 +152,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         match result {
             Ok(outcome) => tracing::debug!(subscription, ?outcome, "ended"),
             Err(failure) => {
-                if several {
+                let handed_over = failure.class == Class::HandedOver;
+                if several && !handed_over {
                     let exit_code = failure.class.exit_code();
                     tracing::error!(
                         event = "subscription_ended",
@@ -162,7 +163,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
                         "subscription ended with an error"
                     );
                 }
-                if together && first.is_none() {
+                if together && first.is_none() && !handed_over {
                     shutdown.request();
                 }
                 first.get_or_insert(failure);

@@ -32,6 +32,7 @@ const ALL: &[&str] = &[
     "repair",
     "rebase",
     "switchover",
+    "hand-over",
     "skip",
     "prepared",
     "enable",

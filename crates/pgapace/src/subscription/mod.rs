@@ -39,7 +39,7 @@ use crate::tablesync::emptying::TruncateDecision;
 use failure_record::FailureRecord;
 use pipeline::ReadyToStream;
 use retry::{Known, Next, Retry};
-use startup::{ConnectedServers, OwnedSubscription};
+use startup::{ConnectedServers, OwnedSubscription, Ownership};
 
 /// Where to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +83,8 @@ pub(crate) fn run(
         reached: false,
         advanced: Arc::default(),
         owner: None,
+        epoch: None,
+        stands_aside: false,
         catalogue_error: None,
         tagging: Arc::default(),
         text: None,
@@ -100,6 +102,14 @@ pub(crate) fn run(
         let failure = match outcome {
             Ok(Outcome::Stopped) => return supervisor.stopped(),
             Ok(Outcome::Changed) => continue,
+            Ok(Outcome::StoodAside) => {
+                supervisor.stand_aside();
+                continue;
+            }
+            Ok(Outcome::HandedOver) => {
+                record.stopped();
+                return Err(supervisor.handed_over());
+            }
             Ok(outcome) => return Ok(outcome),
             Err(failure) if failure.needs_text => {
                 tracing::info!(
@@ -109,6 +119,16 @@ pub(crate) fn run(
                     "values are sent as text from now on"
                 );
                 supervisor.text = Some(failure.message);
+                continue;
+            }
+            Err(failure) if failure.class == Class::Stopped && !shutdown.requested() => {
+                // Another process asked for the subscription, and a transaction did not end in time.
+                tracing::warn!(
+                    event = "run_ended",
+                    subscription = config.name,
+                    error = %failure,
+                    "run ended with an error after a stop was requested"
+                );
                 continue;
             }
             Err(failure) => failure,
@@ -188,6 +208,10 @@ struct Supervisor<'a> {
     advanced: Arc<AtomicBool>,
     /// The control session of the previous run, which a broken network may have left behind.
     owner: Option<SessionId>,
+    /// The last epoch of this process.
+    epoch: Option<i64>,
+    /// Another process has asked for the subscription, and may still need it.
+    stands_aside: bool,
     /// Commit LSN of the last error that a stale catalogue may have caused.
     catalogue_error: Option<Lsn>,
     /// Whether a session of this process has tagged its commits with a replication origin.
@@ -251,6 +275,28 @@ impl Supervisor<'_> {
         }
     }
 
+    /// The next run waits until the process that asked for the subscription needs it no more.
+    fn stand_aside(&mut self) {
+        self.stands_aside = true;
+        tracing::info!(
+            event = "stands_aside",
+            subscription = self.config.name,
+            "waiting until the process that asked for the subscription has ended"
+        );
+    }
+
+    /// The end because another process asked for it.
+    fn handed_over(&self) -> Failure {
+        let name = &self.config.name;
+        tracing::info!(
+            event = "handed_over",
+            subscription = name,
+            "subscription was given up for another process"
+        );
+        Failure::new(Class::HandedOver, format!("subscription {name} was handed over"))
+            .hint("Nothing is to be done if another process runs it: see pgapace status.")
+    }
+
     /// Everything from "connect" to the first failure.
     fn run_once(&mut self, record: &mut FailureRecord<'_>) -> Result<Outcome> {
         self.board.enters(RunPhase::Starting);
@@ -258,7 +304,10 @@ impl Supervisor<'_> {
         let ConnectedServers { subscriber, publisher, mut control, mut source } = servers;
         let row = self.find_or_create(&mut control, &mut source)?;
         let owned = self.take_ownership(&mut control, &mut source, row)?;
-        let OwnedSubscription { row, database } = owned;
+        let OwnedSubscription { row, database } = match owned {
+            Ownership::Taken(owned) => *owned,
+            Ownership::GivenUp(outcome) => return Ok(outcome),
+        };
         let (config, board) = (self.config, self.board.clone());
         let context = SyncContext {
             publisher: &publisher,

@@ -180,6 +180,7 @@ impl Supervisor<'_> {
                 id: row.id,
                 name: config.name.clone(),
             },
+            owner: context.owner(),
         })
         .run()
     }

@@ -4,8 +4,10 @@ use wire::Session;
 
 use super::Supervisor;
 use super::retry::Known;
+use crate::apply::leader::Outcome;
 use crate::barrier;
 use crate::error::{Class, Failure, Result};
+use crate::hand_over::{self, AtStart, Request};
 use crate::native::guard;
 use crate::publisher::publication;
 use crate::publisher::session::Publisher;
@@ -33,6 +35,13 @@ pub(super) struct OwnedSubscription {
     pub(super) row: Subscription,
     /// OID of the subscriber's database.
     pub(super) database: u32,
+}
+
+/// Whether this process may run the subscription.
+pub(super) enum Ownership {
+    Taken(Box<OwnedSubscription>),
+    /// Another process asks for it.
+    GivenUp(Outcome),
 }
 
 impl Supervisor<'_> {
@@ -143,13 +152,17 @@ impl Supervisor<'_> {
     }
 
     /// Makes this process the owner: it increments the epoch and terminates sessions of earlier epochs.
+    /// Another process may have asked it not to be.
     pub(super) fn take_ownership(
         &mut self,
         control: &mut Session,
         source: &mut Session,
         mut row: Subscription,
-    ) -> Result<OwnedSubscription> {
+    ) -> Result<Ownership> {
         let config = self.config;
+        if std::mem::take(&mut self.stands_aside) {
+            hand_over::wait_aside(control, row.id, &|| self.shutdown.requested())?;
+        }
         self.known = self.known.max(has_run(&row));
         check_enabled(&row)?;
         self.check_same_settings(control, &mut row)?;
@@ -167,9 +180,11 @@ impl Supervisor<'_> {
         }
         self.block_failed(control, &row)?;
         let owner = Owner { id: row.id, epoch: row.epoch };
-        let [ended, _, _, _, adopted] = control
+        let last_epoch = self.epoch.replace(row.epoch);
+        let [ended, asked, _, _, _, adopted] = control
             .simple_each([
                 &switchover::ended_sql(row.id),
+                &hand_over::started_sql(row.id),
                 &statistics::started_sql(row.id),
                 &table_state::accept_requests_sql(owner),
                 // Of processes that died.
@@ -179,7 +194,19 @@ impl Supervisor<'_> {
             .map_err(|e| Failure::subscriber(&e, "recording the start in schema pgapace"))?;
         switchover::check_not_ended(&ended, &row.name)?;
         guard::later_start(&adopted, config)?;
-        Ok(OwnedSubscription { row, database })
+        match hand_over::asked(&asked, last_epoch)? {
+            Some(AtStart::Obey(Request::StandAside)) => {
+                hand_over::done(control, row.id, None)?;
+                return Ok(Ownership::GivenUp(Outcome::StoodAside));
+            }
+            Some(AtStart::Obey(Request::HandOver)) => {
+                hand_over::done(control, row.id, None)?;
+                return Ok(Ownership::GivenUp(Outcome::HandedOver));
+            }
+            Some(AtStart::Fulfilled) => hand_over::done(control, row.id, None)?,
+            None => {}
+        }
+        Ok(Ownership::Taken(Box::new(OwnedSubscription { row, database })))
     }
 
     /// A resumed subscription keeps its slot; its publications may change.

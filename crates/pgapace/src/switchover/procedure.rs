@@ -13,6 +13,7 @@ use super::publisher::{
 use super::record::{self, Record, Stopped};
 use super::{Step, Undo};
 use crate::error::{Class, Failure, Result};
+use crate::hand_over;
 use crate::lag;
 use crate::publisher::{publication, slot};
 use crate::sequences::{self, Chosen, SetOptions};
@@ -224,10 +225,9 @@ fn up_to_end(
     if newest.is_some_and(|last| last.commit_lsn >= fence) {
         return Err(somebody_writes());
     }
-    // From here on nothing is applied any more. If all is undone, the other process resumes by itself,
-    // unless this ended it in the middle of a transaction.
-    let any = ownership::Former { any: true, own: None };
-    ownership::become_owner(control, row.id, left(), &any)?;
+    // From here on nothing is applied any more. If all is undone, the other process resumes by itself.
+    hand_over::ask_to_stand_aside(control, row, left())?;
+    ownership::become_owner(control, row.id, left(), &ownership::Former::default())?;
     ownership::fence(control, row.id)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
     slot::end_user(source, &row.slot_name, &row.name, left())?;

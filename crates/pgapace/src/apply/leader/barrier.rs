@@ -9,12 +9,8 @@ use engine::barrier::Barrier;
 use pgoutput::Lsn;
 
 use super::{Leader, TICK};
-use crate::apply::durability::DurabilityJob;
 use crate::barrier::keeper::{Keeper, KeeperAnswer, KeeperContext, KeeperOrder};
 use crate::error::Result;
-
-/// How often the leader has the subscriber asked for requests.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A barrier in the stream, and what has arrived and is not taken because of it.
 pub(super) struct StreamBarrier {
@@ -25,9 +21,6 @@ pub(super) struct StreamBarrier {
     state: Barrier,
     /// With the time of arrival.
     delayed: VecDeque<(Instant, Bytes)>,
-    /// The subscriber is asked for requests.
-    asking: bool,
-    asked: Option<Instant>,
     /// Where the stream holds, and since when a transaction waits, or all of them are committed.
     held: Option<(Lsn, Option<Instant>)>,
 }
@@ -40,8 +33,6 @@ impl StreamBarrier {
             no_orders: never(),
             state: Barrier::default(),
             delayed: VecDeque::new(),
-            asking: false,
-            asked: None,
             held: None,
         }
     }
@@ -86,20 +77,9 @@ impl StreamBarrier {
 }
 
 impl Leader<'_> {
-    /// Has the subscriber asked whether a verb requests a barrier.
-    pub(super) fn look_for_barrier(&mut self) {
-        let barrier = &mut self.barrier;
-        let due = barrier.asked.is_none_or(|asked| asked.elapsed() >= CHECK_INTERVAL);
-        if barrier.keeper.is_none() && !barrier.asking && due {
-            barrier.asking = true;
-            self.around.durability.submit(DurabilityJob::LookForBarrier);
-        }
-    }
-
-    /// The subscriber's answer to [`Self::look_for_barrier`].
+    /// A verb has requested a barrier, or none has.
     pub(super) fn barrier_requested(&mut self, requested: bool) -> Result<()> {
         let barrier = &mut self.barrier;
-        (barrier.asking, barrier.asked) = (false, Some(Instant::now()));
         if requested && barrier.keeper.is_none() && self.intake.closing().is_none() {
             barrier.keeper = Some(Keeper::spawn(barrier.context.clone())?);
         }

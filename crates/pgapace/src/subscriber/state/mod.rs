@@ -642,6 +642,7 @@ pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
 pub(crate) fn forget_sql(id: SubscriptionId) -> String {
     format!(
         "DELETE FROM pgapace.switchover WHERE subscription = {id}; \
+             DELETE FROM pgapace.hand_over WHERE subscription = {id}; \
              DELETE FROM pgapace.progress WHERE subscription = {id} OR subscription IN \
                (SELECT catch_up FROM pgapace.relation WHERE subscription = {id}); \
              DELETE FROM pgapace.relation WHERE subscription = {id}; \

@@ -1,0 +1,100 @@
+//! How a run ends: on a signal, at its goal, or because another process asks for the subscription.
+
+use std::time::{Duration, Instant};
+
+use super::{Leader, Outcome, Surroundings};
+use crate::apply::durability::DurabilityJob;
+use crate::apply::requests::Requests;
+use crate::error::{Class, Failure, Result};
+use crate::hand_over;
+
+/// How long a stop waits for what is being applied: a large transaction, a lock on the subscriber.
+const STOP_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often the leader has the subscriber asked for requests of verbs. A hand-over is to take less than a
+/// second.
+const REQUESTS_EVERY: Duration = Duration::from_millis(200);
+
+impl Leader<'_> {
+    /// Has the subscriber asked what verbs request.
+    pub(super) fn look_for_requests(&mut self) {
+        let due = self.looked_for_requests.is_none_or(|at| at.elapsed() >= REQUESTS_EVERY);
+        if due && !self.looking_for_requests {
+            self.looking_for_requests = true;
+            self.around.durability.submit(DurabilityJob::LookForRequests(self.owner));
+        }
+    }
+
+    /// The subscriber's answer to [`Self::look_for_requests`].
+    pub(super) fn requests_found(&mut self, found: Requests) -> Result<()> {
+        (self.looking_for_requests, self.looked_for_requests) = (false, Some(Instant::now()));
+        self.barrier_requested(found.barrier)?;
+        let Some(request) = found.hand_over else { return Ok(()) };
+        if self.intake.closing().is_some() {
+            // The next run of this process obeys at its start.
+            return Ok(());
+        }
+        tracing::info!(
+            event = "hand_over_requested",
+            stands_aside = request == hand_over::Request::StandAside,
+            "another process asks for the subscription; stopping after the current transaction"
+        );
+        self.stopping_since.get_or_insert_with(Instant::now);
+        self.intake.close(match request {
+            hand_over::Request::HandOver => Outcome::HandedOver,
+            hand_over::Request::StandAside => Outcome::StoodAside,
+        });
+        Ok(())
+    }
+
+    /// Decides whether to stop dispatching: a signal, or the goal is received.
+    pub(super) fn look_for_the_end(&mut self) -> Result<()> {
+        if self.around.shutdown.requested() {
+            self.stopping_since.get_or_insert_with(Instant::now);
+            self.intake.close(Outcome::Stopped);
+        }
+        self.intake.look_at_the_goal(engine::intake::Surroundings::goal(&self.around));
+        if let Some(since) = self.stopping_since
+            && (since.elapsed() > STOP_PATIENCE || self.around.shutdown.insisted())
+            && !self.is_closed()
+        {
+            // If another process asked, the next run of this one finds that at its start.
+            return Err(Failure::new(
+                Class::Stopped,
+                "stopped before the transaction in hand could be ended",
+            )
+            .hint("It is rolled back and sent again next time; nothing is lost."));
+        }
+        Ok(())
+    }
+
+    /// The end of a run that has settled everything that it began.
+    pub(super) fn finish(mut self, outcome: Outcome) -> Outcome {
+        self.write_statistics(true, true);
+        self.publish_positions();
+        let at = self.intake.progress.durable();
+        // Statistics are written before the durability session ends, and the publisher hears the last
+        // positions before the stream ends.
+        let Self { streams, receiver, owner, around, .. } = self;
+        let Surroundings { pool, durability, mut control, .. } = around;
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(streams));
+            scope.spawn(|| drop(pool));
+            scope.spawn(|| drop(durability));
+            receiver.finish();
+        });
+        tracing::info!(
+            event = "stopped",
+            lsn = %at,
+            ?outcome,
+            "stopped; all applied transactions are durable and acknowledged"
+        );
+        // Last: who waits for the answer takes the slot and the owner's lock.
+        if matches!(outcome, Outcome::HandedOver | Outcome::StoodAside)
+            && let Err(failure) = hand_over::done(&mut control, owner.id, Some(at))
+        {
+            tracing::debug!("{failure}");
+        }
+        outcome
+    }
+}

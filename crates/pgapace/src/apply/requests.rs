@@ -1,0 +1,34 @@
+//! What verbs ask the process that runs a subscription for, by rows of schema `pgapace`.
+
+use wire::Session;
+
+use crate::error::{Failure, Result};
+use crate::hand_over;
+use crate::subscriber::catalogue::{boolean, first_row};
+use crate::tablesync::table_state::Owner;
+
+/// What is requested now.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Requests {
+    /// A barrier ([`crate::barrier`]).
+    pub(crate) barrier: bool,
+    /// The subscription itself ([`crate::hand_over`]).
+    pub(crate) hand_over: Option<hand_over::Request>,
+}
+
+/// Reads all requests at once, because this is done several times per second.
+pub(crate) fn find(session: &mut Session, owner: Owner) -> Result<Requests> {
+    let sql = format!(
+        "SELECT EXISTS (SELECT FROM pgapace.barrier \
+           WHERE subscription = {id} AND state = 'requested'), ({})",
+        hand_over::request_sql(owner),
+        id = owner.id.0
+    );
+    let doing = "looking for requests in schema pgapace";
+    let results = session.simple(&sql).map_err(|e| Failure::subscriber(&e, doing))?;
+    let row = first_row(&results, doing)?;
+    Ok(Requests {
+        barrier: boolean(&row, 0)?,
+        hand_over: row.get(1).map(|_| boolean(&row, 1)).transpose()?.map(hand_over::Request::of),
+    })
+}

@@ -1,0 +1,76 @@
+//! `pgapace hand-over`: the process that runs a subscription gives it up for another one.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use wire::Session;
+
+use crate::cli::{Selection, output};
+use crate::error::{Class, Failure, Result};
+use crate::hand_over;
+use crate::subscriber::state::ownership::{self, Owner};
+use crate::subscriber::state::{Subscription, find};
+
+#[derive(Debug, Args)]
+pub(crate) struct HandOverArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// Longest time in seconds until the running process has ended what it applies
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    timeout: u64,
+
+    /// Time in seconds to wait until another process runs the subscription; 0 does not wait
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    wait: u64,
+}
+
+const POLL: Duration = Duration::from_millis(20);
+
+pub(crate) fn run(args: &HandOverArgs) -> Result<()> {
+    let (mut control, row) = args.selection.existing()?;
+    let asked = hand_over::ask(&mut control, &row, Duration::from_secs(args.timeout))?;
+    let started = Instant::now();
+    let took = asked.took.as_millis();
+    output::line(&match asked.lsn {
+        Some(lsn) => {
+            format!("subscription {} was given up at {lsn} after {took} ms", row.name)
+        }
+        None => format!(
+            "subscription {} was given up after {took} ms; a transaction was rolled back, and is sent again",
+            row.name
+        ),
+    });
+    if args.wait == 0 {
+        return Ok(());
+    }
+    let next = next_owner(&mut control, &row, Duration::from_secs(args.wait))?;
+    let client = next.client.as_deref().unwrap_or("this host");
+    output::line(&format!(
+        "  a process on {client} (backend {}) runs it since {} ms later",
+        next.pid,
+        started.elapsed().as_millis()
+    ));
+    Ok(())
+}
+
+/// Waits until a process with a later epoch owns the subscription.
+fn next_owner(control: &mut Session, row: &Subscription, patience: Duration) -> Result<Owner> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let later = find(control, &row.name)?.is_some_and(|now| now.epoch > row.epoch);
+        if later && let Some(owner) = ownership::owner(control, row.id)? {
+            return Ok(owner);
+        }
+        if Instant::now() >= deadline {
+            return Err(Failure::new(
+                Class::NotRunning,
+                format!("no other process runs subscription {}", row.name),
+            )
+            .hint(
+                "Start pgapace run. Nothing is lost meanwhile: the slot keeps what is to come.",
+            ));
+        }
+        std::thread::sleep(POLL);
+    }
+}

@@ -1,0 +1,143 @@
+//! The row of a request in `pgapace.hand_over`.
+
+use std::time::Duration;
+
+use pgoutput::Lsn;
+use wire::{Rows, Session};
+
+use crate::error::{Failure, Result};
+use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::SubscriptionId;
+use crate::tablesync::table_state::Owner;
+
+/// How often a process that stands aside looks whether it may run again.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
+/// What the process that runs a subscription is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// To give it up, and to end unless other subscriptions run in the process.
+    HandOver,
+    /// To give it up until the session that asks is gone.
+    StandAside,
+}
+
+impl Request {
+    pub(crate) fn of(stands_aside: bool) -> Self {
+        if stands_aside { Self::StandAside } else { Self::HandOver }
+    }
+}
+
+/// Records a request to the present owner, in place of one whose session is gone. Returns whether it is
+/// recorded.
+///
+/// The lock keeps the epoch from changing. So a process that starts at the same time finds the request
+/// after it has incremented the epoch, or the request has the new epoch.
+pub(super) fn insert(session: &mut Session, id: SubscriptionId, request: Request) -> Result<bool> {
+    let sql = format!(
+        "WITH s AS (SELECT id, epoch FROM pgapace.subscription WHERE id = {} FOR SHARE) \
+         INSERT INTO pgapace.hand_over AS h (subscription, epoch, stands_aside) \
+           SELECT id, epoch, {} FROM s \
+         ON CONFLICT (subscription) DO UPDATE SET epoch = excluded.epoch, \
+             stands_aside = excluded.stands_aside, requester = excluded.requester, \
+             requested_at = excluded.requested_at, lsn = NULL, done_at = NULL \
+           WHERE h.requester = excluded.requester OR NOT EXISTS \
+             (SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = h.requester) \
+         RETURNING h.subscription",
+        id.0,
+        request == Request::StandAside,
+    );
+    let rows = session.query(&sql, &[]).map_err(|e| writing(&e))?;
+    Ok(!rows.is_empty())
+}
+
+/// SQL for the request to the process with this epoch, or to any process, that nobody has answered:
+/// stands_aside for [`Request::of`], or no row.
+pub(crate) fn request_sql(owner: Owner) -> String {
+    format!(
+        "SELECT stands_aside FROM pgapace.hand_over \
+         WHERE subscription = {} AND (epoch = {} OR stands_aside) AND done_at IS NULL",
+        owner.id.0, owner.epoch
+    )
+}
+
+/// Records that the owner has given the subscription up, with what is durable; no LSN if a transaction was
+/// rolled back.
+pub(crate) fn done(session: &mut Session, id: SubscriptionId, lsn: Option<Lsn>) -> Result<()> {
+    let lsn = lsn.map(|lsn| lsn.to_string());
+    let sql = format!(
+        "UPDATE pgapace.hand_over SET done_at = pg_catalog.clock_timestamp(), lsn = $1::pg_catalog.pg_lsn \
+         WHERE subscription = {} AND done_at IS NULL",
+        id.0
+    );
+    session.query(&sql, &[lsn.as_deref()]).map(drop).map_err(|e| writing(&e))
+}
+
+/// An answer: what is durable, unless a transaction was rolled back.
+pub(super) fn answer(session: &mut Session, id: SubscriptionId) -> Result<Option<Option<Lsn>>> {
+    let sql = format!(
+        "SELECT lsn FROM pgapace.hand_over WHERE subscription = {} AND done_at IS NOT NULL",
+        id.0
+    );
+    let rows = session.query(&sql, &[]).map_err(|e| reading(&e))?;
+    rows.first().map(|row| row.get(0).map(|_| field(&row, 0)).transpose()).transpose()
+}
+
+pub(super) fn delete(session: &mut Session, id: SubscriptionId) -> Result<()> {
+    let sql = format!(
+        "DELETE FROM pgapace.hand_over WHERE subscription = {} AND requester = pg_catalog.pg_backend_pid()",
+        id.0
+    );
+    session.simple(&sql).map(drop).map_err(|e| writing(&e))
+}
+
+/// The query for [`asked`]: requests of sessions that exist.
+pub(crate) fn started_sql(id: SubscriptionId) -> String {
+    format!(
+        "SELECT epoch, stands_aside FROM pgapace.hand_over h WHERE subscription = {} AND EXISTS \
+           (SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = h.requester)",
+        id.0
+    )
+}
+
+/// What a request means for a process that has just become the owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AtStart {
+    /// It must give the subscription up again.
+    Obey(Request),
+    /// The process that was asked is gone, and this one is the next.
+    Fulfilled,
+}
+
+/// Whether a process that has just become the owner finds a request. `last` is the epoch that it had
+/// before, if it had one.
+pub(crate) fn asked(results: &[Rows], last: Option<i64>) -> Result<Option<AtStart>> {
+    let Some(row) = results.first().and_then(Rows::first) else { return Ok(None) };
+    let (epoch, request): (i64, _) = (field(&row, 0)?, Request::of(boolean(&row, 1)?));
+    let obeys = request == Request::StandAside || last == Some(epoch);
+    Ok(Some(if obeys { AtStart::Obey(request) } else { AtStart::Fulfilled }))
+}
+
+fn reading(error: &wire::Error) -> Failure {
+    Failure::subscriber(error, "reading pgapace.hand_over")
+}
+
+fn writing(error: &wire::Error) -> Failure {
+    Failure::subscriber(error, "writing pgapace.hand_over")
+}
+
+/// Waits until no session asks processes to stand aside, or until `stopping`.
+pub(crate) fn wait_aside(
+    session: &mut Session,
+    id: SubscriptionId,
+    stopping: &dyn Fn() -> bool,
+) -> Result<()> {
+    loop {
+        let results = session.simple(&started_sql(id)).map_err(|e| reading(&e))?;
+        let asked = asked(&results, None)?;
+        if asked != Some(AtStart::Obey(Request::StandAside)) || stopping() {
+            return Ok(());
+        }
+        std::thread::sleep(BETWEEN_LOOKS);
+    }
+}
