@@ -72,10 +72,7 @@ impl Subscription {
             given.set("memory-limit", &default_memory_limit().to_string())?;
         }
         let all = Self::of(&given)?;
-        if all.publications.iter().all(String::is_empty) {
-            return Err(wrong("--publication is not given")
-                .hint("Name at least one publication of the publisher: --publication mypub"));
-        }
+        check_publications(&all.publications)?;
         Ok(all)
     }
 
@@ -174,6 +171,73 @@ impl Site {
             busy_timeout: given.value("busy-timeout")?,
         })
     }
+}
+
+/// What `pgapace record` needs: a publisher, and a subscriber only to know which values it reads in
+/// binary.
+#[derive(Debug, Clone)]
+pub(crate) struct RecordSettings {
+    pub(crate) publisher: ConnInfo,
+    pub(crate) subscriber: Option<ConnInfo>,
+    pub(crate) publications: Vec<String>,
+    pub(crate) streaming: Streaming,
+    pub(crate) binary: Binary,
+    pub(crate) origin_none: bool,
+}
+
+impl RecordSettings {
+    fn resolve(given: &Given) -> Result<Self> {
+        let publications: Vec<String> = given.value("publication")?;
+        check_publications(&publications)?;
+        Ok(Self {
+            publisher: given.value("publisher")?,
+            subscriber: given.value("subscriber")?,
+            publications,
+            streaming: given.value("streaming")?,
+            binary: given.value("binary")?,
+            origin_none: given.value::<OriginFilter>("origin")? == OriginFilter::None,
+        })
+    }
+}
+
+/// Settings of the one subscription whose stream is recorded.
+pub(crate) fn record_settings(file: Option<&Path>, given: &Given) -> Result<RecordSettings> {
+    RecordSettings::resolve(&one(entries(file, given)?)?)
+}
+
+/// A subscription whose changes come from a recording: publications and slot are those of the recording,
+/// and there is no publisher.
+pub(crate) fn replayed(
+    file: Option<&Path>,
+    given: &Given,
+    publications: &[String],
+    slot: &str,
+) -> Result<Subscription> {
+    let mut given = one(entries(file, given)?)?;
+    given.set_all("publication", publications)?;
+    given.set("slot", slot)?;
+    given.set("create-slot", "false")?;
+    given.set("copy-data", "false")?;
+    // Nobody connects to it: see `Publisher::absent`.
+    given.set("publisher", "host=recording.invalid")?;
+    if given.get("name")?.is_none() {
+        given.set("name", "replay")?;
+    }
+    Subscription::resolve(given)
+}
+
+fn one(mut all: Vec<Given>) -> Result<Given> {
+    all.pop().filter(|_| all.is_empty()).ok_or_else(|| {
+        wrong("the configuration file has several subscriptions").hint("Name one with --name.")
+    })
+}
+
+fn check_publications(publications: &[String]) -> Result<()> {
+    if publications.iter().all(String::is_empty) {
+        return Err(wrong("--publication is not given")
+            .hint("Name at least one publication of the publisher: --publication mypub"));
+    }
+    Ok(())
 }
 
 /// Puts file, environment and flags together. With several subscriptions in the file, `--name`

@@ -46,6 +46,8 @@ pub(crate) enum Class {
     Different,
     /// Another process asked this one to give the subscription up.
     HandedOver,
+    /// A recording cannot be written, is damaged, or does not fit the subscriber.
+    Recording,
 }
 
 impl Class {
@@ -71,6 +73,7 @@ impl Class {
             Self::Unknown => 17,
             Self::Different => 18,
             Self::HandedOver => 19,
+            Self::Recording => 20,
         }
     }
 }

@@ -19,6 +19,7 @@ mod observe;
 mod pooler;
 mod product;
 mod publisher;
+mod recording;
 mod repair;
 mod report;
 mod sequences;

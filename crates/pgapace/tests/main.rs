@@ -9,6 +9,7 @@ pub(crate) mod faults;
 mod hand_over;
 mod parallel;
 mod publications;
+mod recording;
 mod repair;
 mod see;
 mod semantics;

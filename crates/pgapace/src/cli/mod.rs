@@ -10,8 +10,10 @@ pub(crate) mod man;
 pub(crate) mod output;
 pub(crate) mod prepared;
 pub(crate) mod rebase;
+pub(crate) mod record;
 pub(crate) mod release;
 pub(crate) mod repair;
+pub(crate) mod replay;
 pub(crate) mod report;
 pub(crate) mod resync;
 pub(crate) mod run;
@@ -31,7 +33,9 @@ use wire::Session;
 
 use crate::config::declarations::SETTINGS;
 use crate::config::given::Given;
-use crate::config::{Site, Subscription, sites, subscriptions};
+use crate::config::{
+    RecordSettings, Site, Subscription, record_settings, replayed, sites, subscriptions,
+};
 use crate::error::{Class, Failure, Result};
 use crate::observe::logging::{self, LogFormat};
 #[cfg(feature = "demo")]
@@ -60,7 +64,8 @@ Exit codes:
   16  status --check: a subscription does not run
   17  status --check: there is no subscription, or its lag is not known
   18  rows differ (pgapace verify)
-  19  the subscription was handed over to another process (pgapace hand-over)";
+  19  the subscription was handed over to another process (pgapace hand-over)
+  20  a recording cannot be written, is damaged or does not fit the subscriber";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -172,6 +177,22 @@ const HAND_OVER_HELP: &str = r#"It needs --subscriber and --name. The process th
 Example:
   pgapace hand-over --subscriber postgresql://b/shop --name shop"#;
 
+const RECORD_HELP: &str = r#"It needs --publisher and --publication. It reads a temporary slot, which ends with it, and acknowledges what is in the file: the publisher keeps no WAL for it. With --subscriber, values are recorded in binary if that subscriber can read them so.
+
+The file holds all changed rows: protect it as you protect the tables.
+
+A clone for pgapace replay must have the state at the recording's start, which the log names: a physical copy recovered to that LSN, or pg_dump of the publisher under the snapshot of --hold-snapshot. SIGINT ends a recording; the file is whole.
+
+Example:
+  pgapace record --publisher postgresql://repl@a/shop --publication shop --minutes 10 shop.recording"#;
+
+const REPLAY_HELP: &str = r#"It needs --subscriber: a clone with the state at the recording's start. It applies the changes as pgapace run does, as a subscription of its own (named replay, or --name), and ends when all of them are durable. It connects to no publisher. It refuses a subscriber where another subscription has one of the tables.
+
+If it is interrupted, run it again. Before another replay of the same recording, restore the clone.
+
+Example:
+  pgapace replay shop.recording --subscriber postgresql://clone/shop --workers 4"#;
+
 const SKIP_HELP: &str = r#"It needs --subscriber and --name. pgapace applies nothing of the transaction and does not keep its changes: make them by hand.
 
 Example:
@@ -268,6 +289,12 @@ enum Command {
     /// Let another process continue a subscription, in order
     #[command(after_help = HAND_OVER_HELP)]
     HandOver(hand_over::HandOverArgs),
+    /// Record the stream of a publisher in a file, without applying anything
+    #[command(after_help = RECORD_HELP)]
+    Record(record::RecordArgs),
+    /// Apply a recording to a clone of the subscriber
+    #[command(after_help = REPLAY_HELP)]
+    Replay(replay::ReplayArgs),
     /// Skip one transaction of the publisher that cannot be applied
     #[command(after_help = SKIP_HELP)]
     Skip(skip::SkipArgs),
@@ -339,6 +366,16 @@ impl Selection {
         sites(self.config.as_deref(), &self.settings)
     }
 
+    /// For `record`.
+    fn recorded(&self) -> Result<RecordSettings> {
+        record_settings(self.config.as_deref(), &self.settings)
+    }
+
+    /// For `replay`: see [`replayed`].
+    fn replayed(&self, publications: &[String], slot: &str) -> Result<Subscription> {
+        replayed(self.config.as_deref(), &self.settings, publications, slot)
+    }
+
     /// For verbs that work on one subscription, which may not exist yet.
     fn one_site(&self) -> Result<Site> {
         let mut all = self.subscriber_only()?;
@@ -394,6 +431,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Repair(args) => repair::run(&args),
         Command::Switchover(args) => switchover::run(&args),
         Command::HandOver(args) => hand_over::run(&args),
+        Command::Record(args) => record::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Skip(args) => skip::run(&args),
         Command::Prepared(args) => prepared::run(&args),
         Command::Enable(args) => enable::run(&args),

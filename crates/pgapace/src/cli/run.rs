@@ -70,7 +70,7 @@ pub(crate) struct RunArgs {
     fail_together: bool,
 }
 
-fn parse_until(text: &str) -> std::result::Result<Until, String> {
+pub(super) fn parse_until(text: &str) -> std::result::Result<Until, String> {
     if text == "current" {
         return Ok(Until::Current);
     }

@@ -16,7 +16,9 @@ use crate::subscriber::conflict::{Policy, Rule};
 
 /// Verbs that look at one table or more on both sides.
 const BOTH_SIDES: &[&str] =
-    &["run", "check", "resync", "refresh", "sequences", "verify", "repair", "rebase"];
+    &["run", "check", "resync", "refresh", "sequences", "verify", "repair", "rebase", "record"];
+/// Verbs that apply changes, or look whether they could be applied.
+const APPLYING: &[&str] = &["run", "check", "replay"];
 const ALL: &[&str] = &[
     "run",
     "check",
@@ -37,6 +39,7 @@ const ALL: &[&str] = &[
     "prepared",
     "enable",
     "drop",
+    "replay",
 ];
 
 settings! {
@@ -48,7 +51,7 @@ settings! {
             help: "Connection string of the publisher, a URI or keywords as in libpq",
             more: "PG* variables, the password file and the service file are used as in libpq.",
             group: Group::Subscription,
-            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "repair", "rebase", "drop", "adopt", "release", "switchover"],
+            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "repair", "rebase", "drop", "adopt", "release", "switchover", "record"],
         }
         "subscriber" subscriber: ConnInfo {
             value: "CONNINFO",
@@ -113,12 +116,14 @@ settings! {
             word: "auto",
             range: Some(1..=64),
             group: Group::Apply,
+            verbs: APPLYING,
         }
         "streaming" streaming: Streaming {
             help: "When transactions larger than logical_decoding_work_mem are sent and applied",
             default: "parallel",
             default_is: "parallel, or on with one worker",
             group: Group::Apply,
+            verbs: &["run", "check", "record"],
         }
         "two-phase" two_phase: Option<bool> {
             help: "Receive prepared transactions at PREPARE TRANSACTION (publisher 15 and later)",
@@ -132,6 +137,7 @@ settings! {
             help: "Origins of which changes are applied",
             default: "any",
             group: Group::Apply,
+            verbs: &["run", "check", "record"],
         }
         "memory-limit" memory_limit: usize {
             help: "Memory for changes that are received and not yet applied",
@@ -139,6 +145,7 @@ settings! {
             unit: Unit::Megabytes,
             range: Some(16..=1 << 20),
             group: Group::Apply,
+            verbs: APPLYING,
         }
         "on-conflict" on_conflict: Policy {
             value: "[SCHEMA.TABLE:]TYPE=ACTION",
@@ -149,6 +156,7 @@ settings! {
                    last_update_wins.",
             default_is: "error, and skip for update_missing and delete_missing",
             group: Group::Errors,
+            verbs: APPLYING,
         }
         "on-table-error" on_table_error: OnTableError {
             help: "What happens if a change of a table cannot be applied",
@@ -223,11 +231,13 @@ settings! {
         "binary" binary: Binary {
             help: "Form in which the publisher sends values",
             default: "auto",
+            verbs: &["run", "check", "record"],
         }
         "preserve-commit-order" preserve_commit_order: bool {
             help: "Commit in the publisher's order",
             more: "false lets independent transactions become visible in another order.",
             default: "true",
+            verbs: APPLYING,
         }
         "deadlock-timeout" deadlock_timeout: Duration {
             help: "Delay before pgapace looks for locks that block the oldest transaction",
@@ -245,10 +255,12 @@ settings! {
             help: "Maximum number of source transactions in one subscriber transaction",
             more: "auto takes as many as wait; 1 commits each transaction alone.",
             default: "auto",
+            verbs: APPLYING,
         }
         "apply-mode" apply_mode: ApplyModeSetting {
             help: "Form in which changes are applied",
             default: "auto",
+            verbs: APPLYING,
         }
         "conflict-retention" conflict_retention: Duration {
             help: "How long rows of pgapace.conflict are kept",
@@ -498,4 +510,15 @@ pub(crate) enum Streaming {
     On,
     /// Sent and applied while they run, committed in their turn.
     Parallel,
+}
+
+impl Streaming {
+    /// What a publisher of this major version is asked for.
+    pub(crate) fn of_publisher(self, major: u32) -> pgoutput::Streaming {
+        match self {
+            Self::Off => pgoutput::Streaming::Off,
+            Self::Parallel if major >= 16 => pgoutput::Streaming::Parallel,
+            Self::On | Self::Parallel => pgoutput::Streaming::On,
+        }
+    }
 }

@@ -56,6 +56,12 @@ impl Given {
         Ok(())
     }
 
+    /// The same for a list.
+    pub(crate) fn set_all(&mut self, name: &str, texts: &[String]) -> Result<()> {
+        self.0[index(name)?] = Some(texts.to_vec());
+        Ok(())
+    }
+
     /// The value that was given, or the default.
     pub(crate) fn value<T: Value>(&self, name: &str) -> Result<T> {
         let setting = &SETTINGS[index(name)?];

@@ -1,5 +1,5 @@
-//! Everything about the publisher: sessions, publications, the replication slot, and the receiver
-//! of the stream.
+//! Everything about the publisher: sessions, publications, the replication slot, the receiver
+//! of the stream, and what it receives from.
 
 pub(crate) mod feedback;
 pub(crate) mod history;
@@ -7,4 +7,5 @@ pub(crate) mod publication;
 pub(crate) mod receiver;
 pub(crate) mod session;
 pub(crate) mod slot;
+pub(crate) mod source;
 pub(crate) mod watch;

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use engine::published::{PublishedBy, Relation};
 use pgoutput::Lsn;
+use serde::{Deserialize, Serialize};
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
@@ -11,7 +12,7 @@ use crate::publisher::session::CURRENT_LSN;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 
 /// A published table, under the name with which the stream sends its changes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PublishedTable {
     pub(crate) oid: u32,
     pub(crate) schema: String,
@@ -30,12 +31,14 @@ pub(crate) struct PublishedTable {
     pub(crate) truncates: bool,
     pub(crate) row_security: bool,
     pub(crate) readable: bool,
-    /// The rows of the publisher's catalogue that publish the table.
+    /// The rows of the publisher's catalogue that publish the table. They mean nothing elsewhere, so they are
+    /// not in a recording.
+    #[serde(skip)]
     pub(crate) published_by: PublishedBy,
 }
 
 /// A published column with its declared and its base type.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PublishedColumn {
     pub(crate) name: String,
     /// The declared type, whose oid the stream sends.

@@ -13,11 +13,12 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver as Channel, Sender, unbounded};
 use engine::progress::Positions;
 use pgoutput::{Frame, StatusUpdate, Timestamp};
-use wire::{EndReason, Haste, Received, ReplicationStream, Waker};
+use wire::{EndReason, Haste, Received, Waker};
 
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::feedback::Feedback;
+use crate::publisher::source::ChangeSource;
 use crate::sqlstate;
 
 /// Longest time between two status messages while nothing is read. The receiver then does not see
@@ -140,7 +141,7 @@ pub(crate) struct Receiver {
 impl Receiver {
     /// Starts the thread on a running stream.
     pub(crate) fn spawn(
-        stream: ReplicationStream,
+        stream: ChangeSource,
         feedback: Feedback,
         options: ReceiverOptions,
     ) -> Result<Self> {
@@ -218,7 +219,7 @@ struct Flow {
 }
 
 struct ReceiverState {
-    stream: ReplicationStream,
+    stream: ChangeSource,
     feedback: Feedback,
     options: ReceiverOptions,
     memory: Arc<Memory>,
@@ -238,9 +239,7 @@ impl ReceiverState {
             Ok(()) => {
                 // The leader stopped the receiver: the publisher gets the last positions before the
                 // connection closes.
-                if let Err(error) = self.send_status(false).and_then(|()| {
-                    self.stream.finish().map_err(|e| Failure::publisher(&e, "ending the stream"))
-                }) {
+                if let Err(error) = self.send_status(false).and_then(|()| self.stream.finish()) {
                     tracing::debug!(%error, "the stream did not end in order");
                 }
             }
@@ -267,16 +266,14 @@ impl ReceiverState {
                 self.waits.set(Some(Reason::Memory));
                 let waited = self.stream.wait_without_reading(PAUSED_STATUS_INTERVAL);
                 self.waits.set(None);
-                waited.map_err(|e| Failure::publisher(&e, "waiting for memory"))?;
+                waited?;
                 continue;
             }
             let timeout = self.options.status_interval.saturating_sub(self.last_sent.elapsed());
             self.watch_silence()?;
             let timeout = timeout.min(self.options.receive_timeout / 4);
             self.stream.set_haste(self.haste());
-            let received =
-                self.stream.receive(timeout).map_err(|e| Failure::publisher(&e, "receiving"))?;
-            match received {
+            match self.stream.receive(timeout)? {
                 Received::Chunk(chunk) => {
                     self.last_heard = Instant::now();
                     self.asked = false;
@@ -347,7 +344,7 @@ impl ReceiverState {
         };
         let mut payload = Vec::with_capacity(34);
         status.encode(&mut payload);
-        self.stream.send(&payload).map_err(|e| Failure::publisher(&e, "sending status"))?;
+        self.stream.send(&payload)?;
         self.sent = Some(positions);
         self.last_sent = Instant::now();
         Ok(())

@@ -16,7 +16,8 @@ pub(crate) const OLDEST_MAJOR: u32 = 14;
 /// Opens sessions on the publisher for one subscription.
 #[derive(Debug, Clone)]
 pub(crate) struct Publisher {
-    info: ConnInfo,
+    /// `None` if there is no publisher: what is applied was recorded.
+    info: Option<ConnInfo>,
     application_name: String,
     encoding: &'static str,
 }
@@ -32,7 +33,16 @@ pub(crate) struct SystemIdentity {
 impl Publisher {
     /// `encoding` is the `client_encoding` of all sessions, on both servers.
     pub(crate) fn new(info: ConnInfo, subscription: &str, encoding: &'static str) -> Self {
-        Self { info, application_name: subscription.to_owned(), encoding }
+        Self { info: Some(info), application_name: subscription.to_owned(), encoding }
+    }
+
+    /// Stands in for the publisher of a recording, which nobody may ask anything.
+    pub(crate) fn absent() -> Self {
+        Self { info: None, application_name: String::new(), encoding: "UTF8" }
+    }
+
+    pub(crate) fn is_absent(&self) -> bool {
+        self.info.is_none()
     }
 
     pub(crate) fn encoding(&self) -> &'static str {
@@ -40,7 +50,7 @@ impl Publisher {
     }
 
     pub(crate) fn user(&self) -> &str {
-        self.info.user()
+        self.info.as_ref().map_or("", ConnInfo::user)
     }
 
     /// Opens a walsender session, which also accepts SQL in the simple query protocol.
@@ -69,6 +79,9 @@ impl Publisher {
     }
 
     fn open(&self, replication: bool) -> Result<Session> {
+        let Some(info) = &self.info else {
+            return Err(Failure::new(Class::Recording, "a replay has no publisher to ask"));
+        };
         let settings = [
             ("client_encoding", self.encoding),
             ("datestyle", "ISO"),
@@ -91,9 +104,9 @@ impl Publisher {
             settings: settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
         };
         let start = ConnectionStart::now();
-        let mut session = Session::connect(&self.info, &startup).map_err(|e| {
+        let mut session = Session::connect(info, &startup).map_err(|e| {
             let failure = Failure::publisher(&e, "connecting");
-            connecting::explain(pooler::Side::Publisher, failure, &e, &self.info, replication)
+            connecting::explain(pooler::Side::Publisher, failure, &e, info, replication)
         })?;
         check_direct(&mut session, start)?;
         Ok(session)

@@ -10,7 +10,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, never};
 use pgoutput::Lsn;
 use wire::Session;
 
@@ -66,6 +66,11 @@ impl Watch {
             .spawn(move || watch(&asked, waits, &sender, &ended))
             .map_err(|e| Failure::internal(format!("cannot start the watch thread: {e}")))?;
         Ok(Self { changed, seen, _ends: ends })
+    }
+
+    /// Of a recording, for which no commit waits.
+    pub(crate) fn of_nobody() -> Self {
+        Self { changed: never(), seen: Arc::default(), _ends: bounded(0).0 }
     }
 
     /// What the publisher said last about its WAL and the slot.

@@ -25,6 +25,7 @@ use pgoutput::Column;
 use crate::config::Binary;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
+use crate::recording::PublisherFacts;
 use crate::subscriber::catalogue::{Column as LocalColumn, field};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::state::name_array;
@@ -52,16 +53,24 @@ pub(crate) struct Servers {
 
 impl Servers {
     pub(crate) fn of(publisher: &Session, subscriber: &Session) -> Self {
-        let encoding =
-            |session: &Session, name| session.parameter(name).unwrap_or_default().to_owned();
-        let (from, sent) =
-            (encoding(publisher, "server_encoding"), encoding(publisher, "client_encoding"));
-        let bytes = [from.as_str(), sent.as_str()].contains(&"SQL_ASCII");
-        let reencoded = !bytes && from != sent;
+        let encoding = |name| publisher.parameter(name).unwrap_or_default();
+        let encodings = (encoding("server_encoding"), encoding("client_encoding"));
+        Self::between(publisher.server_version().major(), encodings, subscriber)
+    }
+
+    /// With a publisher that was recorded.
+    pub(crate) fn recorded(publisher: &PublisherFacts, subscriber: &Session) -> Self {
+        let encodings = (&*publisher.server_encoding, &*publisher.client_encoding);
+        Self::between(publisher.version, encodings, subscriber)
+    }
+
+    fn between(publisher: u32, (from, sent): (&str, &str), subscriber: &Session) -> Self {
+        let reencoded = ![from, sent].contains(&"SQL_ASCII") && from != sent;
+        let local = subscriber.parameter("server_encoding").unwrap_or_default();
         Self {
-            publisher: publisher.server_version().major(),
+            publisher,
             subscriber: subscriber.server_version().major(),
-            reencoded: (reencoded, reencoded && from != encoding(subscriber, "server_encoding")),
+            reencoded: (reencoded, reencoded && from != local),
         }
     }
 }

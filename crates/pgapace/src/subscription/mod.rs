@@ -15,6 +15,7 @@ mod failure_record;
 mod first_run;
 mod missing_grants;
 mod pipeline;
+pub(crate) mod replay;
 mod resume;
 mod retry;
 mod sessions;
@@ -38,6 +39,7 @@ use crate::tablesync::SyncContext;
 use crate::tablesync::emptying::TruncateDecision;
 use failure_record::FailureRecord;
 use pipeline::ReadyToStream;
+use replay::Replay;
 use retry::{Known, Next, Retry};
 use startup::{ConnectedServers, OwnedSubscription, Ownership};
 
@@ -69,6 +71,33 @@ pub(crate) fn run(
     share: Arc<Share>,
     board: &Board,
 ) -> Result<Outcome> {
+    run_from(None, config, options, shutdown, share, board)
+}
+
+/// Replays a recording until its end is durable on the subscriber.
+pub(crate) fn replay(
+    config: &Config,
+    replay: &Replay,
+    shutdown: &Shutdown,
+    share: Arc<Share>,
+) -> Result<Outcome> {
+    let options = RunOptions {
+        until: Some(Until::Lsn(replay.end())),
+        truncate: Vec::new(),
+        take_over: false,
+        keep_trying: false,
+    };
+    run_from(Some(replay), config, &options, shutdown, share, &Board::default())
+}
+
+fn run_from(
+    replay: Option<&Replay>,
+    config: &Config,
+    options: &RunOptions,
+    shutdown: &Shutdown,
+    share: Arc<Share>,
+    board: &Board,
+) -> Result<Outcome> {
     let mut supervisor = Supervisor {
         config,
         share,
@@ -94,7 +123,10 @@ pub(crate) fn run(
     let mut record = FailureRecord::new(config, board.clone());
     loop {
         let started = Instant::now();
-        let outcome = supervisor.run_once(&mut record);
+        let outcome = match replay {
+            None => supervisor.run_once(&mut record),
+            Some(replay) => supervisor.replay_once(replay, &mut record),
+        };
         retry.after_run(started, Instant::now(), supervisor.advanced.swap(false, Ordering::AcqRel));
         if std::mem::take(&mut supervisor.reached) {
             retry.reached();
@@ -164,7 +196,11 @@ pub(crate) fn run(
             Next::Waited(waited) => (waited_for(failure, waited), retry.after_end()),
             Next::End => (failure, retry.after_end()),
         };
-        let failure = missing_grants::with_grants(config, failure);
+        let failure = match replay {
+            None => missing_grants::with_grants(config, failure),
+            // There is no publisher to look at.
+            Some(_) => failure,
+        };
         let ends = !options.keep_trying || supervisor.dropped;
         record.failed(&failure, (!ends).then_some(pause));
         if ends {
@@ -303,7 +339,7 @@ impl Supervisor<'_> {
         let servers = self.connect()?;
         let ConnectedServers { subscriber, publisher, mut control, mut source } = servers;
         let row = self.find_or_create(&mut control, &mut source)?;
-        let owned = self.take_ownership(&mut control, &mut source, row)?;
+        let owned = self.take_ownership(&mut control, Some(&mut source), row)?;
         let OwnedSubscription { row, database } = match owned {
             Ownership::Taken(owned) => *owned,
             Ownership::GivenUp(outcome) => return Ok(outcome),

@@ -19,17 +19,17 @@ use super::retry::Known;
 use super::{Supervisor, Until};
 use crate::apply::announced::Announced;
 use crate::apply::blockers::Pulse;
-use crate::apply::durability;
+use crate::apply::durability::{self, Durability};
 use crate::apply::leader::{
     Decoded, Leader, LeaderParts, Outcome, PrepareNames, Surroundings, Watched,
 };
-use crate::apply::pool::{PoolSettings, WorkerNumber};
+use crate::apply::pool::{Pool, PoolSettings, WorkerNumber};
 use crate::apply::session::Identity;
 use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::streams::StreamSessions;
 use crate::apply::tables::Tables;
 use crate::barrier::keeper::KeeperContext;
-use crate::config::{self, ApplyModeSetting, ApplyWorkers};
+use crate::config::{ApplyModeSetting, ApplyWorkers};
 use crate::error::{Failure, Result};
 use crate::observe::ledger::Ledger;
 use crate::publisher::feedback::Feedback;
@@ -37,6 +37,7 @@ use crate::publisher::publication::PublishedTable;
 use crate::publisher::receiver::{Receiver, ReceiverOptions, explain};
 use crate::publisher::session::CURRENT_LSN;
 use crate::publisher::slot;
+use crate::publisher::source::ChangeSource;
 use crate::publisher::watch::{self, Watch};
 use crate::spool::{self, Spool};
 use crate::subscriber::catalogue::{field, first_row};
@@ -46,6 +47,7 @@ use crate::subscriber::state::prepared::Standing;
 use crate::subscriber::state::statistics::Counters;
 use crate::subscriber::state::{self, RelationState, Subscription};
 use crate::subscriber::storage;
+use crate::subscriber::tagging::RunSessions;
 use crate::subscription::beside::beside;
 use crate::tablesync::deferred::{self, CatchUpOptions, StreamedTableSync};
 use crate::tablesync::{Adder, SyncContext};
@@ -64,38 +66,79 @@ pub(super) struct ReadyToStream<'r> {
     pub(super) published: Vec<PublishedTable>,
 }
 
+/// How the sessions of a run apply.
+pub(super) struct Applying {
+    pub(super) identity: Identity,
+    pub(super) sessions: RunSessions,
+    pub(super) workers: WorkerNumber,
+    pub(super) settings: PoolSettings,
+}
+
+/// A stream and the sessions that apply it, before anything is received.
+pub(super) struct Opened {
+    pub(super) control: Session,
+    pub(super) source: ChangeSource,
+    pub(super) resumption: Resumption,
+    pub(super) states: Vec<RelationState>,
+    pub(super) pool: Pool,
+    pub(super) durability: Durability,
+    pub(super) applying: Applying,
+    pub(super) pulse: Pulse,
+    pub(super) until: Option<Lsn>,
+    /// Whether the publisher's commits wait for this subscription.
+    pub(super) waits: bool,
+    pub(super) durable_commits: bool,
+    pub(super) streaming: Streaming,
+    pub(super) servers: Servers,
+    pub(super) watch: Watch,
+}
+
+impl Opened {
+    /// How the sessions commit.
+    fn purpose(&self) -> Purpose {
+        purpose(self.durable_commits)
+    }
+}
+
+fn purpose(durable_commits: bool) -> Purpose {
+    if durable_commits { Purpose::DurableApply } else { Purpose::Apply }
+}
+
 impl Supervisor<'_> {
     /// Starts the stream and the sessions that apply it, and runs the leader to its end.
     pub(super) fn stream(
         &mut self,
         ready: ReadyToStream<'_>,
-        mut control: Session,
-        mut source: Session,
+        control: Session,
+        source: Session,
         record: &mut FailureRecord<'_>,
     ) -> Result<Outcome> {
+        let opened = self.open(&ready, control, source)?;
+        self.known = Known::Begun;
+        self.lead(ready, opened, record)
+    }
+
+    /// Starts the stream and the sessions that apply it.
+    fn open(
+        &mut self,
+        ready: &ReadyToStream<'_>,
+        mut control: Session,
+        mut source: Session,
+    ) -> Result<Opened> {
         let ReadyToStream { row, database, context, published } = ready;
+        let (row, context) = (*row, *context);
         let config = self.config;
         let looks = !std::mem::replace(&mut self.looked_at_storage, true);
         let (end, looked) = beside(
             "reading the publisher's LSN",
             || wal_end(&mut source, &config.name),
-            || if looks { storage::warn_of_unlogged(&mut control, &published) } else { Ok(()) },
+            || if looks { storage::warn_of_unlogged(&mut control, published) } else { Ok(()) },
         );
         looked?;
         let (end, waits) = end?;
         let until = self.goal(end);
         let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
-        let purpose = if durable_commits { Purpose::DurableApply } else { Purpose::Apply };
-        let tagging = self.tagging(&mut control, database, row)?;
-        let identity = self.identity(&mut control, database, row, &tagging)?;
-        let sessions = self.run_sessions(&tagging);
-        let workers = WorkerNumber {
-            most: sessions.workers,
-            limited_by_origins: sessions.workers < config.workers.most(),
-            auto: config.workers == ApplyWorkers::Auto,
-        };
-        let settings = self.pool_settings();
-        let spool = self.spool()?;
+        let applying = self.applying(&mut control, *database, row)?;
         let streaming = self.streaming(&source);
         let servers = Servers::of(&source, &control);
         let pulse = Pulse::default();
@@ -103,11 +146,11 @@ impl Supervisor<'_> {
         // To a distant subscriber, both halves take as many round trips.
         let (resumption, stream, states, (pool, durability)) = std::thread::scope(|scope| {
             let opened = scope.spawn(|| {
-                let subscriber = context.subscriber;
-                this.open_sessions(subscriber, row, identity, (settings, workers), purpose, &pulse)
+                let purpose = purpose(durable_commits);
+                this.open_sessions(context.subscriber, row, &applying, purpose, &pulse)
             });
             let resumption =
-                this.resume(&mut control, &mut source, row, context, waits, &published)?;
+                this.resume(&mut control, &mut source, row, context, waits, published)?;
             let panicked = |_| Err(Failure::internal("connecting panicked"));
             let (stream, states) = beside(
                 "starting the stream",
@@ -117,14 +160,61 @@ impl Supervisor<'_> {
             let (stream, states) = (stream?, states?);
             Ok::<_, Failure>((resumption, stream, states, opened.join().unwrap_or_else(panicked)?))
         })?;
-        self.known = Known::Begun;
+        Ok(Opened {
+            control,
+            source: ChangeSource::Publisher(stream),
+            resumption,
+            states,
+            pool,
+            durability,
+            applying,
+            pulse,
+            until,
+            waits,
+            durable_commits,
+            streaming,
+            servers,
+            watch: Watch::spawn(context.publisher, &config.name, &row.slot_name, waits)?,
+        })
+    }
+
+    /// How many sessions apply, and what they commit under.
+    pub(super) fn applying(
+        &self,
+        control: &mut Session,
+        database: u32,
+        row: &Subscription,
+    ) -> Result<Applying> {
+        let tagging = self.tagging(control, database, row)?;
+        let identity = self.identity(control, database, row, &tagging)?;
+        let (sessions, config) = (self.run_sessions(&tagging), self.config);
+        let workers = WorkerNumber {
+            most: sessions.workers,
+            limited_by_origins: sessions.workers < config.workers.most(),
+            auto: config.workers == ApplyWorkers::Auto,
+        };
+        Ok(Applying { identity, sessions, workers, settings: self.pool_settings() })
+    }
+
+    /// Runs the leader to its end.
+    pub(super) fn lead(
+        &mut self,
+        ready: ReadyToStream<'_>,
+        opened: Opened,
+        record: &mut FailureRecord<'_>,
+    ) -> Result<Outcome> {
+        let ReadyToStream { row, context, published, .. } = ready;
+        let purpose = opened.purpose();
+        let Opened { resumption, states, applying, waits, streaming, .. } = opened;
+        let Applying { identity, sessions, workers, settings } = applying;
+        let config = self.config;
         let ledger = Ledger::default();
         let catch_up = self.catch_up_options(context, identity, settings, ledger.clone());
         let last = resumption.applied.memory.as_ref().and_then(|memory| memory.last.as_ref());
         let resumed = last.map(|last| (last.end_lsn, last.commit_time));
         self.log_streaming(row, &resumption);
         record.runs();
-        let mut types = PublisherTypes::new(servers, resumption.format.binary);
+        let mut types = PublisherTypes::new(opened.servers, resumption.format.binary);
         published.iter().for_each(|table| types.add(table));
         let locks_ordered = (workers.most > 1).then_some(config.preserve_commit_order);
         let tables = Tables::new(&states, types, locks_ordered)
@@ -143,7 +233,8 @@ impl Supervisor<'_> {
             receive_timeout: config.receive_timeout,
             memory_limit: config.memory_limit,
         };
-        let receiver = Receiver::spawn(stream, feedback.clone(), options)?;
+        let spool = self.spool()?;
+        let receiver = Receiver::spawn(opened.source, feedback.clone(), options)?;
         let spool = AccountedSpool { spool, memory: Arc::clone(&receiver.memory) };
         let connects =
             self.stream_connects(context.subscriber, purpose, identity, sessions.streams);
@@ -151,15 +242,15 @@ impl Supervisor<'_> {
         Leader::new(LeaderParts {
             run,
             around: Surroundings {
-                control,
+                control: opened.control,
                 tables,
                 announced: Announced::default(),
                 table_sync: StreamedTableSync::new(adder, catch_up),
-                pool,
-                durability,
+                pool: opened.pool,
+                durability: opened.durability,
                 names,
                 shutdown: self.shutdown,
-                until,
+                until: opened.until,
                 counters: Counters::default(),
                 decoded: Decoded::default(),
             },
@@ -168,10 +259,10 @@ impl Supervisor<'_> {
             feedback,
             streaming,
             advanced: Arc::clone(&self.advanced),
-            watch: Watch::spawn(context.publisher, &config.name, &row.slot_name, waits)?,
-            pulse,
+            watch: opened.watch,
+            pulse: opened.pulse,
             conflict_retention: config.conflict_retention(),
-            durable_commits,
+            durable_commits: opened.durable_commits,
             watched: Watched::new(config, self.board.clone(), ledger, resumed),
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
             keeper: KeeperContext {
@@ -247,13 +338,7 @@ impl Supervisor<'_> {
 
     /// What the publisher is asked to do with large transactions.
     fn streaming(&self, source: &Session) -> Streaming {
-        match self.config.streaming {
-            config::Streaming::Off => Streaming::Off,
-            config::Streaming::Parallel if source.server_version().major() >= 16 => {
-                Streaming::Parallel
-            }
-            config::Streaming::On | config::Streaming::Parallel => Streaming::On,
-        }
+        self.config.streaming.of_publisher(source.server_version().major())
     }
 
     fn start_stream(

@@ -71,8 +71,8 @@ impl Resumption {
 }
 
 /// What the subscriber has recorded of the subscription's position.
-struct RecordedPosition {
-    applied: Option<progress::Applied>,
+pub(super) struct RecordedPosition {
+    pub(super) applied: Option<progress::Applied>,
     catching_up: Vec<CatchUp>,
     /// See [`progress::BEYOND`].
     beyond: Rows,
@@ -84,7 +84,7 @@ struct RecordedPosition {
 
 impl RecordedPosition {
     /// Reads all of it in one round trip.
-    fn read(control: &mut Session, id: SubscriptionId) -> Result<Self> {
+    pub(super) fn read(control: &mut Session, id: SubscriptionId) -> Result<Self> {
         let (any_prepared, place) = (prepared::any_sql(id), prepared::place_sql());
         let id = id.0.to_string();
         let id = &[Some(id.as_str())][..];
@@ -223,7 +223,7 @@ impl Supervisor<'_> {
     }
 
     /// When large transactions are applied, and why then.
-    fn streaming_mode(&self) -> (&'static str, &'static str) {
+    pub(super) fn streaming_mode(&self) -> (&'static str, &'static str) {
         match self.config.streaming {
             config::Streaming::Off => ("off", "they are sent when they have committed"),
             config::Streaming::On => {

@@ -7,11 +7,12 @@ use engine::dispatch::Pacing;
 use wire::Session;
 
 use super::Supervisor;
+use super::pipeline::Applying;
 use crate::apply::blockers::{Blockers, Pulse, Watched};
 use crate::apply::conflicts;
 use crate::apply::durability::Durability;
 use crate::apply::encoder;
-use crate::apply::pool::{Connector, Pool, PoolSettings, Slots, WorkerNumber};
+use crate::apply::pool::{Connector, Pool, Slots};
 use crate::apply::prefetch::Prefetch;
 use crate::apply::session::{Connect, Identity, Lost};
 use crate::error::{Class, Failure, Result};
@@ -131,11 +132,11 @@ impl Supervisor<'_> {
         &self,
         subscriber: &Subscriber,
         row: &Subscription,
-        identity: Identity,
-        (settings, workers): (PoolSettings, WorkerNumber),
+        applying: &Applying,
         purpose: Purpose,
         leader: &Pulse,
     ) -> Result<(Pool, Durability)> {
+        let Applying { identity, workers, settings, .. } = *applying;
         let config = self.config;
         let flusher = Pulse::default();
         let panicked = |_| Err(Failure::internal("connecting panicked"));

@@ -153,10 +153,11 @@ impl Supervisor<'_> {
 
     /// Makes this process the owner: it increments the epoch and terminates sessions of earlier epochs.
     /// Another process may have asked it not to be.
+    /// A recording has no `source` whose walsender could be in the way.
     pub(super) fn take_ownership(
         &mut self,
         control: &mut Session,
-        source: &mut Session,
+        source: Option<&mut Session>,
         mut row: Subscription,
     ) -> Result<Ownership> {
         let config = self.config;
@@ -175,7 +176,9 @@ impl Supervisor<'_> {
             Failure::new(Class::Busy, "the subscription was dropped while pgapace waited for it")
         })?;
         check_enabled(&row)?;
-        if std::mem::take(&mut self.take_over) {
+        if std::mem::take(&mut self.take_over)
+            && let Some(source) = source
+        {
             slot::end_user(source, &row.slot_name, &config.name, config.busy_timeout)?;
         }
         self.block_failed(control, &row)?;

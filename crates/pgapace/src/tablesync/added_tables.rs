@@ -13,7 +13,7 @@ use wire::Session;
 
 use crate::apply::tables::Tables;
 use crate::config::CopyOptions;
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::publisher::session::{Publisher, current_lsn};
 use crate::sqlstate;
@@ -147,6 +147,9 @@ impl<'a> Adder<'a> {
     }
 
     fn start_inspection(&mut self) {
+        if self.context.publisher.is_absent() {
+            return;
+        }
         let now = Instant::now();
         // Then all tables are inspected, including the known ones.
         let due = self.is_due();
@@ -186,6 +189,9 @@ impl<'a> Adder<'a> {
     /// Reads the publications now.
     pub(crate) fn look_now(&mut self, control: &mut Session) -> Result<()> {
         let context = self.context;
+        if context.publisher.is_absent() {
+            return Ok(());
+        }
         let mut session = context.publisher.connect_to_look()?;
         let sessions = [session.cancel_handle()];
         let look = interruptible(context.shutdown, &sessions, "reading the publications", || {
@@ -369,6 +375,13 @@ impl<'a> Adder<'a> {
         dispatched: Lsn,
     ) -> Result<Added> {
         let context = self.context;
+        if context.publisher.is_absent() {
+            let table = remote.display_name();
+            let message = format!("table {table} was published after the recording had begun");
+            return Err(Failure::new(Class::Recording, message).hint(
+                "A replay cannot copy its rows: record again, now that the table is published.",
+            ));
+        }
         let mut session = context.publisher.connect_to_look()?;
         let sessions = [control.cancel_handle(), session.cancel_handle()];
         let found = interruptible(context.shutdown, &sessions, "table sync", || {

@@ -13,8 +13,8 @@ pub struct CopyChunk {
 const HEADER: usize = 5;
 
 impl CopyChunk {
-    /// `bytes` must contain whole CopyData messages only.
-    pub(super) fn new(bytes: Bytes) -> CopyChunk {
+    /// `bytes` must contain whole CopyData messages only, headers included.
+    pub fn new(bytes: Bytes) -> CopyChunk {
         CopyChunk { bytes }
     }
 

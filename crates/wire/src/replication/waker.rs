@@ -50,7 +50,10 @@ impl Waker {
     }
 
     /// Sleeps until a wake-up is pending, or for `longest`, and does not clear it.
-    pub(super) fn wait(&self, longest: Duration) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// poll(2) failed.
+    pub fn wait(&self, longest: Duration) -> io::Result<()> {
         let timeout = Timespec::try_from(longest).map_err(io::Error::other)?;
         match poll(&mut [PollFd::new(&self.0.descriptor, PollFlags::IN)], Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),

@@ -1,0 +1,121 @@
+//! `pgapace replay`: applies a recording to a clone.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::apply::sessions::Share;
+use crate::cli::{Selection, output};
+use crate::config::Subscription as Config;
+use crate::error::{Failure, Result};
+use crate::recording::file::Recording;
+use crate::recording::player::Pace;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::catalogue::field;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscription;
+use crate::subscription::replay::Replay;
+
+#[derive(Debug, Args)]
+pub(crate) struct ReplayArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// Recording of pgapace record
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// How fast the recording is played
+    #[arg(long, value_enum, default_value = "full")]
+    pace: Pace,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was applied. A replay that resumes applies less than what was recorded.
+#[derive(Debug, Serialize)]
+struct Summary {
+    subscription: String,
+    end_lsn: String,
+    transactions: i64,
+    changes: i64,
+    conflicts: i64,
+    seconds: f64,
+}
+
+pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
+    let recording = Recording::open(&args.file)?;
+    let config = args.selection.replayed(&recording.head.publications, &recording.head.slot())?;
+    let shutdown = Shutdown::on_signals()?;
+    let share = Share::of(std::slice::from_ref(&config)).pop();
+    let share = share.ok_or_else(|| Failure::internal("a subscription has no share"))?;
+    let before = applied(&config)?;
+    let replay = Replay::new(recording, args.pace);
+    subscription::replay(&config, &replay, &shutdown, share)?;
+    let after = applied(&config)?;
+    let summary = Summary::between(&config, &replay, before, after);
+    if args.json {
+        return output::json(&summary);
+    }
+    output::line(&summary.text());
+    Ok(())
+}
+
+/// What the subscription has counted so far: transactions, changes, conflicts.
+type Applied = [i64; 3];
+
+const APPLIED: &str = "\
+SELECT t.transactions, t.inserts + t.updates + t.deletes + t.truncates, \
+  coalesce((SELECT sum(c.conflicts) FROM pgapace.stat_conflict c WHERE c.subscription = t.subscription), 0) \
+FROM pgapace.stat_subscription t JOIN pgapace.subscription s ON s.id = t.subscription WHERE s.name = $1";
+
+fn applied(config: &Config) -> Result<Applied> {
+    let mut session =
+        Subscriber::new(config.subscriber.clone(), &config.name).connect(Purpose::Look)?;
+    if crate::subscriber::state::schema::version(&mut session)? == 0 {
+        return Ok([0; 3]);
+    }
+    let failed = |e: &wire::Error| Failure::subscriber(e, "reading what was applied");
+    let rows = session.query(APPLIED, &[Some(&config.name)]).map_err(|e| failed(&e))?;
+    let Some(row) = rows.first() else { return Ok([0; 3]) };
+    Ok([field(&row, 0)?, field(&row, 1)?, field(&row, 2)?])
+}
+
+impl Summary {
+    fn between(config: &Config, replay: &Replay, before: Applied, after: Applied) -> Self {
+        let [transactions, changes, conflicts] =
+            std::array::from_fn(|index| after[index] - before[index]);
+        Self {
+            subscription: config.name.clone(),
+            end_lsn: replay.end().to_string(),
+            transactions,
+            changes,
+            conflicts,
+            seconds: replay.streamed().as_secs_f64(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let Self { transactions, changes, conflicts, seconds, .. } = self;
+        if *transactions == 0 && *changes == 0 {
+            return format!(
+                "subscription {} has everything up to {}: nothing was applied",
+                self.subscription, self.end_lsn
+            );
+        }
+        let rate = |count: i64| count as f64 / seconds.max(0.001);
+        let met = match conflicts {
+            0 => String::new(),
+            _ => format!("; {conflicts} conflicts: was the clone taken at the recording's start?"),
+        };
+        format!(
+            "applied {transactions} transactions with {changes} changes in {seconds:.2} s: {:.0} \
+             transactions/s, {:.0} changes/s{met}",
+            rate(*transactions),
+            rate(*changes),
+        )
+    }
+}

@@ -1,0 +1,314 @@
+//! A run whose changes come from a recording instead of a publisher.
+//!
+//! The subscription of a replay is like others: with its row, its tables, its progress. So a replay that
+//! was interrupted resumes, whatever ended it. In place of a slot's name its row has that of the
+//! recorded system (`recording_…`), so that no `run` takes it for its own. Nobody else may apply changes
+//! to its tables: a replay refuses a subscriber where another subscription has one of them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use pgoutput::Lsn;
+use wire::Session;
+
+use super::failure_record::FailureRecord;
+use super::pipeline::{Opened, ReadyToStream};
+use super::resume::{Preparing, RecordedPosition, Resumption};
+use super::retry::Known;
+use super::startup::{OwnedSubscription, Ownership};
+use super::{Outcome, Supervisor};
+use crate::apply::blockers::Pulse;
+use crate::config::Binary;
+use crate::error::{Class, Failure, Result};
+use crate::observe::board::RunPhase;
+use crate::publisher::publication::PublishedTable;
+use crate::publisher::session::Publisher;
+use crate::publisher::source::ChangeSource;
+use crate::publisher::watch::Watch;
+use crate::recording::file::Recording;
+use crate::recording::player::{Pace, Player};
+use crate::subscriber::format::{self, Format, Servers};
+use crate::subscriber::session::{self, Purpose, Subscriber};
+use crate::subscriber::state::{
+    self, Manner, NewSubscription, Phase, Subscription, name_array, schema,
+};
+use crate::subscription::beside::beside;
+use crate::tablesync::table_state::{Owner, set_sync_lsns};
+use crate::tablesync::{SyncContext, check_first_subscribers};
+
+/// What is replayed, and how.
+#[derive(Debug)]
+pub(crate) struct Replay {
+    pub(crate) recording: Recording,
+    pub(crate) pace: Pace,
+    /// How long it has streamed, in microseconds.
+    streamed: AtomicU64,
+}
+
+impl Replay {
+    pub(crate) fn new(recording: Recording, pace: Pace) -> Self {
+        Self { recording, pace, streamed: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn end(&self) -> Lsn {
+        Lsn(self.recording.tail.end)
+    }
+
+    /// How long changes were applied, in all runs of this process.
+    pub(crate) fn streamed(&self) -> Duration {
+        Duration::from_micros(self.streamed.load(Ordering::Acquire))
+    }
+}
+
+/// Tables of the recording that another subscription has, native or of pgapace.
+const TAKEN: &str = "\
+SELECT pg_catalog.format('subscription %s of pgapace', s.name), r.schema_name || '.' || r.table_name
+FROM pgapace.relation r JOIN pgapace.subscription s ON s.id = r.subscription
+JOIN ROWS FROM (pg_catalog.unnest($2::pg_catalog.text[]), pg_catalog.unnest($3::pg_catalog.text[]))
+  AS t (schema_name, table_name) USING (schema_name, table_name)
+WHERE s.name <> $1
+UNION ALL
+SELECT pg_catalog.format('native subscription %I', s.subname), t.schema_name || '.' || t.table_name
+FROM pg_catalog.pg_subscription s
+JOIN pg_catalog.pg_database d ON d.oid = s.subdbid AND d.datname = pg_catalog.current_database()
+JOIN pg_catalog.pg_subscription_rel r ON r.srsubid = s.oid
+JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN ROWS FROM (pg_catalog.unnest($2::pg_catalog.text[]), pg_catalog.unnest($3::pg_catalog.text[]))
+  AS t (schema_name, table_name) ON t.schema_name = n.nspname AND t.table_name = c.relname
+LIMIT 1";
+
+impl Supervisor<'_> {
+    /// Everything from "connect" to the first failure.
+    pub(super) fn replay_once(
+        &mut self,
+        replay: &Replay,
+        record: &mut FailureRecord<'_>,
+    ) -> Result<Outcome> {
+        self.board.enters(RunPhase::Starting);
+        let (config, board) = (self.config, self.board.clone());
+        let Recording { head, .. } = &replay.recording;
+        let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+        let mut control = subscriber.connect_first()?;
+        self.reached = true;
+        let row = self.find_or_create_replay(&mut control, &replay.recording)?;
+        check_alone(&mut control, &config.name, &head.tables)?;
+        let OwnedSubscription { row, database } =
+            match self.take_ownership(&mut control, None, row)? {
+                Ownership::Taken(owned) => *owned,
+                Ownership::GivenUp(outcome) => return Ok(outcome),
+            };
+        self.begin_replay(&mut control, &row, &replay.recording)?;
+        let publisher = Publisher::absent();
+        let mut options = config.copy();
+        options.refresh_interval = None;
+        let context = SyncContext {
+            publisher: &publisher,
+            subscriber: &subscriber,
+            id: row.id,
+            epoch: row.epoch,
+            publications: &config.publications,
+            slot: &row.slot_name,
+            copy_data: false,
+            options,
+            indexes_after: false,
+            joins: false,
+            shutdown: self.shutdown,
+            board: Some(&board),
+        };
+        let published = head.tables.clone();
+        let ready = ReadyToStream { row: &row, database, context, published };
+        let opened = self.open_replay(&ready, control, replay)?;
+        self.known = Known::Begun;
+        let begun = Instant::now();
+        let outcome = self.lead(ready, opened, record);
+        let micros = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        replay.streamed.fetch_add(micros, Ordering::AcqRel);
+        outcome
+    }
+
+    fn find_or_create_replay(
+        &self,
+        control: &mut Session,
+        recording: &Recording,
+    ) -> Result<Subscription> {
+        let (config, head) = (self.config, &recording.head);
+        let version = schema::version(control)?;
+        schema::upgrade(control, version)?;
+        let encoding = control.parameter("client_encoding").unwrap_or_default();
+        if encoding != head.publisher.client_encoding {
+            return Err(Failure::new(
+                Class::Recording,
+                format!(
+                    "the recording has text in {}, and the subscriber needs {encoding}",
+                    head.publisher.client_encoding
+                ),
+            ));
+        }
+        if let Some(row) = state::find(control, &config.name)? {
+            return Ok(row);
+        }
+        check_first_subscribers(control, &head.tables, false, config.if_not_empty, &[])?;
+        state::create(
+            control,
+            &NewSubscription {
+                name: &config.name,
+                slot_name: &config.slot,
+                publications: &config.publications,
+                owns_slot: false,
+                copy_data: false,
+                schema_copy: None,
+                rebasing: false,
+            },
+        )
+    }
+
+    /// Records where the changes begin, unless an earlier start has.
+    fn begin_replay(
+        &self,
+        control: &mut Session,
+        row: &Subscription,
+        recording: &Recording,
+    ) -> Result<()> {
+        let (head, start) = (&recording.head, recording.head.start());
+        if row.phase == Phase::Creating {
+            let sent_as = self.sent_as();
+            state::set_copying(control, row.id, row.epoch, start, &head.identity(), &sent_as)?;
+        }
+        if row.phase != Phase::Streaming {
+            let owner = Owner { id: row.id, epoch: row.epoch };
+            set_sync_lsns(control, owner, &head.tables, start)?;
+            state::set_streaming(control, row.id)?;
+        }
+        Ok(())
+    }
+
+    /// Opens the recording and the sessions that apply it.
+    fn open_replay(
+        &mut self,
+        ready: &ReadyToStream<'_>,
+        mut control: Session,
+        replay: &Replay,
+    ) -> Result<Opened> {
+        let (row, head) = (ready.row, &replay.recording.head);
+        let applying = self.applying(&mut control, ready.database, row)?;
+        let servers = Servers::recorded(&head.publisher, &control);
+        let pulse = Pulse::default();
+        let this: &Self = self;
+        let (opened, resumed) = beside(
+            "opening sessions",
+            || this.open_sessions(ready.context.subscriber, row, &applying, Purpose::Apply, &pulse),
+            || {
+                let resumption = this.resume_replay(&mut control, row, replay)?;
+                let locks = session::give_up_locks_sql();
+                Ok((resumption, state::relations_and(&mut control, row.id, &locks)?))
+            },
+        );
+        let (resumption, states) = resumed?;
+        let (pool, durability) = opened?;
+        Ok(Opened {
+            control,
+            source: ChangeSource::Recording(Player::new(&replay.recording, replay.pace)?),
+            resumption,
+            states,
+            pool,
+            durability,
+            applying,
+            pulse,
+            until: Some(replay.end()),
+            waits: false,
+            durable_commits: false,
+            streaming: head.streaming()?,
+            servers,
+            watch: Watch::of_nobody(),
+        })
+    }
+
+    fn resume_replay(
+        &self,
+        control: &mut Session,
+        row: &Subscription,
+        replay: &Replay,
+    ) -> Result<Resumption> {
+        let head = &replay.recording.head;
+        let RecordedPosition { applied, .. } = RecordedPosition::read(control, row.id)?;
+        let applied = applied.ok_or_else(|| {
+            Failure::new(Class::Subscriber, "the progress of the subscription is missing")
+        })?;
+        if head.start() > applied.through {
+            return Err(Failure::new(
+                Class::Recording,
+                format!(
+                    "the recording begins at {}, but the subscriber has applied changes only up to \
+                     {}: changes in between are missing",
+                    head.start(),
+                    applied.through
+                ),
+            )
+            .hint(
+                "Replay the recording before this one first, or take a clone of this one's start.",
+            ));
+        }
+        let format = self.replay_format(control, replay)?;
+        let (streaming, streaming_reason) = self.streaming_mode();
+        let manner = Manner {
+            format: format.name(),
+            format_reason: &format.reason,
+            streaming,
+            streaming_reason,
+        };
+        state::set_run(control, row, &head.identity(), &manner)?;
+        let prefix = String::new();
+        Ok(Resumption {
+            acknowledged: head.start(),
+            start: head.start(),
+            needed_from: applied.through,
+            applied,
+            catching_up: Vec::new(),
+            two_phase: false,
+            prepared: Vec::new(),
+            preparing: Preparing { hold: None, limit: 0, prefix },
+            format,
+        })
+    }
+
+    /// The recorded format, if this subscriber can read it.
+    fn replay_format(&self, control: &mut Session, replay: &Replay) -> Result<Format> {
+        let head = &replay.recording.head;
+        if !head.options.binary {
+            return Ok(Format::text("it was recorded as text"));
+        }
+        let format = match &self.text {
+            Some(reason) => Format::text(reason),
+            None => format::choose(control, &head.tables, Binary::Auto)?,
+        };
+        if format.binary {
+            return Ok(format);
+        }
+        Err(Failure::new(
+            Class::Recording,
+            format!("the subscriber cannot read the recording's binary values: {}", format.reason),
+        )
+        .hint("Give the columns the publisher's types, or record again with --binary off."))
+    }
+}
+
+/// Checks that nobody else applies changes to the tables, as the subscription of which the subscriber is a
+/// clone would.
+fn check_alone(control: &mut Session, name: &str, tables: &[PublishedTable]) -> Result<()> {
+    let (schemas, names): (Vec<_>, Vec<_>) = tables.iter().map(PublishedTable::key).unzip();
+    let rows = control
+        .query(TAKEN, &[Some(name), Some(&name_array(&schemas)), Some(&name_array(&names))])
+        .map_err(|e| Failure::subscriber(&e, "looking for other subscriptions"))?;
+    let Some(row) = rows.first() else { return Ok(()) };
+    let text = |column| row.get(column).unwrap_or_default();
+    Err(Failure::new(
+        Class::Recording,
+        format!("{} applies changes to {} on this subscriber", text(0), text(1)),
+    )
+    .hint(
+        "Replay to a clone, never to a subscriber in use. On a clone, drop the subscription first: \
+         pgapace drop --keep-slot, or for a native one ALTER SUBSCRIPTION … DISABLE, ALTER \
+         SUBSCRIPTION … SET (slot_name = NONE), DROP SUBSCRIPTION ….",
+    ))
+}

@@ -1,0 +1,100 @@
+//! Files and clones that `replay` refuses, before anything is applied.
+
+use testbed::Program;
+
+use super::{Recording, prepare, replay};
+use crate::support::{Case, must};
+
+#[test]
+fn damaged_files_are_refused_before_anything_is_written() {
+    let case = Case::new(18, 18);
+    prepare(&case);
+    let recording = Recording::start(&case, "short", &[]);
+    case.publisher.sql("UPDATE a SET v = 1");
+    let file = recording.end(&case);
+    let whole = std::fs::read(&file).expect("the recording");
+    let other = case.log_file("other");
+    let mut changed = whole.clone();
+    let middle = changed.len() - 100;
+    changed[middle] ^= 4;
+    let cases: [(&[u8], &str); 4] = [
+        (&whole[..whole.len() - 1], "is truncated"),
+        (&whole[..whole.len() / 2], "is truncated"),
+        (&changed, "is damaged at block"),
+        (b"PGDMP", "is not a recording"),
+    ];
+    for (bytes, named) in cases {
+        std::fs::write(&other, bytes).expect("a file");
+        replay(&case, &other, &[]).expect(20, &[named, "HINT"]);
+    }
+    replay(&case, &case.log_file("missing"), &[]).expect(20, &["cannot read recording"]);
+    assert_eq!(case.subscriber.value("SELECT to_regnamespace('pgapace') IS NULL"), "t");
+    // A recording is never written over.
+    let again = Program::new(env!("CARGO_BIN_EXE_pgapace")).arg("record").arg(&file).args([
+        "--publisher",
+        &case.tool.publisher,
+        "--publication",
+        "pub",
+        "--until",
+        "current",
+    ]);
+    let again = must(again.output());
+    assert_eq!(again.status.code(), Some(20), "{}", String::from_utf8_lossy(&again.stderr));
+    assert_eq!(std::fs::read(&file).expect("the recording"), whole);
+}
+
+#[test]
+fn a_subscriber_in_use_and_a_recording_that_begins_later_are_refused() {
+    let case = Case::new(18, 18);
+    prepare(&case);
+    let first = Recording::start(&case, "one", &[]).end(&case);
+    case.publisher.sql("UPDATE a SET v = 5 WHERE id = 5");
+    let recording = Recording::start(&case, "two", &[]);
+    case.publisher.sql("UPDATE a SET v = 6 WHERE id = 6");
+    let second = recording.end(&case);
+    replay(&case, &first, &[]).expect(0, &[]);
+    replay(&case, &second, &[]).expect(20, &["changes in between are missing"]);
+    assert_eq!(case.subscriber.value("SELECT sum(v) FROM a"), "0");
+
+    // A subscription of pgapace, under any name.
+    replay(&case, &second, &["--name", "another"]).expect(20, &["subscription replay of pgapace"]);
+    let dropped = Program::new(env!("CARGO_BIN_EXE_pgapace")).args([
+        "drop",
+        "--keep-slot",
+        "--subscriber",
+        &case.tool.subscriber,
+        "--name",
+        "replay",
+    ]);
+    assert!(must(dropped.output()).status.success());
+    case.subscriber.sql(
+        "CREATE SUBSCRIPTION native CONNECTION 'host=recording.invalid' PUBLICATION pub \
+         WITH (connect = false)",
+    );
+    must(case.subscriber.cluster.sql(
+        &case.subscriber.name,
+        "INSERT INTO pg_subscription_rel SELECT oid, 'public.b'::regclass, 'r', NULL \
+         FROM pg_subscription WHERE subname = 'native'",
+    ));
+    replay(&case, &second, &[]).expect(20, &["native subscription native", "public.b"]);
+    case.subscriber.sql("ALTER SUBSCRIPTION native SET (slot_name = NONE)");
+    case.subscriber.sql("DROP SUBSCRIPTION native");
+    // Now it is a clone without its first change, which the recording does not have.
+    let finished = replay(&case, &second, &["--json"]);
+    finished.expect(0, &[]);
+    assert_eq!(case.subscriber.value("SELECT sum(v) FROM a"), "6");
+}
+
+#[test]
+fn a_table_that_is_published_later_stops_the_replay() {
+    let case = Case::new(15, 15);
+    prepare(&case);
+    case.both("CREATE TABLE c (id int PRIMARY KEY)");
+    let recording = Recording::start(&case, "added", &[]);
+    case.publisher.sql("UPDATE a SET v = 1 WHERE id = 1");
+    case.publisher.sql("ALTER PUBLICATION pub ADD TABLE c");
+    case.publisher.sql("INSERT INTO c VALUES (1)");
+    let file = recording.end(&case);
+    replay(&case, &file, &[])
+        .expect(20, &["table public.c was published after the recording had begun", "HINT"]);
+}
