@@ -14,7 +14,7 @@ use wire::CopyChunk;
 
 use crate::raw::{Drained, End, Source, by_receiver, by_recvlogical, tool_with_recvlogical};
 
-const DATABASE: &str = "bench";
+pub(crate) const DATABASE: &str = "bench";
 /// Copied for every round; never read itself.
 const SLOT: &str = "backlog";
 const PUBLICATION: &str = "bench";
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
 }
 
 /// Writes the backlog and returns its end position.
-fn prepare(publisher: &Cluster, transactions: u32) -> Result<Lsn> {
+pub(crate) fn prepare(publisher: &Cluster, transactions: u32) -> Result<Lsn> {
     publisher.create_database(DATABASE)?;
     let mut client = publisher.connect(DATABASE)?;
     tpcb::create_tables(&mut client, 10)?;
@@ -146,7 +146,7 @@ fn lsn(client: &mut postgres::Client, sql: &str) -> Result<Lsn> {
 }
 
 /// Copies the slot for one reader, because reading a slot consumes its changes.
-fn copy_slot(publisher: &Cluster, name: &str) -> Result<()> {
+pub(crate) fn copy_slot(publisher: &Cluster, name: &str) -> Result<()> {
     let sql = format!(
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
            WHERE slot_name = '{name}'; \

@@ -18,6 +18,7 @@ mod regime;
 mod report;
 mod round;
 mod scenario;
+mod walsenders;
 mod watch;
 mod workload;
 
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
         Some(Command::Drain(args)) => drain::run(&args),
+        Some(Command::Walsenders(args)) => walsenders::run(&args),
         None => measure(&cli.measure),
     };
     match result {

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::drain;
 use crate::regime::Regime;
+use crate::walsenders;
 use crate::workload::{self, Workload};
 
 /// Measures pgapace against the native subscription and the publisher's limits.
@@ -26,6 +27,9 @@ pub(crate) enum Command {
     /// Measure how fast a publisher can be read, by pg_recvlogical and by pgapace's receiver, and
     /// how fast the received changes are decoded
     Drain(drain::DrainArgs),
+    /// Measure what several walsenders for parts of one publication would give: their streams are
+    /// merged into the same transactions again
+    Walsenders(walsenders::WalsendersArgs),
 }
 
 #[derive(Debug, Args)]
