@@ -142,7 +142,7 @@ pub struct Committed {
     pub prepared_at: Option<Lsn>,
 }
 
-/// What is being received.
+/// The transaction that is being received.
 #[derive(Debug)]
 enum Open {
     /// Begin was seen: the transaction is committed on the publisher.
@@ -191,7 +191,7 @@ impl Assembler {
         self.spooler.oldest_held()
     }
 
-    /// What is kept of a streamed transaction that is open.
+    /// The records that are kept of an open streamed transaction.
     #[must_use]
     pub fn open_records(&self, xid: Xid) -> Option<Records<'_>> {
         self.spooler.open(xid).map(SpooledTransaction::records)

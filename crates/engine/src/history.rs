@@ -244,7 +244,7 @@ pub struct Identity {
     pub commit_time: Timestamp,
 }
 
-/// What is remembered of the publisher's history up to a position.
+/// The memory of the publisher's history up to a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
     /// The last transaction with changes; `None` if there was none since the slot was created.

@@ -157,7 +157,7 @@ impl Progress {
 
     /// Nothing from `lsn` on may be acknowledged, whatever is durable: it would not be sent again.
     ///
-    /// What is acknowledged already stays so: a transaction that was prepared before the slot began
+    /// An acknowledged position never goes back: a transaction that was prepared before the slot began
     /// to decode them has an old LSN, but is sent again with its COMMIT PREPARED.
     pub fn hold(&mut self, lsn: Option<Lsn>) {
         if self.catching_up.is_some() {

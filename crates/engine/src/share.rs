@@ -148,7 +148,7 @@ mod tests {
         assert!(!shares.gives(0, false), "one is on its way");
         assert!(!shares.ask(1), "it is not closed yet");
         shares.closed();
-        // Whoever has fewer comes first.
+        // The subscription with fewer leases comes first.
         assert!(!shares.ask(0));
         assert!(shares.ask(1));
         assert!(!shares.ask(1) && !shares.gives(0, false), "2 and 1 is as equal as can be");

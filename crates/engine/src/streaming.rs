@@ -40,7 +40,7 @@ use crate::group::GroupSeq;
 use crate::streaming::executable::{Executable, Pressure, Step, Undo};
 use crate::worker::GroupMode;
 
-/// What the number of a group would be, for those who look who waits for whom: after all others.
+/// The number that stands for an open stream among group numbers when waits are compared: after all groups.
 const NUMBERS: u64 = u64::MAX - (1 << 20);
 
 /// Numbers streams, so that what is said of one is not taken for another.
@@ -132,8 +132,8 @@ pub struct Streams<W> {
     open: FxHashMap<Xid, Stream>,
     /// The transaction whose block is being received.
     block: Option<Xid>,
-    /// How far the publisher has come, and what must lie before it: what was applied, or is to be
-    /// applied otherwise, comes again after a start.
+    /// How far the publisher has come. Everything that was applied, or that is applied otherwise, must
+    /// lie before it: after a start the publisher sends it again.
     position: Lsn,
     from: Lsn,
     tickets: Ticket,
@@ -309,7 +309,7 @@ impl<W> Streams<W> {
     /// It has committed: whether all of it is to be applied here, which [`Self::committing`] tells
     /// until it is done.
     pub fn begin_commit(&mut self, xid: Xid) -> bool {
-        // What came to nothing, or was not begun, needs no session of its own.
+        // A stream that changed nothing, or was not begun, needs no session of its own.
         let begun = self.open.get(&xid).is_some_and(|stream| {
             matches!(stream.state, StreamState::Active(_)) && stream.executable.taken() > 0
         });

@@ -51,7 +51,7 @@ pub struct Work<M, P> {
     pub tables: Vec<Option<Arc<M>>>,
     /// The progress before this transaction.
     pub predecessor: Lsn,
-    /// What is remembered of the publisher's history once this transaction is applied.
+    /// The memory of the publisher's history once this transaction is applied.
     pub memory: Option<Memory>,
     /// Whether an earlier run applied the transaction before this one. A progress row stands for
     /// adjacent transactions, so a group cannot span the applied one.

@@ -57,7 +57,7 @@ pub struct Replay {
     relations: Vec<Arc<RemoteRelation>>,
     /// Bytes in the spool that were not read yet.
     unread: u64,
-    /// What comes behind them.
+    /// The blocks after them.
     blocks: VecDeque<Vec<u8>>,
     /// The block that is being read, and how far it was.
     block: Bytes,
@@ -93,7 +93,7 @@ impl Replay {
         }
     }
 
-    /// What is known of the transaction.
+    /// The head of the transaction.
     #[must_use]
     pub fn head(&self) -> TransactionHead {
         self.head

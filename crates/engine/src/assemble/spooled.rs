@@ -187,7 +187,7 @@ impl SpooledTransaction {
         }
     }
 
-    /// What is kept of it now.
+    /// The records that are kept of it now.
     pub(super) fn records(&self) -> Records<'_> {
         let Self { xid, id, relations, spooled, blocks, .. } = self;
         Records { xid: *xid, id: *id, relations: &relations.all, spooled: *spooled, blocks }

@@ -43,7 +43,7 @@ pub struct DeferredChanges {
     relations: RelationVersions,
     scratch: Vec<Arc<RemoteRelation>>,
     files: VecDeque<File>,
-    /// What is behind them.
+    /// The changes after those in the files.
     tail: Vec<u8>,
     /// The transaction that is being written has a record here.
     writing: bool,

@@ -65,12 +65,12 @@ pub struct DeferredTable<C> {
     /// Everything up to here must be received before the table catches up. An earlier run has copied it:
     /// until then either the table or the others lack changes that the publisher sends again.
     after: Lsn,
-    /// What is deferred.
+    /// The deferred changes.
     pub changes: DeferredChanges,
 }
 
 impl<C> DeferredTable<C> {
-    /// What is known of its copy, if that is complete.
+    /// The facts about its copy, if that is complete.
     pub fn copied(&self) -> Option<&C> {
         match &self.stage {
             DeferredStage::CatchUp(copied) => Some(copied),

@@ -47,7 +47,7 @@ struct InFlight {
     seq: GroupSeq,
     /// The topmost relations that it changes.
     roots: Vec<u32>,
-    /// It counts once as a victim, however often somebody finds it to be one.
+    /// It counts once as a victim, however often the monitor finds it.
     gave_way: bool,
 }
 

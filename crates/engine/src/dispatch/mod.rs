@@ -109,7 +109,7 @@ pub struct DispatchSettings {
     pub writeset: WritesetLimits,
     /// Whether everything is applied change by change.
     pub by_rows: bool,
-    /// Time after which somebody looks what blocks the oldest group.
+    /// Time until pgapace looks for sessions that block the oldest group.
     pub deadlock_timeout: Duration,
     /// The constants.
     pub pacing: Pacing,
@@ -423,8 +423,8 @@ impl<T: Dispatchable> Dispatch<T> {
         if works.iter().any(Dispatchable::ends_prepared) {
             // Its changes are on the subscriber already. Nothing that was sent between its PREPARE and
             // this touches a row of it, because on the publisher it held their locks all that time; so
-            // nothing before it waits for it, and it is never behind somebody who does. What comes
-            // after it waits until it has ended.
+            // nothing before it waits for it, and it is never behind a group that does. Later groups
+            // wait until it has ended.
             writeset.barrier();
         }
         if self.blame.note(seq, works.iter().flat_map(Dispatchable::tables)) {
@@ -514,7 +514,7 @@ impl<T: Dispatchable> Dispatch<T> {
         self.stalls.oldest()
     }
 
-    /// Somebody has looked what blocks the oldest group: these later groups hold its locks. Returns the
+    /// The monitor found that these later groups hold locks of the oldest group. Returns the
     /// workers that are to roll them back, and the tables that are serialized for it.
     pub fn resolve_deadlock(
         &mut self,
@@ -546,7 +546,7 @@ impl<T: Dispatchable> Dispatch<T> {
         self.blame.unique_value_moved(root, now)
     }
 
-    /// What is remembered.
+    /// The size of everything that is remembered.
     #[must_use]
     pub fn remembered(&self) -> Remembered {
         Remembered {

@@ -167,7 +167,7 @@ pub struct Pacing {
     pub least_group_changes: usize,
     /// See [`Self::least_group_changes`].
     pub first_group_changes: usize,
-    /// How long a worker has had nothing, so that its session goes to whoever asks.
+    /// How long a worker must be idle before another subscription may have its session.
     pub idle: Duration,
     /// How long a busy worker stays at least: opening its session took some time.
     pub tenure: Duration,

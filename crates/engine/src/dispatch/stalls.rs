@@ -1,8 +1,8 @@
 //! How long the oldest group has been the oldest, and when to look what blocks it.
 //!
 //! A group that holds a lock may wait for its turn to commit, and the group whose turn it is may wait
-//! for that lock: the subscriber cannot see such a wait ([`crate::blockers`]). So a group that stays the
-//! oldest for `--deadlock-timeout` is looked at, and again after twice the time.
+//! for that lock: the subscriber cannot see such a wait ([`crate::blockers`]). So pgapace
+//! looks for blockers of a group that stays the oldest for `--deadlock-timeout`, and again after twice the time.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub enum Look {
 /// The oldest group.
 #[derive(Debug)]
 pub struct Stalls {
-    /// Time after which a group that does not end is looked at first.
+    /// Time until the first look for blockers of a group that does not end.
     probe: Duration,
     longest: Duration,
     oldest: Option<GroupSeq>,

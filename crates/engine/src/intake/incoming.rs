@@ -105,7 +105,7 @@ pub(super) struct NextPart<P> {
     pub(super) prepares: Option<Arc<P>>,
 }
 
-/// What comes in on one connection.
+/// The input of one connection.
 #[derive(Debug)]
 pub struct Incoming<P, S> {
     settings: IncomingSettings,
@@ -454,7 +454,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         records.read(range, limits, spool).map_err(unreadable)
     }
 
-    /// What is known of a spooled transaction that has committed, and where its commit ends.
+    /// The head of a spooled transaction that has committed, and the LSN at which its commit ends.
     pub(super) fn committed_head(&self) -> Option<(TransactionHead, Lsn)> {
         self.committed_replay().map(|replay| (replay.head(), replay.end()))
     }

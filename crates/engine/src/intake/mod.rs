@@ -1,4 +1,4 @@
-//! What becomes of each message of the stream: skipped, deferred, held, spooled, or dispatched.
+//! Decides about each message of the stream: skip, defer, hold, spool, or dispatch.
 //!
 //! ```text
 //!                     ┌──► already applied: skipped, but compared with what was applied
@@ -41,13 +41,13 @@ use crate::work::{Table, TwoPhase, Work};
 /// A part with the tables and the prepared transactions of these surroundings.
 pub type WorkOf<E> = Work<<E as Surroundings>::Table, <E as Surroundings>::Prepared>;
 
-/// What stands between the intake and the servers.
+/// The surroundings of the intake: everything between it and the servers.
 pub trait Surroundings {
     /// A table of the subscriber.
     type Table: Table;
     /// A transaction that is prepared on the subscriber.
     type Prepared: PreparedTransaction;
-    /// What is known of a table whose copy is complete and that catches up.
+    /// The facts about a table whose copy is complete and that catches up.
     type Copied;
     /// Where blocks go that leave memory.
     type Spool: Spool<Error = Self::Error>;
@@ -137,7 +137,7 @@ pub enum IntakeError<E> {
     History(HistoryError),
     /// The spool returned other bytes than were written.
     Malformed,
-    /// What must be there is not: a bug.
+    /// Something that must exist does not: a bug.
     Lost(&'static str),
     /// The surroundings failed.
     Outside(E),
@@ -173,7 +173,7 @@ pub struct IntakeSettings {
     pub skip: Option<Lsn>,
     /// Most transactions that are dispatched and not committed.
     pub outstanding: usize,
-    /// What a stream's session is handed at once.
+    /// Work that a stream's session takes at once.
     pub stream_limits: PartLimits,
     /// Streams are executed change by change.
     pub streams_by_rows: bool,
@@ -183,19 +183,19 @@ pub struct IntakeSettings {
     pub most_prepared: usize,
 }
 
-/// What a run starts from, as the subscriber recorded it.
+/// The state from which a run starts, as the subscriber recorded it.
 pub struct ResumedRun<E: Surroundings> {
     /// The rules.
     pub settings: IntakeSettings,
     /// How far the subscription has come.
     pub progress: Progress,
-    /// What is applied beyond the progress, in order.
+    /// The ranges applied beyond the progress, in order.
     pub applied_beyond: VecDeque<Applied>,
-    /// What is remembered of the publisher's history up to the progress.
+    /// The memory of the publisher's history up to the progress.
     pub memory: Option<Memory>,
     /// Compares what the stream brings again with that.
     pub witness: Witness,
-    /// What comes in.
+    /// The input.
     pub incoming: Incoming<E::Prepared, E::Spool>,
     /// The streams that are open.
     pub streams: Streams<Box<WorkOf<E>>>,
@@ -208,7 +208,7 @@ pub struct Intake<E: Surroundings> {
     settings: IntakeSettings,
     /// Received, committed, durable.
     pub progress: Progress,
-    /// What comes in.
+    /// The input.
     pub incoming: Incoming<E::Prepared, E::Spool>,
     /// The streams that are open.
     pub streams: Streams<Box<WorkOf<E>>>,
@@ -216,9 +216,9 @@ pub struct Intake<E: Surroundings> {
     pub deferred: DeferredTables<E::Copied>,
     witness: Witness,
     applied_beyond: VecDeque<Applied>,
-    /// What is remembered of the publisher's history, once all that was dispatched is applied.
+    /// The memory of the publisher's history, once everything dispatched is applied.
     memory: Option<Memory>,
-    /// What was applied before this run: transactions before it are skipped.
+    /// Everything up to here was applied before this run: such transactions are skipped.
     resumed_at: Lsn,
     /// The transactions before the next were skipped because they were applied beyond a gap.
     after_applied: bool,
@@ -265,7 +265,7 @@ impl<E: Surroundings> Intake<E> {
         if let Message::CommitPrepared(commit) = message
             && is_beyond(env.goal(), commit.commit_lsn)
         {
-            // What is not dispatched must stay held, or its PREPARE would be acknowledged.
+            // A transaction that is not dispatched must stay held, or its PREPARE would be acknowledged.
             self.close(Outcome::Reached);
             return Ok(());
         }
@@ -512,7 +512,7 @@ impl<E: Surroundings> Intake<E> {
         self.progress.hold(held.into_iter().chain(deferred).min());
     }
 
-    /// What may be reported to the publisher now.
+    /// The positions that may be reported to the publisher now.
     pub fn positions(&mut self) -> Positions {
         self.hold(self.progress.durable());
         self.reported()

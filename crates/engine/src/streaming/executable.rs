@@ -3,8 +3,8 @@
 //!
 //! The publisher sends a change of an open transaction after everything that had committed when it
 //! was made, so a change may be executed when all that was received before it is committed on the
-//! subscriber: whoever changed the same rows before has committed then. Whoever changes them later on
-//! the publisher does so after this transaction has ended, or after the subtransaction was undone
+//! subscriber: earlier transactions that changed the same rows have committed then. Later ones change them
+//! on the publisher after this transaction has ended, or after the subtransaction was undone
 //! that changed them. So nothing has to be known about keys here.
 //!
 //! Changes are places in what is kept of the transaction. An abort cuts off everything from a place
@@ -58,7 +58,7 @@ pub struct Step {
 pub enum Pressure {
     /// More is to come, and what came has just come: only if there is enough of it.
     Gathering,
-    /// What came has been here for a while.
+    /// The changes that came have waited for a while.
     Waited,
     /// The transaction has committed.
     Ended,
@@ -232,7 +232,7 @@ mod tests {
         }
     }
 
-    /// What is handed out when it has been there for a while, without subtransactions.
+    /// The next step for changes that have waited for a while, without subtransactions.
     fn step(early: &Executable) -> Option<Step> {
         early.step(&Starts::default(), Pressure::Waited)
     }
@@ -380,7 +380,7 @@ mod tests {
                         }
                     }
                     Event::Commit(more) => {
-                        // What is received is committed at last.
+                        // Everything received commits in the end.
                         received += more;
                         committed = received - more / 2;
                         early.committed(Lsn(committed));

@@ -57,7 +57,7 @@ impl Share {
         self.alone
     }
 
-    /// Asks for a session beside the own one. Whoever goes without is waited for, until
+    /// Asks for a session beside the own one. Subscriptions without one have precedence until
     /// [`Self::content`] is said.
     pub(crate) fn ask(&self) -> Option<Arc<SessionLease>> {
         lock(&self.shares).ask(self.member).then(|| {

@@ -217,7 +217,7 @@ impl Tables {
                     );
                 }
             }
-            // What is not recorded yet of the same table is out of date.
+            // Modes of the same table that are not recorded yet are out of date.
             let is_one = |mode: &RelationMode| {
                 modes.iter().any(|new| (&new.schema, &new.name) == (&mode.schema, &mode.name))
             };

@@ -89,7 +89,7 @@ struct Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // What is left is deleted when its term ends.
+        // A row that is left is deleted when its term ends.
         if !self.control.is_broken()
             && let Err(failure) = row::delete(&mut self.control, self.id, Duration::from_secs(10))
         {
@@ -148,7 +148,7 @@ impl PairSource for BarrierTaker<'_> {
         check_ready(&mut ours, self.row, self.tables)?;
         let lsn = taken.lsn;
         drop(taken);
-        // What comes later is for another process to apply.
+        // Another process applies the later changes.
         self.runner = None;
         let export = "SELECT pg_catalog.pg_export_snapshot()";
         let exported =

@@ -1,4 +1,4 @@
-//! Who may read: with a token, whoever has it; without one, whoever is on this machine.
+//! Permission to read: with a token file, requests that carry the token; otherwise, requests from this machine.
 
 use std::net::IpAddr;
 use std::path::Path;

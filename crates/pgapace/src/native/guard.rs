@@ -9,7 +9,7 @@ use crate::subscriber::catalogue::{boolean, field};
 /// Refuses a first start with a slot whose position is not all that a native subscription has applied.
 ///
 /// A native subscription belongs to the slot if it names it; or if it names none, but has its name or
-/// its publications: somebody has taken the slot from it by hand.
+/// its publications: a user has taken the slot from it by hand.
 pub(crate) fn first_start(control: &mut Session, config: &Config) -> Result<()> {
     let publications = crate::subscriber::state::name_array(&config.publications);
     let rows = control

@@ -213,7 +213,7 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
         ));
     }
     // A transaction that was received as prepared and is held in memory is not acknowledged. The
-    // publisher would not send its PREPARE again to somebody who asks for a later position.
+    // publisher would not send its PREPARE again to a subscriber that asks for a later position.
     if found.two_phase && found.confirmed < found.applied {
         problems.push(Problem::new(
             format!(

@@ -1,6 +1,6 @@
 //! Whether the commits of a run are tagged, and how many sessions may tag them.
 //!
-//! A tag is of use only where somebody can see it: another subscription that reads the subscriber's WAL
+//! A tag is of use only where another program can see it: a subscription that reads the subscriber's WAL
 //! (`wal_level` = `logical`), or a query for the commit's origin (`track_commit_timestamp`).
 //!
 //! Each session that tags holds a replication origin, and the server has few of them: 10 by default. A

@@ -262,7 +262,7 @@ impl Supervisor<'_> {
         if left.is_empty() {
             return Ok(published);
         }
-        // A copy would be in vain if the stream could not resume.
+        // A copy would be wasted if the stream could not resume.
         let applied = progress::read(control, row.id)?.unwrap_or_default();
         let found = slot::find(source, &row.slot_name)?;
         slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;

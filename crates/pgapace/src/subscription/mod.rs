@@ -232,7 +232,7 @@ struct Supervisor<'a> {
     truncate: Vec<TruncateDecision>,
     take_over: bool,
     until: Option<Until>,
-    /// What is known of the subscription. It decides how long pgapace waits for a server.
+    /// How far the subscription is known. It decides how long pgapace waits for a server.
     known: Known,
     /// Another process has dropped it meanwhile.
     dropped: bool,

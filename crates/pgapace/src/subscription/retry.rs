@@ -30,7 +30,7 @@ const LATER_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How often the same reason to wait is logged.
 const NAME_AGAIN: Duration = Duration::from_secs(30);
 
-/// What is known of the subscription when a run fails.
+/// How far the subscription is known when a run fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Known {
     /// Nothing: this may be its first start.

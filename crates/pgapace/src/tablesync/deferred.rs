@@ -200,7 +200,7 @@ impl<'a> StreamedTableSync<'a> {
         Ok(true)
     }
 
-    /// The publications may have changed: they are looked at soon.
+    /// The publications may have changed: pgapace reads them again soon.
     pub(crate) fn publications_changed(&mut self) {
         self.adder.look_soon();
     }

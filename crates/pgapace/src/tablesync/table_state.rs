@@ -1,5 +1,5 @@
-//! What is recorded of table sync, in the transaction of the data, so that a crash leaves a table
-//! either copied or one that is known to be incomplete.
+//! The state of table sync. It is recorded in the transaction of the data, so that after a crash a table
+//! is either copied, or known to be incomplete.
 //!
 //! Every statement fails, or affects no row, under an older epoch than the subscription's, and for
 //! a table in a state in which it cannot be: the next state is computed by [`after`].
@@ -371,7 +371,7 @@ pub(crate) fn unblock(
     session.execute(&sql, &[Some(schema), Some(name)]).map(|_| ()).map_err(|e| writing(&e))
 }
 
-/// What is left of a table that is to be copied, after its state.
+/// The columns of a table that is to be copied, after its state.
 const WANTED: &str = "sync_lsn = NULL, empty_first = r.empty_first OR r.requested IS NOT NULL, \
                       requested = NULL, reason = NULL, blocked_since = NULL";
 

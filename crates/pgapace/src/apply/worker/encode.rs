@@ -28,7 +28,7 @@ impl ApplyThread {
             return Err(failure);
         }
         if start.behind || start.ahead {
-            // What is queued now belongs to other groups.
+            // The queued statements belong to other groups.
             if let Err(failure) = self.send() {
                 // It is executed again on another session.
                 self.groups.put_back(start.group);
@@ -181,7 +181,7 @@ impl ApplyThread {
     }
 }
 
-/// What is shown of a group while a worker has it.
+/// The description of a group while a worker has it.
 fn current_group(group: &Group) -> Option<CurrentGroup> {
     let last = group.works.last()?;
     Some(CurrentGroup {

@@ -92,7 +92,7 @@ pub(crate) enum Moved {
 /// What was answered since the last report.
 #[derive(Debug, Default)]
 pub(crate) struct Answered {
-    /// What is committed.
+    /// The committed ranges.
     pub(crate) committed: Vec<Range>,
     /// Transactions of the publisher that are prepared on the subscriber, durably.
     pub(crate) prepared: Vec<Xid>,

@@ -20,7 +20,7 @@ const MOST_TABLES: usize = 20;
 /// Longest time after the last answer of the publisher that its LSN counts as its end of WAL.
 const STALE: f64 = 30.0;
 
-/// What is remembered of an observation.
+/// The part of an observation that is kept.
 #[derive(Debug, Clone)]
 struct Sample {
     publisher: Lsn,
@@ -184,7 +184,7 @@ impl Collector {
                 },
                 self.stage("durable", seen.durable, lag(seen.durable), |s| s.durable),
             ],
-            // While somebody blocks, the rates of the last minute say nothing.
+            // While a session blocks the subscription, the rates of the last minute say nothing.
             seconds_to_zero: estimate.filter(|_| !blocked || committed_lag == 0),
             limited_by: limited_by(&threads, blocked).to_owned(),
             rows_10s: self.row_rates(SHORT),

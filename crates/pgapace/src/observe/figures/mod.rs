@@ -191,7 +191,7 @@ pub(crate) struct WorkerNow {
     pub(crate) age_seconds: Option<f64>,
 }
 
-/// A session of somebody else that blocks.
+/// A session outside of pgapace that blocks.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct BlockerNow {

@@ -22,7 +22,7 @@
 //! No transaction can wait for a prepared one for ever. Its rows were locked on the publisher from
 //! its PREPARE to its end, so whatever touches them comes after that end in the stream. The end
 //! itself is a barrier in the writeset and waits for no transaction that waits for it. A unique
-//! index that only the subscriber has can still make a transaction wait in vain; the monitor
+//! index that only the subscriber has can still make a transaction wait without end; the monitor
 //! reports that.
 
 use engine::assemble::Prepared;
