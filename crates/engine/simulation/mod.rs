@@ -21,6 +21,8 @@
 //! * The oldest group never fails for good, and there is always something that goes on.
 //! * A publisher that goes back to before what was applied is refused; one that lost nothing is followed.
 //! * A table that was not published all the time is found to lack changes ([`publications`]).
+//! * A snapshot of the subscriber that is taken at a barrier shows exactly what commits before its LSN
+//!   ([`barrier`]).
 //! * A table that is copied beside the stream has exactly the rows of its copy and of what it has applied
 //!   since ([`deferred`]).
 //!
@@ -62,7 +64,15 @@
 //! | they are applied from the sync LSN on | [`Sabotage::NoSyncLsn`] |
 //! | a table has caught up when all of them are applied | [`Sabotage::HastyReady`] |
 //! | and when it has what others applied before this run | [`Sabotage::HastyResume`] |
+//!
+//! | rule of [`engine::barrier`] | broken by |
+//! |---|---|
+//! | what was taken behind the LSN makes an attempt void | [`Sabotage::PassedBarrier`] |
+//! | all before the LSN is received | [`Sabotage::UnreceivedBarrier`] |
+//! | and committed | [`Sabotage::HastyBarrier`] |
+//! | nothing behind it is taken, whatever ends a transaction | [`Sabotage::StreamOverBarrier`], [`Sabotage::PreparedOverBarrier`] |
 
+mod barrier;
 mod deferred;
 mod history;
 mod publications;
@@ -79,6 +89,7 @@ use std::panic::catch_unwind;
 use std::rc::Rc;
 use std::time::Duration;
 
+use barrier::Keeper;
 use engine::blockers::blocking;
 use engine::dispatch::{DispatchSettings, Leaves, Look, Remembered, Step, Want};
 use engine::group::GroupSeq;
@@ -192,13 +203,23 @@ pub(crate) enum Sabotage {
     UnrecordedCatchUp,
     /// A request changes the copy that goes on.
     RequestOverCopy,
+    /// A barrier is not void when what lies behind it was taken.
+    PassedBarrier,
+    /// It is reached before all before it was received.
+    UnreceivedBarrier,
+    /// Or before it is committed.
+    HastyBarrier,
+    /// A streamed transaction that commits behind it is taken.
+    StreamOverBarrier,
+    /// Or a prepared one.
+    PreparedOverBarrier,
     /// Looks at publications.
     Gap(GapSabotage),
 }
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 49] = [
+    pub(crate) const ALL: [Self; 54] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -243,6 +264,11 @@ impl Sabotage {
         Self::UnheldDeferred,
         Self::UnrecordedCatchUp,
         Self::RequestOverCopy,
+        Self::PassedBarrier,
+        Self::UnreceivedBarrier,
+        Self::HastyBarrier,
+        Self::StreamOverBarrier,
+        Self::PreparedOverBarrier,
         Self::Gap(GapSabotage::NoIdentity),
         Self::Gap(GapSabotage::NoWritten),
         Self::Gap(GapSabotage::LateBaseline),
@@ -292,6 +318,9 @@ pub(crate) struct Seen {
     /// Transactions that were applied before they had committed, and those that were abandoned.
     pub(crate) streamed: usize,
     pub(crate) abandoned: usize,
+    /// Barriers that were reached, and those that the stream had passed.
+    pub(crate) barriers: usize,
+    pub(crate) passed: usize,
 }
 
 impl Seen {
@@ -316,6 +345,8 @@ impl Seen {
         self.moved += other.moved;
         self.streamed += other.streamed;
         self.abandoned += other.abandoned;
+        self.barriers += other.barriers;
+        self.passed += other.passed;
     }
 }
 
@@ -381,6 +412,8 @@ enum Event {
     Cancel(usize),
     FailStatement(usize, Fault),
     GiveBack,
+    /// The keeper of a barrier goes on.
+    Keeper,
     /// Another number of workers is in use from now on.
     LimitWorkers,
     /// A table of the subscriber becomes a partition, or ceases to be one.
@@ -446,6 +479,7 @@ struct World {
     hasty: bool,
     /// How far any run has received.
     farthest: Lsn,
+    keeper: Keeper,
     faults: usize,
     /// One step out of so many is a fault.
     calm: usize,
@@ -465,6 +499,7 @@ impl World {
             .expect("nothing has happened");
         let faults = if rng.chance(1, 2) { 0 } else { 1 + rng.below(FAULTS) };
         let calm = rng.one_of(&[20, 100, 400]);
+        let keeper = Keeper::new(&mut rng);
         let mut world = Self {
             history: Rc::clone(history),
             refuses: Refuses::Never,
@@ -497,6 +532,7 @@ impl World {
             victims: 0,
             hasty: false,
             farthest: Lsn(0),
+            keeper,
             faults,
             calm,
             seen: Seen { transactions: history.transactions.len(), ..Seen::default() },
@@ -598,6 +634,8 @@ impl World {
         may(!self.reports.is_empty(), 8, Event::Answer);
         may(run.can_take_parts(), 8, Event::TakeParts);
         may(run.prepares_at().is_some_and(|at| at <= self.now), 24, Event::Prepare);
+        let keeper = self.keeper.eagerness();
+        may(keeper > 0, keeper, Event::Keeper);
         may(run.intake.can_record_idle(), 1, Event::Idle);
         let unflushed = run.intake.progress.committed() > run.intake.progress.durable();
         may(run.flushing.is_none() && unflushed, 3, Event::StartFlush);
@@ -693,6 +731,7 @@ impl World {
 
     fn happen(&mut self, event: Event) -> Result<(), String> {
         self.do_it(event)?;
+        self.look_at_barrier()?;
         self.check_remembered()?;
         if self.hasty {
             return Err(format!("a table is serialized after {} victims", self.victims));
@@ -703,6 +742,17 @@ impl World {
             self.streams[slot].orders.push_back((ticket, order));
         }
         Ok(())
+    }
+
+    /// A barrier that is reached shows one state of the publisher. One that went back may have lost it.
+    fn look_at_barrier(&mut self) -> Result<(), String> {
+        if self.went_back.is_some() {
+            self.keeper.restart();
+            self.run.barrier.release();
+            return Ok(());
+        }
+        let (subscriber, seen) = (&self.subscriber, &mut self.seen);
+        self.keeper.look(&mut self.run, &self.history, subscriber, self.sabotage, seen)
     }
 
     /// What is remembered is no more than what is outstanding, and nothing when nothing is.
@@ -839,6 +889,11 @@ impl World {
             Event::FailStatement(session, fault) => self.subscriber.fail(session, fault),
             Event::GoBack => self.go_back()?,
             Event::GiveBack => self.give_back(),
+            Event::Keeper => {
+                let (history, rng) = (&self.history, &mut self.rng);
+                let (seen, farthest) = (&mut self.seen, self.farthest);
+                self.keeper.step(&mut self.run, history, farthest, rng, self.sabotage, seen);
+            }
             Event::LimitWorkers => {
                 let most = self.setting.dispatch.workers;
                 let limit = self.rng.one_of(&[1, most, most]);
@@ -1064,6 +1119,7 @@ impl World {
             self.subscriber.terminate(session);
         }
         self.farthest = self.farthest.max(self.run.sent);
+        self.keeper.restart();
         let ordered = self.rng.chance(1, 3) != self.setting.dispatch.ordered;
         self.setting = Setting::random(&mut self.rng, ordered, &self.history);
         // The publisher writes the position of a slot down now and then.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::assemble::{PartLimits, Prepared};
+use engine::barrier::{Barrier, commits_at};
 use engine::deferred::{BlockLimits, DeferredTables};
 use engine::dispatch::{Dispatch, DispatchSettings, Pacing, Step, TableId};
 use engine::group::GroupLimits;
@@ -289,6 +290,7 @@ pub(crate) struct Run {
     /// How far the stream has come in this run.
     pub(crate) sent: Lsn,
     pub(crate) flushing: Option<FlushTicket>,
+    pub(crate) barrier: Barrier,
     sabotage: Sabotage,
 }
 
@@ -404,11 +406,22 @@ impl Run {
         sabotage: Sabotage,
     ) -> Self {
         let (decoder, look_again) = (Decoder::new(Streaming::Parallel), Duration::ZERO);
-        Self { intake, outside, decoder, look_again, coming, sent: slot, flushing: None, sabotage }
+        let (flushing, barrier) = (None, Barrier::default());
+        Self {
+            intake,
+            outside,
+            decoder,
+            look_again,
+            coming,
+            sent: slot,
+            flushing,
+            barrier,
+            sabotage,
+        }
     }
 
     pub(crate) fn can_receive(&self) -> bool {
-        !self.coming.is_empty() && self.intake.may_receive(false)
+        !self.coming.is_empty() && !self.barrier.has_stopped() && self.intake.may_receive(false)
     }
 
     /// Everything is received, applied, durable and acknowledged.
@@ -423,11 +436,16 @@ impl Run {
                 break;
             }
             let Some(Sent { at, message }) = self.coming.pop_front() else { break };
-            self.sent = self.sent.max(at);
-            match message {
-                Some(bytes) => self.take_message(at, &bytes, now)?,
+            match &message {
+                Some(bytes) if self.take_message(at, bytes, now)? => {}
+                // The leader decodes it again when the stream goes on.
+                Some(_) => {
+                    self.coming.push_front(Sent { at, message });
+                    break;
+                }
                 None => self.intake.take_keepalive(at).map_err(failed)?,
             }
+            self.sent = self.sent.max(at);
         }
         // A block may not have ended.
         self.intake.look_at_block();
@@ -435,8 +453,23 @@ impl Run {
         Ok(())
     }
 
-    fn take_message(&mut self, at: Lsn, bytes: &bytes::Bytes, now: Duration) -> Result<(), String> {
+    /// Returns false for a message that is not taken because of a barrier.
+    fn take_message(
+        &mut self,
+        at: Lsn,
+        bytes: &bytes::Bytes,
+        now: Duration,
+    ) -> Result<bool, String> {
         let message = self.decoder.decode(bytes).map_err(|error| error.to_string())?;
+        let ignored = match self.sabotage {
+            Sabotage::StreamOverBarrier => matches!(message, Message::StreamCommit(_)),
+            Sabotage::PreparedOverBarrier => matches!(message, Message::CommitPrepared(_)),
+            _ => false,
+        };
+        let commit_lsn = commits_at(&message).filter(|_| !ignored);
+        if commit_lsn.is_some_and(|lsn| !self.barrier.admits(lsn)) {
+            return Ok(false);
+        }
         let place = Location { chunk: bytes, offset: 0, length: bytes.len() };
         self.intake.take_message(place, &message, at, now, &mut self.outside).map_err(failed)?;
         if let Message::CommitPrepared(pgoutput::CommitPrepared { xid, .. })
@@ -445,7 +478,7 @@ impl Run {
         {
             self.intake.incoming.put_back(xid, now);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Tells the subscriber what it is to note.

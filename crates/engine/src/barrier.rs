@@ -17,7 +17,17 @@
 
 use std::time::Duration;
 
-use pgoutput::Lsn;
+use pgoutput::{Lsn, Message};
+
+/// Commit LSN of the transaction that becomes visible with this message, or with those that follow it.
+pub fn commits_at(message: &Message<'_>) -> Option<Lsn> {
+    match message {
+        Message::Begin(begin) => Some(begin.final_lsn),
+        Message::StreamCommit(commit) => Some(commit.commit_lsn),
+        Message::CommitPrepared(commit) => Some(commit.commit_lsn),
+        _ => None,
+    }
+}
 
 /// The barrier of one run. It sees the commit LSN of each transaction before it is taken.
 #[derive(Debug, Default)]

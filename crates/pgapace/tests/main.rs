@@ -11,7 +11,7 @@ mod parallel;
 mod publications;
 mod recording;
 mod repair;
-mod see;
+pub(crate) mod see;
 mod semantics;
 mod servers;
 mod streaming;

@@ -30,6 +30,7 @@ use crate::subscriber::state::conflicts::{self, Conflict};
 use crate::subscriber::state::prepared::PreparedHere;
 use crate::subscriber::state::progress;
 use crate::subscriber::state::statistics::{self, Delta};
+use crate::subscriber::state::verification::summary;
 use crate::subscriber::state::{self, RelationMode, SubscriptionId};
 use crate::subscriber::state::{events, figures};
 use crate::tablesync::table_state::Owner;
@@ -50,7 +51,7 @@ pub(crate) enum DurabilityJob {
     Remove(Lsn),
     /// Add to the counters in `pgapace.stat_subscription`.
     Statistics(Box<Statistics>),
-    /// Show on the board how many tables there are by state.
+    /// Show on the board how many tables there are by state, and what verifications say of them.
     TableStates(Board),
     /// Record conflicts.
     Conflicts(Vec<Conflict>),
@@ -168,9 +169,10 @@ fn run(
                 statistics.write(&mut session, id).map(|()| None)
             }
             DurabilityJob::TableStates(board) => {
-                figures::table_states(&mut session, id).map(|states| {
+                figures::table_states(&mut session, id).and_then(|states| {
                     board.set_tables(states);
-                    None
+                    board.set_verified(summary::read(&mut session, id)?);
+                    Ok(None)
                 })
             }
             DurabilityJob::Conflicts(found) => {

@@ -10,7 +10,7 @@ use crate::tablesync::table_state::Owner;
 /// What is requested now.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Requests {
-    /// A barrier ([`crate::barrier`]).
+    /// A barrier ([`crate::barrier`]). One whose slot is being created counts: its keeper may have failed.
     pub(crate) barrier: bool,
     /// The subscription itself ([`crate::hand_over`]).
     pub(crate) hand_over: Option<hand_over::Request>,
@@ -20,7 +20,7 @@ pub(crate) struct Requests {
 pub(crate) fn find(session: &mut Session, owner: Owner) -> Result<Requests> {
     let sql = format!(
         "SELECT EXISTS (SELECT FROM pgapace.barrier \
-           WHERE subscription = {id} AND state = 'requested'), ({})",
+           WHERE subscription = {id} AND state IN ('requested', 'creating')), ({})",
         hand_over::request_sql(owner),
         id = owner.id.0
     );

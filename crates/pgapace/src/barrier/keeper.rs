@@ -25,8 +25,6 @@ use crate::tablesync::Snapshot;
 /// By how much the first attempt delays what arrives. It has to last from the moment in which the
 /// publisher fixes the LSN until the leader knows it.
 const FIRST_DELAY: Duration = Duration::from_millis(15);
-/// Each attempt doubles the delay. The last one delays for half a minute.
-const ATTEMPTS: u32 = 12;
 /// How often the keeper looks for the next request, and whether the present one is still wanted.
 const POLL: Duration = Duration::from_millis(20);
 /// How often it looks whether a slot that is being created is still wanted.
@@ -152,7 +150,7 @@ impl Keeping {
 
     fn serve(&self, control: &mut Session, request: BarrierRequest) -> Result<()> {
         let mut exporter = self.context.subscriber.connect(Purpose::Look)?;
-        for attempt in 0..ATTEMPTS {
+        for attempt in 0..request.attempts {
             let delay = FIRST_DELAY * 2_u32.pow(attempt);
             self.order(KeeperOrder::Delay(delay));
             let Some((snapshot, mut holder)) = self.create_slot(control, request.id)? else {
@@ -173,8 +171,7 @@ impl Keeping {
             }
             row::ready(control, request.id, snapshot.lsn, snapshot.name(), &exported)?;
             let ended = self.wait_for_import(control, request);
-            // The stream goes on only when what the verb wrote has ended.
-            row::delete(control, request.id, END_PATIENCE)?;
+            self.end(control, request.id)?;
             self.order(KeeperOrder::Release);
             ended?;
             return snapshot.release(&mut holder);
@@ -184,6 +181,27 @@ impl Keeping {
             "the stream passed the LSN of each new slot before the slot was ready",
         )
         .hint("Run the verb again when the machine of pgapace is less busy."))
+    }
+
+    /// Deletes the row of a barrier that is ready, after what the verb writes has ended. The stream must not
+    /// go on before: a keeper whose session is lost tries again with another one, until the run ends. The
+    /// next run deletes the row before it applies anything.
+    fn end(&self, control: &mut Session, id: BarrierId) -> Result<()> {
+        loop {
+            let failure = match row::delete(control, id, END_PATIENCE) {
+                Ok(()) => return Ok(()),
+                Err(failure) => failure,
+            };
+            tracing::debug!(%failure, "the end of a barrier was not recorded");
+            if self.ended.requested() {
+                return Err(failure);
+            }
+            self.ended.sleep(SLOW_POLL);
+            match self.context.subscriber.connect(Purpose::Control) {
+                Ok(another) => *control = another,
+                Err(failure) => tracing::debug!(%failure, "another session was refused"),
+            }
+        }
     }
 
     /// Creates a temporary slot, and has the stream hold at its LSN. `None` if that is not wanted any

@@ -20,6 +20,8 @@ pub(crate) struct BarrierRequest {
     pub(super) id: BarrierId,
     /// Whether the stream waits until the row is deleted.
     pub(super) holds: bool,
+    /// How often it is tried. Each attempt doubles the delay.
+    pub(super) attempts: u32,
 }
 
 /// What has become of a request.
@@ -40,9 +42,11 @@ pub(super) fn insert(
     session: &mut Session,
     subscription: SubscriptionId,
     holds: bool,
+    attempts: u32,
 ) -> Result<BarrierId> {
     let sql = format!(
-        "INSERT INTO pgapace.barrier (subscription, holds) VALUES ({}, {holds}) RETURNING id",
+        "INSERT INTO pgapace.barrier (subscription, holds, attempts) \
+         VALUES ({}, {holds}, {attempts}) RETURNING id",
         subscription.0
     );
     let rows = session.query(&sql, &[]).map_err(|e| writing(&e))?;
@@ -50,19 +54,24 @@ pub(super) fn insert(
     Ok(BarrierId(field(&row, 0)?))
 }
 
-/// The oldest request that no process has seen.
+/// The oldest request that nobody serves. The keeper is the only one that serves requests, so those that it
+/// finds at its start were begun by one that failed.
 pub(super) fn find_request(
     session: &mut Session,
     subscription: SubscriptionId,
 ) -> Result<Option<BarrierRequest>> {
     let sql = format!(
-        "SELECT id, holds FROM pgapace.barrier \
-         WHERE subscription = {} AND state = 'requested' ORDER BY id LIMIT 1",
+        "SELECT id, holds, attempts FROM pgapace.barrier \
+         WHERE subscription = {} AND state IN ('requested', 'creating') ORDER BY id LIMIT 1",
         subscription.0
     );
     let rows = session.query(&sql, &[]).map_err(|e| reading(&e))?;
     let request = |row: wire::Row<'_>| {
-        Ok(BarrierRequest { id: BarrierId(field(&row, 0)?), holds: boolean(&row, 1)? })
+        Ok(BarrierRequest {
+            id: BarrierId(field(&row, 0)?),
+            holds: boolean(&row, 1)?,
+            attempts: field(&row, 2)?,
+        })
     };
     rows.first().map(request).transpose()
 }

@@ -27,8 +27,33 @@ const POLL: Duration = Duration::from_millis(20);
 const TELL_AFTER: Duration = Duration::from_secs(5);
 /// How long a running process may take to see the request.
 const SEEN_WITHIN: Duration = Duration::from_secs(30);
+/// How often a barrier is asked for if its snapshots cannot be imported.
+const IMPORT_ATTEMPTS: u32 = 3;
 /// How long a verb waits for a process to start again that has died.
 const ANOTHER_WITHIN: Duration = Duration::from_secs(10);
+
+/// How barriers are taken.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BarrierManner {
+    /// Run the subscription if no other process does.
+    pub(crate) runs: bool,
+    /// How often one is tried. Each attempt doubles the delay of the stream.
+    attempts: u32,
+    /// How long transactions of the publisher may keep the slot from being created. How far the
+    /// subscriber is behind does not count.
+    timeout: Duration,
+}
+
+impl BarrierManner {
+    /// For a verb. The last attempt delays for half a minute.
+    pub(crate) fn of_verb(timeout: Duration) -> Self {
+        Self { runs: true, attempts: 12, timeout }
+    }
+
+    /// In the background, which can wait. No attempt delays for more than a quarter of a second.
+    pub(crate) const BACKGROUND: Self =
+        Self { runs: false, attempts: 5, timeout: Duration::from_secs(10) };
+}
 
 /// Takes barriers of one subscription.
 pub(crate) struct BarrierTaker<'a> {
@@ -38,9 +63,7 @@ pub(crate) struct BarrierTaker<'a> {
     pub(crate) row: &'a Subscription,
     /// Tables that must not be in the middle of a copy.
     pub(crate) tables: &'a [(String, String)],
-    /// How long transactions of the publisher may keep the slot from being created. How far the
-    /// subscriber is behind does not count.
-    pub(crate) timeout: Duration,
+    pub(crate) manner: BarrierManner,
     pub(crate) shutdown: &'a Shutdown,
     /// Runs the subscription if no other process does.
     pub(crate) runner: Option<Runner>,
@@ -142,8 +165,19 @@ impl Drop for Runner {
 /// A barrier ends at once: sessions of the verb import its snapshots and export them again.
 impl PairSource for BarrierTaker<'_> {
     fn take(&mut self) -> Result<Held> {
-        let taken = self.take_barrier(false)?;
-        let (mut theirs, mut ours) = taken.pair().open(self.publisher, self.subscriber)?;
+        let mut attempt = 1;
+        let (taken, mut theirs, mut ours) = loop {
+            let taken = self.take_barrier(false)?;
+            match taken.pair().open(self.publisher, self.subscriber) {
+                Ok((theirs, ours)) => break (taken, theirs, ours),
+                // The session that exported one was lost meanwhile.
+                Err(failure) if attempt < IMPORT_ATTEMPTS => {
+                    tracing::debug!(%failure, "snapshots could not be imported: asking again");
+                    attempt += 1;
+                }
+                Err(failure) => return Err(failure),
+            }
+        };
         // A copy that was requested meanwhile shows a table as it never was on the publisher.
         check_ready(&mut ours, self.row, self.tables)?;
         let lsn = taken.lsn;
@@ -177,9 +211,14 @@ impl BarrierTaker<'_> {
         }
         loop {
             let mut control = self.subscriber.connect(Purpose::Control)?;
-            let id = row::insert(&mut control, self.row.id, holds)?;
+            let id = row::insert(&mut control, self.row.id, holds, self.manner.attempts)?;
             let mut request = Request { control, id };
             if self.runner.is_none() && !self.is_run(&mut request.control)? {
+                if !self.manner.runs {
+                    return Err(
+                        Failure::new(Class::Busy, "the subscription does not run").transient(true)
+                    );
+                }
                 self.runner = Some(Runner::start(self.config)?);
                 // Its start deletes requests that are older.
                 continue;
@@ -254,7 +293,7 @@ impl BarrierTaker<'_> {
                 }
                 Some(BarrierState::Creating { walsender, lsn: None }) => {
                     let since = *blocked_since.get_or_insert_with(Instant::now);
-                    let out = since.elapsed() >= self.timeout;
+                    let out = since.elapsed() >= self.manner.timeout;
                     if let Some(walsender) = walsender.filter(|_| tells || out) {
                         self.tell_of_blocker(walsender, out)?;
                     }
@@ -282,7 +321,10 @@ impl BarrierTaker<'_> {
             let message = match &blocker {
                 Some(blocker) => format!("a new slot on the publisher waits for {blocker}"),
                 None => {
-                    format!("a new slot on the publisher was not ready within {:?}", self.timeout)
+                    format!(
+                        "a new slot on the publisher was not ready within {:?}",
+                        self.manner.timeout
+                    )
                 }
             };
             return Err(Failure::new(Class::Busy, message).hint(

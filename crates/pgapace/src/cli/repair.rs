@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 
-use crate::barrier::taker::BarrierTaker;
+use crate::barrier::taker::{BarrierManner, BarrierTaker};
 use crate::cli::verify::split;
 use crate::cli::{Selection, output};
 use crate::config::Subscription as Config;
@@ -15,6 +15,7 @@ use crate::repair::{RepairOptions, Repaired, Repairer, tables_with_differences};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state;
+use crate::verify::exclusive;
 use crate::verify::prepare::{Scope, prepare};
 
 #[derive(Debug, Args)]
@@ -96,6 +97,7 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
         Failure::new(Class::Config, format!("the subscriber has no subscription {:?}", config.name))
             .hint("pgapace status lists the subscriptions of a subscriber.")
     })?;
+    exclusive::begin_verb(&mut control, row.id)?;
     let mut found = tables_with_differences(&mut control, row.id)?;
     let wanted: Vec<_> = args.table.iter().map(|name| split(name)).collect();
     found.retain(|(table, _)| wanted.is_empty() || wanted.contains(table));
@@ -127,7 +129,7 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
             publisher: &publisher,
             subscriber: &subscriber,
             row: &row,
-            timeout: Duration::from_secs(args.barrier_timeout),
+            manner: BarrierManner::of_verb(Duration::from_secs(args.barrier_timeout)),
             shutdown,
             runner: None,
         },

@@ -20,6 +20,7 @@ use crate::observe::events;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscription::{self, RunOptions, Until};
 use crate::tablesync::emptying::TruncateDecision;
+use crate::verify::background::BackgroundVerification;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
@@ -135,6 +136,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
             .name(name.clone())
             .spawn(move || {
                 let result = catch_unwind(AssertUnwindSafe(|| {
+                    // A goal is reached before a table is due.
+                    let _verification = match options.until {
+                        None => BackgroundVerification::start(&subscription, &board)?,
+                        Some(_) => None,
+                    };
                     subscription::run(&subscription, &options, &shutdown, share, &board)
                 }));
                 let result = result.unwrap_or_else(|_| {

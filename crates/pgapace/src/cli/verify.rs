@@ -1,28 +1,29 @@
 //! `pgapace verify`: compares the tables of both servers.
 
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
 use wire::Session;
 
-use crate::barrier::taker::BarrierTaker;
+use crate::barrier::taker::{BarrierManner, BarrierTaker};
 use crate::cli::{Selection, output};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::verification::{self, Counts, TableOf};
+use crate::subscriber::state::verification::{self, Counts, VerificationKind};
 use crate::subscriber::state::{self, SubscriptionId};
+use crate::verify::exclusive;
 use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Scope, prepare};
 use crate::verify::progress::Progress;
 use crate::verify::rate::{Pace, Rate, share};
-use crate::verify::record::Recorder;
+use crate::verify::record::{Recorder, TableRecord, resumed_record};
 use crate::verify::run::{Manner, Servers, Verification};
+use crate::verify::whole::Passes;
 use crate::verify::work::{TableWork, Work};
 
 #[derive(Debug, Args)]
@@ -193,8 +194,8 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
     let prepared = prepare(&mut look, &mut local, config, &row, scope)?;
     drop((look, local));
     let plans = &prepared.plans;
-    be_the_only_one(&mut control, row.id)?;
-    let (tables, recorded) = begin(args, &mut control, row.id, plans, scope)?;
+    exclusive::begin_verb(&mut control, row.id)?;
+    let (tables, records) = begin(args, &mut control, row.id, plans, scope)?;
     let manner = Manner {
         jobs: args.jobs.into(),
         rate: args.max_rate,
@@ -205,10 +206,11 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
         manner: &manner,
         scope,
         shutdown,
-        recorder: Recorder::new(control, row.id, args.max_differences, recorded),
+        recorder: Recorder::new(control, row.id, args.max_differences, records),
         progress: Progress::new(prepared.rows),
         work: Mutex::new(Work::new(tables, scope.share)),
         pace: Mutex::new(Pace::new(manner.rate)),
+        passes: Passes::default(),
     };
     let servers = Servers {
         publisher: &publisher,
@@ -223,7 +225,7 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
         publisher: &publisher,
         subscriber: &subscriber,
         row: &row,
-        timeout: Duration::from_secs(args.barrier_timeout),
+        manner: BarrierManner::of_verb(Duration::from_secs(args.barrier_timeout)),
         shutdown,
         runner: None,
     };
@@ -236,42 +238,15 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
     })
 }
 
-/// How long a process that was killed may still hold its lock.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Two verifications of one subscription would mix their results. The lock ends with the session.
-fn be_the_only_one(control: &mut Session, id: SubscriptionId) -> Result<()> {
-    let sql = format!(
-        "SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtext('pgapace.verification'), {})",
-        id.0
-    );
-    let begun = Instant::now();
-    loop {
-        let results =
-            control.simple(&sql).map_err(|e| Failure::subscriber(&e, "taking an advisory lock"))?;
-        if boolean(&first_row(&results, "pg_try_advisory_lock")?, 0)? {
-            return Ok(());
-        }
-        if begun.elapsed() >= LOCK_PATIENCE {
-            return Err(Failure::new(
-                Class::Busy,
-                "another verification of this subscription is running",
-            )
-            .hint("Wait until it ends. Its process holds an advisory lock on the subscriber: see pg_locks."));
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
 /// Records the beginning, or where an interrupted verification goes on. Returns the work of each
-/// table, and how many of its differences are recorded.
+/// table, and its record.
 fn begin(
     args: &VerifyArgs,
     control: &mut Session,
     id: SubscriptionId,
     plans: &[TablePlan],
     scope: &Scope,
-) -> Result<(Vec<TableWork>, Vec<u64>)> {
+) -> Result<(Vec<TableWork>, Vec<TableRecord>)> {
     let left: Vec<_> = plans.iter().map(TablePlan::columns_left).collect();
     if args.resume {
         return resume(control, id, plans, scope, &left);
@@ -280,9 +255,9 @@ fn begin(
     let rows: Vec<_> = rows
         .map(|(plan, left)| (plan.schema.as_str(), plan.name.as_str(), left.as_slice()))
         .collect();
-    verification::begin(control, id, &rows, &scope.text())?;
+    let number = verification::begin(control, id, VerificationKind::Verb, &rows, &scope.text())?;
     let tables = plans.iter().map(|plan| TableWork::new(plan.method)).collect();
-    Ok((tables, vec![0; plans.len()]))
+    Ok((tables, plans.iter().map(|_| TableRecord::new(number, 0)).collect()))
 }
 
 fn resume(
@@ -291,10 +266,11 @@ fn resume(
     plans: &[TablePlan],
     scope: &Scope,
     left: &[Vec<String>],
-) -> Result<(Vec<TableWork>, Vec<u64>)> {
-    let last = verification::read(control, id)?;
+) -> Result<(Vec<TableWork>, Vec<TableRecord>)> {
+    let mut last = verification::read(control, id)?;
+    last.retain(|one| one.kind == VerificationKind::Verb);
     let number = last.iter().map(|one| one.number).max();
-    let (mut tables, mut recorded) = (Vec::new(), Vec::new());
+    let (mut tables, mut records) = (Vec::new(), Vec::new());
     for (plan, left) in plans.iter().zip(left) {
         let found = last.iter().find(|one| {
             (one.schema == plan.schema && one.name == plan.name)
@@ -320,12 +296,10 @@ fn resume(
                 TableWork::resumed(plan.method, position, found.counts)
             }
         };
-        let of = TableOf { id, schema: &plan.schema, name: &plan.name };
-        verification::forget_after(control, of, work.compared())?;
-        recorded.push(verification::recorded(control, of)?);
+        records.push(resumed_record(control, id, plan, found.number, &work)?);
         tables.push(work);
     }
-    Ok((tables, recorded))
+    Ok((tables, records))
 }
 
 fn report(plan: &TablePlan, counts: Counts) -> TableReport {

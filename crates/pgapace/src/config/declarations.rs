@@ -13,6 +13,7 @@ use super::given::Given;
 use super::setting::{Group, MOST, Renamed, Setting, Shape, Unit, Value, choices, settings};
 use crate::error::Result;
 use crate::subscriber::conflict::{Policy, Rule};
+use crate::verify::rate::Rate;
 
 /// Verbs that look at one table or more on both sides.
 const BOTH_SIDES: &[&str] =
@@ -274,6 +275,18 @@ settings! {
             default: "30d",
             unit: Unit::Days,
         }
+        "verify-interval" verify_interval: Duration {
+            help: "Time between two verifications of each table in the background",
+            more: "Each table is compared with the publisher's as pgapace verify does it, chunk by chunk, by \
+                   one session on each server. 0 is off.",
+            default: "0s",
+            unit: Unit::Seconds,
+        }
+        "verify-max-rate" verify_max_rate: Rate {
+            value: "RATE",
+            help: "Most that --verify-interval compares per second: rows (50000) or bytes of text (20MB)",
+            default: "10MB",
+        }
         "status-interval" status_interval: Duration {
             help: "Maximum time between two status messages to the publisher",
             more: "An idle subscription records its progress as often.",
@@ -421,6 +434,12 @@ impl Value for GroupTransactions {
         }
         let number = text.parse().map_err(|_| format!("{text:?} is neither auto nor 1 or more"))?;
         Ok(Self(Some(number)))
+    }
+}
+
+impl Value for Rate {
+    fn parse(text: &str, _: &Setting) -> std::result::Result<Self, String> {
+        text.parse()
     }
 }
 

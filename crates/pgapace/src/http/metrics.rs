@@ -75,6 +75,7 @@ pub(crate) fn text(all: &[(String, Shown)], started: f64) -> String {
     stages(&mut writer, all);
     work(&mut writer, all);
     servers(&mut writer, all);
+    verified(&mut writer, all);
     writer.0
 }
 
@@ -191,6 +192,38 @@ fn servers(writer: &mut Writer, all: &[(String, Shown)]) {
     writer.each((GAUGE, "memory_limit_bytes", limit), all, |s| {
         streaming(s).next().map(|s| s.figures.memory_limit)
     });
+}
+
+/// What `pgapace verify` and verifications in the background say: of the last complete one of each table.
+fn verified(writer: &mut Writer, all: &[(String, Shown)]) {
+    let summary = |shown: &Shown| shown.verified.clone();
+    let lsn =
+        "Lowest LSN at which a table was compared, as a number; absent while a table was not.";
+    writer.each((GAUGE, "verified_lsn", lsn), all, |s| Some(summary(s)?.lsn?.as_u64()));
+    let at = "When the oldest last verification of a table ended, in seconds since 1970.";
+    writer.each((GAUGE, "verified_timestamp_seconds", at), all, |s| summary(s)?.oldest_at);
+    let last = "When the last verification of a table ended, in seconds since 1970.";
+    writer
+        .each((GAUGE, "verification_last_timestamp_seconds", last), all, |s| summary(s)?.newest_at);
+    let tables = (GAUGE, "verified_tables", "Tables by the result of their last verification.");
+    writer.by(tables, "result", all, |shown| {
+        summary(shown).map_or_else(Vec::new, |s| {
+            let results = ["equal", "different", "unverified"];
+            let counts = [s.tables_equal, s.tables_different, s.tables_unverified];
+            results.into_iter().zip(counts).collect()
+        })
+    });
+    let differences = "Rows that differed in the last verification of their table.";
+    writer.by((GAUGE, "verification_differences", differences), "kind", all, |shown| {
+        summary(shown).map_or_else(Vec::new, |s| {
+            let kinds = ["missing", "extra", "different"];
+            kinds.into_iter().zip([s.missing, s.extra, s.different]).collect()
+        })
+    });
+    let rows = "Rows of the publisher that were compared in the background (--verify-interval).";
+    writer.each((COUNTER, "verification_rows_total", rows), all, |s| Some(s.verified_rows));
+    let bytes = "The same in bytes of their text.";
+    writer.each((COUNTER, "verification_bytes_total", bytes), all, |s| Some(s.verified_bytes));
 }
 
 /// Names of all metrics, for tests of the files in contrib/.

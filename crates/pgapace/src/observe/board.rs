@@ -13,6 +13,7 @@ use crate::error::Failure;
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
 use crate::subscriber::state::statistics::Counters;
+use crate::subscriber::state::verification::summary::VerificationSummary;
 
 /// For how long points of the curves are kept, and their distance.
 const HISTORY: Duration = Duration::from_secs(3600);
@@ -82,6 +83,11 @@ pub(crate) struct Shown {
     pub(crate) history: Arc<VecDeque<Point>>,
     /// While tables are copied before the stream begins.
     pub(crate) copy: Option<Arc<CopyShown>>,
+    /// What verifications say of its tables; `None` until the subscriber was asked.
+    pub(crate) verified: Option<Arc<VerificationSummary>>,
+    /// Rows and bytes that the process has compared in the background.
+    pub(crate) verified_rows: u64,
+    pub(crate) verified_bytes: u64,
 }
 
 /// How far the copy of all tables has come. Sizes are those of the publisher's files.
@@ -118,6 +124,9 @@ impl Shown {
             tables: Arc::default(),
             history: Arc::default(),
             copy: None,
+            verified: None,
+            verified_rows: 0,
+            verified_bytes: 0,
         }
     }
 }
@@ -238,6 +247,18 @@ impl Board {
     /// Number of tables by state, as the subscriber has it.
     pub(crate) fn set_tables(&self, tables: Vec<(String, u64)>) {
         self.lock().tables = Arc::new(tables);
+    }
+
+    /// What verifications say of its tables.
+    pub(crate) fn set_verified(&self, summary: VerificationSummary) {
+        self.lock().verified = Some(Arc::new(summary));
+    }
+
+    /// So much was compared in the background.
+    pub(crate) fn add_verified(&self, rows: u64, bytes: u64) {
+        let mut shown = self.lock();
+        shown.verified_rows += rows;
+        shown.verified_bytes += bytes;
     }
 
     /// A copy of what is shown.

@@ -219,20 +219,20 @@ fn condition(plan: &TablePlan, texts: &[String], identities: &[&Identity]) -> St
             .collect();
         return by_keys(&names, &keys);
     }
-    // Not every type has an equality operator, and NULL equals NULL here.
-    let row = format!("ARRAY[{}]::pg_catalog.text[]", texts.join(", "));
-    let wanted: Vec<_> = identities
-        .iter()
-        .map(|values| {
-            let values: Vec<_> = values
-                .iter()
-                .map(|value| value.as_deref().map_or_else(|| "NULL".to_owned(), quote_literal))
-                .collect();
-            format!("ARRAY[{}]::pg_catalog.text[]", values.join(", "))
-        })
-        .collect();
-    // Arrays are equal where their elements are, NULL with NULL (`array_eq`).
-    format!("{row} IN ({})", wanted.join(", "))
+    // Not every type has an equality operator, and NULL equals NULL here. So the values are joined, without
+    // NULLs: other rows may have the same text, and are left out later. The server hashes the list, so that
+    // a large table is read with one look-up for each row.
+    let row =
+        format!("pg_catalog.array_to_string(ARRAY[{}]::pg_catalog.text[], '|')", texts.join(", "));
+    let joined = |values: &&Identity| {
+        let known: Vec<_> = values.iter().flatten().map(String::as_str).collect();
+        quote_literal(&known.join("|"))
+    };
+    let wanted: Vec<_> = identities.iter().map(joined).collect();
+    format!(
+        "({row}) COLLATE pg_catalog.\"C\" = ANY (ARRAY[{}]::pg_catalog.text[])",
+        wanted.join(", ")
+    )
 }
 
 /// The key of a row, or the whole row without a key.

@@ -20,15 +20,17 @@ use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::Purpose;
-use crate::subscriber::state::{ownership, verification};
+use crate::subscriber::state::ownership;
+use crate::subscriber::state::verification::{self, VerificationKind};
 use crate::tablesync::table_state::{Begun, Complete};
 use crate::verify::pair::{Held, PairSource, SnapshotPair};
 use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Scope, plan};
 use crate::verify::progress::Progress;
 use crate::verify::rate::Pace;
-use crate::verify::record::Recorder;
+use crate::verify::record::{Recorder, TableRecord};
 use crate::verify::run::{Manner, Servers, Verification};
+use crate::verify::whole::Passes;
 use crate::verify::work::{TableWork, Work};
 
 /// Differences that are read at once.
@@ -110,7 +112,8 @@ pub(super) fn tables(
         .iter()
         .map(|plan| (plan.schema.as_str(), plan.name.as_str(), [].as_slice()))
         .collect();
-    verification::begin(control, owner.id, &rows, &scope.text())?;
+    let kind = VerificationKind::Verb;
+    let number = verification::begin(control, owner.id, kind, &rows, &scope.text())?;
     let manner = Manner {
         jobs: context.options.workers,
         rate: None,
@@ -122,13 +125,19 @@ pub(super) fn tables(
         manner: &manner,
         scope: &scope,
         shutdown: context.shutdown,
-        recorder: Recorder::new(recorder, owner.id, u64::MAX, vec![0; plans.len()]),
+        recorder: Recorder::new(
+            recorder,
+            owner.id,
+            u64::MAX,
+            plans.iter().map(|_| TableRecord::new(number, 0)).collect(),
+        ),
         progress: Progress::new(prepared.rows),
         work: Mutex::new(Work::new(
             plans.iter().map(|plan| TableWork::new(plan.method)).collect(),
             None,
         )),
         pace: Mutex::new(Pace::new(None)),
+        passes: Passes::default(),
     };
     let servers = Servers {
         publisher: context.publisher,

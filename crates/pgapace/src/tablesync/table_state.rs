@@ -53,7 +53,7 @@ fn after_copy() -> String {
 }
 
 /// A complete copy has everything.
-const NOT_STALE: &str = "stale_lsn = NULL, stale_reason = NULL";
+const NOT_STALE: &str = "stale_lsn = NULL, stale_reason = NULL, stale_through = NULL";
 
 /// Tables whose copy is complete, by the generation that was begun.
 #[derive(Debug, Default)]

@@ -9,6 +9,11 @@
 //! types are compared by their send functions, which COPY BINARY and pg_upgrade rely on, if both
 //! servers have the type. Arrays, ranges, composites and domains of them are compared as text.
 //!
+//! The text of a composite, and of a range of a user, is exact in UTF8 only. `record_out` and `range_out` quote
+//! by `isspace`, which depends on LC_CTYPE for the bytes of other encodings: equal values could have
+//! different texts ([`RecordForm`]). There, a composite of built-in types is compared by `record_send`, and
+//! what has other types in it is not comparable.
+//!
 //! If the types differ, the publisher does what replication does: it casts the text of its value to
 //! the subscriber's type with its modifier. That needs a type that the publisher has too.
 
@@ -18,7 +23,7 @@ use crate::subscriber::oid;
 use crate::verify::row_text::is_plain;
 
 /// Oids from here on are not built in.
-const FIRST_USER_OID: u32 = 16384;
+pub(crate) const FIRST_USER_OID: u32 = 16384;
 
 /// xml: its cast to text does not call the output function.
 const XML: u32 = 142;
@@ -47,9 +52,22 @@ pub(crate) struct SideColumn {
     pub(crate) byte_order: bool,
     /// Whether the role may read the column.
     pub(crate) readable: bool,
+    pub(crate) record: RecordForm,
+    /// Whether quotes in such a text depend on LC_CTYPE of the database.
+    pub(crate) quotes_by_locale: bool,
     /// How well the order of the values agrees with that of the rows (`pg_stats.correlation`), if
     /// that is known.
     pub(crate) correlation: Option<f64>,
+}
+
+/// Whether the text of a type is made by `record_out`, or by `range_out` for a range of a user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RecordForm {
+    /// No part of it is.
+    None,
+    /// The type is a composite of built-in types with these oids.
+    OfBuiltIns(Vec<u32>),
+    Other,
 }
 
 impl SideColumn {
@@ -104,6 +122,8 @@ pub(crate) struct ComparedColumn {
     pub(crate) nullable: bool,
     /// Whether its text is never empty and has no separator: [`is_plain`].
     pub(crate) plain: bool,
+    /// Whether it can be a part of the key: its text can be read as a value.
+    pub(crate) names_rows: bool,
 }
 
 /// Types whose cast to text calls the output function and nothing else.
@@ -158,6 +178,12 @@ fn sent(column: &SideColumn, function: &str) -> ColumnSql {
     ColumnSql { length: value.clone(), value, text: plain(column).text, sent: true }
 }
 
+/// A column of which only the binary form is of use.
+fn as_bytes(column: &SideColumn, function: &str) -> ColumnSql {
+    let ColumnSql { value, .. } = sent(column, function);
+    ColumnSql { text: value.clone(), length: value.clone(), value, sent: true }
+}
+
 /// An expression of type text.
 fn as_text(value: String) -> ColumnSql {
     ColumnSql { text: value.clone(), length: value.clone(), value, sent: false }
@@ -205,6 +231,31 @@ fn same_type(publisher: &SideColumn, subscriber: &SideColumn) -> bool {
     same_name && (subscriber.modifier == -1 || publisher.modifier == subscriber.modifier)
 }
 
+/// The send functions of both types, if their texts depend on the locale and their binary forms do not. The
+/// binary form of a composite has the oids of its types, which are the same on all servers if they are built
+/// in.
+fn by_record_send<'a>(
+    publisher: &'a SideColumn,
+    subscriber: &'a SideColumn,
+) -> Result<Option<[&'a str; 2]>, String> {
+    let depends = publisher.quotes_by_locale || subscriber.quotes_by_locale;
+    let forms = (&publisher.record, &subscriber.record);
+    if !depends || forms == (&RecordForm::None, &RecordForm::None) {
+        return Ok(None);
+    }
+    match (forms, &publisher.send, &subscriber.send) {
+        ((RecordForm::OfBuiltIns(a), RecordForm::OfBuiltIns(b)), Some(theirs), Some(ours))
+            if a == b =>
+        {
+            Ok(Some([theirs, ours]))
+        }
+        _ => Err(format!(
+            "the text of type {} depends on LC_CTYPE in databases with a single-byte encoding",
+            publisher.type_name
+        )),
+    }
+}
+
 /// Decides how a column is compared, or returns the reason why it cannot be. `on_publisher` tells
 /// whether the publisher has a type of this name.
 pub(crate) fn compare(
@@ -219,10 +270,16 @@ pub(crate) fn compare(
             subscriber: ours,
             nullable: !(publisher.not_null && subscriber.not_null),
             plain: is_plain(subscriber.type_oid),
+            names_rows: true,
         })
     };
     if same_type(publisher, subscriber) {
         let functions = (&publisher.send, &subscriber.send);
+        if let Some(functions) = by_record_send(publisher, subscriber)? {
+            let [theirs, ours] = functions;
+            return compared(as_bytes(publisher, theirs), as_bytes(subscriber, ours))
+                .map(|column| ComparedColumn { names_rows: false, ..column });
+        }
         return match functions {
             (Some(theirs), Some(ours)) if publisher.of_extension() => {
                 compared(sent(publisher, theirs), sent(subscriber, ours))
@@ -233,6 +290,9 @@ pub(crate) fn compare(
     // The output of an enum is its label. Strings of extensions (citext) are stored as they are.
     if subscriber.kind == 'e' || subscriber.of_extension() && subscriber.category == 'S' {
         return compared(as_text(plain(publisher).text), as_text(plain(subscriber).text));
+    }
+    if subscriber.record != RecordForm::None {
+        by_record_send(publisher, subscriber)?;
     }
     let castable = subscriber.built_in() || publisher.bare_name == subscriber.bare_name;
     if castable && on_publisher(subscriber.needed_type()) {
@@ -264,6 +324,8 @@ mod tests {
             generated: false,
             byte_order: true,
             readable: true,
+            record: RecordForm::None,
+            quotes_by_locale: false,
             correlation: None,
         }
     }
@@ -324,6 +386,35 @@ mod tests {
             let one = compare(&text, subscriber, |_| false).unwrap();
             assert_eq!(one.publisher.value, "\"c\"::pg_catalog.text");
         }
+    }
+
+    /// Where quotes depend on the locale, oids of built-in types alone make the binary form comparable.
+    #[test]
+    fn composites_in_single_byte_encodings() {
+        let pair = |record: RecordForm, quotes_by_locale: bool| SideColumn {
+            kind: 'c',
+            send: Some("pg_catalog.record_send".to_owned()),
+            record,
+            quotes_by_locale,
+            ..column(20_002, "pair", -1)
+        };
+        let built_in = || RecordForm::OfBuiltIns(vec![oid::INT4, oid::TEXT]);
+        let text = compare(&pair(built_in(), false), &pair(built_in(), false), |_| true).unwrap();
+        assert_eq!((text.publisher.sent, text.names_rows), (false, true));
+        let bytes = compare(&pair(built_in(), false), &pair(built_in(), true), |_| true).unwrap();
+        assert_eq!(
+            bytes.publisher.value,
+            "pg_catalog.encode(pg_catalog.record_send(\"c\"), 'hex')"
+        );
+        assert_eq!((bytes.publisher.text, bytes.names_rows), (bytes.publisher.value, false));
+        let others = [RecordForm::Other, RecordForm::OfBuiltIns(vec![oid::INT4]), RecordForm::None];
+        for other in others {
+            let refused = compare(&pair(built_in(), true), &pair(other, false), |_| true);
+            assert!(refused.unwrap_err().contains("LC_CTYPE"));
+        }
+        let text = column(oid::TEXT, "text", -1);
+        assert!(compare(&text, &pair(built_in(), true), |_| true).is_err());
+        assert!(compare(&pair(built_in(), true), &text, |_| true).is_ok(), "stored as it was sent");
     }
 
     #[test]

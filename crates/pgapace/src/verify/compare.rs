@@ -1,18 +1,19 @@
-//! Compares one chunk, or one table in one pass, with a pair of sessions.
+//! Compares one chunk with a pair of sessions.
 
 use rustc_hash::FxHashMap;
 use wire::Rows;
 
 use crate::error::{Class, Failure, Result};
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::catalogue::{boolean, field};
-use crate::subscriber::state::verification::{Counts, NewDifference};
+use crate::subscriber::catalogue::field;
+use crate::subscriber::state::verification::Counts;
+use crate::subscriber::state::verification::differences::NewDifference;
 use crate::verify::merge::{Finding, Kind, merge, values};
-use crate::verify::plan::{Leaf, TablePlan, buckets, pieces};
+use crate::verify::plan::TablePlan;
 use crate::verify::range::KeyRange;
 use crate::verify::record::ChunkRecord;
 use crate::verify::sessions::{Access, Query, Read, SessionPair};
-use crate::verify::sql::{Piece, Selection, TableSql, leaves};
+use crate::verify::sql::{Selection, TableSql};
 
 /// Rows that are read at once to name their columns that differ.
 const KEYS_AT_ONCE: usize = 500;
@@ -22,14 +23,14 @@ const FINDINGS_BYTES: usize = 1 << 20;
 
 /// Number of rows, bytes of their text and sums of their hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Sums {
-    rows: u64,
-    bytes: u64,
+pub(super) struct Sums {
+    pub(super) rows: u64,
+    pub(super) bytes: u64,
     hashes: (i128, i128),
 }
 
 impl Sums {
-    fn read(row: &wire::Row<'_>, first: usize) -> Result<Self> {
+    pub(super) fn read(row: &wire::Row<'_>, first: usize) -> Result<Self> {
         Ok(Self {
             rows: field(row, first)?,
             bytes: field(row, first + 1)?,
@@ -37,7 +38,7 @@ impl Sums {
         })
     }
 
-    fn add(&mut self, other: Self) {
+    pub(super) fn add(&mut self, other: Self) {
         self.rows += other.rows;
         self.bytes += other.bytes;
         self.hashes.0 += other.hashes.0;
@@ -55,7 +56,7 @@ pub(crate) struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    fn query(table: &TableSql, sql: String, access: Access) -> Query {
+    pub(super) fn query(table: &TableSql, sql: String, access: Access) -> Query {
         Query { sql, oid: table.oid, access }
     }
 
@@ -81,64 +82,8 @@ impl Comparison<'_> {
         self.rows(&selection, Access::Range, &mut counts)
     }
 
-    /// Compares a whole table: one pass over it on each server for the sums of buckets, then the rows
-    /// of those that differ.
-    pub(crate) fn whole(&mut self) -> Result<Read<Counts>> {
-        let ask = |table: &TableSql| Self::query(table, leaves(table.oid), Access::Scan);
-        let (theirs, ours) = (ask(&self.plan.publisher), ask(&self.plan.subscriber));
-        let Read::Rows((theirs, ours)) =
-            self.pair.ask(self.shutdown, Some(&theirs), Some(&ours))?
-        else {
-            return Ok(Read::Rewritten);
-        };
-        let (theirs, ours) = (read_leaves(theirs)?, read_leaves(ours)?);
-        let estimate =
-            |leaves: &[Leaf]| leaves.iter().map(|leaf| leaf.rows.max(leaf.blocks * 20)).sum();
-        let buckets = buckets(estimate(&theirs));
-        let selections = |leaves: &[Leaf]| match pieces(leaves) {
-            Some(pieces) => pieces.into_iter().map(of_piece).collect(),
-            None => vec![Selection::default()],
-        };
-        let queries = |table: &TableSql, leaves: &[Leaf]| -> Vec<Query> {
-            let sql = |selection: &Selection| table.bucket_sums(selection, buckets);
-            selections(leaves)
-                .iter()
-                .map(|selection| Self::query(table, sql(selection), Access::Scan))
-                .collect()
-        };
-        let theirs = queries(&self.plan.publisher, &theirs);
-        let ours = queries(&self.plan.subscriber, &ours);
-        let mut sums: [FxHashMap<u64, Sums>; 2] = Default::default();
-        for index in 0..theirs.len().max(ours.len()) {
-            let read = self.pair.ask(self.shutdown, theirs.get(index), ours.get(index))?;
-            let Read::Rows((theirs, ours)) = read else { return Ok(Read::Rewritten) };
-            let before = total(&sums[0]);
-            for (rows, sums) in [theirs, ours].into_iter().zip(&mut sums) {
-                for row in rows.unwrap_or_default().iter() {
-                    sums.entry(field(&row, 0)?).or_default().add(Sums::read(&row, 1)?);
-                }
-            }
-            let after = total(&sums[0]);
-            (self.worked)(after.rows - before.rows, after.bytes - before.bytes)?;
-        }
-        let all = total(&sums[0]);
-        let mut counts =
-            Counts { rows: all.rows, bytes: all.bytes, chunks: 1, ..Counts::default() };
-        let [theirs, ours] = &sums;
-        let differs = |bucket: &&u64| theirs.get(bucket) != ours.get(bucket);
-        let mut differing: Vec<u64> =
-            theirs.keys().chain(ours.keys()).filter(differs).copied().collect();
-        differing.sort_unstable();
-        differing.dedup();
-        if differing.is_empty() {
-            return Ok(Read::Rows(counts));
-        }
-        let selection = Selection { buckets: Some((differing, buckets)), ..Selection::default() };
-        self.rows(&selection, Access::Scan, &mut counts)
-    }
-
     /// Compares row by row.
-    fn rows(
+    pub(super) fn rows(
         &mut self,
         selection: &Selection,
         access: Access,
@@ -256,30 +201,6 @@ fn object(names: &[String], fields: &[u8]) -> String {
     let object: serde_json::Map<_, _> =
         pairs.map(|(name, value)| (name, serde_json::Value::from(value))).collect();
     serde_json::Value::Object(object).to_string()
-}
-
-fn total(sums: &FxHashMap<u64, Sums>) -> Sums {
-    let mut all = Sums::default();
-    sums.values().for_each(|one| all.add(*one));
-    all
-}
-
-fn of_piece(piece: Piece) -> Selection {
-    Selection { piece: Some(piece), ..Selection::default() }
-}
-
-fn read_leaves(rows: Option<Rows>) -> Result<Vec<Leaf>> {
-    rows.unwrap_or_default()
-        .iter()
-        .map(|row| {
-            Ok(Leaf {
-                relation: field(&row, 0)?,
-                has_blocks: boolean(&row, 1)?,
-                blocks: field(&row, 2)?,
-                rows: field(&row, 3)?,
-            })
-        })
-        .collect()
 }
 
 /// Names the table of a failure that does not.

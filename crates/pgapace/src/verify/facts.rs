@@ -5,7 +5,7 @@ use wire::{Row, Rows, Session, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
-use crate::verify::columns::SideColumn;
+use crate::verify::columns::{FIRST_USER_OID, RecordForm, SideColumn};
 use crate::verify::key::SideIndex;
 
 /// One table on one server.
@@ -37,6 +37,33 @@ impl SideTable {
 /// Turns an error of this server into a failure.
 pub(crate) type Explain = fn(&wire::Error, &str) -> Failure;
 
+/// Whether `isspace` may be true for other bytes than those of ASCII: in encodings of single bytes, and on
+/// macOS in all. (A byte of UTF8 or another multi-byte encoding is no character elsewhere.)
+const QUOTES_BY_LOCALE: &str = "(SELECT d.datctype NOT IN ('C', 'POSIX') \
+      AND (pg_catalog.pg_encoding_max_length(d.encoding) = 1 OR pg_catalog.version() ~ 'apple-darwin') \
+    FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())";
+
+/// Whether a composite or a range of a user is in type `t`; and of a composite the oids of its types, if all
+/// are built in.
+fn record_forms() -> String {
+    format!(
+        "t.oid >= {FIRST_USER_OID} AND (WITH RECURSIVE tree (oid) AS (SELECT t.oid UNION \
+             SELECT p.oid FROM tree r JOIN pg_catalog.pg_type y ON y.oid = r.oid CROSS JOIN LATERAL ( \
+               SELECT y.typelem UNION ALL SELECT y.typbasetype UNION ALL \
+               SELECT a.atttypid FROM pg_catalog.pg_attribute a WHERE a.attrelid = y.typrelid \
+                 AND y.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped UNION ALL \
+               SELECT g.rngsubtype FROM pg_catalog.pg_range g WHERE y.oid IN (g.rngtypid, g.rngmultitypid) \
+             ) p (oid) WHERE p.oid <> 0) \
+           SELECT pg_catalog.bool_or(y.typtype = 'c' OR y.typtype IN ('r', 'm') AND y.oid >= {FIRST_USER_OID}) \
+           FROM tree r JOIN pg_catalog.pg_type y ON y.oid = r.oid), \
+         CASE WHEN t.typtype = 'c' THEN (SELECT CASE WHEN pg_catalog.max(a.atttypid::pg_catalog.int8) \
+             < {FIRST_USER_OID} THEN pg_catalog.string_agg(a.atttypid::pg_catalog.int8::pg_catalog.text, ',' \
+               ORDER BY a.attnum) END \
+           FROM pg_catalog.pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0 \
+             AND NOT a.attisdropped) END"
+    )
+}
+
 /// Tables, columns and indexes, each with the position of the table.
 fn queries(names: &[(String, String)]) -> [String; 3] {
     let wanted: Vec<_> = names
@@ -61,6 +88,7 @@ fn queries(names: &[(String, String)]) -> [String; 3] {
     let database = "(SELECT CASE coalesce(pg_catalog.to_jsonb(d) ->> 'datlocprovider', 'c') \
         WHEN 'b' THEN true WHEN 'c' THEN d.datcollate IN ('C', 'POSIX') ELSE false END \
         FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())";
+    let record_forms = record_forms();
     [
         format!(
             "WITH {wanted} SELECT w.place, w.relid, w.relkind, pg_catalog.row_security_active(w.relid), \
@@ -98,7 +126,8 @@ fn queries(names: &[(String, String)]) -> [String; 3] {
                (SELECT s.correlation FROM pg_catalog.pg_stats s \
                 JOIN pg_catalog.pg_namespace n ON n.nspname = s.schemaname \
                 JOIN pg_catalog.pg_class r ON r.relnamespace = n.oid AND r.relname = s.tablename \
-                WHERE r.oid = c.relid AND s.attname = c.attname AND NOT s.inherited) \
+                WHERE r.oid = c.relid AND s.attname = c.attname AND NOT s.inherited), \
+               {record_forms}, {QUOTES_BY_LOCALE} \
              FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype <> 'd' \
              ORDER BY c.place, c.attnum"
         ),
@@ -185,6 +214,17 @@ fn column(row: &Row<'_>) -> Result<SideColumn> {
         byte_order: boolean(row, 13)?,
         readable: boolean(row, 14)?,
         correlation: row.get(15).and_then(|text| text.parse().ok()),
+        record: match (boolean(row, 16)?, row.get(17)) {
+            (false, _) => RecordForm::None,
+            (true, Some(oids)) => {
+                let oids: std::result::Result<_, _> = oids.split(',').map(str::parse).collect();
+                RecordForm::OfBuiltIns(
+                    oids.map_err(|_| Failure::internal("an oid cannot be read"))?,
+                )
+            }
+            (true, None) => RecordForm::Other,
+        },
+        quotes_by_locale: boolean(row, 18)?,
     })
 }
 

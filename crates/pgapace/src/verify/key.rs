@@ -63,7 +63,7 @@ pub(crate) fn choose(
         index.unique
             && index.columns.iter().all(|name| {
                 side.column(name).is_some_and(|column| column.not_null)
-                    && compared.iter().any(|column| column.name == *name)
+                    && compared.iter().any(|column| column.name == *name && column.names_rows)
             })
     };
     let of = |side: Side<'_>| {
@@ -137,7 +137,7 @@ pub(crate) fn has_ranges(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verify::columns::ColumnSql;
+    use crate::verify::columns::{ColumnSql, RecordForm};
 
     fn column(name: &str, type_oid: u32) -> SideColumn {
         SideColumn {
@@ -155,6 +155,8 @@ mod tests {
             generated: false,
             byte_order: false,
             readable: true,
+            record: RecordForm::None,
+            quotes_by_locale: false,
             correlation: None,
         }
     }
@@ -173,6 +175,7 @@ mod tests {
             subscriber: sql.clone(),
             nullable: false,
             plain: true,
+            names_rows: true,
         };
         names.iter().map(one).collect()
     }

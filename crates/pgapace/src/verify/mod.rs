@@ -9,9 +9,13 @@
 //! Why not by `ORDER BY key`: the order of strings depends on the collation and on the version of its
 //! library, and two servers with different orders would show differences that do not exist. Ranges of
 //! the key are used only where its order is certain ([`key`]).
+//!
+//! A running subscription can do the same all the time ([`background`]).
 
+pub(crate) mod background;
 pub(crate) mod columns;
 pub(crate) mod compare;
+pub(crate) mod exclusive;
 pub(crate) mod facts;
 pub(crate) mod key;
 pub(crate) mod merge;
@@ -26,4 +30,5 @@ pub(crate) mod row_text;
 pub(crate) mod run;
 pub(crate) mod sessions;
 pub(crate) mod sql;
+pub(crate) mod whole;
 pub(crate) mod work;

@@ -13,6 +13,7 @@ use crate::publisher::publication::{self, PublishedTable};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, describe_kind, field, first_row};
 use crate::subscriber::mapping::place_columns;
+use crate::subscriber::state::verification::ALL_ROWS;
 use crate::subscriber::state::{self, Subscription};
 use crate::verify::columns::{self, ComparedColumn};
 use crate::verify::facts::{self, SideTable};
@@ -41,7 +42,7 @@ impl Scope {
         if let Some(condition) = &self.condition {
             parts.push(format!("rows where {condition}"));
         }
-        if parts.is_empty() { "all rows".to_owned() } else { parts.join(", ") }
+        if parts.is_empty() { ALL_ROWS.to_owned() } else { parts.join(", ") }
     }
 }
 

@@ -1,14 +1,17 @@
-//! The progress of a verification: a bar on a terminal, with the time left.
+//! The progress of a verification: a bar on a terminal, with the time left; or counters on the board.
 
 use std::io::IsTerminal;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::observe::board::Board;
+
 /// Counts rows of the publisher.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
+    board: Option<Board>,
     started: Instant,
 }
 
@@ -23,14 +26,23 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
-        Self { bar, started: Instant::now() }
+        Self { bar, board: None, started: Instant::now() }
+    }
+
+    /// Without a bar: in the background.
+    pub(crate) fn on(board: Board) -> Self {
+        Self { bar: ProgressBar::hidden(), board: Some(board), started: Instant::now() }
     }
 
     pub(crate) fn started(&self) -> Instant {
         self.started
     }
 
-    pub(crate) fn add(&self, rows: u64, _bytes: u64) {
+    pub(crate) fn add(&self, rows: u64, bytes: u64) {
+        if let Some(board) = &self.board {
+            board.add_verified(rows, bytes);
+            return;
+        }
         self.bar.inc(rows);
         // The estimate may be too small.
         if self.bar.length().is_some_and(|length| self.bar.position() > length) {

@@ -8,8 +8,38 @@ use wire::Session;
 
 use crate::error::Result;
 use crate::subscriber::state::SubscriptionId;
-use crate::subscriber::state::verification::{self, NewDifference, Standing, TableOf};
+use crate::subscriber::state::verification::differences::{self, NewDifference};
+use crate::subscriber::state::verification::{self, Counts, Standing, TableOf, VerificationNumber};
 use crate::verify::plan::TablePlan;
+use crate::verify::work::TableWork;
+
+/// The record of one table.
+#[derive(Debug)]
+pub(crate) struct TableRecord {
+    number: VerificationNumber,
+    /// How many of its differences are recorded.
+    recorded: AtomicU64,
+}
+
+impl TableRecord {
+    pub(crate) fn new(number: VerificationNumber, recorded: u64) -> Self {
+        Self { number, recorded: AtomicU64::new(recorded) }
+    }
+}
+
+/// The record of a table that goes on where it was interrupted. Differences of what is compared again are
+/// forgotten.
+pub(crate) fn resumed_record(
+    control: &mut Session,
+    id: SubscriptionId,
+    plan: &TablePlan,
+    number: VerificationNumber,
+    work: &TableWork,
+) -> Result<TableRecord> {
+    let of = TableOf { id, schema: &plan.schema, name: &plan.name, number };
+    differences::forget_after(control, of, work.compared())?;
+    Ok(TableRecord::new(number, differences::recorded(control, of)?))
+}
 
 /// The session that writes, and how many differences of each table are recorded.
 #[derive(Debug)]
@@ -17,14 +47,24 @@ pub(crate) struct Recorder {
     session: Mutex<Session>,
     id: SubscriptionId,
     most: u64,
-    recorded: Vec<AtomicU64>,
+    tables: Vec<TableRecord>,
+    /// The subscription of a verification in the background, which logs what it finds.
+    background: Option<String>,
 }
 
 impl Recorder {
-    /// `most` differences of a table are recorded; `recorded` has how many are.
-    pub(crate) fn new(session: Session, id: SubscriptionId, most: u64, recorded: Vec<u64>) -> Self {
-        let recorded = recorded.into_iter().map(AtomicU64::new).collect();
-        Self { session: Mutex::new(session), id, most, recorded }
+    /// `most` differences of a table are recorded. `tables` are in the order of the plans.
+    pub(crate) fn new(
+        session: Session,
+        id: SubscriptionId,
+        most: u64,
+        tables: Vec<TableRecord>,
+    ) -> Self {
+        Self { session: Mutex::new(session), id, most, tables, background: None }
+    }
+
+    pub(crate) fn in_background(self, subscription: &str) -> Self {
+        Self { background: Some(subscription.to_owned()), ..self }
     }
 
     /// For a chunk of the table with this index.
@@ -34,16 +74,47 @@ impl Recorder {
         table: usize,
         chunk: u64,
     ) -> ChunkRecord<'r> {
-        ChunkRecord { recorder: self, of: self.table(plan), table, chunk }
+        ChunkRecord { recorder: self, of: self.table(plan, table), table, chunk }
     }
 
-    /// Records where a table stands.
-    pub(crate) fn advance(&self, plan: &TablePlan, standing: &Standing<'_>) -> Result<()> {
-        self.with(|session| verification::advance(session, self.table(plan), standing))
+    /// Records where the table with this index stands.
+    pub(crate) fn advance(
+        &self,
+        plan: &TablePlan,
+        table: usize,
+        standing: &Standing<'_>,
+    ) -> Result<()> {
+        let of = self.table(plan, table);
+        let Counts { missing, extra, different, .. } = standing.counts;
+        if let Some(subscription) = &self.background
+            && standing.result.is_some()
+            && standing.counts.differences() > 0
+        {
+            tracing::warn!(
+                event = "rows_differ",
+                subscription,
+                table = plan.display_name(),
+                lsn = %standing.lsn,
+                missing,
+                extra,
+                different,
+                "rows differ from those of the publisher"
+            );
+        }
+        if self.with(|session| verification::advance(session, of, standing))? {
+            tracing::info!(
+                event = "stale_mark_ended",
+                table = plan.display_name(),
+                lsn = %standing.lsn,
+                "table that might have lacked changes was found equal"
+            );
+        }
+        Ok(())
     }
 
-    fn table<'r>(&self, plan: &'r TablePlan) -> TableOf<'r> {
-        TableOf { id: self.id, schema: &plan.schema, name: &plan.name }
+    fn table<'r>(&self, plan: &'r TablePlan, table: usize) -> TableOf<'r> {
+        let number = self.tables[table].number;
+        TableOf { id: self.id, schema: &plan.schema, name: &plan.name, number }
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
@@ -64,17 +135,17 @@ pub(crate) struct ChunkRecord<'r> {
 impl ChunkRecord<'_> {
     /// Whether one more difference is recorded, or only counted.
     pub(crate) fn takes_one(&self) -> bool {
-        let recorded = &self.recorder.recorded[self.table];
+        let recorded = &self.recorder.tables[self.table].recorded;
         recorded.fetch_add(1, Ordering::Relaxed) < self.recorder.most
     }
 
     pub(crate) fn write(&self, lsn: Lsn, rows: &[NewDifference]) -> Result<()> {
         let (of, chunk) = (self.of, self.chunk);
-        self.recorder.with(|session| verification::record(session, of, chunk, lsn, rows))
+        self.recorder.with(|session| differences::record(session, of, chunk, lsn, rows))
     }
 
     /// Forgets what was recorded of a chunk that is compared again.
     pub(crate) fn forget(&self) -> Result<()> {
-        self.recorder.with(|session| verification::forget_chunk(session, self.of, self.chunk))
+        self.recorder.with(|session| differences::forget_chunk(session, self.of, self.chunk))
     }
 }

@@ -18,10 +18,14 @@ use crate::verify::progress::Progress;
 use crate::verify::rate::{Pace, Rate};
 use crate::verify::record::Recorder;
 use crate::verify::sessions::{Access, Query, Read, SessionPair};
+use crate::verify::whole::{Passes, Reader};
 use crate::verify::work::{Task, Work};
 
 /// How often a chunk is compared again because its table was truncated or rewritten meanwhile.
 const ATTEMPTS: u32 = 5;
+
+/// How often a session pair without work looks whether another one needs help.
+const HELP_POLL: Duration = Duration::from_millis(20);
 
 /// The next step after an interruption.
 const RESUME: &str = "pgapace verify --resume goes on from here.";
@@ -105,6 +109,7 @@ pub(crate) struct Verification<'a> {
     pub(crate) progress: Progress,
     pub(crate) work: Mutex<Work>,
     pub(crate) pace: Mutex<Pace>,
+    pub(crate) passes: Passes,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -168,12 +173,19 @@ impl Verification<'_> {
                     lock(keeper).open(None)?
                 }
             };
-            let Some(task) = self.next(&mut current, keeper)? else { return Ok(()) };
+            let Some(task) = self.next(&mut current, keeper)? else {
+                if self.help(&mut current, keeper, failed)? {
+                    pair = Some(current);
+                    continue;
+                }
+                return Ok(());
+            };
             let plan = &self.plans[task.table];
             let mut attempt = 1;
             let counts = loop {
                 match self.one(&task, &mut current)? {
                     Read::Rows(counts) => break counts,
+                    Read::Rewritten if lock(failed).is_some() => return Ok(()),
                     Read::Rewritten if attempt < ATTEMPTS => {
                         attempt += 1;
                         let taken = current.taken;
@@ -223,8 +235,48 @@ impl Verification<'_> {
         })
     }
 
+    /// Helps session pairs that compare a table in one pass. Returns false if that can no longer be of use.
+    fn help(
+        &self,
+        pair: &mut SessionPair,
+        keeper: &Mutex<Keeper<'_>>,
+        failed: &Mutex<Option<Failure>>,
+    ) -> Result<bool> {
+        if pair.is_older_than(self.manner.lifetime) || !lock(&self.work).passes_go_on() {
+            return Ok(false);
+        }
+        let Some(pass) = self.passes.in_need(pair.taken) else {
+            self.shutdown.sleep(HELP_POLL);
+            return Ok(true);
+        };
+        if pass.taken > pair.taken {
+            *pair = lock(keeper).open(Some(pair.taken))?;
+            return Ok(true);
+        }
+        let mut reader = Reader::new(&pass);
+        let helped = self.with_comparison(pass.table, 0, pair, |it| it.pieces(&mut reader));
+        if let Err(failure) = helped {
+            // Before the owner of the pass finds out that it is void.
+            lock(failed).get_or_insert(failure);
+        }
+        Ok(true)
+    }
+
     fn one(&self, task: &Task, pair: &mut SessionPair) -> Result<Read<Counts>> {
-        let plan = &self.plans[task.table];
+        self.with_comparison(task.table, task.chunk, pair, |it| match &task.range {
+            Some(range) => it.range(range),
+            None => it.whole(task.table, &self.passes),
+        })
+    }
+
+    fn with_comparison<T>(
+        &self,
+        table: usize,
+        chunk: u64,
+        pair: &mut SessionPair,
+        compare: impl FnOnce(&mut Comparison<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let plan = &self.plans[table];
         let start = self.progress.started();
         let mut began = start.elapsed();
         let mut worked =
@@ -243,14 +295,10 @@ impl Verification<'_> {
             plan,
             pair,
             shutdown: self.shutdown,
-            record: self.recorder.chunk(plan, task.table, task.chunk),
+            record: self.recorder.chunk(plan, table, chunk),
             worked: &mut worked,
         };
-        let read = match &task.range {
-            Some(range) => comparison.range(range),
-            None => comparison.whole(),
-        };
-        read.map_err(|failure| match failure.class {
+        compare(&mut comparison).map_err(|failure| match failure.class {
             Class::Stopped => failure.hint(RESUME),
             _ if failure.transient && failure.hint.is_none() => {
                 in_table(failure.hint(RESUME), plan)
@@ -271,6 +319,7 @@ impl Verification<'_> {
             _ => "different",
         });
         // The lock is kept, so that positions are recorded in order.
-        self.recorder.advance(plan, &Standing { lsn, counts: table.counts(), position, result })
+        let standing = Standing { lsn, counts: table.counts(), position, result };
+        self.recorder.advance(plan, task.table, &standing)
     }
 }

@@ -134,6 +134,13 @@ impl Work {
         Ok(None)
     }
 
+    /// Whether tables are being compared in one pass.
+    pub(crate) fn passes_go_on(&self) -> bool {
+        self.tables
+            .iter()
+            .any(|work| work.method == Method::Buckets && work.handed_out && !work.is_done())
+    }
+
     /// Notes what was found by a task.
     pub(crate) fn done(&mut self, task: &Task, counts: Counts) {
         let work = &mut self.tables[task.table];
@@ -204,12 +211,14 @@ mod tests {
         let mut work = Work::new(vec![resumed, finished, again], None);
         let whole = next(&mut work, 25).unwrap();
         assert_eq!(whole, Task { table: 2, chunk: 0, range: None });
+        assert!(work.passes_go_on());
         let task = next(&mut work, 25).unwrap();
         assert_eq!((task.table, task.chunk), (0, 2));
         assert_eq!(task.range, Some(KeyRange { after: Some(key(20)), through: None }));
         assert_eq!(next(&mut work, 25), None);
         work.done(&task, counts(5));
         work.done(&whole, counts(7));
+        assert!(!work.passes_go_on());
         assert_eq!(work.table(0).counts().rows, 25);
         assert_eq!(work.table(0).counts().missing, 1);
         assert_eq!(work.table(2).counts(), counts(7));

@@ -113,3 +113,68 @@ fn a_request_that_nobody_serves_does_not_last() -> Result<()> {
     site.publisher.sql(DB, "INSERT INTO pgbench_history VALUES (1, 1, 1, 0, now(), 'after')")?;
     site.catch_up(&mut run)
 }
+
+/// While a verb writes, the stream waits for it, also when the session that keeps the barrier is lost.
+#[test]
+fn a_lost_session_of_the_keeper_does_not_let_the_stream_go_on() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.load_tables()?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.catch_up(&mut run)?;
+    let mut verb = site.subscriber.connect(DB)?;
+    let sql = "INSERT INTO pgapace.barrier (subscription, holds) \
+               SELECT id, true FROM pgapace.subscription RETURNING id";
+    let id: i64 = verb.query_one(sql, &[])?.get(0);
+    let ready = "SELECT EXISTS (SELECT FROM pgapace.barrier WHERE state = 'ready')";
+    wait_until(PATIENCE, "the barrier", || Ok(site.subscriber.query_one_text(DB, ready)? == "t"))?;
+    verb.batch_execute(&format!("BEGIN; DELETE FROM pgapace.barrier WHERE id = {id}"))?;
+    // The keeper asks from time to time whether the row is there.
+    let keeper = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+                  WHERE pid <> pg_backend_pid() AND query LIKE '%FROM pgapace.barrier b%'";
+    wait_until(PATIENCE, "the keeper's session", || {
+        Ok(site.subscriber.query_one_text(DB, keeper)? == "1")
+    })?;
+    site.publisher.sql(DB, "INSERT INTO pgbench_history VALUES (1, 1, 1, 0, now(), 'after')")?;
+    // Longer than the keeper waits for a transaction of a verb before it asks for its backend.
+    std::thread::sleep(Duration::from_secs(3));
+    let applied = "SELECT count(*) FROM pgbench_history WHERE filler = 'after'";
+    assert_eq!(site.subscriber.query_one_text(DB, applied)?, "0", "{}", run.log());
+    verb.batch_execute("COMMIT")?;
+    site.catch_up(&mut run)?;
+    assert_eq!(site.subscriber.query_one_text(DB, applied)?, "1");
+    // The next barrier is taken as before.
+    drop(take(&site, &mut run)?);
+    assert!(run.is_running(), "{}", run.log());
+    Ok(())
+}
+
+/// A keeper that fails while it creates the slot leaves a request that another one takes up.
+#[test]
+fn a_request_of_a_keeper_that_failed_is_taken_up() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.load_tables()?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.catch_up(&mut run)?;
+    // The slot waits for this transaction.
+    let mut writer = site.publisher.connect(DB)?;
+    writer
+        .batch_execute("BEGIN; INSERT INTO pgbench_history VALUES (1, 1, 1, 0, now(), 'open')")?;
+    let mut control = site.subscriber.connect(DB)?;
+    let sql = "INSERT INTO pgapace.barrier (subscription, holds) \
+               SELECT id, false FROM pgapace.subscription";
+    control.batch_execute(sql)?;
+    let creating = "SELECT EXISTS (SELECT FROM pgapace.barrier WHERE state = 'creating')";
+    wait_until(PATIENCE, "a slot to be created", || {
+        Ok(site.subscriber.query_one_text(DB, creating)? == "t")
+    })?;
+    let keeper = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+                  WHERE pid <> pg_backend_pid() AND query LIKE '%FROM pgapace.barrier b%'";
+    wait_until(PATIENCE, "the keeper's session", || {
+        Ok(site.subscriber.query_one_text(DB, keeper)? == "1")
+    })?;
+    writer.batch_execute("COMMIT")?;
+    let ready = "SELECT EXISTS (SELECT FROM pgapace.barrier WHERE state = 'ready')";
+    wait_until(PATIENCE, "the barrier", || Ok(site.subscriber.query_one_text(DB, ready)? == "t"))?;
+    control.batch_execute("DELETE FROM pgapace.barrier")?;
+    site.catch_up(&mut run)
+}

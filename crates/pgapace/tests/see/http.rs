@@ -12,16 +12,16 @@ use testbed::wait_until;
 use crate::support::{Case, PATIENCE, must, skipped};
 
 /// A port that was free a moment ago.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = must(TcpListener::bind("127.0.0.1:0"));
     must(listener.local_addr()).port()
 }
 
 /// An answer: status, headers in lower case, body.
-struct Answer {
+pub(crate) struct Answer {
     status: u16,
     headers: BTreeMap<String, String>,
-    body: String,
+    pub(crate) body: String,
 }
 
 fn request(port: u16, request: &str) -> std::io::Result<Answer> {
@@ -39,7 +39,7 @@ fn request(port: u16, request: &str) -> std::io::Result<Answer> {
 }
 
 #[track_caller]
-fn get(port: u16, path: &str) -> Answer {
+pub(crate) fn get(port: u16, path: &str) -> Answer {
     must(request(port, &format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n")))
 }
 

@@ -3,7 +3,7 @@
 mod events;
 mod figures;
 mod health;
-mod http;
+pub(crate) mod http;
 mod operations;
 mod page;
 mod report;

@@ -193,3 +193,37 @@ fn encodings_that_differ() {
         );
     }
 }
+
+/// Quotes in the text of a composite depend on LC_CTYPE in encodings of single bytes: it is compared by its
+/// binary form, or named.
+#[test]
+fn composites_where_quotes_depend_on_the_locale() {
+    let options = "TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C.UTF-8'";
+    let case = Case::with_databases(15, 18, options, options);
+    case.both(
+        "CREATE TYPE pair AS (a int, b text); CREATE TYPE mood AS ENUM ('ok'); CREATE TYPE other AS (m mood, b text); \
+         CREATE TABLE t (id int PRIMARY KEY, p pair); CREATE TABLE keyless (p pair, i int); CREATE TABLE k (p pair PRIMARY KEY); \
+         CREATE TABLE named (id int PRIMARY KEY, l pair[], o other)",
+    );
+    case.publisher.sql(
+        "INSERT INTO t SELECT i, ROW(i, E'a \\302\\240b')::pair FROM generate_series(1, 9) i; INSERT INTO t VALUES (10, NULL), (11, ROW(NULL, '')); \
+         INSERT INTO keyless SELECT p, id FROM t; INSERT INTO k SELECT p FROM t WHERE p IS NOT NULL",
+    );
+    case.publish("FOR ALL TABLES");
+    case.run_until_current();
+    let compared = ["--table", "t", "--table", "keyless", "--table", "k"];
+    expect_equal(&case, &["k", "keyless", "t"], &compared);
+    case.subscriber.sql(
+        "UPDATE t SET p = ROW(3, 'x') WHERE id = 3; DELETE FROM keyless WHERE i = 4; UPDATE k SET p = ROW(5, NULL) WHERE (p).a = 5",
+    );
+    super::verify(&case, 18, &compared);
+    let found = "SELECT table_name, kind, columns FROM pgapace.difference ORDER BY 1, 2";
+    assert_eq!(
+        case.subscriber.rows(found),
+        ["k|extra|∅", "k|missing|∅", "keyless|missing|∅", "t|different|{p}"]
+    );
+    case.tool.finish("repair", &["--delete-extra"]).expect(0, &[]);
+    super::verify(&case, 0, &compared);
+    let named = case.tool.finish("verify", &["--table", "named"]);
+    named.expect(6, &["public.named.l", "public.named.o", "LC_CTYPE"]);
+}

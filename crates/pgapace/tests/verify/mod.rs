@@ -1,10 +1,12 @@
 //! `verify`: equal tables give no difference, and each difference is found with its key.
 
+mod background;
 mod bad_input;
 mod equal;
 mod found;
 mod progress;
 mod running;
+mod stale;
 
 use serde_json::Value;
 

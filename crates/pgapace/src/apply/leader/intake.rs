@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use engine::barrier::commits_at;
 use engine::transaction::Location;
-use pgoutput::{Frame, Lsn, Message, Timestamp};
+use pgoutput::{Frame, Message, Timestamp};
 use wire::Frames;
 
 use crate::apply::leader::Leader;
@@ -103,16 +104,6 @@ impl Leader<'_> {
                 "transaction is prepared on the publisher and not resolved"
             );
         }
-    }
-}
-
-/// Commit LSN of the transaction that becomes visible with this message, or with those that follow it.
-fn commits_at(message: &Message<'_>) -> Option<Lsn> {
-    match message {
-        Message::Begin(begin) => Some(begin.final_lsn),
-        Message::StreamCommit(commit) => Some(commit.commit_lsn),
-        Message::CommitPrepared(commit) => Some(commit.commit_lsn),
-        _ => None,
     }
 }
 

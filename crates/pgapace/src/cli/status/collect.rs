@@ -17,6 +17,7 @@ use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::events::{self, ShownEvent};
 use crate::subscriber::state::ownership::{self, Owner};
 use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
+use crate::subscriber::state::verification::summary::{self, VerificationSummary};
 use crate::subscriber::state::verification::{self, TableVerification};
 use crate::subscriber::state::{
     self, LastRun, RelationMode, Subscription, figures, prepared, progress, schema,
@@ -69,7 +70,9 @@ pub(crate) struct Status {
     /// Transactions that are prepared on the subscriber, oldest first.
     pub(crate) prepared: Vec<Shown>,
     pub(crate) tables: Vec<Table>,
-    /// The last verification of each table that was verified.
+    /// What the last complete verifications say of all ready tables.
+    pub(crate) verified: VerificationSummary,
+    /// The verifications of each table: the last one of pgapace verify, and those in the background.
     pub(crate) verifications: Vec<TableVerification>,
     /// The last error; null once a run has gone beyond it.
     pub(crate) last_error: Option<String>,
@@ -343,6 +346,7 @@ fn of(
                 }
             })
             .collect(),
+        verified: summary::read(session, row.id)?,
         verifications: verification::read(session, row.id)?,
         last_error: statistics.and_then(|s| s.last_error.clone()),
         last_error_at: statistics.and_then(|s| s.last_error_at.clone()),

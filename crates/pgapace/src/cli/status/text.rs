@@ -8,7 +8,8 @@ use crate::observe::board::wall;
 use crate::observe::figures::Figures;
 use crate::observe::history::worker_shares;
 use crate::subscriber::state::statistics::Spooled;
-use crate::subscriber::state::verification::TableVerification;
+use crate::subscriber::state::verification::summary::VerificationSummary;
+use crate::subscriber::state::verification::{TableVerification, VerificationKind};
 
 /// How many events are printed.
 const EVENTS: usize = 5;
@@ -151,7 +152,10 @@ pub(crate) fn lines(status: &Status) -> Vec<String> {
         }
         if let Some(lsn) = &table.stale_lsn {
             let reason = table.stale_reason.as_deref().unwrap_or("unknown reason");
-            line(format!("may lack changes since {lsn}: {reason}; pgapace resync copies it again"));
+            line(format!(
+                "may lack changes since {lsn}: {reason}; pgapace resync copies it again, and pgapace \
+                 verify ends this mark if nothing differs"
+            ));
         }
         if let Some(at) = &table.requested_at {
             line(format!("to be copied again (resync at {at})"));
@@ -161,7 +165,7 @@ pub(crate) fn lines(status: &Status) -> Vec<String> {
         }
     }
     if !status.verifications.is_empty() {
-        item("verified", &status.verifications.len().to_string());
+        item("verified", &verified_tables(&status.verified));
         for one in &status.verifications {
             put(format!("    {}.{}: {}", one.schema, one.name, verified(one)));
         }
@@ -189,7 +193,22 @@ pub(crate) fn lines(status: &Status) -> Vec<String> {
     lines.into_inner()
 }
 
-/// The last verification of a table.
+/// All tables together.
+fn verified_tables(summary: &VerificationSummary) -> String {
+    let VerificationSummary { tables_equal, tables_different, tables_unverified, .. } = summary;
+    let found = format!(
+        "{tables_equal} tables equal, {tables_different} different, {tables_unverified} not verified"
+    );
+    match (summary.lsn, summary.oldest_at) {
+        (Some(lsn), Some(at)) => {
+            let ago = duration((wall() - at).max(0.0));
+            format!("{found}; all at {lsn} or later, at most {ago} ago")
+        }
+        _ => found,
+    }
+}
+
+/// A verification of a table.
 fn verified(one: &TableVerification) -> String {
     let counts = &one.counts;
     let left = match one.columns_left.as_slice() {
@@ -203,7 +222,13 @@ fn verified(one: &TableVerification) -> String {
             counts.missing, counts.extra, counts.different
         ),
     };
-    let (rows, scope) = (counts.rows, &one.scope);
+    let rows = counts.rows;
+    let scope = match one.kind {
+        VerificationKind::Verb => one.scope.clone(),
+        VerificationKind::Begun | VerificationKind::Background => {
+            format!("{}, in the background", one.scope)
+        }
+    };
     match (&one.result, &one.finished_at) {
         (Some(result), Some(at)) => {
             let lsn = one.lsn.as_deref().unwrap_or("-");

@@ -25,6 +25,8 @@ struct StaleTable {
     name: String,
     gap: Gap,
     from: Lsn,
+    /// The reading that found the gap: what commits from there on is sent.
+    through: Lsn,
     state: TableSyncState,
 }
 
@@ -90,7 +92,7 @@ pub(crate) fn compare(
         {
             let seen = by.unpublished_since().or(looked_at);
             let from = sync_lsn.into_iter().chain(seen).max().unwrap_or(look.lsn);
-            stale.push(StaleTable { schema, name, gap, from, state });
+            stale.push(StaleTable { schema, name, gap, from, through: look.lsn, state });
         }
     }
     let decided: String = stale.iter().map(|table| table.decide(owner, decision)).collect();
@@ -141,7 +143,7 @@ impl StaleTable {
     /// The SQL that marks the table as stale.
     fn decide(&self, owner: Owner, decision: OnMissedChanges) -> String {
         use TableSyncState as State;
-        let Self { schema, name, gap, from, state } = self;
+        let Self { schema, name, gap, from, through, state } = self;
         let requested = ", requested = pg_catalog.now()";
         let then = match (state, decision) {
             // The copy in progress may lack changes too, so another copy follows it.
@@ -151,7 +153,7 @@ impl StaleTable {
         };
         format!(
             "UPDATE pgapace.relation r SET stale_lsn = coalesce(r.stale_lsn, '{from}'), \
-               stale_reason = {reason}{then} \
+               stale_through = greatest(r.stale_through, '{through}'), stale_reason = {reason}{then} \
              WHERE r.subscription = {owner} AND r.schema_name = {schema} AND r.table_name = {name}; ",
             reason = quote_literal(&gap.to_string()),
             owner = owner.sql(),
@@ -161,7 +163,7 @@ impl StaleTable {
     }
 
     fn log(&self, decision: OnMissedChanges) {
-        let Self { schema, name, gap, from, state } = self;
+        let Self { schema, name, gap, from, state, .. } = self;
         let decision = match (state, decision) {
             (_, OnMissedChanges::Resync) | (TableSyncState::DataSync, OnMissedChanges::Stop) => {
                 "it is copied again"

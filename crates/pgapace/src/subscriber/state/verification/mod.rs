@@ -1,12 +1,30 @@
 //! What is recorded of verifications: the last one of each table, and its differences.
+//!
+//! A table has up to three rows in `pgapace.verification`:
+//!
+//! ```text
+//!  verb        the last one of pgapace verify; interrupted if it has no result
+//!  begun       one in the background that goes on (--verify-interval) ──┐ complete
+//!  background  the last complete one in the background  ◄───────────────┘
+//! ```
+//!
+//! A verb forgets all recorded differences of its tables, and so restarts what goes on in the background.
+//! In the background, the differences of earlier verifications stay until the table is complete.
+
+pub(crate) mod differences;
+pub(crate) mod schedule;
+pub(crate) mod summary;
 
 use pgoutput::Lsn;
 use serde::Serialize;
 use wire::{Session, quote_literal};
 
-use crate::error::Result;
-use crate::subscriber::catalogue::{field, first_row, parse_name_array};
+use crate::error::{Class, Failure, Result};
+use crate::subscriber::catalogue::{field, parse_name_array};
 use crate::subscriber::state::{SubscriptionId, name_array, reading, writing};
+
+/// The scope of a verification that compares everything.
+pub(crate) const ALL_ROWS: &str = "all rows";
 
 /// Counts of what was compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -35,13 +53,44 @@ impl Counts {
     }
 }
 
-/// The last verification of one table.
+/// Who verifies. See the head of the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum VerificationKind {
+    Verb,
+    Begun,
+    Background,
+}
+
+impl VerificationKind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Verb => "verb",
+            Self::Begun => "begun",
+            Self::Background => "background",
+        }
+    }
+
+    fn parse(name: &str) -> Result<Self> {
+        [Self::Verb, Self::Begun, Self::Background]
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| Failure::internal(format!("unknown kind of verification {name:?}")))
+    }
+}
+
+/// The same for all tables of one verification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub(crate) struct VerificationNumber(pub(crate) i64);
+
+/// A verification of one table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct TableVerification {
     pub(crate) schema: String,
     pub(crate) name: String,
-    /// The same for all tables of one verification.
-    pub(crate) number: i64,
+    pub(crate) kind: VerificationKind,
+    pub(crate) number: VerificationNumber,
     /// What was compared: all rows, or which.
     pub(crate) scope: String,
     pub(crate) started_at: Option<String>,
@@ -59,44 +108,36 @@ pub(crate) struct TableVerification {
     pub(crate) position: Option<Vec<String>>,
 }
 
-/// A new difference of one table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NewDifference {
-    pub(crate) kind: &'static str,
-    /// JSON objects of column and text. A table without a key has rows.
-    pub(crate) key: Option<String>,
-    pub(crate) row: Option<String>,
-    pub(crate) columns: Option<Vec<String>>,
-    pub(crate) copies: u64,
-}
-
-/// A table of a subscription.
+/// A table of one verification.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TableOf<'a> {
     pub(crate) id: SubscriptionId,
     pub(crate) schema: &'a str,
     pub(crate) name: &'a str,
+    pub(crate) number: VerificationNumber,
 }
 
 impl TableOf<'_> {
     fn condition(&self) -> String {
         format!(
-            "subscription = {} AND schema_name = {} AND table_name = {}",
+            "subscription = {} AND schema_name = {} AND table_name = {} AND verification = {}",
             self.id.0,
             quote_literal(self.schema),
-            quote_literal(self.name)
+            quote_literal(self.name),
+            self.number.0
         )
     }
 }
 
 const COLUMNS: &str = "schema_name, table_name, verification, scope, started_at, finished_at, lsn, \
-    rows, bytes, chunks, missing, extra, different, result, columns_left, position";
+    rows, bytes, chunks, missing, extra, different, result, columns_left, position, \
+    kind";
 
-/// The last verifications of all tables of a subscription.
+/// The verifications of all tables of a subscription.
 pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<TableVerification>> {
     let sql = format!(
         "SELECT {COLUMNS} FROM pgapace.verification WHERE subscription = $1::pg_catalog.int4 \
-         ORDER BY schema_name, table_name"
+         ORDER BY schema_name, table_name, verification"
     );
     let rows = session.query(&sql, &[Some(&id.0.to_string())]).map_err(|e| reading(&e))?;
     let names = |text: Option<&str>| text.map(parse_name_array).transpose();
@@ -105,7 +146,8 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Tabl
             Ok(TableVerification {
                 schema: field(&row, 0)?,
                 name: field(&row, 1)?,
-                number: field(&row, 2)?,
+                kind: VerificationKind::parse(row.get(16).unwrap_or_default())?,
+                number: VerificationNumber(field(&row, 2)?),
                 scope: field(&row, 3)?,
                 started_at: row.get(4).map(str::to_owned),
                 finished_at: row.get(5).map(str::to_owned),
@@ -126,13 +168,15 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Tabl
         .collect()
 }
 
-/// Begins a verification of these tables, and forgets their earlier one. Returns its number.
+/// Begins a verification of these tables. A verb forgets all that is recorded of them, the background what
+/// it has begun. Returns its number.
 pub(crate) fn begin(
     session: &mut Session,
     id: SubscriptionId,
+    kind: VerificationKind,
     tables: &[(&str, &str, &[String])],
     scope: &str,
-) -> Result<i64> {
+) -> Result<VerificationNumber> {
     let values: Vec<_> = tables
         .iter()
         .map(|(schema, name, left)| {
@@ -145,95 +189,39 @@ pub(crate) fn begin(
         })
         .collect();
     let values = values.join(", ");
+    let (differences, rows) = match kind {
+        VerificationKind::Verb => ("true", "v.kind IN ('verb', 'begun')"),
+        VerificationKind::Begun | VerificationKind::Background => (
+            "d.verification IN (SELECT v.verification FROM pgapace.verification v \
+               WHERE v.subscription = d.subscription AND v.schema_name = d.schema_name \
+                 AND v.table_name = d.table_name AND v.kind = 'begun')",
+            "v.kind = 'begun'",
+        ),
+    };
     let results = session
         .simple(&format!(
             "BEGIN; \
              DELETE FROM pgapace.difference d USING (VALUES {values}) t (schema_name, table_name, l) \
                WHERE d.subscription = {id} AND d.schema_name = t.schema_name \
-                 AND d.table_name = t.table_name; \
+                 AND d.table_name = t.table_name AND {differences}; \
              DELETE FROM pgapace.verification v USING (VALUES {values}) t (schema_name, table_name, l) \
                WHERE v.subscription = {id} AND v.schema_name = t.schema_name \
-                 AND v.table_name = t.table_name; \
+                 AND v.table_name = t.table_name AND {rows}; \
              INSERT INTO pgapace.verification \
-               (subscription, schema_name, table_name, verification, scope, columns_left) \
-             SELECT {id}, t.schema_name, t.table_name, n.number, {scope}, t.columns_left \
+               (subscription, schema_name, table_name, kind, verification, scope, columns_left) \
+             SELECT {id}, t.schema_name, t.table_name, '{kind}', n.number, {scope}, t.columns_left \
              FROM (VALUES {values}) t (schema_name, table_name, columns_left) \
              CROSS JOIN (SELECT pg_catalog.nextval('pgapace.verification_number') AS number) n; \
              SELECT pg_catalog.currval('pgapace.verification_number'); \
              COMMIT",
             id = id.0,
+            kind = kind.name(),
             scope = quote_literal(scope),
         ))
         .map_err(|e| writing(&e))?;
     let row = results.get(results.len().saturating_sub(2)).and_then(wire::Rows::first);
-    let row = row.ok_or_else(|| crate::error::Failure::internal("no number of a verification"))?;
-    field(&row, 0)
-}
-
-/// Forgets differences of chunks that are compared again: those behind the position, which is after
-/// so many chunks.
-pub(crate) fn forget_after(session: &mut Session, table: TableOf<'_>, chunks: u64) -> Result<()> {
-    let sql =
-        format!("DELETE FROM pgapace.difference WHERE {} AND chunk >= {chunks}", table.condition());
-    session.simple(&sql).map_err(|e| writing(&e))?;
-    Ok(())
-}
-
-/// Forgets the differences of one chunk, which is compared again.
-pub(crate) fn forget_chunk(session: &mut Session, table: TableOf<'_>, chunk: u64) -> Result<()> {
-    let sql =
-        format!("DELETE FROM pgapace.difference WHERE {} AND chunk = {chunk}", table.condition());
-    session.simple(&sql).map_err(|e| writing(&e))?;
-    Ok(())
-}
-
-/// How many differences of a table are recorded.
-pub(crate) fn recorded(session: &mut Session, table: TableOf<'_>) -> Result<u64> {
-    let sql =
-        format!("SELECT pg_catalog.count(*) FROM pgapace.difference WHERE {}", table.condition());
-    let results = session.simple(&sql).map_err(|e| reading(&e))?;
-    field(&first_row(&results, "the count of differences")?, 0)
-}
-
-/// Records differences of one chunk.
-pub(crate) fn record(
-    session: &mut Session,
-    table: TableOf<'_>,
-    chunk: u64,
-    lsn: Lsn,
-    differences: &[NewDifference],
-) -> Result<()> {
-    if differences.is_empty() {
-        return Ok(());
-    }
-    let nullable = |text: &Option<String>| {
-        text.as_ref().map_or_else(|| "NULL".to_owned(), |text| quote_literal(text))
-    };
-    let values: Vec<_> = differences
-        .iter()
-        .map(|one| {
-            let columns = one.columns.as_ref().map(|names| name_array(names));
-            format!(
-                "('{}', {}::pg_catalog.jsonb, {}::pg_catalog.jsonb, {}::pg_catalog.text[], {})",
-                one.kind,
-                nullable(&one.key),
-                nullable(&one.row),
-                nullable(&columns),
-                one.copies
-            )
-        })
-        .collect();
-    let sql = format!(
-        "INSERT INTO pgapace.difference (subscription, schema_name, table_name, chunk, lsn, kind, key, \
-           row_values, columns, copies) \
-         SELECT {}, {}, {}, {chunk}, '{lsn}', v.* FROM (VALUES {}) v",
-        table.id.0,
-        quote_literal(table.schema),
-        quote_literal(table.name),
-        values.join(", ")
-    );
-    session.simple(&sql).map_err(|e| writing(&e))?;
-    Ok(())
+    let row = row.ok_or_else(|| Failure::internal("no number of a verification"))?;
+    field(&row, 0).map(VerificationNumber)
 }
 
 /// Where the verification of a table stands.
@@ -246,21 +234,26 @@ pub(crate) struct Standing<'a> {
     pub(crate) result: Option<&'static str>,
 }
 
-/// Records where the verification of a table stands.
+/// Records where the verification of a table stands. Returns whether it ended a mark that the table may
+/// lack changes.
+///
+/// Such a mark ends when all rows and columns were found equal, all of them under snapshots behind the
+/// mark: the publisher's rows then include the changes that it did not send.
 pub(crate) fn advance(
     session: &mut Session,
     table: TableOf<'_>,
     standing: &Standing<'_>,
-) -> Result<()> {
+) -> Result<bool> {
     let quoted =
         |text: Option<String>| text.map_or_else(|| "NULL".to_owned(), |t| quote_literal(&t));
     let Standing { lsn, counts, position, result } = standing;
-    let sql = format!(
-        "UPDATE pgapace.verification SET lsn = '{lsn}', rows = {}, bytes = {}, chunks = {}, \
-           missing = {}, extra = {}, different = {}, position = {}, result = {}, \
+    let condition = table.condition();
+    let advance = format!(
+        "UPDATE pgapace.verification SET lsn = '{lsn}', first_lsn = least(first_lsn, '{lsn}'), rows = {}, \
+           bytes = {}, chunks = {}, missing = {}, extra = {}, different = {}, position = {}, result = {}, \
            started_at = coalesce(started_at, pg_catalog.now()), \
            finished_at = CASE WHEN {} THEN pg_catalog.now() END \
-         WHERE {}",
+         WHERE {condition} RETURNING verification",
         counts.rows,
         counts.bytes,
         counts.chunks,
@@ -270,8 +263,35 @@ pub(crate) fn advance(
         quoted(position.map(name_array)),
         quoted(result.map(str::to_owned)),
         result.is_some(),
-        table.condition()
     );
-    session.simple(&sql).map_err(|e| writing(&e))?;
-    Ok(())
+    let advanced = |rows: Option<&wire::Rows>| match rows.is_some_and(|rows| !rows.is_empty()) {
+        true => Ok(()),
+        false => Err(Failure::new(
+            Class::Busy,
+            format!("the verification of table {}.{} was replaced", table.schema, table.name),
+        )
+        .hint("Another verification of it has begun, or the subscription was dropped.")),
+    };
+    if result.is_none() {
+        let results = session.simple(&advance).map_err(|e| writing(&e))?;
+        return advanced(results.last()).map(|()| false);
+    }
+    let sql = format!(
+        "{advance}; \
+         UPDATE pgapace.relation r SET stale_lsn = NULL, stale_reason = NULL, stale_through = NULL \
+           FROM pgapace.verification v \
+           WHERE v.{of_verification} \
+             AND v.result = 'equal' AND v.scope = '{ALL_ROWS}' AND v.columns_left = '{{}}' \
+             AND r.subscription = v.subscription AND r.schema_name = v.schema_name \
+             AND r.table_name = v.table_name AND r.state = 'ready' AND r.requested IS NULL \
+             AND r.stale_lsn IS NOT NULL \
+             AND v.first_lsn >= greatest(r.stale_lsn, r.stale_through, r.sync_lsn) \
+           RETURNING r.subscription; \
+         {completed}",
+        of_verification = condition.replace(" AND ", " AND v."),
+        completed = schedule::completed_sql(table),
+    );
+    let results = session.simple(&sql).map_err(|e| writing(&e))?;
+    advanced(results.first())?;
+    Ok(results.get(1).is_some_and(|rows| !rows.is_empty()))
 }

@@ -1,0 +1,141 @@
+//! One pass: some tables are compared under one barrier, or more if it takes long.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use wire::Session;
+
+use super::watch::Watch;
+use crate::barrier::taker::{BarrierManner, BarrierTaker};
+use crate::config::Subscription as Config;
+use crate::error::{Class, Result};
+use crate::observe::board::Board;
+use crate::publisher::session::Publisher;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::Subscription;
+use crate::subscriber::state::verification::{self, ALL_ROWS, VerificationKind};
+use crate::verify::exclusive;
+use crate::verify::plan::TablePlan;
+use crate::verify::prepare::{Scope, prepare};
+use crate::verify::progress::Progress;
+use crate::verify::rate::Pace;
+use crate::verify::record::{Recorder, TableRecord, resumed_record};
+use crate::verify::run::{Manner, Servers, Verification};
+use crate::verify::whole::Passes;
+use crate::verify::work::{TableWork, Work};
+
+/// Age at which snapshots are renewed, because they hold back VACUUM.
+const LIFETIME: Duration = Duration::from_secs(600);
+/// Differences of each table that are recorded.
+const MOST_DIFFERENCES: u64 = 10_000;
+
+/// What all passes share.
+pub(super) struct Pass<'a> {
+    pub(super) config: &'a Config,
+    pub(super) board: &'a Board,
+    /// The end of the process.
+    pub(super) ended: &'a Shutdown,
+    pub(super) publisher: &'a Publisher,
+    pub(super) subscriber: &'a Subscriber,
+    pub(super) row: &'a Subscription,
+}
+
+impl Pass<'_> {
+    /// Compares these tables. Returns false if somebody else came first.
+    pub(super) fn tables(&self, mut control: Session, tables: &[(String, String)]) -> Result<bool> {
+        let (config, row) = (self.config, self.row);
+        if !exclusive::begin_background(&mut control, row.id)? {
+            return Ok(false);
+        }
+        let scope =
+            Scope { tables: tables.to_vec(), except: Vec::new(), share: None, condition: None };
+        let mut look = self.publisher.connect_to_look()?;
+        let mut local = self.subscriber.connect(Purpose::Verify)?;
+        let prepared = prepare(&mut look, &mut local, config, row, &scope)?;
+        drop((look, local));
+        let plans = &prepared.plans;
+        let (work, records) = self.begin(&mut control, plans)?;
+        let manner = Manner { jobs: 1, rate: Some(config.verify_max_rate), lifetime: LIFETIME };
+        let over = Shutdown::default();
+        let watch = Watch::start(self.subscriber, row.id, self.ended, &over)?;
+        let recorder = Recorder::new(control, row.id, MOST_DIFFERENCES, records);
+        let verification = Verification {
+            plans,
+            manner: &manner,
+            scope: &scope,
+            shutdown: &over,
+            recorder: recorder.in_background(&config.name),
+            progress: Progress::on(self.board.clone()),
+            work: Mutex::new(Work::new(work, None)),
+            pace: Mutex::new(Pace::new(manner.rate)),
+            passes: Passes::default(),
+        };
+        let servers = Servers {
+            publisher: self.publisher,
+            subscriber: self.subscriber,
+            publications: &config.publications,
+        };
+        let mut source = BarrierTaker {
+            tables,
+            config,
+            publisher: self.publisher,
+            subscriber: self.subscriber,
+            row,
+            manner: BarrierManner::BACKGROUND,
+            shutdown: &over,
+            runner: None,
+        };
+        let compared = verification.run(&servers, &mut source, &prepared.definitions);
+        drop(watch);
+        let counts = match compared {
+            Ok(counts) => counts,
+            Err(failure) if failure.class == Class::Stopped => return Ok(false),
+            Err(failure) => return Err(failure),
+        };
+        tracing::info!(
+            event = "tables_verified",
+            subscription = config.name,
+            tables = counts.len(),
+            rows = counts.iter().map(|counts| counts.rows).sum::<u64>(),
+            differences = counts.iter().map(|counts| counts.differences()).sum::<u64>(),
+            "tables were compared with the publisher's"
+        );
+        Ok(true)
+    }
+
+    /// Records the beginning of each table, or goes on with it where it was interrupted.
+    fn begin(
+        &self,
+        control: &mut Session,
+        plans: &[TablePlan],
+    ) -> Result<(Vec<TableWork>, Vec<TableRecord>)> {
+        let id = self.row.id;
+        let mut known = verification::read(control, id)?;
+        known.retain(|one| one.kind == VerificationKind::Begun);
+        let (mut work, mut records) = (Vec::new(), Vec::new());
+        for plan in plans {
+            let left = plan.columns_left();
+            let found = known.iter().find(|one| {
+                (one.schema == plan.schema && one.name == plan.name) && one.columns_left == left
+            });
+            match found {
+                Some(found) => {
+                    let position = found.position.clone();
+                    let position = position.filter(|key| key.len() == plan.key.len());
+                    let table = TableWork::resumed(plan.method, position, found.counts);
+                    records.push(resumed_record(control, id, plan, found.number, &table)?);
+                    work.push(table);
+                }
+                None => {
+                    let table = (plan.schema.as_str(), plan.name.as_str(), left.as_slice());
+                    let kind = VerificationKind::Begun;
+                    let number = verification::begin(control, id, kind, &[table], ALL_ROWS)?;
+                    records.push(TableRecord::new(number, 0));
+                    work.push(TableWork::new(plan.method));
+                }
+            }
+        }
+        Ok((work, records))
+    }
+}

@@ -1,0 +1,235 @@
+//! `--verify-interval`: verification in the background of a running subscription.
+
+use std::time::Duration;
+
+use testbed::cluster::Stop;
+use testbed::program::Process;
+use testbed::{Pair, Result, wait_until};
+
+use crate::faults::site::{DB, PATIENCE as LONG_PATIENCE, Site, wait_for_event};
+use crate::see::http::{free_port, get};
+use crate::support::{Case, PATIENCE, must, on_versions};
+use crate::verbs::json;
+
+fn with(case: &mut Case, args: &[&str]) {
+    case.tool.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+}
+
+#[track_caller]
+fn wait_for(case: &Case, process: &mut Process, what: &str, condition: &str) {
+    let waited = wait_until(PATIENCE, what, || {
+        Ok(!process.is_running() || case.subscriber.value(&format!("SELECT {condition}")) == "t")
+    });
+    let verifications = "SELECT table_name, kind, verification, scope, lsn, chunks, rows, missing, extra, different, result \
+                         FROM pgapace.verification ORDER BY 1, 2";
+    let known = || case.subscriber.rows(verifications).join("\n");
+    assert!(waited.is_ok() && process.is_running(), "{what}\n{}\n{}", known(), process.log());
+}
+
+/// Whether so many tables are verified, all with this result.
+fn all_are(tables: u32, result: &str) -> String {
+    format!(
+        "count(*) = {tables} AND bool_and(result = '{result}') FROM pgapace.verification WHERE kind = 'background'"
+    )
+}
+
+/// Equal tables, differences, repair beside it, and tables that come, go and change.
+#[test]
+fn what_differs_is_found_and_shown() {
+    on_versions(&[(15, 18), (18, 15)], |mut case| {
+        case.both(
+            "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE n (a int, v text); CREATE TABLE gone (id int PRIMARY KEY)",
+        );
+        case.publisher.sql(
+            "INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 60000) i; INSERT INTO n SELECT i % 10, 'v' FROM generate_series(1, 1000) i; \
+             ALTER TABLE n REPLICA IDENTITY FULL",
+        );
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        let port = free_port();
+        let http = format!("127.0.0.1:{port}");
+        with(
+            &mut case,
+            &[
+                "--verify-interval",
+                "1s",
+                "--verify-max-rate",
+                "1GB",
+                "--refresh-interval",
+                "1s",
+                "--http",
+                &http,
+            ],
+        );
+        let mut process = case.start();
+        let plain = std::mem::take(&mut case.tool.args);
+        wait_for(&case, &mut process, "all tables to be verified", &all_are(3, "equal"));
+        let metric = |name: &str| {
+            let body = get(port, "/metrics").body;
+            let line = body
+                .lines()
+                .find(|line| line.starts_with(&format!("pgapace_{name}{{")))
+                .map(str::to_owned);
+            line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        };
+        let shown = |name: &str, wanted: &dyn Fn(f64) -> bool| {
+            let waited = wait_until(PATIENCE, name, || Ok(metric(name).is_some_and(wanted)));
+            assert!(waited.is_ok(), "{name}: {:?}", metric(name));
+        };
+        shown("verified_lsn", &|lsn| lsn > 0.0);
+        shown("verification_last_timestamp_seconds", &|at| at > 1.7e9);
+        shown("verification_rows_total", &|rows| rows >= 61_000.0);
+        case.subscriber.sql("DELETE FROM t WHERE id = 5; UPDATE n SET v = 'x' WHERE ctid = (SELECT min(ctid) FROM n)");
+        let found = "count(*) = 3 FROM pgapace.difference";
+        wait_for(&case, &mut process, "the differences to be found", found);
+        assert!(process.events("rows_differ") > 0, "{}", process.log());
+        shown("verification_differences", &|count| count == 2.0);
+        let text = case.tool.finish("status", &[]).stdout;
+        assert!(text.contains("1 tables equal, 2 different, 0 not verified"), "{text}");
+        // They stay recorded while the tables are compared again.
+        let number = "SELECT max(verification) FROM pgapace.verification";
+        let before = case.subscriber.value(number);
+        let again = wait_until(PATIENCE, "another round", || {
+            assert_ne!(case.subscriber.value("SELECT count(*) >= 3 FROM pgapace.difference"), "f");
+            let round = format!(
+                "SELECT count(*) = 3 FROM pgapace.verification WHERE kind = 'background' AND verification > {before}"
+            );
+            Ok(case.subscriber.value(&round) == "t")
+        });
+        must(again);
+        // Verbs come first.
+        case.tool.finish("repair", &["--delete-extra"]).expect(0, &[]);
+        case.tool.finish("verify", &[]).expect(0, &[]);
+        wait_for(&case, &mut process, "all tables to be equal again", &all_are(3, "equal"));
+        assert_eq!(super::differences(&case), Vec::<String>::new());
+        // Tables come, go and change.
+        case.both("CREATE TABLE fresh (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO fresh VALUES (1); TRUNCATE n; DROP TABLE gone");
+        case.subscriber.sql("ALTER TABLE t ADD more int");
+        case.publisher.sql("ALTER TABLE t ADD more int; INSERT INTO t VALUES (-1, 'new', 7)");
+        let fresh = "count(*) = 3 FROM pgapace.verification WHERE kind = 'background' AND result = 'equal' \
+                     AND table_name IN ('fresh', 'n', 't') AND (table_name <> 't' OR rows = 60001) AND (table_name <> 'n' OR rows = 0)";
+        wait_for(&case, &mut process, "changed tables to be verified", fresh);
+        case.subscriber.sql("UPDATE t SET more = 8 WHERE id = -1");
+        wait_for(
+            &case,
+            &mut process,
+            "a difference of the new column",
+            "count(*) = 1 FROM pgapace.difference WHERE columns = '{more}'",
+        );
+        case.tool.args = plain;
+        case.stop(process);
+    });
+}
+
+/// A table goes on behind the last recorded chunk, and verbs are not kept waiting.
+#[test]
+fn it_goes_on_where_it_was_interrupted() {
+    on_versions(&[(18, 18)], |mut case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE n (a int, v text)");
+        case.publisher.sql(
+            "INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 220000) i; INSERT INTO n SELECT i, 'v' FROM generate_series(1, 1000) i",
+        );
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        case.subscriber.sql("DELETE FROM t WHERE id IN (7, 219999)");
+        with(&mut case, &["--verify-interval", "1h", "--verify-max-rate", "40000"]);
+        let mut process = case.start();
+        let begun = "count(*) = 1 FROM pgapace.verification WHERE kind = 'begun' AND table_name = 't' AND chunks BETWEEN 1 AND 3";
+        wait_for(&case, &mut process, "a part of the table to be verified", begun);
+        let number = "SELECT verification FROM pgapace.verification WHERE table_name = 't' AND kind = 'begun'";
+        let before = case.subscriber.value(number);
+        must(process.kill9());
+        let mut process = case.start();
+        // A verb of another table comes between.
+        let plain = std::mem::take(&mut case.tool.args);
+        case.tool.finish("verify", &["--table", "n"]).expect(0, &[]);
+        let log = case.log_file("second");
+        let first = case.tool.program("verify").args(["--table", "n", "--max-rate", "100"]);
+        let mut first = must(first.spawn_logged(log));
+        must(wait_until(PATIENCE, "a verb to begin", || {
+            let begun = "SELECT count(*) FROM pgapace.verification WHERE kind = 'verb' AND table_name = 'n' AND result IS NULL";
+            Ok(case.subscriber.value(begun) == "1" || !first.is_running())
+        }));
+        must(first.kill9());
+        // Faster, so that the test ends soon.
+        must(process.kill9());
+        case.tool.args = plain;
+        case.tool.args[3] = "1GB".to_owned();
+        process = case.start();
+        let done = "count(*) = 1 FROM pgapace.verification WHERE kind = 'background' AND table_name = 't' AND result = 'different'";
+        wait_for(&case, &mut process, "the rest of the table", done);
+        let row = "SELECT verification, rows, chunks, missing FROM pgapace.verification WHERE table_name = 't' AND kind = 'background'";
+        assert_eq!(case.subscriber.value(row), format!("{before}|220000|5|2"));
+        assert_eq!(
+            super::differences(&case),
+            ["t|missing|{\"id\": \"219999\"}|∅|1", "t|missing|{\"id\": \"7\"}|∅|1"]
+        );
+        let shown = json(&case.tool.finish("status", &["--json"]))[0]["verified"].clone();
+        assert_eq!(shown["tables_different"], 1, "{shown:#}");
+        case.stop(process);
+    });
+}
+
+/// Nobody waits for a lock of it: who does ends the chunk.
+#[test]
+fn a_truncate_does_not_wait_for_it() {
+    on_versions(&[(18, 18)], |mut case| {
+        case.both("CREATE TABLE n (a int, v text); CREATE TABLE t (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO n SELECT i, md5(i::text) FROM generate_series(1, 50000) i");
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        // Reading the rows of the subscriber takes minutes.
+        case.subscriber.sql(
+            "CREATE FUNCTION slow(text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.01); RETURN true; END $$",
+        );
+        with(&mut case, &["--verify-interval", "1s", "--verify-max-rate", "1GB"]);
+        case.subscriber.sql("ALTER TABLE n ADD slow text GENERATED ALWAYS AS ('x') STORED");
+        let mut process = case.start();
+        for round in 0..5 {
+            case.publisher.sql(&format!(
+                "TRUNCATE n; INSERT INTO n SELECT i, 'r{round}' FROM generate_series(1, 30000) i"
+            ));
+            case.wait_until_applied(&mut process);
+        }
+        wait_for(&case, &mut process, "the table to be verified", &all_are(2, "equal"));
+        case.stop(process);
+    });
+}
+
+/// Both servers go away and come back; the process too.
+#[test]
+fn servers_that_come_back_are_verified_again() -> Result<()> {
+    let mut site = Site::of(Pair::start(15, 18)?)?;
+    site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+    site.publisher
+        .sql(DB, "INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 100000) i")?;
+    let program = site.program().args(["--verify-interval", "1s", "--verify-max-rate", "100000"]);
+    let mut run = site.spawn_streaming(&program)?;
+    wait_for_event(&mut run, "tables_verified", LONG_PATIENCE)?;
+    for round in 0..4 {
+        if round % 2 == 0 {
+            site.subscriber.restart(Stop::Immediate)?;
+        } else {
+            site.publisher.restart(Stop::Fast)?;
+        }
+        // A row that differs is found afterwards.
+        let sql = format!("UPDATE t SET v = 'round {round}' WHERE id = 99999");
+        site.subscriber.sql(DB, &sql)?;
+        let found = "SELECT count(*) FROM pgapace.difference d JOIN pgapace.verification v ON v.verification = d.verification \
+                     WHERE v.result = 'different'";
+        wait_until(LONG_PATIENCE, "the difference to be found", || {
+            Ok(site.subscriber.query_one_text(DB, found)? == "1")
+        })?;
+        site.subscriber.sql(DB, "UPDATE t SET v = md5('99999') WHERE id = 99999")?;
+        wait_until(LONG_PATIENCE, "the table to be equal again", || {
+            let equal = "SELECT count(*) FROM pgapace.verification WHERE kind = 'background' AND result = 'equal'";
+            Ok(site.subscriber.query_one_text(DB, equal)? == "1")
+        })?;
+        assert!(run.is_running(), "{}", run.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    run.terminate()?;
+    assert!(run.wait(LONG_PATIENCE)?.success(), "{}", run.log());
+    Ok(())
+}
