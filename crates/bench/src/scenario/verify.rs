@@ -3,6 +3,7 @@
 //! The upper limit is one `COPY … TO STDOUT` of the table as text on each server, both at the same time.
 
 use std::io;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -43,8 +44,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
     let runners = vec![Runner::Copy, Runner::Pgapace];
     bench.alternate(&mut outcome, runners, |outcome, runner| {
         if runner == Runner::Copy {
-            let seconds = bench.clock.time(Phase::Run, || copy_out(&servers, tables))?;
-            return Ok(Run::new(runner, seconds, seconds, crate::measure::Usage::default()));
+            return bench.clock.time(Phase::Run, || copy_out(&servers, tables));
         }
         let run = bench.clock.time(Phase::Run, || verify(bench, &servers))?;
         outcome.compared(runner, &[]);
@@ -76,23 +76,35 @@ fn prepare(bench: &Bench, servers: &Environment, tables: Tables) -> Result<Proce
 }
 
 /// Reads the table on both servers at the same time, and discards the rows.
-fn copy_out(servers: &Environment, tables: Tables) -> Result<f64> {
-    let sides = [servers.publisher.conninfo_tcp(DATABASE), servers.subscriber_for_pgapace(ROUND)];
+fn copy_out(servers: &Environment, tables: Tables) -> Result<Run> {
+    let sides = [
+        (Role::Walsender, servers.publisher.conninfo_tcp(DATABASE)),
+        (Role::Apply, servers.subscriber_for_pgapace(ROUND)),
+    ];
+    let meter = Mutex::new(Meter::default());
+    let sampled = || meter.lock().unwrap_or_else(PoisonError::into_inner);
     let started = Instant::now();
-    let read = |conninfo: &str| -> Result<()> {
+    let read = &|role: Role, conninfo: &str| -> Result<()> {
         let mut client = Client::connect(conninfo, NoTls)?;
+        let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+        sampled().watch(role, u32::try_from(pid)?);
         for number in 0..tables.number {
             let mut rows = client.copy_out(&format!("COPY t{number} TO STDOUT"))?;
             io::copy(&mut rows, &mut io::sink()).context("cannot copy a table out")?;
         }
+        // The backend ends with the session.
+        sampled().sample();
         Ok(())
     };
     std::thread::scope(|scope| {
-        let both = sides.each_ref().map(|conninfo| scope.spawn(|| read(conninfo)));
+        let both =
+            sides.each_ref().map(|(role, conninfo)| scope.spawn(move || read(*role, conninfo)));
         both.into_iter()
             .try_for_each(|side| side.join().map_err(|_| anyhow::anyhow!("reading panicked"))?)
     })?;
-    Ok(started.elapsed().as_secs_f64())
+    let seconds = started.elapsed().as_secs_f64();
+    let usage = sampled().usage();
+    Ok(Run::new(Runner::Copy, seconds, seconds, usage))
 }
 
 /// Time of `pgapace verify`, from start to exit.
